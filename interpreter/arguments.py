@@ -41,10 +41,10 @@ class RunOptions:
 
     Attributes:
         backend: serves the run.
-        budget: what the run may cost; of a batch, what all of it may.
+        budget: limit of the run's cost; for a batch, of all its runs together.
         priority: of its requests; higher runs earlier.
         salt: a namespace of the prefix cache, shared with no other.
-        speculation: what num_api_spec_tokens or speculate ask for, in place of what the program does; None: neither.
+        speculation: from num_api_spec_tokens or speculate, overrides the program's own; None: neither was given.
         stream: the body runs in the background, and requests ask for pieces.
         timeout: seconds for all of the run.
         verbose: print the text while it runs.
@@ -103,7 +103,7 @@ class Arguments:
         return f"{self.name}{_written(self._signature)}"
 
     def split(self, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], RunOptions]:
-        """Keywords of `run` → the program's own, and the options.
+        """Splits the keywords of `run` into the program's own and the run's options.
 
         Raises:
             ParameterError: a keyword that is neither, or an option with a wrong value.
@@ -112,7 +112,7 @@ class Arguments:
         return own, run_options(options)
 
     def divide(self, keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """`split`, with the options as they were given."""
+        """Splits keywords as `split` does, with the options unchecked."""
         own: dict[str, Any] = {}
         options: dict[str, Any] = {}
         for name, value in keywords.items():
@@ -130,12 +130,12 @@ class Arguments:
         return own, options
 
     def unbound(self) -> list[inspect.Parameter]:
-        """The parameters that a call has to say or may say, by name: without bound ones, `*args` and `**kwargs`."""
+        """Returns the parameters a call may give by name: without bound ones, `*args` and `**kwargs`."""
         collecting = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         return [p for p in self._parameters if p.name not in self.bound and p.kind not in collecting]
 
     def bind(self, positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> inspect.BoundArguments:
-        """The arguments of the user's function after its state. Positions count the parameters not bound.
+        """Binds a call's arguments to the function's parameters after its state. Positions skip bound parameters.
 
         Raises:
             ParameterError: a missing, unknown or repeated argument; the message shows the signature.
@@ -168,7 +168,7 @@ def _signature_of(name: str, function: Callable[..., Any]) -> inspect.Signature:
 
 
 def _written(signature: inspect.Signature) -> str:
-    """As Python shows it; without defaults where one of them cannot be shown."""
+    """Formats a signature; without defaults where one of them has no text."""
     try:
         return str(signature)
     except Exception:  # of a default's own code
@@ -176,7 +176,7 @@ def _written(signature: inspect.Signature) -> str:
 
 
 def run_options(options: Mapping[str, Any]) -> RunOptions:
-    """Options by keyword, and those inside `sampling={...}`, which win.
+    """Checks options given by keyword and inside `sampling={...}`; the latter win.
 
     Raises:
         ParameterError: an unknown option or a wrong value.
@@ -216,7 +216,7 @@ def _checked_salt(salt: object) -> str:
 
 
 def sampling_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Validated sampling fields of one layer. Fields that must fit together are checked when all layers are known."""
+    """Validates the sampling fields of one layer. Rules across fields are checked once all layers are merged."""
     fields = sampling.overrides(options)
     for name, value in fields.items():
         alone = {name: value}

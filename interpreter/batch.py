@@ -41,10 +41,10 @@ MAX_IN_FLIGHT = 256  # programs, when the user sets no limit; far below the queu
 
 
 class Bar:
-    """A context manager; `show(n)` says that n programs have finished.
+    """Shows a progress bar on stderr. A context manager; `show(n)` sets the number of finished programs.
 
     Args:
-        total: how many there are, or None when that is not known.
+        total: number of programs, or None when it is not known.
     """
 
     def __init__(self, total: int | None) -> None:
@@ -76,7 +76,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A program of a batch that failed: its place, what it was given, why, and what it had done."""
+    """A failed program of a batch: its index, arguments, error, and state up to then."""
 
     index: int
     arguments: Item
@@ -100,7 +100,7 @@ class Host(Protocol):
     """A program as its batch sees it."""
 
     def open(self, options: RunOptions, allowance: Allowance | None) -> tuple[Run, State]:
-        """A run that has not begun. `allowance`: what is left of the batch's budget."""
+        """Creates a run that has not begun. `allowance`: the rest of the batch's budget."""
 
     def start(
         self,
@@ -112,24 +112,24 @@ class Host(Protocol):
         body_ended: Callable[[BaseException | None], None],
         finished: Callable[[], None],
     ) -> None:
-        """Begin the body. `body_ended` is called with what it raised, then `finished` when the whole run has ended."""
+        """Begins the body. Calls `body_ended` with its error, then `finished` when the whole run has ended."""
 
 
 class Companion(Protocol):
-    """Goes with a batch and knows more about its programs than their arguments: what they share, what they take."""
+    """Admits the programs of a batch: it knows what they share, and how much memory each takes."""
 
     def begin(self, calls: Sequence[inspect.BoundArguments] | None) -> None:
-        """Before the first program starts. `calls`: all of them, where they are known."""
+        """Called before the first program starts. `calls`: all of them, if known."""
 
     def admits(self, index: int, call: inspect.BoundArguments) -> bool:
-        """Says whether the program may start while others run. One that may not is asked about again, before any that
-        comes after it, when another has left; where nothing runs it may."""
+        """Returns whether the program may start while others run. A refused program is asked about again, before any
+        later one, when another has left. A program is always admitted if none runs."""
 
     def leaves(self, index: int) -> None:
-        """The program has finished. Called on any thread."""
+        """Called when the program has finished, on any thread."""
 
     def end(self) -> None:
-        """No program of the batch runs any more, or none is waited for."""
+        """Called when no program of the batch runs any more, or the batch was given up."""
 
 
 class Job:
@@ -140,12 +140,12 @@ class Job:
         arguments: the program's parameters.
         items: arguments of every program.
         num_threads: most programs at once, or "auto".
-        on_error: what a failing program does to the others.
+        on_error: "raise" starts no more programs after a failure; "return" goes on.
         options: of every run.
-        companion: decides with the limits who starts; None: the limits alone do.
+        companion: admits programs, in addition to the limits; None: the limits alone do.
 
     Raises:
-        ParameterError: a wrong option, or arguments that do not fit. Those of an iterator are looked at as they come.
+        ParameterError: a wrong option, or arguments that do not fit. Those of an iterator are checked as they come.
     """
 
     def __init__(
@@ -189,10 +189,10 @@ class Job:
         self._failed = False
 
     def collect(self, *, progress_bar: bool) -> list[State | Failure]:
-        """All results. The first error by position is raised when the programs that run have ended.
+        """Returns all results. Raises the first error by position once the running programs have ended.
 
         Raises:
-            ParameterError: they are more than a list may hold, as those of an iterable without an end are.
+            ParameterError: there are more results than a list may hold, as for an endless iterable.
         """
         results = list(islice(self._outcomes(progress_bar=progress_bar, bounded=False), MAX_LISTED + 1))
         if len(results) > MAX_LISTED:
@@ -200,7 +200,7 @@ class Job:
         return results
 
     def generate(self, *, progress_bar: bool) -> Generator[State | Failure, None, None]:
-        """Results one by one. An error is raised in its place; closing cancels what runs."""
+        """Yields results one by one. An error is raised in its place; closing cancels the running programs."""
         return self._outcomes(progress_bar=progress_bar, bounded=True)
 
     # -------------------------------------------------------------------------------- how
@@ -232,7 +232,7 @@ class Job:
                     raise _annotated(member, self.total, None if bounded else states)
 
     def _await(self, index: int, pool: ThreadPoolExecutor, bar: Bar | None, bounded: bool) -> Member | None:
-        """The program at `index` when it has finished, others being started meanwhile; None after the last."""
+        """Waits for the program at `index`, starting others meanwhile. Returns None after the last."""
         while True:
             with self._news:
                 seen = self._changes
@@ -249,7 +249,7 @@ class Job:
                     self._news.wait()
 
     def _fill(self, pool: ThreadPoolExecutor, bounded: bool) -> None:
-        """Start programs while there is room. Without the lock: the caller's iterator may take its time."""
+        """Starts programs while there is room. Holds no lock: the caller's iterator may block."""
         while not (self._failed and not self._keeps_going):
             if self._bodies >= self._threads or self._running >= self._limit:
                 return
@@ -304,7 +304,7 @@ class Job:
 
 
 def calls_of(arguments: Arguments, items: Iterable[Item]) -> Iterator[Call]:
-    """The calls of a batch, as they are asked for: number, arguments as given, arguments of the function.
+    """Yields the calls of a batch lazily: index, arguments as given, arguments bound to the function.
 
     Raises:
         ParameterError: an item that is no dict and no tuple, or that does not fit.
@@ -322,10 +322,10 @@ def calls_of(arguments: Arguments, items: Iterable[Item]) -> Iterator[Call]:
 
 
 def _length(items: Iterable[Item]) -> int | None:
-    """None where it is not known.
+    """Returns the number of items, or None where it is not known.
 
     Raises:
-        ParameterError: more than one list of results may hold.
+        ParameterError: there are more items than a list of results may hold.
     """
     try:
         length = len(items) if isinstance(items, Sized) else None
@@ -363,7 +363,7 @@ def _checked_limit(num_threads: object) -> int:
 
 
 def _annotated(member: Member, total: int | None, states: dict[int, State] | None) -> BaseException:
-    """The program's own error, saying which program it was, with the states of the others when they are at hand."""
+    """Returns the program's own error with a note naming the program, and the others' states if given."""
     error = member.error
     assert error is not None, "only a failed member is annotated"
     of = "" if total is None else f" of {total}"

@@ -38,21 +38,21 @@ class Speaker(Protocol):
     """The sink of a program's state, which runs the program or records it."""
 
     def options(self, program_options: Mapping[str, Any], /) -> AbstractContextManager[None]:
-        """Around a nested program: its own sampling defaults go before those of the program around it."""
+        """Applies a nested program's sampling defaults over those of the program around it."""
 
 
 @dataclass(frozen=True)
 class Body:
-    """The user's function with what goes before the state, and its defaults. A host of batches.
+    """Runs the user's function, with its defaults. A host of batches.
 
-    `speculation`: when a run asks for none. `planner`: what all runs of the program have learned about it. `state`: the
-    class of the states that a sync function gets, and that `run` returns.
+    `speculation`: the default of its runs. `planner`: statistics of all runs of the program. `state`: the class of the
+    states that a sync function gets, and that `run` returns.
     """
 
     name: str
     function: Callable[..., Any]  # parameters and result are the user's
     options: Mapping[str, Any] = field(default_factory=dict)
-    instance: tuple[object, ...] = ()  # what a method is bound to
+    instance: tuple[object, ...] = ()  # the object a method is bound to, before the state
     speculation: Setting | None = None
     planner: Planner = field(default_factory=Planner, compare=False)
     state: type[State] = State
@@ -83,7 +83,7 @@ class Body:
     # -------------------------------------------------------------------------------- started from sync code
 
     def run(self, run: Run, state: State, call: Call) -> None:
-        """Here and now, or in the background for a streaming run."""
+        """Runs the body in the caller's thread, or in the background for a streaming run."""
         if self.is_async:
             self._run_on_programs_loop(run, state, call)
         elif run.streaming:
@@ -128,7 +128,7 @@ class Body:
     # -------------------------------------------------------------------------------- started from a coroutine
 
     async def run_async(self, run: Run, state: AsyncState, call: Call) -> None:
-        """An async body on this loop, a sync body on a thread of it; in the background for a streaming run."""
+        """Runs an async body on this loop, a sync body on a worker thread; in the background for a streaming run."""
         work = self._run_on_this_loop(run, state, call) if self.is_async else self._run_in_worker(run, state, call)
         if run.streaming:
             run.body = asyncio.ensure_future(_quietly(work))
@@ -136,7 +136,7 @@ class Body:
             await work
 
     async def _run_on_this_loop(self, run: Run, state: AsyncState, call: Call, *, shown: State | None = None) -> None:
-        """Until the run's deadline. `shown` is what sync code sees of the same run."""
+        """Runs an async body until the run's deadline. `shown`: the state that sync code has of the same run."""
         run.journal.note_arguments(call.arguments)
         try:
             with run.inside():
@@ -158,7 +158,7 @@ class Body:
         run.end()
 
     async def _run_in_worker(self, run: Run, state: AsyncState, call: Call) -> None:
-        """A sync body reads with blocking calls, so it gets a thread."""
+        """Runs a sync body on a worker thread: its reads block."""
         blocking = State(state._sink)
         try:
             await asyncio.to_thread(self._run_here, run, blocking, call)
@@ -171,7 +171,7 @@ class Body:
     # -------------------------------------------------------------------------------- inside another program
 
     def run_inside(self, state: BaseState, call: Call) -> Any:
-        """In the state of the program around it: its result, or a coroutine for it.
+        """Runs the body in the state of the program around it. Returns its result, or a coroutine for it.
 
         Raises:
             ParameterError: an async body inside a sync program.
@@ -238,7 +238,7 @@ class Body:
 
 
 async def _quietly(work: Coroutine[Any, Any, None]) -> None:
-    """For a body that is not awaited: the run has recorded its error, and reads of the state raise it."""
+    """Awaits a body and drops its error: the run has recorded it, and reads of the state raise it."""
     try:
         await work
     except Exception:
@@ -246,7 +246,7 @@ async def _quietly(work: Coroutine[Any, Any, None]) -> None:
 
 
 def follow(stream: Stream, name: str, console: "Console | None" = None) -> threading.Thread:
-    """Print `stream` until its run has ended. Returns the thread that does it."""
+    """Prints `stream` until its run has ended. Returns the thread that prints."""
     from rich.console import Console
 
     pieces = stream.iterate(None)

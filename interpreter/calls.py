@@ -1,4 +1,4 @@
-"""A run's way to its backend: every request of its streams goes through here, and its cost is noted here.
+"""Sends every request of a run's streams to its backend, and enters its cost into the ledger.
 
 budget has room ─► backend ─► cost into the ledger
 """
@@ -23,10 +23,10 @@ Request = TypeVar("Request", GenRequest, ScoreRequest)
 
 
 class Calls:
-    """Requests of one run.
+    """Sends the requests of one run.
 
     Args:
-        run: gives the backend, and keeps what is spent.
+        run: has the backend and the ledger.
     """
 
     __slots__ = ("_run",)
@@ -36,13 +36,13 @@ class Calls:
 
     @property
     def backend(self) -> Backend:
-        """Gives the backend that requests go to."""
+        """The backend that requests go to."""
         return self._run.backend
 
     async def generate(self, request: GenRequest, on_chunk: OnChunk) -> Final:
-        """One request to its end. Leaving early, by an error or by cancellation, aborts it at the backend.
+        """Runs one request to its end. An error or a cancellation aborts it at the backend.
 
-        More continuations than the backend gives in one request are asked for one by one, and counted so.
+        If the request asks for more continuations than the backend takes at once, each is a request and a call.
 
         Raises:
             BudgetError: before the call, which is not made.
@@ -87,7 +87,7 @@ class Calls:
         return final
 
     async def score(self, request: ScoreRequest) -> Scored:
-        """One request for log-probabilities: an entry for each choice.
+        """Runs one scoring request: the log-probabilities of each choice.
 
         Raises:
             As `generate`.
@@ -114,17 +114,17 @@ class Calls:
         return scored
 
     def affordable_tokens(self, prompt: tuple[Part, ...]) -> int | None:
-        """Says how many tokens a call with this prompt may generate without waiting for the budget; None: no limit.
+        """Returns the number of tokens a call with this prompt may generate within the budget; None: no limit.
 
-        A request for more than its `gen` needs asks here first: what does not fit has to be left out, since the
-        budget refuses a request as a whole.
+        Speculation, which requests more tokens than its `gen` needs, asks here first: the budget refuses a request
+        as a whole.
         """
         return self._run.ledger.affordable_tokens(prompt)
 
     # -------------------------------------------------------------------------------- how
 
     async def _allowed(self, request: Request) -> tuple[Request, Charge]:
-        """The request when its budget has room for it, and what is held of the budget."""
+        """Reserves budget for the request. Returns it, with the time that is left, and the reservation."""
         held = await self._run.ledger.reserve(request)
         if self._run.deadline is not None:  # the wait took some of its time
             origin = msgspec.structs.replace(request.origin, timeout=self._run.seconds_left)
@@ -132,19 +132,19 @@ class Calls:
         return request, held
 
     def _raise_late(self, error: DeadlineError) -> None:
-        """A backend knows the run's deadline, and may find it passed before the run's own alarm rings."""
+        """Raises the run's own deadline error if it is late: the backend may notice before the run's timer fires."""
         if self._run.is_late:
             raise self._run.lateness() from error
 
 
 class Generate(Protocol):
-    """One request to its end, as `Calls.generate`."""
+    """Runs one request to its end, as `Calls.generate`."""
 
     def __call__(self, request: GenRequest, on_chunk: OnChunk) -> Coroutine[Any, Any, Final]: ...
 
 
 async def apart(generate: Generate, request: GenRequest, on_chunk: OnChunk) -> Final:
-    """The continuations of `request`, each asked for by itself; what one of them raises ends the others.
+    """Requests each continuation of `request` separately; an error of one cancels the others.
 
     A seed is counted up, as equal ones would give equal texts. The usage is the sum, with `n` calls.
     """

@@ -23,7 +23,7 @@ PLAIN_STOPS = ("\nUSER:", "\nASSISTANT:", "\nSYSTEM:")
 
 
 def picture(path: str) -> Image:
-    """A picture by its path, which may be quoted, as terminals write a file that is dropped on them.
+    """Reads a picture by its path, which may be quoted, as terminals write a file dropped on them.
 
     Raises:
         ParameterError: there is no path, no such file, or it is too large.
@@ -55,7 +55,7 @@ def conversation(
     attach: Callable[[str], Image] = picture,
     pictures: Sequence[Image] = (),
 ) -> bool:
-    """One conversation until `lines` ends or asks for a new one. Returns whether to begin again.
+    """Runs one conversation until `lines` ends or asks for a new one. Returns whether to begin again.
 
     Args:
         attach: a path → the picture, or an error that is shown.

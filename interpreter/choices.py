@@ -1,4 +1,4 @@
-"""Which choice `select` takes, from what the backend says about each.
+"""Takes the choice of a `select` from the backend's scores of each.
 
     token_length_normalized               the highest mean log-probability per token
     greedy_token_selection                token by token, keeping the choices with the best token
@@ -25,7 +25,7 @@ from ..lang.protocol import ScoredChoice
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The chosen index, the score by which each choice was compared, and what is known of its probability.
+    """The chosen index, and the score and the probability of each choice.
 
     `probabilities`: normalised over the choices, at temperature 1. `bounds` of them and `mass`, the bounds of the
     probability among all texts, come with "exact".
@@ -41,11 +41,11 @@ class Decision:
 def decide(
     method: ChoicesMethod, choices: Sequence[ScoredChoice], temperature: float = 0.0, chance: float = 0.0
 ) -> Decision:
-    """The best of scored choices, of equal ones the first; or one that is drawn.
+    """Takes the best of scored choices, the first of equal ones; or draws one.
 
     Args:
-        temperature: 0 takes the best; above 0 probabilities ** (1 / temperature) are drawn from.
-        chance: where in the distribution, 0 to 1 (excluded); see `chance`.
+        temperature: 0 takes the best; above 0 it draws from probabilities ** (1 / temperature).
+        chance: the random number for the draw, from 0 to 1 (excluded); see `chance`.
 
     Raises:
         BackendError: the backend scored a choice without tokens or without what the method needs.
@@ -83,7 +83,7 @@ def decide(
 
 
 def chance(seed: int | None, *texts: str) -> float:
-    """A number from 0 to 1 (excluded): the same for the same seed and texts, another one each time without a seed."""
+    """Returns a number from 0 to 1 (excluded): equal for equal seed and texts; random without a seed."""
     if seed is None:
         return secrets.randbits(53) / 2**53
     digest = sha256()
@@ -123,10 +123,10 @@ def _within(index: int, choice: ScoredChoice) -> tuple[float, float]:
 
 
 def _greedy(choices: Sequence[ScoredChoice]) -> list[float]:
-    """Keep the choices whose token is the best at each place; one that has ended goes on with its own mean.
+    """Keeps the choices with the best token at each position; a choice that has ended goes on with its own mean.
 
-    The score of a choice is the number of places for which it was kept, so the chosen one, the first of those that are
-    kept to the end, has the highest.
+    A choice's score is the number of positions at which it was kept. The first choice kept to the end has the highest
+    score and is taken.
     """
     length = max(len(choice.logprobs) for choice in choices)
     kept = list(range(len(choices)))
@@ -146,7 +146,7 @@ def _padded(choice: ScoredChoice, place: int) -> float:
 
 
 def _same_token(choice: ScoredChoice, best: ScoredChoice, place: int) -> bool:
-    """Choices kept so far share their tokens, so one token means one probability, whatever its rounding."""
+    """Compares the tokens at `place`. Kept choices share their prefix, so equal tokens are equally probable."""
     if place < min(len(choice.token_ids), len(best.token_ids)) and choice.token_ids[place] == best.token_ids[place]:
         return True
     return _padded(choice, place) == _padded(best, place)
@@ -156,7 +156,7 @@ def _same_token(choice: ScoredChoice, best: ScoredChoice, place: int) -> bool:
 
 
 def _softmax(logs: Sequence[float]) -> list[float]:
-    """exp, normalised. Where nothing is possible everything is equally so."""
+    """Returns exp, normalised; uniform where every entry is -inf."""
     most = max(logs)
     if most == -math.inf:
         return [1 / len(logs)] * len(logs)
@@ -166,8 +166,8 @@ def _softmax(logs: Sequence[float]) -> list[float]:
 
 
 def _greedy_distribution(choices: Sequence[ScoredChoice], temperature: float) -> list[float]:
-    """Token by token, each place normalised over the tokens of the choices that are left; as `_greedy`, a choice that
-    has ended goes on with its own mean."""
+    """Multiplies token probabilities, each position normalised over the tokens of the choices that are left. As in
+    `_greedy`, a choice that has ended goes on with its own mean."""
     shares = [1.0] * len(choices)
     groups = [list(range(len(choices)))]  # choices with the same tokens so far
     for place in range(max(len(choice.logprobs) for choice in choices)):
@@ -186,7 +186,7 @@ def _greedy_distribution(choices: Sequence[ScoredChoice], temperature: float) ->
 
 
 def _parts(choices: Sequence[ScoredChoice], group: Sequence[int], place: int) -> list[list[int]]:
-    """The group by the next token; a choice that has ended is a part of its own."""
+    """Splits the group by the next token; a choice that has ended is a part of its own."""
     parts: dict[tuple[bool, int], list[int]] = {}
     for index in group:
         ids = choices[index].token_ids
@@ -203,7 +203,7 @@ def _middle(lower: float, upper: float) -> float:
 
 
 def _bounds(logs: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Of each share of the whole: its least against the most of the others, and the other way round."""
+    """Bounds each share of the total: its least against the others' most, and the other way round."""
     most = max(upper for _, upper in logs)
     if most == -math.inf:
         return ((0.0, 1.0),) * len(logs)
@@ -217,7 +217,7 @@ def _share(own: float, others: float) -> float:
 
 
 def _drawn(probabilities: Sequence[float], chance: float) -> int:
-    """Finds where `chance` lies when the probabilities stand one after the other."""
+    """Samples an index by inverting the cumulative probabilities at `chance`."""
     last = max(index for index, share in enumerate(probabilities) if share > 0)
     reached = list(accumulate(probabilities))
     return next((index for index in range(last) if chance * reached[-1] < reached[index]), last)

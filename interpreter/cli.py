@@ -25,7 +25,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point. Returns the exit status; errors of umbel are printed without a traceback."""
+    """Runs a command line. Returns the exit status; errors of umbel are printed without a traceback."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
         if given[:1] == ["fsm"]:
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """argparse gives what stands after `FILE --model NAME` back as unknown: it is the file's."""
+    """Parses the arguments. Those after `FILE --model NAME`, which argparse calls unknown, go to the file."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     for argument in rest:

@@ -1,8 +1,7 @@
-"""Which backend a program runs on when none is given, and the two questions one asks any backend.
+"""Chooses the backend of a program that is given none; flushes and inspects any backend.
 
 `set_default_backend` is for the process; `default_backend` is for a block, and follows the context:
-two threads, or two tasks, with a block each do not see each other's. Where none was chosen, programs run
-on the embedded model.
+two threads, or two tasks, do not see each other's blocks. If none was chosen, programs run on the embedded model.
 """
 
 import threading
@@ -23,7 +22,7 @@ _of_process: list[Backend] = []  # at most one
 
 
 def set_default_backend(backend: Backend | None) -> None:
-    """Programs of this process run on `backend` unless they are given another; None forgets the choice.
+    """Sets the default backend of this process; None unsets it.
 
     Raises:
         ParameterError: not a backend.
@@ -35,7 +34,7 @@ def set_default_backend(backend: Backend | None) -> None:
 
 @contextmanager
 def default_backend(backend: Backend) -> Iterator[Backend]:
-    """`with default_backend(backend):` — programs started inside the block run on it."""
+    """Sets the default backend of a block: `with default_backend(backend): ...`."""
     token = _in_context.set(checked(backend))
     try:
         yield backend
@@ -44,7 +43,7 @@ def default_backend(backend: Backend) -> Iterator[Backend]:
 
 
 def chosen_backend(given: object = None) -> Backend:
-    """The backend given to a run, else that of the block, else that of the process, else the embedded model.
+    """Returns the backend given to a run, else the block's, else the process's, else the embedded model.
 
     Raises:
         ParameterError: not a backend.
@@ -64,7 +63,7 @@ def chosen_backend(given: object = None) -> Backend:
 
 
 def checked(backend: object) -> Backend:
-    """Looks at the class, since properties of a backend may need it to be started."""
+    """Checks that an object is a backend, by its class: properties may need a started backend."""
     if isinstance(backend, type) or not all(callable(getattr(type(backend), hook, None)) for hook in _HOOKS):
         raise ParameterError(
             f"{shown(backend)} is not a backend; write an instance such as umbel.Runtime() or umbel.Echo()"
@@ -73,12 +72,12 @@ def checked(backend: object) -> Backend:
 
 
 def flush_cache(backend: Backend | None = None) -> None:
-    """Forget every cached prefix of the backend, or of the default one."""
+    """Drops every cached prefix of the backend, or of the default one."""
     _ask(chosen_backend(backend), "flush_cache")
 
 
 def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
-    """Gives what the backend, or the default one, says of itself: model, sizes, counters."""
+    """Returns facts about the backend, or the default one: model, sizes, counters."""
     return dict(_ask(chosen_backend(backend), "info").result)
 
 

@@ -34,9 +34,9 @@ class Executor:
     """Executes the steps of one stream, and keeps its position.
 
     Args:
-        queue: whose steps these are; it receives the text that is appended.
-        run: gives backend, deadline and ledger.
-        position: where the stream begins; owned by the executor from now on.
+        queue: holds the steps, and receives the appended text.
+        run: has backend, deadline and ledger.
+        position: of the stream's beginning; owned by the executor from now on.
         ready: whether the backend has been started for this stream's ancestors.
     """
 
@@ -57,7 +57,7 @@ class Executor:
         self.spoken = queue.spoken
         self._queue = queue
         self._run = run
-        self._start = position.prompt  # what this stream did not say itself
+        self._start = position.prompt  # inherited from the parent stream
         self._start_held = position.held
         self._start_turns = len(position.turns)
         self._ready = ready
@@ -65,8 +65,8 @@ class Executor:
         self._speculator = None if shared is None else Speculator(run, shared, queue, position)
 
     def execute(self, step: Step) -> Awaitable[None] | None:
-        """Does what can be done at once, and gives back the rest, to be awaited. Raises whatever makes the step fail;
-        its bindings are then failed by the stream."""
+        """Executes a step; returns an awaitable for the part that has to wait. If it raises, the queue fails the
+        step's bindings."""
         method = _METHODS.get(type(step.op))
         if method is None:
             raise ProgramError(f"the interpreter cannot run {type(step.op).__name__}; its operations are in umbel.lang")
@@ -195,7 +195,7 @@ class Executor:
             branch.start(self.position.copy(), ready=self._ready)
 
     def _hint(self, fork_group: str) -> None:
-        """Advice to the backend. When it is refused the branches still say what is wrong, if anything is."""
+        """Sends a prefix hint to the backend. Errors are dropped: the requests of the branches raise theirs."""
         with contextlib.suppress(UmbelError):
             self._run.backend.hint(
                 Hint(self._run.request_id(), self.position.prompt.parts, origin=self._run.origin(fork_group))
@@ -205,7 +205,7 @@ class Executor:
         _given(step.binding).resolve(self.reached())
 
     def reached(self) -> Reached:
-        """Gives the position of the stream now."""
+        """Returns the current position of the stream."""
         return Reached(self._start, self._start_turns, self.position.copy(), self._start_held)
 
     async def gather(self, op: Gather, step: Step) -> None:
@@ -228,7 +228,7 @@ class Executor:
     # -------------------------------------------------------------------------------- helpers
 
     async def _ask(self, op: ops.Gen, request: GenRequest, on_chunk: OnChunk, *, thinks: bool = False) -> Reply:
-        """From what the stream has in hand, or from the backend. `thinks`: the program splits thinking off the text."""
+        """Answers a gen from speculated text or from the backend. `thinks`: the program separates the reasoning."""
         capabilities = self._run.backend.capabilities
         if self._speculator is not None and capabilities.speculation:
             return await self._speculator.reply(op, request, self.position, on_chunk, thinks=thinks)
@@ -245,7 +245,7 @@ class Executor:
         self.spoken.append(text_of(list(scaffolding)), {})
 
     async def _start_backend(self) -> Capabilities:
-        """Shielded: a run that gives up does not tear down the start that other runs wait for."""
+        """Starts the backend once. Shielded: a cancelled run does not cancel the start that other runs wait for."""
         backend = self._run.backend
         if not self._ready:
             if not loop.has_started(backend):
@@ -258,7 +258,7 @@ class Executor:
 
 
 class _Delivery:
-    """The way of one request's text to the readers: pieces as they come, then the rest of it."""
+    """Delivers the text of one request to readers: pieces as they come, then the rest."""
 
     __slots__ = ("_executor", "_said", "_splitter", "_step", "_tail")
 
@@ -270,10 +270,10 @@ class _Delivery:
         if step.tags is not None:
             self._tail = executor.position.prompt.text[-len(step.tags.open) - 16 :]
             self._splitter = Splitter(step.tags, self._tail)
-        self._said = 0  # characters of the running text that readers have
+        self._said = 0  # characters of the answer that were delivered
 
     def piece(self, chunk: Chunk) -> None:
-        """Readers follow the continuation that the program goes on with, the first."""
+        """Delivers a piece of the first continuation, with which the program goes on; drops the others'."""
         if chunk.index != 0:
             return
         facts = meta.of_chunk(chunk)
@@ -286,7 +286,7 @@ class _Delivery:
         _given(self._step.binding).feed.append(text, facts)
 
     def finish(self, final: Final, facts: list[Meta], capabilities: Capabilities) -> None:
-        """Append the text to the prompt and resolve the bindings. `facts`: about each continuation."""
+        """Appends the text to the prompt and resolves the bindings. `facts`: about each continuation."""
         values = [completion.text for completion in final.completions]
         if self._step.tags is not None:
             splits = [split_reasoning(self._step.tags, self._tail, value) for value in values]
@@ -297,7 +297,7 @@ class _Delivery:
         _resolve(_given(self._step.binding), values, facts)
 
     def _append(self, completion: Completion, text: str, capabilities: Capabilities) -> None:
-        """Text that the backend still has the tokens of goes back to it as tokens."""
+        """Appends the text; as token ids as far as the backend keeps them, so that it need not tokenize again."""
         position = self._executor.position
         source = _written(SourceKind.GENERATED, cast(ops.Gen, self._step.op).name, self._step)
         if capabilities.token_ids and completion.kept and text == completion.text:
@@ -320,7 +320,7 @@ def _resolve(binding: Binding, values: list[str], facts: list[Meta]) -> None:
 
 
 def _written(kind: SourceKind, name: str | None, step: Step) -> Source | None:
-    """The source of what a step made, apart from what the program wrote."""
+    """Returns the source of generated text, as opposed to the program's own."""
     return None if step.source is None else step.source.of(kind, name or "")
 
 
@@ -330,7 +330,7 @@ def _given(binding: Binding | None) -> Binding:
 
 
 def _retrieve(start: "asyncio.Future[None]") -> None:
-    """Its error has been raised where it was awaited, or it is not awaited any more."""
+    """Retrieves the error of a start, so that asyncio does not log it as never retrieved."""
     if not start.cancelled():
         start.exception()
 
@@ -371,10 +371,10 @@ class _Phase(Enum):
 
 
 class Splitter:
-    """Text in, thinking and answer out. The sum of the pieces is what `split` gives for the whole.
+    """Splits streamed text into reasoning and answer. The pieces add up to `split_reasoning` of the whole.
 
     Args:
-        tags: how the model marks its thinking.
+        tags: mark the model's reasoning.
         prompt_tail: the end of the prompt, which shows whether the template wrote the opening tag.
     """
 
@@ -383,7 +383,7 @@ class Splitter:
         opened = prompt_tail.rstrip().endswith(tags.open)
         self._phase = _Phase.REASONING if opened else _Phase.UNDECIDED
         self._held = ""  # received, not given out
-        self._began = False  # whether the current side has shown a character yet
+        self._began = False  # the current side has given out a character
 
     def feed(self, text: str) -> Split:
         self._held += text
@@ -401,7 +401,7 @@ class Splitter:
         return Split(reasoning, answer)
 
     def finish(self) -> Split:
-        """Gives what was held back: thinking if a tag opened it, else the answer."""
+        """Returns the text held back: reasoning if a tag opened it, else answer."""
         held, self._held = self._held, ""
         if self._phase is _Phase.REASONING:
             return Split(self._begin(held).rstrip(), "")
@@ -419,7 +419,7 @@ class Splitter:
         return self._begin(safe)
 
     def _begin(self, text: str) -> str:
-        """`text` without the white space at the beginning of its side."""
+        """Strips white space at the beginning of a side."""
         if not self._began:
             text = text.lstrip()
             self._began = bool(text)
@@ -427,12 +427,12 @@ class Splitter:
 
 
 def split_reasoning(tags: ReasoningTags, prompt_tail: str, text: str) -> Split:
-    """A whole text at once."""
+    """Splits a whole text into reasoning and answer."""
     splitter = Splitter(tags, prompt_tail)
     first, last = splitter.feed(text), splitter.finish()
     return Split(first.reasoning + last.reasoning, first.answer + last.answer)
 
 
 def _overlap(text: str, tag: str) -> int:
-    """Length of the longest end of `text` that begins `tag`."""
+    """Returns the length of the longest suffix of `text` that is a prefix of `tag`."""
     return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 0)

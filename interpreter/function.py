@@ -1,4 +1,4 @@
-"""Makes programs of functions whose first parameter is the state: what `@function` does, for any class of programs."""
+"""Makes programs from functions whose first parameter is the state: `@function` for any class of programs."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ def maker(
     speculate: Literal["auto"] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[[Function], P]:
-    """Checks the options of `@function` and returns what makes a program of class `kind` of a function.
+    """Checks the options of `@function` and returns the decorator, which makes programs of class `kind`.
 
     `compiler.program.function`, the public decorator, documents the options.
 

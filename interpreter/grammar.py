@@ -1,4 +1,4 @@
-"""Which operations may follow which, checked in the program's thread when it is said: operations → steps.
+"""Checks in the program's thread which operations may follow which: operations → steps.
 
 Roles do not nest, a scope ends where it began, a file exists: a mistake raises at the line that makes
 it, before anything of that line is queued.
@@ -23,13 +23,13 @@ REASONING_SUFFIX = "_reasoning_content"
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The scopes that are open at this place of the program text. Immutable: a branch shares its parent's."""
+    """The role and scopes open at this place of the program text. Immutable: a branch shares its parent's."""
 
     open_role: str | None = None
     open_scopes: tuple[str, ...] = ()
 
     def read(self, op: ops.Op, merge: Merge, source: Source | None = None) -> tuple["Grammar", list[Step]]:
-        """`op` said here → what is open after it, and its steps. `source`: where the program says it.
+        """Checks `op` here. Returns the grammar after it and its steps. `source`: its place in the program.
 
         Raises:
             ProgramError: a role or scope that does not fit.

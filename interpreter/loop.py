@@ -28,7 +28,7 @@ _SHUTDOWN_SECONDS = 2.0
 
 
 class Home(Protocol):
-    """The event loop that the streams of a run live on, as any thread may use it."""
+    """The event loop of a run's streams. Its methods may be called on any thread."""
 
     def call(self, function: Callable[..., object], *arguments: object) -> None:
         """Run a plain function on the loop, soon and in order."""
@@ -36,11 +36,11 @@ class Home(Protocol):
     def call_later(self, seconds: float, function: Callable[..., object], *arguments: object) -> None: ...
 
     def time(self) -> float:
-        """Seconds of the clock that deadlines are on."""
+        """Returns the time of the clock of deadlines, in seconds."""
 
 
 class RunningLoop:
-    """The loop that runs where this is made, as a home: that of a server, say, whose programs need no thread."""
+    """Wraps the running loop as a home: for a server, whose programs need no thread of their own."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -73,12 +73,12 @@ class LoopThread:
 
     @property
     def current(self) -> bool:
-        """Whether the caller runs on this loop's thread."""
+        """True on this loop's thread."""
         return threading.current_thread() is self._thread
 
     def call(self, function: Callable[..., object], *arguments: object) -> None:
-        """Run a plain function on the loop, soon and in order. Waking the loop costs more than most calls, so it is
-        told once for all that come before it is awake."""
+        """Runs a plain function on the loop, soon and in order. Waking the loop costs more than most calls, so one
+        wake-up serves all calls queued before the loop is awake."""
         loop = self.loop
         calls = self._calls
         calls.append((copy_context(), function, arguments))
@@ -106,7 +106,7 @@ class LoopThread:
                 loop.call_exception_handler({"message": "a call on the loop failed", "exception": error})
 
     def spawn(self, work: Coroutine[Any, Any, T], context: Context | None = None) -> "concurrent.futures.Future[T]":
-        """Start a coroutine on the loop, in `context` when given. Cancelling the future cancels it."""
+        """Starts a coroutine on the loop, in `context` when given. Cancelling the future cancels it."""
         result: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         def start() -> None:
@@ -130,7 +130,7 @@ class LoopThread:
         return result
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run a coroutine on the loop and wait for its result.
+        """Runs a coroutine on the loop and waits for its result.
 
         Raises:
             ProgramError: called from the loop's own thread, which would wait for itself.
@@ -147,7 +147,7 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """Cancel what runs and end the thread. A later use starts a new loop."""
+        """Cancels all tasks and ends the thread. A later use starts a new loop."""
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
@@ -159,7 +159,7 @@ class LoopThread:
         thread.join(_SHUTDOWN_SECONDS)
 
     def forget(self) -> None:
-        """In a forked child the thread does not exist: start anew on next use."""
+        """Drops the loop in a forked child, where its thread does not exist. The next use starts a new one."""
         self._lock = threading.Lock()
         self._loop = self._thread = None
         self._calls, self._woken = deque(), False
@@ -187,7 +187,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel every task, and those that they begin meanwhile, give each a chance to end, then stop the loop."""
+    """Cancels every task, and those they start meanwhile, lets each of them end, then stops the loop."""
 
     async def leave() -> None:
         while tasks := asyncio.all_tasks(loop) - {asyncio.current_task(loop)}:
@@ -227,7 +227,7 @@ _started: "weakref.WeakKeyDictionary[Backend, weakref.ref[asyncio.AbstractEventL
 
 
 def has_started(backend: Backend) -> bool:
-    """On the running loop."""
+    """Returns whether the backend has started on the running loop."""
     try:
         loop = _started.get(backend)
     except TypeError:  # not hashable, or it takes no weak reference: it is asked again
@@ -236,7 +236,7 @@ def has_started(backend: Backend) -> bool:
 
 
 def note_started(backend: Backend) -> None:
-    """Its `start` has returned on the running loop."""
+    """Records that the backend's `start` has returned on the running loop."""
     try:
         _started[backend] = weakref.ref(asyncio.get_running_loop())
     except TypeError:

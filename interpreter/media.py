@@ -19,7 +19,7 @@ _SHOWN = 200  # characters of a path, in errors
 
 
 def check(op: Image | Video) -> None:
-    """Gives what can be said of a source without reading it, while the program's line is still on the stack.
+    """Checks a source without reading it, while the program's line is still on the stack.
 
     Raises:
         ParameterError: a URL, a path that is no file, a file or bytes over the limit, a wrong type.
@@ -43,7 +43,7 @@ def check(op: Image | Video) -> None:
 
 
 def load(op: Image | Video) -> Media:
-    """Read the source. Blocks: called on a worker thread.
+    """Reads the source. Blocks: called on a worker thread.
 
     Raises:
         ParameterError: the file cannot be read, the PIL image cannot be written, or it is over the limit.
@@ -76,7 +76,7 @@ def _read(kind: str, source: Any) -> bytes:  # Any: a PIL image, which is not im
 
 
 def _file_size(kind: str, source: str | os.PathLike[str]) -> int:
-    """Raises ParameterError where there is no file."""
+    """Returns the size of a file in bytes. Raises ParameterError where there is no file."""
     path = Path(source)
     try:
         if path.is_file():

@@ -12,7 +12,7 @@ LogprobEntry = tuple[float, int, str | None]
 
 
 def of_completion(final: Final, completion: Completion, *, with_text: bool) -> Meta:
-    """About one continuation. The prompt's numbers are those of the whole call, also when n is above 1."""
+    """Describes one continuation. The prompt's numbers are those of the whole call, also when n is above 1."""
     meta: Meta = {
         "id": final.id,
         "prompt_tokens": final.usage.prompt_tokens,
@@ -29,7 +29,7 @@ def of_completion(final: Final, completion: Completion, *, with_text: bool) -> M
 
 
 def of_chunk(chunk: Chunk) -> Meta:
-    """About one piece of a stream."""
+    """Describes one piece of a stream."""
     meta: Meta = {"id": chunk.id, "index": chunk.index, "completion_tokens": len(chunk.token_ids)}
     if chunk.logprobs:
         meta |= _logprobs("output", chunk.logprobs, with_text=True)
@@ -37,7 +37,7 @@ def of_chunk(chunk: Chunk) -> Meta:
 
 
 def of_select(scored: Scored, op: Select, decision: Decision) -> Meta:
-    """About a choice: the score by which each was compared, the probability of each, and of its tokens."""
+    """Describes a scored `select`: the score and the probability of each choice, and those of its tokens."""
     facts: Meta = {
         "id": scored.id,
         "prompt_tokens": scored.usage.prompt_tokens,

@@ -48,7 +48,7 @@ class Position:
     # -------------------------------------------------------------------------------- roles
 
     def open_turn(self, template: ChatTemplate, role: str, source: Source | None = None) -> tuple[Part, ...]:
-        """Begin a block; the scaffolding that was appended."""
+        """Begins a block. Returns the scaffolding that was appended."""
         scaffolding = template.open(self.turns, role)
         deferred = not template.shows((*self.turns, Turn(role, ""))) if role != "assistant" else False
         if not deferred:
@@ -59,7 +59,7 @@ class Position:
         return scaffolding
 
     def close_turn(self, template: ChatTemplate, source: Source | None = None) -> tuple[Part, ...]:
-        """End the block; the scaffolding that was appended. White space at its end is dropped if the template trims."""
+        """Ends the block, dropping trailing white space if the template trims. Returns the appended scaffolding."""
         turn = self.turn
         assert turn is not None, "the stream checks roles when they are submitted"
         self.lead_in()
@@ -79,7 +79,7 @@ class Position:
     # -------------------------------------------------------------------------------- content
 
     def append_text(self, text: str, source: Source | None = None) -> str:
-        """Append constant text; what of it was appended now."""
+        """Appends constant text. Returns the part appended now; the rest is held back."""
         turn = self.turn
         if turn is None:
             self._check_owed()
@@ -108,10 +108,10 @@ class Position:
         return lead + text
 
     def lead_in(self) -> str:
-        """Append the beginning of the content that was held back, after the lead of the turn; what was appended.
+        """Appends the turn's lead and the beginning of the content that was held back. Returns the appended text.
 
-        Before the turn ends, and before what looks at the place: a scope, a fork, a call. So the text of an answer is
-        the same in whatever pieces it is said.
+        Called before the turn ends, and before a scope, a fork or a call, which use the position. So the text of an
+        answer does not depend on how it is split into pieces.
         """
         turn = self.turn
         if turn is None or turn.trims or not turn.held:
@@ -122,7 +122,7 @@ class Position:
         return turn.lead + text
 
     def settle(self, what: str) -> str:
-        """Before a call or a picture: append white space that was held back; what was appended.
+        """Appends white space that was held back, before a call or a picture. Returns the appended text.
 
         Raises:
             TemplateError: the template does not show this turn, or the one before it, here.
@@ -137,7 +137,7 @@ class Position:
         return self._release()
 
     def take_over(self, reached: "Reached") -> str:
-        """Append what a branch said, part by part, and the turns it closed; what of it is text held back before."""
+        """Appends a branch's parts and its closed turns. Returns the text of this position released before them."""
         said = reached.said
         held = self._release() if said else ""
         for prompt in said:
@@ -151,7 +151,7 @@ class Position:
 
     @property
     def held(self) -> str:
-        """White space of the open turn that is said and not in the prompt."""
+        """White space of the open turn that is held back from the prompt."""
         return "" if self.turn is None else self.turn.held
 
     def _release(self) -> str:
@@ -177,7 +177,7 @@ class Position:
     # -------------------------------------------------------------------------------- reading
 
     def messages(self) -> list[dict[str, str]]:
-        """Closed turns, and the open one if it has content."""
+        """Returns the closed turns, and the open one if it has content."""
         result = [{"role": turn.role, "content": turn.content or ""} for turn in self.turns]
         turn = self.turn
         if turn is not None:
@@ -189,7 +189,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The positions at which a stream came to a mark, and at which it had begun."""
+    """The positions of a stream at a mark and at its beginning."""
 
     start: Prompt
     start_turns: int
@@ -198,8 +198,8 @@ class Reached:
 
     @property
     def said(self) -> list[Prompt]:
-        """Gives what the stream has said itself: the prompt after each part of it. White space that was held back where
-        it began stands before its text, and is not its own."""
+        """The prompt after each part the stream itself appended. White space held back by the parent comes first in
+        the stream's text and is left out."""
         steps = steps_since(self.start, self.position.prompt)
         first = steps[0].part if steps else None
         if not self.start_held or not isinstance(first, Text) or first.control:
@@ -209,22 +209,22 @@ class Reached:
 
     @property
     def held(self) -> str:
-        """White space that it said last."""
+        """Trailing white space of the stream that is held back."""
         return self.position.held
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """The turns that it has closed itself."""
+        """The turns that the stream itself has closed."""
         return self.position.turns[self.start_turns :]
 
 
 def since(start: Prompt, end: Prompt) -> list[Part]:
-    """The parts that made `end` out of `start`."""
+    """Returns the parts appended between `start` and `end`."""
     return [prompt.part for prompt in steps_since(start, end) if prompt.part is not None]
 
 
 def steps_since(start: Prompt, end: Prompt) -> list[Prompt]:
-    """The prompts on the way from `start` to `end`, each with one part more than the one before."""
+    """Returns the prompts from `start`, excluded, to `end`, each one part longer than the one before."""
     steps: list[Prompt] = []
     prompt: Prompt | None = end
     while prompt is not start:
@@ -236,7 +236,7 @@ def steps_since(start: Prompt, end: Prompt) -> list[Prompt]:
 
 
 def text_of(parts: list[Part]) -> str:
-    """Parts as a person reads them."""
+    """Returns the text of parts, with <image> or <video> for media."""
     return "".join(part.text if isinstance(part, Text | Generated) else f"<{part.kind}>" for part in parts)
 
 

@@ -1,4 +1,4 @@
-"""Programs: functions whose first parameter is the state, and what can be done with them.
+"""Programs: functions whose first parameter is the state. Runs, batches, nests and estimates them.
 
 @function                        program.run(x)                 a sync body runs in the caller's thread
 def program(s, x): ...           program.run(x, stream=True)    ... in a thread of its own; read while it runs
@@ -67,14 +67,14 @@ class Program:
         return self._body.is_async
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:
-        """As a method: `self` goes before the state."""
+        """Binds a method: `self` goes before the state."""
         if instance is None:
             return self
         return type(self)(replace(self._body, instance=(instance,)), self._arguments.bound)
 
     def bind(self, **arguments: Any) -> Self:
-        """The same program with these arguments fixed. Positional arguments of a call fill the others; a call may
-        give a bound one anew by keyword.
+        """Returns the program with these arguments fixed. Positional arguments of a call fill the others; a call may
+        override a bound one by keyword.
 
         Raises:
             ParameterError: the program has no such parameter.
@@ -87,14 +87,14 @@ class Program:
     # -------------------------------------------------------------------------------- running
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """With a state first: run inside it, and return what the body returns (for an `async def` program, a
-        coroutine). Otherwise the same as `run`."""
+        """Runs inside a state given first, and returns the body's result (a coroutine for an `async def` program).
+        Otherwise the same as `run`."""
         if arguments and isinstance(arguments[0], BaseState):
             return self._body.run_inside(arguments[0], self._arguments.bind(arguments[1:], keywords))
         return self.run(*arguments, **keywords)
 
     def run(self, *arguments: Any, **keywords: Any) -> State:
-        """Run the program. Apart from its own parameters it takes sampling defaults and
+        """Runs the program. Apart from its own parameters it takes sampling defaults and
 
             backend    to run on, instead of the default one
             stream     True: return at once, and read while the body runs
@@ -201,7 +201,7 @@ class Program:
         on_error: _batch.OnError = "raise",
         **options: Any,  # as of run(): backend, timeout of each program, budget of all together, sampling defaults
     ) -> Any:  # as the overloads say
-        """Run the program for every dict of keywords or tuple of positions; results in the order of the arguments.
+        """Runs the program for every dict of keywords or tuple of positions; results in the order of the arguments.
 
         Args:
             batch_arguments: with `generator_style` any iterable, read as it is needed.
@@ -239,7 +239,7 @@ class Program:
         return job.collect(progress_bar=progress_bar)
 
     def estimate(self, *arguments: Any, **keywords: Any) -> Estimate:
-        """The most that `run` with these arguments may cost, without asking a model.
+        """Estimates the most that `run` with these arguments may cost, without calling a model.
 
             if summarise.estimate(text, backend=model).dollars < 0.05:
                 summarise.run(text, backend=model)
@@ -283,7 +283,7 @@ class Program:
     def _recorded(
         self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> tuple[inspect.BoundArguments, dict[str, Any]]:
-        """`_prepare` without a backend: nothing runs."""
+        """Splits and binds arguments as `_prepare` does, but chooses no backend: nothing runs."""
         own, options = self._arguments.divide(keywords)
         return self._arguments.bind(arguments, own), options
 

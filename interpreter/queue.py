@@ -26,8 +26,8 @@ class StepQueue:
 
     Args:
         run: the run the stream belongs to.
-        fork_group: what the siblings of one fork share.
-        waits: a branch, which its parent begins.
+        fork_group: id shared by the siblings of one fork.
+        waits: True for a branch, which its parent starts.
     """
 
     __slots__ = (
@@ -53,7 +53,7 @@ class StepQueue:
         self.pushed = Signal()
         self.fork_group = fork_group
         self.spoken = Feed()  # all text the stream appends
-        self.streaming = False  # someone reads pieces: requests from now on ask for chunks
+        self.streaming = False  # a reader takes pieces: requests from now on ask for chunks
         self._run = run
         self._steps: deque[Step] = deque()
         self._traceback: TracebackType | None = None
@@ -62,7 +62,7 @@ class StepQueue:
     # -------------------------------------------------------------------------------- any thread
 
     def push(self, step: Step) -> None:
-        """With the lock held. Returns at once."""
+        """Queues a step and returns at once. Called with the lock held."""
         self._steps.append(step)
         self.pushed.fire()
         if not self.active:
@@ -71,26 +71,26 @@ class StepQueue:
             self._run.home.call(self.launch)
 
     def load(self, steps: Iterable[Step]) -> None:
-        """Adds all steps known ahead, before another thread knows the queue. `launch` or the parent starts them."""
+        """Queues all steps known ahead, before another thread has the queue. `launch` or the parent starts them."""
         self._steps.extend(steps)
         if not self.active:
             self.active = True
             self._run.begin_work()
 
     def upcoming(self) -> tuple[Step, ...]:
-        """Steps that wait for the one that runs."""
+        """Returns the steps queued after the running one."""
         with self.lock:
             return tuple(self._steps)
 
     def standing(self) -> Reached | None:
-        """With the lock held: where the stream stands when it has nothing to do; None while it works, or has failed.
-        No other task looks at the executor then: its task is over, and the next one needs the lock to begin."""
+        """Returns the position of an idle stream; None while it works or if it has failed. Called with the lock held.
+        No other task uses the executor then: its last task is over, and the next one needs the lock to begin."""
         if self.active or self.error is not None or self._run.reason is not None or self._executor is None:
             return None
         return self._executor.reached()
 
     def raise_error(self) -> None:
-        """Raise the error of the queue or of its run, if there is one, with the traceback of where it happened."""
+        """Raises the error of the queue or of its run, if there is one, with its original traceback."""
         if self.error is not None:
             raise self.error.with_traceback(self._traceback)
         if self._run.reason is not None:
@@ -99,12 +99,12 @@ class StepQueue:
     # -------------------------------------------------------------------------------- the streams' loop
 
     def start(self, position: Position, *, ready: bool) -> None:
-        """The parent has come to the place where this branch leaves it."""
+        """Starts a branch: its parent has reached the fork."""
         self._executor = Executor(self, self._run, position, ready=ready)
         self._released()
 
     def start_failed(self, error: BaseException) -> None:
-        """The parent failed before it came to the place of the fork."""
+        """Fails a branch: its parent failed before it reached the fork."""
         self._fail(error)
         self._released()
 
@@ -119,7 +119,7 @@ class StepQueue:
             self.spoken.changed.fire()
 
     def launch(self) -> None:
-        """Begin the task; the queue is active, and its run counts it."""
+        """Starts the task. The queue is active, and its run counts it."""
         task = asyncio.get_running_loop().create_task(self._drain())
         self._run.track(task)
         task.add_done_callback(self._drained)
@@ -146,7 +146,7 @@ class StepQueue:
         self._empty()
 
     def _drained(self, task: "asyncio.Task[None]") -> None:
-        """A task that was cancelled before it began has failed none of its steps yet."""
+        """Ends a task. One cancelled before it began has failed none of its steps yet, so they fail here."""
         self._run.untrack(task)
         if task.cancelled():
             error = self.error or self._run.reason or CancelledError("the interpreter is shutting down")
@@ -156,7 +156,7 @@ class StepQueue:
             self._empty()
 
     def _next(self) -> Step | None:
-        """The next step, or None: then what is pushed later starts a task of its own."""
+        """Takes the next step. None ends the task; a later push starts a new one."""
         with self.lock:
             self.active = bool(self._steps)
             return self._steps.popleft() if self.active else None
@@ -166,7 +166,7 @@ class StepQueue:
         self.spoken.changed.fire()
 
     def _fail(self, error: BaseException) -> None:
-        """Recorded before readers are woken; the error last, since a reader that finds it takes the traceback too."""
+        """Records the error, then wakes readers. The traceback goes first: a reader that sees the error takes both."""
         if self.error is None:
             self._traceback = error.__traceback__
             self.error = error

@@ -1,4 +1,4 @@
-"""Recording: while a program is traced, runs that its body opens are recorded too, and not run.
+"""Records runs that the body of a traced program opens, instead of running them.
 
 A recording is looked up where a run is opened. It follows the context, as the default backend does.
 """
@@ -16,31 +16,31 @@ if TYPE_CHECKING:
 
 
 class Recording(Protocol):
-    """Records what a program asks while its caller is recorded."""
+    """Records the runs of a program while its caller is traced."""
 
     def run(self, body: "Body", call: BoundArguments, options: Mapping[str, Any]) -> State:
-        """`program.run(...)`: a stream of its own. `options`: keywords of the run as they were given."""
+        """Records `program.run(...)` as a stream of its own. `options`: keywords of the run as they were given."""
 
     async def run_async(self, body: "Body", call: BoundArguments, options: Mapping[str, Any]) -> AsyncState: ...
 
     def enter(self, body: "Body", call: BoundArguments, sink: Sink) -> None:
-        """`program(s, ...)`, in a state of the program around it. Raises TraceError for a state of another one."""
+        """Records `program(s, ...)` in the caller's state. Raises TraceError for a state of another program."""
 
     def refuse(self, what: str, instead: str) -> Exception:
-        """The error for what cannot be recorded: what it was, and what to write instead."""
+        """Returns the error for `what`, which cannot be recorded; `instead`: what to write."""
 
 
 _recording: ContextVar[Recording | None] = ContextVar("umbel_recording", default=None)
 
 
 def recording() -> Recording | None:
-    """Of the program that is being traced here; None where programs run."""
+    """Returns the recording of the program being traced in this context; None where programs run."""
     return _recording.get()
 
 
 @contextmanager
 def recorded(by: Recording) -> Iterator[None]:
-    """Around the body that is traced."""
+    """Sets the recording while a body is traced."""
     token = _recording.set(by)
     try:
         yield
@@ -49,7 +49,7 @@ def recorded(by: Recording) -> Iterator[None]:
 
 
 def not_while_recording(what: str, instead: str) -> None:
-    """Raises TraceError inside of a program that is traced: what was about to happen, and what to write instead."""
+    """Raises TraceError inside a traced program, for `what` with `instead` to write."""
     recorder = _recording.get()
     if recorder is not None:
         raise recorder.refuse(what, instead)

@@ -51,7 +51,7 @@ class Target(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As `hosts` has it: with its port where that is not the usual one."""
+        """The host as an entry of `hosts`: with its port where that is not the default one."""
         return self.host if self.port == _PORTS[self.scheme] else f"{self.host}:{self.port}"
 
 
@@ -66,7 +66,7 @@ def _connect(address: str, port: int) -> socket.socket:
 
 @dataclass(frozen=True, slots=True)
 class Web:
-    """The way to other machines, and the time. `resolve`: host and port → addresses; `connect`: address and port → a
+    """Network and clock, replaceable in tests. `resolve`: host and port → addresses; `connect`: address and port → a
     socket."""
 
     resolve: Callable[[str, int], list[str]] = _resolve
@@ -77,7 +77,7 @@ class Web:
 
 
 def fetch_image(url: str, *, hosts: Collection[str], web: Web | None = None) -> bytes:
-    """The bytes of a picture on the web, for `image(...)`. Blocks.
+    """Downloads a picture from the web, for `image(...)`. Blocks.
 
         s += ul.image(ul.fetch_image(url, hosts=["upload.example.org"]))
 
@@ -130,7 +130,7 @@ def _checked_hosts(hosts: Collection[str]) -> frozenset[str]:
 
 
 def _checked(url: str, allowed: frozenset[str]) -> Target:
-    """Raises ParameterError unless the URL is plain and its host is allowed. Nothing is asked for before."""
+    """Parses a URL. Raises ParameterError unless it is plain and its host is allowed. Sends nothing."""
     if not isinstance(url, str) or len(url) > MAX_URL or not _PLAIN.fullmatch(url):
         raise ParameterError(
             f"fetch_image({shown(url)}): write a URL of at most {MAX_URL} characters, with anything but letters, "
@@ -158,7 +158,7 @@ def _checked(url: str, allowed: frozenset[str]) -> Target:
 
 
 def _public_address(target: Target, web: Web) -> str:
-    """The address to connect to. One that is not public refuses the host: its name server may give them in turns."""
+    """Resolves the address to connect to. One private address refuses the host: name servers rotate answers."""
     try:
         addresses = web.resolve(target.host, target.port)
     except OSError as error:
@@ -189,7 +189,7 @@ def _is_public(address: str) -> bool:
 
 @contextmanager
 def _answer(target: Target, web: Web, ends: float) -> Iterator[http.client.HTTPResponse]:
-    """One request, and what is said to it; cut off when the time is over, however slowly it drips."""
+    """Sends one request and yields the response. Cuts the connection when the time is over."""
     address = _public_address(target, web)
     late = threading.Event()
     line: socket.socket | None = None

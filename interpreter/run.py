@@ -1,4 +1,4 @@
-"""One run of a program: its identity, backend, deadline, cost, and the switch that ends all of it.
+"""One run of a program: its id, backend, deadline, cost, and how it is stopped.
 
 Every stream of the run (the program's own and those of its branches) belongs to one `Run`.
 """
@@ -49,9 +49,9 @@ class Run:
         allowance: what is left of the budget of the run, or of its batch; None for no budget.
         streaming: requests ask for chunks, and readers may wait for names that are not set yet.
         salt, priority: of every request.
-        speculation: how calls go beyond what they are made for; None: they do not.
-        home: the loop that its streams live on, and whose clock its deadline is on; None: that of all programs.
-        history: where its calls are remembered beyond its end; None: that of the backend.
+        speculation: shared settings and statistics of API speculation; None: off.
+        home: the loop of its streams, whose clock its deadline is on; None: the loop of all programs.
+        history: keeps its calls beyond its end; None: the backend's.
     """
 
     def __init__(
@@ -105,14 +105,14 @@ class Run:
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the deadline, not below 0; None without one."""
+        """Seconds until the deadline, not below 0; None without one."""
         return seconds_left(self.deadline, self.home.time)
 
     # -------------------------------------------------------------------------------- the body
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Around the body of the program: marks the current thread or task as the program's own."""
+        """Marks the current thread or task as the program's own while its body runs."""
         token = _inside.set((*_inside.get(), self))
         try:
             yield
@@ -124,7 +124,7 @@ class Run:
         return any(run is self for run in _inside.get())
 
     def end(self, error: BaseException | None = None) -> None:
-        """The body has returned, or raised `error`, which then ends what is still in flight."""
+        """Records that the body has returned, or raised `error`, which then stops the run."""
         if error is not None:
             self.stop(error)
         with self._lock:
@@ -135,7 +135,7 @@ class Run:
     # -------------------------------------------------------------------------------- stopping
 
     def stop(self, reason: BaseException) -> None:
-        """End the run: requests in flight are aborted, pending and later steps fail with `reason`.
+        """Stops the run: requests in flight are aborted, pending and later steps fail with `reason`.
 
         The first reason wins; a run that has finished has nothing to stop.
         """
@@ -161,14 +161,14 @@ class Run:
         return deadline is not None and self.home.time() >= deadline
 
     def lateness(self) -> DeadlineError | BudgetError:
-        """The error of a run whose deadline has passed: that of its timeout, or of the seconds of its budget."""
+        """Returns the error of a run past its deadline: for its timeout, or for the seconds of its budget."""
         if self._late_budget is not None:
             return self._late_budget.late()
         return DeadlineError(f"the run did not end within timeout={self.timeout} seconds")
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Around what a person may have enough of: Ctrl-C ends the run, in its body and outside of it."""
+        """Stops the run on Ctrl-C, in its body and outside of it."""
         try:
             yield
         except KeyboardInterrupt as error:
@@ -177,8 +177,8 @@ class Run:
 
     @contextmanager
     def bounded(self) -> Iterator[None]:
-        """Around a wait of a reader: `interruptible`, and a deadline that has passed ends the run, whether or not the
-        alarm rang."""
+        """Wraps a wait of a reader: `interruptible`, and a passed deadline stops the run even if its timer has not
+        fired."""
         try:
             with self.interruptible():
                 yield
@@ -192,7 +192,7 @@ class Run:
     # -------------------------------------------------------------------------------- work
 
     def track(self, task: "asyncio.Task[None]") -> None:
-        """On the streams' loop: `task` serves a stream of this run."""
+        """Registers a task that serves a stream of this run. Called on the streams' loop."""
         self._tasks.add(task)
 
     def untrack(self, task: "asyncio.Task[None]") -> None:
@@ -211,7 +211,7 @@ class Run:
             self.changed.fire()
 
     def _release_deadline(self) -> None:
-        """With the lock held. What is said to a state after its run has finished is not late."""
+        """Drops the deadline of a finished run: later steps of its state are not late. Called with the lock held."""
         if self.finished:
             self.deadline = None
 
@@ -221,11 +221,11 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """The body has ended and every stream has done what it was given."""
+        """True once the body has ended and every stream has run its steps."""
         return self.ended and self._busy == 0
 
     def when_finished(self, function: Callable[[], Any]) -> None:
-        """Call `function` once, now or from whichever thread ends the last work."""
+        """Calls `function` once, now or on the thread that ends the last work."""
         called = threading.Lock()  # taken by the first caller, never released
 
         def check() -> None:
@@ -240,7 +240,7 @@ class Run:
         check()
 
     def wait_finished(self) -> None:
-        """Block until the body has ended and every stream has done what it was given."""
+        """Blocks until the body has ended and every stream has run its steps."""
         finished = threading.Event()
         self.when_finished(finished.set)
         finished.wait()
@@ -254,7 +254,7 @@ class Run:
 
 
 def ending(error: BaseException) -> BaseException:
-    """Gives what reads of a run raise after its body, or a wait for it, ended with `error`."""
+    """Returns the error that reads of a run raise after its body, or a wait for it, ended with `error`."""
     if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
         ending = CancelledError(f"the run was interrupted by {type(error).__name__}")
         ending.__cause__ = error

@@ -1,7 +1,7 @@
-"""Asks a backend for a `select`, and makes the choice.
+"""Runs a `select`: requests the backend's scores and takes a choice.
 
-A backend that scores is asked for the log-probabilities of the choices. One that does not is asked to generate one of
-them: a `gen` whose constraint is the list, which is enforced, or validated and asked for again (`asking`).
+A backend that scores returns the log-probabilities of the choices. Any other one generates one of them: a `gen` whose
+constraint is the list, which is enforced, or validated and asked for again (`guarantees.reask`).
 """
 
 import json
@@ -18,7 +18,7 @@ from .guarantees.reask import Reply
 from .position import Position
 from .variables import Meta
 
-# How a gen is answered: by `asking.ask`, or from what a stream has in hand.
+# Answers a gen: `reask.ask`, or the speculator from text it has ahead.
 Ask = Callable[[ops.Gen, GenRequest, OnChunk], Awaitable[Reply]]
 
 # Tokens apart from those of a choice: for what a provider wraps it in, and for white space and quotes that models add.
@@ -26,7 +26,7 @@ _AROUND = 16
 
 
 class GeneratedChoice(dict[str, Any]):
-    """Facts about a choice that was generated. Numbers that were never known are not merely absent: reading says so."""
+    """Facts about a generated choice. Reading a score, which was never known, raises CapabilityError."""
 
     _UNKNOWN = ("probabilities", "choice_scores", "normalized_prompt_logprobs", "input_token_logprobs",
                 "unconditional_token_logprobs", "bounds", "mass", "evaluations")  # fmt: skip
@@ -54,15 +54,15 @@ async def choose(
     seed: int | None,
     ask: Ask,
 ) -> tuple[str, Meta]:
-    """The choice that is taken, and facts about it.
+    """Returns the choice that is taken, and facts about it.
 
     Args:
-        position: where the stream stands.
+        position: of the stream.
         seed: of the run; None draws one.
         ask: answers a choice that is generated.
 
     Raises:
-        As `asking.ask`.
+        As `reask.ask`.
     """
     if not capabilities.score:
         return await _generated(capabilities, op, request_id, origin, position, seed, ask)
@@ -82,7 +82,7 @@ async def choose(
 
 
 def generation_of(op: ops.Select, seed: int | None, capabilities: Capabilities) -> tuple[ops.Gen, SamplingParams]:
-    """The gen that a select is where nothing scores, and how its tokens are chosen."""
+    """Builds the gen, and its sampling parameters, that replaces a select where the backend does not score."""
     constraint = ConstraintSpec("choices", json.dumps(op.choices, ensure_ascii=False))
     longest = max(len(choice.encode("utf-8", "surrogatepass")) for choice in op.choices)  # a token has at least a byte
     gen = ops.Gen(op.name, constraint=constraint, max_tries=op.max_tries, allow_best_effort=op.allow_best_effort)
@@ -109,4 +109,4 @@ async def _generated(
 
 
 def _unheard(chunk: Chunk) -> None:
-    """A choice has no pieces."""
+    """Drops a chunk: a choice has no pieces."""

@@ -1,4 +1,4 @@
-"""Steps: what waits in a stream's queue. An operation of the program together with the bindings it resolves.
+"""Steps: the entries of a stream's queue. An operation of the program with the bindings it resolves.
 
 Apart from the operations of the language there are six of the interpreter's own, which tie streams
 together. A stream runs its steps in order, so "everything said so far" is a place in the queue.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BranchOff(Op):
-    """Here branches begin: they take over the prompt as it is at this place."""
+    """Starts branches, which take over the prompt as it is here."""
 
     branches: tuple["StepQueue", ...]
 
@@ -32,7 +32,7 @@ class Mark(Op):
 
 @dataclass(frozen=True, slots=True)
 class Gather(Op):
-    """Wait for `marks` of the branches, then resolve one list per column: (list, a binding or None per branch)."""
+    """Waits for `marks` of the branches, then resolves one list per column: (list, a binding or None per branch)."""
 
     marks: tuple[Binding, ...]
     columns: tuple[tuple[Binding, tuple[Binding | None, ...]], ...]
@@ -40,7 +40,7 @@ class Gather(Op):
 
 @dataclass(frozen=True, slots=True)
 class Concatenate(Op):
-    """Wait for `marks` of the branches, then append what each of them said."""
+    """Waits for `marks` of the branches, then appends the text of each."""
 
     marks: tuple[Binding, ...]
 
@@ -54,11 +54,11 @@ class Late(Op):
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere(Op):
-    """Everything that the stream says is said by another executor.
+    """Runs the stream's text in another executor.
 
     Attributes:
-        play: goes on until that is over, and brings the stream's executor to where it then stands.
-        failed: is told why it did not come to that.
+        play: runs to the end, and moves the stream's executor to the position reached.
+        failed: called with the error if `play` does not run.
     """
 
     play: Callable[["Executor"], Awaitable[None]]
@@ -67,7 +67,7 @@ class Elsewhere(Op):
 
 @dataclass(frozen=True, slots=True)
 class ReasoningTags:
-    """The marks of the model's thinking, inside `separate_reasoning`."""
+    """The tags around the model's reasoning, inside `separate_reasoning`."""
 
     open: str
     close: str
@@ -75,7 +75,7 @@ class ReasoningTags:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to do, the bindings that it resolves or fails, and what was in force when it was said."""
+    """One operation, the bindings it resolves or fails, and the settings in force at its place."""
 
     op: Op
     binding: Binding | None = None

@@ -1,4 +1,4 @@
-"""A stream: one state's sink that runs what it is told. Called by the program's thread and by readers.
+"""A stream: the sink of one state, which runs its operations. Called by the program's thread and by readers.
 
 submit(op)  → check, bind names, queue → StepQueue → Executor, on the streams' loop → bindings
 read(name)  ← binding ←───────────────────────────────────────────────────────────────┘
@@ -32,11 +32,11 @@ Options = Mapping[str, Any]  # sampling fields as `sampling.overrides` gives the
 
 
 class PieceReader:
-    """One reader's walk along a feed.
+    """Iterates over the pieces of a feed, for one reader.
 
     Args:
         feed: the pieces.
-        complete: whether no more will come.
+        complete: returns whether no more pieces will come.
         signals: fired after `feed` has grown or `complete` has changed.
         result: raises the error with which the feed ended, if it did.
     """
@@ -59,7 +59,7 @@ class PieceReader:
         return self._place < len(self._feed.pieces) or self._complete()
 
     def at_end(self) -> bool:
-        """No more will come, and all that came was given out: looked at in this order."""
+        """Returns whether no more will come and all pieces were given out; checked in this order."""
         return self._complete() and self._place == len(self._feed.pieces)
 
     def raise_error(self) -> None:
@@ -84,7 +84,7 @@ class Stream(Sink):
         self._queue = StepQueue(run)
 
     def _branch(self, base: Mapping[str, Binding], fork_group: str) -> "Stream":
-        """A stream that begins when this one comes to the place of the fork."""
+        """Creates a stream that begins when this one reaches the fork."""
         branch = Stream(self.run, self._program_options, self.run_options)
         branch.table = VariableTable(base)
         branch._grammar = self._grammar
@@ -139,7 +139,7 @@ class Stream(Sink):
 
     @contextmanager
     def options(self, program_options: Options) -> Iterator[None]:
-        """While a nested program speaks: its own sampling defaults go before those of the program around it."""
+        """Applies a nested program's sampling defaults over those of the program around it."""
         outer = self._program_options
         self._program_options = {**outer, **program_options}
         try:
@@ -151,8 +151,8 @@ class Stream(Sink):
         return sampling.merge(self._program_options, self.run_options, given)
 
     def _mark(self) -> tuple[Binding, dict[str, Binding]]:
-        """A mark after everything submitted so far, and the names this stream itself has bound by then. A stream that
-        has nothing to do is there already."""
+        """Queues a mark after all submitted steps. Returns it, and the names this stream itself has bound by then. The
+        mark of an idle stream is resolved at once."""
         mark = Binding("")
         with self._queue.lock:
             standing = self._queue.standing()
@@ -169,22 +169,22 @@ class Stream(Sink):
             self._queue_step(Step(op))
 
     def _queue_step(self, step: Step) -> None:
-        """With the lock held."""
+        """Binds the step's names and queues it. Called with the lock held."""
         for binding in (step.binding, step.reasoning):
             if binding is not None and binding.name:
                 self.table.bind(binding)
         self._queue.push(step)
 
     def preload(self, steps: Iterable[Step], variables: Iterable[tuple[str, Binding]], grammar: Grammar) -> None:
-        """Before anything is said: all that a compiled program says, the variables that it leaves, and what is open at
-        its end. The queue is to be launched."""
+        """Queues all steps of a compiled program, with its variables and its grammar at the end. Called first; the
+        caller launches the queue."""
         self._grammar = grammar
         self.table.own.update(variables)
         self._queue.load(steps)
 
     @property
     def queue(self) -> StepQueue:
-        """Of the steps that are said here."""
+        """The queue of this stream's steps."""
         return self._queue
 
     # -------------------------------------------------------------------------------- reading
@@ -250,7 +250,7 @@ class Stream(Sink):
         return self.run.ledger.cost
 
     def explain_cache(self, timeout: float | None) -> CacheReport:
-        """Of a run that failed the calls that it has made."""
+        """Explains cache use of the run's calls; of a failed run, of the calls it has made."""
         limit = earliest(timeout, None)
         mark, _ = self._mark()
         self._until(lambda: mark.done, (mark.settled,), earliest(timeout, self.run.deadline), None)
@@ -289,7 +289,7 @@ class Stream(Sink):
     def _until(
         self, ready: Callable[[], bool], signals: tuple[Signal, ...], limit: float | None, name: str | None
     ) -> None:
-        """Block until `ready`, at most until `limit`. `name` is the variable waited for, None for the text."""
+        """Blocks until `ready`, at most until `limit`. `name` is the variable waited for, None for the text."""
         if not ready():
             self.run.check_process()
             with self.run.bounded(), resting(self.run):
@@ -304,12 +304,12 @@ class Stream(Sink):
                 await wait_until_async(ready, signals, limit, _called(name))
 
     def _is_spent(self) -> bool:
-        """Whether the run makes no more calls. An observer of a running program waits for its body, too."""
+        """Returns whether the run makes no more calls. An observer of a running program waits for its body, too."""
         run = self.run
         return run.idle and (run.ended or not run.streaming or run.is_inside)
 
     def _may_come(self, name: str) -> bool:
-        """Whether an observer of a running program should wait for it to say `name`. The program itself never does."""
+        """Returns whether an observer should wait for the running program to bind `name`. The program never waits."""
         run = self.run
         return (
             run.streaming
@@ -320,7 +320,7 @@ class Stream(Sink):
         )
 
     def _bound(self, name: str) -> Binding:
-        """Raises VariableError for a name the program does not set, or the error that kept it from setting it."""
+        """Returns the binding of a name. Raises VariableError for an unset one, or the error that prevented it."""
         binding = self.table.get(name)
         if binding is not None:
             return binding
@@ -328,11 +328,11 @@ class Stream(Sink):
         raise self.table.unknown(name)
 
     def _naming_signals(self) -> tuple[Signal, ...]:
-        """Fired when a name may be bound, or can be no more."""
+        """Returns the signals fired when a name may be bound, or can be no more."""
         return self.table.bound, self.run.changed, self._queue.failed
 
     def _reach(self, timeout: float | None) -> Reached:
-        """Finds where the stream stands when everything submitted so far has run."""
+        """Returns the stream's position once everything submitted so far has run."""
         mark, _ = self._mark()
         self._until(lambda: mark.done, (mark.settled,), earliest(timeout, self.run.deadline), None)
         return cast(Reached, mark.value())
@@ -343,13 +343,13 @@ class Stream(Sink):
         return cast(Reached, mark.value())
 
     async def reached(self) -> Reached:
-        """Finds where the stream stands when everything submitted so far has run. Raises its error."""
+        """Returns the stream's position once everything submitted so far has run. Raises the stream's error."""
         return await self._reach_async(None)
 
     # -------------------------------------------------------------------------------- pieces
 
     def iterate(self, name: str | None) -> Iterator[Piece]:
-        """The program itself, reading its whole text, comes to the end when all it said so far has run."""
+        """Yields pieces as they come. For the program itself, its text ends when all submitted steps have run."""
         self.ask_for_pieces()
         with self.run.interruptible():
             if name is not None:
@@ -378,7 +378,7 @@ class Stream(Sink):
         reader.raise_error()
 
     def ask_for_pieces(self) -> None:
-        """Requests from now on are streamed."""
+        """Makes requests from now on stream."""
         self._queue.streaming = True
 
     def _reader(self, name: str | None) -> PieceReader:

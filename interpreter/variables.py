@@ -23,7 +23,7 @@ Piece = tuple[str, Meta]
 
 
 class Feed:
-    """Text as it comes: pieces that any number of readers walk, each at its own pace."""
+    """Streamed text: pieces that any number of readers iterate over, each at its own pace."""
 
     __slots__ = ("changed", "length", "pieces")
 
@@ -40,14 +40,14 @@ class Feed:
 
 
 class Binding:
-    """One value that will be known: unresolved, then resolved or failed, once.
+    """One future value: unresolved, then resolved or failed, once.
 
     Resolved and failed by the streams' loop (or at once, for values that the program assigns); read
-    by anyone. Value and error are recorded before a waiter is woken.
+    on any thread. Value and error are recorded before a waiter is woken.
 
     Args:
-        name: of the variable; "" for what has none.
-        result: how its text becomes an object; None: the value is the object.
+        name: of the variable; "" for none.
+        result: converts its text to an object; None: the value is the object.
     """
 
     __slots__ = ("_branches", "_error", "_traceback", "_value", "done", "feed", "meta", "name", "result", "settled")
@@ -65,8 +65,8 @@ class Binding:
         self._traceback: TracebackType | None = None
 
     def resolve(self, value: Value, meta: Facts | None = None) -> None:
-        """Record the value. What of a text has not been streamed becomes its last piece; of several texts (n above
-        1) the first is streamed, with which the program goes on."""
+        """Records the value. The part of a text that was not streamed becomes its last piece; of several texts (n
+        above 1) the first is streamed, with which the program goes on."""
         assert not self.done, f"variable {self.name!r} is written once"
         self._value = value
         self.meta = {} if meta is None else meta
@@ -77,8 +77,7 @@ class Binding:
         self._finish()
 
     def resolve_gathered(self, branches: "tuple[Binding | None, ...]") -> None:
-        """Record what the branches of a fork found, one entry per branch, None where the name has no value. It has no
-        pieces.
+        """Records the branches' values, one entry per branch, None where the name has no value. It has no pieces.
 
         Raises the error of a branch's binding that has failed.
         """
@@ -89,7 +88,7 @@ class Binding:
         self._finish()
 
     def fail(self, error: BaseException) -> None:
-        """Record the error that every read raises; a binding that is done stays as it is."""
+        """Records the error that every read raises; a binding that is done stays as it is."""
         if self.done:
             return
         self._error = error
@@ -102,7 +101,7 @@ class Binding:
         self.feed.changed.fire()  # readers of pieces wait there
 
     async def settled_here(self) -> None:
-        """Wait until it is resolved or failed, on the loop that does that: nothing has to be woken from elsewhere."""
+        """Waits until it is resolved or failed. Runs on the loop that resolves it, so no thread has to be woken."""
         while not self.done:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             wake = partial(_set, future)
@@ -117,17 +116,17 @@ class Binding:
         return self._error
 
     def value(self) -> Value:
-        """The value of a done binding, or its error with the traceback of where it happened."""
+        """Returns the value of a done binding, or raises its error with the original traceback."""
         assert self.done, f"variable {self.name!r} is not known yet"
         if self._error is not None:
             raise self._error.with_traceback(self._traceback)
         return self._value
 
     def object(self) -> Any:
-        """Gives what the value of a done binding stands for, made anew for every caller. Lists as `value` has them.
+        """Converts the value of a done binding to its object, anew for every call. Lists as `value` has them.
 
         Raises:
-            ResultError: the text stands for nothing of the kind that was asked for.
+            ResultError: the text is no object of the requested kind.
         """
         value = self.value()
         if self._branches is not None:
@@ -163,18 +162,18 @@ class VariableTable:
         return found if found is not None else self._base.get(name)
 
     def before(self, name: str) -> Binding | None:
-        """The binding that the stream began with."""
+        """Returns the binding that the stream began with."""
         return self._base.get(name)
 
     def names(self) -> list[str]:
         return list(dict.fromkeys((*self._base, *self.own)))
 
     def snapshot(self) -> dict[str, Binding]:
-        """Gives what branches begin with: one copy for all of them."""
+        """Copies all bindings, once for all branches of a fork."""
         return {**self._base, **self.own}
 
     def unknown(self, name: str) -> VariableError:
-        """The error for a name the program has not set, naming what it may have meant."""
+        """Returns the error for a name the program has not set, with the names it may have meant."""
         names = self.names()
         close = difflib.get_close_matches(str(name), names, n=3)
         if close:

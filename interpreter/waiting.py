@@ -1,4 +1,4 @@
-"""Waiting, from threads and from coroutines, for something that another thread makes true.
+"""Waits, in threads and in coroutines, for a condition that another thread makes true.
 
 A `Signal` is fired after the state that it announces has changed. A waiter registers first and looks
 second, so no wake-up is lost; every waiter has a callback of its own, so none is stolen.
@@ -20,7 +20,7 @@ _TIMEOUT = f"seconds, at most {checks.LONGEST_SECONDS:g}, or None to wait for th
 
 
 class Signal:
-    """One-shot callbacks, called from whichever thread fires.
+    """One-shot callbacks, called on the thread that fires.
 
     There is no lock: each operation on the dict is one step for all threads, and the thread that takes a wake calls it.
     """
@@ -46,7 +46,7 @@ class Signal:
 def earliest(
     timeout: float | None, deadline: float | None, clock: Callable[[], float] = time.monotonic
 ) -> float | None:
-    """A timeout in seconds from now and a deadline on `clock` → the nearer point in time.
+    """Returns the earlier of a timeout, in seconds from now, and a deadline on `clock`.
 
     Raises:
         ParameterError: the timeout is no number, or beyond 10**9 seconds. One below 0 has passed.
@@ -58,12 +58,12 @@ def earliest(
 
 
 def seconds_left(deadline: float | None, clock: Callable[[], float] = time.monotonic) -> float | None:
-    """A deadline on `clock` → seconds from now, not below 0."""
+    """Returns the seconds until a deadline on `clock`, not below 0."""
     return None if deadline is None else max(0.0, deadline - clock())
 
 
 def wait_until(ready: Callable[[], bool], signals: tuple[Signal, ...], limit: float | None, what: str) -> None:
-    """Block this thread until `ready`.
+    """Blocks this thread until `ready`.
 
     Raises:
         DeadlineError: `limit` passed first; the message says `what` was waited for.
@@ -94,7 +94,7 @@ def _open(gate: threading.Lock) -> None:
 async def wait_until_async(
     ready: Callable[[], bool], signals: tuple[Signal, ...], limit: float | None, what: str
 ) -> None:
-    """`wait_until` for a coroutine on any loop."""
+    """Waits as `wait_until` does, for a coroutine on any loop."""
     loop = asyncio.get_running_loop()
     while not ready():
         future: asyncio.Future[None] = loop.create_future()
