@@ -1,1 +1,1 @@
-"""Guarantees of texts, on backends that enforce them and on those that do not."""
+"""Enforces and validates constraints of texts, also on backends that enforce none."""

@@ -34,7 +34,7 @@ def check(capabilities: Capabilities, op: Gen, sampling: SamplingParams) -> None
 
 
 def check_choices(capabilities: Capabilities, op: Select) -> None:
-    """Raises CapabilityError when the backend cannot say what the method compares."""
+    """Raises CapabilityError when the backend does not return the scores that the method compares."""
     name = capabilities.name
     if not capabilities.score and op.method != "token_length_normalized":
         raise CapabilityError(
@@ -59,7 +59,7 @@ WRITTEN = {
 
 
 def lower(backend: Backend, constraint: ConstraintSpec, *, allow_best_effort: bool) -> ConstraintSpec | None:
-    """The constraint that the backend is asked to enforce; None: the text is looked at when it is there.
+    """Returns the constraint to send to the backend; None: the finished text is validated here.
 
     Raises:
         CapabilityError: neither is possible here.
@@ -87,7 +87,7 @@ def lower(backend: Backend, constraint: ConstraintSpec, *, allow_best_effort: bo
 
 
 def _readings(constraint: ConstraintSpec) -> list[ConstraintSpec]:
-    """The constraint, and what else says the same."""
+    """Returns the constraint and its equivalent forms."""
     if constraint.kind != "choices":
         return [constraint]
     expression = alternatives(json.loads(constraint.source))
@@ -95,7 +95,7 @@ def _readings(constraint: ConstraintSpec) -> list[ConstraintSpec]:
 
 
 def _is_enforced(backend: Backend, constraint: ConstraintSpec) -> bool:
-    """A kind may be enforced in part: of JSON Schema, say, without some keywords. `enforces` is asked for those."""
+    """Returns whether the backend enforces a constraint. `enforces` decides for kinds it enforces only in part."""
     if constraint.kind not in backend.capabilities.constraints:
         return False
     enforces = getattr(backend, "enforces", None)  # most backends that enforce a kind enforce all of it

@@ -1,7 +1,8 @@
-"""Texts against expressions: regular expressions, grammars, and the patterns of schemas.
+"""Matches texts against expressions: regular expressions, grammars, and the patterns of schemas.
 
-The only module of the interpreter that reads the automata (`fsm`): what a hosted model wrote is looked at here by what
-the runtime enforces with, so both mean the same by an expression. Nothing backtracks, and every automaton has limits.
+The only module of the interpreter that imports the automata (`fsm`). Texts of hosted models are validated with the
+automata that the runtime enforces with, so an expression has one meaning. Nothing backtracks; every automaton has
+limits.
 """
 
 import importlib.util
@@ -25,12 +26,12 @@ NAMES = {"regex": "regex", "json_schema": "json_schema", "lark": "grammar", "gbn
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """The reach of an expression along a text.
+    """The result of matching an expression along a text.
 
     Attributes:
-        read: characters that some text of the language begins with.
-        accepted: characters of the longest beginning that is a text of the language itself; None without one.
-        extendable: a text of the language goes on after the last character read.
+        read: characters of the longest prefix that is a prefix of some text of the language.
+        accepted: characters of the longest prefix that is a text of the language; None without one.
+        extendable: some text of the language goes on after the last character read.
     """
 
     read: int
@@ -39,23 +40,23 @@ class Walk:
 
 
 def check_installed() -> None:
-    """Raises MissingExtraError without the package that automata keep their tables in."""
+    """Raises MissingExtraError without numpy, which holds the automata's tables."""
     if importlib.util.find_spec("numpy") is None:
         raise MissingExtraError("numpy", "openai")
 
 
 def check(kind: Kind, source: str) -> None:
-    """Compiles an expression, which may take a while; the result is remembered.
+    """Compiles an expression, which may take a while; the result is cached.
 
     Raises:
-        ConstraintError: it is none, or more than the limits.
-        CapabilityError: nothing that is installed here reads it.
+        ConstraintError: it is invalid, or beyond the limits.
+        CapabilityError: no installed engine reads it.
     """
     walk(kind, source, "")
 
 
 def walk(kind: Kind, source: str, text: str) -> Walk:
-    """`text` against an expression that is to match it from its beginning.
+    """Matches `text` against an expression from its beginning.
 
     Raises:
         ConstraintError, CapabilityError: as `check`.
@@ -78,10 +79,10 @@ def walk(kind: Kind, source: str, text: str) -> Walk:
 
 
 def stands_in(pattern: str, text: str) -> bool:
-    """Whether the `pattern` of a schema matches somewhere in a text.
+    """Returns whether the `pattern` of a schema matches somewhere in a text.
 
     Raises:
-        ConstraintError: the pattern is none, or one that is not honoured.
+        ConstraintError: the pattern is invalid or not supported.
     """
     from ...fsm.errors import ConstraintRefused
 
@@ -94,10 +95,10 @@ def stands_in(pattern: str, text: str) -> bool:
 
 
 def common_pattern(pattern: str) -> str:
-    """The `pattern` of a schema in a syntax without dialects, for the whole of a text.
+    """Rewrites the `pattern` of a schema in a syntax that all dialects share, anchored to the whole text.
 
     Raises:
-        ConstraintError: the pattern is none, or one that this syntax cannot say.
+        ConstraintError: the pattern is invalid, or cannot be written in this syntax.
     """
     from ...fsm.engines.source import written
     from ...fsm.errors import ConstraintRefused
@@ -111,8 +112,8 @@ def common_pattern(pattern: str) -> str:
 
 
 def first_match(patterns: Iterable[str], text: str) -> tuple[int, int, str] | None:
-    """The match of a `stop_regex` that ends first: (where it begins, where it ends, which), in characters; the longest
-    of those that end together.
+    """Finds the match of a `stop_regex` that ends first: (start, end, pattern), in characters; the longest of those
+    that end together.
 
     Raises:
         ConstraintError: an expression that cannot be used.
@@ -132,7 +133,7 @@ def first_match(patterns: Iterable[str], text: str) -> tuple[int, int, str] | No
 
 
 def shortest(kind: Kind, source: str) -> str:
-    """A shortest text of a language, the same one every time.
+    """Returns a shortest text of a language, always the same one.
 
     Raises:
         ConstraintError: as `check`.
@@ -159,7 +160,7 @@ def shortest(kind: Kind, source: str) -> str:
 
 @lru_cache(maxsize=256)
 def _compiled(kind: Kind, source: str) -> "Grammar | None":
-    """A grammar for our automaton; None: llguidance reads it. Raises ConstraintRefused."""
+    """Compiles a grammar for our automaton; None: llguidance reads it. Raises ConstraintRefused."""
     from ...fsm.engines.selection import compile_source
     from ...fsm.language import Grammar
 
@@ -169,7 +170,7 @@ def _compiled(kind: Kind, source: str) -> "Grammar | None":
 
 @lru_cache(maxsize=256)
 def _searching(pattern: str) -> "Grammar":
-    """All texts in which a pattern matches. Raises ConstraintRefused."""
+    """Compiles the language of all texts in which a pattern matches. Raises ConstraintRefused."""
     from ...fsm.boolean.resolution import resolve
     from ...fsm.language import Grammar
     from ...fsm.limits import Limits
@@ -179,7 +180,7 @@ def _searching(pattern: str) -> "Grammar":
 
 
 def _source(kind: Kind, source: str) -> "Source":
-    """JSON with whatever blanks the model writes: they are not looked at."""
+    """Parses an expression; JSON with free white space, which is not validated."""
     from ...fsm.engines.source import Source, lark_of_gbnf
 
     if kind == "gbnf":
@@ -189,7 +190,7 @@ def _source(kind: Kind, source: str) -> "Source":
 
 @lru_cache(maxsize=1)
 def _bytes_as_tokens() -> "LlguidanceTokens":
-    """A vocabulary of the 256 bytes: with it a matcher of tokens reads text."""
+    """Builds a vocabulary of the 256 bytes, so that a matcher of tokens reads text."""
     from ...fsm.engines.llguidance_tokens import LlguidanceTokens
     from ...fsm.tokens.trie import build_trie
     from ...fsm.tokens.vocabulary import Vocabulary
@@ -202,7 +203,7 @@ def _bytes_as_tokens() -> "LlguidanceTokens":
 
 
 class _Automaton:
-    """Our automaton at one place. It is made for one text: its states are not kept, nor shared between threads."""
+    """Our automaton at one state. Made for one text: its states are not cached, nor shared between threads."""
 
     def __init__(self, grammar: "Grammar") -> None:
         from ...fsm.automaton.automaton import Automaton
@@ -228,7 +229,7 @@ class _Automaton:
 
 
 class _Matcher:
-    """llguidance's matcher at one place."""
+    """llguidance's matcher at one state."""
 
     def __init__(self, matcher: Any) -> None:  # Any: llguidance.LLMatcher, a compiled class
         self._matcher = matcher
@@ -252,7 +253,7 @@ def _by_automaton(grammar: "Grammar") -> _Automaton:
 
 
 def _by_matcher(kind: Kind, source: str) -> _Matcher:
-    """Raises ConstraintRefused; what neither llguidance nor our automata honour, with our reason."""
+    """Builds llguidance's matcher. Raises ConstraintRefused, with our reason if our automata refused it too."""
     from ...fsm.engines.selection import own_grammar
     from ...fsm.errors import ConstraintRefused
     from ...fsm.limits import Limits
@@ -278,5 +279,5 @@ def _along(place: _Automaton | _Matcher, text: str) -> Walk:
 
 
 def _encoded(text: str) -> Iterator[bytes]:
-    """Character by character. Half a surrogate pair is encoded too: no language has it."""
+    """Encodes each character. Half a surrogate pair is encoded too: no language has it."""
     return (character.encode("utf-8", "surrogatepass") for character in text)

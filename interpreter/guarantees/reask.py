@@ -1,8 +1,8 @@
-"""Asks a backend for a `gen`, again where the text breaks its constraint, and judges the answer.
+"""Runs a `gen`, validates the answer, and asks again while the text breaks its constraint.
 
-A constraint that the backend does not enforce (`lowering`) is validated. A type with code of its own (a validator of
-Pydantic) judges also what satisfies its schema, wherever that was enforced. The model is asked again while the answer
-does not hold, in at most `max_tries` calls for each continuation:
+A constraint that the backend does not enforce (`enforcement`) is validated. A type with code of its own (a validator
+of Pydantic) also judges texts that satisfy its schema, enforced or not. The model is asked again while the answer is
+rejected, in at most `max_tries` calls for each continuation:
 
 * Inside an assistant turn the model is told: before its first answer what is demanded, where that is not enforced;
   afterwards its answer and what is wrong with it (`reask_prompts`). The program's own text stays as it is, and
@@ -39,7 +39,7 @@ _CALLED = {"regex": "regex", "json_schema": "JSON Schema", "choices": "choices",
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The end of a request, and facts about each of its continuations."""
+    """The final event of a request, and facts about each of its continuations."""
 
     final: Final
     facts: list[Meta]
@@ -48,14 +48,14 @@ class Reply:
 async def ask(
     calls: Calls, capabilities: Capabilities, op: Gen, request: GenRequest, on_chunk: OnChunk, position: Position
 ) -> Reply:
-    """Have `request` answered so that what `op` demands holds.
+    """Runs `request` until its text satisfies the constraint and type of `op`.
 
     Args:
-        position: where the stream stands; its text is the request's prompt.
+        position: of the stream; its text is the request's prompt.
 
     Raises:
-        CapabilityError: the backend cannot serve the demand; before any call.
-        ConstraintError: the constraint is wrong; before any call where it is looked at here.
+        CapabilityError: the backend cannot serve the constraint; before any call.
+        ConstraintError: the constraint is wrong; before any call where it is validated here.
         GuaranteeError: no answer satisfies the constraint.
         BackendError: the backend's answer is not what was asked for.
     """
@@ -81,7 +81,7 @@ def _facts(op: Gen, final: Final) -> list[Meta]:
 
 
 class _Judged:
-    """One `gen` whose answers are looked at: its constraint is not enforced, or its type has a say in it.
+    """Runs one `gen` whose answers are validated: by its constraint if that is not enforced, or by its type.
 
     `sent`: the constraint that the backend enforces; None: it enforces none.
     """
@@ -111,7 +111,7 @@ class _Judged:
         self._usage = Usage()
 
     async def reply(self) -> Reply:
-        unlooked = ""  # why the text cannot be looked at
+        unlooked = ""  # why the text cannot be validated
         try:
             if self._sent is None:  # in a thread, like all that follows constraints: they may take long
                 await asyncio.to_thread(validation.check, self._constraint)
@@ -132,7 +132,7 @@ class _Judged:
         return Reply(final, [known | facts for known, (_, facts) in zip(_facts(self._op, final), settled, strict=True)])
 
     async def _settled(self, index: int, completion: Completion) -> tuple[Completion, Meta]:
-        """A continuation that is accepted, asked for again while it has to be. `index`: among those of the `gen`."""
+        """Asks again until a continuation is accepted. `index`: among those of the `gen`."""
         tries = 1
         while True:
             verdict, facts = await self._judged(completion)
@@ -151,7 +151,7 @@ class _Judged:
         raise GuaranteeError(self._failure(tries, completion, verdict))
 
     async def _judged(self, completion: Completion) -> tuple[Verdict, Meta]:
-        """By the constraint, then by the type."""
+        """Judges a continuation by the constraint, then by the type."""
         if self._sent is None:
             verdict = await asyncio.to_thread(validation.judge, self._constraint, completion, self._request.sampling)
             facts: Meta = {"guarantee": verdict.guarantee, "narrowed": []}
@@ -201,9 +201,8 @@ class _Judged:
         return final
 
     def _sampling(self, sampling: SamplingParams, position: Position) -> SamplingParams:
-        """A text may begin with blanks, at which a number would end before it has begun: stops of which this would be
-        the first match are left to `validation.tidied`. An answer ends by itself; a text that is gone on with does not,
-        so there the end of the line stays."""
+        """Drops the stops of a number, which would match at leading blanks and cut off the number: `validation.tidied`
+        applies them. A continued text does not end by itself, so there the end of the line stays a stop."""
         if self._constraint.source not in OPEN_ENDED:
             return sampling
         text = position.prompt.text
@@ -230,4 +229,4 @@ class _Judged:
 
 
 def _withheld(chunk: Chunk) -> None:
-    """Readers get a text when it is accepted."""
+    """Drops a chunk: readers get the text once it is accepted."""

@@ -1,11 +1,11 @@
-"""Prompts that ask a model for a text which its provider does not enforce, and again with what is wrong.
+"""Prompts that describe a constraint the provider does not enforce, and the errors of a rejected answer.
 
     first     ...user: what the program says ∥ NOTE ∥ assistant: what it has begun ▸
     again     ...user: what the program says ∥ NOTE ∥ assistant: what it has begun, the failed answer
                  user: COMPLAINT              assistant: what it has begun ▸
 
-The wording is constant, so that prefix caches find it again; what varies stands last. The turns exist in the request
-only, never in the program's prompt.
+The wording is constant, so that prefix caches hit; the varying part comes last. The turns exist in the request only,
+never in the program's prompt.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ _SHOWN = 80  # characters of an answer, or of what was said before
 
 
 def demand(constraint: ConstraintSpec) -> str:
-    """The constraint in words, after "write it as"; ends its line."""
+    """Describes the constraint in words, after "write it as"; ends its line."""
     match constraint.kind:
         case "regex" if constraint.source == INTEGER:
             return "an integer, in digits."
@@ -53,29 +53,29 @@ def demand(constraint: ConstraintSpec) -> str:
 
 
 def note(constraint: ConstraintSpec, said: str) -> str:
-    """Gives what the model is told before it answers. `said`: what its answer says already, or ""."""
+    """Returns the instruction before the answer. `said`: the beginning of the answer, or ""."""
     if not said:
         return NOTE.format(demand=demand(constraint))
     return NEXT_NOTE.format(demand=demand(constraint), said=repr(said[-_SHOWN:]))
 
 
 def complaint(problem: str, told: str) -> str:
-    """Gives what the model is told about an answer that cannot be used. `told`: the note it had."""
+    """Returns the message about a rejected answer. `told`: the note sent before."""
     return COMPLAINT.format(problem=problem, note=told)
 
 
 def foreword(constraint: ConstraintSpec, correction: str = "") -> str:
-    """Gives what stands in front of a text that is to be continued."""
+    """Returns the instruction put before a text that is to be continued."""
     return FOREWORD.format(demand=demand(constraint), correction=correction)
 
 
 def correction(failed: str, problem: str) -> str:
-    """Gives what a foreword says of the continuation that came last."""
+    """Returns the part of a foreword about the last rejected continuation."""
     return CORRECTION.format(failed=shortened(failed), problem=problem)
 
 
 def shortened(text: str) -> str:
-    """A text in a message."""
+    """Quotes a text for a message, shortened."""
     return repr(text) if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]!r} … {text[-_SHOWN:]!r}"
 
 
@@ -85,12 +85,12 @@ _LISTENED_TO = ("user", "system", "developer")
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """A conversation whose assistant is to speak.
+    """A conversation with an open assistant turn.
 
     Attributes:
         before: parts up to the end of the last closed turn, its scaffolding included.
-        turns: those.
-        begun: what the open assistant turn says already.
+        turns: the closed turns.
+        begun: parts of the open assistant turn so far.
     """
 
     template: ChatTemplate
@@ -100,17 +100,17 @@ class Dialogue:
 
     @property
     def said(self) -> str:
-        """Gives what the answer says already."""
+        """The text of the answer so far."""
         return text_of(list(self.begun))
 
     def first(self, note: str) -> tuple[Part, ...]:
-        """The prompt with a note after what the program says last."""
+        """Returns the prompt with a note after the program's last text."""
         parts, turns = self._noted(note)
         return _joined((*parts, *self.template.open(turns, "assistant"), *self.begun))
 
     def again(self, note: str, failed: str, complaint: str) -> tuple[Part, ...]:
-        """The prompt after an answer that cannot be used. Providers take no empty turns, so an empty answer is only
-        complained of."""
+        """Returns the prompt after a rejected answer. Providers take no empty turns, so an empty answer is left out
+        and only the complaint is added."""
         answer = self.said + failed
         if not answer.strip():
             return self.first(complaint)
@@ -134,14 +134,14 @@ class Dialogue:
     def _told(
         self, parts: tuple[Part, ...], turns: tuple[Turn, ...], text: str
     ) -> tuple[tuple[Part, ...], tuple[Turn, ...]]:
-        """With one more user turn."""
+        """Adds one more user turn."""
         parts = (*parts, *self.template.open(turns, "user"), Text(text))
         turns = (*turns, Turn("user", text))
         return (*parts, *self.template.close(turns)), turns
 
 
 def of(position: Position, template: ChatTemplate) -> Dialogue | None:
-    """The conversation that a stream is in; None where no assistant turn is open, so that the model cannot be told."""
+    """Returns the conversation of a stream; None without an open assistant turn, so notes have no place."""
     turn = position.turn
     if turn is None or turn.role != "assistant":
         return None
@@ -154,8 +154,8 @@ def of(position: Position, template: ChatTemplate) -> Dialogue | None:
 
 
 def _without(parts: tuple[Part, ...], scaffolding: Sequence[Part]) -> tuple[Part, ...] | None:
-    """Parts before the scaffolding that they end with; None where they do not, as with templates that write a turn
-    only together with the next one."""
+    """Returns the parts before their trailing scaffolding; None if they do not end with it, as with templates that
+    write a turn only together with the next one."""
     text = text_of(list(scaffolding))
     *rest, last = parts or (Text(""),)
     if not isinstance(last, Text) or not last.text.endswith(text):
@@ -165,7 +165,7 @@ def _without(parts: tuple[Part, ...], scaffolding: Sequence[Part]) -> tuple[Part
 
 
 def _joined(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """As a prompt gives them: neighbours of one kind are one."""
+    """Joins adjacent parts of one kind, as a prompt does."""
     prompt = EMPTY
     for part in parts:
         prompt = prompt.append(part)

@@ -1,4 +1,4 @@
-"""JSON texts against JSON Schemas: for what no backend enforced of them.
+"""Validates JSON texts against JSON Schemas that no backend enforced.
 
 The validator is jsonschema-rs: compiled, light to import, and offline. Patterns are matched by our automata, as the
 runtime matches them, so nothing backtracks: `pattern` under a keyword of our own, names of `patternProperties` in a
@@ -15,7 +15,7 @@ from typing import Any
 from ...lang.errors import ConstraintError, MissingExtraError
 from .expressions import common_pattern, stands_in
 
-MOST = 10  # violations that are told
+MOST = 10  # violations that are reported
 
 Json = Any  # what json.loads gives
 Validator = Any  # jsonschema_rs.Validator, which is one class of several
@@ -33,13 +33,13 @@ def check_installed() -> None:
 
 
 def check(schema: str) -> None:
-    """Whether texts can be looked at with this schema.
+    """Checks that texts can be validated with this schema.
 
     Args:
         schema: as JSON text.
 
     Raises:
-        ConstraintError: it is no schema, has a pattern that is not honoured, or a reference to nothing in it.
+        ConstraintError: it is no schema, or has an unsupported pattern or a dangling reference.
         MissingExtraError: as `check_installed`.
     """
     check_installed()
@@ -47,7 +47,7 @@ def check(schema: str) -> None:
 
 
 def violations(schema: str, text: str) -> list[str]:
-    """Gives what `text` breaks of a JSON Schema, one sentence each; formats are checked, references to elsewhere fail.
+    """Returns the violations of a JSON Schema by `text`, one sentence each. Checks formats; external references fail.
 
     Args:
         schema: as JSON text.
@@ -66,7 +66,7 @@ def violations(schema: str, text: str) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _validator(schema: str) -> Validator:
-    """Kept: a program's schemas are the same in every run. Raises ConstraintError."""
+    """Compiles a validator, cached: a program's schemas are the same in every run. Raises ConstraintError."""
     import jsonschema_rs
 
     try:
@@ -96,7 +96,7 @@ def _reason(message: str) -> str:
 
 
 def _rewritten(schema: Json) -> Json:
-    """With patterns as the validator is given them. Raises ConstraintError for one that is not honoured."""
+    """Rewrites patterns for the validator. Raises ConstraintError for an unsupported one."""
     if isinstance(schema, list):
         return [_rewritten(inner) for inner in schema]
     if not isinstance(schema, dict):
@@ -138,11 +138,11 @@ def _no_constant(name: str) -> Json:
 
 
 def _path(keys: list[str | int]) -> str:
-    """As JSONPath writes it: $.people[0].name"""
+    """Formats keys as a JSONPath: $.people[0].name"""
     steps = (f"[{key}]" if isinstance(key, int) else f".{key}" if key.isidentifier() else f"['{key}']" for key in keys)
     return "$" + "".join(steps)
 
 
 def _shortened(message: str) -> str:
-    """A message begins with the value and ends with what is wrong with it."""
+    """Shortens a message in its middle: it begins with the value and ends with the problem."""
     return message if len(message) <= 200 else f"{message[:100]} … {message[-98:]}"

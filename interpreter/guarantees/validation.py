@@ -1,4 +1,4 @@
-"""Validates texts that no provider enforced, and states what holds of a text: `State.meta(name)["guarantee"]`.
+"""Validates texts that no provider enforced, and sets the guarantee of a text: `State.meta(name)["guarantee"]`.
 
 regex         by our automata, as the runtime reads it; what they do not honour by llguidance, where it is installed
 json_schema   parsed, then by the schema; blanks between JSON tokens and the order of keys are not looked at
@@ -35,7 +35,7 @@ _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 
 
 def check(constraint: ConstraintSpec) -> None:
-    """Whether texts can be looked at; before anything is asked. May take long: it compiles.
+    """Checks that texts can be validated, before any call. May take long: it compiles.
 
     Raises:
         ConstraintError: the constraint is wrong.
@@ -51,7 +51,7 @@ def check(constraint: ConstraintSpec) -> None:
 
 
 def holds(constraint: ConstraintSpec, text: str) -> list[str]:
-    """Gives what `text` breaks of a constraint, a sentence each; empty when it holds. Raises as `check`."""
+    """Returns the violations of a constraint by `text`, a sentence each; empty when it holds. Raises as `check`."""
     match constraint.kind:
         case "regex" | "lark" | "gbnf":
             walk = expressions.walk(constraint.kind, constraint.source, text)
@@ -63,8 +63,8 @@ def holds(constraint: ConstraintSpec, text: str) -> list[str]:
 
 
 def begins(constraint: ConstraintSpec, text: str) -> bool:
-    """Whether a text that satisfies the constraint begins with this one; False where a schema does not tell. Raises as
-    `check`."""
+    """Returns whether `text` is a prefix of a text that satisfies the constraint; False if a schema leaves it open.
+    Raises as `check`."""
     match constraint.kind:
         case "choices":
             return any(choice.startswith(text) for choice in _choices(constraint))
@@ -77,8 +77,8 @@ def begins(constraint: ConstraintSpec, text: str) -> bool:
 
 
 def longest(constraint: ConstraintSpec, text: str) -> int | None:
-    """Characters of the longest beginning of `text` that satisfies the constraint and could not be longer, whatever
-    comes after `text`; None where there is none. Raises as `check`.
+    """Returns the length of the longest prefix of `text` that satisfies the constraint and that no later text could
+    extend; None where there is none. Raises as `check`.
 
     The blank that a number may end with (see `lang.constraint.NUMBER`) is counted.
     """
@@ -96,8 +96,8 @@ def longest(constraint: ConstraintSpec, text: str) -> int | None:
 
 
 def tidied(constraint: ConstraintSpec, text: str) -> str:
-    """`text`, or what is left of it without what models like to put around an answer, if that satisfies the
-    constraint and `text` does not: white space, and around JSON a lone code fence. Raises as `check`."""
+    """Strips white space, and a code fence around JSON, if `text` satisfies the constraint only without them. Raises as
+    `check`."""
     stripped = text.strip()
     candidates = [text, stripped]
     if constraint.source in OPEN_ENDED:
@@ -126,7 +126,7 @@ def _json_end(schema: str, text: str) -> int | None:
 
 
 def _where(text: str, walk: expressions.Walk) -> str:
-    """Finds where a text leaves its expression."""
+    """Describes the character at which a text leaves its expression."""
     if walk.read == len(text):
         return f"the text ends too early, behind {text[-40:]!r}" if text else "the text is empty"
     rest, said = text[walk.read : walk.read + 40], text[: walk.read][-40:]
@@ -134,10 +134,10 @@ def _where(text: str, walk: expressions.Walk) -> str:
 
 
 async def of_completion(constraint: ConstraintSpec, completion: Completion, backend: str) -> Meta:
-    """Facts about one continuation whose constraint the backend enforces. `backend`: its name, for messages.
+    """Returns facts about one continuation whose constraint the backend enforces. `backend`: its name, for messages.
 
     Raises:
-        BackendError: the backend gave an ordinary text, and does not say that it satisfies the constraint.
+        BackendError: the backend returned a text without stating that it satisfies the constraint.
     """
     facts: Meta = {"forced_tokens": completion.forced_tokens, "guarantee": "enforced"}
     facts["narrowed"] = list(completion.narrowed)
@@ -155,20 +155,20 @@ async def of_completion(constraint: ConstraintSpec, completion: Completion, back
 
 
 def _ended_with_its_number(constraint: ConstraintSpec, completion: Completion) -> bool:
-    """A number ends at the blank that its expression allows after it, which to the backend is a stop like others."""
+    """Returns whether a number ended at the blank that its expression allows after it: for the backend, a stop."""
     return constraint.source in OPEN_ENDED and completion.matched_stop in ENDINGS
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Judges a continuation of which nothing was enforced.
+    """The judgement of a continuation that was not enforced.
 
     Attributes:
-        completion: with the text that is kept: what models put around an answer is taken off where that helps.
-        guarantee: of an accepted one, as above; "" otherwise.
-        violations: of one that is not.
-        may_be_cut: one that is not accepted is the beginning of one that would be, and a stop of the program may have
-            ended it: the provider does not say.
+        completion: with the text that is kept, tidied.
+        guarantee: of an accepted continuation, as above; "" otherwise.
+        violations: of a rejected one.
+        may_be_cut: a rejected one is a prefix of an acceptable text, and a stop of the program may have ended it: the
+            provider does not say.
     """
 
     completion: Completion
@@ -182,7 +182,7 @@ class Verdict:
 
 
 def judge(constraint: ConstraintSpec, completion: Completion, sampling: SamplingParams) -> Verdict:
-    """Looks at a continuation. Raises as `validation.check`.
+    """Judges a continuation. Raises as `validation.check`.
 
     A stop of the program may cut a text that satisfies the constraint, as it may where the constraint is enforced.
     """

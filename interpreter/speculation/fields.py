@@ -19,7 +19,7 @@ from .replies import LongReply
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The ends that the text of one `gen` may have.
+    """The conditions that end the text of one `gen`.
 
     `enforced`: the provider would enforce the constraint. `result`: its type, which may refuse a text."""
 
@@ -34,13 +34,13 @@ class Field:
 
     @property
     def ends_inside(self) -> bool:
-        """Whether something ends it before the model would, so that text after it is worth having."""
+        """True if a stop or constraint may end it before the model does, so that text after it is useful."""
         return self.stops or self.constraint is not None
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """`stop`: offset after the text of the field. `read`: after what ended it. `guarantee`: of a constrained text."""
+    """The end of a field. `stop`: offset after its text. `read`: offset after its stop. `guarantee`: if constrained."""
 
     stop: int
     read: int
@@ -50,10 +50,10 @@ class End:
 
 
 def end_of(field: Field, reply: LongReply, start: int, following: str) -> End | None:
-    """Finds where a field that begins at `start` ends; None where that is not certain, or its type refuses the text.
+    """Finds the end of a field that begins at `start`; None where it is uncertain, or its type refuses the text.
 
     Args:
-        following: constant text that the program is known to say next; "" when nothing is known.
+        following: the program's next constant text; "" if it is not known.
     """
     try:
         end = _certain_end(field, reply, start, following)
@@ -73,8 +73,8 @@ def _certain_end(field: Field, reply: LongReply, start: int, following: str) -> 
 
 
 def reaches_end(field: Field, reply: LongReply, start: int) -> bool:
-    """Whether the end of a field is somewhere in the reply, though it may not be certain where. If the call of its own
-    gives the same text, what stands after it is still good."""
+    """Returns whether the field ends inside the reply, though perhaps at an uncertain place. If its own call then
+    generates the same text, the surplus after it stays usable."""
     if reply.ended or field.constraint is not None:
         return True
     try:
@@ -98,8 +98,8 @@ def _plain_end(field: Field, reply: LongReply, start: int) -> End | None:
 def _validated_end(
     field: Field, constraint: ConstraintSpec, reply: LongReply, start: int, following: str
 ) -> End | None:
-    """Finds the end of a text as a call of its own would be judged: as a whole, accepted as it stands. Text to be
-    tidied would leave a prompt that was not continued. If it is rejected, the constraint itself says where it ends."""
+    """Finds the end of a validated text: the whole text if it is accepted untidied, as in a call of its own, else the
+    end by the constraint. Tidied text would leave a prompt that the reply does not continue."""
     whole = _plain_end(field, reply, start)
     if whole is not None:
         text = reply.text[start : whole.stop]
@@ -118,8 +118,8 @@ def _validated_end(
 
 
 def _enforced_end(field: Field, constraint: ConstraintSpec, reply: LongReply, start: int) -> End | None:
-    """Under a constraint another text could have come, unless nothing can be added to this one. JSON may have other
-    blanks."""
+    """Finds the end of a text that the provider would enforce; None if the constraint allows it to go on, or for JSON,
+    whose white space may differ."""
     if constraint.kind not in ("regex", "choices"):
         return None
     rest = reply.text[start:]
@@ -130,7 +130,7 @@ def _enforced_end(field: Field, constraint: ConstraintSpec, reply: LongReply, st
 
 
 def _constrained(field: Field, reply: LongReply, start: int, end: int) -> End | None:
-    """The end of a text by its constraint, unless a stop or max_tokens ends it before."""
+    """Returns the end of a text by its constraint, unless a stop or max_tokens ends it before."""
     found = first_stop(field, reply.text, start)
     if found is not None and found[0] < end:
         return None
@@ -140,14 +140,14 @@ def _constrained(field: Field, reply: LongReply, start: int, end: int) -> End | 
 
 
 def completion_of(reply: LongReply, start: int, end: End) -> Completion:
-    """The text of a field as a call of its own would have given it."""
+    """Builds the completion that a call of its own would have returned."""
     text = reply.text[start : end.stop]
     return Completion(text, (), 0, text, end.reason, end.matched)
 
 
 def first_stop(field: Field, text: str, start: int) -> tuple[int, int, str] | None:
-    """The stop that ends first, from `start`: (where it begins, where it ends, which); the longest of those that end
-    together. None without one.
+    """Finds the stop that ends first, from `start`: (start, end, stop); the longest of those that end together. None
+    without one.
 
     Raises:
         ConstraintError: a stop_regex that cannot be used.

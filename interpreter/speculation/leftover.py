@@ -1,6 +1,6 @@
-"""Keeps what of a reply is left over after a gen, decides when it answers the next gen, and streams it.
+"""Keeps the rest of a reply after a gen, decides whether it answers the next gen, and streams it.
 
-prompt   ... "Name: " │ "Harry"  "\\nJob: "  "wizard"  ...      what the stream has said since
+prompt   ... "Name: " │ "Harry"  "\\nJob: "  "wizard"  ...      the stream's text since then
 reply                 │  Harry \\n Job:  wizard \\n Age:  11     begins with it, or is dropped
                     anchor
 
@@ -27,13 +27,15 @@ from .replies import LongReply
 
 @dataclass(frozen=True, slots=True)
 class Surplus:
-    """Attributes:
-    reply: the whole of it.
-    anchor: the prompt that it continues.
-    manner: how its tokens were chosen, see `manner_of`.
-    request_id: of its call.
-    prompt_tokens: of its call.
-    before: name of the gen that took text from it last.
+    """The rest of a reply.
+
+    Attributes:
+        reply: the whole of it.
+        anchor: the prompt that it continues.
+        manner: how its tokens were chosen, see `manner_of`.
+        request_id: of its call.
+        prompt_tokens: of its call.
+        before: name of the gen that took text from it last.
     """
 
     reply: LongReply
@@ -44,7 +46,7 @@ class Surplus:
     before: str
 
     def reached(self, prompt: Prompt) -> int | None:
-        """Says how much of the reply the stream has said; None when it has said something else, or all of it."""
+        """Returns the offset in the reply that the stream has reached; None if it differs, or is used up."""
         said: list[str] = []
         for part in since(self.anchor, prompt):
             if not isinstance(part, Text) or part.control:
@@ -55,13 +57,13 @@ class Surplus:
 
 
 class Pieces:
-    """Chunks of a long reply in, the text of its first field out.
+    """Streams the first field of a long reply to readers.
 
-    Until the end of the field is in sight the reply may still be of no use, and what readers have cannot be taken back.
+    Nothing is given out until the end of the field is certain: the reply may be discarded, and delivered text cannot.
 
     Args:
         field: what ends the text.
-        lead: what the reply has to begin with, which is no part of it.
+        lead: the required beginning of the reply, not part of the text.
         on_chunk: gets the text.
     """
 
@@ -90,7 +92,7 @@ class Pieces:
 
 
 def manner_of(sampling: SamplingParams) -> SamplingParams:
-    """The parameters without those that only say where a text ends, or that the best token does not depend on."""
+    """Returns the parameters without those that only end a text, or do not affect the best token."""
     manner = msgspec.structs.replace(sampling, max_tokens=1, stop=(), stop_regex=())
     if not sampling.greedy:
         return manner
@@ -98,7 +100,7 @@ def manner_of(sampling: SamplingParams) -> SamplingParams:
 
 
 def speaks_plainly(sampling: SamplingParams) -> bool:
-    """Whether a gen is one text whose tokens do not depend on where its call began.
+    """Returns whether a gen is one text whose tokens do not depend on where its call began.
 
     Not so with several continuations, least lengths and stop tokens, of which a text shows nothing; log-probabilities,
     which belong to a call; penalties, which count what the call has generated; and draws from a seed, which every call
@@ -120,7 +122,7 @@ def speaks_plainly(sampling: SamplingParams) -> bool:
 
 
 def lead_of(position: Position, answered: Prompt | None) -> tuple[str, Prompt]:
-    """Constant text at the beginning of the open turn, and the prompt before it; "" where nothing can be left out.
+    """Returns constant text at the beginning of the open turn, and the prompt before it; "" if it must stay.
 
     Args:
         answered: the beginning of a turn that holds something generated.

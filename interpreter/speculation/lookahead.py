@@ -1,4 +1,4 @@
-"""Collects what the program has said already after a `gen`: constant text, and gens to be answered with it.
+"""Collects the steps queued after a `gen`: constant text, and gens to be answered with it.
 
 gen("name") │ "\\nJob: "  gen("job")  "\\nAge: "  gen("age") │ end of the turn
               before      op          before      op
@@ -26,7 +26,7 @@ PATIENCE = 0.05  # seconds that a program has to say what follows, when it neith
 
 @dataclass(frozen=True, slots=True)
 class Coming:
-    """A gen that follows, and the constant text between it and the one before."""
+    """A following gen, and the constant text between it and the previous one."""
 
     before: str
     name: str
@@ -35,10 +35,12 @@ class Coming:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Attributes:
-    literal: constant text that comes next, up to whatever else comes.
-    coming: gens that follow with nothing but constant text between them.
-    closed: nothing that is said later can belong to them: a turn begins or ends, or text comes that is not known.
+    """The steps that follow a gen.
+
+    Attributes:
+        literal: the constant text next in the queue.
+        coming: the gens that follow with only constant text between them.
+        closed: no later step can join them: a turn begins or ends, or unknown text comes.
     """
 
     literal: str
@@ -47,12 +49,12 @@ class Outlook:
 
     @property
     def says(self) -> bool:
-        """Whether anything comes."""
+        """True if anything follows."""
         return bool(self.literal or self.coming)
 
     def can_follow(self, field: Field) -> bool:
-        """Whether what stands after the end of `field` could be what the program says next. A stop string is no part
-        of the field's text, so it is the beginning of what follows."""
+        """Returns whether a reply's text after `field` can match the program's next text. A stop string is no part of
+        the field's text, so the next text has to begin with it."""
         if not self.coming:
             return not self.closed
         literal = self.coming[0].before
@@ -69,7 +71,7 @@ _SILENT = (ops.VarScopeBegin, ops.VarScopeEnd, BranchOff, Mark, Gather)
 
 
 def read(steps: Iterable[Step], takes: Takes) -> Outlook:
-    """Steps that wait in a stream's queue → what they say."""
+    """Reads a stream's queued steps."""
     coming: list[Coming] = []
     literal = before = ""
     for step in steps:
@@ -92,7 +94,7 @@ def read(steps: Iterable[Step], takes: Takes) -> Outlook:
 
 
 async def look(queue: "StepQueue", run: "Run", takes: Takes, enough: Callable[[Outlook], bool]) -> Outlook:
-    """Gives what follows, as soon as `enough` is known of it, or the program says no more for now."""
+    """Waits until `enough` of the following steps are queued, or the program adds none, and returns them."""
     assert run.speculation is not None, "only streams of runs that speculate look ahead"
     rest = run.speculation.rest
 

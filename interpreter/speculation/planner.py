@@ -1,7 +1,7 @@
-"""Whether asking for more text is worth its price, learned from what came of it.
+"""Decides whether requesting more text pays off, from the hit rates of earlier calls.
 
-A program that hits pays for the prompt once and not for every gen; one that misses has paid for text that is not read.
-Prices are of input and output tokens, or 1 to 4 where no price is known, as most providers have it.
+A hit saves the prompt of the next gen; a miss has paid for unused output. Prices are of input and output tokens, or 1
+to 4 where no price is known, as with most providers.
 
     gain   sum over the gens that follow:  chance of reaching it · tokens of the prompt it would send · price of input
     waste  (tokens asked for - tokens expected to be taken) · price of output
@@ -36,10 +36,10 @@ class _Site:
 
 
 class Planner:
-    """Of one program, for all of its runs on all threads.
+    """Statistics of one program, for all of its runs on all threads.
 
-    Whether a text fits is learned by site: the name of a gen and that of the gen before it, (before, name). How long
-    texts are is learned by name.
+    Hits are counted by site: the names of the previous gen and of the gen, (before, name). Text lengths are kept by
+    name.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Planner:
     # -------------------------------------------------------------------------------- learning
 
     def note(self, site: tuple[str, str], hit: bool) -> None:
-        """Whether text at hand was what the gen at this site wanted."""
+        """Counts a hit or a miss of surplus text at a site."""
         with self._lock:
             found = self._sites.setdefault(site, _Site())
             if hit:
@@ -61,29 +61,29 @@ class Planner:
             _bound(self._sites, site)
 
     def note_length(self, name: str, tokens: int) -> None:
-        """Notes how long a text was that the gen of this name got."""
+        """Records the length of a text of this gen, in tokens."""
         with self._lock:
             self._longest[name] = max(self._longest.get(name, 0), tokens)
             _bound(self._longest, name)
 
     def note_refusal(self, backend: str, what: Extra) -> None:
-        """This backend refuses calls with something more, and takes the same without."""
+        """Counts a refusal: the backend refused a call with this extra and took the same one without."""
         with self._lock:
             self._refusals[backend, what] = self._refusals.get((backend, what), 0) + 1
 
     def refuses(self, backend: str, what: Extra) -> bool:
-        """So often that it is no accident."""
+        """Returns whether the backend has refused this extra at least MOST_REFUSALS times."""
         with self._lock:
             return self._refusals.get((backend, what), 0) >= MOST_REFUSALS
 
     def chance(self, site: tuple[str, str]) -> float:
-        """That text at hand fits: the mean of a Beta distribution."""
+        """Returns the probability that surplus text fits at a site: the mean of a Beta distribution."""
         with self._lock:
             found = self._sites.get(site)
         return _share(found.hits, found.misses) if found is not None else _share(PRIOR_HITS, PRIOR_MISSES)
 
     def tokens(self, name: str, sampling: SamplingParams) -> int:
-        """Says how many tokens to ask for so that the text of this gen is whole."""
+        """Returns the number of tokens to request for the complete text of this gen."""
         with self._lock:
             longest = self._longest.get(name, 0)
         expected = math.ceil(longest * MARGIN) + 1 if longest else UNKNOWN_TOKENS
@@ -92,7 +92,7 @@ class Planner:
     # -------------------------------------------------------------------------------- planning
 
     def worthwhile(self, name: str, coming: Sequence[Coming], prompt_tokens: int, price: tuple[float, float]) -> int:
-        """Says how many tokens to ask for beyond those of gen `name`; 0 when it does not pay.
+        """Returns the number of tokens to request beyond those of gen `name`; 0 when it does not pay.
 
         Args:
             coming: the gens that follow.
@@ -118,12 +118,12 @@ class Planner:
 
 
 def tokens_of(text: str) -> int:
-    """About how many tokens a text has."""
+    """Estimates the number of tokens of a text."""
     return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
 
 
 def _bound(table: OrderedDict[Key, Any], key: Key) -> None:  # Any: whatever the table holds
-    """`key` was used last; what was not used for the longest time goes when there is too much."""
+    """Marks `key` as used, and evicts the least recently used entries beyond the limit."""
     table.move_to_end(key)
     if len(table) > MOST_SITES:
         table.popitem(last=False)

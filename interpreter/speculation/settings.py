@@ -1,7 +1,7 @@
-"""Settings of speculation, what the streams of one run share for it, and whether the run's body rests.
+"""Settings of speculation, its state shared by the streams of one run, and whether the run's body rests.
 
-A body rests when it waits for a value: it says nothing more until it has it. What a program says after a `gen` may come
-a moment later, from another thread, so the speculator waits until something follows, the body rests, or it has ended.
+A body rests while it waits for a value: it adds no steps meanwhile. Steps after a `gen` may come a moment later, from
+another thread, so the speculator waits until a step follows, the body rests, or it has ended.
 """
 
 import threading
@@ -28,7 +28,7 @@ class Setting:
     """The number of tokens by which calls go beyond what their `gen` needs.
 
     Attributes:
-        tokens: at most so many; 0 for not at all, None for what the planner finds worth its price.
+        tokens: the most; 0 turns speculation off, None lets the planner decide.
     """
 
     tokens: int | None
@@ -36,10 +36,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Speculating:
-    """State that the streams of one run share.
+    """Speculation state that the streams of one run share.
 
     Attributes:
-        setting: what was asked for.
+        setting: of the run or its program.
         planner: of the program, shared by all of its runs.
         rest: of the body of this run.
     """
@@ -50,7 +50,7 @@ class Speculating:
 
 
 def setting_of(num_api_spec_tokens: object, speculate: object) -> Setting | None:
-    """Options of a program or a run → what they ask for; None when neither is given.
+    """Builds the setting from the options of a program or a run; None when neither is given.
 
     Raises:
         ParameterError: both, or a value that is none of theirs.
@@ -73,7 +73,7 @@ def setting_of(num_api_spec_tokens: object, speculate: object) -> Setting | None
 
 
 class Rest:
-    """Of one run: how many of its reads wait now."""
+    """Counts the reads of a run's body that wait now."""
 
     __slots__ = ("_lock", "_waiting", "changed")
 
@@ -98,7 +98,7 @@ class Rest:
 
 @contextmanager
 def resting(run: "Run") -> Iterator[None]:
-    """Around a wait: when it is the program itself that waits, and not an observer, it rests."""
+    """Marks the body as resting during a wait, if the program itself waits and not an observer."""
     if run.speculation is None or not run.is_inside:
         yield
         return

@@ -1,7 +1,7 @@
-"""Speculation in one stream: what it has in hand, what it asks for, what it takes.
+"""Speculation in one stream: requests surplus text, and answers later gens from it.
 
 gen ──► in the surplus? ──yes──► its text, no call
-          │ no: it is dropped, unless the call below gives what it says
+          │ no: it is dropped, unless the call below generates the same text
           ▼
         worth more text? ──yes──► one call without stops ──► its end is certain? ──yes──► text, and a new surplus
           │ no                                                 │ no: counted as waste
@@ -44,16 +44,16 @@ USUAL_PRICES = (1.0, 4.0)  # of an input and an output token, for models without
 
 
 class _Refused(Exception):
-    """A provider does not take a call for more text."""
+    """A provider refused a call for more text."""
 
 
 class Speculator:
-    """Of one stream. A branch begins with nothing in hand.
+    """Answers the gens of one stream. A branch begins without a surplus.
 
     Args:
-        run: whose streams share a setting, a planner and a ledger.
-        queue: of the stream, for what it will say next.
-        position: where the stream begins.
+        run: its streams share a setting, a planner and a ledger.
+        queue: of the stream, for its next steps.
+        position: of the stream's beginning.
     """
 
     __slots__ = ("_answered", "_queue", "_run", "_shared", "_surplus")
@@ -69,7 +69,7 @@ class Speculator:
     async def reply(
         self, op: Gen, request: GenRequest, position: Position, on_chunk: OnChunk, *, thinks: bool
     ) -> Reply:
-        """Gives what `asking.ask` gives, with fewer calls. `thinks`: not all of the text stays in the prompt."""
+        """Answers as `reask.ask` does, with fewer calls. `thinks`: not all of the text stays in the prompt."""
         plain = speaks_plainly(request.sampling) and not thinks
         reply = await self._taken(op, plain, request, position)
         if reply is None:
@@ -78,11 +78,11 @@ class Speculator:
         return reply
 
     def drop(self) -> None:
-        """Another turn: nothing that is in hand belongs there."""
+        """Drops the surplus, at the border of a turn."""
         self._surplus = None
 
     def note_answer(self, position: Position) -> None:
-        """The open turn holds something that was generated."""
+        """Records that the open turn holds generated text."""
         if position.turn is not None:
             self._answered = position.turn.start
 
@@ -146,7 +146,7 @@ class Speculator:
         return reply
 
     async def _tokens(self, op: Gen, field: Field, request: GenRequest, lead: str, anchor: Prompt) -> int:
-        """Says how many tokens to ask for so that what follows is among them; 0 when the plain call will do."""
+        """Returns the number of tokens of a call that covers the following gens; 0 for the plain call."""
         most, sampling = self._shared.setting.tokens, request.sampling
         manner = manner_of(sampling)
 
@@ -172,7 +172,7 @@ class Speculator:
         return tokens if tokens > own else 0
 
     def _limits(self, anchor: Prompt) -> list[int]:
-        """Tokens that a call may generate: by the budget, and by the context of the model."""
+        """Returns the limits on a call's tokens: by the budget, and by the context of the model."""
         limits = []
         affordable = self._run.calls.affordable_tokens(anchor.parts)
         if affordable is not None:
@@ -198,7 +198,7 @@ class Speculator:
         tokens: int,
         on_chunk: OnChunk,
     ) -> Reply | None:
-        """None when it was made in vain. Raises _Refused, or BudgetError without a call."""
+        """Makes the long call; None if its text is unusable. Raises _Refused, or BudgetError without a call."""
         sampling = msgspec.structs.replace(
             request.sampling,
             stop=(),
@@ -235,7 +235,7 @@ class Speculator:
         return Reply(answer, [_facts(answer, end, own, calls=1)])
 
     async def _generate(self, request: GenRequest, pieces: Pieces) -> Final:
-        """One call, with log-probabilities where there are any: they tell where tokens end.
+        """Makes one call, with log-probabilities if available: they give the ends of tokens.
 
         Raises:
             _Refused: the provider does not take it, and readers have none of its text.
@@ -264,7 +264,7 @@ class Speculator:
     # -------------------------------------------------------------------------------- what follows
 
     def _sampling(self, step: Step) -> SamplingParams | None:
-        """Of a step whose text stays in the prompt as it is generated, else None."""
+        """Returns the parameters of a step whose generated text stays in the prompt, else None."""
         match step.op:
             case Select() as op if not self._run.backend.capabilities.score:
                 seed = step.sampling.seed if step.sampling is not None else None
@@ -277,7 +277,7 @@ class Speculator:
     # -------------------------------------------------------------------------------- where a gen ends
 
     def _field(self, op: Gen, sampling: SamplingParams) -> Field:
-        """Raises CapabilityError for a constraint that cannot be served here."""
+        """Builds the field of a gen. Raises CapabilityError for a constraint that cannot be served here."""
         if op.constraint is None:
             return Field(sampling)
         sent = enforcement.lower(self._run.backend, op.constraint, allow_best_effort=op.allow_best_effort)
@@ -294,7 +294,7 @@ class Speculator:
 
 
 def _facts(final: Final, end: End, tokens: int, *, calls: int) -> Meta:
-    """Of a variable that was answered from a long reply. `tokens`: its share."""
+    """Returns facts about a variable answered from a long reply. `tokens`: its share."""
     facts = meta.of_completion(final, final.completions[0], with_text=False)
     facts["completion_tokens"] = tokens
     facts["speculated"] = calls == 0
