@@ -76,7 +76,7 @@ class TextState(Protocol):
         """The last token began a part that need not come."""
 
 
-class Allowed(Protocol):
+class TokenSet(Protocol):
     """Tokens that may come: `fsm.tokens.masks.Mask`."""
 
     @property
@@ -95,7 +95,7 @@ class Healing(Protocol):
     @property
     def possible(self) -> bool: ...
 
-    def mask(self, token: int) -> Allowed:
+    def mask(self, token: int) -> TokenSet:
         """Those tokens, and the one that may be replaced."""
 
 
@@ -123,7 +123,7 @@ class Boundary:
 
     token: int
     said: bytes  # what it spells
-    allowed: Allowed
+    allowed: TokenSet
     constraint: SharedConstraint
     token_bytes: Callable[[int], bytes]
 

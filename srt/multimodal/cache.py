@@ -22,7 +22,7 @@ from ...lang.prompt import Media
 from ..core.config import PictureLimits
 from ..core.image_token_ids import PICTURE_BASE
 from ..core.messages import EngineForget, EnginePicture
-from .decode import Answer, Decoded, DecodedPicture, DecodeJob, PictureDecoder, Refused
+from .decode import Answer, Decoded, DecodedPicture, DecodeJob, PictureDecoder, RefusedMedia
 from .digests import Digests
 from .format import PictureFormat, Raster
 
@@ -78,7 +78,7 @@ class PictureCache:
         self._digests = digests
         self.limits = limits
         self._decoder = decoder
-        self._sources: OrderedDict[_Source, tuple[_Identity, ...] | Refused] = OrderedDict()
+        self._sources: OrderedDict[_Source, tuple[_Identity, ...] | RefusedMedia] = OrderedDict()
         self._pictures: OrderedDict[_Identity, Picture] = OrderedDict()  # those that are there
         self._numbers: OrderedDict[_Identity, int] = OrderedDict()
         self._next_number = 0
@@ -144,7 +144,7 @@ class PictureCache:
         if found is None:
             return None
         self._sources.move_to_end(source)
-        if isinstance(found, Refused):
+        if isinstance(found, RefusedMedia):
             return found.error()
         pictures = tuple(self._pictures[identity] for identity in found if identity in self._pictures)
         if len(pictures) < len(found):
@@ -173,7 +173,7 @@ class PictureCache:
             case Decoded(decoded):
                 self._counters["pictures_decoded"] += len(decoded)
                 self._remember(source, tuple(self._put(salt, picture).identity for picture in decoded))
-            case Refused():
+            case RefusedMedia():
                 self._counters["pictures_refused"] += 1
                 self._remember(source, answer)
             case _:
@@ -188,12 +188,12 @@ class PictureCache:
         match answer:
             case Decoded(decoded):
                 return self._admitted(tuple(self._put(salt, picture) for picture in decoded))
-            case Refused():
+            case RefusedMedia():
                 return answer.error()
             case _:
                 return answer
 
-    def _remember(self, source: _Source, found: tuple[_Identity, ...] | Refused) -> None:
+    def _remember(self, source: _Source, found: tuple[_Identity, ...] | RefusedMedia) -> None:
         self._sources[source] = found
         self._sources.move_to_end(source)
         if len(self._sources) > self.limits.cache_sources:

@@ -44,7 +44,7 @@ class Decoded(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pictures: tuple[DecodedPicture, ...]
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class RefusedMedia(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Media that cannot be shown, and why. The same bytes are refused again. `kind` names a class of WIRE_ERRORS."""
 
     kind: str
@@ -54,7 +54,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
         return WIRE_ERRORS[self.kind](self.message)
 
 
-Answer = Decoded | Refused | UmbelError  # an UmbelError: the work failed, and might succeed another time
+Answer = Decoded | RefusedMedia | UmbelError  # an UmbelError: the work failed, and might succeed another time
 
 
 class PictureDecoder(Protocol):
@@ -80,21 +80,21 @@ class InlineDecoder:
         answer(decode_media(job))
 
 
-def decode_media(job: DecodeJob) -> Decoded | Refused:
+def decode_media(job: DecodeJob) -> Decoded | RefusedMedia:
     """All of the work. Whatever the bytes are, it ends with an answer, and what a library said is not in it."""
     try:
         return Decoded(_clip(job) if job.kind == "video" else _still(job))
     except UmbelError as error:
-        return Refused(type(error).__name__, str(error))
+        return RefusedMedia(type(error).__name__, str(error))
     except MemoryError:
-        return Refused(RequestError.__name__, too_much_memory(job))
+        return RefusedMedia(RequestError.__name__, too_much_memory(job))
     except ImportError:
-        return Refused(
+        return RefusedMedia(
             CapabilityError.__name__,
             f"{job.kind}() needs Pillow, which is not installed; run: pip install 'umbel[runtime]'",
         )
     except Exception:
-        return Refused(
+        return RefusedMedia(
             ParameterError.__name__,
             f"{job.kind}() of {len(job.data)} bytes cannot be decoded: it is damaged or cut off; save it anew",
         )

@@ -7,7 +7,7 @@ from typing import assert_never
 from ...lang.errors import BackendError, OverloadedError, RequestError
 from ..core.config import PictureLimits, WorkerLimits
 from ..processes.worker import Cause, Trouble, WorkerProcess
-from .decode import Answer, Decoded, DecodeJob, Refused, too_long, too_much_memory
+from .decode import Answer, Decoded, DecodeJob, RefusedMedia, too_long, too_much_memory
 
 
 class DecoderProcess:
@@ -22,8 +22,8 @@ class DecoderProcess:
         self, limits: PictureLimits, after: Callable[[], None], worker_limits: WorkerLimits | None = None
     ) -> None:
         self._limits = limits
-        self._worker: WorkerProcess[DecodeJob, Decoded | Refused] = WorkerProcess(
-            "umbel.srt.multimodal.decode_worker", "picture", Decoded | Refused, after=after, limits=worker_limits
+        self._worker: WorkerProcess[DecodeJob, Decoded | RefusedMedia] = WorkerProcess(
+            "umbel.srt.multimodal.decode_worker", "picture", Decoded | RefusedMedia, after=after, limits=worker_limits
         )
         self.counters: Counter[str] = self._worker.counters
 
@@ -34,7 +34,7 @@ class DecoderProcess:
     def decode(self, job: DecodeJob, answer: Callable[[Answer | None], None], wanted: Callable[[], bool]) -> None:
         what, late, large = job.kind, too_long(job), too_much_memory(job)
 
-        def hear(given: Decoded | Refused | Trouble | None) -> None:  # it keeps no bytes of the job
+        def hear(given: Decoded | RefusedMedia | Trouble | None) -> None:  # it keeps no bytes of the job
             answer(explained(given, what, late, large) if isinstance(given, Trouble) else given)
 
         self._worker.submit(job, hear, wanted, cpu_seconds=job.seconds + self._limits.library_seconds)

@@ -5,7 +5,7 @@ import contextlib
 from ...lang.errors import CapabilityError, RequestError
 from ..core.config import PictureLimits
 from ..processes.worker_child import cpu_limit, lift_memory_limit, limit_memory, run
-from .decode import Decoded, DecodeJob, Refused, decode_media, too_long
+from .decode import Decoded, DecodeJob, RefusedMedia, decode_media, too_long
 
 
 class Decoder:
@@ -20,7 +20,7 @@ class Decoder:
             from . import prepare, stills  # noqa: F401
         limit_memory(self._limits.memory)
 
-    def work(self, job: DecodeJob) -> Decoded | Refused:
+    def work(self, job: DecodeJob) -> Decoded | RefusedMedia:
         if job.kind == "video" and not self._clips:
             self._clips = True
             self._load_clips()
@@ -42,7 +42,7 @@ class _DecodeLateError(Exception):
     """The time of a job is over."""
 
 
-def decode_within(job: DecodeJob, seconds: float) -> Decoded | Refused:
+def decode_within(job: DecodeJob, seconds: float) -> Decoded | RefusedMedia:
     """`decode_media`, refused when it takes more CPU time. The main thread's, because of the signal."""
     late = False
 
@@ -56,7 +56,7 @@ def decode_within(job: DecodeJob, seconds: float) -> Decoded | Refused:
             answer = decode_media(job)
     except _DecodeLateError:  # it expired outside of what refuses
         pass
-    return Refused(RequestError.__name__, too_long(job)) if late else answer
+    return RefusedMedia(RequestError.__name__, too_long(job)) if late else answer
 
 
 def main() -> None:

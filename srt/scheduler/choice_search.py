@@ -26,7 +26,7 @@ from .request import Choosing, Request
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _HeldSearch:
     request: Request
     message: EngineChoose
     trie: Future[Trie]
@@ -53,7 +53,7 @@ class ChoiceSearches:
         self._token_bytes = context.token_bytes
         self._another = context.factory.another
         self._longest = context.factory.longest
-        self._held: list[_Held] = []
+        self._held: list[_HeldSearch] = []
         self._running: dict[int, _Running] = {}  # by message
 
     # ------------------------------------------------------------------------------------------ arrival
@@ -68,7 +68,7 @@ class ChoiceSearches:
             raise CapabilityError(
                 'this engine has no table of its vocabulary; write method="token_length_normalized" in select'
             )
-        self._held.append(_Held(request, message, self._matcher_cache.trie()))
+        self._held.append(_HeldSearch(request, message, self._matcher_cache.trie()))
 
     def begin_step(self) -> None:
         """ChoiceSearches that can begin, begin; those whose message has ended are forgotten."""

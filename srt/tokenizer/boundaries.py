@@ -104,7 +104,7 @@ def _joined_before(mark: str, vocabulary: Vocabulary, specials: list[str]) -> fr
     return frozenset(joined)
 
 
-class _Model(msgspec.Struct, frozen=True):
+class _MergeModel(msgspec.Struct, frozen=True):
     """Of the model what decides whether it is merges and nothing else."""
 
     type: str | None = None
@@ -113,7 +113,7 @@ class _Model(msgspec.Struct, frozen=True):
 
 
 def _merges_only(file: TokenizerFile) -> bool:
-    model = msgspec.json.decode(file.model, type=_Model)
+    model = msgspec.json.decode(file.model, type=_MergeModel)
     return bool(bytes(model.merges)) and model.type in ("BPE", None) and not model.dropout
 
 

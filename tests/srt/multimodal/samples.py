@@ -9,7 +9,7 @@ from PIL import Image
 from umbel.lang.prompt import Media
 from umbel.srt.core.config import PictureLimits
 from umbel.srt.launch import ORACLE_PICTURES
-from umbel.srt.multimodal.decode import Decoded, DecodedPicture, DecodeJob, Refused, decode_media
+from umbel.srt.multimodal.decode import Decoded, DecodedPicture, DecodeJob, RefusedMedia, decode_media
 from umbel.srt.multimodal.format import PictureFormat
 
 FORM = ORACLE_PICTURES
@@ -42,9 +42,9 @@ def decoded(
     return answer.pictures
 
 
-def refusal(data: bytes, frames: int = 0, limits: PictureLimits = PictureLimits()) -> Refused:  # noqa: B008
+def refusal(data: bytes, frames: int = 0, limits: PictureLimits = PictureLimits()) -> RefusedMedia:  # noqa: B008
     answer = decode_media(DecodeJob("video" if frames else "image", data, frames, FORM, limits))
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, RefusedMedia)
     return answer
 
 

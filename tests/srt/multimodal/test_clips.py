@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from umbel.srt.core.config import PictureLimits
 from umbel.srt.multimodal.clips import frames_of
-from umbel.srt.multimodal.decode import Decoded, DecodeJob, Refused, decode_media
+from umbel.srt.multimodal.decode import Decoded, DecodeJob, RefusedMedia, decode_media
 from umbel.srt.multimodal.format import PictureFormat
 
 from .samples import FORM, clip, decoded, noise, refusal, saved
@@ -130,7 +130,7 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_mutated_clips_end_with_an_answer() -> None:
     dice = random.Random(3)
     seeds = [clip(9), clip(9, container="matroska"), clip(9, container="avi", coding="mjpeg")]
-    ends = {Decoded: 0, Refused: 0}
+    ends = {Decoded: 0, RefusedMedia: 0}
     for turn in range(120):
         data = bytearray(seeds[turn % len(seeds)])
         for _ in range(dice.choice((1, 4))):

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from umbel.srt.core.config import PictureLimits
 from umbel.srt.multimodal.budget import check_media, most_tokens
-from umbel.srt.multimodal.decode import Decoded, DecodeJob, InlineDecoder, Refused, decode_media
+from umbel.srt.multimodal.decode import Decoded, DecodeJob, InlineDecoder, RefusedMedia, decode_media
 from umbel.srt.multimodal.format import PictureFormat, picture_tokens_at
 from umbel.srt.multimodal.stills import FORMATS, open_still, webp_size
 
@@ -200,7 +200,7 @@ def test_a_thousand_mutated_pictures_end_with_an_answer() -> None:
     seeds = [saved(noise(24, 18, index), form) for index, form in enumerate(FORMATS)]
     seeds.append(saved(noise(24, 18).convert("P"), "PNG", transparency=3))
     seeds.append(saved(noise(24, 18), "GIF", save_all=True, append_images=[noise(24, 18, 1)]))
-    ends = {Decoded: 0, Refused: 0}
+    ends = {Decoded: 0, RefusedMedia: 0}
     for turn in range(1000):
         data = bytearray(seeds[turn % len(seeds)])
         for _ in range(dice.choice((1, 2, 8))):
@@ -261,7 +261,7 @@ def test_jobs_and_answers_travel() -> None:
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(job), type=DecodeJob)
     assert again == job
     answer = decode_media(again)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(answer), type=Decoded | Refused) == answer
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(answer), type=Decoded | RefusedMedia) == answer
     told: list[object] = []
     InlineDecoder().decode(job, told.append, lambda: True)
     assert told == [answer]

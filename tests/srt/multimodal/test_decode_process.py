@@ -11,7 +11,15 @@ import psutil
 import pytest
 from umbel.lang.errors import RequestError
 from umbel.srt.core.config import PictureLimits, WorkerLimits, worker_environment
-from umbel.srt.multimodal.decode import Answer, Decoded, DecodeJob, Refused, decode_media, too_long, too_much_memory
+from umbel.srt.multimodal.decode import (
+    Answer,
+    Decoded,
+    DecodeJob,
+    RefusedMedia,
+    decode_media,
+    too_long,
+    too_much_memory,
+)
 from umbel.srt.multimodal.decode_process import DecoderProcess, explained
 from umbel.srt.multimodal.decode_worker import decode_within
 from umbel.srt.processes.worker import Cause, Trouble
@@ -42,7 +50,7 @@ def ask(decoder: DecoderProcess, *jobs: DecodeJob) -> "list[asyncio.Future[Answe
 def test_time_ends_a_picture() -> None:
     large = job(saved(noise(800, 800)))
     answer = decode_within(large, 1e-6)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, RefusedMedia)
     assert (answer.kind, "takes more than 5 s to decode" in answer.message) == ("RequestError", True)
     assert decode_within(large, 60.0) == decode_media(large)
 
@@ -118,13 +126,13 @@ def test_the_largest_pictures_fit_into_its_memory_and_a_bomb_takes_none() -> Non
         assert worker.stdout is not None
         assert worker.stdout.read(HEADER) == bytes(HEADER), "it is ready"
 
-        def answer(data: bytes) -> Decoded | Refused:
+        def answer(data: bytes) -> Decoded | RefusedMedia:
             assert worker.stdin is not None
             assert worker.stdout is not None
             worker.stdin.write(framed(msgspec.msgpack.encode(job(data))))
             worker.stdin.flush()
             size = int.from_bytes(worker.stdout.read(HEADER), "little")
-            return msgspec.msgpack.decode(worker.stdout.read(size), type=Decoded | Refused)
+            return msgspec.msgpack.decode(worker.stdout.read(size), type=Decoded | RefusedMedia)
 
         exif = noise(2, 2).getexif()
         exif[0x0112] = 6
@@ -132,7 +140,7 @@ def test_the_largest_pictures_fit_into_its_memory_and_a_bomb_takes_none() -> Non
         before = psutil.Process(worker.pid).memory_info().rss
         clear = saved(noise(64, 64).resize((4098, 4098)).convert("RGBA"), "PNG", compress_level=1, exif=exif.tobytes())
         assert isinstance(answer(clear), Decoded)  # turned, and laid on white
-        assert isinstance(answer(bomb()), Refused)
+        assert isinstance(answer(bomb()), RefusedMedia)
         assert psutil.Process(worker.pid).memory_info().rss - before < 200e6
         greedy = answer(saved(noise(8, 8)))
         assert isinstance(greedy, Decoded)  # it has lived through all of them
