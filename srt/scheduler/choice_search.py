@@ -1,12 +1,12 @@
-"""How probable choices are over all their tokens: a search (fsm/choices/search.py) that lives in the scheduler.
+"""Computes the probabilities of choices over all their tokenizations: runs fsm/choices/search.py in the scheduler.
 
 hold        the request waits for the trie of the vocabulary
-begin_step  the trie is there: the usual tokens of the choices wait for their turn, one request for each choice that
-            has rows of its own
-take        what a row says goes to the search
+begin_step  the trie is ready: the usual tokens of the choices are queued, one request for each choice that has rows of
+            its own
+take        log-probabilities of a row go to the search
 finish      all rows of a round are done: the next nodes become requests of the same message, or it is answered
 
-Nodes share their beginnings through the radix tree, as the choices of a score do.
+Nodes share their prefixes through the radix tree, as the choices of a score do.
 """
 
 from collections.abc import Sequence
@@ -34,11 +34,11 @@ class _HeldSearch:
 
 @dataclass(slots=True)
 class _Running:
-    """A search, and what it costs."""
+    """A running search with its token counts."""
 
     state: ChoiceSearch
     message: EngineChoose
-    shared: list[int]  # tokens that stand before every node's
+    shared: list[int]  # tokens before those of every node
     prompt_tokens: int = 0
     cached_tokens: int = 0
 
@@ -59,10 +59,10 @@ class ChoiceSearches:
     # ------------------------------------------------------------------------------------------ arrival
 
     def hold(self, request: Request, message: EngineChoose) -> None:
-        """The request waits until the vocabulary's trie is there.
+        """Keeps the request until the vocabulary's trie is ready.
 
         Raises:
-            CapabilityError: this engine has none.
+            CapabilityError: this engine has no trie.
         """
         if self._matcher_cache is None:
             raise CapabilityError(
@@ -71,7 +71,7 @@ class ChoiceSearches:
         self._held.append(_HeldSearch(request, message, self._matcher_cache.trie()))
 
     def begin_step(self) -> None:
-        """ChoiceSearches that can begin, begin; those whose message has ended are forgotten."""
+        """Starts the searches whose trie is ready, and forgets those whose message has ended."""
         for message_id in [number for number in self._running if number not in self._table.alive]:
             del self._running[message_id]
         held, self._held = self._held, []
@@ -112,7 +112,7 @@ class ChoiceSearches:
     # ------------------------------------------------------------------------------------------ rounds
 
     def take(self, request: Request, answers: Sequence[NDArray[np.float64]]) -> None:
-        """What the next rows of the request say."""
+        """Gives the log-probabilities of the request's next rows to its search."""
         job = request.job
         assert isinstance(job, Choosing), "only searches ask rows"
         assert job.search is not None, "it began before its rows ran"
@@ -121,7 +121,7 @@ class ChoiceSearches:
             job.answered += 1
 
     def finish(self, request: Request) -> None:
-        """All its rows have run. The last one of a round begins the next, or ends the search."""
+        """Ends a request whose rows have all run. The last one of a round starts the next round or ends the search."""
         running = self._running[request.message_id]
         running.cached_tokens += request.cached_tokens
         self._table.release(request)
@@ -139,7 +139,7 @@ class ChoiceSearches:
         self._table.end(request.message_id, _ended(running))
 
     def _add(self, request: Request, running: _Running, rows: Sequence[list[SearchNode]]) -> None:
-        """More requests of the message of `request`, one for each row of nodes."""
+        """Adds requests to the message of `request`, one for each list of nodes."""
         more = [
             self._another(request, [*running.shared, *nodes[-1].tokens], Choosing(running.state, nodes))
             for nodes in rows
@@ -149,7 +149,7 @@ class ChoiceSearches:
 
 
 def questions(request: Request, start: int, end: int) -> list[NDArray[np.int32]]:
-    """The tokens of which rows [start, end) are to give the log-probabilities."""
+    """Returns, for each of the rows [start, end), the tokens whose log-probabilities the search needs."""
     job = request.job
     assert isinstance(job, Choosing), "only searches ask rows"
     assert job.search is not None, "it began before its rows ran"

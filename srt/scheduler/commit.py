@@ -1,7 +1,7 @@
-"""Ends a step: turns what its rows say into tokens of texts, log-probabilities and endings.
+"""Commits a step: turns its results into tokens, log-probabilities and endings.
 
-When a step ends, the next one may be running already (overlap.py). `computed` of a request then counts rows that have
-not been read yet. So the rows of the step say what has been read, and not the request.
+When a step completes, the next one may already be running (overlap.py). `computed` of a request then counts rows that
+have not been read yet. So commit takes the rows that were read from the step, not from the request.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Commit:
         self._searches = searches
 
     def begin(self, plan: StepPlan) -> None:
-        """Counts the rows of the plan, which are about to run."""
+        """Counts the rows of the plan, just before they run."""
         counters = self._counters
         for rows in plan.planned:
             request = rows.request
@@ -62,7 +62,7 @@ class Commit:
                 self._table.fail(request, error)
 
     def _commit_request(self, request: Request, result: StepResult, *, last: bool) -> None:
-        """last: these rows are the last of those that the request has now."""
+        """Commits the result of one request. last: its rows in this step are the last that it has now."""
         known = result.known.get(request.number, [])
         match request.job:
             case Generation() as generation:
@@ -102,7 +102,7 @@ class Commit:
             self._stream(request, generation)
 
     def _stream(self, request: Request, generation: Generation) -> None:
-        """Sends what is new; forced tokens wait for their log-probabilities when these are wanted."""
+        """Sends new tokens; forced tokens wait for their log-probabilities when these are wanted."""
         known = len(generation.logprobs) if generation.wants_logprobs else request.generated
         if generation.stream and known > generation.sent:
             token_ids = request.generated_ids[generation.sent : known]
@@ -113,9 +113,9 @@ class Commit:
             generation.sent = known
 
     def finish(self, request: Request) -> None:
-        """Ends a request that is done: all keys it needs are in the pool and no token is to be sampled.
+        """Ends a request that needs no more keys and no more tokens.
 
-        A score ends with the last of its sequences.
+        A score ends when the last of its sequences does.
         """
         match request.job:
             case Generation(stop=stop):

@@ -14,28 +14,28 @@ class PolicyName(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Says how the engine shares its step and its pool.
+    """Settings by which requests share the engine's steps and its KV pool.
 
     Attributes:
-        max_running: sequences that hold slots at once.
+        max_running: sequences that hold slots at the same time.
         max_step_tokens: rows of one step; decode rows come first, prompts are cut into chunks that fit
             in the rest (at least one row, so that prompts advance under any load). None: no chunks.
         max_step_logits: rows of one step whose logits are computed; log-probabilities of long prompts would
-            otherwise ask for gigabytes at a vocabulary of 262,144. At least max_running.
+            otherwise take gigabytes at a vocabulary of 262,144. At least max_running.
         policy: order of waiting requests; policy.py has the definitions.
-        policy_window: waiting requests that are compared by their match; the others keep their order of arrival.
+        policy_window: waiting requests that are ordered by their cached prefix; the others keep their order of arrival.
         radix_cache: keep and reuse keys and values of finished and running requests.
         in_step_sharing: a request may use keys that another request computes in the same step.
-        least_ahead: a hint of which fewer tokens are missing is dropped, unless it pins.
-        pin_share: of the pool; pins together hold at most so much.
-        max_wait: a request that has waited so many seconds goes before all cache-aware order; policy/priority.py
-            bounds its whole wait.
+        least_ahead: a hint that misses fewer tokens than this is dropped, unless it pins.
+        pin_share: the part of the pool that all pins together may hold.
+        max_wait: seconds after which a waiting request precedes every cache-aware order; policy/priority.py bounds its
+            whole wait.
         headroom: slots left for every running sequence when another one is admitted, against early retraction.
-        partial_logits: a row that only has to choose a token may be answered with the token, without its logits.
-        jump_forward: tokens that a constraint leaves no choice about are appended without a step of their own.
-        constraint_fuel: transitions of automata that one step may work out, some 6 ms of Python; masks that need more
+        partial_logits: the runner may answer a row that only chooses a token with the token, without its logits.
+        jump_forward: tokens that a constraint forces are appended without a decode step of their own.
+        constraint_fuel: automaton transitions that one step may compute, some 6 ms of Python; masks that need more
             are finished in later steps.
-        overlap: a step is planned while the one before runs (overlap.py); the runner is a batch.AsyncRunner.
+        overlap: a step is planned while the previous one runs (overlap.py); the runner is a batch.AsyncRunner.
         check_every_step: verify pool and tree after every step (tests; costs time in the size of the pool).
     """
 

@@ -1,8 +1,8 @@
-"""Serves texts under a constraint: holds their requests, makes masks before rows, appends the tokens that must follow.
+"""Runs constrained texts: holds requests until their constraint is open, prepares masks, appends forced tokens.
 
-arrive ──hold──▶ held ──open──▶ waiting      begin_step opens what has been made meanwhile
-plan   ──ready──▶ the mask is there, or the row that chooses is left out of this step
-commit ──commit─▶ the sampled token, and those that follow whatever comes after it
+arrive ──hold──▶ held ──open──▶ waiting      begin_step opens the constraints that are ready
+plan   ──ready──▶ the mask is ready, or the row that chooses is left out of this step
+commit ──commit─▶ the sampled token and the forced tokens after it
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class _Held:
 
 
 class ConstrainedTexts:
-    """Opens the constraints of requests, makes masks before their rows, and appends forced tokens."""
+    """Opens the constraints of requests, prepares masks before their rows run, and appends forced tokens."""
 
     def __init__(self, context: SchedulerContext) -> None:
         self._jump_forward = context.config.jump_forward
@@ -45,7 +45,7 @@ class ConstrainedTexts:
     # ------------------------------------------------------------------------------------------ arrival
 
     def hold(self, request: Request, message: EngineGenerate) -> None:
-        """The request waits until its constraint is open.
+        """Starts opening the request's constraint, and keeps the request until it is open.
 
         Raises:
             CapabilityError: this engine enforces no constraints.
@@ -58,14 +58,14 @@ class ConstrainedTexts:
         )
 
     def count(self) -> None:
-        """Brings the counters of constraints up to date."""
+        """Updates the counters of constraints."""
         if self._matcher_cache is not None:
             self._counters.constraints_opened = self._matcher_cache.opened
             self._counters.constraint_hits = self._matcher_cache.hits
             self._counters.jumps_cut = self._matcher_cache.jumps_cut
 
     def begin_step(self) -> None:
-        """Requests whose constraint has been opened wait for their turn from now on."""
+        """Refills the fuel and moves requests whose constraint is open to the waiting ones."""
         self._fuel = self._step_fuel
         if not self._held:
             return
@@ -82,7 +82,7 @@ class ConstrainedTexts:
                 self._table.fail(entry.request, error)
 
     def _open(self, held: _Held, constraint: SharedConstraint, eos_ids: frozenset[int]) -> bool:
-        """False: it needs more fuel than this step has."""
+        """Attaches the constraint to its request; False: that needs more fuel than this step has."""
         request = held.request
         generation = request.job
         assert isinstance(generation, Generation), "only generations have constraints"
@@ -108,10 +108,10 @@ class ConstrainedTexts:
     # ------------------------------------------------------------------------------------------ a step
 
     def ready(self, request: Request) -> bool:
-        """Whether the next token can be chosen in this step. Appends tokens that leave no choice; may end the request.
+        """Returns whether the next token can be chosen in this step. Appends forced tokens; may end the request.
 
-        All requests of a step share its fuel, and each may take half of what is left: one whose mask is a long way off
-        is left out of some steps, and holds up no other.
+        All requests of a step share its fuel, and each may take half of what is left. A request with an expensive mask
+        skips some steps and does not delay the others.
         """
         generation = request.job
         assert isinstance(generation, Generation), "only generations choose tokens"
@@ -134,14 +134,14 @@ class ConstrainedTexts:
         return False
 
     def _spend(self, prepare: Callable[[int], int | None]) -> bool:
-        """Half of the step's fuel for this; False when it was not enough."""
+        """Runs `prepare` with half of the step's remaining fuel; False when that was not enough."""
         given = (self._fuel + 1) // 2
         left = prepare(given)
         self._fuel -= given if left is None else given - left
         return left is not None
 
     def commit(self, request: Request, generation: Generation, token: int | None) -> Stop | None:
-        """Takes the settled token, and with jump-forward what must follow it → how the text ends, if it does."""
+        """Appends the settled token and, with jump-forward, the forced ones after it; returns the stop, if any."""
         cursor = generation.cursor
         assert cursor is not None, "called for texts with a constraint only"
         if cursor.error is None and cursor.restored and token is not None:
@@ -151,7 +151,7 @@ class ConstrainedTexts:
         return self._jump(request, generation, cursor) if stop is None else stop
 
     def _jump(self, request: Request, generation: Generation, cursor: Matcher) -> Stop | None:
-        """Appends the tokens that are known already."""
+        """Appends the forced tokens."""
         while cursor.pending and self._jump_forward:
             token = cursor.settle(cursor.pending[0], generation.length_limit - request.length)
             self._counters.forward_passes_saved += 1
@@ -174,12 +174,12 @@ class ConstrainedTexts:
 
 
 def _replaceable(request: Request, generation: Generation) -> bool:
-    """The prompt's last token: not its only one, and not one whose log-probability is asked for."""
+    """Returns whether healing may replace the prompt's last token: not the only one, no log-probability requested."""
     return request.prompt_length > 1 and generation.sampling.prompt_logprobs_from is None
 
 
 def _check_budget(request: Request, generation: Generation, constraint: SharedConstraint) -> None:
-    """Raises ConstraintError when certainly no text fits; a text that may fit is tried."""
+    """Raises ConstraintError when provably no text fits; a text that may fit is tried."""
     room = generation.length_limit - request.length
     start = constraint.begin()
     closing = [] if start.closing_bound <= room else start.closing_tokens()

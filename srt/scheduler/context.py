@@ -1,7 +1,7 @@
-"""Holds what all parts of one scheduler share.
+"""Defines the context that all parts of one scheduler share.
 
 The scheduler is one object in several files: planner, commit, constrained texts and choice searches work on the same
-requests, pool and counters. Each part gets this context, and no callbacks.
+requests, pool and counters. Each part gets this context instead of callbacks.
 """
 
 from collections.abc import Callable
@@ -21,11 +21,11 @@ from .stopping import Stop, accept
 
 @dataclass(frozen=True, slots=True)
 class SchedulerContext:
-    """Made once by the Scheduler, which owns all of it.
+    """Shared state of one scheduler. The Scheduler makes it once and owns all of it.
 
     Attributes:
         token_bytes: the bytes of a token, b"" for control tokens.
-        constraints: opens constraints and has the vocabulary's trie; None refuses requests that need either.
+        constraints: opens constraints and has the vocabulary's trie; None: requests that need either are refused.
     """
 
     config: SchedulerConfig
@@ -39,6 +39,6 @@ class SchedulerContext:
     constraints: MatcherCache | None
 
     def append_token(self, request: Request, token: int) -> Stop | None:
-        """Appends a token to a text, sampled or forced; says whether the text ends with it."""
+        """Appends a sampled or forced token to a text; returns a Stop if the text ends with it."""
         self.counters.completion_tokens += 1
         return accept(request, token, self.token_bytes, self.factory.longest)

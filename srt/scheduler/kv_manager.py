@@ -1,13 +1,13 @@
-"""Manages where a request's keys live: the pool and the radix tree as one request sees them.
+"""Manages the slots of requests: the pool and the radix tree as one request sees them.
 
-Every change of who owns a slot goes through here: found in the tree, allocated, handed to the tree, given back.
+Every change of a slot's owner goes through here: found in the tree, allocated, handed to the tree, released.
 
-    open     lock what the tree knows            place    give it slots for its next rows
-    advance  lock what it has learnt since       adopt    hand private slots to the tree
+    open     lock the cached prefix              place    give the request slots for its next rows
+    advance  lock what was cached since          adopt    hand private slots to the tree
     close    hand over what is computed, free the rest, unlock
 
-A decoding request takes slots for its next tokens ahead, a run of them: token after token, taken in turns with all
-others, its keys would lie scattered. Spare slots are private, and are taken back before a request is retracted.
+A decoding request allocates a run of slots ahead, for its next tokens: with one slot at a time, in turns with all other
+requests, its keys would lie scattered. Spare slots are private, and are taken back before a request is retracted.
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,14 +47,14 @@ class KVManager:
 
     @property
     def available(self) -> int:
-        """Slots that can be had at once: free ones and all that the cache can give without its pins."""
+        """Slots that can be allocated now: free ones, and those in nodes of the tree without lock and pin."""
         return self.pool.free + self.cache.evictable_tokens
 
     def begin_step(self) -> None:
         self._step += 1
 
     def peek(self, request: Request) -> int:
-        """Returns how many tokens of a waiting request the tree knows."""
+        """Returns the number of cached tokens of a waiting request."""
         if not self._reuse:
             return 0
         with self.tree_time:
@@ -72,9 +72,9 @@ class KVManager:
         self._take_match(request, match)
 
     def advance(self, request: Request) -> None:
-        """Takes over what others have put into the tree since, while this request was computing its prompt."""
+        """Extends the match by what other requests have cached since, while this one was computing its prompt."""
         if not self._reuse or request.match is None or request.tree_length < request.kv_length:
-            return  # private slots follow the match: nothing of the tree can follow them
+            return  # private slots follow the match, so no slot of the tree can
         with self.tree_time:
             match = self.cache.advance(request.match, request.tokens)
             self.cache.move_lock(request.match, match)
@@ -96,11 +96,11 @@ class KVManager:
         request.reached = max(request.reached, following)
 
     def missing(self, request: Request, end: int) -> int:
-        """Returns how many slots must be allocated before rows up to `end` can run."""
+        """Returns the number of slots to allocate before rows up to `end` can run."""
         return max(0, end - request.slot_end)
 
     def make_room(self, count: int) -> bool:
-        """Evicts until `count` slots are free; False if even an empty cache would not do."""
+        """Evicts until `count` slots are free; False if even an empty cache would leave too few."""
         if count > self.available:
             return False
         if count > self.pool.free:
@@ -109,12 +109,12 @@ class KVManager:
         return True
 
     def allocate(self, count: int) -> Slots:
-        """Free slots, ascending; room has been made."""
+        """Allocates `count` slots, ascending. The caller has called `make_room`."""
         return self.pool.allocate(count) if count else _NO_SLOTS
 
     def run_length(self, request: Request) -> int:
-        """Slots that a decoding request without a spare one takes at once: as many as it may still need, but few
-        when the pool is nearly full."""
+        """Returns the number of slots that a decoding request without a spare one allocates at once: as many as it may
+        still need, but few when the pool is nearly full."""
         assert isinstance(request.job, Generation), "only generations decode"
         wanted = min(self._run, request.job.sampling.max_tokens - request.generated)
         return wanted if wanted * _SPARE_SHARE <= self.available else 1
@@ -123,8 +123,8 @@ class KVManager:
         """Places the keys of rows before `end` in the spare slots and in new ones after them.
 
         Prompt tokens go into the tree at once: every layer stores its keys before it attends, so a request planned
-        later in this step may already read them. Not so tokens after private ones: the tree may have got the same
-        tokens meanwhile, and would be written to twice.
+        later in this step may already read them. Tokens after private ones do not: the tree may have received the same
+        tokens since, and their slots would be written twice.
         """
         follows_tree = request.tree_length == request.kv_length
         if len(slots):
@@ -139,7 +139,7 @@ class KVManager:
             self.adopt(request, end)
 
     def pin(self, request: Request, *, seconds: float, now: float) -> None:
-        """Keeps the request's tokens in the tree. Its rows have run, and it is still open."""
+        """Pins the request's tokens in the tree. Its rows have run, and it is still open."""
         assert request.match is not None, "what nobody holds may be gone already"
         whole = request.tree_length == request.length  # without a tree nothing is
         self.pins.put(
@@ -147,7 +147,7 @@ class KVManager:
         )
 
     def take_back_spare(self, requests: Iterable[Request]) -> bool:
-        """Frees the spare slots of all; False: there were none."""
+        """Frees the spare slots of all requests; False: there were none."""
         found = False
         for request in requests:
             found |= request.slot_end > request.kv_length
@@ -159,7 +159,7 @@ class KVManager:
         request.slot_end = request.kv_length
 
     def adopt(self, request: Request, end: int) -> None:
-        """Hands private slots before `end` to the tree; where it has the same tokens already, ours are freed."""
+        """Hands private slots before `end` to the tree. Slots of tokens that the tree already has are freed."""
         if not self._reuse or request.match is None or request.tree_length >= end:
             return
         held = request.match
@@ -176,7 +176,7 @@ class KVManager:
         request.match = match
 
     def close(self, request: Request) -> None:
-        """The request holds nothing any more; what it has computed, or computes now, stays in the tree, evictable."""
+        """Releases all slots of the request. What it has computed, or computes now, stays in the tree, evictable."""
         if request.match is None:
             return
         self.adopt(request, min(request.computed, request.kv_length, request.length))
@@ -186,9 +186,9 @@ class KVManager:
         self.detach(request)
 
     def discard(self, request: Request) -> None:
-        """As `close`, and of the request's path only that stays in the tree which others hold: its keys may be wrong.
+        """Closes the request and removes its path from the tree, except for nodes that are held: its keys may be wrong.
 
-        Others that have read wrong keys find that out by themselves, and the last of them discards what is left.
+        Other requests that have read wrong keys fail by themselves, and the last of them discards what is left.
         """
         if request.match is None:
             return
@@ -200,7 +200,7 @@ class KVManager:
 
     @staticmethod
     def detach(request: Request) -> None:
-        """Forgets the request's place without giving it back (it was given back, or the pool was cleared)."""
+        """Forgets the request's slots without releasing them (they were released, or the pool was cleared)."""
         request.match = None
         request.kv_length = request.slot_end = request.computed = 0
 
@@ -214,7 +214,7 @@ class KVManager:
     # ------------------------------------------------------------------------------------------ whole
 
     def flush(self) -> int:
-        """Evicts everything that no running request holds; pins end."""
+        """Ends all pins and evicts everything that no running request holds."""
         self.pins.drop()
         with self.tree_time:
             given = self.cache.clear()
@@ -228,18 +228,18 @@ class KVManager:
         self.pins.forget()
 
     def check_some(self) -> bool:
-        """A slice of `check` while no request runs; True: with it all has been checked.
+        """Runs a slice of `check` while no request runs; True: with it everything has been checked.
 
         Raises:
-            IntegrityError: what contradicts what.
+            IntegrityError: says what contradicts what.
         """
         return self.cache.check_some(self.pins.matches)
 
     def check(self, running: Sequence[Request]) -> None:
-        """free + tree + private = total, locks are those of the running requests, pins those that were put.
+        """Checks that free + tree + private = total, and that locks and pins match the running requests and `pins`.
 
         Raises:
-            IntegrityError: what contradicts what.
+            IntegrityError: says what contradicts what.
         """
         self.cache.check([request.match for request in running if request.match is not None], self.pins.matches)
         in_tree = [node.slots for _, node in self.cache.walk()]

@@ -1,7 +1,7 @@
-"""Plans a step: which requests run, which of their rows, in which slots.
+"""Plans a step: chooses the requests that run, their rows and their slots.
 
-Decode rows come first, then prompts that are being computed, then waiting requests in the policy's order. A request
-that fails here, by a fault or by its own data, ends alone.
+Decode rows come first, then prompts in prefill, then waiting requests in the policy's order. A request that fails here,
+by a fault or by its own data, ends alone.
 """
 
 from ..cache.slot_allocator import Slots
@@ -12,11 +12,11 @@ from .policy.policy import AdmissionPolicy
 from .request import Phase, Prefilling, Request
 from .step_plan import StepPlan
 
-_PATIENCE = 16  # steps after which a queue whose head does not fit is looked at again, though no request has ended
+_PATIENCE = 16  # steps after which admission is tried again though the queue head did not fit and no request has ended
 
 
 class Planner:
-    """Makes one StepPlan after the other."""
+    """Makes the StepPlan of each step."""
 
     def __init__(self, context: SchedulerContext, constrained: ConstrainedTexts, commit: Commit) -> None:
         self.current = StepPlan(None, 0)  # being made, or running
@@ -29,7 +29,7 @@ class Planner:
         self._commit = commit
         self._step_running = False  # a step is running
         self._leaving = 0  # requests that certainly end with that step
-        self.short = False  # the last plan left rows out for want of room, which the running step may yet give
+        self.short = False  # the last plan left rows out for lack of slots that the running step may free
         self._policy = AdmissionPolicy(context.config, context.kv.peek, context.counters)
         self._held = 0  # steps to skip admission for: the queue head did not fit and nothing was freed
         self._held_at = 0  # state of the table then
@@ -37,7 +37,7 @@ class Planner:
     def plan(self, *, step_running: bool = False) -> StepPlan:
         """Plans the next step. step_running: one is running, and `computed` of its requests counts its rows.
 
-        Then no request is retracted: those that end with the running step may give the room that is missing.
+        Then no request is retracted: those that end with the running step may free the missing slots.
         """
         self._step_running, self.short = step_running, False
         running = list(self._table.running.values())
@@ -72,14 +72,14 @@ class Planner:
 
     @property
     def _still_held(self) -> bool:
-        """The head of the queue did not fit, and since then the running ones have only grown."""
+        """Returns whether admission is skipped: the queue head did not fit, and no request has ended since."""
         self._held -= 1
         return self._held > 0 and self._held_at == self._table.changes
 
     # ------------------------------------------------------------------------------------------- waiting
 
     def _admit(self, plan: StepPlan) -> None:
-        """Takes waiting requests while limits and memory allow; the first that does not fit stops the rest."""
+        """Admits waiting requests while limits and slots allow; the first that does not fit blocks the rest."""
         order = self._policy.order(list(self._table.waiting.values()), self._clock.now())
         promised = self._promised()
         while not plan.full and self._may_admit:
@@ -106,16 +106,21 @@ class Planner:
                 break
 
     def _not_worth_it(self, request: Request) -> bool:
-        """A hint of which so little is missing that a step of its own would cost more than it saves: the branches that
-        come a moment later compute it on their way."""
+        """Returns whether a hint misses so few tokens that prefilling them would cost more than it saves.
+
+        The branches that arrive shortly after compute them anyway.
+        """
         job = request.job
         if not isinstance(job, Prefilling) or job.pin is not None:
             return False
         return request.length - request.kv_length < self._config.least_ahead
 
     def _has_room(self, request: Request, promised: int) -> bool:
-        """Whether an opened request fits. Pins keep their place while there will be room without them: they give way
-        when no request runs, and when the request has waited too long."""
+        """Returns whether an opened request fits.
+
+        Pins keep their slots while running requests will free enough others. They give way when no request runs, or
+        when the request has waited too long.
+        """
         needed = promised + self._kv.missing(request, request.length)
         if needed <= self._kv.available:
             return True
@@ -128,9 +133,9 @@ class Planner:
         return True
 
     def _promised(self) -> int:
-        """Slots that the running requests still need, and some more that each of them will ask for.
+        """Returns the slots that the running requests still need, plus the headroom of each.
 
-        An admitted request has room for its whole sequence besides these; alone it always fits.
+        A request is admitted only if its whole sequence fits in addition to these; alone it always fits.
         """
         missing = sum(self._kv.missing(other, other.length) for other in self._table.running.values())
         return missing + self._config.headroom * len(self._table.running)
@@ -138,7 +143,7 @@ class Planner:
     # ------------------------------------------------------------------------------------------- running
 
     def _plan_next_row(self, request: Request) -> None:
-        """The row of a decoding request: most often its slot has been taken ahead."""
+        """Plans the row of a decoding request, whose slot is usually a spare one."""
         if request.constrained and not (self._constrained.ready(request) and request.decoding):
             return
         if request.slot_end == request.kv_length:
@@ -162,7 +167,7 @@ class Planner:
             return
         if claim is None:
             return
-        # From here on a failure is not one request's any more: the tree would know keys that are never computed.
+        # A failure from here on concerns more than one request: the tree would have keys that are never computed.
         end, slots = claim
         known = request.kv_length
         self._kv.place(request, end, slots)
@@ -173,7 +178,7 @@ class Planner:
         self.current.add(request, end, known)
 
     def _claim(self, request: Request) -> tuple[int, Slots] | None:
-        """(the row before which this step stops for the request, slots for those rows that need one).
+        """Returns the exclusive end of the request's rows in this step, and slots for those that need one.
 
         None: nothing is left to run, or there is no room now.
         """
@@ -197,9 +202,9 @@ class Planner:
         return end, self._kv.allocate(count)
 
     def _ensure_room(self, request: Request, end: int) -> bool:
-        """Room for rows up to `end`, retracting requests of lower rank; False: not in this step.
+        """Makes room for rows up to `end`, if needed by retracting requests of lower rank; False: not in this step.
 
-        The request of the highest rank gets everything if it must, so some row runs in every step.
+        The request of the highest rank may take all slots, so some row runs in every step.
         """
         count = self._kv.missing(request, end)
         while not self._kv.make_room(count):

@@ -1,11 +1,11 @@
-"""What the scheduler runs: one token sequence with its place in the KV pool, and the job it is run for.
+"""Defines a request: one token sequence with its slots in the KV pool, and the job it runs for.
 
 position      0            match.length          kv_length     slot_end        length
 slots         [── tree, locked by us ──|── private ──|─── spare ───)
 rows          [────────── computed ──────────|───── to compute ─────)
 
 match.length ≤ kv_length        the tree owns the slots before match.length; we own those after it
-kv_length ≤ slot_end            slots taken ahead for tokens to come, so that they lie in runs; slot_end may pass length
+kv_length ≤ slot_end            spare slots for tokens to come, allocated ahead in runs; slot_end may exceed length
 computed ≤ kv_length            rows before `computed` have run, or run now; a row whose key is already in the pool
                                 (it was found in the tree, but its logits are needed) writes to no slot
 
@@ -47,7 +47,7 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Generation:
-    """Continue the sequence. Owned by one request; filled as its tokens are sampled."""
+    """Continues the sequence. Owned by one request; filled as its tokens are sampled."""
 
     sampling: SamplingParams
     seed: int
@@ -62,7 +62,7 @@ class Generation:
     logprobs: list[IdLogprob] = field(default_factory=list)
     prompt_logprobs: list[IdLogprob] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)  # generated token → occurrences
-    cursor: Matcher | None = None  # where the text is in its constraint
+    cursor: Matcher | None = None  # the constraint's matcher, at the end of the text
     stop: Stop | None = None  # the text has ended, and log-probabilities of its tokens are still to be computed
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ class Generation:
 
 @dataclass(slots=True)
 class ScoreGroup:
-    """One EngineScore: ends when every member has its log-probabilities."""
+    """Groups the requests of one EngineScore, which ends when every member has its log-probabilities."""
 
     start: int
     members: list[Request] = field(default_factory=list)
@@ -83,7 +83,7 @@ class ScoreGroup:
 
 @dataclass(slots=True)
 class Scoring:
-    """Log-probabilities of tokens [group.start, length) of this sequence."""
+    """Computes log-probabilities of tokens [group.start, length) of this sequence."""
 
     group: ScoreGroup
     logprobs: list[float] = field(default_factory=list)
@@ -91,16 +91,16 @@ class Scoring:
 
 @dataclass(slots=True)
 class Choosing:
-    """The last rows say what may follow these nodes of a search for the probabilities of choices."""
+    """Computes, with its last rows, the next-token log-probabilities at nodes of a choice search."""
 
-    search: ChoiceSearch | None  # None until the vocabulary is there
-    nodes: list[SearchNode]  # each row's tokens; the last row's are all that the search has put after the prompt
+    search: ChoiceSearch | None  # None until the vocabulary's trie is ready
+    nodes: list[SearchNode]  # one for each row; the last one has all tokens that the search put after the prompt
     answered: int = 0
 
 
 @dataclass(slots=True)
 class Prefilling:
-    """A hint: keys and values, no answer."""
+    """Computes keys and values for a hint, which gets no answer."""
 
     pin: float | None = None  # seconds for which they are kept
 
@@ -109,14 +109,14 @@ Job = Generation | Scoring | Choosing | Prefilling
 
 
 class Request:
-    """One sequence. The scheduler changes it, between and during steps; no other component does.
+    """One sequence. Only the scheduler changes it, between and during steps.
 
     Args:
         number: order of arrival; ties of rank are broken by it.
         message_id: the id under which its ending is sent.
         token_ids: the prompt.
-        job: what is wanted.
-        arrival: clock at submit.
+        job: generation, score, choice search or hint.
+        arrival: time on the clock when it arrived.
         pictures: those of the prompt.
     """
 
@@ -202,7 +202,7 @@ class Request:
         self.length += 1
 
     def append_pending(self, source: int) -> None:
-        """The next token is taken for granted, until `remove_pending`; a logit row of the running step chooses it."""
+        """Appends a token that logit row `source` of the running step will choose; `remove_pending` undoes it."""
         assert self.source == NO_SOURCE, "a step runs ahead of one other only"
         self.append(PENDING_TOKEN)
         self.source = source
@@ -213,7 +213,7 @@ class Request:
         self.source = NO_SOURCE
 
     def drop_prompt_token(self) -> None:
-        """The prompt's last token will be sampled again."""
+        """Drops the prompt's last token, which will be sampled again."""
         assert isinstance(self.job, Generation), "only generations sample"
         assert self.length == self.prompt_length > 1, "a prompt keeps a token, and nothing has been generated"
         self.length -= 1
@@ -221,7 +221,7 @@ class Request:
         self.job.length_limit -= 1
 
     def restore_prompt_token(self, token: int) -> None:
-        """It was sampled again as it was."""
+        """Puts back the dropped prompt token, after it was sampled again unchanged."""
         assert isinstance(self.job, Generation), "only generations sample"
         assert self.length == self.prompt_length, "nothing has been generated"
         self.append(token)
@@ -243,7 +243,7 @@ class Request:
 
     @property
     def path(self) -> Path:
-        """Of its match; kept, since most steps change neither the match nor the tree above it."""
+        """Path of its match. Cached, because most steps change neither the match nor the tree above it."""
         match = self.match
         if match is None:
             return ()
@@ -258,7 +258,7 @@ class Request:
 
     @property
     def private_slots(self) -> NDArray[np.int32]:
-        """Slots with a key, and the spare ones after them."""
+        """Slots that the request owns: those with a key, and the spare ones after them."""
         return self._slots[self.tree_length : self.slot_end]
 
     # ------------------------------------------------------------------------------------------ rows
@@ -269,45 +269,46 @@ class Request:
 
     @property
     def wants_rows(self) -> bool:
-        """Rows are to be planned; else it waits until the running step completes. The row of a last token, after which
-        nothing is chosen, is not needed.
+        """Returns whether rows are to be planned; if not, it waits until the running step completes.
+
+        The row of a last token, after which no token is chosen, is not needed.
         """
         return self.remaining_rows > (isinstance(self.job, Generation) and self.job.stop is not None)
 
     @property
     def decoding(self) -> bool:
-        """Only the row of the newest token is missing."""
+        """Returns whether only the row of the newest token is missing."""
         return self.generated > 0 and self.remaining_rows == 1
 
     @property
     def samples(self) -> bool:
-        """The last row's logits choose a token."""
+        """Returns whether a token is sampled from the last row's logits."""
         job = self.job
         return isinstance(job, Generation) and job.sampling.max_tokens > self.generated and job.stop is None
 
     @property
     def goes_on(self) -> bool:
-        """As `samples`, and the text may have a token after that one."""
+        """Returns whether it `samples` and the text may have a token after that one."""
         return self.samples and isinstance(self.job, Generation) and self.length + 1 < self.job.length_limit
 
     @property
     def constrained(self) -> bool:
-        """Its next token needs a mask."""
+        """Returns whether its next token needs a mask."""
         return isinstance(self.job, Generation) and self.job.cursor is not None and self.job.stop is None
 
     @property
     def continuing(self) -> bool:
-        """Several rows of generated tokens are missing: forced ones, and the one before them."""
+        """Returns whether several rows of generated tokens are missing: forced ones, and the one before them."""
         return self.computed >= self.prompt_length and self.remaining_rows > 1
 
     @property
     def owes_logprobs(self) -> bool:
-        """Tokens that are known already wait for their log-probabilities."""
+        """Returns whether known tokens still wait for their log-probabilities."""
         return self.first_logit_row < self.length - 1
 
     @property
     def first_logit_row(self) -> int:
-        """Rows from here on must run even if their keys are cached, because their logits are needed."""
+        """First row whose logits are needed: it and later rows must run even if their keys are cached."""
         last = self.length - 1 if self.samples else self.length
         match self.job:
             case Generation(sampling=sampling, prompt_logprobs=collected) as generation:
@@ -327,7 +328,7 @@ class Request:
                 return last
 
     def logit_rows(self, start: int, end: int) -> tuple[int, int]:
-        """Of rows [start, end) those whose logits are needed: one interval, since they lie at the end."""
+        """Returns the interval of rows in [start, end) whose logits are needed; they lie at the end."""
         first = max(start, self.first_logit_row)
         if not (self.samples or isinstance(self.job, Choosing)):
             end = min(end, self.length - 1)  # the last row predicts nothing that is asked for
@@ -335,5 +336,5 @@ class Request:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Smaller keeps its slots longer."""
+        """Order of retraction: a request with a smaller rank keeps its slots longer."""
         return (-self.schedule.priority, self.number)

@@ -1,4 +1,4 @@
-"""From a message to requests: everything that can be wrong with a message is found here, before it holds anything."""
+"""Makes requests from messages. It finds every error in a message before a request holds slots."""
 
 import math
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ MOST_SEARCHED = 16_384  # tokens of choices; a step makes a node for each
 
 
 class RequestFactory:
-    """Checks messages against the model's limits and makes requests of them.
+    """Checks messages against the model's limits and makes requests from them.
 
     Args:
         vocab_size: token ids are below it.
         context_length, pool_size: a sequence may have as many tokens as the smaller of the two.
         eos_ids: tokens with which the model ends its text.
-        pictures: those that prompts may hold; None: the model reads text only.
+        pictures: the store of pictures that prompts may hold; None: the model reads text only.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class RequestFactory:
         return group.members
 
     def choose(self, message: EngineChoose, now: float) -> Request:
-        """The request that waits for the search: it runs the first choice's tokens."""
+        """Makes the request that waits for the search; it runs the first choice's tokens."""
         if not message.choices or not all(message.choices):
             raise RequestError("a search without choices, or with an empty one; give each at least one token")
         prompt, pictures = self._sequence(message.prompt, "the prompt")
@@ -132,7 +132,7 @@ class RequestFactory:
         return self._request(message.id, tokens, pictures, Choosing(None, []), message.schedule, now)
 
     def another(self, request: Request, token_ids: Sequence[int], job: Choosing) -> Request:
-        """One more request of the same message: its pictures lie in what all of them share."""
+        """Makes one more request of the same message. All pictures lie in the prefix that its requests share."""
         tokens = np.array(token_ids, dtype=np.int32)
         return self._request(request.message_id, tokens, request.pictures, job, request.schedule, request.arrival)
 
@@ -161,7 +161,7 @@ class RequestFactory:
         return Request(self._arrived, message_id, tokens, job, schedule, now, pictures)
 
     def _sequence(self, ids: Sequence[int], what: str) -> tuple[NDArray[np.int32], SequencePictures]:
-        """Tokens of the vocabulary and whole pictures."""
+        """Checks that `ids` are tokens of the vocabulary and whole pictures, and returns both."""
         if not ids:
             raise RequestError(f"{what} is empty; give at least one token")
         lowest, highest = min(ids), max(ids)

@@ -1,9 +1,9 @@
-"""Keeps every request from its arrival to its one ending, and builds what a message is answered for the last time.
+"""Keeps every request from its arrival to its one ending, and builds the last answer to a message.
 
 held ──let_go──▶ waiting ──admit──▶ running      a message may have several requests (a score has one for each
                     ▲                  │         choice); it is alive until its last request is done or the
                     └────retract───────┘         first one fails. Held are those whose constraint is being opened,
-                                                 and searches that wait for the vocabulary
+                                                 and searches that wait for the vocabulary's trie
 """
 
 from collections.abc import Sequence
@@ -58,8 +58,11 @@ def aborted(request: Request) -> FromEngine:
 
 
 def failure(message_id: int, error: Exception) -> EngineFailed:
-    """Builds the answer of a message that failed. Our own errors keep their text, under the nearest name that may
-    travel; of others only the kind leaves the engine, because their text may hold anything."""
+    """Builds the answer to a message that failed.
+
+    An UmbelError keeps its text, under the name of its nearest class in WIRE_ERRORS. Of other errors only the class
+    name leaves the engine, because their text may contain private data.
+    """
     if isinstance(error, UmbelError):
         kind = next(
             (base.__name__ for base in type(error).__mro__ if base.__name__ in WIRE_ERRORS), EngineError.__name__
@@ -69,7 +72,7 @@ def failure(message_id: int, error: Exception) -> EngineFailed:
 
 
 class RequestTable:
-    """Holds held, waiting and running requests, and the events to send. Only it changes a request's phase."""
+    """Keeps held, waiting and running requests, and the events to send. Only it changes a request's phase."""
 
     def __init__(self, kv: KVManager, counters: Counters) -> None:
         self.held: dict[int, Request] = {}  # by number
@@ -94,19 +97,19 @@ class RequestTable:
         self.changes += 1
 
     def hold(self, request: Request) -> None:
-        """Takes a request that cannot wait for its turn yet."""
+        """Takes a request that cannot be scheduled yet."""
         self.alive[request.message_id] = [request]
         self.held[request.number] = request
         self.changes += 1
 
     def let_go(self, request: Request) -> None:
-        """Lets a held request wait for its turn from now on."""
+        """Moves a held request to the waiting ones."""
         del self.held[request.number]
         self.waiting[request.number] = request
         self.changes += 1
 
     def admit(self, request: Request) -> None:
-        """Moves a waiting request to the running ones; its KV place is open."""
+        """Moves a waiting request to the running ones; the KVManager has opened it."""
         if not request.admitted:
             request.admitted = True
             self._counters.prompt_tokens += request.prompt_length
@@ -125,7 +128,7 @@ class RequestTable:
         self._wait_again(request)
 
     def retract_all(self) -> None:
-        """Puts all running requests back to waiting: pool and tree have been cleared."""
+        """Puts all running requests back to waiting, after pool and tree were cleared."""
         for request in list(self.running.values()):
             self._kv.detach(request)
             self._wait_again(request)
@@ -137,7 +140,7 @@ class RequestTable:
         self.changes += 1
 
     def release(self, request: Request) -> None:
-        """Takes back all that the request holds. Its message is alive until `end`."""
+        """Ends a request and releases all that it holds. Its message is alive until `end`."""
         self._kv.close(request)
         self.held.pop(request.number, None)
         self.waiting.pop(request.number, None)
@@ -147,7 +150,7 @@ class RequestTable:
         self.changes += 1
 
     def end(self, message_id: int, ending: FromEngine | None) -> None:
-        """The one place where a message ends: what it holds is given back, then it is answered (hints never are)."""
+        """Ends a message: releases its requests, then answers it (a hint is never answered). No other code does."""
         requests = self.alive[message_id]
         hint = any(isinstance(request.job, Prefilling) for request in requests)
         for request in list(requests):
@@ -157,7 +160,7 @@ class RequestTable:
             self.events.append(ending)
 
     def end_text(self, request: Request, stop: Stop) -> None:
-        """Ends the text of a generation; its message too when nothing more is to be computed for it."""
+        """Ends the text of a generation, and its message unless log-probabilities are still to be computed."""
         assert isinstance(request.job, Generation), "only generations have a text"
         request.job.stop = stop
         if not request.owes_logprobs:
@@ -169,8 +172,10 @@ class RequestTable:
         self.end(request.message_id, ended(request, stop))
 
     def fail(self, request: Request, error: Exception) -> None:
-        """Ends the request's message, all its requests, with the cause. Keys of rows whose logits are not numbers
-        may be wrong: the tree does not keep them."""
+        """Ends the request's message, with all its requests, with the cause.
+
+        Keys of rows whose logits are not numbers may be wrong: the tree does not keep them.
+        """
         self.last_failure = error
         self._counters.failed += 1
         if isinstance(error, LogitsError):
@@ -178,12 +183,12 @@ class RequestTable:
         self.end(request.message_id, failure(request.message_id, error))
 
     def drop(self, request: Request) -> None:
-        """Drops a hint that cannot be served now: to lose it is better than to let it cost others time."""
+        """Drops a hint that cannot be served now: losing it is better than delaying other requests."""
         self._counters.dropped_hints += 1
         self.end(request.message_id, None)
 
     def take_events(self) -> list[FromEngine]:
-        """Returns what is to be sent, and forgets it."""
+        """Returns the messages to send, and forgets them."""
         events, self.events = self.events, []
         return events
 

@@ -1,10 +1,10 @@
-"""Says what a step needs of each row of logits: all of them, or only the token that it chooses.
+"""Decides for each row of logits in a step whether the runner returns all logits or only the chosen token.
 
-A token is enough when nothing looks at the other logits: no log-probabilities, no penalties, biases or forbidden
-tokens, no nucleus (its mass is a sum over the whole vocabulary) and no top_k that keeps more than a head searches for.
+The token is enough when nothing reads the other logits: no log-probabilities, no penalties, biases or forbidden
+tokens, no top_p (its mass is a sum over the whole vocabulary) and no top_k larger than the output head searches.
 
-An AsyncRunner is asked for more tokens, because the next step can run ahead only where the runner chooses by itself: in
-a nucleus, with any top_k, and together with the logits where log-probabilities are wanted.
+An AsyncRunner chooses more tokens itself, because the next step can run ahead only of rows that the runner samples:
+with top_p, with any top_k, and, where log-probabilities are wanted, it returns the logits as well.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +25,11 @@ MAX_SAMPLED_TOP_K = 256  # the largest top_k of a SAMPLE row, but for an AsyncRu
 
 
 class StepRequests(NamedTuple):
-    """Holds the row requests of a step. `errors`: by number of the request, why its row cannot be told what to choose;
-    the row needs its logits then, and its request ends when the step has run."""
+    """Row requests of a step, and errors.
+
+    `errors`: request number → why its row request could not be built. The row then returns its logits, and its request
+    ends after the step.
+    """
 
     row_requests: RowRequests | None  # None: all logits of every row
     errors: Mapping[int, Exception]
@@ -36,7 +39,7 @@ NO_REQUESTS = StepRequests(None, {})
 
 
 class _Choice(NamedTuple):
-    """Of a row that chooses a token by itself."""
+    """Parameters of a row whose token the runner chooses."""
 
     described: bool
     allowed: Allowed | None
@@ -44,7 +47,7 @@ class _Choice(NamedTuple):
 
 
 def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launched: bool = False) -> StepRequests:
-    """What each of the step's `logit_rows` rows of logits is needed for. launched: they are for an AsyncRunner."""
+    """Builds the requests of the step's `logit_rows` rows of logits. launched: they are for an AsyncRunner."""
     allowed: dict[int, Allowed] = {}
     errors: dict[int, Exception] = {}
     row_requests = RowRequests(
@@ -100,7 +103,7 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
 
 
 def _choice_of(request: Request, generation: Generation, *, launched: bool) -> _Choice | None:
-    """None: the row is to give its logits."""
+    """Returns how the runner chooses the row's token; None: the row returns its logits."""
     sampling = generation.sampling
     if forbidden_ends(request, generation) or not (
         _chosen_alone(generation) if launched else needs_only_token(sampling)
@@ -111,7 +114,7 @@ def _choice_of(request: Request, generation: Generation, *, launched: bool) -> _
 
 
 def draws_of(row_requests: RowRequests, rows: NDArray[np.integer], places: NDArray[np.int64], vocab_size: int) -> Draws:
-    """Returns the draws of some of the rows that need a token. places: [n] of their logits."""
+    """Returns the draws of some of the rows that need a token. places: [n], where their logits are."""
     sampled = row_requests.kinds[rows] == RowNeed.SAMPLE
     ones = np.ones(len(rows))
     return Draws(
@@ -128,10 +131,10 @@ def draws_of(row_requests: RowRequests, rows: NDArray[np.integer], places: NDArr
 
 
 def allowed_of(request: Request, generation: Generation) -> Allowed | None:
-    """Returns the tokens that may come next; None: all, or it is known already which one comes.
+    """Returns the tokens that may come next; None: all, or the next token is already known.
 
-    Before min_tokens, and when end-of-sequence is ignored, a constrained text ends only where nothing else may come.
-    Otherwise tokens that end it without being a part of it may come, too.
+    Before min_tokens, and when end-of-sequence is ignored, a constrained text ends only where no other token is
+    allowed. Otherwise the tokens that end the text without being part of it are allowed, too.
     """
     cursor = generation.cursor
     if cursor is None or cursor.pending:
@@ -182,19 +185,19 @@ def choose_few(logits: NDArray[np.float32], tokens: NDArray[np.int32], row_reque
 
 
 def forbidden_ends(request: Request, generation: Generation) -> frozenset[int]:
-    """Returns the tokens that may not end the text now, before min_tokens. Constrained texts: see `allowed_of`."""
+    """Returns the end tokens that are forbidden before min_tokens. For constrained texts see `allowed_of`."""
     early = request.generated < generation.sampling.min_tokens
     return generation.ends if early and generation.cursor is None else frozenset()
 
 
 def needs_only_token(sampling: SamplingParams) -> bool:
-    """Says whether a row that is sampled with these parameters needs only its token."""
+    """Returns whether a row sampled with these parameters needs only its token."""
     narrow = sampling.temperature == 0.0 or (sampling.top_p == 1.0 and sampling.top_k <= MAX_SAMPLED_TOP_K)
     return narrow and not sampling.logprobs and sampling.top_logprobs == 0 and not changes_logits(sampling)
 
 
 def _chosen_alone(generation: Generation) -> bool:
-    """The token follows from the row's logits and from what a batch can say of a draw, whatever else is needed of them.
+    """Returns whether an AsyncRunner can choose the token from the row's logits and the draw in the batch.
 
     A constraint may overrule a token, so log-probabilities of its texts are taken when the token is settled.
     """

@@ -1,14 +1,14 @@
 """Runs the engine's step: plan → launch → complete. No sockets, no threads, no clock of its own.
 
-To launch a plan is to begin its forward pass; to complete it, to wait for that, to sample tokens and to commit them.
-With overlap a step is launched before the one before it completes (overlap.py); without, each completes at once.
+Launching a plan starts its forward pass. Completing it waits for that pass, samples tokens and commits them.
+With overlap a step is launched before the previous one completes (overlap.py); without, each completes at once.
 
 Requests share one pool of KV slots through a radix tree. Tokens enter the tree when their slots are assigned, before
-they are computed: every layer stores its keys before it attends, so a request planned later in the same step reads
-what an earlier one is about to write, and a fork of eight costs its shared prefix once without waiting.
+they are computed. Every layer stores its keys before it attends, so a request planned later in the same step reads
+what an earlier one is about to write: a fork of eight computes its shared prefix once, without waiting.
 
-A request that fails ends alone, also where its row fails while tokens are chosen: the keys of the step are sound. A
-forward pass that fails ends its batch, empties the tree and lets all others compute again.
+A request that fails ends alone, also when its row fails during sampling: the keys of the step are sound. A forward
+pass that fails ends its batch and empties the tree; all other requests compute their tokens again.
 """
 
 from collections import deque
@@ -61,16 +61,16 @@ __all__ = ["PolicyName", "Scheduler", "SchedulerConfig"]
 
 
 class Scheduler:
-    """Owns all requests, the pool and the tree. One thread calls it.
+    """Owns all requests, the slot allocator and the radix tree. One thread calls it.
 
     Args:
         runner: the model.
         vocabulary_bytes: the bytes of a token, b"" for control tokens.
         eos_ids: tokens with which the model ends its text.
-        clock: deadlines, ageing and the seconds in `counters`.
+        clock: for deadlines, ageing and the seconds in `counters`.
         faults: visited at engine.plan, engine.sample and engine.commit (once for each request), memory.allocate (once
             for each allocation), engine.forward (once for each step).
-        constraints: opens the constraints of requests; None refuses such requests.
+        constraints: opens the constraints of requests; None: such requests are refused.
 
     Raises:
         ParameterError: overlap with a runner that is no `batch.AsyncRunner`.
@@ -128,10 +128,10 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------ outside
 
     def handle_message(self, message: ToEngine) -> None:
-        """Takes a message between steps. Its answers come from `step`, refusals too.
+        """Handles a message between steps. `step` returns its answers, refusals included.
 
         Raises:
-            ParameterError: an id that is in use; two endings with one id could not be told apart.
+            ParameterError: the id is in use; two endings with one id could not be told apart.
         """
         match message:
             case EngineAbort(id=message_id):
@@ -153,9 +153,9 @@ class Scheduler:
                 assert_never(message)
 
     def step(self) -> list[FromEngine]:
-        """Launches at most one forward pass. Empty when nothing happened; call again while not `idle`.
+        """Launches at most one forward pass and returns the messages to send. Call again while not `idle`.
 
-        An idle scheduler that is `unchecked` goes on with the check of pool and tree, for a fraction of a millisecond.
+        An idle scheduler that is `unchecked` continues the check of pool and tree, for a fraction of a millisecond.
         """
         started = self._clock.now()
         self._begin_step(started)
@@ -169,18 +169,20 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Nothing to do: no request, no answer to fetch."""
+        """Returns whether there is nothing to do: no request, no answer to fetch."""
         return self._nothing_asked and not (self._table.alive or self._in_flight or self._table.events)
 
     @property
     def unchecked(self) -> bool:
-        """Nothing to do but to check pool and tree, which have been used since the last time. There a contradiction
-        costs only the cache. Steps that are checked one by one leave nothing to check."""
+        """Returns whether the only work left is to check pool and tree, which were used since the last check.
+
+        When idle, a contradiction costs only the cache. With check_every_step nothing is left to check.
+        """
         return self._ran and not self.config.check_every_step and self.idle
 
     @property
     def opening(self) -> bool:
-        """All that is alive waits for its constraint to be opened elsewhere: `step` has nothing to compute yet."""
+        """Returns whether every live request waits for its constraint, so that `step` has nothing to compute yet."""
         waits = len(self._table.held) == len(self._table.alive) > 0
         return waits and self._nothing_asked and not self._in_flight
 
@@ -204,19 +206,21 @@ class Scheduler:
         return self._table.last_failure
 
     def planned_tokens(self) -> list[NDArray[np.int32]]:
-        """While a step is launched: the true tokens of each sequence of the batch, for the oracle to compare. One that
-        is not known yet is PENDING_TOKEN."""
+        """Returns the true tokens of each sequence of the batch while a step is launched; the oracle compares them.
+
+        A token that is not known yet is PENDING_TOKEN.
+        """
         return [rows.request.tokens[: rows.end] for rows in self._planner.current.planned]
 
     def planned_messages(self) -> list[int]:
-        """The ids of the messages that have rows in the step that was planned last, in the order of the batch."""
+        """Returns the ids of the messages with rows in the last planned step, in batch order."""
         return [rows.request.message_id for rows in self._planner.current.planned]
 
     def check(self) -> None:
         """Checks that pool, tree and requests agree.
 
         Raises:
-            IntegrityError: what contradicts what.
+            IntegrityError: says what contradicts what.
         """
         self.kv.check(list(self._table.running.values()))
         self._table.check()
@@ -225,11 +229,11 @@ class Scheduler:
 
     @property
     def _nothing_asked(self) -> bool:
-        """No control waits for its answer, and no abort for its effect."""
+        """Returns whether no control and no abort is pending."""
         return not (self._aborts or self._controls)
 
     def _begin_step(self, now: float) -> None:
-        """Answers controls, ends what is aborted or too late, and lets requests go whose constraint has been opened."""
+        """Answers controls, ends aborted and expired messages, and queues requests whose constraint is now open."""
         self._answer_controls()
         self._end_aborted()
         self._end_expired()
@@ -239,7 +243,7 @@ class Scheduler:
         self._ran |= bool(self._table.alive)
 
     def _end_step(self, started: float) -> None:
-        """Renews pins that were used, counts the time, and checks pool and tree when they are due."""
+        """Renews pins that were used, counts the time, and checks pool and tree when due."""
         self.kv.pins.renew(self._clock.now())
         if self.config.check_every_step:
             self.check()
@@ -262,7 +266,7 @@ class Scheduler:
         }
 
     def _check_some(self) -> None:
-        """A slice of the check. It goes on where it was when requests have run in between."""
+        """Runs a slice of the check. It continues where it stopped, also if requests ran in between."""
         try:
             complete = self.kv.check_some()
             if complete:
@@ -314,7 +318,7 @@ class Scheduler:
             self._table.add(message.id, requests)
 
     def _take_picture(self, picture: EnginePicture) -> None:
-        """Messages that hold a picture which could not be taken are refused when they come."""
+        """Stores a picture. If that fails, messages that hold the picture are refused on arrival."""
         try:
             if self._pictures is None:
                 raise CapabilityError("the model reads text only")
@@ -374,7 +378,7 @@ class Scheduler:
     # ----------------------------------------------------------------------------------- plan, launch, complete
 
     def _launch(self) -> bool:
-        """Plans a step and begins it; False when there is nothing to run, or it crashed."""
+        """Plans and starts a step; False when there is nothing to run, or it crashed."""
         before = self._in_flight[-1] if self._in_flight else None
         with pending_tokens(before):
             plan = self._planner.plan(step_running=before is not None)
@@ -401,7 +405,7 @@ class Scheduler:
         return InFlightStep(plan, asked, pending) if launcher is None else InFlightStep.launched(plan, asked, pending)
 
     def _complete(self) -> None:
-        """Waits for the oldest step, and commits what it says."""
+        """Waits for the oldest step and commits its result."""
         step = self._in_flight.popleft()
         planned = step.plan.planned
         going = [rows for rows in planned if rows.request.phase is not Phase.ENDED]
@@ -418,7 +422,7 @@ class Scheduler:
         self._commit.commit(going, result)
 
     def _read(self, step: InFlightStep, going: list[PlannedRows]) -> StepResult:
-        """Waits, and asks what the step says of those that have not ended meanwhile."""
+        """Waits for the step and reads the results of the requests that have not ended since it was launched."""
         started = self._clock.now()
         logits = step.pending.result()
         computed = self._clock.now()
@@ -437,9 +441,9 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------ failures
 
     def _fail(self, step: InFlightStep, error: Exception) -> None:
-        """Keys of this step may be wrong or missing, and the tree holds them already: everything is forgotten.
+        """Forgets all keys: those of this step may be wrong or missing, and the tree already holds them.
 
-        Those in the batch end with the cause; the other running requests wait again with all their tokens.
+        Requests in the batch end with the cause; the other running requests wait again with all their tokens.
         """
         while self._in_flight:
             self._in_flight.popleft().drop()  # it has read those keys
@@ -451,7 +455,7 @@ class Scheduler:
                 self._table.fail(rows.request, error)
 
     def _forget_keys(self) -> None:
-        """Empties pool and tree; running requests wait again and compute their tokens anew."""
+        """Empties pool and tree; running requests wait again and recompute their tokens."""
         self._counters.pool_rebuilds += 1
         self.kv.clear()
         self._table.retract_all()

@@ -14,8 +14,8 @@ from .request import NO_SOURCE, Path, Request
 class PlannedRows(NamedTuple):  # a frozen dataclass takes four times as long to make, once per row of a decode step
     """Rows [start, end) of a request; logits of its rows [first_logit, last_logit).
 
-    `known`: keys of rows before it are in the pool already; those rows write nowhere.
-    `first_index`: which of the step's logits is the one of row first_logit.
+    `known`: keys of rows before it are already in the pool; those rows write to no slot of a request.
+    `first_index`: index of row first_logit among the step's logit rows.
     """
 
     request: Request
@@ -28,15 +28,15 @@ class PlannedRows(NamedTuple):  # a frozen dataclass takes four times as long to
 
     @property
     def logits_of_last(self) -> int:
-        """Which of the step's rows of logits is that of the last row, the one that chooses a token."""
+        """Index of the last row, the one that chooses a token, among the step's logit rows."""
         return self.first_index + self.end - 1 - self.first_logit
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """Filled by the scheduler's plan, then built into the frozen Batch.
+    """Collects the rows of one step; the planner fills it, then `build` makes the frozen Batch.
 
-    `rows_left`: rows that prompts may still take; None: as many as they like. `logits_left`: rows with logits.
+    `rows_left`: rows that prompts may still take; None: no limit. `logits_left`: logit rows that are still free.
     """
 
     rows_left: int | None
@@ -49,12 +49,11 @@ class StepPlan:
         return self.rows_left == 0 or not self.logits_left
 
     def reachable(self, request: Request, last: int) -> int:
-        """Returns the row before which this step must stop for the request, at most `last`, by the limits of rows and
-        logits.
+        """Returns the exclusive end of the rows that the limits on rows and logits allow now, at most `last`.
 
-        A picture whose rows run together may pass the limit of rows, or it would wait for ever for a step in which it
-        fits. So a step is longer than its limit by less than one picture: the plan is full then. Rows that need logits
-        come after all pictures, but for the last row of one, which is the end of its picture.
+        A picture whose rows must run together may exceed the limit of rows, or it would never fit into a step. So a
+        step exceeds its limit by less than one picture, and the plan is full then. Rows that need logits come after all
+        pictures, except for the last row of a picture.
         """
         end = last
         if self.rows_left is not None:
@@ -75,14 +74,14 @@ class StepPlan:
             self.rows_left = max(0, self.rows_left - (end - start))
 
     def add_next(self, request: Request) -> None:
-        """As `add`, for the one row of a decoding request whose key is new."""
+        """Adds the one row of a decoding request, whose key is new."""
         row = request.computed
         self.planned.append(PlannedRows(request, row, row + 1, row, row, row + 1, self.logit_rows))
         self.logit_rows += 1
         self.logits_left -= 1
 
     def build(self, row_requests: RowRequests | None = None) -> Batch:
-        """Paths are taken now, when no node of the tree is split any more before the step runs."""
+        """Builds the batch. It reads paths last: no node of the tree is split between now and the forward pass."""
         rows = self.planned
         starts = np.array([r.start for r in rows], dtype=np.int64)
         counts = np.array([r.end for r in rows], dtype=np.int64) - starts
@@ -119,7 +118,7 @@ class StepPlan:
 def _sources(
     planned: list[PlannedRows], last_rows: NDArray[np.int64], token_ids: NDArray[np.int64]
 ) -> NDArray[np.int64] | None:
-    """Of rows whose token is still being chosen, by which logit row of the running step: [R]. Their ids become 0."""
+    """Returns, for rows whose token the running step still chooses, its logit row there: [R]. Their ids become 0."""
     of_requests = np.array([rows.request.source for rows in planned], dtype=np.int64)
     coming = np.flatnonzero(of_requests != NO_SOURCE)
     if not len(coming):
@@ -131,7 +130,7 @@ def _sources(
 
 
 def _ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Concatenates [start, start + count) of each."""
+    """Concatenates the intervals [start, start + count)."""
     offsets = np.cumsum(counts) - counts
     return np.repeat(starts - offsets, counts) + np.arange(int(counts.sum()), dtype=np.int64)
 
@@ -152,13 +151,13 @@ def _pictures(planned: list[PlannedRows], offsets: NDArray[np.int64]) -> tuple[P
 
 
 def _spans(planned: list[PlannedRows]) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Returns, for each request, the positions that its rows see whole."""
+    """Returns, for each request, the spans of positions that its rows attend to in both directions."""
     spans = tuple(rows.request.pictures.seen_whole(rows.start, rows.end) for rows in planned)
     return spans if any(spans) else ()
 
 
 def _path(request: Request, end: int) -> Path:
-    """The part of the request's radix path that lies before `end`: rows of later chunks are not computed yet."""
+    """Returns the request's radix path up to `end`: rows of later chunks are not computed yet."""
     if request.tree_length <= end:
         return request.path
     return tuple((node, first, min(length, end - first)) for node, first, length in request.path if first < end)

@@ -1,7 +1,7 @@
-"""What a step's logits say: the tokens that were chosen, and log-probabilities of tokens that were known.
+"""Reads a step's logits: samples tokens and computes log-probabilities.
 
-Rows are read together. Where that raises, it is found out which rows raise alone (isolation.py): their requests end
-with the error, and the others get what they would have got without them. The keys of the step are sound by then.
+Rows are read together. If that raises, each row is tried alone (isolation.py): requests whose rows raise end with the
+error, and the others get the results they would have had without them. The keys of the step are sound by then.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 
 class SampledToken(NamedTuple):
-    """A new token, None when a constraint ends the text without one; its log-probability when it was asked for."""
+    """A new token, None when a constraint ends the text without one; its log-probability when requested."""
 
     token: int | None
     logprob: IdLogprob | None
@@ -36,9 +36,12 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """By number of the request. `known`: prompt or choice tokens that rows of this step predict, in order; `forced`:
-    likewise generated tokens that were appended before their rows ran; `asked`: what searches asked of the rows, in
-    order; `errors`: why a request cannot go on."""
+    """Results of a step, all keyed by request number.
+
+    `known`: log-probabilities of prompt tokens, in order. `forced`: the same of generated tokens that were appended
+    before their rows ran. `sampled`: new tokens. `asked`: log-probabilities for choice searches, in order of the rows.
+    `errors`: why a request fails.
+    """
 
     known: Mapping[int, list[IdLogprob]]
     forced: Mapping[int, list[IdLogprob]]
@@ -54,15 +57,15 @@ def read_step_result(
     sampler: Sampler,
     errors: Mapping[int, Exception],
 ) -> StepResult:
-    """Reads tokens and log-probabilities off a step. Rows the runner left unsampled are sampled here.
+    """Reads tokens and log-probabilities of a step. Rows the runner left unsampled are sampled here.
 
-    planned: rows of the step, of requests that have not ended. row_requests: what the batch asked for. errors: of
-    requests that have failed in this step already.
+    planned: rows of the step, of requests that have not ended. row_requests: those of the batch. errors: of requests
+    that have already failed in this step.
 
-    Log-probabilities are the model's own: they are taken before the sampler adjusts rows.
+    Log-probabilities are the model's own: they are taken before the sampler changes rows.
 
     Raises:
-        Exception: the forward pass has failed after all, on a device that tells so late.
+        Exception: the forward pass has failed after all, on a device that reports it late.
     """
     reading = _Reading(logits, row_requests, sampler, dict(errors))
     going = {rows.request.number: rows for rows in planned if rows.request.number not in reading.errors}
@@ -79,8 +82,10 @@ _Rows = Mapping[int, PlannedRows]  # by number of the request
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reading:
-    """One step's logits while they are read. All tables are by number of the request; `errors` grows, and who is in it
-    is left out of all that follows."""
+    """Reads one step's logits. All mappings are keyed by request number.
+
+    `errors` grows; requests in it are left out of everything that follows.
+    """
 
     logits: Logits
     row_requests: RowRequests | None
@@ -90,15 +95,15 @@ class _Reading:
     # ---------------------------------------------------------------------------------------- what is wanted
 
     def known(self, planned: _Rows) -> dict[int, list[IdLogprob]]:
-        """Tokens of prompts and choices."""
+        """Returns log-probabilities of tokens of prompts and scored sequences."""
         return self._describe(self._one_by_one(self._going(planned), self._known_tokens))
 
     def forced(self, planned: _Rows) -> dict[int, list[IdLogprob]]:
-        """Generated tokens that were known before their rows ran."""
+        """Returns log-probabilities of generated tokens that were known before their rows ran."""
         return self._describe(self._one_by_one(self._going(planned), self._forced_tokens))
 
     def sampled(self, planned: _Rows) -> Mapping[int, SampledToken]:
-        """Returns new tokens: those the runner chose or left to its row requests, then those sampled from logits."""
+        """Returns new tokens: chosen by the runner, chosen here by the row requests, or sampled from logits."""
         owners = {
             number: rows
             for number, rows in self._going(planned).items()
@@ -122,7 +127,7 @@ class _Reading:
         return self._going(sampled)
 
     def asked(self, planned: _Rows) -> dict[int, list[NDArray[np.float64]]]:
-        """For each row of a search the log-probabilities that it asks for."""
+        """Returns, for each row of a choice search, the log-probabilities that it requested."""
         asking = {n: rows for n, rows in self._going(planned).items() if isinstance(rows.request.job, Choosing)}
         wanted = self._one_by_one(asking, self._questions)
         return self._together(wanted, self._look_up)
@@ -130,7 +135,7 @@ class _Reading:
     # ---------------------------------------------------------------------------------------- new tokens
 
     def _pick(self, owners: Sequence[PlannedRows]) -> list[int]:
-        """Tokens by the batch's own row_requests, for rows that the runner has answered with logits."""
+        """Chooses tokens by the batch's row_requests, for rows that the runner answered with logits."""
         assert self.row_requests is not None, "called for rows that need a token"
         rows = np.array([rows.logits_of_last for rows in owners], dtype=np.int64)
         places = np.array([_place(self.logits, row) for row in rows.tolist()], dtype=np.int64)
@@ -139,7 +144,7 @@ class _Reading:
         return tokens
 
     def _described(self, owners: _Rows, tokens: Mapping[int, int | None]) -> dict[int, SampledToken]:
-        """Tokens with their log-probabilities where the batch asked for both."""
+        """Returns tokens with their log-probabilities, for rows that requested both."""
         described = self.row_requests.described if self.row_requests is not None else None
         if described is None or not described.any():
             return {}
@@ -157,7 +162,7 @@ class _Reading:
         return Wanted(_place(self.logits, rows.logits_of_last), token, _top(rows.request))
 
     def _sample(self, owners: _Rows) -> dict[int, SampledToken]:
-        """Tokens from logits that the sampler adjusts, and log-probabilities from what they were before."""
+        """Samples tokens from logits that the sampler changes; log-probabilities come from the unchanged logits."""
         values = self.logits.values
         draws = self._one_by_one(owners, self._sample_request)
         asked = [number for number in draws if _wants_logprobs(owners[number].request)]
@@ -193,7 +198,7 @@ class _Reading:
         )
 
     def _settle(self, owners: _Rows, tokens: Mapping[int, int]) -> dict[int, int | None]:
-        """What the requests' constraints make of their tokens. A constraint moves on with that: once for each token."""
+        """Settles tokens with the requests' constraints. That advances each constraint: call it once for each token."""
         sampled = {number: (owners[number].request, token) for number, token in tokens.items()}
         return self._one_by_one(sampled, lambda entry: _settled(*entry))
 
@@ -214,7 +219,7 @@ class _Reading:
         return self._tokens(rows, first, min(rows.last_logit, request.length - 1))
 
     def _tokens(self, rows: PlannedRows, first: int, last: int) -> list[Wanted]:
-        """Rows [first, last) predict tokens that are known: row p − 1 gives the log-probability of token p."""
+        """Requests log-probabilities of the known tokens that rows [first, last) predict: row p − 1 that of token p."""
         if first >= last:
             return []
         tokens = rows.request.tokens[first + 1 : last + 1].tolist()
@@ -248,11 +253,11 @@ class _Reading:
         return {number: entry for number, entry in entries.items() if number not in self.errors}
 
     def _together(self, entries: Mapping[int, P], function: Callable[[Sequence[P]], Sequence[R]]) -> dict[int, R]:
-        """A function of many entries, which changes nothing when it raises."""
+        """Calls a function for all entries together. The function must change nothing when it raises."""
         return self._sorted(list(entries), isolate(list(entries.values()), function))
 
     def _one_by_one(self, entries: Mapping[int, P], function: Callable[[P], R]) -> dict[int, R]:
-        """A function that is called once for each entry."""
+        """Calls a function once for each entry."""
         answers: list[R | Exception] = []
         for entry in entries.values():
             try:
@@ -262,7 +267,7 @@ class _Reading:
         return self._sorted(list(entries), answers)
 
     def _sorted(self, numbers: Sequence[int], answers: Sequence[R | Exception]) -> dict[int, R]:
-        """Answers; exceptions go to `errors`."""
+        """Returns the answers by request number; exceptions go to `errors`."""
         good: dict[int, R] = {}
         for number, answer in zip(numbers, answers, strict=True):
             if isinstance(answer, Exception):
@@ -273,7 +278,7 @@ class _Reading:
 
 
 def _settled(request: Request, token: int) -> int | None:
-    """What the request's constraint makes of a token that was sampled for it."""
+    """Returns the token that the request's constraint settles on for a sampled one."""
     generation = request.job
     assert isinstance(generation, Generation), "only generations sample"
     if generation.cursor is None:
@@ -297,10 +302,10 @@ def _wants_logprobs(request: Request) -> bool:
 
 
 def _top(request: Request) -> int:
-    """How many of the most likely tokens go with a log-probability."""
+    """Returns the number of most likely tokens to report with a log-probability."""
     return request.job.sampling.top_logprobs if isinstance(request.job, Generation) else 0
 
 
 def _sound(logits: torch.Tensor) -> bool:
-    """The model has said something of the next token. logits: [vocab], not adjusted."""
+    """Returns whether the logits describe a distribution. logits: [vocab], unchanged by the sampler."""
     return bool(logits.isfinite().any()) and not bool((logits.isnan() | logits.isposinf()).any())

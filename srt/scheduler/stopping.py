@@ -1,5 +1,6 @@
-"""Decides when a generation ends, after every token, on token ids and on bytes, so that a stop string is found
-wherever tokens happen to be cut.
+"""Decides after every token whether a generation ends.
+
+It looks at token ids and at bytes, so that it finds a stop string wherever the token boundaries lie.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ TokenBytes = Callable[[int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why the text ends. `text_bytes`: its length without the stop string or stop token."""
+    """The reason why a text ends. `text_bytes`: its length without the stop string or stop token."""
 
     reason: FinishReason
     matched: str | int | None
@@ -21,7 +22,7 @@ class Stop:
 
 
 def accept(request: Request, token: int, token_bytes: TokenBytes, longest: int) -> Stop | None:
-    """Appends the sampled token; tells whether the text ends with it. `longest`: tokens a sequence may have."""
+    """Appends the sampled token; returns a Stop if the text ends with it. `longest`: tokens a sequence may have."""
     generation = request.job
     assert isinstance(generation, Generation), "only generations sample"
     request.append(token)
@@ -45,15 +46,17 @@ def accept(request: Request, token: int, token_bytes: TokenBytes, longest: int) 
 
 
 def constraint_end(generation: Generation, token: int | None = None) -> Stop:
-    """The text is complete as its constraint has it, here or by the shortest way to an end. `token`: with which the
-    model ended it."""
+    """Returns the stop of a text that satisfies its constraint, also if it was closed by the shortest way to an end.
+
+    `token`: the token with which the model ended it.
+    """
     assert generation.cursor is not None, "a constraint ends the text"
     reason = FinishReason.LENGTH_CLOSED if generation.cursor.closing else FinishReason.STOP
     return Stop(reason, token, generation.text_bytes)
 
 
 def _feed(generation: Generation, data: bytes, offset: int, may_stop: bool) -> Stop | None:
-    """Feeds the matcher. Skips stops that end before min_tokens: the search goes on after them."""
+    """Feeds bytes to the stop matcher. Skips stops that end before min_tokens: the search continues after them."""
     while generation.matcher is not None and generation.stops is not None:
         match = generation.matcher.feed(data)
         if match is None:

@@ -1,4 +1,4 @@
-"""Compiled stops, kept for the requests that bring the same ones."""
+"""Compiles stop strings and expressions, and caches them for requests with the same ones."""
 
 from functools import lru_cache
 
@@ -11,13 +11,13 @@ KEPT = 256  # different lists of stops
 
 
 class CompiledStops:
-    """Each owner has its own: what is compiled grows when it is used, and is for one thread."""
+    """Caches compiled stops for one thread. Compiled stops grow in use, so every owner has a cache of its own."""
 
     def __init__(self) -> None:
         self._compiled = lru_cache(maxsize=KEPT)(stops_of)
 
     def of(self, sampling: SamplingParams) -> Stops | None:
-        """The stop strings and expressions of a request; None without any.
+        """Returns the compiled stop strings and expressions of a request; None without any.
 
         Raises:
             ConstraintError: an expression that cannot be used; the message names it.

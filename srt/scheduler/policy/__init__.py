@@ -1,1 +1,1 @@
-"""Decides which waiting request comes first."""
+"""Orders waiting requests for admission."""

@@ -1,17 +1,17 @@
-"""Admits branches of one fork together: when one is admitted, its waiting siblings are called to come next.
+"""Admits branches of one fork together: when one is admitted, its waiting siblings are called, that is, put next.
 
-The program goes on when its last branch has ended, so a branch that waits alone makes all of them wait.
+The program continues only when its last branch has ended, so one waiting branch delays all of them.
 
-A call must not spoil the depth-first order that makes longest prefix first optimal (Theorem 3.1). So with the siblings,
-which leave the path of the admitted branch at some depth, come all that leave the same path deeper:
+A call must keep the depth-first order that makes longest prefix first optimal (Theorem 3.1). The siblings diverge from
+the path of the admitted branch at some depth; all requests that diverge from it deeper are called with them:
 
     S ─┬─ branch 1, admitted ─┬─ …
        │                      └─ another request: called too, and goes first (it shares more than S)
        ├─ branch 2: called
        └─ branch 3: called              a request elsewhere with a longer match waits until they are in
 
-A later call goes before an earlier one. And while called requests wait, every admission calls those that leave its path
-deeper than they do, or the call would take the walk away from a subtree that has been begun.
+A later call precedes an earlier one. While called requests wait, every admission also calls the requests that diverge
+from its path deeper than they do. Otherwise the call would leave a subtree before it is finished.
 """
 
 from collections.abc import Collection, Mapping
@@ -39,7 +39,7 @@ class ForkSiblings:
         self._groups: dict[_Group, list[Request]] = {}
 
     def begin(self, waiting: Collection[Request]) -> None:
-        """A new order over `waiting` is made."""
+        """Prepares for a new order over `waiting`."""
         self._groups.clear()
         for request in waiting:
             group = _group(request)
@@ -59,9 +59,9 @@ class ForkSiblings:
         left: Mapping[int, Request],
         cached: Mapping[int, int],
     ) -> list[Request]:
-        """Those of `left` that are called, now that the admitted request's `tokens` are in the tree.
+        """Calls requests of `left` now that the admitted request's `tokens` are in the tree, and returns them.
 
-        Both mappings are by number; `cached` is up to date.
+        Both mappings are keyed by request number; `cached` is up to date.
         """
         group = _group(admitted)
         siblings = [request for request in self._groups.get(group, ()) if request.number in left] if group else []

@@ -1,10 +1,10 @@
-"""Longest cached prefix first, while admissions make prefixes longer (the paper's section 3).
+"""Orders waiting requests by longest cached prefix, while admissions make prefixes longer (the paper's section 3).
 
-Every admission may put tokens into the tree that bring another request forward. So the order is asked for one request
-after the other, and visits the radix tree of the waiting requests depth first, which is optimal (Theorem 3.1).
+Every admission may put tokens into the tree that lengthen another request's prefix. So the planner asks for one request
+at a time. The order visits the radix tree of the waiting requests depth first, which is optimal (Theorem 3.1).
 
-Between salts the oldest waiting request decides, so that the order of answers says nothing about what another salt
-has cached.
+Salts are ordered by their oldest waiting request, so the order of answers reveals nothing about what another salt has
+cached.
 """
 
 import heapq
@@ -32,7 +32,7 @@ class LongestPrefix:
     Args:
         waiting: oldest first.
         rest: requests outside the window, oldest first: they come last, by arrival.
-        places: number → place in the order of arrival, of those that have another's.
+        places: number → place in the order of arrival, of requests that exchanged theirs.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class LongestPrefix:
         self._pushed: dict[int, _Key] = {}  # by number: its one entry of the heap that counts
         # (salt, cached length, next token) → those that an admission may bring forward
         self._followers: dict[tuple[str, int, int], list[Request]] = {}
-        self._reordered: set[int] = set()  # given before an older one that was its equal but for usage
+        self._reordered: set[int] = set()  # returned before an older one with an equal key but for usage
         siblings.begin(waiting)
         for request in waiting:
             schedule = request.schedule
@@ -72,9 +72,9 @@ class LongestPrefix:
             key = heapq.heappop(self._heap)
             request = self._left.get(key[-1])
             if request is None or self._pushed[request.number] is not key:
-                continue  # given already, or it has moved
+                continue  # already returned, or its key has changed
             if self._key(request) != key:
-                self._push(request)  # its program has run rows since: later than the entry says
+                self._push(request)  # its program has run rows since, so it moves back
                 continue
             if self._overtakes(key):
                 self._reordered.add(request.number)
@@ -83,7 +83,7 @@ class LongestPrefix:
         return self._rest.pop() if self._rest else None
 
     def admitted(self, request: Request) -> None:
-        """`request` has been planned: its tokens before kv_length are in the tree now."""
+        """Updates the order after an admission: the request's tokens before kv_length are in the tree now."""
         self._ageing.admitted(request)
         self._counters.fair_admissions += request.number in self._reordered
         tokens = request.tokens[: request.kv_length]
@@ -116,14 +116,14 @@ class LongestPrefix:
         return (self._ageing.key(request), salt, turn, -self._cached[number], usage, place, number)
 
     def _bring_forward(self, salt: str, tokens: NDArray[np.int32]) -> None:
-        """Those that share more with `tokens` than they had cached have that cached now."""
+        """Updates the cached lengths of requests that share more with `tokens` than they had cached."""
         for cached in {length for _, length, _ in self._followers if length < len(tokens)}:
             for other in self._followers.pop((salt, cached, int(tokens[cached])), ()):
                 if other.number in self._left:
                     self._place(other, max(cached, common_length(tokens, other.tokens)))
 
     def _overtakes(self, key: _Key) -> bool:
-        """Says whether an older request would have been next if programs were not told apart by their usage."""
+        """Returns whether an older request would have been next if usage of programs did not count."""
         equal, place = key[:4], key[-2]
         entries = (self._pushed[other] for other in self._left)
         return any(other[-2] < place and other[:4] == equal for other in entries)

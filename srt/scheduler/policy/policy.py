@@ -1,12 +1,12 @@
 """Orders waiting requests for admission.
 
     policy   order within a priority, after the requests that have aged (priority.py)
-    lpm      longest cached prefix first; called siblings of a fork before; programs with less usage among equals; among
-             the equal calls of one program the one with most ahead of it (program_fairness.py)
+    lpm      called siblings of a fork, then longest cached prefix, then least usage of the program; among the equal
+             calls of one program the longest remaining critical path (program_fairness.py)
     fcfs     arrival; ageing changes nothing
 
-An `Order` is made for a step and asked for one request after the other, because an admission may change what comes
-next. The AdmissionPolicy makes orders, and remembers between them what outlives a step.
+An `Order` is made for one step. The planner asks it for one request at a time, because an admission may change which
+comes next. The AdmissionPolicy makes orders and keeps the state that outlives a step.
 """
 
 from collections.abc import Sequence
@@ -22,16 +22,16 @@ from .program_fairness import CriticalPath, ProgramUsage
 
 
 class Order(Protocol):
-    """The waiting requests of one step, each given once."""
+    """Returns the waiting requests of one step, each once."""
 
     def next(self) -> Request | None: ...
 
     def admitted(self, request: Request) -> None:
-        """`request` has been planned: tokens before its kv_length are in the tree now."""
+        """Updates the order after `request` was planned: its tokens before kv_length are in the tree now."""
 
 
 class FixedOrder:
-    """An order that no admission changes."""
+    """Keeps its order after admissions."""
 
     def __init__(self, in_order: Sequence[Request], ageing: Ageing) -> None:
         self._left = list(reversed(in_order))
@@ -56,7 +56,7 @@ class AdmissionPolicy:
         self._critical_path = CriticalPath()
 
     def order(self, waiting: Sequence[Request], now: float) -> Order:
-        """Orders by priority first. The newest, outside the window, come last, by arrival."""
+        """Makes the order of a step, by priority first. Requests outside the window come last, by arrival."""
         oldest_first = sorted(waiting, key=lambda request: request.rank)
         ageing = Ageing(now - self._config.max_wait, self._counters)
         match self._config.policy:

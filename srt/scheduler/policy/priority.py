@@ -3,11 +3,11 @@
     aged         has waited longer than max_wait: first within its priority, by arrival
     not aged     the policy's order
 
-The bound on waiting. Once a request is aged, no request of its priority that came later is admitted before it: only
-aged requests that came earlier are, and a request that does not fit holds up all that come after it until running
-requests have given their slots back. So it is admitted at most max_wait after its arrival plus the time in which the
-running requests, and those that came before it and still wait, drain; and running requests drain, because the one of
-the highest rank advances in every step. Neither cache hits nor forks prolong this.
+The bound on waiting. Once a request is aged, no later request of its priority is admitted before it, only aged ones
+that came earlier. A request that does not fit blocks all requests after it until running requests have released their
+slots. So the wait is at most max_wait plus the time in which the running requests, and the earlier ones that still
+wait, drain. Running requests drain because the one of the highest rank advances in every step. Neither cache hits nor
+forks prolong the wait.
 """
 
 from ...core.counters import Counters
@@ -17,10 +17,10 @@ PriorityKey = tuple[int, bool]  # (−priority, not aged): smaller goes first
 
 
 class Ageing:
-    """Tells which waiting requests are aged in one step.
+    """Decides which waiting requests are aged in one step.
 
     Args:
-        aged_before: requests that arrived until then have waited too long.
+        aged_before: requests that arrived at or before this time have waited too long.
     """
 
     def __init__(self, aged_before: float, counters: Counters) -> None:

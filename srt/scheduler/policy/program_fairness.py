@@ -1,18 +1,18 @@
-"""Orders requests that the policy holds for equal, by the programs that they belong to.
+"""Breaks ties of the policy by the programs that requests belong to.
 
-Among programs. Of two requests that have equally much cached, the one of the program with less usage goes first. So a
-program of one call does not wait for all 64 branches of another one that it shares its prefix with.
+Among programs. Of two requests with equally long cached prefixes, the one whose program has less usage goes first. So a
+program of one call does not wait for all 64 branches of another program with the same prefix.
 
 Among the calls of one program: longest remaining critical path first. A program knows its graph: after one branch of a
-fork a long text may follow, after seven others nothing. With fewer places than branches the long one should not begin
-last. `Schedule.ahead` says so, and only the program's own order depends on it: its waiting calls exchange their places
-in the order of arrival among themselves.
+fork a long text may follow, after seven others nothing. If not all branches fit at once, the long one should not start
+last. `Schedule.ahead` holds that length. It affects only the program's own order: its waiting calls exchange their
+places in the order of arrival among themselves.
 
     arrival          1 P   2 P   3 Q   4 P           ahead of P's calls: 10, 20, 90
     places           4     2     3     1             P still has places 1, 2 and 4, and Q its own
 
-So no other program gains or loses a place, whatever a program claims to have ahead. Requests that have waited too long
-are ordered by their true arrival (priority.py).
+So no other program gains or loses a place, whatever a program claims to have ahead. Aged requests are ordered by their
+true arrival (priority.py).
 """
 
 from collections import OrderedDict
@@ -24,9 +24,9 @@ _REMEMBERED = 4096  # programs; the one whose rows ran longest ago is forgotten
 
 
 class ProgramUsage:
-    """Counts rows run for every program: its computed prompt tokens and its generated ones.
+    """Counts the rows run for every program: computed prompt tokens and generated ones.
 
-    A request without a program is a program of its own, and has used nothing.
+    A request without a program counts as a program of its own with no usage.
     """
 
     def __init__(self) -> None:
@@ -48,13 +48,13 @@ class ProgramUsage:
 
 
 class CriticalPath:
-    """Keeps which call has which place, across steps: a call that was admitted has taken its place with it."""
+    """Keeps the place of each call across steps. An admitted call keeps its place; no waiting call gets it."""
 
     def __init__(self) -> None:
-        self._places: dict[int, int] = {}  # number → place, of those that have another's
+        self._places: dict[int, int] = {}  # number → place, of calls that exchanged theirs
 
     def arrange(self, waiting: Sequence[Request]) -> Mapping[int, int]:
-        """Returns number → place (a number of arrival), for calls of programs that say what is ahead of them."""
+        """Returns number → place (a number of arrival), for calls of programs that set `Schedule.ahead`."""
         programs: dict[tuple[str, int, str], list[Request]] = {}
         for request in waiting:
             schedule = request.schedule
