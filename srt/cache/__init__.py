@@ -1,1 +1,1 @@
-"""The radix tree of cached prefixes, the allocator of its slots, and the tensors that hold keys and values."""
+"""Caches prefixes: the radix tree, the allocator of its slots, and the tensors that hold keys and values."""

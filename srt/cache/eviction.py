@@ -1,8 +1,8 @@
 """Chooses which evictable leaf of the radix tree gives its slots back next.
 
-The tree owns the nodes. It tells its EvictionPolicy about a leaf that nothing holds, and asks for the next one to
-remove when the pool runs out. A leaf may be locked, grow children or be used after the policy has been told, and is not
-taken back from the policy then: `pop` leaves out what is no longer evictable.
+The tree owns the nodes. It adds a leaf that nothing holds to its EvictionPolicy, and pops the next leaf to remove when
+the pool runs out. A leaf that is locked, grows children or is used afterwards stays in the policy: `pop` skips leaves
+that are no longer evictable.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class EvictionPolicy(Protocol):
-    """The order in which leaves are evicted. The implementation is `LeastRecentlyUsed`."""
+    """Decides the order in which leaves are evicted. The implementation is `LeastRecentlyUsed`."""
 
     operations: int  # cumulative, each of O(log n) at most; tests bound them by the number of uses and evictions
 
     def add(self, node: RadixNode) -> None:
-        """Takes a node that has become evictable. The policy may know it already."""
+        """Adds a node that has become evictable. The policy may have it already."""
 
     def pop(self) -> RadixNode | None:
-        """Takes the next evictable node out; None: there is none."""
+        """Removes and returns the next evictable node; None: there is none."""
 
     def knows(self, node: RadixNode) -> bool:
-        """Says whether `pop` will give the node, if it stays evictable."""
+        """Returns whether `pop` will return the node at some time, if it stays evictable."""
 
     def clear(self) -> None:
         """Forgets all nodes."""
@@ -35,8 +35,8 @@ class EvictionPolicy(Protocol):
 class LeastRecentlyUsed:
     """Evicts leaves of the lowest priority first, and of these the least recently used.
 
-    A heap with one entry for each node, checked when it is taken out: O(log n) for each eviction, and at most one
-    correction more for each use.
+    A heap has one entry for each node, checked when it is popped: O(log n) for each eviction, and at most one more
+    correction for each use.
     """
 
     def __init__(self) -> None:

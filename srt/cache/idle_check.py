@@ -1,10 +1,10 @@
-"""A check of the whole tree and pool, a few nodes at a time, while no request runs.
+"""Checks the whole tree and pool, a few nodes at a time, while no request runs.
 
     to visit ──visit──▶ visited      new nodes begin on the left, nodes that change go back there, removed ones leave
 
-Requests may run between two visits. What has been added up of the visited nodes is true of them all the time, so when
-nothing is left to visit it is true of the whole tree, and has to agree with the tree's sums and the pool's free slots.
-The next round visits every node again.
+Requests may run between two visits. The sums over the visited nodes are kept true at all times. So when no node is left
+to visit they are the sums over the whole tree, and must equal the tree's own sums and match the pool's free slots. The
+next round visits every node again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from .radix_cache import RadixNode
 
 _SLICE = 128  # nodes in a slice at most; about a third of a millisecond
-_SLOTS = 64  # of a long node, that count as one more
+_SLOTS = 64  # slots of a long node that count as one more node
 
 
 class IdleCheck:
-    """Holds all nodes of one tree, and how far the check has come. The tree reports changes; roots are left out."""
+    """Keeps all nodes of one tree and the progress of the check. The tree reports changes; roots are left out."""
 
     def __init__(self, pool: SlotAllocator, eviction: EvictionPolicy) -> None:
         self._pool = pool
@@ -42,7 +42,7 @@ class IdleCheck:
     # ------------------------------------------------------------------------------------------ the tree says
 
     def forget(self) -> None:
-        """There are no nodes any more."""
+        """Forgets all nodes, after the tree was emptied."""
         self._to_visit: dict[int, RadixNode] = {}
         self._visited: dict[int, RadixNode] = {}
         self._begin()
@@ -51,7 +51,7 @@ class IdleCheck:
         self._to_visit[node.id] = node
 
     def changes(self, node: RadixNode) -> None:
-        """Called before the node's tokens, slots or pins change."""
+        """Makes a node unvisited. Called before its tokens, slots or pins change."""
         if self._visited.pop(node.id, None) is not None:
             self._subtract(node)
             self._to_visit[node.id] = node
@@ -64,10 +64,10 @@ class IdleCheck:
     # ------------------------------------------------------------------------------------------ the check
 
     def visit_some(self) -> bool:
-        """Visits the nodes of one slice; no request may hold one. False: none is left.
+        """Visits the nodes of one slice; no request may hold a node. False: none is left.
 
         Raises:
-            IntegrityError: naming the node.
+            IntegrityError: names the node.
         """
         work = 0
         while self._to_visit and work < _SLICE:
@@ -78,14 +78,14 @@ class IdleCheck:
         return bool(self._to_visit)
 
     def end(self, *, tokens: int, held: int, pinned: int, pins: Mapping[int, int]) -> None:
-        """All nodes have been visited: ends the round, and begins the next one.
+        """Compares the sums of all visited nodes with the tree's, and begins the next round. All nodes are visited.
 
         Args:
             tokens, held, pinned: the sums of the tree.
             pins: node id → pins that were put on it.
 
         Raises:
-            IntegrityError: what contradicts what.
+            IntegrityError: says what contradicts what.
         """
         assert not self._to_visit, "the round is not over"
         under_pins = sum(len(self._visited[number].tokens) for number in self._pins)
@@ -129,10 +129,10 @@ class IdleCheck:
 
 
 def require_node(node: RadixNode, eviction: EvictionPolicy) -> None:
-    """Checks what holds of any node at any time.
+    """Checks the invariants of a node that hold at any time.
 
     Raises:
-        IntegrityError: naming the node.
+        IntegrityError: names the node.
     """
     if not 0 < len(node.tokens) == len(node.slots):
         raise IntegrityError(f"node {node.id} has {len(node.tokens)} tokens and {len(node.slots)} slots")

@@ -1,14 +1,17 @@
-"""The KV pool: keys and values of every cached token, by slot. One pool for cache and running requests.
+"""Stores keys and values of every cached token, by slot. Cache and running requests share one pool.
 
-Slots are handed out elsewhere; here they are only memory. Slot 0 (`batch.DUMMY_SLOT`) has no owner: rows
-whose key is already in the pool write there.
+slot_allocator.py hands out slots; here they are only memory. Slot 0 (`batch.DUMMY_SLOT`) has no owner: rows whose key
+is already in the pool write there.
 
-A pool may be narrower than the model. In float8 (e4m3: 3 bits of fraction, 2⁻⁹ to 448) it takes half of bfloat16's
-memory. There is no scale: e4m3 is as precise at 0.02 as at 400, and what is larger becomes 448, never infinite. In the
-layers of Gemma 3 270M that were looked at, keys reach 97 and values 107, and one to four of a hundred numbers lie below
-2⁻⁶, where precision fades. What it costs there, over 512 rows of two texts, measured against float32: the divergence of
-the next token's distribution (KL) is 0.019 on average, with bfloat16 computing 0.021, where bfloat16 without float8 has
-0.001; the most likely token stays in 93 and 90 of 100 rows, in bfloat16 without float8 in 96.
+A pool may have a narrower dtype than the model. In float8 (e4m3: 3 bits of fraction, 2⁻⁹ to 448) it takes half of
+bfloat16's memory. There is no scale: e4m3 is as precise at 0.02 as at 400, and larger values become 448, never
+infinite. In the measured layers of Gemma 3 270M keys reach 97 and values 107, and 1 to 4 % of the numbers lie below
+2⁻⁶, where precision fades. The cost there, over 512 rows of two texts, against float32 without float8:
+
+    computed in    pool       mean KL divergence of the next token    same most likely token
+    float32        float8     0.019                                   93 of 100 rows
+    bfloat16       float8     0.021                                   90
+    bfloat16       bfloat16   0.001                                   96
 """
 
 import ctypes
@@ -26,7 +29,7 @@ FLOAT8 = torch.float8_e4m3fn
 
 @dataclass(frozen=True, slots=True)
 class KVGeometry:
-    """What one token costs."""
+    """The shape and dtype of one token's keys and values."""
 
     layers: int
     kv_heads: int
@@ -38,16 +41,16 @@ class KVGeometry:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     def rounded_to(self, dtype: torch.dtype | None) -> "KVGeometry":
-        """The same in another dtype; None: in this one."""
+        """Returns the same geometry in another dtype; None: in this one."""
         return self if dtype is None else replace(self, dtype=dtype)
 
 
 class KVPool:
-    """`keys[layer]` and `values[layer]`, each [slots, kv_heads, head_dim]. On the CPU memory is touched when used.
+    """Holds `keys[layer]` and `values[layer]`, each [slots, kv_heads, head_dim]. On the CPU pages are mapped when used.
 
     Args:
-        library: the CPU kernels, if they are there: with them the pool lies in 2 MiB pages.
-        fixed: the tensors stay where they are for good; captured graphs hold their addresses.
+        library: the CPU kernels, if available: with them the pool lies in 2 MiB pages.
+        fixed: the tensors never move; captured graphs hold their addresses.
     """
 
     def __init__(
@@ -77,7 +80,7 @@ class KVPool:
             ) from error
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forgets all keys and values."""
         if self._fixed:
             for part in (*self.keys, *self.values):
                 part.zero_()
@@ -85,12 +88,12 @@ class KVPool:
             self._allocate()
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
-        """Keys and values [R, kv_heads, head_dim] → slots [R] (int64), rounded to the pool's dtype."""
+        """Writes keys and values [R, kv_heads, head_dim] to slots [R] (int64), rounded to the pool's dtype."""
         for part, new in ((self.keys[layer], keys), (self.values[layer], values)):
             movable(part).index_copy_(0, slots, movable(rounded(new, part.dtype)))
 
     def _allocate(self) -> None:
-        """The old memory goes back first: two pools may not fit."""
+        """Allocates the tensors. The old ones are freed first: two pools may not fit."""
         self.keys.clear()
         self.values.clear()
         shape = (self.num_slots, self.geometry.kv_heads, self.geometry.head_dim)
@@ -105,7 +108,7 @@ class KVPool:
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """In the dtype of a pool. What is too large for float8 becomes its largest number: it has no infinity."""
+    """Converts to the dtype of a pool. Values too large for float8 become its largest number: it has no infinity."""
     if dtype is FLOAT8:
         largest = torch.finfo(FLOAT8).max
         values = values.clamp(-largest, largest)
@@ -113,12 +116,12 @@ def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def movable(values: torch.Tensor) -> torch.Tensor:
-    """Float8 as bytes: torch moves those everywhere, float8 not (on the CPU it has no index_copy_)."""
+    """Views float8 as bytes, which torch can move everywhere (on the CPU float8 has no index_copy_)."""
     return values.view(torch.uint8) if values.dtype is FLOAT8 else values
 
 
 def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros. `torch.zeros` writes every page; numpy's calloc maps them when they are first touched."""
+    """Allocates zeros. `torch.zeros` writes every page; numpy's calloc maps a page when it is first touched."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     untouched = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
@@ -126,7 +129,7 @@ def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
 
 
 def slots_for_bytes(geometry: KVGeometry, budget: int, *, minimum_tokens: int = 256) -> int:
-    """The number of slots, the dummy included, that fit into `budget` bytes.
+    """Returns the number of slots, the dummy included, that fit into `budget` bytes.
 
     Raises:
         ParameterError: fewer than `minimum_tokens` fit; the message says how many bytes to give.

@@ -1,12 +1,12 @@
-"""Pins: prefixes that are kept from eviction though no request runs on them, until their time is over.
+"""Pins prefixes: keeps them from eviction for a time, also while no request uses them.
 
-    put ──▶ pinned ─┬─ release     its client needs it no more
-                    ├─ expire      it has not been used for its seconds
+    put ──▶ pinned ─┬─ release     its client no longer needs it
+                    ├─ expire      it was not used for its number of seconds
                     ├─ give_way    the oldest, when a request finds no room, or pins hold too much
                     └─ forget      the tree was emptied
 
-A pin takes no memory that a request needs: it holds its tokens until a running request would have to be retracted, or
-a waiting one could not be admitted. Then the oldest pin ends, and its tokens are evicted like all others.
+A pin never takes slots that a request needs. When a running request would have to be retracted, or a waiting one
+cannot be admitted, the oldest pin ends, and its tokens are evicted like all others.
 """
 
 from collections.abc import Iterator
@@ -19,17 +19,17 @@ from .radix_cache import Match, RadixCache
 @dataclass(slots=True)
 class _Pin:
     match: Match
-    seconds: float  # that it holds after its last use
+    seconds: float  # it ends so long after its last use
     ends: float  # on the clock
-    used: int  # last use of its end, when it was looked at
+    used: int  # last use of its last node, as read by the latest `renew`
 
 
 class Pins:
-    """All pins of one tree, oldest first.
+    """Keeps all pins of one tree, oldest first.
 
     Args:
-        cache: the tree they hold on to.
-        most_tokens: that all of them together may hold, what they share counted once.
+        cache: the tree.
+        most_tokens: the limit for all pins together; tokens that they share count once.
     """
 
     def __init__(self, cache: RadixCache, counters: Counters, most_tokens: int) -> None:
@@ -46,9 +46,9 @@ class Pins:
         return (pin.match for pin in self._pins.values())
 
     def put(self, number: int, match: Match, *, seconds: float, now: float) -> None:
-        """Pins what `match`, locked by the caller, covers. Older pins give way if they hold too much together.
+        """Pins the tokens of `match`, which the caller has locked. Older pins give way if together they hold too much.
 
-        One that is longer than all pins may be, or covers nothing, is refused, and counted so.
+        A pin that is longer than the limit, or covers no token, is refused and counted as refused.
         """
         assert number not in self._pins, "a message pins once"
         if not 0 < match.length <= self._most_tokens:
@@ -61,25 +61,25 @@ class Pins:
             self.give_way()
 
     def release(self, number: int) -> None:
-        """Nothing happens for a pin that has ended by itself."""
+        """Ends a pin, unless it has already ended."""
         if number in self._pins:
             self._remove(number)
             self._counters.pins_released += 1
 
     def expire(self, now: float) -> None:
-        """Before a step."""
+        """Ends the pins whose time is over. Called before a step."""
         for number in [number for number, pin in self._pins.items() if now >= pin.ends]:
             self._remove(number)
             self._counters.pins_expired += 1
 
     def renew(self, now: float) -> None:
-        """After a step: the time of those that it has used begins again."""
+        """Restarts the time of pins that the step has used. Called after a step."""
         for pin in self._pins.values():
             if pin.used != pin.match.node.last_use:
                 pin.used, pin.ends = pin.match.node.last_use, now + pin.seconds
 
     def give_way(self) -> bool:
-        """The oldest pin ends; False: there is none."""
+        """Ends the oldest pin; False: there is none."""
         if not self._pins:
             return False
         self._remove(next(iter(self._pins)))
@@ -87,13 +87,13 @@ class Pins:
         return True
 
     def drop(self) -> None:
-        """All pins end."""
+        """Ends all pins."""
         for number in list(self._pins):
             self._remove(number)
             self._counters.pins_lost += 1
 
     def forget(self) -> None:
-        """The tree has been forgotten, and the pins with it."""
+        """Forgets all pins, after the tree was forgotten."""
         self._counters.pins_lost += len(self._pins)
         self._pins.clear()
 

@@ -1,9 +1,9 @@
-"""Prefix cache: token sequences → KV slots, as a radix tree (the paper's section 3, RadixAttention).
+"""Caches prefixes: maps token sequences to KV slots in a radix tree (the paper's section 3, RadixAttention).
 
 A node owns a run of tokens and the slots of their keys and values; children are keyed by their first token.
 Locked nodes (lock count > 0) are never evicted; a lock covers the whole path, so ancestors have at least the
-locks of their children. Pins do the same without a request, and are counted apart because they can be taken back
-(pins.py). An eviction policy says which leaf goes next (eviction.py).
+locks of their children. Pins do the same without a request, and are counted separately because they can be taken back
+(pins.py). An eviction policy chooses the next leaf to evict (eviction.py).
 
     root(salt) ── "You are helpful." ─┬─ "Hello" ── "Hi!"          every salt has a root of its own:
                                       └─ "What is 2+2?"            two salts never share a node
@@ -26,7 +26,7 @@ Tokens = NDArray[np.int32]
 
 
 class RadixNode:
-    """One edge of the tree with the point it leads to. Changed only by RadixCache."""
+    """One edge of the tree with the node it leads to. Changed only by RadixCache."""
 
     __slots__ = (
         "children",
@@ -72,7 +72,7 @@ class RadixNode:
 
     @property
     def held(self) -> bool:
-        """By a request or a pin."""
+        """Returns whether a request or a pin holds the node."""
         return bool(self.locks or self.pins)
 
     @property
@@ -82,7 +82,7 @@ class RadixNode:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest cached prefix: it ends at the end of `node`. Lock it before anything else changes the tree.
+    """The longest cached prefix, which ends at the end of `node`. Lock it before anything else changes the tree.
 
     `fresh`: the holder made `node` itself, so while no other request uses it, it may grow in place.
     """
@@ -93,7 +93,7 @@ class Match:
 
     @property
     def path(self) -> tuple[tuple[int, int, int], ...]:
-        """Root first: (node id, position of its first token, number of tokens). It stays until `tree.splits` grows."""
+        """Root first: (node id, position of its first token, number of tokens). Valid until `tree.splits` grows."""
         steps = []
         end = self.length
         for node in ascend(self.node):
@@ -102,7 +102,7 @@ class Match:
         return tuple(reversed(steps))
 
     def slots(self, start: int = 0) -> Slots:
-        """The slots of tokens [start, length)."""
+        """Returns the slots of tokens [start, length)."""
         runs = []
         end = self.length
         for node in ascend(self.node):
@@ -115,7 +115,7 @@ class Match:
 
 
 def ascend(node: RadixNode) -> Iterator[RadixNode]:
-    """The node and its ancestors, without the root."""
+    """Yields the node and its ancestors, without the root."""
     current: RadixNode | None = node
     while current is not None and not current.is_root:
         yield current
@@ -123,7 +123,7 @@ def ascend(node: RadixNode) -> Iterator[RadixNode]:
 
 
 def common_length(left: Tokens, right: Tokens) -> int:
-    """How many first tokens two sequences share."""
+    """Returns the length of the common prefix of two sequences."""
     length = min(len(left), len(right))
     if not length:
         return 0
@@ -136,14 +136,14 @@ _NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 
 
 class RadixCache:
-    """The tree. It takes slots from the caller at `extend` and gives them to the pool at `evict`.
+    """The radix tree. It takes slots over from the caller in `extend` and releases them to the pool in `evict`.
 
     Costs: match and extend O(tokens compared + nodes on the path); lock and unlock O(nodes on the path);
     evict one operation of the eviction policy per node, O(log n) (no walk of the tree).
 
     Args:
         pool: takes back the slots of evicted nodes.
-        eviction: says which leaf goes next; least recently used first by default.
+        eviction: chooses the next leaf to evict; least recently used first by default.
     """
 
     def __init__(self, pool: SlotAllocator, eviction: EvictionPolicy | None = None) -> None:
@@ -157,7 +157,7 @@ class RadixCache:
         self.forget()
 
     def forget(self) -> None:
-        """An empty tree. Slots are not given back: the caller clears the pool too, or has counted them."""
+        """Empties the tree. Slots are not released: the caller clears the pool too, or has counted them."""
         self._roots: dict[str, RadixNode] = {}
         self.eviction.clear()
         self._tokens = 0
@@ -171,22 +171,22 @@ class RadixCache:
 
     @property
     def evictable_tokens(self) -> int:
-        """Tokens in nodes without lock and pin: all of them can be had by evicting leaf after leaf."""
+        """Tokens in nodes without lock and pin. Evicting leaf after leaf frees all of them."""
         return self._tokens - self._held_tokens
 
     @property
     def pinned_tokens(self) -> int:
-        """Tokens in nodes with a pin, what pins share counted once."""
+        """Tokens in nodes with a pin; tokens that pins share count once."""
         return self._pinned_tokens
 
     # ------------------------------------------------------------------------------------------ find
 
     def peek(self, tokens: Tokens, salt: str) -> int:
-        """Length of the longest cached prefix; nothing is touched."""
+        """Returns the length of the longest cached prefix; this is no use, and changes nothing."""
         return sum(shared for _, shared in self._known(tokens, salt))
 
     def _known(self, tokens: Tokens, salt: str) -> Iterator[tuple[RadixNode, int]]:
-        """(node, tokens it shares) from the root on, the last node perhaps in part."""
+        """Yields (node, number of shared tokens) from the root on; the last node may be shared in part."""
         node = self._roots.get(salt)
         position = 0
         while node is not None and position < len(tokens):
@@ -200,11 +200,11 @@ class RadixCache:
             position += shared
 
     def match(self, tokens: Tokens, salt: str) -> Match:
-        """The longest cached prefix; it counts as a use. A node that is matched in part is split there."""
+        """Finds the longest cached prefix; this counts as a use. A node that is matched in part is split there."""
         return self.advance(Match(self._root(salt), 0), tokens)
 
     def advance(self, match: Match, tokens: Tokens) -> Match:
-        """Goes on from `match` (locked by the caller) along `tokens`, the whole sequence from its beginning."""
+        """Continues `match` (locked by the caller) along `tokens`, the whole sequence from its beginning."""
         node, position = match.node, match.length
         self._time += 1
         for used in ascend(node):
@@ -295,15 +295,15 @@ class RadixCache:
                 self._offer(node)
 
     def move_lock(self, held: Match, wanted: Match) -> None:
-        """The holder of `held` holds `wanted` instead; what both share stays locked throughout."""
+        """Moves a lock from `held` to `wanted`; the nodes that both share stay locked throughout."""
         if held.node is not wanted.node:
             self.lock(wanted)
             self.unlock(held)
 
     def evict(self, count: int) -> int:
-        """Gives at least `count` tokens' slots to the pool if so many are not held; says how many it gave.
+        """Evicts at least `count` tokens, if so many are not held, and returns the number of evicted tokens.
 
-        Evicts whole leaves, in the order of the eviction policy.
+        Whole leaves are evicted, in the order of the eviction policy.
         """
         given = 0
         while given < count and (leaf := self.eviction.pop()) is not None:
@@ -312,8 +312,7 @@ class RadixCache:
         return given
 
     def discard(self, match: Match) -> int:
-        """Takes the path's nodes out of the tree up to the last one that is held, with all that follows them;
-        says how many tokens that were."""
+        """Removes the path's nodes below its last held one, with their subtrees; returns the number of tokens."""
         top: RadixNode | None = None
         for node in ascend(match.node):
             if node.held:
@@ -343,17 +342,17 @@ class RadixCache:
         return root
 
     def _drop_if_empty(self, root: RadixNode) -> None:
-        """Salts come from callers: a root without children and holders must not stay for ever."""
+        """Removes a root without children and locks: clients choose salts, so roots would pile up."""
         if not root.children and not root.locks:
             self._roots.pop(root.salt, None)
 
     @staticmethod
     def _may_take_from(node: RadixNode, child: RadixNode) -> bool:
-        """Says whether their boundary has no owner: a text that is generated again moves it token by token."""
+        """Returns whether the boundary between both may move: a text that is generated again moves it by tokens."""
         return not (node.is_root or node.pins or child.held or len(node.children) > 1)
 
     def _move_up(self, node: RadixNode, child: RadixNode, count: int) -> None:
-        """The first tokens of a child become the last ones of its parent, which the caller alone holds."""
+        """Moves the first `count` tokens of a child to the end of its parent, which only the caller holds."""
         self.idle_check.changes(node)
         self.idle_check.changes(child)
         del node.children[int(child.tokens[0])]
@@ -365,7 +364,7 @@ class RadixCache:
         self.splits += 1
 
     def _split(self, node: RadixNode, length: int) -> RadixNode:
-        """parent ── node   becomes   parent ── upper ── node: `node` keeps its end, so matches that end there hold."""
+        """Splits a node: parent ── node becomes parent ── upper ── node. Matches that end at `node` stay valid."""
         assert node.parent is not None
         self.splits += 1
         self.idle_check.changes(node)
@@ -402,7 +401,7 @@ class RadixCache:
     # ------------------------------------------------------------------------------------------ look
 
     def walk(self) -> Iterator[tuple[int, RadixNode]]:
-        """(depth, node) of every node without the roots, parents before children."""
+        """Yields (depth, node) of every node without the roots, parents before children."""
         stack = [(0, child) for root in reversed(self._roots.values()) for child in reversed(root.children.values())]
         while stack:
             depth, node = stack.pop()
@@ -410,10 +409,10 @@ class RadixCache:
             stack.extend((depth + 1, child) for child in reversed(node.children.values()))
 
     def check_some(self, pinned: Iterable[Match]) -> bool:
-        """Runs a slice of `check` while no lock is held; True: with it all has been checked.
+        """Runs a slice of `check` while no lock is held; True: with it everything has been checked.
 
         Raises:
-            IntegrityError: naming the node.
+            IntegrityError: names the node.
         """
         if self.idle_check.visit_some():
             return False
@@ -423,10 +422,10 @@ class RadixCache:
         return True
 
     def check(self, holders: list[Match], pinned: Iterable[Match] = ()) -> None:
-        """The tree is whole, its sums are true, and its locks and pins are exactly those of `holders` and `pinned`.
+        """Checks the tree and its sums, and that its locks and pins are exactly those of `holders` and `pinned`.
 
         Raises:
-            IntegrityError: naming the node.
+            IntegrityError: names the node.
         """
         locks, pins = _counted(holders), _counted(pinned)
         tokens = held = under_pins = nodes = 0
@@ -454,5 +453,5 @@ class RadixCache:
 
 
 def _counted(matches: Iterable[Match]) -> dict[int, int]:
-    """Node id → how many of the matches go through the node."""
+    """Returns node id → number of matches whose path contains the node."""
     return Counter(node.id for match in matches for node in ascend(match.node))

@@ -1,9 +1,9 @@
-"""The slots of the KV pool: who may write where.
+"""Allocates the slots of the KV pool.
 
 One pool serves cache and running requests; a slot holds the key and value of one token in every layer.
-At every moment a slot is exactly one of: free (here), in the radix tree, or private to a running request.
+At any time a slot is exactly one of: free (here), in the radix tree, or private to a running request.
 
-    slot 0          dummy: rows whose key needs no place write here; never handed out
+    slot 0          dummy: rows whose key needs no slot write here; never handed out
     slot 1 … n - 1  handed out in ascending runs, because attention reads runs faster than scattered slots
 """
 
@@ -22,7 +22,7 @@ FIRST_SLOT = 1  # after batch.DUMMY_SLOT
 
 
 class Place(Enum):
-    """Where the keys and values of a run of tokens lie.
+    """The memory in which the keys and values of a run of tokens lie.
 
     One place today. A tier in host memory or on disk is a further member, with an allocator of its own; the tree then
     moves a node there instead of removing it.
@@ -32,7 +32,7 @@ class Place(Enum):
 
 
 class IntegrityError(EngineError):
-    """The bookkeeping of pool and tree contradicts itself: a bug of ours, found before it gives a wrong token."""
+    """The bookkeeping of pool and tree contradicts itself: a bug of umbel, found before it gives a wrong token."""
 
 
 class SlotAllocator:
@@ -54,7 +54,7 @@ class SlotAllocator:
         self.clear()
 
     def clear(self) -> None:
-        """All slots are free again."""
+        """Frees all slots."""
         self._is_free = np.ones(self.num_slots, dtype=np.bool_)
         self._is_free[:FIRST_SLOT] = False
         self._sorted: Slots = np.arange(FIRST_SLOT, self.num_slots, dtype=np.int32)  # [taken … | still free, ascending]
@@ -71,7 +71,7 @@ class SlotAllocator:
         return len(self._sorted) - self._taken + self._released_count
 
     def allocate(self, count: int) -> Slots:
-        """`count` free slots, ascending. The caller has made room before."""
+        """Allocates `count` free slots, ascending. The caller has made room before."""
         self._faults("memory.allocate")
         assert count <= self.free, f"{count} slots asked for, {self.free} are free: the caller must evict first"
         if count > len(self._sorted) - self._taken:
@@ -82,7 +82,7 @@ class SlotAllocator:
         return slots
 
     def release(self, slots: Slots) -> None:
-        """Takes slots back. Releasing a free slot is a bug that would hand one slot to two requests."""
+        """Takes slots back. Releasing a free slot is a bug: two requests would get the same slot."""
         if not len(slots):
             return
         if self._is_free[slots].any() or slots.min() < FIRST_SLOT:
@@ -98,14 +98,14 @@ class SlotAllocator:
         self._released_count = 0
 
     def are_free(self, slots: Slots) -> bool:
-        """Says whether one of them is free."""
+        """Returns whether one of them is free."""
         return bool(self._is_free[slots].any())
 
     def check_map(self, held: NDArray[np.bool_], count: int) -> None:
-        """As `check`, where no slot is private. held: by slot, whether the tree has it; count: slots that it has.
+        """Checks the slots while none is private. held: bool by slot, True in the tree; count: slots in the tree.
 
         Raises:
-            IntegrityError: with the three numbers.
+            IntegrityError: gives the three numbers.
         """
         self._check_free()
         either = held ^ self._is_free
@@ -116,7 +116,7 @@ class SlotAllocator:
             )
 
     def _check_free(self) -> NDArray[np.int64]:
-        """How often each slot is in the free list: as the free map says."""
+        """Checks that the free list agrees with the free map, and returns each slot's count in the free list."""
         listed = np.concatenate([self._sorted[self._taken :], *self._released])
         frees = np.bincount(listed, minlength=self.num_slots)
         if not np.array_equal(frees.astype(np.bool_), self._is_free) or frees.max(initial=0) > 1:
@@ -124,10 +124,10 @@ class SlotAllocator:
         return frees
 
     def check(self, held: Iterable[Slots]) -> None:
-        """Free and held slots together are all slots, none twice.
+        """Checks that free and held slots together are all slots, none twice.
 
         Raises:
-            IntegrityError: with the three numbers.
+            IntegrityError: gives the three numbers.
         """
         arrays = list(held)
         used = np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int32)
