@@ -1,16 +1,16 @@
-"""Tokens to choose, and the chance that chooses them.
+"""Draws tokens with the Gumbel-max method: defines a request to sample, and the noise.
 
-A draw is a Gumbel-max draw. The score of a token is
+The score of a token is
 
     score(token) = logit · (1 / temperature) + g(seed, position, token)        in float64
 
-and the token with the largest score is taken, of equal ones the first. With independent standard Gumbel noise g this
-gives every token the probability softmax(logits / temperature)[token]. top_k, top_p and min_p take tokens out of the
-race beforehand; the noise of those that stay is the same, so they win in the proportion of their probabilities.
+and the token with the largest score is chosen, of equal ones the first. With independent standard Gumbel noise g this
+gives every token the probability softmax(logits / temperature)[token]. top_k, top_p and min_p remove tokens before the
+draw. The noise of the remaining ones is the same, so they win in proportion to their probabilities.
 
-The noise is a function of (seed, position, token) and of nothing else: a text is the same alone, in a batch, and after
-a retraction, and a kernel that computes logits in pieces need not have seen the others: a token whose logit plus
-`LARGEST_NOISE` stays below the best score so far cannot win, and needs neither its noise nor its exact logit.
+The noise is a function of (seed, position, token) only. So a text is the same alone, in a batch, and after a
+retraction. And a kernel can compute logits in pieces: a token whose scaled logit plus `LARGEST_NOISE` stays below the
+best score so far cannot win, and needs neither its noise nor its exact logit.
 
     key   = mix(mix(seed) ^ position)              64 bits, one for a draw; mix is splitmix64
     h     = token ^ low half of key                32 bits from here on, all arithmetic wraps around
@@ -45,7 +45,7 @@ SMALLEST_NOISE = -3.13  # of the largest h, rounded down: −log(33 · log 2) = 
 
 
 class Limits(NamedTuple):
-    """What of the sampling parameters a draw computes with, each a number that its column can hold."""
+    """The sampling parameters that a draw uses, as numbers that fit the columns of Draws."""
 
     inverse_temperature: float
     top_k: int  # 0 = all
@@ -54,7 +54,7 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, sampling: SamplingParams) -> "Limits":
-        """A top_k of more tokens than any vocabulary has keeps all of them.
+        """Reads the sampling parameters. A top_k larger than any vocabulary keeps all tokens.
 
         Raises:
             ParameterError: a number with which nothing can be drawn.
@@ -73,7 +73,7 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One token to choose.
+    """Requests one token from a row of logits.
 
     `counts` are the generated tokens with their occurrences, `prompt` the prompt's tokens (for the repetition
     penalty), `forbidden` the tokens that may not be chosen now. `position` is that of the new token.
@@ -90,7 +90,7 @@ class SampleRequest:
 
 
 def stack_draws(draws: Sequence[SampleRequest]) -> Draws:
-    """Returns the draws column by column. Raises ParameterError for a draw with which nothing can be drawn."""
+    """Returns the draws column by column. Raises ParameterError for parameters with which nothing can be drawn."""
     limits = [Limits.of(draw.sampling) for draw in draws]
     return Draws(
         rows=np.array([draw.row for draw in draws], dtype=np.int64),
@@ -104,24 +104,24 @@ def stack_draws(draws: Sequence[SampleRequest]) -> Draws:
 
 
 def draw_key(seed: int, position: int) -> int:
-    """64 bits that stand for (seed, position)."""
+    """Hashes (seed, position) to 64 bits."""
     return _mix(_mix(seed) ^ (position & _MASK))
 
 
 def draw_keys(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.uint64]:
-    """`draw_key` of many."""
+    """Returns `draw_key` of each seed and position."""
     bits = np.array([seed & _MASK for seed in seeds], dtype=np.uint64)
     return _mix_all(_mix_all(bits) ^ np.array(positions, dtype=np.uint64))
 
 
 def gumbel(keys: NDArray[np.uint64], tokens: NDArray[np.integer]) -> NDArray[np.float64]:
-    """The noise of each token under its key. keys and tokens: shapes that broadcast."""
+    """Returns the noise of each token under its key. keys and tokens: shapes that broadcast."""
     hashed = token_hash(keys, tokens).astype(np.float64)
     return -np.log(-np.log1p((hashed + 0.5) * -(2.0**-32)))
 
 
 def token_hash(keys: NDArray[np.uint64], tokens: NDArray[np.integer]) -> NDArray[np.uint32]:
-    """h of the definition above. For one key no two tokens have the same."""
+    """Returns h of the definition above. Under one key it differs for any two tokens."""
     low, high = keys.astype(np.uint32), (keys >> np.uint64(32)).astype(np.uint32)
     h = np.bitwise_xor(tokens.astype(np.uint32), low)
     with np.errstate(over="ignore"):
@@ -134,7 +134,7 @@ def token_hash(keys: NDArray[np.uint64], tokens: NDArray[np.integer]) -> NDArray
 
 
 def inverse_temperature(temperature: float) -> float:
-    """1 / temperature; 0 for temperature 0; finite for the smallest ones, where the best token wins anyway."""
+    """Returns 1 / temperature; 0 for temperature 0; finite for the smallest ones, where the best token wins anyway."""
     return 1.0 / max(temperature, 1e-30) if temperature else 0.0
 
 

@@ -1,15 +1,15 @@
-"""Changes logits before a token is chosen: the seam for sampling parameters outside the fast path, and the penalties.
+"""Changes logits before a token is chosen: the interface for sampling parameters off the fast path, and the penalties.
 
-Temperature, top_k, top_p and min_p are the fast path: every runner knows them, and may choose a token without giving
-its logits. Any other parameter is a LogitsProcessor, in PROCESSORS. A row to which one applies gives its logits, and
-the sampler chooses its token. docs/add_a_parameter.md says how to add one.
+Temperature, top_k, top_p and min_p are the fast path: every runner knows them, and may choose a token without returning
+logits. Any other parameter is a LogitsProcessor, in PROCESSORS. A row to which one applies returns its logits, and the
+sampler chooses its token. docs/add_a_parameter.md says how to add one.
 
-Penalties. Repetition penalty first (it scales), then frequency and presence penalties and logit_bias (they shift), then
-tokens that may not end the text yet are ruled out.
+Penalties. Repetition penalty comes first (it scales), then frequency and presence penalties and logit_bias (they
+shift). Then tokens that may not end the text yet are forbidden.
 
 A result that float32 cannot hold is computed again in float64, and written as one of the largest floats, in the order
-of the exact results. Such logits are so far apart that the largest one wins with any noise, so the order is all that
-counts.
+of the exact results. Such logits are so far apart that the largest one wins with any noise, so only their order
+matters.
 """
 
 import math
@@ -33,20 +33,20 @@ class LogitsProcessor(Protocol):
     """Changes logits for one or more sampling parameters. `Penalties` is one."""
 
     def applies(self, sampling: SamplingParams) -> bool:
-        """Says whether rows with these parameters are changed; then no runner chooses their tokens."""
+        """Returns whether rows with these parameters are changed; if so, no runner chooses their tokens."""
 
     def process(self, logits: torch.Tensor, requests: Sequence[SampleRequest]) -> Callable[[], None]:
         """Changes the rows of the requests in place and returns what undoes it. logits: float32 [L, vocab].
 
-        Requests to which it does not apply are among them, and are left alone.
+        Requests to which the processor does not apply are skipped.
 
         Raises:
-            UmbelError: a request with which nothing can be drawn; no row has changed then.
+            UmbelError: nothing can be drawn for a request; no row has changed then.
         """
 
 
 class _Touched(NamedTuple):
-    """Tokens of which a row's logits change."""
+    """The tokens of one row whose logits change, and their changes."""
 
     ids: NDArray[np.int64]
     divisors: NDArray[np.float64]
@@ -57,10 +57,10 @@ class _Touched(NamedTuple):
 def apply_penalties(logits: torch.Tensor, requests: Sequence[SampleRequest]) -> Callable[[], None]:
     """Changes the rows of the requests in place and returns what undoes it. logits: [L, vocab].
 
-    A few entries of each row, gathered and put back together.
+    Only the changed entries are gathered and written, all rows at once.
 
     Raises:
-        ParameterError: a penalty or a bias that is no number; nothing has changed then.
+        ParameterError: a penalty or a bias is no number; nothing has changed then.
         RequestError: a row in which every token is forbidden.
     """
     touched = [
@@ -107,7 +107,7 @@ PROCESSORS: tuple[LogitsProcessor, ...] = (Penalties(),)  # in the order in whic
 
 
 def changes_logits(sampling: SamplingParams) -> bool:
-    """Says whether a processor changes the logits of rows with these parameters before a token is drawn."""
+    """Returns whether a processor changes the logits of rows with these parameters before a token is drawn."""
     return any(processor.applies(sampling) for processor in PROCESSORS)
 
 
@@ -120,7 +120,7 @@ def _scaled(values: torch.Tensor, divisors: torch.Tensor) -> torch.Tensor:
 
 
 def _saturated(values: torch.Tensor) -> torch.Tensor:
-    """As float32; values beyond its range become its largest numbers, in their order. values: float64 [n], finite."""
+    """Converts to float32; values beyond its range become its largest floats, in order. values: float64 [n]."""
     rounded = values.float()
     largest = torch.tensor([torch.finfo(torch.float32).max], device=values.device).view(torch.int32)
     for sign in (1.0, -1.0):
@@ -132,7 +132,7 @@ def _saturated(values: torch.Tensor) -> torch.Tensor:
 
 
 def _of_row(request: SampleRequest, vocab_size: int) -> _Touched | None:
-    """Returns None for most rows."""
+    """Returns the changes of one row; None for most rows."""
     sampling = request.sampling
     counted = sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0
     repeated = sampling.repetition_penalty != 1.0

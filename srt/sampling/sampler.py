@@ -1,7 +1,7 @@
-"""Chooses tokens from logits, for all rows of a step together, and gives their log-probabilities.
+"""Chooses tokens from logits, for all rows of a step together, and computes their log-probabilities.
 
-What a row gets depends on its logits, its parameters and (seed, position), never on the rest of the batch; gumbel.py
-has the definition. So a text is the same alone, in a batch, and after a retraction.
+A row's token depends on its logits, its parameters and (seed, position), never on the rest of the batch; gumbel.py has
+the definition. So a text is the same alone, in a batch, and after a retraction.
 
 Order of operations on a row, each on the result of the one before:
 repetition, frequency and presence penalties → logit_bias → tokens forbidden before min_tokens → temperature →
@@ -31,7 +31,7 @@ class Sampler:
 
     Args:
         vocab_size: columns of the logits that are tokens; the rest is padding of the model and is never chosen.
-        chooser: computes; None takes torch.
+        chooser: does the computation; None: in torch.
         processors: change logits first, in this order.
     """
 
@@ -50,7 +50,7 @@ class Sampler:
 
         Raises:
             LogitsError: the logits of a row are not numbers.
-            ParameterError: a number among the sampling parameters of a row with which nothing can be drawn.
+            ParameterError: nothing can be drawn with the sampling parameters of a row.
         """
         if not requests:
             return []
@@ -67,7 +67,7 @@ class Sampler:
         return tokens
 
     def choose(self, logits: torch.Tensor, draws: Draws) -> NDArray[np.int64]:
-        """Chooses tokens for rows that no processor changes; writes to nothing."""
+        """Chooses tokens for rows that no processor changes; `logits` stay unchanged."""
         return self.chooser.choose(logits[:, : self.vocab_size], draws)
 
 

@@ -1,9 +1,9 @@
-"""Tokens and log-probabilities from full logits, in torch, on any device: the reference of the kernels.
+"""Chooses tokens and computes log-probabilities from full logits, in torch, on any device: the kernels' reference.
 
-A vocabulary has up to 262,144 tokens: nothing here sorts it. A best token or the top of a row comes from the maxima
-of blocks, then from the few blocks that can hold it; a nucleus wider than that from a histogram over the leading
-bits of the weights, whose one decisive bin is sorted. Passes over whole rows write to one buffer that is kept:
-fresh memory of that size costs more than the arithmetic.
+A vocabulary has up to 262,144 tokens, and no function here sorts it. The best token or the top of a row comes from the
+maxima of blocks, then from the few blocks that can contain it. A wider nucleus (top_p) comes from a histogram over the
+leading bits of the weights; only the decisive bin is sorted. Passes over whole rows write to one buffer that is kept:
+allocating that size costs more than the arithmetic.
 """
 
 from itertools import pairwise
@@ -23,13 +23,13 @@ _ROUNDING = 1e-6  # of a mass that is summed in float32
 
 
 class TorchSampling:
-    """A `sampler.Chooser` in torch."""
+    """Implements `batch.Chooser` in torch."""
 
     def __init__(self) -> None:
         self._weights = torch.empty(0)  # [_ROWS, vocab], made when it is needed
 
     def choose(self, logits: torch.Tensor, draws: Draws) -> NDArray[np.int64]:
-        """One token for each draw. logits: [_, vocab]."""
+        """Chooses one token for each draw. logits: [_, vocab]."""
         tokens = np.zeros(len(draws), dtype=np.int64)
         greedy = draws.inverse_temperatures == 0
         for group, choose in ((np.flatnonzero(greedy), self._best), (np.flatnonzero(~greedy), self._race)):
@@ -40,7 +40,7 @@ class TorchSampling:
         return tokens
 
     def summarise(self, logits: torch.Tensor, rows: NDArray[np.int64], top: int) -> Summary:
-        """Log-normalisers of rows and their `top` largest logits."""
+        """Computes log-normalisers of rows and their `top` largest logits."""
         chosen = _rows(logits, rows).float()
         normalisers = torch.logsumexp(chosen.double() if chosen.shape[1] < 4096 else chosen, dim=-1)
         _require_numbers(normalisers)
@@ -66,7 +66,7 @@ class TorchSampling:
     # ------------------------------------------------------------------------------------- the race
 
     def _race(self, logits: torch.Tensor, draws: Draws, some: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The largest score among the tokens that stay. logits: [n, vocab]."""
+        """Chooses the token with the largest score among those that the limits keep. logits: [n, vocab]."""
         best, winners = _best(logits)
         inverse, keys = draws.inverse_temperatures[some], draws.keys[some]
         top = best.double().cpu().numpy()
@@ -82,7 +82,7 @@ class TorchSampling:
         return _first_largest(places, ids, scores, len(some))
 
     def _floors(self, logits: torch.Tensor, best: torch.Tensor, draws: Draws, some: NDArray[np.int64]) -> torch.Tensor:
-        """The smallest logit of each row that top_k and top_p leave in the race: [n]."""
+        """Returns the smallest logit of each row that top_k and top_p keep: [n]."""
         floors = torch.full((len(some),), torch.finfo(torch.float32).min, device=logits.device)
         top_k, top_p = draws.top_k[some], draws.top_p[some]
         limited = np.flatnonzero((top_k > 0) & (top_k < logits.shape[1]))
@@ -108,7 +108,10 @@ class TorchSampling:
         inverse: NDArray[np.float64],
         top_p: NDArray[np.float64],
     ) -> torch.Tensor:
-        """The logit at which the mass from the best token down reaches top_p of that at or above the floor: [n]."""
+        """Returns the logit at which the mass, summed from the best token down, reaches top_p: [n].
+
+        top_p is a share of the mass at or above the row's floor.
+        """
         scale = torch.from_numpy(inverse).to(logits.device)[:, None]
         weights = self._weigh(logits, best, scale.float())
         weights.masked_fill_(logits < floors[:, None], 0.0)
@@ -123,7 +126,7 @@ class TorchSampling:
         return ends
 
     def _weigh(self, logits: torch.Tensor, best: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """exp((logits − best) · scale) in the kept buffer, the best is 1: [n, vocab]."""
+        """Computes exp((logits − best) · scale) in the kept buffer; the best token's is 1: [n, vocab]."""
         if self._weights.shape != (_ROWS, logits.shape[1]) or self._weights.device != logits.device:
             self._weights = torch.zeros((_ROWS, logits.shape[1]), device=logits.device)
         weights = self._weights[: len(logits)]
@@ -132,7 +135,7 @@ class TorchSampling:
 
 
 def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest logit of each row and its token, the first of equal ones."""
+    """Returns the largest logit of each row and its token, the first of equal ones."""
     rows, size = logits.shape
     if size % _BLOCK:
         values, tokens = logits.max(dim=-1)
@@ -146,18 +149,18 @@ def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _may_win(logits: torch.Tensor, best: torch.Tensor, inverse: float, key: int, noise: float) -> torch.Tensor:
-    """Which tokens may have a score as large as the best token's, whose noise is known. logits: [vocab].
+    """Returns a mask of tokens whose score may reach the best token's, whose noise is known. logits: [vocab].
 
     Noise of at least x has a hash of at most exp(−x) · 2³². Here hashes lose their last 8 bits, and an exponential in
     float32 may be a little too large, never too small.
     """
-    needed = logits.sub(best).mul_(inverse).sub_(noise)  # less the noise that is needed
+    needed = logits.sub(best).mul_(inverse).sub_(noise)  # minus the noise that is needed
     hashes = _leading_hash_bits(key, torch.arange(len(logits), dtype=torch.int32, device=logits.device))
     return hashes <= needed.exp_().mul_(2.0**24 * 1.0001).add_(1)
 
 
 def _leading_hash_bits(key: int, tokens: torch.Tensor) -> torch.Tensor:
-    """`draw.token_hash` without its last 8 bits, in signed 32-bit arithmetic. tokens: int32, overwritten."""
+    """Computes `gumbel.token_hash` without its last 8 bits, in signed 32-bit arithmetic. tokens: int32, overwritten."""
     low, high = np.array([key], dtype=np.uint64).view(np.int32).tolist()  # little-endian, as all of torch's machines
     h = tokens.bitwise_xor_(low)
     h = _mixed(h, 17).mul_(0xED5AD4BB - 2**32)
@@ -168,12 +171,12 @@ def _leading_hash_bits(key: int, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _mixed(h: torch.Tensor, shift: int) -> torch.Tensor:
-    """h ^ (h >> shift), unsigned."""
+    """Computes h ^ (h >> shift), unsigned."""
     return h.bitwise_xor_((h >> shift).bitwise_and_((1 << (32 - shift)) - 1))
 
 
 def _kth_largest(logits: torch.Tensor, counts: NDArray[np.integer]) -> torch.Tensor:
-    """Of each row the counts[row]-th largest logit."""
+    """Returns the counts[row]-th largest logit of each row."""
     least = torch.empty(len(logits), device=logits.device)
     for count in np.unique(counts).tolist():
         same = np.flatnonzero(counts == count)
@@ -182,7 +185,9 @@ def _kth_largest(logits: torch.Tensor, counts: NDArray[np.integer]) -> torch.Ten
 
 
 def _nucleus_end(logits: torch.Tensor, weights: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The logit with which the mass from the largest weight down reaches `wanted`. weights: [vocab], 0 to 1.
+    """Returns the logit at which the mass, summed from the largest weight down, reaches `wanted`.
+
+    weights: [vocab], 0 to 1.
 
     The bits of floats that are not negative are ordered like the floats, so their leading bits are bins in order.
     """
@@ -199,7 +204,7 @@ def _nucleus_end(logits: torch.Tensor, weights: torch.Tensor, wanted: torch.Tens
 
 
 def _mass(weights: torch.Tensor) -> torch.Tensor:
-    """Sums of rows [n, 1] in float64, exact enough to find a token's place."""
+    """Sums rows to [n, 1] in float64, exactly enough to find where a nucleus ends."""
     size = weights.shape[1]
     if size % _BLOCK:
         return weights.sum(dim=-1, keepdim=True, dtype=torch.float64)
@@ -207,7 +212,7 @@ def _mass(weights: torch.Tensor) -> torch.Tensor:
 
 
 def _allowed(logits: torch.Tensor, draws: Draws, some: NDArray[np.int64]) -> torch.Tensor:
-    """The rows with −∞ where a mask forbids a token; copied only if one does."""
+    """Returns the rows with −∞ where a mask forbids a token; copies only if there is a mask."""
     if draws.masks is None or all(draws.masks[i] is None for i in some):
         return logits
     logits = logits.clone()
@@ -220,14 +225,14 @@ def _allowed(logits: torch.Tensor, draws: Draws, some: NDArray[np.int64]) -> tor
 
 
 def _rows(logits: torch.Tensor, rows: NDArray[np.integer]) -> torch.Tensor:
-    """The rows, without a copy when they are all or an interval of them."""
+    """Returns the rows, without a copy when they are an interval."""
     if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((np.diff(rows) == 1).all()):
         return logits[int(rows[0]) : int(rows[-1]) + 1]
     return logits[torch.from_numpy(rows.astype(np.int64)).to(logits.device)]
 
 
 def _require_numbers(values: torch.Tensor) -> None:
-    """A NaN would choose some token in silence."""
+    """Raises LogitsError if a value is not finite: a NaN would silently choose an arbitrary token."""
     if not bool(values.isfinite().all()):
         raise LogitsError
 
@@ -235,7 +240,7 @@ def _require_numbers(values: torch.Tensor) -> None:
 def _first_largest(
     rows: NDArray[np.int64], tokens: NDArray[np.int64], scores: NDArray[np.float64], count: int
 ) -> NDArray[np.int64]:
-    """Of each of `count` rows the token with the largest score, of equal ones the first. rows: ascending."""
+    """Returns the token with the largest score of each of `count` rows, of equal ones the first. rows: ascending."""
     edges = np.searchsorted(rows, np.arange(count + 1)).tolist()
     return np.array(
         [tokens[first + int(scores[first:last].argmax())] for first, last in pairwise(edges)],
@@ -244,9 +249,9 @@ def _first_largest(
 
 
 def _top(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` largest values of each row, best first, and their ids.
+    """Returns the `count` largest values of each row, best first, and their ids.
 
-    The largest `count` values lie in the `count` blocks with the largest maxima.
+    They lie in the `count` blocks with the largest maxima.
     """
     rows, size = logits.shape
     blocks = size // _BLOCK
