@@ -1,1 +1,1 @@
-"""Why a call found no more of its prompt in the cache: what is noted while programs run, and the answer."""
+"""Explains cache misses: records the calls of running programs, and reports why a prompt was not cached."""

@@ -1,10 +1,10 @@
 """Records the calls of a run in a journal, and the last prompts of each backend.
 
-There is one history for each backend of this process, bounded in prompts and in what they hold; the oldest goes first.
-A call stands in it from its beginning, so that calls at the same time are known as well.
+There is one history for each backend of this process, bounded in prompts and in their size; the oldest are evicted
+first. A call is in it from its beginning, so that concurrent calls are known as well.
 
-Written on the loop of the streams, in passing: a few small objects for each call. Everything else is worked out when
-a report is asked for (`report.py`).
+Written on the streams' loop: a few small objects for each call. Everything else is computed when a report is requested
+(`report.py`).
 """
 
 import itertools
@@ -26,11 +26,11 @@ CHARACTERS = 32 * 2**20  # and bytes of pictures; what prompts share is counted 
 
 
 class Intent(msgspec.Struct, eq=False, gc=False):  # no cycle goes through it
-    """A `gen` or `select` of a program, when it is its turn.
+    """A `gen` or `select` of a program, from its execution on.
 
     Attributes:
         kind: "gen" or "select".
-        asking: what stands before it, until it has its answer.
+        asking: the prompt before it, until it has its answer.
     """
 
     kind: str
@@ -41,20 +41,20 @@ class Intent(msgspec.Struct, eq=False, gc=False):  # no cycle goes through it
 
     @property
     def settled(self) -> bool:
-        """It has its answer."""
+        """True once it has its answer."""
         return self.asking is None
 
     @property
     def prompt(self) -> Prompt:
-        """Gives the prompt before it."""
+        """The prompt before it."""
         if self.asking is not None:
             return self.asking
         assert self._asked is not None, "a settled intent remembers its prompt"
         return Prompt(*self._asked)
 
     def settle(self) -> None:
-        """It has its answer. A journal lives as long as its state, and a history longer: they hold the links of the
-        prompt, which branches share, not the text that was joined of them."""
+        """Marks it as answered, and releases the joined text of its prompt. Journals live as long as their state, and
+        histories longer: they keep the prompt's nodes, which branches share."""
         prompt = self.asking
         if prompt is not None:
             self._asked = (prompt.parent, prompt.part, prompt.length, prompt.source)
@@ -65,14 +65,14 @@ class Asked(msgspec.Struct, eq=False, gc=False):
     """One call.
 
     Attributes:
-        intent: what it was made for.
-        parts: its prompt where that is not the intent's; None where it is.
+        intent: the gen or select it serves.
+        parts: its prompt where that differs from the intent's; else None.
         salt: of the cache.
-        began, ended: when, counted in beginnings and ends of calls; `ended` None while it runs, or when it failed.
+        began, ended: logical times, counted in starts and ends of calls; `ended` None while it runs, or if it failed.
         usage: by the backend.
-        answer: what was generated.
+        answer: the generated text.
         characters: of its prompt, and bytes of its pictures.
-        sequences: how often its tokens are counted: once for every choice of a select that is scored.
+        sequences: times its tokens are counted: once for every choice of a scored select.
     """
 
     intent: Intent
@@ -102,7 +102,7 @@ class History:
         self._time = itertools.count(1)
 
     def record(self, intent: Intent, parts: tuple[Part, ...], salt: str, *, own: bool, sequences: int = 1) -> Asked:
-        """A call begins. `own`: its prompt is the intent's."""
+        """Records the start of a call. `own`: its prompt is the intent's."""
         characters = 0
         for part in parts:
             characters += len(part.data if isinstance(part, Media) else part.text)
@@ -117,13 +117,13 @@ class History:
         return asked
 
     def end(self, asked: Asked, usage: Usage, answer: str) -> None:
-        """A call has ended well."""
+        """Records the end of a successful call."""
         asked.ended = next(self._time)
         asked.usage, asked.answer = usage, answer
 
     @property
     def calls(self) -> list[Asked]:
-        """Those that are remembered, the oldest first."""
+        """Returns the recorded calls, the oldest first."""
         with self._lock:
             return list(self._calls)
 
@@ -133,7 +133,7 @@ _lock = threading.Lock()
 
 
 def history_of(backend: Backend) -> History:
-    """Of all runs on this backend. One that cannot be held weakly has a history for each run."""
+    """Returns the history of all runs on this backend. A backend without weak references has one for each run."""
     try:
         history = _histories.get(backend)
         if history is None:
@@ -149,10 +149,10 @@ _RECOGNISED = (str, int, float, list, tuple, dict, date, time)
 
 
 class Journal:
-    """Of one run.
+    """The calls of one run.
 
     Args:
-        history: that its calls stand in, with those of other runs.
+        history: holds its calls, with those of other runs.
     """
 
     __slots__ = ("arguments", "calls", "history", "intents")
@@ -164,17 +164,17 @@ class Journal:
         self.arguments: Mapping[str, Any] = {}  # the user's values
 
     def note_arguments(self, arguments: Mapping[str, Any]) -> None:
-        """Notes the arguments of the run."""
+        """Keeps the run's arguments that can be recognised in a prompt."""
         self.arguments = {name: value for name, value in arguments.items() if isinstance(value, _RECOGNISED)}
 
     def intend(self, request_id: str, kind: str, name: str | None, prompt: Prompt, source: Source | None) -> Intent:
-        """The next calls with this id, or with one made of it, are for this `gen` or `select`. To be settled when it
-        has its answer."""
+        """Announces a `gen` or `select`: the next calls with this id, or one derived from it, serve it. The caller
+        settles it when it has its answer."""
         intent = self.intents[request_id] = Intent(kind, name or "", prompt, source)
         return intent
 
     def record(self, request: GenRequest | ScoreRequest) -> Asked | None:
-        """A call begins; None for one that no `gen` or `select` has announced."""
+        """Records the start of a call; None for one that no `gen` or `select` has announced."""
         name = request.id
         intent = self.intents.get(name)
         while intent is None and name:  # tries and continuations of one gen have ids made of the gen's
@@ -189,6 +189,6 @@ class Journal:
         return asked
 
     def end(self, asked: Asked | None, usage: Usage, answer: str) -> None:
-        """A call has ended well."""
+        """Records the end of a successful call."""
         if asked is not None:
             self.history.end(asked, usage, answer)

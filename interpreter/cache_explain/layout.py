@@ -15,7 +15,7 @@ from .history import Asked
 
 @dataclass(frozen=True, slots=True)
 class PromptPiece:
-    """`text` begins at character `start`. `source` None: umbel wrote it."""
+    """A piece of a prompt. `text` begins at character `start`. `source` None: umbel wrote it."""
 
     start: int
     text: str
@@ -24,13 +24,13 @@ class PromptPiece:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A prompt: its text and the pieces it is made of, none of them empty."""
+    """A prompt: its text and its non-empty pieces."""
 
     text: str
     pieces: tuple[PromptPiece, ...]
 
     def at(self, character: int) -> PromptPiece | None:
-        """The piece that holds this character; None after the end."""
+        """Returns the piece that holds this character; None after the end."""
         if not 0 <= character < len(self.text):
             return None
         return self.pieces[bisect_right(self.pieces, character, key=lambda piece: piece.start) - 1]
@@ -45,7 +45,7 @@ def of_call(asked: Asked) -> Layout:
 
 
 def with_answer(asked: Asked) -> Layout:
-    """Lays out what was sent and what came: both are in the cache afterwards."""
+    """Lays out the prompt and its answer: both are in the cache afterwards."""
     layout = of_call(asked)
     if not asked.answer:
         return layout
@@ -56,7 +56,7 @@ def with_answer(asked: Asked) -> Layout:
 
 
 def common_length(left: str, right: str) -> int:
-    """Says how many characters two texts begin with alike. Compares slices, so long texts cost a few steps."""
+    """Returns the length of the common prefix of two texts. Bisects by comparing slices."""
     low, high = 0, min(len(left), len(right))
     if left[:high] == right[:high]:
         return high
@@ -78,7 +78,7 @@ def text_of(part: Part) -> str:
 
 
 def _written(prompt: Prompt) -> list[tuple[str, Source | None]]:
-    """Gives what the program appended, piece by piece."""
+    """Returns the program's pieces of a prompt, with their sources."""
     found: list[tuple[str, Source | None]] = []
     step: Prompt | None = prompt
     while step is not None and step.part is not None:
@@ -99,8 +99,8 @@ def _laid(written: list[tuple[str, Source | None]]) -> Layout:
 
 
 def _aligned(own: Layout, sent: str) -> Layout:
-    """The prompt of a call that says more than the program did: what the model is told about a constraint stands
-    somewhere in the middle."""
+    """Lays out a sent prompt that differs from the program's: instructions about a constraint stand somewhere in the
+    middle."""
     head = common_length(own.text, sent)
     tail = common_length(own.text[head:][::-1], sent[head:][::-1])
     inserted = sent[head : len(sent) - tail]
@@ -119,7 +119,7 @@ COMPARED = 8  # earlier prompts whose tokens are compared
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """An earlier call. `common`: characters that its prompt and answer begin with as the prompt in question does."""
+    """An earlier call. `common`: characters of its prompt and answer in common with the explained prompt."""
 
     asked: Asked
     layout: Layout
@@ -127,17 +127,17 @@ class Neighbour:
 
     @property
     def goes_on(self) -> bool:
-        """It says something else, or more, where the prompt in question parts from it."""
+        """True if its text continues after the common prefix."""
         return self.common < len(self.layout.text)
 
     def had_ended(self, asked: Asked) -> bool:
-        """Before that call began."""
+        """Returns whether it had ended before `asked` began."""
         return self.asked.ended is not None and self.asked.ended < asked.began
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The nearest first; of equally near ones those that go on, and of these the latest."""
+    """The nearest calls first; of equally near ones those that go on, and of these the latest."""
 
     same_salt: tuple[Neighbour, ...]
     other_salts: tuple[Neighbour, ...]
@@ -155,7 +155,7 @@ class EarlierCalls:
         self._layouts: dict[Asked, Layout] = {}
 
     def of(self, asked: Asked, text: str) -> Neighbours:
-        """Among calls that began before this one, and have anything in common with its text."""
+        """Finds the nearest calls that began before this one and share a prefix with its text."""
         same, others = _Nearest(text), _Nearest(text)
         for call in self._calls[bisect_right(self._calls, -asked.began, key=lambda call: -call.began) :]:
             layout = self._layouts.get(call)
@@ -166,7 +166,7 @@ class EarlierCalls:
 
 
 class _Nearest:
-    """The nearest of many prompts. Most are far away, which a look at the characters of the last of them tells."""
+    """Keeps the nearest of many prompts. Most are rejected by comparing as many characters as the last one shares."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -7,8 +7,8 @@ call ─► nearest earlier prompts ─► where the cached part ends (the backe
     cached     ══════════════════════▷ token           the cache ended, at the token [start, end)
     parted     ─────────────────────────▷              the nearest earlier prompt ended to be the same
 
-The token of the end holds the place where they part, or touches it: what is said there is the cause. Where the texts go
-on alike after the token, it should have been there. The backend is asked where tokens stand only when a report is made.
+If the first uncached token holds or touches the place where the texts part, the text there is the cause. If the texts
+agree beyond that token, it was evicted or never stored. Token positions are requested only when a report is made.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """`parted`: the earlier prompt that says something else at `character`; None where none does, or none is known."""
+    """The cause of a miss. `parted`: the earlier prompt that differs at `character`; None if there is none."""
 
     cause: CacheCause
     character: int
@@ -60,11 +60,11 @@ _numbers = itertools.count(1)
 
 
 async def explained(run: "Run") -> CacheReport:
-    """On the loop of the streams. Calls that are still running are said to be so.
+    """Explains the calls of a run. Called on the streams' loop. Reports running calls as such.
 
     Raises:
         CapabilityError: the program was shipped; the gateway that ran it has made the calls.
-        What the backend raises when it is asked where tokens stand.
+        Errors of the backend when token positions are requested.
     """
     backend, journal = run.backend, run.journal
     if not journal.intents and run.ledger.cost.usage.calls:
@@ -87,7 +87,7 @@ async def explained(run: "Run") -> CacheReport:
 
 
 def _uncalled(intent: Intent) -> CallReport:
-    """No call was made: the text was in hand, or the budget had no room."""
+    """Reports an intent without a call: the text was speculated, or the budget had no room."""
     cause = CacheCause.NO_CALL if intent.settled else CacheCause.UNKNOWN
     return CallReport(intent.kind, intent.name, line_of(intent.source), 1, 0, 0, 0, 0, cause)
 
@@ -115,7 +115,7 @@ async def _call(backend: Backend, journal: Journal, earlier: EarlierCalls, asked
 
 
 def _created(backend: Backend, usage: Usage) -> int:
-    """A runtime keeps what it computes; a provider says what it stored."""
+    """Returns the tokens written to the cache: all computed ones for a runtime, the reported ones for a provider."""
     capabilities = backend.capabilities
     if capabilities.token_ids and capabilities.prefix_cache:
         return usage.prompt_tokens - usage.cached_tokens
@@ -155,8 +155,8 @@ async def _explained(
 async def _shared(
     backend: Locating, asked: Asked, neighbours: Sequence[Neighbour], cached: int, end: int
 ) -> tuple[int, ...]:
-    """Tokens that the prompt begins with as each of them does. Of those with too many bytes to be sent, what their
-    characters say: that they share the token after the cached ones, or that they do not."""
+    """Returns the prompt's common prefix with each neighbour, in tokens. For neighbours too large to send it is derived
+    from their characters: up to the last cached token, or one token more."""
     others: list[tuple[Part, ...]] = []
     room = _MOST_PICTURE_BYTES
     for near in neighbours:
@@ -171,7 +171,7 @@ async def _shared(
 
 
 async def _located(backend: Locating, asked: Asked, *tokens: int, others: tuple[tuple[Part, ...], ...] = ()) -> Located:
-    """Characters of these tokens, and how many tokens the prompt has in common with others."""
+    """Requests the characters of these tokens, and the common prefixes with other prompts, in tokens."""
     name = f"locate-{next(_numbers)}"
     return await backend.locate(Locate(name, _parts(asked), tokens, others, Origin(salt=asked.salt)))
 
@@ -186,7 +186,7 @@ def _parts(asked: Asked) -> tuple[Part, ...]:
 def _described(
     decision: Diagnosis, laid: Layout, journal: Journal, *, token: int | None, estimated: bool
 ) -> tuple[CacheCause, CacheMiss]:
-    """The place with the line, the value and the argument that are there."""
+    """Describes a place in a prompt by its line, value and argument."""
     place = decision.character
     here, parted = laid.at(place), decision.parted
     earlier = None if parted is None else parted.layout.at(place)
@@ -213,7 +213,7 @@ def _described(
 
 
 def _said_with(here: PromptPiece | None, place: int, given: Mapping[str, Any]) -> tuple[str, str]:
-    """The argument and the expression that the text of a piece comes from at a place of the prompt; "" for none."""
+    """Finds the argument and the expression that produced the text at a place of the prompt; "" for none."""
     if here is None or here.source is None or here.source.kind is not SourceKind.TEXT:
         return "", ""
     source, offset = here.source, place - here.start
@@ -226,7 +226,7 @@ def _said_with(here: PromptPiece | None, place: int, given: Mapping[str, Any]) -
 
 
 def line_of(source: Source | None, expression: str = "") -> SourceLine | None:
-    """For people; None where umbel wrote the text itself."""
+    """Returns the program line for messages; None where umbel wrote the text itself."""
     if source is None:
         return None
     match source.kind:
@@ -249,7 +249,7 @@ _SURE = 3  # characters; a shorter value stands in any text, unless it is all of
 
 
 def argument_at(arguments: Mapping[str, Any], text: str, start: int, end: int, offset: int) -> str:
-    """The name of the argument that `text[offset]` comes from: "question", or "turns[3]" for a member; "" for none.
+    """Finds the argument that produced `text[offset]`: "question", or "turns[3]" for a member; "" for none.
 
     Args:
         arguments: of the run.
@@ -265,7 +265,7 @@ def argument_at(arguments: Mapping[str, Any], text: str, start: int, end: int, o
 
 
 def _overlap(value: str, text: str, start: int, end: int, offset: int) -> int:
-    """Says how many characters of the text around the offset are this value's."""
+    """Returns the number of characters around the offset that are this value's."""
     if not value:
         return 0
     if value == text[start:end]:
@@ -280,7 +280,7 @@ def _overlap(value: str, text: str, start: int, end: int, offset: int) -> int:
 
 
 def _values(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Names and texts of arguments and of what is in them."""
+    """Yields names and texts of arguments and their members."""
     for name, value in arguments.items():
         if isinstance(value, str):
             yield name, value
@@ -300,7 +300,7 @@ STEP = 128  # tokens in which providers count what is cached
 
 
 def decide(asked: Asked, cached: int, ending: Ending, neighbours: Neighbours) -> Diagnosis:
-    """For a backend that knows its tokens. Not for a full hit."""
+    """Finds the cause of a partial hit, for a backend that returns token positions."""
     nearest = neighbours.same_salt[0] if neighbours.same_salt else None
     common = nearest.common if nearest is not None else 0
     elsewhere = neighbours.other_salts[0].common if neighbours.other_salts else 0
@@ -316,7 +316,7 @@ def decide(asked: Asked, cached: int, ending: Ending, neighbours: Neighbours) ->
 
 
 def estimate(asked: Asked, usage: Usage, text: str, neighbours: Neighbours, *, minimum: int) -> Diagnosis:
-    """For a provider, of which only the counts are known.
+    """Estimates the cause for a provider that reports only counts.
 
     Args:
         minimum: tokens of the shortest prompt that it stores.
@@ -344,12 +344,12 @@ def estimate(asked: Asked, usage: Usage, text: str, neighbours: Neighbours, *, m
 
 
 def parting(nearest: Neighbour) -> Diagnosis:
-    """Gives what an earlier prompt says in the same place; `of_sources` tells more of it."""
+    """Diagnoses new text where the nearest earlier prompt differs; `of_sources` refines the cause."""
     return Diagnosis(CacheCause.NEW, nearest.common, nearest if nearest.goes_on else None)
 
 
 def of_sources(here: Source | None, earlier: Source | None) -> CacheCause:
-    """Two prompts say different things in one place. What an argument explains is told apart afterwards."""
+    """Finds the cause by the sources of two texts that differ. Causes by argument are decided later."""
     if here is None or earlier is None or not _same_line(here, earlier):
         return CacheCause.OTHER_LINE
     if here.kind in (SourceKind.GENERATED, SourceKind.CHOSEN):
@@ -358,7 +358,7 @@ def of_sources(here: Source | None, earlier: Source | None) -> CacheCause:
 
 
 def _lost(asked: Asked, cached: int, ending: Ending, neighbours: Neighbours) -> CacheCause:
-    """Earlier prompts say the same after the end of what was found."""
+    """Finds the cause where earlier prompts agree beyond the cached part."""
     with_tokens = [found for found, shared in zip(neighbours.same_salt, ending.shared, strict=True) if shared > cached]
     if not with_tokens:
         return CacheCause.SEAM
@@ -366,7 +366,7 @@ def _lost(asked: Asked, cached: int, ending: Ending, neighbours: Neighbours) -> 
 
 
 def _same_line(one: Source, other: Source) -> bool:
-    """Of the same kind, from the same line of the program."""
+    """Returns whether both are of one kind, from the same line of the program."""
     if one.kind != other.kind or one.name != other.name:
         return False
     if one.place is None or other.place is None:

@@ -1,9 +1,9 @@
-"""The statement that said a text, and the expression in it that a character of the text is the value of.
+"""Finds the statement that produced a text, and the expression that produced a given character of it.
 
     s += f"Today is {datetime.now()}.\\n" + question          "Today is 2026-01-05 …\\n"
             const     hole             const  hole                      ^ datetime.now()
 
-The constants of the statement are found in the text; what stands between them are the values. Nothing is evaluated.
+The statement's constants are located in the text; the text between them is values. Nothing is evaluated.
 """
 
 import ast
@@ -52,7 +52,7 @@ _OPERATIONS = frozenset(
 
 
 def code_at(place: Place) -> str:
-    """The statement, on one line; "" without its source."""
+    """Returns the statement on one line; "" without its source."""
     statement = _statement(place.file, place.number)
     if statement is None:
         return " ".join(linecache.getline(place.file, place.number).split())
@@ -61,7 +61,7 @@ def code_at(place: Place) -> str:
 
 
 def value_at(place: Place, text: str, offset: int) -> Value | None:
-    """The expression that `text[offset]` comes from; None where the statement does not tell.
+    """Finds the expression that produced `text[offset]`; None where the statement leaves it open.
 
     Args:
         text: one piece that the statement appended.
@@ -78,8 +78,8 @@ def value_at(place: Place, text: str, offset: int) -> Value | None:
 
 
 def _best(file: str, candidates: Iterable[list[Item]], text: str) -> list[Value]:
-    """The values in a text by the candidate that fits it best: the more of it is constant and the fewer values it
-    takes, the surer. None where two are equally good."""
+    """Matches the candidates with a text and returns the values of the best one: most constant text, then fewest
+    values. None for a tie."""
     best: tuple[int, int] | None = None
     found: list[Value] = []
     for items in candidates:
@@ -98,7 +98,7 @@ def _best(file: str, candidates: Iterable[list[Item]], text: str) -> list[Value]
 
 
 def _statement(file: str, number: int) -> ast.stmt | None:
-    """The innermost statement on this line."""
+    """Finds the innermost statement on this line."""
     lines = linecache.getlines(file)
     tree = _tree("".join(lines)) if lines else None
     found: ast.stmt | None = None
@@ -118,7 +118,7 @@ def _tree(source: str) -> ast.Module | None:
 
 
 def _source(file: str, node: ast.expr | ast.stmt) -> str:
-    """Gives what is written. Of a block only its first line: what it holds is said elsewhere."""
+    """Returns the source of a node; of a block only its first line."""
     lines = linecache.getlines(file)
     body = getattr(node, "body", None)
     if isinstance(body, list) and body:
@@ -131,8 +131,8 @@ def _source(file: str, node: ast.expr | ast.stmt) -> str:
 
 
 def _runs(node: ast.AST, *, bare: bool) -> Iterator[list[Item]]:
-    """The texts that a statement says, each as its items in order. `bare`: also those without a constant. Inside of a
-    value a lone expression is no text of the prompt."""
+    """Yields the texts a statement may append, each as its items in order. `bare`: also texts without a constant;
+    a lone expression inside a value is no text of the prompt."""
     for child in _inside(node):
         operands = list(_operands(child))
         inner: list[ast.expr] = []
@@ -156,7 +156,7 @@ def _runs(node: ast.AST, *, bare: bool) -> Iterator[list[Item]]:
 
 
 def _operands(node: ast.expr) -> Iterator[ast.expr]:
-    """Of a sum, as Python adds them up: from the left."""
+    """Yields the operands of a sum, from the left."""
     chain: list[ast.expr] = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         chain.append(node.right)
@@ -170,7 +170,7 @@ def _has_constant(items: list[Item]) -> bool:
 
 
 def _inside(node: ast.AST) -> Iterator[ast.expr]:
-    """Expressions that a node is made of: no statements inside of it, no targets, no functions that are called."""
+    """Yields a node's child expressions: no nested statements, assignment targets or called functions."""
     for name, field in ast.iter_fields(node):
         for member in field if isinstance(field, list) else [field]:
             if isinstance(member, ast.keyword | ast.withitem):
@@ -204,7 +204,7 @@ def _items(node: ast.expr) -> Iterator[Item]:
 
 
 def _stretches(run: list[Item]) -> Iterator[list[Item]]:
-    """Parts of a sum that have a constant."""
+    """Yields the parts of a sum that have a constant."""
     for start in range(len(run) if len(run) <= _MOST_ITEMS else 0):
         for end in range(start + 1, len(run) + 1):
             if _has_constant(run[start:end]):
@@ -212,9 +212,9 @@ def _stretches(run: list[Item]) -> Iterator[list[Item]]:
 
 
 def _matched(file: str, items: list[Item], text: str) -> list[Value] | None:
-    """Finds where the values stand in the text; None where it cannot be these items.
+    """Locates the values in the text; None if the items cannot produce it.
 
-    A chat template may have cut white space at the ends off. Values side by side are one.
+    A chat template may have stripped white space at the ends. Adjacent values are one.
     """
     values: list[Value] = []
     place = 0

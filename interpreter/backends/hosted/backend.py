@@ -1,4 +1,4 @@
-"""`HostedBackend`: what every backend of a hosted model has, whatever its provider.
+"""`HostedBackend`: the base class of backends for hosted models.
 
 A provider is one file or package with a subclass (docs/add_a_backend.md):
 
@@ -122,7 +122,7 @@ class HostedBackend(ABC, Generic[C]):
 
     @classmethod
     def option_names(cls) -> list[str]:
-        """Names of all that the constructor takes: its own parameters, and the options that are declared once here."""
+        """Returns the names of the constructor's parameters and of the options declared here."""
         names: dict[str, None] = {}
         for owner in cls.__mro__:
             parameters = inspect.signature(owner).parameters
@@ -132,7 +132,7 @@ class HostedBackend(ABC, Generic[C]):
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> Environment:
-        """Gives the environment that the options name.
+        """Checks the names of options. Returns the environment.
 
         Raises:
             ParameterError: an option that does not exist, or an environment that is none.
@@ -172,7 +172,7 @@ class HostedBackend(ABC, Generic[C]):
         await asyncio.to_thread(importlib.import_module, self.PACKAGE)
 
     def facts(self) -> Facts:
-        """Gives what `control("info")` says apart from the retries."""
+        """Returns the facts of `control("info")` apart from the retries."""
         return {}
 
     # -------------------------------------------------------------------------------- the Backend protocol
@@ -203,7 +203,7 @@ class HostedBackend(ABC, Generic[C]):
         """Does nothing, where nothing can be computed ahead (`capabilities.hint`)."""
 
     def enforces(self, constraint: ConstraintSpec) -> bool:
-        """Says whether the provider enforces exactly this constraint, and not only simpler ones of its kind."""
+        """Returns whether the provider enforces exactly this constraint, and not only simpler ones of its kind."""
         return False
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
@@ -225,7 +225,7 @@ class HostedBackend(ABC, Generic[C]):
 
 
 def not_taken(sampling: SamplingParams, taken: frozenset[str]) -> str | None:
-    """The first sampling parameter that the program sets and the provider does not take: it is refused, never dropped.
+    """Returns the first sampling parameter that is set and the provider does not take: refused, never dropped.
 
     Args:
         taken: names of those that the provider takes.

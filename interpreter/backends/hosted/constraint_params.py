@@ -1,9 +1,9 @@
-"""Parameters of requests that have a provider enforce a constraint, and answers that come inside an object for it.
+"""Writes a constraint as request parameters that a provider enforces, and unwraps answers inside an object.
 
 JSON Schemas are written in the subset that strict structured outputs enforce. A schema is rewritten only where the
 rewritten one admits nothing that the original does not, and no text of the original that names known members is lost:
 every member is required already, and members that are not named are left out, as our own automata do. Whatever cannot
-be said so is not enforceable there.
+be written so is not enforceable there.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any, Literal
 Json = Any  # a schema as parsed JSON
 
 _NOTES = {"title", "description"}  # kept: the model reads them
-_SILENT = {"default", "examples", "$schema", "$comment", "deprecated", "readOnly", "writeOnly"}  # say nothing to anyone
+_SILENT = {"default", "examples", "$schema", "$comment", "deprecated", "readOnly", "writeOnly"}  # constrain nothing
 _NUMBERS = {"multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 _OF_TYPE: dict[str, set[str]] = {
     "object": {"properties", "required", "additionalProperties"},
@@ -41,7 +41,7 @@ class NotStrict(Exception):
 
 
 def strict(source: str, *, exact: bool = False) -> tuple[Json, bool]:
-    """A schema → the same in the strict subset, and whether answers are wrapped as {"answer": ...}.
+    """Rewrites a schema in the strict subset. Returns it, and whether answers are wrapped as {"answer": ...}.
 
     Args:
         source: as JSON text; its order of members is kept.
@@ -61,7 +61,7 @@ def strict(source: str, *, exact: bool = False) -> tuple[Json, bool]:
 
 
 def of_members(members: dict[str, Json]) -> Json:
-    """The schema of an object with exactly these members."""
+    """Returns the schema of an object with exactly these members."""
     return {"type": "object", "properties": members, "required": list(members), "additionalProperties": False}
 
 
@@ -168,7 +168,7 @@ class ConstraintParams:
 
 
 def unwrap(text: str, how: Literal["text", "json"]) -> str | None:
-    """The answer inside an object; None where there is none, as in one that was cut off.
+    """Returns the answer inside an object; None where there is none, as in a truncated one.
 
     JSON is cut out as it was written; a text is what its string says.
     """
@@ -186,7 +186,7 @@ def unwrap(text: str, how: Literal["text", "json"]) -> str | None:
 
 
 def beginning(text: str, how: Literal["text", "json"]) -> str:
-    """Gives what an object that was cut off has said of its answer."""
+    """Returns the beginning of the answer inside a truncated object."""
     start = _OPENING.match(text)
     if start is None:
         return ""

@@ -45,7 +45,7 @@ _ASKING = len(CONTINUE_TEXT) + len(CONTINUE_TURN) + 2 * PER_MESSAGE  # of a requ
 
 
 def token_counter(model: str) -> Callable[[str], int]:
-    """Text → its tokens, exactly where the tokenizer is known and installed. Blocks: the package may read a file."""
+    """Returns a function that counts tokens, exactly if the tokenizer is installed. Blocks: it may read a file."""
     try:
         # Any: an optional package without types. The interpreter's own dependencies do not hold it.
         encoding: Any = importlib.import_module("tiktoken").encoding_for_model(model)
@@ -59,7 +59,7 @@ def count_bytes(text: str) -> int:
 
 
 def conversation_tokens_at_most(parts: Iterable[Part], count: Callable[[str], int], image_tokens: int) -> int:
-    """A bound on the tokens of a conversation. What a request to continue adds is in it, unless the prompt ends with
+    """Returns a bound on the tokens of a conversation. It includes a request to continue, unless the prompt ends with
     scaffolding: then an answer begins, and nothing is continued."""
     bound = PER_MESSAGE
     last: Part | None = None
@@ -73,5 +73,5 @@ def conversation_tokens_at_most(parts: Iterable[Part], count: Callable[[str], in
 
 
 def text_tokens_at_most(parts: Iterable[Part], count: Callable[[str], int]) -> int:
-    """A bound on the tokens of a prompt that is sent as it is, to be completed; images are not."""
+    """Returns a bound on the tokens of a prompt that is sent as it is, to be completed; images are not."""
     return PER_MESSAGE + count("".join(part.text for part in parts if not isinstance(part, Media)))

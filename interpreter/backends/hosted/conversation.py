@@ -1,4 +1,4 @@
-"""The conversation inside a request, read back from its parts as chat APIs take it.
+"""Reads the conversation inside a request back from its parts, as chat APIs take it.
 
 Hosted models have a chat template of their own that is not published, so the interpreter writes conversations as
 ChatML, whose scaffolding is control text and cannot be mistaken:
@@ -8,8 +8,8 @@ ChatML, whose scaffolding is control text and cannot be mistaken:
 
 Everything else is content, also text that spells `<|im_end|>`.
 
-Where a provider cannot simply let a chat model go on with a text, the model is asked to. The wording is constant: a
-provider's prefix cache finds it again, and fakes recognise it.
+Where a provider has no way to continue a text, the chat model is asked to. The wording is constant: prefix caches hit,
+and fakes recognise it.
 """
 
 import re
@@ -39,11 +39,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Closed turns, and the assistant's turn that is to be written.
+    """Closed turns, and the open turn of the assistant.
 
     Attributes:
         turns: the closed ones, in the program's order.
-        begun: what the open turn says already; () for an ordinary call.
+        begun: the open turn so far; () for an ordinary call.
     """
 
     turns: tuple[Message, ...]
@@ -58,22 +58,22 @@ class PlainText:
 
 
 def template(name: str) -> ChatTemplate:
-    """Gives the template of conversations that `read` takes back. `name`: of the backend, for messages."""
+    """Returns the template whose conversations `read` parses. `name`: of the backend, for messages."""
     return ChatTemplate(CHATML, name=name)
 
 
 def message(role: str, text: str) -> Message:
-    """A turn of text alone."""
+    """Makes a turn of text alone."""
     return Message(role, (Text(text),) if text else ())
 
 
 def text_of(content: Iterable[Part]) -> str:
-    """Content as a person reads it; media appear as <image> and <video>."""
+    """Returns the text of content; media appear as <image> and <video>."""
     return "".join(f"<{part.kind}>" if isinstance(part, Media) else part.text for part in content)
 
 
 def read(parts: Iterable[Part], backend: str) -> Conversation | PlainText:
-    """The conversation that a prompt is.
+    """Parses a prompt into a conversation.
 
     White space between turns has no place in a chat request and says nothing to a model: it is left out.
 
@@ -177,19 +177,19 @@ CONTINUE_TEXT = (
 
 
 def ask_to_continue_turn(conversation: Conversation) -> tuple[Message, ...]:
-    """Writes the turns of a call that goes on with an assistant turn; of an ordinary call where it is empty."""
+    """Writes the turns of a call that continues an assistant turn; of an ordinary call if it is empty."""
     if not conversation.begun:
         return conversation.turns
     return (*conversation.turns, Message("assistant", conversation.begun), message("user", CONTINUE_TURN))
 
 
 def ask_to_continue_text(text: PlainText) -> tuple[Message, ...]:
-    """Writes the turns of a call that goes on with a text outside of roles."""
+    """Writes the turns of a call that continues a text outside of roles."""
     return (message("system", CONTINUE_TEXT), Message("user", text.content))
 
 
 def asked_to_continue(messages: tuple[Message, ...]) -> Conversation | PlainText:
-    """Reads what a chat request asks to be continued: the inverse of both."""
+    """Parses a chat request that asks to continue: the inverse of both."""
     match messages:
         case (Message("system") as asked, Message("user", content)) if asked.text == CONTINUE_TEXT:
             return PlainText(content)
@@ -200,7 +200,7 @@ def asked_to_continue(messages: tuple[Message, ...]) -> Conversation | PlainText
 
 
 def continuation_warning(backend: str) -> str:
-    """Says what is told once when a chat model is asked to continue a text."""
+    """Returns the warning, shown once, that a chat model is asked to continue a text."""
     return (
         f"{backend} is a chat model, and this program writes text outside of roles: the model is asked to continue it, "
         "which it does less reliably than a completion model; write user(...) and assistant(gen(...)), or give a "

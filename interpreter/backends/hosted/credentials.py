@@ -1,7 +1,7 @@
-"""Addresses, keys and headers as a user gives them: checked before anything is sent, and never shown.
+"""Checks addresses, keys and headers before anything is sent; never shows them.
 
-What a header cannot hold (a newline, half of a surrogate pair) would fail in the library under the provider's SDK, in a
-message of its own that may quote the key.
+A character that no header can hold (a newline, half of a surrogate pair) would fail in the library under the provider's
+SDK, whose message may quote the key.
 """
 
 import re
@@ -19,7 +19,7 @@ _SHORTEST_SECRET = 8  # characters; the letters of shorter ones stand in ordinar
 
 
 def checked_key(name: str, given: object) -> str | None:
-    """A key, or an account: what a header can hold. None, and the empty string, for none.
+    """Checks a key or an account. None, and the empty string, mean none.
 
     Raises:
         ParameterError: anything else. The message does not show it.
@@ -38,7 +38,7 @@ def checked_key(name: str, given: object) -> str | None:
 
 
 def checked_headers(given: object) -> dict[str, str]:
-    """Headers for every request.
+    """Checks the headers of every request.
 
     Raises:
         ParameterError: names or values that no header has. The message shows no value, as it may be a key.
@@ -56,10 +56,10 @@ def checked_headers(given: object) -> dict[str, str]:
 
 
 def checked_address(name: str, given: object, example: str) -> tuple[str, str]:
-    """An address without a slash at its end, and its host.
+    """Checks an address. Returns it without a trailing slash, and its host.
 
     Raises:
-        ParameterError: no such address, or one that holds more: a key may be part of it, so then it is not shown.
+        ParameterError: no valid address, or one with more parts, which is not shown: a key may be part of it.
     """
     address = checks.plain(given) if isinstance(given, str) else ""
     if not _VALUE.fullmatch(address) or len(address) > _MOST_CHARACTERS:
@@ -77,5 +77,5 @@ def checked_address(name: str, given: object, example: str) -> tuple[str, str]:
 
 
 def secrets_of(key: str, headers: Mapping[str, str]) -> tuple[str, ...]:
-    """Gives what messages must not say. Headers may hold keys as well."""
+    """Returns the texts that messages must not contain. Headers may hold keys as well."""
     return tuple(secret for secret in (key, *headers.values()) if len(secret) >= _SHORTEST_SECRET)

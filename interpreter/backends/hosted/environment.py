@@ -1,4 +1,4 @@
-"""Inputs of hosted backends from outside, as arguments: time, chance, the wire, environment variables, and timeouts."""
+"""External inputs of hosted backends, as arguments: clock, randomness, network, environment variables, timeouts."""
 
 import asyncio
 import os
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Time, chance, the wire and environment variables; tests give their own.
+    """Clock, randomness, network and environment variables; tests give their own.
 
     Attributes:
         clock: seconds that never go back.
-        sleep: waits so many of them.
-        chance: a number in [0, 1).
+        sleep: waits a number of seconds.
+        chance: returns a random number in [0, 1).
         wire: carries requests instead of the network (environment variables for proxies do not apply then).
         variables: where keys and addresses are looked for; None: those of this process, as they are now.
 
@@ -40,7 +40,7 @@ class Environment:
         checks.instance("variables", self.variables, Mapping | None)
 
     def variable(self, name: str) -> str:
-        """The value of an environment variable; "" where it is not set."""
+        """Returns the value of an environment variable; "" where it is not set."""
         return (os.environ if self.variables is None else self.variables).get(name, "")
 
 
@@ -75,7 +75,7 @@ class Timeouts:
 
     @classmethod
     def of(cls, options: Mapping[str, float | None]) -> "Timeouts":
-        """Takes what is given of a backend's options."""
+        """Reads the timeouts among a backend's options."""
         return cls(**{field: options[name] for field, name in _NAMES.items() if name in options})  # type: ignore[arg-type]  # checked below
 
     def __post_init__(self) -> None:
@@ -90,5 +90,5 @@ class Timeouts:
 
     @property
     def silent(self) -> float:
-        """Seconds until the first byte."""
+        """Limit until the first byte, in seconds."""
         return self.whole if self.first_byte is None else self.first_byte

@@ -1,4 +1,4 @@
-"""Turns what goes wrong with a hosted provider into our errors.
+"""Converts errors of a hosted provider into ours.
 
 Both SDKs have the same tree of exceptions, read here by shape.
 
@@ -48,7 +48,7 @@ class Provider:
         name: of the backend: "openai gpt-4o".
         host: where requests go.
         key_from: how the user gives the key: "api_key= or OPENAI_API_KEY".
-        secrets: what no message may say.
+        secrets: texts that no message may contain.
     """
 
     name: str
@@ -60,13 +60,13 @@ class Provider:
         return f"Provider({self.name!r}, {self.host!r})"
 
     def scrub(self, text: str) -> str:
-        """A provider's words without keys, shortened."""
+        """Removes keys from a provider's message and shortens it."""
         for secret in self.secrets:
             text = text.replace(secret, "[key]")
         return _KEY_LIKE.sub("[key]", text)[:_MOST_SAID]
 
     def failure(self, error: Exception, *, answered: bool) -> UmbelError | Transient:
-        """Gives the error for an exception of the SDK, or of the library under it.
+        """Converts an exception of the SDK, or of the library under it.
 
         Args:
             answered: the answer had begun. Nothing is tried again then.
@@ -85,7 +85,7 @@ class Provider:
         return self._of_connection(error, answered)
 
     def of_event(self, body: object) -> UmbelError:
-        """Gives the error for an error that came inside an answer. `body`: its `error` object.
+        """Converts an error inside an answer. `body`: its `error` object.
 
         Even where no text has come yet it is not tried again: the model may have been at work, and be paid for.
         """
@@ -164,7 +164,7 @@ class Provider:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """An error and what caused it, at most a few."""
+    """Returns an error and its causes, at most a few."""
     chain: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and len(chain) < 8:
@@ -174,7 +174,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def _said(body: Any) -> str:  # Any: whatever a server puts there
-    """The words of an error's body."""
+    """Returns the message of an error's body."""
     if isinstance(body, dict):
         inner = body.get("error", body)
         message = inner.get("message") if isinstance(inner, dict) else inner
@@ -185,7 +185,7 @@ def _said(body: Any) -> str:  # Any: whatever a server puts there
 
 
 def _code(body: Any) -> str:  # Any: whatever a server puts there
-    """Type and code of an error's body in one text, for looking words up."""
+    """Joins type and code of an error's body, to search for words."""
     if not isinstance(body, dict):
         return ""
     inner = body.get("error", body)

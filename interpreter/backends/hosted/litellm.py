@@ -1,4 +1,4 @@
-"""Models by LiteLLM's client, which speaks with many providers.
+"""Models of many providers, through LiteLLM's client.
 
 model = umbel.LiteLLM("mistral/mistral-large-latest")           # the provider's own environment variable has the key
 """
@@ -37,8 +37,8 @@ _OURS: Mapping[str, str] = {
 class LiteLLM(TranslatedBackend):
     """A backend for one model of a provider that LiteLLM knows.
 
-    Conversations, stops, budgets and retries are as of `OpenAI`; LiteLLM's own retries are off. What the model enforces
-    of constraints LiteLLM does not say: they are validated here, and the model is asked again, unless `profile` says
+    Conversations, stops, budgets and retries are as of `OpenAI`; LiteLLM's own retries are off. LiteLLM does not report
+    which constraints a model enforces: they are validated here, and the model is asked again, unless `profile` says
     more.
 
     Args:
@@ -99,7 +99,7 @@ class _LiteLLMClient(Translator):
         return _objects(await self._asked(body))
 
     async def close(self) -> None:
-        """LiteLLM keeps its connections for the whole process."""
+        """Does nothing: LiteLLM keeps its connections for the whole process."""
 
     async def _asked(self, body: Fields) -> Any:  # Any: LiteLLM's own types
         library = importlib.import_module("litellm")

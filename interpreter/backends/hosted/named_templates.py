@@ -1,4 +1,4 @@
-"""Chat templates of models that are known by their names, for servers that do not tell their own.
+"""Chat templates by model name, for servers that do not publish their own.
 
 The templates are those of `lang/templates/formats.py`, so a name gives the same prompt wherever it is written.
 """
@@ -11,7 +11,7 @@ from ....lang.chat_template import ChatTemplate, chat_template_by_name
 
 _LONGEST_NAME = 4096  # of a template, or of a model, which may be a path
 
-# Name of a template → what stands for a picture in its prompts.
+# Name of a template → placeholder of a picture in its prompts.
 _IMAGE_TOKENS: Mapping[str, str] = {
     "chatml-llava": "<image>\n",
     "qwen2-vl": "<|vision_start|><|image_pad|><|vision_end|>",
@@ -35,7 +35,7 @@ _MODELS: tuple[tuple[str, str], ...] = (
 
 
 def named(name: str) -> ChatTemplate:
-    """The template of that name; the "default" one warns when roles are written, as no model was trained on it.
+    """Returns the template of that name; "default" warns when roles are written: no model was trained on it.
 
     Raises:
         ParameterError: the name is no string.
@@ -46,7 +46,7 @@ def named(name: str) -> ChatTemplate:
 
 
 def name_of_model(model: str) -> str | None:
-    """The name of the template of a model, by its path; None for a model that is not known.
+    """Returns the name of a model's template, by its path; None for an unknown model.
 
     Raises:
         ParameterError: the path is no string.
@@ -58,5 +58,5 @@ def name_of_model(model: str) -> str | None:
 
 
 def image_token_of(name: str) -> str:
-    """Gives what stands for a picture in the prompts of a template."""
+    """Returns the placeholder of a picture in the prompts of a template."""
     return _IMAGE_TOKENS.get(name, "<image>")

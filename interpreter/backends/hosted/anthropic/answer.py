@@ -1,4 +1,4 @@
-"""The events of a Messages answer → pieces of text, and how it ended."""
+"""Reads the events of a Messages answer into pieces of text and its completion."""
 
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ MOST_EVENTS = 10_000  # of an answer, apart from those that bring text
 
 
 class AnthropicAnswer:
-    """One answer while it comes.
+    """Reads one answer as it streams.
 
     Args:
         name: of the backend, for messages.
@@ -51,10 +51,10 @@ class AnthropicAnswer:
         self.begun = False
 
     def append(self, event: Any) -> str:  # Any: the SDK's events, told apart by their `type`
-        """One event; the text that it brings. An answer without a text may come as a whole message.
+        """Reads one event. Returns its text. An answer without a text may come as a whole message.
 
         Raises:
-            BackendError: it is none, or there are more than an answer of this length can have.
+            BackendError: it is no event, or there are more than an answer of this length can have.
         """
         self._events += 1
         if self._events > MOST_EVENTS + LONGEST_TOKEN * self._max_tokens:
@@ -90,11 +90,11 @@ class AnthropicAnswer:
 
     @property
     def over(self) -> bool:
-        """A stop of ours has come: the rest of the answer is not wanted."""
+        """True once a stop found here has come: the rest of the answer is not read."""
         return self._cutter.matched is not None
 
     def end(self) -> str:
-        """At the end of the events: the text that was kept back.
+        """Ends the answer after its last event. Returns the text that was held back.
 
         Raises:
             BackendError: that was no answer, or one of a kind that was not asked for.
@@ -122,7 +122,7 @@ class AnthropicAnswer:
         return rest
 
     def completion(self) -> Completion:
-        """Gives the text that came. Tokens are not known by their ids here, so all of the text counts as their tail."""
+        """Returns the completion. Token ids are not known here, so all of the text is its tail."""
         text = "".join(self._told)
         cut_short = self._reason in ("max_tokens", "model_context_window_exceeded") and not self.over
         reason = FinishReason.LENGTH if cut_short else FinishReason.STOP
@@ -131,8 +131,8 @@ class AnthropicAnswer:
         return Completion(text, (), 0, text, reason, matched, guarantee="enforced" if whole else "")
 
     def usage(self) -> Usage:
-        """Gives the provider's counts. It does not say how many tokens an answer has that was left at a stop of ours: a
-        bound, by its bytes, is given then."""
+        """Returns the provider's counts. They lack the output tokens of an answer closed at a stop of ours: its bytes
+        are the bound then."""
         read, written = self._input.get("cache_read_input_tokens", 0), self._input.get("cache_creation_input_tokens", 0)
         output = min(self._max_tokens, self._heard) if self._output is None else self._output
         return Usage(self._input.get("input_tokens", 0) + read + written, read, output, 1, written)
@@ -151,8 +151,8 @@ class AnthropicAnswer:
         return told
 
     def _unwrapped(self) -> str:
-        """The text inside the object. A server that ignored what was asked gets its words passed on, as such; of an
-        object that was cut off, its beginning."""
+        """Returns the text inside the object; of a truncated object, its beginning. An answer that is no object is
+        returned as it is."""
         assert self._wrapping, "asked for wrapped answers only"
         answer = unwrap(self._wrapped, self._wrapping)
         if answer is None:
@@ -162,7 +162,7 @@ class AnthropicAnswer:
         return told if self.over else told + self._cutter.end()
 
     def _count(self, usage: Any) -> None:  # Any: the SDK's Usage or MessageDeltaUsage
-        """Numbers are cumulative, and missing where nothing has changed."""
+        """Updates the usage. Numbers are cumulative, and missing where nothing has changed."""
         for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"):
             value = getattr(usage, name, None)
             if value is not None:

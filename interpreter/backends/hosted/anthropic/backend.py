@@ -60,7 +60,7 @@ class Anthropic(HostedBackend[CachingClient]):
     prompt comes again, `cache=False` is cheaper. A run with a `salt` shares no prefixes, so it gets no breakpoints.
 
     **Constraints.** JSON Schemas and fixed choices are enforced by structured outputs where the model has them; all
-    else is looked at when the text is there, and the model is asked again.
+    else is validated when the text is complete, and the model is asked again.
 
     **Stops** of white space alone ("\\n"), which the provider refuses, are found here: the connection is closed when
     one has come, and the number of output tokens is a bound then.
@@ -184,11 +184,11 @@ class Anthropic(HostedBackend[CachingClient]):
         yield Final(request.id, (answer.completion(),), usage)
 
     def enforces(self, constraint: ConstraintSpec) -> bool:
-        """Says whether the model is held to this constraint: structured outputs take only a part of JSON Schema."""
+        """Returns whether the model enforces this constraint: structured outputs take only a part of JSON Schema."""
         return lower(constraint, self.profile) is not None
 
     def hint(self, hint: Hint) -> None:
-        """Remembers the place: later requests that go on from it get a breakpoint there. Nothing is sent."""
+        """Records the place: later requests that start with it get a breakpoint there. Sends nothing."""
         if not hint.origin.salt:
             self._places.remember(self._composer.place(hint.prompt))
 
@@ -230,8 +230,8 @@ class Anthropic(HostedBackend[CachingClient]):
 
 # Any below: the SDK's events, and its stream of them.
 async def events_of(client: "AsyncAnthropic", arguments: Mapping[str, Any]) -> AsyncGenerator[Any]:
-    """The SDK's events once the answer has begun; its whole Message, where no text is asked for (the provider does not
-    stream that)."""
+    """Returns the SDK's events once the answer has begun; its whole Message if no text is requested (the provider does
+    not stream that)."""
     if not arguments["max_tokens"]:
         return _whole(await client.messages.create(stream=False, **arguments))
     return _streamed(await client.messages.create(stream=True, **arguments))

@@ -51,18 +51,18 @@ class Block:
 
     @property
     def spelling(self) -> str:
-        """Text that tells blocks of different role, turn and content apart, one after the other as well."""
+        """Text that is unique for a sequence of blocks with their roles, turns and contents."""
         head = f"\x02{self.role}\x03" if self.opens else ""
         return head + (self.content if isinstance(self.content, str) else f"\x04{self.content.digest}\x05")
 
     @property
     def tokens(self) -> int:
-        """About so many."""
+        """Estimate of its tokens."""
         return len(self.content.encode("utf-8", "replace")) // 4 if isinstance(self.content, str) else IMAGE_TOKENS
 
 
 class Places:
-    """Ends of prompts that others go on from: where a program forked, and what it has asked before.
+    """Prefixes that other prompts extend: where a program forked, and its earlier prompts.
 
     A place is the length and the hash of a prefix, so that it is found again in any prompt that begins with it. The
     places used longest ago are forgotten.
@@ -73,7 +73,7 @@ class Places:
         self._at: dict[int, int] = {}  # length → how many places are so long
 
     def remember(self, blocks: Sequence[Block]) -> None:
-        """The end of `blocks` is a place."""
+        """Adds the end of `blocks` as a place."""
         text = _spelled(blocks)
         if text:
             self._use((len(text), _hash(text)))
@@ -84,7 +84,7 @@ class Places:
                 del self._at[length]
 
     def within(self, blocks: Sequence[Block]) -> list[int]:
-        """Lengths of the known prefixes of `blocks`, in characters of their spelling, shortest first."""
+        """Returns the lengths of known prefixes of `blocks`, in characters of their spelling, shortest first."""
         text = _spelled(blocks)
         found: list[int] = []
         state, done = hashlib.blake2b(digest_size=16), 0
@@ -104,7 +104,7 @@ class Places:
 
 
 def cut(blocks: Sequence[Block], lengths: Sequence[int]) -> tuple[list[Block], list[int]]:
-    """Cut texts so that prefixes of these lengths end with a block.
+    """Cuts texts so that prefixes of these lengths end with a block.
 
     A text is not cut where one side would be blank (the provider refuses blank texts), nor in an answer.
 
@@ -133,7 +133,7 @@ def cut(blocks: Sequence[Block], lengths: Sequence[int]) -> tuple[list[Block], l
 
 
 def prefix_hashes(blocks: Sequence[Block]) -> list[bytes]:
-    """One for each block that ends a stored prefix, in order. Where texts are cut is part of what is hashed."""
+    """Hashes each stored prefix, in order. The places of cuts are part of the hash."""
     state = hashlib.blake2b(digest_size=16)
     hashes: list[bytes] = []
     for block in blocks:
@@ -157,7 +157,7 @@ REMEMBERED = 4096  # stored prefixes
 
 
 def with_breakpoints(blocks: Sequence[Block], places: Places, minimum: int) -> list[Block]:
-    """The blocks, cut at the places that are known and marked.
+    """Cuts the blocks at the known places and marks the ends of stored prefixes.
 
     Args:
         minimum: tokens of the shortest prefix that the provider stores.
@@ -177,7 +177,7 @@ def with_breakpoints(blocks: Sequence[Block], places: Places, minimum: int) -> l
 
 
 def _wishes(blocks: Sequence[Block], shared: Sequence[int]) -> list[int]:
-    """Indices of blocks that a breakpoint would suit, the most important first."""
+    """Returns indices of candidate blocks for breakpoints, the most important first."""
     closed = [index for index, block in enumerate(blocks) if block.closes]
     system = [index for index in closed if blocks[index].role == "system"]
     answers = [index for index in closed if blocks[index].role == "assistant"]
@@ -186,7 +186,7 @@ def _wishes(blocks: Sequence[Block], shared: Sequence[int]) -> list[int]:
 
 
 class Leaders:
-    """Requests that store a prefix go first, and those that want to read it wait until the first has begun.
+    """Orders requests: one stores a shared prefix, and those that read it wait until its answer has begun.
 
     A prefix can be read from when the answer of the request that stored it begins. Eight branches sent at once would
     all store what they share; here one of them does, and seven read.
@@ -235,7 +235,7 @@ class Leaders:
 
 
 class Turn:
-    """One request's right to go."""
+    """Permission of one request to be sent."""
 
     def __init__(
         self, leaders: Leaders, hashes: Sequence[bytes], missing: Sequence[bytes], leads: "asyncio.Future[None]"
@@ -243,12 +243,12 @@ class Turn:
         self._leaders, self._hashes, self._missing, self._leads = leaders, hashes, missing, leads
 
     def began(self) -> None:
-        """The answer begins: what the request stored can be read."""
+        """Records that the answer begins: the stored prefixes can be read."""
         self._leaders.store(self._hashes, self._leads.get_loop().time())
         self.over()
 
     def over(self) -> None:
-        """It has ended, however it did; one of those that wait may go. Calling it again does nothing."""
+        """Ends the turn, after success or failure; a waiting request may go. Calling it again does nothing."""
         if not self._leads.done():
             self._leaders.release(self._missing)
             self._leads.set_result(None)

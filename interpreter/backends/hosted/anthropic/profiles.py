@@ -3,9 +3,8 @@
 The first pattern that fits a name counts.
 
 A profile can be given by hand (`Anthropic(model, profile=...)`), for a model that is newer than this table, or is
-reached through a gateway. Names that the table does not know get the cautious answer: what is not known to be
-possible is done
-in another way (no prefill: the model is asked to continue; no structured outputs: texts are validated and asked again).
+reached through a gateway. Unknown names get a cautious profile: no prefill (the model is asked to continue) and no
+structured outputs (texts are validated and asked again).
 
 Source: the provider's pages on models, migration, structured outputs and prompt caching, as of autumn 2026.
 """
@@ -23,7 +22,7 @@ from ..constraint_params import ANSWER, ConstraintParams, NotStrict, of_members,
 
 
 class Sampling(Enum):
-    """Which of temperature, top_p and top_k a model takes."""
+    """The set of temperature, top_p and top_k that a model takes."""
 
     ALL = "temperature, top_p and top_k together"
     ONE = "temperature or top_p, not both; and top_k"
@@ -31,7 +30,7 @@ class Sampling(Enum):
 
 
 class Thinking(Enum):
-    """Whether a model thinks when the request does not say, and what requests do about it."""
+    """A model's thinking by default, and the handling of it in requests."""
 
     OFF = "the model answers at once"
     SWITCHED_OFF = "it would think first, so requests switch that off"
@@ -100,7 +99,7 @@ _OTHERS = AnthropicProfile(sampling=Sampling.ALL)
 
 
 def profile_of(model: str) -> AnthropicProfile:
-    """The profile of a model by its name."""
+    """Returns the profile of a model by its name."""
     return next((profile for pattern, profile in _TABLE if re.search(pattern, model)), _OTHERS)
 
 
@@ -109,8 +108,8 @@ _DEFINITIONS = ("$defs", "definitions")
 
 @lru_cache(maxsize=512)
 def lower(constraint: ConstraintSpec, profile: AnthropicProfile) -> ConstraintParams | None:
-    """Fields of a request; None for a constraint that is not enforced: expressions, grammars, and schemas with bounds,
-    patterns, formats, members that may be left out, or recursion."""
+    """Returns the fields of a request; None for a constraint that is not enforced: expressions, grammars, and schemas
+    with bounds, patterns, formats, optional members, or recursion."""
     if not profile.structured or constraint.engine not in (None, "auto"):
         return None
     match constraint.kind:
@@ -132,7 +131,7 @@ def _format(schema: Any) -> dict[str, Any]:  # Any: JSON
 
 
 def _recursive(schema: Any) -> bool:  # Any: JSON
-    """Whether a definition leads back to itself."""
+    """Returns whether a definition refers to itself."""
     leads = {
         f"#/{group}/{name}": _references(definition)
         for group in _DEFINITIONS

@@ -1,7 +1,7 @@
-"""A `GenRequest` as the body of a Messages request, and what has to be done to the answer.
+"""Writes a `GenRequest` as the body of a Messages request, and plans the reading of its answer.
 
-What the provider refuses is either said in another way or refused here with the words to write; nothing is left out
-unless the user allowed it by name (`Anthropic(may_ignore=...)`).
+Parameters that the provider refuses are rewritten, or refused here with a remedy; nothing is left out unless the user
+allowed it by name (`Anthropic(may_ignore=...)`).
 """
 
 import warnings
@@ -49,7 +49,7 @@ _ABSENT = {
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """A request as it is sent, with what reading its answer needs.
+    """A request as it is sent, with the data to read its answer.
 
     Attributes:
         arguments: of the SDK's `messages.create`, without its messages. What not all versions of the SDK name is in
@@ -87,7 +87,7 @@ class Composer:
         self._warned: set[str] = set()
 
     def compose(self, request: GenRequest) -> Composed:
-        """Raises CapabilityError for what the model does not do, RequestError for a prompt that cannot be sent."""
+        """Writes a request. Raises CapabilityError for unsupported features, RequestError for an unsendable prompt."""
         sampling = request.sampling
         if sampling.n > 1:
             raise CapabilityError(f"{self._name} gives one continuation a request; ask {sampling.n} times, or fork")
@@ -114,7 +114,7 @@ class Composer:
         return Composed(arguments, blocks, lead, here, wrapped)
 
     def place(self, parts: Sequence[Part]) -> list[Block]:
-        """The blocks of a prompt that nothing is asked of: the place where a program forks.
+        """Returns the blocks of a prompt without a request: the place where a program forks.
 
         Raises:
             CapabilityError: as for a request.
@@ -134,7 +134,7 @@ class Composer:
     # -------------------------------------------------------------------------------- messages
 
     def _messages(self, said: Conversation | PlainText, prefills: bool) -> tuple[tuple[Message, ...], str]:
-        """Messages, and the white space that the answer may repeat."""
+        """Returns the messages, and the white space that the answer may repeat."""
         if isinstance(said, PlainText):
             return conversation.ask_to_continue_text(said), ""
         *_, last = said.begun or (None,)
@@ -151,8 +151,8 @@ class Composer:
         return conversation.ask_to_continue_turn(said), ""
 
     def _blocks(self, messages: Sequence[Message]) -> list[Block]:
-        """System turns first. Blank texts are left out: the provider refuses them, and they say nothing. An answer at
-        the end is not closed: it is to be gone on with."""
+        """Returns the blocks, system turns first. Blank texts, which the provider refuses, are left out. An answer at
+        the end is not closed: the model continues it."""
         system: list[Block] = []
         others: list[Block] = []
         for index, message in enumerate(messages):
@@ -198,7 +198,7 @@ class Composer:
     # -------------------------------------------------------------------------------- parameters
 
     def _choosing(self, sampling: SamplingParams) -> dict[str, Any]:
-        """temperature, top_p and top_k as far as they are given.
+        """Returns temperature, top_p and top_k as far as they are given.
 
         Raises:
             CapabilityError: a parameter that the model does not take.
@@ -223,14 +223,14 @@ class Composer:
         return {name: getattr(sampling, name) for name in taken}
 
     def _without(self, name: str, sampling: SamplingParams, instead: str) -> None:
-        """Leave a parameter out, when that is allowed."""
+        """Leaves a parameter out where the user allows it."""
         if name in self._may_ignore:
             return
         allow = f", or allow it to be left out with Anthropic(may_ignore=[{name!r}])" if name in IGNORABLE else ""
         raise CapabilityError(f"{self._name} does not take {name}={getattr(sampling, name)!r}; {instead}{allow}")
 
     def _lowered(self, constraint: ConstraintSpec | None) -> ConstraintParams | None:
-        """Raises CapabilityError for a constraint that the model is not held to."""
+        """Returns a constraint's fields. Raises CapabilityError for one that the model does not enforce."""
         if constraint is None:
             return None
         lowered = lower(constraint, self._profile)
@@ -248,7 +248,7 @@ class Composer:
 
 
 def payload(blocks: Sequence[Block], name: str) -> dict[str, Any]:
-    """`system` and `messages` of a request; turns of one role that follow each other are one message.
+    """Writes `system` and `messages` of a request; consecutive turns of one role are one message.
 
     Raises:
         CapabilityError: an image of a kind that the provider does not take.
