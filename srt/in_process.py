@@ -1,7 +1,7 @@
-"""The whole runtime in the caller's process: gateway and scheduler on one event loop, no sockets.
+"""Runs the whole runtime in the caller's process: gateway and scheduler on one event loop, no sockets.
 
 For tests, simulations and tiny uses. By default it runs the oracle model, which fails loudly when the
-engine reuses a wrong key. Steps of a real model run in a thread, so that the loop stays awake; steps of
+engine reuses a wrong key. Steps of a real model run in a thread, so that the loop stays responsive; steps of
 the oracle run on the loop, so that a test is deterministic.
 """
 
@@ -54,11 +54,11 @@ T = TypeVar("T")
 
 
 class Delay(Generic[T]):
-    """Hands on what it is given after some seconds of the loop's time, in the order in which it came.
+    """Delivers items after some seconds of the loop's time, in order.
 
     Args:
-        seconds: 0 hands it on at once.
-        then: gets it.
+        seconds: 0 delivers at once.
+        then: called with each item.
     """
 
     def __init__(self, seconds: float, then: Callable[[T], None]) -> None:
@@ -71,7 +71,7 @@ class Delay(Generic[T]):
         self.carried += 1
         if self._seconds == 0.0:
             self._then(item)
-        else:  # timers of one moment come in any order, so each takes what is first
+        else:  # timers of one moment fire in any order, so each takes the first item
             self._waiting.append(item)
             asyncio.get_running_loop().call_later(self._seconds, self._first)
 
@@ -84,12 +84,12 @@ class LocalBackend:
 
     Args:
         model: as for `Runtime`; "oracle" by default.
-        chat_template: Jinja source, or the name of a format, that replaces the model's own.
+        chat_template: Jinja source, or the name of a format; replaces the model's own.
         clock, faults: for tests.
         latency: seconds that a message takes between caller and gateway, each way.
-        loaded: a model that is in memory already, in place of `model`. It is this backend's alone.
-        step_seconds: of the loop's time that a step of the oracle takes; with a loop whose time is virtual, a
-            simulation of a slow model far away.
+        loaded: a model in memory, in place of `model`. No other backend may use it.
+        step_seconds: duration of a step of the oracle, in the loop's time; on a loop with virtual time it simulates a
+            slow model.
         options: as for `Runtime`. With the oracle every step is checked unless `debug` is given.
     """
 
@@ -162,7 +162,7 @@ class LocalBackend:
 
     @property
     def engine(self) -> Engine:
-        """The scheduler and its model, for tests that look inside."""
+        """The scheduler and its model, for tests that inspect them."""
         if self._engine is None:
             raise BackendError("the backend has not started; await backend.start() first")
         return self._engine
@@ -226,8 +226,7 @@ class LocalBackend:
         return await self._calls.control(verb)
 
     async def close(self) -> None:
-        """Ends what is running, and gives the model's memory back unless it was `loaded`; the next `start` begins
-        anew."""
+        """Ends the running requests, and frees the model unless it was `loaded`. The next `start` begins anew."""
         if self._gateway is not None and self._programs is not None:
             self._gateway.client_lost(self._client)
             self._programs.client_lost(self._client)
@@ -237,7 +236,7 @@ class LocalBackend:
         if pump is not None:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
-        del pump  # what ended it may hold the engine
+        del pump  # its exception may hold the engine
         if self._engine is not None:
             self._engine.close()
         if self._thread is not None:
@@ -245,9 +244,8 @@ class LocalBackend:
         self._engine = self._gateway = self._exchange = self._programs = self._loop = self._thread = None
         self._inbox.clear()
         if self.options.model != ORACLE:
-            # An engine is full of circles, which go when the collector looks for them, and it counts objects: a few of
-            # them may hold all of a device's memory. Callbacks of the steps that were waited for hold it until the
-            # loop has called them.
+            # An engine has reference cycles, which only a collection frees. A few objects may hold all of a device's
+            # memory. Callbacks of awaited steps hold the engine until the loop has called them.
             await asyncio.sleep(0)
             gc.collect()
 
@@ -285,7 +283,7 @@ class LocalBackend:
             pictures=None if form is None else PictureCache(form, InlineDecoder(), InlineDigests(), PictureLimits()),
         )
         self._gateway.engine_ready(engine.runner.context_length)
-        self._engine = engine  # last: `start` in other tasks takes it for the sign that all of this is there
+        self._engine = engine  # last: other tasks in `start` take it as the sign that all of this is ready
 
     def _new_programs(self, gateway: Gateway) -> Programs:
         return Programs(
@@ -311,7 +309,7 @@ class LocalBackend:
                 gateway.receive(self._client, message)
 
     def deliver(self, identity: bytes, message: Answer) -> None:
-        """Of a front end: carries an answer of the gateway to the caller, after the latency."""
+        """Carries an answer of the gateway to the caller, after the latency."""
         self.up.put(message)
 
     def _arrived(self, message: Answer) -> None:
@@ -324,7 +322,7 @@ class LocalBackend:
             self._pump = self._loop.create_task(self._run(), name="local engine")
 
     async def _run(self) -> None:
-        """Steps until nothing is left to do. Gateway and scheduler are never touched by two threads at once."""
+        """Steps until no work is left. No two threads ever use the gateway or the scheduler at once."""
         engine, gateway, thread = self._engine, self._gateway, self._thread
         assert engine is not None, "start() made it"
         assert gateway is not None, "start() made it"
@@ -337,7 +335,7 @@ class LocalBackend:
                 if self.options.model == ORACLE:
                     resting = scheduler.idle
                     events = scheduler.step()
-                    await asyncio.sleep(0 if resting else self._step_seconds)  # others run between two steps
+                    await asyncio.sleep(0 if resting else self._step_seconds)  # other tasks run between two steps
                 else:
                     events = await thread.advance()
                     if scheduler.opening:
@@ -345,7 +343,7 @@ class LocalBackend:
                 for event in events:
                     gateway.engine_event(event)
                 gateway.tick()
-        except Exception as error:  # outside a request's business: the engine is gone, as a process would be
+        except Exception as error:  # it belongs to no request: the engine is lost, like a process
             gateway.engine_lost(f"{type(error).__name__}: {error}")
             gateway.engine_given_up(f"{type(error).__name__}: {error}")
             raise EngineError("the local engine ended") from error

@@ -1,6 +1,6 @@
-"""Options → a tokenizer for the gateway, a scheduler with its model for the engine.
+"""Builds the parts of a runtime from its options: a tokenizer for the gateway, a scheduler and model for the engine.
 
-The one place that knows which classes make up a runtime. torch and the tokenizers library are imported
+No other module knows which classes make up a runtime. torch and the tokenizers library are imported
 only by the function that needs them, so the gateway process stays without torch.
 """
 
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 
 def return_freed_memory() -> None:
-    """Gives pages that were freed back to the system, where its allocator keeps them (glibc). Reading a tokenizer of
-    262,144 tokens frees 270 MB that it would keep, and leaves 100 MB in use."""
+    """Returns freed pages to the system, where the allocator keeps them (glibc).
+
+    Reading a tokenizer of 262,144 tokens frees 270 MB that it would keep, and leaves 100 MB in use."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -46,9 +47,9 @@ ORACLE_POOL = 1 << 16
 ORACLE_PICTURES = PictureFormat("fixed", 16, 16, tile_tokens=4, patch_size=8, resize=(16, 16))
 # Letters and spaces: the oracle's texts can be printed. They seldom end by themselves.
 ORACLE_FAVOURITES = (*range(ord("a"), ord("z") + 1), ord(" "))
-CPU_POOL_BYTES = 2 << 30  # at most, unless asked for: the machine is somebody's
+CPU_POOL_BYTES = 2 << 30  # at most, unless asked for: other programs need memory too
 CPU_POOL_SHARE = 0.25  # of the free memory
-WHOLE_PROMPT = 8192  # tokens that memory is laid out for where prompts are not cut into chunks
+WHOLE_PROMPT = 8192  # tokens that memory is planned for where prompts are not cut into chunks
 MOST_LOGITS = 256  # rows of one step with logits, or max_running where that is more
 
 Phase = Callable[[str], None]
@@ -58,38 +59,38 @@ log = logging.getLogger("umbel.engine")
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A scheduler and what it runs."""
+    """A scheduler, its runner and its threads."""
 
     scheduler: "Scheduler"
     runner: Runner
     first_token: int  # a token that may begin a text, for the warm-up
-    constraints_ready: Future[None] | None  # when they have been asked to be made ready, see `open_engine`
-    endings: tuple[Callable[[], object], ...]  # of the threads that are its own
-    damage: Callable[[], str] = str  # what is wrong with the weights on disk, "" for nothing; takes its time
+    constraints_ready: Future[None] | None  # set by prepare_constraints, see `open_engine`
+    endings: tuple[Callable[[], object], ...]  # of its own threads
+    damage: Callable[[], str] = str  # the fault of the weights on disk, "" for none; slow
 
     def heartbeat(self) -> Heartbeat:
-        """The engine's state, to be sent with the next sign of life."""
+        """Returns the engine's state, for the next heartbeat."""
         scheduler = self.scheduler
         counters = scheduler.counters
         return Heartbeat(int(counters["steps"]), scheduler.running, scheduler.waiting, counters)
 
     def close(self) -> None:
-        """Ends its threads, for a thread holds what it has run last. No step is begun afterwards."""
+        """Ends its threads, which hold the objects of their last work. No step may begin afterwards."""
         for end in self.endings:
             end()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that is in memory already, and runs in place of the one that options name."""
+    """A model in memory, used in place of the one that options name."""
 
     name: str
-    tokenizer: Tokenizer  # its tokens are all that the runner's vocabulary has
+    tokenizer: Tokenizer  # covers the runner's whole vocabulary
     runner: Runner
 
 
 class ModelReading(NamedTuple):
-    """What the gateway has to know of a model. `pictures`: how it takes them; None for one that reads text only."""
+    """The facts of a model that the gateway needs. `pictures`: its format; None for a model that reads text only."""
 
     name: str
     tokenizer: Tokenizer
@@ -97,7 +98,7 @@ class ModelReading(NamedTuple):
 
 
 def open_tokenizer(options: RuntimeOptions) -> ModelReading:
-    """Raises ModelError or MissingExtraError."""
+    """Opens a model's tokenizer and picture format. Raises ModelError or MissingExtraError."""
     if options.model == ORACLE:
         return ModelReading(ORACLE, ByteTokenizer(), ORACLE_PICTURES)
     source = _open_source(options)
@@ -120,14 +121,14 @@ def open_engine(
     """Loads the model and makes its scheduler.
 
     Args:
-        prepare_constraints: makes what constraints take of the vocabulary while the model is loaded, in threads,
-            instead of at the first constraint. It may not be finished when this returns: `Engine.constraints_ready`.
-        lasting: called whenever something large has been made that lasts as long as the engine. A process that ends
-            with its engine freezes it there, so that no collection walks it; in any other process what is frozen
-            would never be freed, for an engine is full of circles.
-        rendezvous: where the ranks of tensor_parallel meet, see distributed/communicator.py. None: this process
-            starts no others, and there can be one rank only.
-        loaded: takes the model's place. No other engine runs it meanwhile.
+        prepare_constraints: makes the vocabulary's trie and masks in threads while the model is loaded, not at the
+            first constraint. It may not be finished when this returns: `Engine.constraints_ready`.
+        lasting: called after each large object that lasts as long as the engine. A process that ends with its engine
+            freezes its objects there, so that no collection walks them. Any other process must not: frozen objects
+            would never be freed, because an engine has reference cycles.
+        rendezvous: file at which the ranks of tensor_parallel meet, see distributed/communicator.py. None: this
+            process starts no others, and there is one rank.
+        loaded: used in place of the model of `options`. No other engine may run it meanwhile.
 
     Raises:
         ModelError: the model cannot be used.
@@ -139,8 +140,8 @@ def open_engine(
     from .testing.launched_oracle import LaunchedOracle, Slowed
     from .testing.oracle import OracleRunner
 
-    # One thread opens constraints: it makes the vocabulary's trie once, and a constraint takes it a moment. Another one
-    # opens those of llguidance, which may take seconds.
+    # One thread opens constraints, after making the vocabulary's trie once. Another one opens those of llguidance,
+    # which may take seconds.
     openers: list[Executor] = [
         ImmediateExecutor() if options.model == ORACLE else ThreadPoolExecutor(1, thread_name_prefix=name)
         for name in ("constraints", "llguidance")
@@ -190,13 +191,13 @@ def open_engine(
     config = _scheduler_config(options, overlap=overlap)
     scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, matcher_cache)
     if oracle is not None:
-        oracle.expected = scheduler.planned_tokens  # it compares what the slots hold with what they should
+        oracle.expected = scheduler.planned_tokens  # it compares the content of slots with the expected tokens
     ready = matcher_cache.prepare() if prepare_constraints else None
     return Engine(scheduler, runner, first if isinstance(first, int) else 0, ready, tuple(endings), damage)
 
 
 def _scheduler_config(options: RuntimeOptions, *, overlap: bool) -> "SchedulerConfig":
-    """Settings of the scheduler: options of the same name, and what follows from the others."""
+    """Makes the scheduler's settings: options of the same name, and values derived from the others."""
     from .scheduler.config import PolicyName, SchedulerConfig
 
     shared = {field.name for field in fields(SchedulerConfig)} & set(RuntimeOptions.__struct_fields__)
@@ -213,7 +214,7 @@ def _scheduler_config(options: RuntimeOptions, *, overlap: bool) -> "SchedulerCo
 
 
 def _begun(executor: Executor, make: Callable[[], Tokenizer]) -> Callable[[], Tokenizer]:
-    """`make`, whose first call is under way from now on. One that fails is made again when it is asked for."""
+    """Starts `make` in the executor → a function that returns its result; it calls `make` again after a failure."""
     begun = executor.submit(make)
     return lambda: begun.result() if begun.exception() is None else make()
 
@@ -226,12 +227,12 @@ def _matcher_cache(
     tries: Path | None,
     lasting: Callable[[], object] | None,
 ) -> "MatcherCache":
-    """tries: folder that keeps the vocabulary's trie."""
+    """Makes the cache of open constraints. tries: folder that keeps the vocabulary's trie."""
     from .constraints.matcher_cache import MatcherCache, MatcherFactory
 
     def load() -> MatcherFactory:
         from .constraints.matcher_factory import (
-            VocabularyMatcherFactory,  # constraints cost nothing before there is one
+            VocabularyMatcherFactory,  # imported with the first constraint
         )
 
         opener = VocabularyMatcherFactory(open_tokens, runner.vocab_size, walk=runner.trie_walk, folder=tries)
@@ -244,7 +245,7 @@ def _matcher_cache(
 
 
 def _tries_folder() -> Path | None:
-    """None where other users could write to it: then the trie is made anew each time."""
+    """Returns the folder for tries; None where other users could write to it: the trie is then made each time."""
     from .core.cache_folder import cache_folder, make_private
 
     try:
@@ -263,11 +264,11 @@ def _open_source(options: RuntimeOptions) -> "ModelSource":
 
 
 def open_rank(options: RuntimeOptions, rank: int, rendezvous: Path) -> Runner:
-    """The part of a rank other than 0. Raises as `open_engine`."""
+    """Loads the part of a rank other than 0. Raises as `open_engine`."""
     from .distributed.communicator import TorchCommunicator
     from .distributed.launch import device_of
 
-    # First of all: rank 0 waits for it, and cannot be told before that something else has failed.
+    # First of all: rank 0 waits for the connection, and no failure can be reported before it.
     communicator = TorchCommunicator(
         rank, options.tensor_parallel, rendezvous=rendezvous, device=device_of(options, rank)
     )
@@ -293,7 +294,7 @@ def _runner_of_all_ranks(
 
 
 def _model_runner(options: RuntimeOptions, source: "ModelSource", communicator: "Communicator") -> Runner:
-    """The part of a rank."""
+    """Loads the part of a rank."""
     import torch
 
     from .distributed.launch import device_of
@@ -305,10 +306,10 @@ def _model_runner(options: RuntimeOptions, source: "ModelSource", communicator: 
     device: str = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
     if communicator.ranks > 1:
         device = str(device_of(options, communicator.rank))
-    resolve_device(device)  # refused here, before its memory is asked about
+    resolve_device(device)  # refused here, before its memory is measured
     slots = options.pool_tokens + 1 if options.pool_tokens is not None else None
     pool_memory = options.pool_memory
-    if slots is None and pool_memory is None and device == "cpu":  # a GPU's is laid out when the weights are there
+    if slots is None and pool_memory is None and device == "cpu":  # a GPU's is planned once the weights are loaded
         pool_memory = communicator.minimum(
             min(CPU_POOL_BYTES, int(CPU_POOL_SHARE * _free_memory())) // communicator.ranks
         )
@@ -343,7 +344,7 @@ def _model_runner(options: RuntimeOptions, source: "ModelSource", communicator: 
 
 
 def _free_memory() -> int:
-    """Bytes that can be had without swapping; half of all where the system does not tell."""
+    """Returns the bytes available without swapping; half of all memory where the system does not report them."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:

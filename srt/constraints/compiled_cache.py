@@ -1,7 +1,7 @@
-"""The gateway's compiled constraints: kept, shared, and compiled once however many requests ask at the same time.
+"""The gateway's cache of compiled constraints: concurrent requests for equal ones share one compilation.
 
 find ──▶ kept            answered at once
-     ──▶ being compiled  answered with the one who asked first
+     ──▶ being compiled  answered with the first request
      ──▶ new             handed to the compiler
 """
 
@@ -17,7 +17,7 @@ _Key = tuple[ConstraintSpec, str]
 
 @dataclass(slots=True, eq=False)
 class CompileInquiry:
-    """Somebody who waits for a constraint. `forget` when he does not any more."""
+    """A wait for a constraint. `forget` ends it without an answer."""
 
     tell: Callable[[Answer], None]
     wanted: bool = True
@@ -35,13 +35,13 @@ class _CompileWork:
 
 
 class CompiledCache:
-    """Least recently used ones go first. Used from one thread.
+    """Keeps compiled constraints and refusals; evicts the least recently used. Used from one thread.
 
     Args:
-        compiler: does the work.
-        engine: for requests that name none.
-        entries: answers kept, refusals among them; 0 compiles for every request, even for equal ones that come at once.
-        most_bytes: that the kept answers take.
+        compiler: compiles the missing ones.
+        engine: used for requests that name none.
+        entries: kept answers, refusals among them; 0 compiles for every request, even for concurrent equal ones.
+        most_bytes: size of the kept answers.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class CompiledCache:
         return {**self._counters, **self._compiler.counters}
 
     def find(self, spec: ConstraintSpec, salt: str, tell: Callable[[Answer], None]) -> CompileInquiry:
-        """Calls `tell` once, now or later, unless the inquiry is forgotten before.
+        """Finds or compiles a constraint; calls `tell` once, now or later, unless the inquiry is forgotten before.
 
         Raises:
             OverloadedError: too many constraints wait to be compiled.
@@ -95,7 +95,7 @@ class CompiledCache:
     def _learn(self, key: _Key, work: _CompileWork, answer: Answer | None) -> None:
         self._forget(key, work)
         match answer:
-            case None:  # nobody waited any more
+            case None:  # no request waited any more
                 return
             case Compiled():
                 self._keep(key, answer)

@@ -1,8 +1,8 @@
-"""Constraints as programs write them → what the engine enforces. Who does the work is a seam: `ConstraintCompiler`.
+"""Compiles constraints as programs write them for the engine. The seam is `ConstraintCompiler`.
 
-The fronts of `fsm` are pure and may take long, or want much memory, for a source that is made to: the runtime has them
-run in a process that can be killed (compiler_process.py). Tests, simulations and the embedded backend run them where
-they are called, with `InlineCompiler`.
+A hostile source can make the fronts of `fsm` take long or use much memory, so the runtime runs them in a process that
+can be killed (compiler_process.py). Tests, simulations and the in-process backend call them directly, with
+`InlineCompiler`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 _NAMES = {"regex": "regex", "json_schema": "json_schema", "lark": "grammar", "gbnf": "grammar"}
 _LLGUIDANCE_NARROWS = ("properties", "#", "llguidance enforces it: members come in the order of the schema")
-MAX_COMPILED = 16 << 20  # bytes of a grammar; it travels with every request
+MAX_COMPILED = 16 << 20  # bytes of a grammar; it is sent with every request
 
 
 class Compiled(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A constraint that can be enforced.
 
-    `close`: a shortest text that satisfies it; None when the engine cannot tell. Others may have fewer tokens.
-    `unenforced`: (keyword, path) of what a schema demands beyond it. `narrowed`: (keyword, path, how) where it admits
-    less than the schema.
+    `close`: a shortest text that satisfies it, though others may have fewer tokens; None when it is unknown.
+    `unenforced`: (keyword, path) of demands of the schema that it does not enforce. `narrowed`: (keyword, path, how)
+    where it admits less than the schema.
     """
 
     constraint: EngineConstraint
@@ -45,12 +45,12 @@ class Compiled(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     @property
     def nbytes(self) -> int:
-        """About the memory it takes to be kept."""
+        """Approximate size in memory."""
         return len(self.constraint.data) + len(self.close or "") + 500
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A constraint that cannot, and why. `lasting`: the same source is refused again."""
+    """A constraint that cannot be enforced, and why. `lasting`: the same source is refused again."""
 
     message: str
     lasting: bool = True
@@ -67,7 +67,7 @@ class ConstraintCompiler(Protocol):
 
     @property
     def counters(self) -> Counter[str]:
-        """Cumulative."""
+        """Cumulative counters."""
 
     def compile(
         self,
@@ -76,10 +76,10 @@ class ConstraintCompiler(Protocol):
         answer: Callable[[Answer | None], None],
         wanted: Callable[[], bool],
     ) -> None:
-        """Calls `answer` once, now or later on the caller's loop.
+        """Compiles a constraint; calls `answer` once, now or later on the caller's loop.
 
         Args:
-            wanted: asked when the work would begin; without it the answer is None.
+            wanted: called when the work would begin; where it returns False the answer is None.
 
         Raises:
             OverloadedError: too much work is waiting.
@@ -87,7 +87,7 @@ class ConstraintCompiler(Protocol):
 
 
 class InlineCompiler:
-    """Compiles where it is called, without a limit of time."""
+    """Compiles in the caller's thread, without a time limit."""
 
     def __init__(self) -> None:
         self.counters: Counter[str] = Counter()
@@ -103,7 +103,7 @@ class InlineCompiler:
 
 
 def compile_constraint(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled | Refused:
-    """All of the work. `engine`: as the runtime's option says; the request's own choice goes before it."""
+    """Compiles one constraint. `engine`: the runtime's option; the request's own choice takes precedence."""
     if spec.kind == "choices":
         texts = msgspec.json.decode(spec.source, type=list[str])
         spec = msgspec.structs.replace(spec, kind="regex", source=alternatives(texts))
@@ -122,9 +122,9 @@ def compile_constraint(spec: ConstraintSpec, engine: ConstraintEngine) -> Compil
 
 
 def _compile(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled:
-    """Raises ConstraintRefused."""
+    """Compiles with our automata or llguidance. Raises ConstraintRefused."""
     from ...fsm.automaton.automaton import (
-        Automaton,  # here, so that a gateway without constraints starts as fast as before
+        Automaton,  # imported here: a gateway without constraints does not need it
     )
     from ...fsm.engines.selection import compile_source
     from ...fsm.engines.source import Source
@@ -159,13 +159,13 @@ def _compile(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled:
 
 
 def _rehearsed(spec: ConstraintSpec, source: Source, ours: ConstraintRefused | None) -> Compiled:
-    """For llguidance, which has read it here, within this process's limits, before it does so in the engine.
+    """Compiles a constraint for llguidance, which reads it here first, within this process's limits.
 
     Args:
-        ours: why our own automata do not honour it; None when they were not asked.
+        ours: why our own automata do not support it; None when they were not tried.
 
     Raises:
-        ConstraintRefused: llguidance does not honour it, either.
+        ConstraintRefused: llguidance does not support it, either.
     """
     from ...fsm.engines.llguidance_tokens import rehearse
 
@@ -182,10 +182,10 @@ def _rehearsed(spec: ConstraintSpec, source: Source, ours: ConstraintRefused | N
 
 
 def _own_reading(spec: ConstraintSpec, engine: ConstraintEngine, limits: Limits) -> SchemaGrammar | None:
-    """A schema as our automata read it; None where they are not asked, or do not honour it.
+    """Reads a schema with our automata; None where they are not tried, or do not support it.
 
     Raises:
-        ConstraintRefused: it is refused, and llguidance is not asked.
+        ConstraintRefused: it is refused, and llguidance is not tried.
     """
     from ...fsm.errors import Unsupported
     from ...fsm.schema import SchemaOptions, resolved_schema
@@ -202,7 +202,7 @@ def _own_reading(spec: ConstraintSpec, engine: ConstraintEngine, limits: Limits)
 
 
 def _our_refusal(source: Source, limits: Limits) -> ConstraintRefused | None:
-    """Why our own automata do not honour it."""
+    """Returns why our own automata do not support it; None where they do."""
     from ...fsm.engines.selection import own_grammar
 
     try:

@@ -1,7 +1,7 @@
 """The gateway's end of the processes that compile constraints (compiler_worker).
 
-quick   every constraint begins here, and may take a part of a second: real ones do
-slow    those that take longer begin anew here, so that they hold up each other only; started for the first of them
+quick   every constraint begins here, with a fraction of a second: enough for real ones
+slow    longer ones begin anew here, so that they delay each other only; started for the first of them
 """
 
 from collections import Counter
@@ -16,17 +16,17 @@ from ..processes.worker import Cause, Trouble, WorkerProcess
 from .compiler import Answer, Compiled, Refused
 from .compiler_worker import CompileJob
 
-_QUICK_OVERTIME = 0.1  # seconds of CPU time: a job that is ended too early is only begun anew
+_QUICK_OVERTIME = 0.1  # seconds of CPU time: a job that is ended too early just begins anew
 
 _Given = Compiled | Refused | Trouble | None
 
 
 class CompilerProcess:
-    """A `ConstraintCompiler` on one running loop.
+    """Compiles constraints in two processes, as a `ConstraintCompiler` on one running loop.
 
     Args:
-        after: is called when an answer has been given, so that what it led to is sent.
-        worker_limits: of a process that hangs.
+        after: called after each answer, to flush the messages that it led to.
+        worker_limits: limits for processes that hang.
     """
 
     def __init__(
@@ -39,19 +39,19 @@ class CompilerProcess:
 
     @property
     def counters(self) -> Counter[str]:
-        """Of both."""
+        """Counters of both processes."""
         found = Counter(self._quick.counters)
         found.update(self._slow.counters)
         return found
 
     @property
     def process_ids(self) -> list[int]:
-        """Of those that run, the quick one first."""
+        """Ids of the running processes, the quick one first."""
         found = (self._quick.process_id, self._slow.process_id)
         return [process_id for process_id in found if process_id is not None]
 
     def start(self) -> None:
-        """Starts the process before the first constraint comes."""
+        """Starts the quick process before the first constraint comes."""
         self._quick.start()
 
     def compile(
@@ -80,7 +80,7 @@ class CompilerProcess:
         self._quick.submit(quick, hear_quick, wanted, cpu_seconds=quick.seconds)
 
     async def close(self) -> None:
-        """Ends the processes; what waits is never answered."""
+        """Ends the processes; waiting jobs are never answered."""
         await self._quick.close()
         await self._slow.close()
 
@@ -92,7 +92,7 @@ def _worker(after: Callable[[], None], limits: WorkerLimits) -> WorkerProcess[Co
 
 
 def _took_long(given: _Given) -> bool:
-    """It was not finished in its time, and might be in more."""
+    """Returns whether a job ran out of time, and might finish with more."""
     match given:
         case Refused(lasting=lasting):
             return not lasting
@@ -103,7 +103,7 @@ def _took_long(given: _Given) -> bool:
 
 
 def explained(trouble: Trouble, limits: CompilerLimits) -> ConstraintError | BackendError:
-    """The constraint is blamed for what it has used up, and for nothing else."""
+    """Makes the error for a failed job. It blames the constraint only for exceeding its CPU time or memory."""
     not_its_fault = "the constraint is not the cause; send the request again"
     match trouble.cause:
         case Cause.CPU:

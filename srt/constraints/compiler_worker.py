@@ -1,4 +1,4 @@
-"""The process that compiles constraints: one after the other, within limits, and killed when it does not stop."""
+"""The process that compiles constraints: one at a time, within limits; its parent kills it when it does not stop."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ from .compiler import Compiled, Refused, compile_constraint
 
 
 class CompileJob(msgspec.Struct, frozen=True, array_like=True):
-    """`seconds`: of CPU time that it may take."""
+    """A constraint to compile. `seconds`: limit of CPU time."""
 
     spec: ConstraintSpec
     engine: ConstraintEngine
@@ -17,13 +17,13 @@ class CompileJob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _LateError(Exception):
-    """The time of a job is over."""
+    """Raised when the time of a job is over."""
 
 
 def compile_within(job: CompileJob) -> Compiled | Refused:
-    """`compile_constraint`, refused when it takes more CPU time. The main thread's, because of the signal.
+    """Calls `compile_constraint`; refuses when it takes more CPU time. For the main thread, because of the signal.
 
-    Such a refusal is not lasting: the same work takes more CPU time on a machine that does much else.
+    Such a refusal is not lasting: the same work takes more CPU time on a busy machine.
     """
     try:
         with cpu_limit(job.seconds, _LateError):

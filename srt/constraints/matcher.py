@@ -1,19 +1,19 @@
-"""One generation's way through its constraint: which tokens may come, which must, and when to head for the end.
+"""Matches one generation against its constraint: masks tokens, forces tokens, and closes the text in time.
 
 A token is taken in one of three ways, all of them in `settle`:
 
     sampled    under the mask of the state the text is in
     forced     the constraint leaves no choice about the text, and the tokenizer none about its tokens
-    closing    a sampled token would leave too little of max_tokens for the shortest end: that end is taken instead; or
-               it begins a part that need not come (another member, another item), and would leave too little for that
+    closing    a sampled token would leave too little of max_tokens for the shortest end, which is taken instead, also
+               if it begins an optional part (another member, another item) and would leave too little for that
 
-Forced and closing tokens are known beforehand; they wait in `pending`. With jump-forward they are appended without a
-step of their own, without it each takes its step and the sample is overruled: the text is the same by construction.
+Forced and closing tokens are known beforehand and wait in `pending`. With jump-forward they are appended without a step
+of their own. Without it each takes its step and overrules the sample: the text is the same by construction.
 
-An end may be longer than what is left of max_tokens from the first token on, because no shorter one is known. Then
-the model's tokens are taken until an end fits, or the text is cut.
+The shortest known end may be longer than max_tokens from the first token on. Then the model's tokens are taken until an
+end fits, or until the text is cut.
 
-Where a text is complete, a sampled token that is no part of it may end it (`TextState.endings`).
+Where a text is complete, a sampled token that does not belong to it may end it (`TextState.endings`).
 """
 
 from collections import deque
@@ -33,26 +33,27 @@ Mask = NDArray[np.uint32]  # [words] bit t % 32 of word t // 32: token t may com
 
 
 class TextState(Protocol):
-    """Where one text is in its constraint: `fsm.tokens.constraint.ConstraintState`."""
+    """The state of one text in its constraint: `fsm.tokens.constraint.ConstraintState`."""
 
     @property
     def mask(self) -> Mask:
-        """Shared; only after `prepare` has finished."""
+        """The allowed tokens; shared, and valid only after `prepare` has finished."""
 
     @property
     def few(self) -> NDArray[np.int32] | None:
-        """The allowed tokens when they are few; only after `prepare` has finished."""
+        """The allowed tokens when they are few; valid only after `prepare` has finished."""
 
     @property
     def accepting(self) -> bool: ...
 
     @property
     def finished(self) -> bool:
-        """Accepting, and nothing can follow."""
+        """Whether the text is accepted and nothing can follow."""
 
     def prepare(self, fuel: int) -> int | None:
-        """Works on the mask → the fuel that is left, or None when it is not finished. Below 0: work that cannot be
-        interrupted took more than was given."""
+        """Computes the mask → the remaining fuel, or None when it is not finished.
+
+        Below 0: work that cannot be interrupted took more than was given."""
 
     def advance(self, token: int) -> None: ...
 
@@ -61,19 +62,19 @@ class TextState(Protocol):
     def forced_tokens(self) -> list[int]: ...
 
     def closing_tokens(self) -> list[int] | None:
-        """Of a shortest end from here; [] where the text may end, None where no end is known."""
+        """Returns the tokens of a shortest end from here; [] where the text may end, None where no end is known."""
 
     @property
     def closing_bound(self) -> int:
-        """At least the number of `closing_tokens`, and cheap."""
+        """Returns a cheap upper bound of the number of `closing_tokens`."""
 
     @property
     def endings(self) -> Mask | None:
-        """Tokens that end the text, which is complete, without being a part of it. Shared; None without any."""
+        """Tokens that end a complete text without being a part of it. Shared; None without any."""
 
     @property
     def begins_more(self) -> bool:
-        """The last token began a part that need not come."""
+        """Whether the last token began an optional part."""
 
 
 class TokenSet(Protocol):
@@ -90,31 +91,31 @@ class Healing(Protocol):
     """The tokens that may replace the one before the text: `fsm.tokens.healing.Healing`."""
 
     def prepare(self, fuel: int) -> int | None:
-        """As of a TextState."""
+        """Computes the masks, as `TextState.prepare`."""
 
     @property
     def possible(self) -> bool: ...
 
     def mask(self, token: int) -> TokenSet:
-        """Those tokens, and the one that may be replaced."""
+        """Returns those tokens and the one that may be replaced."""
 
 
 class SharedConstraint(Protocol):
-    """What all texts under one constraint share: `fsm.tokens.constraint.Constraint`."""
+    """The part that all texts under one constraint share: `fsm.tokens.constraint.Constraint`."""
 
     @property
     def minimum_tokens(self) -> int:
-        """No text has fewer. Others may have more: the shortest text may not be found."""
+        """Lower bound of the tokens of a text; the shortest text may have more."""
 
     @property
     def nbytes(self) -> int:
-        """About the memory that it takes."""
+        """Approximate size in memory."""
 
     def begin(self, context: bytes = b"", said: bytes = b"") -> TextState:
-        """context: what the token before the text spells; said: the part of it that belongs to the text."""
+        """Starts a text. context: the token before the text; said: its part that belongs to the text."""
 
     def healing(self, said: bytes) -> Healing:
-        """The tokens that may replace one that spells this."""
+        """Finds the tokens that may replace one with this spelling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,22 +123,22 @@ class Boundary:
     """The prompt's last token, dropped to be sampled again among those that may replace it."""
 
     token: int
-    said: bytes  # what it spells
+    said: bytes  # its spelling
     allowed: TokenSet
     constraint: SharedConstraint
     token_bytes: Callable[[int], bytes]
 
     def begin(self, token: int) -> TextState:
-        """The text when it begins inside this token."""
+        """Starts the text inside this token."""
         data = self.token_bytes(token)
         return self.constraint.begin(data, data[len(self.said) :])
 
 
 class Matcher:
-    """Owned by one generation; it moves when a token is settled, and at no other time.
+    """Matches the tokens of one generation, which owns it. Its state changes only in `settle`.
 
     Args:
-        state: at the beginning of the text.
+        state: the state at the beginning of the text.
         eos_ids: tokens with which the model ends its text.
         boundary: None leaves the prompt as it is.
     """
@@ -161,11 +162,11 @@ class Matcher:
     def __init__(self, state: TextState, eos_ids: frozenset[int], boundary: Boundary | None = None) -> None:
         self._state = state
         self._boundary = boundary  # until the first token is settled
-        self._ensured = False  # an end fits, and so it will after every token that is taken
-        self._spare: int | None = None  # tokens that a part which need not come has for itself
+        self._ensured = False  # an end fits, now and after every token to come
+        self._spare: int | None = None  # tokens reserved for an optional part
         self.eos_ids = eos_ids
         self.pending: deque[int] = deque()
-        self.closing = False  # `pending` is the way to the end
+        self.closing = False  # `pending` leads to the end
         self.ended = False  # an end-of-sequence token was taken
         self.forced = 0  # tokens taken from `pending`
         self.was_forced = False  # the last one was
@@ -177,12 +178,12 @@ class Matcher:
 
     @property
     def finished(self) -> bool:
-        """The text is complete, and nothing can follow it; or its shortest end has been reached."""
+        """Whether the text is complete and nothing can follow it, or its shortest end has been reached."""
         return self.ended or self._state.finished or (self.closing and not self.pending)
 
     @property
     def accepting(self) -> bool:
-        """The text satisfies the constraint as it is."""
+        """Whether the text satisfies the constraint as it is."""
         return self.ended or self._state.accepting
 
     @property
@@ -195,11 +196,11 @@ class Matcher:
 
     @property
     def endings(self) -> Mask | None:
-        """Tokens beside those of `mask` that may be sampled, and end the text."""
+        """Tokens outside `mask` that may also be sampled, and end the text."""
         return None if self._boundary is not None or self.pending else self._state.endings
 
     def prepare(self, fuel: int) -> int | None:
-        """Makes ready what the next sample needs → the fuel that is left, or None when more is needed.
+        """Computes the mask of the next sample → the remaining fuel, or None when more is needed.
 
         A mask with one token leaves no choice: the token goes to `pending`.
 
@@ -222,10 +223,10 @@ class Matcher:
         return left
 
     def settle(self, token: int, remaining: int) -> int | None:
-        """Takes a token → the one that is taken, which is another one when `pending` or the budget says so. None: the
-        text is complete, and ends without a further token: the sampled one is none of `mask`, or leaves too little.
+        """Takes a token → the token taken, which differs when `pending` or the budget overrules the sample.
 
-        `error` is set instead of raised: a step has other requests.
+        None: the text is complete and ends without a further token, because the sampled one is outside `mask` or leaves
+        too little. `error` is set instead of raised, because the step has other requests.
 
         Args:
             token: sampled, or the first of `pending`.
@@ -242,7 +243,7 @@ class Matcher:
             return token
 
     def _settle_boundary(self, boundary: Boundary, token: int, remaining: int) -> int:
-        """The first token: the prompt's own again, or one that the text begins inside of."""
+        """Takes the first token: the prompt's own again, or one that contains the beginning of the text."""
         self._boundary = None
         if token != boundary.token:
             before, self._state = self._state, boundary.begin(token)
@@ -283,7 +284,7 @@ class Matcher:
         return endings is not None and _holds(endings, token) and not _holds(self._state.mask, token)
 
     def _close(self) -> int | None:
-        """Heads for the end → its first token; None where the text may end here."""
+        """Switches to the shortest end → its first token; None where the text may end here."""
         self.pending = deque(self._state.closing_tokens() or ())
         self.closing = True
         if not self.pending:
@@ -295,14 +296,14 @@ class Matcher:
         return token
 
     def _may_stay(self, remaining: int) -> bool:
-        """The token that was taken last leaves enough."""
+        """Returns whether the last token leaves enough tokens for an end."""
         if not self._fits(remaining):
             return False
         spare, state = self._spare or 0, self._state
         return self._fits(remaining - spare) or not state.begins_more
 
     def _fits(self, remaining: int) -> bool:
-        """An end from here is known that has at most so many tokens."""
+        """Returns whether an end of at most so many tokens is known."""
         state = self._state
         if state.closing_bound <= remaining:
             return True

@@ -1,8 +1,8 @@
-"""The engine's open constraints: made while steps run, kept for later requests.
+"""The engine's cache of open constraints: opened while steps run, kept for later requests.
 
-To open one takes the vocabulary's trie and the tokenizer, which take a second or two for a large model, and of which
-the tokenizers library holds the interpreter's lock for most: an engine process makes them before it is ready
-(`prepare`), others at the first constrained request.
+Opening one needs the vocabulary's trie and the tokenizer. Making them takes a second or two for a large model, and the
+tokenizers library holds the interpreter lock for most of it. So an engine process makes them before it is ready
+(`prepare`); the in-process backend does so at the first constrained request.
 """
 
 import threading
@@ -15,7 +15,7 @@ from ...fsm.tokens.trie import Trie
 from ..core.messages import EngineConstraint
 from .matcher import SharedConstraint
 
-OPENING_POLL = 0.005  # seconds between looks of an engine that has nothing else to do
+OPENING_POLL = 0.005  # seconds between polls of an otherwise idle engine
 
 KEPT_BYTES = 512 << 20
 
@@ -24,27 +24,27 @@ R = TypeVar("R")
 
 
 class MatcherFactory(Protocol):
-    """A model's vocabulary, ready for constraints."""
+    """Opens constraints for a model's vocabulary."""
 
-    eos_ids: frozenset[int]  # that end a constrained text
+    eos_ids: frozenset[int]  # tokens that end a constrained text
 
     @property
     def jumps_cut(self) -> int:
-        """Forced texts that were sampled, because their usual tokens would have changed the one before them."""
+        """Number of forced texts that were sampled: their usual tokens would have changed the one before."""
 
     @property
     def trie(self) -> Trie:
-        """Of the vocabulary."""
+        """The vocabulary's trie."""
 
     def open(self, compiled: EngineConstraint) -> SharedConstraint:
-        """Raises fsm's ConstraintRefused."""
+        """Opens a constraint. Raises fsm's ConstraintRefused."""
 
     def prepare(self) -> None:
-        """Makes what the first constraint of each engine would make."""
+        """Makes in advance what the first constraint of each kind needs."""
 
 
 class ImmediateExecutor(Executor):
-    """Runs what it is given when it is given it: for tests and for the oracle, which are deterministic."""
+    """Runs work at once in the caller's thread: for tests and for the oracle, which are deterministic."""
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         future: Future[R] = Future()
@@ -56,15 +56,15 @@ class ImmediateExecutor(Executor):
 
 
 class MatcherCache:
-    """Least recently used ones go first; a constraint in use lives on with its users.
+    """Keeps open constraints; evicts the least recently used. An evicted one lives on while requests use it.
 
     Args:
-        load: makes the opener; called once, unless it fails.
-        executor: runs it, and opens constraints; of one thread, or ImmediateExecutor.
-        slow: opens what llguidance reads, which may take seconds, so that nothing else waits for that; of one thread,
-            or ImmediateExecutor.
+        load: makes the matcher factory; called once, unless it fails.
+        executor: runs `load` and opens constraints; one thread, or ImmediateExecutor.
+        slow: opens constraints of llguidance, which may take seconds, so that others do not wait; one thread, or
+            ImmediateExecutor.
         entries: constraints kept; 0 opens one for every request.
-        most_bytes: that the kept ones take, as far as is known when another one is asked for; they grow with use.
+        most_bytes: size of the kept ones, measured when another one is requested; they grow with use.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class MatcherCache:
         return self._opener.jumps_cut if self._opener is not None else 0
 
     def find(self, compiled: EngineConstraint, salt: str) -> Future[tuple[SharedConstraint, frozenset[int]]]:
-        """The constraint, and the tokens that may end its texts."""
+        """Returns the constraint, and the tokens that may end its texts."""
         key = (compiled.digest, salt)
         future = self._open.get(key)
         if future is not None and not (future.done() and future.exception() is not None):
@@ -106,16 +106,15 @@ class MatcherCache:
         return future
 
     def trie(self) -> Future[Trie]:
-        """Of the vocabulary."""
+        """Returns the vocabulary's trie."""
         return self._executors["fsm"].submit(lambda: self._loaded().trie)
 
     def prepare(self) -> Future[None]:
-        """Makes the opener, and what the first constraints would make, before they come. What fails here is tried again
-        for them."""
+        """Makes the factory, and what the first constraints need, before they come. They repeat what fails here."""
         return self._executors["llguidance"].submit(lambda: self._loaded().prepare())
 
     def _make_room(self) -> None:
-        """For one more."""
+        """Evicts until one more fits."""
         taken = sum(map(_size, self._open.values()))
         while self._open and (len(self._open) >= self._entries or taken > self._most_bytes):
             taken -= _size(self._open.popitem(last=False)[1])
@@ -125,7 +124,7 @@ class MatcherCache:
         return opener.open(compiled), opener.eos_ids
 
     def _loaded(self) -> MatcherFactory:
-        """On the executors only."""
+        """Returns the factory; makes it at the first call. Runs on the executors only."""
         with self._loading:
             if self._opener is None:
                 self._opener = self._load()

@@ -1,4 +1,4 @@
-"""A model's vocabulary, ready for constraints: its trie and masks, and the tokenizer that knows the usual tokens."""
+"""Opens constraints for a model's vocabulary: holds its trie and masks, and the tokenizer for forced texts."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,20 +24,20 @@ _ENOUGH = 1 << 30  # of a mask's fuel
 
 
 class VocabularyMatcherFactory:
-    """Made once: about half a second for 262,144 tokens, beside what its tokenizer takes.
+    """Opens constraints. Made once: about half a second for 262,144 tokens, without its tokenizer.
 
     Args:
-        open_tokenizer: the model's own.
+        open_tokenizer: opens the model's own.
         vocab_size: width of the model's logits.
-        walk: through the trie; None takes numpy's.
-        folder: keeps the trie for the next time; None makes it anew.
+        walk: walks the trie; None takes numpy's.
+        folder: keeps the trie for the next start; None makes it anew.
     """
 
     def __init__(
         self, open_tokenizer: Callable[[], Tokenizer], vocab_size: int, *, walk: Walk | None, folder: Path | None
     ) -> None:
         tokenizer = open_tokenizer()
-        size = min(tokenizer.vocab_size, vocab_size)  # a model may lack some
+        size = min(tokenizer.vocab_size, vocab_size)  # a model may lack some tokens
         self.eos_ids = frozenset(token for token in tokenizer.eos_ids if token < vocab_size)
         self._tokenizer = tokenizer
         vocabulary = Vocabulary(
@@ -69,7 +69,7 @@ class VocabularyMatcherFactory:
                 assert_never(compiled.engine)
 
     def prepare(self) -> None:
-        """Opens constraints whose masks take every way through the vocabulary, and makes llguidance's view of it."""
+        """Opens constraints whose masks walk the whole vocabulary, and makes llguidance's view of it."""
         plain = Repeat(Chars(((0x20, 0x10FFFF),)))
         for language in (Literal(b"a"), Repeat(Chars(((0x30, 0x7A),))), Concat((Literal(b'"'), Spelled(plain)))):
             state = self._engines.open_grammar(Grammar(language)).begin(b"a")
@@ -81,7 +81,7 @@ class VocabularyMatcherFactory:
 
 
 def _read_ours(path: Path) -> bytes:
-    """A file that no other user can have written. Raises OSError for any other."""
+    """Reads a file that no other user can have written. Raises OSError for any other."""
     try:
         return read_trusted(path)
     except ModelError as error:

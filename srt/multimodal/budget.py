@@ -1,4 +1,4 @@
-"""What pictures may take and cost, as far as it is known before any of them is decoded."""
+"""Checks media and bounds their tokens before any of them is decoded."""
 
 from collections.abc import Sequence
 
@@ -9,14 +9,15 @@ from .format import PictureFormat, picture_tokens_at
 
 
 def most_tokens(form: PictureFormat) -> int:
-    """Of a picture, or of a frame of a clip, with the text around it. A picture of a grid's own proportions has no
-    padding that could be left out, so the most is among those."""
+    """Returns the largest number of tokens of a picture, or of a frame of a clip, with the text around it.
+
+    A picture with a grid's own proportions has no padding to leave out, so the maximum is among those."""
     tiles = max((picture_tokens_at(form, width, height) for height, width in form.grids), default=form.tile_tokens)
     return max(tiles, form.tile_tokens) + len((form.before + form.after).encode())
 
 
 def check_media(media: Sequence[Media], form: PictureFormat, limits: PictureLimits) -> None:
-    """Of one prompt.
+    """Checks the media of one prompt.
 
     Raises:
         ParameterError: media of a wrong kind or number of frames.

@@ -1,14 +1,14 @@
-"""The gateway's pictures: decoded once however many requests show them, numbered, and brought to the engine.
+"""The gateway's picture cache: decodes each picture once, numbers it, and sends it to the engine.
 
     bytes ──SHA-256──▶ source ──decoder──▶ keys ──▶ pictures ──▶ the engine, before the first message that holds one
       (salt, kind, frames, digest)      (salt, key) → number
 
-What bytes decode to is remembered under a digest that is computed here. A picture's number belongs to its decoded
+Decoded pictures are found by a digest of the bytes, computed here. A picture's number belongs to its decoded
 pixels, so two files of equal pixels have one number, and no number is given twice. Nothing is shared between salts.
 
-A picture is there as long as its raster lies here or at the engine. The least recently used rasters go first. A picture
-that no request in flight holds is then forgotten at the engine too; one that is held, and that the engine has, is
-forgotten when it is let go.
+A picture is present as long as its raster is here or at the engine. The least recently used rasters are evicted first.
+A picture that no request in flight holds is then forgotten at the engine too; one that is held, and that the engine
+has, is forgotten when it is released.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -32,7 +32,7 @@ _Identity = tuple[str, bytes]  # salt, key
 
 @dataclass(slots=True, eq=False)
 class Picture:
-    """A picture that prompts may show. It is the cache's: others read `number` and `tokens`."""
+    """A picture that prompts may show. The cache owns it; others read `number` and `tokens`."""
 
     identity: _Identity
     number: int
@@ -41,12 +41,12 @@ class Picture:
     raster: Raster | None  # None: only the engine has it
     holders: int = 0  # requests in flight
     at_engine: bool = False
-    doubtful: bool = False  # whether it is there
+    doubtful: bool = False  # the engine may not have it
 
 
 @dataclass(slots=True, eq=False)
 class PictureInquiry:
-    """Somebody who waits for pictures. `forget` when he does not any more."""
+    """A wait for pictures. `forget` ends it without an answer."""
 
     tell: Callable[[tuple[Picture, ...] | UmbelError], None]
     wanted: bool = True
@@ -57,7 +57,7 @@ class PictureInquiry:
 
 @dataclass(slots=True, eq=False)
 class _DecodeWork:
-    size: int  # bytes that wait
+    size: int  # bytes to be decoded
     inquiries: list[PictureInquiry] = field(default_factory=list)
 
     def wanted(self) -> bool:
@@ -65,12 +65,12 @@ class _DecodeWork:
 
 
 class PictureCache:
-    """Used from one thread.
+    """Keeps decoded pictures by number, and tracks which of them the engine has. Used from one thread.
 
     Args:
-        form: how the model takes pictures.
-        decoder: does the work.
-        digests: identify what is to be decoded.
+        form: the model's picture format.
+        decoder: decodes media.
+        digests: computes the digests of media.
     """
 
     def __init__(self, form: PictureFormat, decoder: PictureDecoder, digests: Digests, limits: PictureLimits) -> None:
@@ -79,7 +79,7 @@ class PictureCache:
         self.limits = limits
         self._decoder = decoder
         self._sources: OrderedDict[_Source, tuple[_Identity, ...] | RefusedMedia] = OrderedDict()
-        self._pictures: OrderedDict[_Identity, Picture] = OrderedDict()  # those that are there
+        self._pictures: OrderedDict[_Identity, Picture] = OrderedDict()  # those present
         self._numbers: OrderedDict[_Identity, int] = OrderedDict()
         self._next_number = 0
         self._works: dict[_Source, _DecodeWork] = {}
@@ -98,9 +98,9 @@ class PictureCache:
     # ------------------------------------------------------------------ from media to pictures
 
     def find(self, media: Media, salt: str, tell: Callable[[tuple[Picture, ...] | UmbelError], None]) -> PictureInquiry:
-        """The picture, or the frames of the clip. Calls `tell` once, now or later, unless the inquiry is forgotten
-        before: with ParameterError when the digest is not that of the bytes, with OverloadedError when too much waits.
-        """
+        """Finds or decodes a picture, or the frames of a clip; calls `tell` once, now or later, unless it is forgotten.
+
+        The error is ParameterError when the digest is not that of the bytes, OverloadedError when too much waits."""
         inquiry = PictureInquiry(tell)
         size = len(media.data)
         if self._waiting_bytes + size > self.limits.waiting_bytes:
@@ -139,7 +139,7 @@ class PictureCache:
             self._begin(source, media, inquiry)
 
     def _known(self, source: _Source) -> tuple[Picture, ...] | UmbelError | None:
-        """None: it has to be decoded, perhaps again."""
+        """Returns the kept answer; None when the source has to be decoded, perhaps again."""
         found = self._sources.get(source)
         if found is None:
             return None
@@ -168,7 +168,7 @@ class PictureCache:
             del self._works[source]
         salt = source[0]
         match answer:
-            case None:  # nobody waited any more
+            case None:  # no request waited any more
                 return
             case Decoded(decoded):
                 self._counters["pictures_decoded"] += len(decoded)
@@ -184,7 +184,7 @@ class PictureCache:
         self._trim()
 
     def _told(self, salt: str, answer: Answer) -> tuple[Picture, ...] | UmbelError:
-        """For each who waits anew: whoever was told before may have let the pictures go, and they may have fallen."""
+        """Makes the answer for one waiting request; an earlier one may have released the pictures already."""
         match answer:
             case Decoded(decoded):
                 return self._admitted(tuple(self._put(salt, picture) for picture in decoded))
@@ -200,7 +200,7 @@ class PictureCache:
             self._sources.popitem(last=False)
 
     def _put(self, salt: str, decoded: DecodedPicture) -> Picture:
-        """What has been decoded, or the same picture that was there already."""
+        """Adds a decoded picture, or returns the equal one that is present."""
         identity, raster = (salt, decoded.key), decoded.raster
         picture = self._pictures.get(identity)
         if picture is None:
@@ -213,7 +213,7 @@ class PictureCache:
         return picture
 
     def _number(self, identity: _Identity) -> int:
-        """The one it had before, or a new one."""
+        """Returns the number that the picture had before, or a new one."""
         number = self._numbers.get(identity)
         if number is None:
             assert self._next_number < PICTURE_BASE, "a thousand pictures a second would take twelve days"
@@ -225,7 +225,7 @@ class PictureCache:
         return number
 
     def _admitted(self, pictures: tuple[Picture, ...]) -> tuple[Picture, ...] | OverloadedError:
-        """Unless requests in flight would hold too much."""
+        """Returns the pictures, or an error if requests in flight would hold too much."""
         more = sum(picture.size for picture in set(pictures) if not picture.holders)
         if not more or self._held_bytes + more <= self.limits.held_bytes:
             return pictures
@@ -237,7 +237,7 @@ class PictureCache:
     # ------------------------------------------------------------------ who needs them
 
     def hold(self, pictures: Sequence[Picture]) -> None:
-        """A request needs them, until they are let go."""
+        """Keeps pictures for a request, until `release`."""
         for picture in pictures:
             if not picture.holders:
                 self._held_bytes += picture.size
@@ -254,7 +254,7 @@ class PictureCache:
         self._trim()
 
     def _trim(self) -> None:
-        """Rasters beyond the limit go. Those that a request needs here, because the engine has none, stay."""
+        """Evicts rasters beyond the limit, except those of held pictures that the engine does not have."""
         if self._bytes <= self.limits.cache_bytes:
             return
         for picture in tuple(self._pictures.values()):
@@ -268,7 +268,7 @@ class PictureCache:
                 return
 
     def _fall(self, picture: Picture) -> None:
-        """It is not there any more."""
+        """Removes a picture, and has the engine forget it."""
         del self._pictures[picture.identity]
         if picture.at_engine:
             picture.at_engine = False
@@ -277,7 +277,7 @@ class PictureCache:
     # ------------------------------------------------------------------ the engine
 
     def upload(self, pictures: Sequence[Picture], send: Callable[[EnginePicture | EngineForget], None]) -> None:
-        """Sends what the engine has to have before a message that holds these.
+        """Sends the engine the pictures it lacks, before a message that uses them.
 
         Raises:
             EngineError: the engine that had one is gone, and its raster is too.
@@ -293,18 +293,18 @@ class PictureCache:
             self._counters["pictures_sent"] += 1
 
     def doubt(self, pictures: Sequence[Picture]) -> None:
-        """The engine has failed a request with these: perhaps it has not got them, so they are sent again next time."""
+        """Sends pictures again next time: the engine failed a request with them, perhaps because it lacks them."""
         for picture in pictures:
             picture.doubtful = True
 
     def send_forgotten(self, send: Callable[[EngineForget], None]) -> None:
-        """Sends which pictures the engine will not be asked for again."""
+        """Tells the engine which pictures no later message uses."""
         while self._forgotten:
             send(EngineForget(self._forgotten[0]))
             self._forgotten.popleft()
 
     def engine_lost(self) -> None:
-        """It has no pictures any more: each is sent again when it is next needed."""
+        """Notes that the engine has lost all pictures: each is sent again when it is next needed."""
         self._forgotten.clear()
         for picture in tuple(self._pictures.values()):
             picture.at_engine = False

@@ -1,9 +1,9 @@
-"""The bytes of a clip → some of its frames.
+"""Decodes some frames of a clip.
 
 Frames are taken evenly: of a clip of N frames the k-th of n is frame ⌊k · (N − 1) / (n − 1)⌋, counted from 0, so the
 first is the first one and the last is the last one; of one it is the first. A clip is read twice: once for the times of
-its frames, which decodes nothing, and once from keyframe to keyframe, which decodes what lies between a keyframe and a
-frame that is wanted.
+its frames, which decodes nothing, and once from keyframe to keyframe, which decodes from a keyframe to each wanted
+frame.
 """
 
 import bisect
@@ -31,13 +31,13 @@ _TURNS = {90: Image.Transpose.ROTATE_90, 180: Image.Transpose.ROTATE_180, 270: I
 
 
 def frames_of(data: bytes, count: int, limits: PictureLimits) -> Iterator[Image.Image]:
-    """So many frames in mode RGB, in their order.
+    """Yields `count` frames in mode RGB, in order.
 
     Raises:
         CapabilityError: PyAV is not installed.
         ParameterError: bytes that are no clip, or one without pictures or with fewer frames.
         RequestError: frames that are too large, or too many of them to look through.
-        Exception: whatever PyAV raises for a clip that is damaged.
+        Exception: any error of PyAV for a damaged clip.
     """
     load_library()
     container = _container(data)
@@ -61,18 +61,18 @@ def frames_of(data: bytes, count: int, limits: PictureLimits) -> Iterator[Image.
 
 
 def load_library() -> None:
-    """Raises CapabilityError when it is not there."""
+    """Imports PyAV. Raises CapabilityError when it is not installed."""
     try:
         import av
 
-        av.logging.set_level(None)  # what it thinks of a file is for nobody
+        av.logging.set_level(None)  # no log lines about files of clients
     except ImportError:
         raise CapabilityError("video() needs PyAV, which is not installed; run: pip install 'umbel[video]'") from None
 
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Of a clip's frames, in its own unit.
+    """Times of a clip's frames, in its own unit.
 
     `known`: every frame has a time of its own. Otherwise they are counted.
     """
@@ -83,13 +83,13 @@ class _Times:
 
 
 def _as_image(frame: "VideoFrame") -> Image.Image:
-    """In colours. PyAV's own way there copies all pixels once more."""
+    """Converts a frame to RGB. PyAV's own conversion copies all pixels once more."""
     (plane,) = frame.reformat(format="rgb24").planes
     return Image.frombytes("RGB", (frame.width, frame.height), memoryview(plane), "raw", "RGB", plane.line_size, 1)
 
 
 def _container(data: bytes) -> str:
-    """The name of the reader. Read from the first bytes: a file never chooses among all readers there are."""
+    """Returns the name of the reader, from the first bytes: a file never chooses among all available readers."""
     if data[4:8] in _MOVIE_BOXES:
         return "mov"
     if data[:4] == b"\x1aE\xdf\xa3":
@@ -136,7 +136,7 @@ def _times(opened: "InputContainer", stream: "VideoStream", limits: PictureLimit
     keyframes: list[int] = []
     known = True
     for packet in opened.demux(stream):
-        if not packet.size:  # the last one, which asks for what is left
+        if not packet.size:  # the last one, which flushes the decoder
             continue
         if len(shown) >= limits.most_packets:
             raise RequestError(f"video() has more than {limits.most_packets} frames; cut out the part that matters")
@@ -151,8 +151,9 @@ def _times(opened: "InputContainer", stream: "VideoStream", limits: PictureLimit
 def _decoded(
     opened: "InputContainer", stream: "VideoStream", times: _Times, wanted: list[int]
 ) -> Iterator["VideoFrame"]:
-    """The frames with these indices, which ascend. Some containers say that there are frames which nobody is to see:
-    where one does not come, the one before it is taken, unless that was taken already."""
+    """Yields the frames with these ascending indices.
+
+    Some containers list frames that are not shown: the one before is taken instead, unless it was taken already."""
     coming = opened.decode(stream)
     at = taken = -1  # indices of the last frame that was decoded, and that was taken
     last: VideoFrame | None = None
@@ -170,7 +171,7 @@ def _decoded(
 
 
 def _keyframe_between(times: _Times, at: int, index: int) -> bool:
-    """Whether decoding can begin anew behind the frame that was decoded last, and before the one that is wanted."""
+    """Returns whether a keyframe lies after the frame decoded last and not after the wanted one."""
     if index <= at + 1:
         return False
     before = times.shown[at] if at >= 0 else times.shown[0]

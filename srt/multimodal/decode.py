@@ -1,8 +1,8 @@
-"""Media as programs send them → what the cache keeps: rasters, and what says whether two of them are the same picture.
+"""Decodes media as programs send them → rasters for the cache, and keys that are equal for equal pictures.
 
-Libraries that read pictures of strangers may take long, or much memory, or die of them: the runtime has them run in a
-process that can be killed (decode_process.py). Tests, simulations and the embedded backend run them where they are
-called, with `InlineDecoder`. Who does it is a seam: `PictureDecoder`.
+Libraries that read untrusted pictures may take long, use much memory, or crash, so the runtime runs them in a process
+that can be killed (decode_process.py). Tests, simulations and the in-process backend call them directly, with
+`InlineDecoder`. The seam is `PictureDecoder`.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from .format import PictureFormat, Raster, frame_format
 
 
 class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
-    """`frames`: of a clip, so many pictures are made."""
+    """Media to decode. `frames`: number of pictures to take from a clip."""
 
     kind: Literal["image", "video"]
     data: bytes
@@ -27,12 +27,12 @@ class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def seconds(self) -> float:
-        """Of CPU time."""
+        """Limit of CPU time."""
         return self.limits.clip_seconds if self.kind == "video" else self.limits.picture_seconds
 
 
 class DecodedPicture(msgspec.Struct, frozen=True, array_like=True):
-    """`key`: SHA-256 of its pixels and of how they are prepared, see keys.py."""
+    """A decoded picture. `key`: SHA-256 of its pixels and their preparation, see `stills.key_of`."""
 
     key: bytes
     raster: Raster
@@ -63,15 +63,15 @@ class PictureDecoder(Protocol):
     counters: Counter[str]
 
     def decode(self, job: DecodeJob, answer: Callable[[Answer | None], None], wanted: Callable[[], bool]) -> None:
-        """Calls `answer` once, now or later on the caller's loop.
+        """Decodes media; calls `answer` once, now or later on the caller's loop.
 
         Args:
-            wanted: asked when the work would begin; without it the answer is None.
+            wanted: called when the work would begin; where it returns False the answer is None.
         """
 
 
 class InlineDecoder:
-    """Decodes where it is called, without a limit of time or memory."""
+    """Decodes in the caller's thread, without a limit of time or memory."""
 
     def __init__(self) -> None:
         self.counters: Counter[str] = Counter()
@@ -81,7 +81,7 @@ class InlineDecoder:
 
 
 def decode_media(job: DecodeJob) -> Decoded | RefusedMedia:
-    """All of the work. Whatever the bytes are, it ends with an answer, and what a library said is not in it."""
+    """Decodes media. Any bytes lead to an answer, without the messages of libraries."""
     try:
         return Decoded(_clip(job) if job.kind == "video" else _still(job))
     except UmbelError as error:

@@ -11,11 +11,11 @@ from .decode import Answer, Decoded, DecodeJob, RefusedMedia, too_long, too_much
 
 
 class DecoderProcess:
-    """A `PictureDecoder` on one running loop.
+    """Decodes pictures in a process, as a `PictureDecoder` on one running loop.
 
     Args:
-        after: is called when an answer has been given, so that what it led to is sent.
-        worker_limits: of a process that hangs.
+        after: called after each answer, to flush the messages that it led to.
+        worker_limits: limits for a process that hangs.
     """
 
     def __init__(
@@ -34,23 +34,23 @@ class DecoderProcess:
     def decode(self, job: DecodeJob, answer: Callable[[Answer | None], None], wanted: Callable[[], bool]) -> None:
         what, late, large = job.kind, too_long(job), too_much_memory(job)
 
-        def hear(given: Decoded | RefusedMedia | Trouble | None) -> None:  # it keeps no bytes of the job
+        def hear(given: Decoded | RefusedMedia | Trouble | None) -> None:  # does not hold the job's bytes
             answer(explained(given, what, late, large) if isinstance(given, Trouble) else given)
 
         self._worker.submit(job, hear, wanted, cpu_seconds=job.seconds + self._limits.library_seconds)
 
     async def close(self) -> None:
-        """Ends the process; what waits is never answered."""
+        """Ends the process; waiting jobs are never answered."""
         await self._worker.close()
 
 
 def explained(trouble: Trouble, what: str, late: str, large: str) -> RequestError | BackendError:
-    """The picture is blamed for what it has used up, and for nothing else.
+    """Makes the error for a failed job. It blames the picture only for exceeding its CPU time or memory.
 
     Args:
         what: "image" or "video".
-        late: what is said of one that takes too long.
-        large: what is said of one that takes too much memory.
+        late: message for one that takes too long.
+        large: message for one that takes too much memory.
     """
     not_its_fault = f"the {what} is not the cause; send the request again"
     match trouble.cause:

@@ -1,4 +1,4 @@
-"""The process that decodes pictures and clips: one after the other, within limits, and killed when it does not stop."""
+"""The process that decodes pictures and clips: one at a time, within limits; killed if it does not stop."""
 
 import contextlib
 
@@ -9,14 +9,14 @@ from .decode import Decoded, DecodeJob, RefusedMedia, decode_media, too_long
 
 
 class Decoder:
-    """Loads the library for clips when the first one comes: it is large, and most programs show none."""
+    """Decodes media; loads the library for clips with the first one: it is large, and most programs show none."""
 
     def __init__(self, limits: PictureLimits) -> None:
         self._limits = limits
         self._clips = False
 
     def load(self) -> None:
-        with contextlib.suppress(ImportError):  # said when a picture comes
+        with contextlib.suppress(ImportError):  # reported when a picture comes
             from . import prepare, stills  # noqa: F401
         limit_memory(self._limits.memory)
 
@@ -33,17 +33,17 @@ class Decoder:
         try:
             load_library()
         except CapabilityError:
-            return  # said when the clip is opened
+            return  # reported when the clip is opened
         finally:
             limit_memory(self._limits.memory)
 
 
 class _DecodeLateError(Exception):
-    """The time of a job is over."""
+    """Raised when the time of a job is over."""
 
 
 def decode_within(job: DecodeJob, seconds: float) -> Decoded | RefusedMedia:
-    """`decode_media`, refused when it takes more CPU time. The main thread's, because of the signal."""
+    """Calls `decode_media`; refuses when it takes more CPU time. For the main thread, because of the signal."""
     late = False
 
     def expire() -> _DecodeLateError:
@@ -54,7 +54,7 @@ def decode_within(job: DecodeJob, seconds: float) -> Decoded | RefusedMedia:
     try:
         with cpu_limit(seconds, expire):
             answer = decode_media(job)
-    except _DecodeLateError:  # it expired outside of what refuses
+    except _DecodeLateError:  # raised outside of the inner handler
         pass
     return RefusedMedia(RequestError.__name__, too_long(job)) if late else answer
 

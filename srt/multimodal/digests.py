@@ -1,4 +1,4 @@
-"""SHA-256 of media: small ones where they are asked for, large ones beside the loop, which serves others meanwhile."""
+"""Computes SHA-256 of media: small ones at once, large ones in a thread, so that the loop goes on."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,21 +13,21 @@ class Digests(Protocol):
     """Computes digests, one after the other."""
 
     def compute(self, data: bytes, tell: Callable[[bytes], None]) -> None:
-        """Calls `tell` once, now or later on the caller's loop."""
+        """Computes a digest; calls `tell` once, now or later on the caller's loop."""
 
 
 class InlineDigests:
-    """Computes them where they are asked for."""
+    """Computes digests in the caller's thread."""
 
     def compute(self, data: bytes, tell: Callable[[bytes], None]) -> None:
         tell(sha256(data).digest())
 
 
 class ThreadedDigests:
-    """On the running loop, with a thread for large ones.
+    """Computes digests on the running loop, large ones in a thread.
 
     Args:
-        after: is called when the thread has told one, so that what it led to is sent.
+        after: called after each answer of the thread, to flush the messages that it led to.
     """
 
     def __init__(self, after: Callable[[], None]) -> None:

@@ -1,6 +1,6 @@
-"""How a model takes a picture: as one tile of fixed size, or as an overview and the tiles of a grid ("anyres").
+"""The picture format of a model: one tile of fixed size, or an overview and the tiles of a grid ("anyres").
 
-What is said here crosses process boundaries and decides how many tokens a picture has before a pixel of it is decoded.
+The format crosses process boundaries. It fixes the number of tokens of a picture before its pixels are decoded.
 
                   pad to a square   resize        crop around the middle
     fixed     ──▶ (pad_colour)  ──▶ (resize)  ──▶ to the tile             ──▶ 1 tile
@@ -17,11 +17,11 @@ import msgspec
 Layout = Literal["fixed", "anyres"]
 Resample = Literal["lanczos", "bilinear", "bicubic", "box", "hamming"]
 
-_VERSION = 1  # of what `prepare` makes of a picture and its format
+_VERSION = 1  # of the output of `prepare` for a picture and its format
 
 
 class PictureFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sizes are pixels, height before width.
+    """The picture format of a model. Sizes are pixels, height before width.
 
     Attributes:
         tile_tokens: tokens of one tile, all together.
@@ -47,13 +47,13 @@ class PictureFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def fingerprint(self) -> str:
-        """Of everything that decides which pixels the model sees, and in which layout."""
+        """Returns a digest of everything that decides which pixels the model sees, and in which layout."""
         pixels = msgspec.structs.replace(self, before="", after="")
         return sha256(f"{_VERSION}/".encode() + msgspec.msgpack.encode(pixels)).hexdigest()
 
 
 class Raster(msgspec.Struct, frozen=True, array_like=True):
-    """A picture as a tower sees it: see `engine_protocol.EnginePicture`, which carries these fields."""
+    """A picture as a tower sees it: the fields of `core.messages.EnginePicture`."""
 
     tokens: int
     width: int
@@ -66,7 +66,7 @@ class Raster(msgspec.Struct, frozen=True, array_like=True):
 
 
 def picture_tokens_at(form: PictureFormat, width: int, height: int) -> int:
-    """Tokens of a picture of `width` × `height` pixels."""
+    """Returns the number of tokens of a picture of `width` × `height` pixels."""
     if form.layout == "fixed":
         return form.tile_tokens
     grid_height, grid_width = best_grid(form.grids, width, height)
@@ -75,12 +75,12 @@ def picture_tokens_at(form: PictureFormat, width: int, height: int) -> int:
 
 
 def frame_format(form: PictureFormat) -> PictureFormat:
-    """Of the frames of a clip: a grid for each of them would fill the context, so they are overviews only."""
+    """Returns the format of the frames of a clip: overviews only, because grids would fill the context."""
     return msgspec.structs.replace(form, layout="fixed", grids=())
 
 
 def best_grid(grids: Sequence[tuple[int, int]], width: int, height: int) -> tuple[int, int]:
-    """The grid (height, width) that shows most of the picture's pixels; of equals the one with least padding.
+    """Returns the grid (height, width) that shows most of the picture's pixels; of equals the one with least padding.
 
     As LLaVA-NeXT chooses (transformers: select_best_resolution); the first of those that are equal in both.
     """
@@ -94,8 +94,7 @@ def best_grid(grids: Sequence[tuple[int, int]], width: int, height: int) -> tupl
 
 
 def unpadded(rows: int, columns: int, width: int, height: int) -> tuple[int, int, int, int]:
-    """Of a grid of patches into which a picture of `width` × `height` was fitted: the [top, bottom) and [left, right)
-    that show it.
+    """Returns the patches [top, bottom) and [left, right) of a grid that show a picture of `width` × `height`.
 
     As LLaVA-NeXT cuts (transformers: unpad_image): equally much on both sides, so that a patch of padding may stay.
     """
@@ -109,5 +108,5 @@ def unpadded(rows: int, columns: int, width: int, height: int) -> tuple[int, int
 
 
 def anyres_tokens(rows: int, columns: int) -> int:
-    """Of the part of a grid that shows the picture: one for each patch, and one at the end of each row."""
+    """Returns the tokens of the part of a grid that shows the picture: one per patch, and one at each row's end."""
     return rows * (columns + 1)

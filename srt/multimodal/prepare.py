@@ -1,9 +1,9 @@
-"""A decoded picture → the tiles that a model's tower sees, as transformers' PIL-based image processors make them.
+"""Makes the tiles of a decoded picture for a model's tower, as transformers' PIL-based image processors do.
 
-The pixels are theirs bit by bit, with two exceptions. Where resizing by the shorter side would make a strip of more
-than `STRIP_PIXELS` of which the crop keeps the middle, and where padding a tall picture would make a square of more
-than `SQUARE_PIXELS`, only the part that matters is computed: from a box, which PIL keeps in single precision, so that a
-value may differ by one.
+The pixels are equal to theirs bit by bit, with two exceptions. Where resizing by the shorter side would make a strip of
+more than `STRIP_PIXELS` of which the crop keeps the middle, and where padding a tall picture would make a square of
+more than `SQUARE_PIXELS`, only the part that is kept is computed. PIL holds its box in single precision, so a value may
+differ by one.
 """
 
 import math
@@ -26,9 +26,9 @@ BAND_PIXELS = 1 << 20  # of a padded square that is never whole in memory
 
 
 def prepare(image: Image.Image, form: PictureFormat) -> Raster:
-    """The picture's tiles: the overview, then those of its grid, row by row.
+    """Makes the picture's tiles: the overview, then those of its grid, row by row.
 
-    Beside the picture it needs some megabytes, or a strip of the tile's width and the picture's longer side.
+    It needs the picture and some megabytes, or a strip of the tile's width and the picture's longer side.
 
     Args:
         image: mode RGB, at least one pixel.
@@ -53,7 +53,7 @@ def prepare(image: Image.Image, form: PictureFormat) -> Raster:
 
 
 def _overview(image: Image.Image, form: PictureFormat) -> Image.Image:
-    """The whole picture as one tile."""
+    """Makes one tile of the whole picture."""
     resample = FILTERS[form.resample]
     if form.pad_colour is not None and image.width != image.height:
         assert form.resize is not None, "a square as large as the picture's longer side might fill the memory"
@@ -69,7 +69,7 @@ def _overview(image: Image.Image, form: PictureFormat) -> Image.Image:
 
 
 def _cropped(image: Image.Image, width: int, height: int) -> Image.Image:
-    """The middle; black around an image that is smaller. Odd differences are rounded as numpy's // does."""
+    """Crops the middle; adds black around a smaller image. Odd differences are rounded as numpy's // does."""
     left, top = (image.width - width) // 2, (image.height - height) // 2
     return image.crop((left, top, left + width, top + height))
 
@@ -77,7 +77,7 @@ def _cropped(image: Image.Image, width: int, height: int) -> Image.Image:
 def _resized_by_shorter_side(
     image: Image.Image, side: int, crop_width: int, crop_height: int, resample: Image.Resampling
 ) -> Image.Image:
-    """Keeps the proportions. Of a strip that is too long for the memory, the part in which the crop lies."""
+    """Resizes with equal proportions. A strip that is too large for memory is resized only where the crop lies."""
     width, height = image.size
     long = int(side * max(image.size) / min(image.size))
     size = (side, long) if width <= height else (long, side)
@@ -97,7 +97,7 @@ def _resized_by_shorter_side(
 def _surroundings(
     box: tuple[float, float, float, float], size: tuple[int, int], margin: int
 ) -> tuple[int, int, int, int]:
-    """Whole pixels of an image of (width, height): the box and `margin` around it, as far as there are any."""
+    """Returns the box in whole pixels with `margin` around it, within an image of (width, height)."""
     return (
         max(0, math.floor(box[0]) - margin),
         max(0, math.floor(box[1]) - margin),
@@ -107,17 +107,17 @@ def _surroundings(
 
 
 def _same_parity(kept: int, whole: int) -> int:
-    """The middle of the middle is the middle only if nothing is rounded twice."""
+    """Rounds `kept` up to the parity of `whole`: cropping twice to the middle must not round twice."""
     return kept + (whole - kept) % 2
 
 
 def _resized_square(
     image: Image.Image, colour: tuple[int, int, int], size: tuple[int, int], resample: Image.Resampling
 ) -> Image.Image:
-    """The picture in the middle of a square of `colour`, resized to (height, width).
+    """Puts the picture in the middle of a square of `colour`, resized to (height, width).
 
     PIL resizes rows first, then columns, and rows of one colour stay as they are. So the square, which may be a
-    thousand times larger than the picture, is never there: its rows are resized in bands, and of a tall picture's rows,
+    thousand times larger than the picture, is never made: its rows are resized in bands, and of a tall picture's rows,
     where they are very long, the part that the picture touches.
     """
     height, width = size
@@ -129,7 +129,7 @@ def _resized_square(
         return narrow.resize((width, height), resample)
     scale = side / width
     reach = math.ceil(REACH * max(scale, 1)) + 1
-    first, last, near = 0, width, (0, side)  # columns of the result, and of the square what they are made of
+    first, last, near = 0, width, (0, side)  # columns of the result, and the part of the square they are made of
     if side * side > SQUARE_PIXELS:
         first = max(0, math.floor((left - reach) / scale))
         last = min(width, math.ceil((left + image.width + reach) / scale))
@@ -144,7 +144,7 @@ def _resized_square(
 
 
 def _fitted(image: Image.Image, grid: tuple[int, int], resample: Image.Resampling) -> Image.Image:
-    """As large as fits into the grid (height, width) with its proportions kept, in the middle of black."""
+    """Fits the picture into the grid (height, width) with its proportions kept, centred on black."""
     height, width = grid
     by_width, by_height = width / image.width, height / image.height
     if by_width < by_height:

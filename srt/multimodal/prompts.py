@@ -1,4 +1,4 @@
-"""Media on their way through the gateway: parts of a prompt whose bytes have become pictures.
+"""Replaces the media of prompts by decoded pictures, in the gateway.
 
 Media(bytes) … Media(bytes)    ──▶ Showing ──▶    Shown(pictures) … Shown(pictures)
 """
@@ -16,33 +16,33 @@ Showable = GenRequest | ScoreRequest | Hint | Locate  # the messages that have a
 
 
 class Shown(Media, frozen=True, kw_only=True, tag="shown"):
-    """A picture, or the frames of a clip. It never travels, and has no bytes: the cache has the pixels."""
+    """A decoded picture, or the frames of a clip. It is never sent and has no bytes: the cache has the pixels."""
 
     pictures: tuple[Picture, ...]
 
 
 def pictures_of(prompt: Iterable[Part]) -> tuple[Picture, ...]:
-    """All that a prompt shows, in its order."""
+    """Returns all pictures of a prompt, in order."""
     return tuple(picture for part in prompt if isinstance(part, Shown) for picture in part.pictures)
 
 
 def media_of(message: Showable) -> list[Media]:
-    """Those that are no pictures yet."""
+    """Returns the media of a message that are not decoded yet."""
     return [part for prompt in prompts_of(message) for part in prompt if type(part) is Media]
 
 
 def prompts_of(message: Showable) -> tuple[tuple[Part, ...], ...]:
-    """A question about places may upload several."""
+    """Returns the prompts of a message: a Locate may have several."""
     return (message.prompt, *message.others) if isinstance(message, Locate) else (message.prompt,)
 
 
 def without_bytes(message: Showable) -> Showable:
-    """What is kept of a message that waits: the bytes are the decoder's, once however many messages upload them."""
+    """Removes the media bytes of a waiting message: the decoder holds them once for all messages."""
     return _replaced(message, lambda part: msgspec.structs.replace(part, data=b""))
 
 
 def _replaced(message: Showable, change: Callable[[Media], Media]) -> Showable:
-    """With other media, in the order of `media_of`."""
+    """Replaces the media of a message, in the order of `media_of`."""
 
     def changed(prompt: tuple[Part, ...]) -> tuple[Part, ...]:
         return tuple(change(part) if type(part) is Media else part for part in prompt)
@@ -54,7 +54,7 @@ def _replaced(message: Showable, change: Callable[[Media], Media]) -> Showable:
 
 
 class Showing:
-    """The media of one message, on their way to be pictures. What has been found is held until `close`."""
+    """Decodes the media of one message. The pictures found are held until `close`."""
 
     def __init__(self, cache: PictureCache, media: Sequence[Media], salt: str) -> None:
         self._cache = cache
@@ -66,22 +66,23 @@ class Showing:
         self._closed = False
 
     def begin(self, tell: Callable[[UmbelError | None], None]) -> None:
-        """Calls `tell` once, now or later, unless it is closed before: when all media are pictures, or with the error
-        of the first that cannot be one."""
+        """Starts decoding; calls `tell` once, now or later, unless it is closed before.
+
+        It is called when all media are decoded, or with the error of the first that cannot be."""
         self._tell = tell
-        media, self._media = self._media, ()  # the bytes are the decoder's now
+        media, self._media = self._media, ()  # the decoder has the bytes now
         for index, part in enumerate(media):
             if self._closed:
                 return
             self._inquiries.append(self._cache.find(part, self._salt, self._listener(index)))
 
     def replace(self, message: Showable) -> Showable:
-        """The message with pictures for its media."""
+        """Returns the message with pictures for its media."""
         found = iter(self._found)
         return _replaced(message, lambda part: _shown(part, next(found)))
 
     def close(self) -> None:
-        """Nobody waits any more. Again is allowed."""
+        """Ends the wait and releases the pictures; may be called again."""
         if self._closed:
             return
         self._closed = True

@@ -1,8 +1,8 @@
-"""Pictures by number, for as long as anybody needs them.
+"""Keeps pictures by number as long as any request needs them.
 
-The gateway says which pictures no later message will hold. Requests that came before may still compute rows of them, a
-hint that nobody waits for or one that was sent back: so each keeps hold of its pictures, and what is forgotten goes
-when the last of them has ended.
+The gateway says which pictures no later message will use. Earlier requests, such as a hint or a retracted request, may
+still compute rows of them. So each request holds its pictures, and a forgotten picture is freed when the last of them
+has ended.
 """
 
 from typing import Generic, TypeVar
@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 
 
 class Hold(Generic[Value]):
-    """Whoever has this object keeps the picture."""
+    """Keeps a picture while this object is referenced."""
 
     __slots__ = ("__weakref__", "value")
 
@@ -21,33 +21,33 @@ class Hold(Generic[Value]):
 
 
 class HeldPictures(Generic[Value]):
-    """What a store keeps of each picture."""
+    """Maps numbers to the values that a store keeps of pictures."""
 
     def __init__(self) -> None:
         self._known: dict[int, Hold[Value]] = {}
         self._held: WeakValueDictionary[int, Hold[Value]] = WeakValueDictionary()  # known ones too
 
     def put(self, number: int, value: Value) -> None:
-        """A number belongs to the same pixels for ever: one that is there already stays."""
+        """Adds a picture; keeps a present one, because a number belongs to the same pixels for ever."""
         hold = self._held.get(number)
         if hold is None:
             hold = self._held[number] = Hold(value)
         self._known[number] = hold
 
     def forget(self, number: int) -> None:
-        """New messages do not find it any more. One that is not known is no mistake."""
+        """Hides a picture from new messages; ignores unknown numbers."""
         self._known.pop(number, None)
 
     def known(self, number: int) -> Value | None:
-        """For a new message."""
+        """Returns the value for a new message; None when it is unknown."""
         hold = self._known.get(number)
         return None if hold is None else hold.value
 
     def hold(self, number: int) -> Hold[Value]:
-        """Keeps a known picture."""
+        """Returns an object that keeps a known picture."""
         return self._known[number]
 
     def find(self, number: int) -> Value | None:
-        """For a row of a request: forgotten ones too, while somebody holds them."""
+        """Returns the value for a row of a request, also of a forgotten picture that is still held."""
         hold = self._held.get(number)
         return None if hold is None else hold.value

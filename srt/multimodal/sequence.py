@@ -1,16 +1,15 @@
-"""The pictures of one sequence: where they are, and what they mean for the steps that compute it.
+"""The pictures of one sequence: their positions, and the limits they set for its chunks.
 
 Rows of a picture that see each other (a model that looks at pictures in both directions) run in one step:
 
-    tokens     t t t t P P P P P P t t          a chunk ends before P or behind it:  [----)[----------)
+    tokens     t t t t P P P P P P t t          a chunk ends before P or after it:   [----)[----------)
     sees       causal  [all of P ] causal       and may begin inside P, when the keys before it are cached
 
-A cached part of such a picture can be used, though its rows saw what came behind them: they saw the rest of the same
-picture, since the ids of a picture are the same whole run wherever they stand, and a step computed all of it. The same
-holds for requests that read it in the very step that computes it: every layer stores all keys before any row attends.
-A request that was sent back keeps in the tree what whole steps have computed. The last row of a picture may run alone,
-for its logits, while all keys of the picture are in the pool. Where pictures are seen causally, their rows are cut as
-those of text are.
+A cached part of such a picture can be used, though its rows attended to later ones: those were rows of the same
+picture, since its ids are the same whole run in every sequence and one step computed all of it. The same holds for
+requests that read it in the step that computes it: every layer stores all keys before any row attends. A retracted
+request keeps in the tree the keys of whole steps. The last row of a picture may run alone, for its logits, while all
+keys of the picture are in the pool. Where pictures are seen causally, chunks may end inside them as inside text.
 """
 
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from ..core.image_token_ids import PictureSpan
 
 @dataclass(frozen=True, slots=True)
 class SequencePictures:
-    """`holds`: what keeps the pictures in their store as long as this object is there."""
+    """The pictures of a sequence. `holds`: objects that keep them in their store while this object lives."""
 
     spans: tuple[PictureSpan, ...] = ()  # in order
     both_ways: bool = False
@@ -30,13 +29,14 @@ class SequencePictures:
 
     @property
     def end(self) -> int:
-        """Behind the last picture; 0 without any."""
+        """End of the last picture; 0 without any."""
         return self.spans[-1].end if self.spans else 0
 
     def stop(self, start: int, end: int, last: int) -> int:
-        """Where a chunk that begins at `start` and would end at `end` ends, so that no picture is cut that must not be:
-        before it, or behind it where it begins the chunk. Never behind `last`: then nothing can run, and it is `start`.
-        """
+        """Moves the end of a chunk [start, end) so that it cuts no picture that must run whole.
+
+        The chunk ends before such a picture, or after it where the picture begins the chunk. Where that is after
+        `last`, nothing can run, and the result is `start`."""
         if self.both_ways:
             for span in self.spans:
                 if span.start < end < span.end:
@@ -46,14 +46,14 @@ class SequencePictures:
         return end
 
     def rows(self, start: int, end: int, first: int) -> Iterator[PictureRows]:
-        """Those of tokens [start, end), of which the step's row `first` is the first."""
+        """Yields the picture rows of tokens [start, end); row `first` of the step is the first of them."""
         for span in self.spans:
             begin, stop = max(start, span.start), min(end, span.end)
             if begin < stop:
                 yield PictureRows(first + begin - start, stop - begin, span.number, begin - span.start)
 
     def seen_whole(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
-        """Positions that rows [start, end) see whatever their order."""
+        """Returns the ranges of positions in [start, end) that attend in both directions."""
         if not self.both_ways:
             return ()
         seen = tuple((span.start, span.end) for span in self.spans if span.start < end and start < span.end)

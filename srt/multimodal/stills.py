@@ -1,7 +1,7 @@
-"""The bytes of a picture → its pixels, as a person sees them.
+"""Decodes the bytes of a picture into pixels, as a person sees them.
 
-Of several frames the first is shown. What is transparent lies on white, EXIF says which side is up, and colour profiles
-are not applied. All that is known of a picture without its pixels is checked before there are any.
+Of several frames the first is shown. Transparent parts lie on white, EXIF says which side is up, and colour profiles
+are not applied. Limits that need no pixels are checked before decoding.
 """
 
 import io
@@ -61,7 +61,7 @@ def _number(data: bytes) -> int:
 # TIFF is not among them: a container of a dozen codings that cameras and browsers do not write.
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
 
-_WEBP_BYTES = 17  # of memory for a pixel: libwebp keeps two canvases beside the frame, Pillow its own
+_WEBP_BYTES = 17  # of memory for a pixel: libwebp keeps two canvases and the frame, Pillow its own
 _ORIENTATION = 0x0112  # of EXIF
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -75,12 +75,12 @@ _TURNS = {
 
 
 def open_still(data: bytes, limits: PictureLimits) -> Image.Image:
-    """The picture in mode RGB. At most two pictures of its size are in memory at the same time.
+    """Decodes a picture in mode RGB. At most two pictures of its size are in memory at the same time.
 
     Raises:
         ParameterError: bytes that are none of FORMATS.
         RequestError: too many pixels, or a strip.
-        Exception: whatever Pillow raises for a picture that is damaged.
+        Exception: any error of Pillow for a damaged picture.
     """
     if (size := webp_size(data)) is not None:
         _check_webp(*size, limits)
@@ -104,7 +104,7 @@ def open_still(data: bytes, limits: PictureLimits) -> Image.Image:
 
 
 def check_size(what: str, width: int, height: int, most_pixels: int, limits: PictureLimits) -> None:
-    """Raises RequestError when there is nothing to see, or too much."""
+    """Raises RequestError for a picture without pixels, or with too many."""
     if width < 1 or height < 1:
         raise RequestError(f"{what} has {width} x {height} pixels; give one with at least 1 x 1")
     if width * height > most_pixels:
@@ -131,7 +131,7 @@ def _too_large(what: str, pixels: str, most: int) -> RequestError:
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """How it is to be turned. EXIF that cannot be read says nothing."""
+    """Returns how to turn the picture; None without readable EXIF."""
     try:
         return _TURNS.get(int(image.getexif().get(_ORIENTATION, 1)))
     except Exception:
@@ -153,10 +153,10 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def key_of(image: Image.Image, form: PictureFormat) -> bytes:
-    """Computes what is equal for equal pictures: the pixels, the shape and how the model is shown them.
+    """Computes a key of a picture: equal for equal pixels, shape and format.
 
-    SHA-256 over version, mode, width, height, format and pixels, each behind its length: nothing that two pictures
-    differ in can be taken for something else. 30 × 100 and 100 × 30 of equal bytes are two pictures.
+    SHA-256 over version, mode, width, height, format and pixels, each after its length, so that two
+    different pictures never give the same bytes. 30 × 100 and 100 × 30 of equal bytes are two pictures.
     """
     width, height = image.size
     digest = sha256()

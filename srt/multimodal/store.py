@@ -1,8 +1,8 @@
-"""Pictures in the engine: tiles by number, and what a tower has seen in them.
+"""The engine's pictures: tiles by number, and the embeddings that the vision tower computed.
 
-A picture's tiles are kept from the message that brings it until nobody needs it any more. What the tower makes of them
-is computed when a step first has a row of the picture, and kept while there is room: a prompt that is computed in
-chunks sees its picture once. Behind that it is the keys in the pool that are found again.
+A picture's tiles are kept from the message that brings it until no request needs it. Its embeddings are computed when a
+step first has a row of the picture, and kept while there is room, so the chunks of one prefill need one pass of the
+tower. Later requests find the keys in the pool.
 """
 
 from collections import OrderedDict
@@ -22,13 +22,12 @@ FEATURE_BYTES = 128 << 20  # 28 pictures of 576 rows of 4,096 bfloat16 numbers
 
 
 class VisionStore:
-    """A `batch.PictureStore` that answers rows of pictures.
+    """Encodes pictures for a runner, as a `batch.PictureStore`.
 
     Args:
-        vision: what sees.
-        feature_bytes: embeddings that are kept; those of the last picture are kept in any case.
-        clock: of the seconds that the tower takes. On a device that computes beside the CPU these are the seconds in
-            which it is told what to compute.
+        vision: the vision tower.
+        feature_bytes: size of the kept embeddings; those of the last picture are kept in any case.
+        clock: measures the seconds of the tower; on an asynchronous device only those of its launches.
     """
 
     def __init__(self, vision: VisionModel, *, feature_bytes: int = FEATURE_BYTES, clock: Clock | None = None) -> None:
@@ -43,11 +42,11 @@ class VisionStore:
 
     @property
     def feature_bytes(self) -> int:
-        """Of embeddings that are kept, at most."""
+        """Largest size of the kept embeddings."""
         return self._room
 
     def see_largest(self) -> None:
-        """The tower's work for the largest picture that there can be, for who measures it."""
+        """Encodes the largest possible picture, to measure the tower's memory."""
         with torch.inference_mode():
             self._vision.encode(self._vision.largest())
 
@@ -55,7 +54,7 @@ class VisionStore:
         """Keeps a picture's tiles.
 
         Raises:
-            RequestError: they are not what the message or the model says.
+            RequestError: they do not fit the message or the model.
         """
         tokens = self._vision.tokens(picture)
         if tokens != picture.tokens:
@@ -77,15 +76,15 @@ class VisionStore:
         return self._pictures.hold(number)
 
     def given(self, parts: Sequence[PictureRows]) -> Given:
-        """What the rows of a step's pictures are given."""
+        """Returns the embeddings for the picture rows of a step."""
         values = torch.cat([self._of(part.number)[part.offset : part.offset + part.rows] for part in parts])
-        # Made where they are needed: a device would be waited for to copy them.
+        # Made on their device: a copy would wait for the device.
         device = values.device
         rows = torch.cat([torch.arange(part.first, part.first + part.rows, device=device) for part in parts])
         return Given(rows, values)
 
     def facts(self) -> dict[str, int | float]:
-        """Cumulative. `picture_features_found`: parts of a picture that came into a step when the tower had seen it."""
+        """Returns cumulative counters. `picture_features_found`: picture parts in steps whose embeddings were kept."""
         return {
             "pictures_computed": self._computed,
             "picture_features_found": self._found,
@@ -93,7 +92,7 @@ class VisionStore:
         }
 
     def _of(self, number: int) -> torch.Tensor:
-        """The embeddings of a picture: [tokens, hidden]"""
+        """Returns the embeddings of a picture: [tokens, hidden]"""
         kept = self._features.get(number)
         if kept is not None:
             self._features.move_to_end(number)
