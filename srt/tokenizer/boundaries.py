@@ -1,18 +1,18 @@
-"""Where a text may be cut so that its parts are tokenized as the whole is.
+"""Finds places where a text may be cut so that its parts are tokenized as the whole is.
 
     encode("… seven wizards") = encode("… seven") + encode(" wizards")
 
 holds for byte-pair encoding at a place that no token of the vocabulary can cover, because merges make nothing but
-tokens: if no token holds the character before the place and the one behind it side by side, no merge joins them,
-whatever stands around. Behind the place stands a space or a newline here; which characters may stand before it is
-read from the vocabulary. Whatever else looks at the text must not look across the place either:
+tokens: if no token holds the characters before and after the place next to each other, no merge joins them in any
+context. Here the character after the place is a space or a newline; the vocabulary says which characters may stand
+before it. The other components must not look across the place either:
 
     normalizer      none, NFC (a space and a newline neither compose nor move), a plain replacement of the space
     pre-tokenizer   none, or one of the expressions below, none of which takes a space together with a visible
                     character before it, or a newline together with a letter or digit before it, or looks back
-    added tokens    none that swallows the white space behind it or asks what stands before it
+    added tokens    none that strips the white space after it or depends on the character before it
 
-A tokenizer of which one of these cannot be said has no boundaries, and its texts are encoded whole. Unigram models
+A tokenizer for which one of these is not certain has no boundaries, and its texts are encoded whole. Unigram models
 have none: the scores of a long text are added in another order than those of its parts.
 """
 
@@ -36,7 +36,7 @@ _CONTINUATION = range(0x80, 0xC0)  # the last byte of a character beyond ASCII
 _NOWHERE = r"(?!)"
 _LETTER = r"(?![\x00-\x7f])[^\W\d_]"  # beyond ASCII: white space in no version of Unicode
 
-# The alternatives of the expressions that models cut their text with. Each was read for what the page above asks.
+# The alternatives of the expressions that models split text with. Each was checked for the conditions above.
 _CONTRACTIONS = {r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"'s|'t|'re|'ve|'m|'ll|'d", r"'(?i:[sdmt]|ll|ve|re)"}
 _WORDS = {
     r"[^\r\n\p{L}\p{N}]?\p{L}+",
@@ -58,10 +58,10 @@ _KNOWN = frozenset(_CONTRACTIONS | _WORDS | _NUMBERS | _SIGNS | _SPACES)
 
 
 def find_boundary(file: TokenizerFile, vocabulary: Vocabulary, encode: Callable[[str], list[int]]) -> Boundary | None:
-    """What the parts of a text may begin with, for one tokenizer; None when nothing is certain.
+    """Makes the expression for places where one tokenizer's texts may be cut; None when nothing is certain.
 
     Args:
-        encode: the tokenizer itself, to see whether it spells a space and a newline as tokens of their own.
+        encode: the tokenizer itself, to check whether it spells a space and a newline as tokens of their own.
     """
     if not _merges_only(file) or not _normalizes_in_place(file.normalizer):
         return None
@@ -82,8 +82,9 @@ def find_boundary(file: TokenizerFile, vocabulary: Vocabulary, encode: Callable[
 
 
 def _pattern(mark: str, before: str, joined: frozenset[int], *, letters: bool) -> str:
-    """`mark` behind one of `before`, or behind a letter beyond ASCII, unless a token joins the two. The mark comes
-    first in the expression, because looking for one character is fast."""
+    """Matches `mark` after one of `before`, or after a letter beyond ASCII, unless a token joins the two.
+
+    The mark comes first in the expression, because a search for one character is fast."""
     allowed = "".join(character for character in before if ord(character) not in joined)
     choices = [f"[{re.escape(allowed)}]"] if allowed else []
     if letters and joined.isdisjoint(_CONTINUATION):
@@ -92,7 +93,7 @@ def _pattern(mark: str, before: str, joined: frozenset[int], *, letters: bool) -
 
 
 def _joined_before(mark: str, vocabulary: Vocabulary, specials: list[str]) -> frozenset[int]:
-    """The bytes that stand directly before `mark` inside any token."""
+    """Returns the bytes that stand directly before `mark` inside any token."""
     blob = np.frombuffer(vocabulary.blob, np.uint8)
     first = np.zeros(len(blob) + 1, np.bool_)
     first[vocabulary.offsets[:-1]] = True
@@ -105,7 +106,7 @@ def _joined_before(mark: str, vocabulary: Vocabulary, specials: list[str]) -> fr
 
 
 class _MergeModel(msgspec.Struct, frozen=True):
-    """Of the model what decides whether it is merges and nothing else."""
+    """The fields of the model that decide whether it consists of merges only."""
 
     type: str | None = None
     dropout: float | None = None
@@ -118,7 +119,7 @@ def _merges_only(file: TokenizerFile) -> bool:
 
 
 def _normalizes_in_place(normalizer: Component | None) -> bool:
-    """A prefix is no matter here: it is taken off, and put before the first text by the tokenizer's wrapper."""
+    """Returns whether the normalizer works place by place. A prefix does not count: the tokenizer's wrapper adds it."""
     for part in components(normalizer):
         match part:
             case {"type": "NFC" | "Prepend"}:
@@ -131,16 +132,16 @@ def _normalizes_in_place(normalizer: Component | None) -> bool:
 
 
 def _cuts(pre_tokenizer: Component | None) -> bool | None:
-    """Whether the text is cut into words before it is merged; None when it is cut in a way not known here."""
+    """Returns whether the text is split into words before merging; None for a split not known here."""
     cuts = False
     for part in components(pre_tokenizer):
         match part:
             case {"type": "ByteLevel"}:
                 cuts = cuts or bool(part.get("use_regex", True))
             case {"type": "Metaspace"}:
-                pass  # if it cuts, then before spaces, and whatever else is there
+                pass  # splits, if at all, before spaces and at other places
             case {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious"}:
-                pass  # Gemma's: no space is left for it by the normalizer
+                pass  # Gemma's: the normalizer leaves it no space
             case {"type": "Split", "pattern": {"Regex": str(expression)}, "behavior": "Isolated", "invert": False} if (
                 _alternatives(expression) <= _KNOWN
             ):
@@ -151,7 +152,7 @@ def _cuts(pre_tokenizer: Component | None) -> bool | None:
 
 
 def _alternatives(expression: str) -> frozenset[str]:
-    """Its alternatives; those of contractions stay together."""
+    """Splits an expression into its alternatives; those of contractions stay together."""
     rest = expression
     found = set()
     for contraction in _CONTRACTIONS:

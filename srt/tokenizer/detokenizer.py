@@ -1,10 +1,10 @@
-"""Token ids → text of one continuation, in pieces that never have to be taken back.
+"""Turns the token ids of one continuation into text, in pieces that are never taken back.
 
     bytes so far   [ shown ............ | held back ...... ]
                                           the beginning of a stop string, perhaps, or of a character
 
-Detokenization is concatenation of bytes, so only two things hold text back: bytes that may turn out to
-begin a stop string, and the first bytes of a character whose last ones have not come. Bytes that can
+Detokenization is concatenation of bytes, so only two things hold text back: bytes that may begin a
+stop string, and the first bytes of an incomplete character. Bytes that can
 never become a character are shown as U+FFFD, as `bytes.decode` does.
 """
 
@@ -17,17 +17,17 @@ from ...fsm.stops import Stops
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """How many of the tokens lie wholly inside the text, and what of the text lies behind them."""
+    """The number of tokens that lie wholly inside the text, and the rest of the text after them."""
 
     count: int
     tail: str
 
 
 class Detokenizer:
-    """The text of one continuation as its tokens come.
+    """Detokenizes one continuation as its tokens come.
 
     Args:
-        token_bytes: the bytes of a token, b"" for control tokens.
+        token_bytes: returns the bytes of a token, b"" for control tokens.
         stops: compiled stop strings and expressions, shared by continuations with the same stops; None for none.
     """
 
@@ -36,31 +36,32 @@ class Detokenizer:
         self._stops = stops.matcher() if stops is not None else None
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._data = bytearray()
-        self._ends: list[int] = []  # per token, the byte behind its last
+        self._ends: list[int] = []  # per token, the end of its bytes
         self._decoded = 0  # bytes given to the decoder
         self._pieces: list[str] = []
-        self._skipped = 0  # bytes of the first token that the text does without
+        self._skipped = 0  # bytes of the first token that are no part of the text
         self.token_ids: list[int] = []
 
     @property
     def text(self) -> str:
-        """What has been shown so far; all of it after `finish`."""
+        """The text shown so far; the whole text after `finish`."""
         return "".join(self._pieces)
 
     def skip(self, count: int) -> None:
-        """The first so many bytes belong to the prompt: they are no part of the text. Said before, or with, the first
-        token; its boundary is none of the text's, so nothing of the text can be sent again as tokens."""
+        """Leaves the first `count` bytes out of the text: they belong to the prompt. Call it before the first token.
+
+        The first token then crosses the beginning of the text, so no token of the text can be sent again."""
         assert count == self._skipped or not self.token_ids, "what has been shown is not taken back"
         self._skipped = count
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        """More tokens of a continuation that goes on → the text that is safe to show now, "" if none."""
+        """Adds tokens of a continuation that goes on → the text that is safe to show now, "" if none."""
         self._append(token_ids)
         pending = self._stops.pending if self._stops is not None else 0
         return self._show(len(self._data) - pending, final=False)
 
     def finish(self, token_ids: Sequence[int], text_bytes: int) -> str:
-        """The last tokens, and the length of the whole text in bytes → the text not shown yet."""
+        """Adds the last tokens, with the length of the whole text in bytes → the text not shown yet."""
         self._append(token_ids)
         assert self._decoded <= text_bytes <= len(self._data), (
             f"the text ends at byte {text_bytes}, but {self._decoded} of {len(self._data)} bytes were shown"
@@ -68,10 +69,10 @@ class Detokenizer:
         return self._show(text_bytes, final=True)
 
     def kept(self, text_bytes: int, *, ends_with_stop_token: bool) -> Kept:
-        """The tokens whose KV may be reused when the finished text is sent again, and the text behind them.
+        """Returns the tokens whose KV may be reused when the finished text is sent again, and the text after them.
 
-        A token that ended the text (end-of-sequence, a stop token) is not part of it. A boundary inside a
-        character is none: the tokens of that character move to the tail.
+        A token that ended the text (end-of-sequence, a stop token) is not part of it. The tokens of a
+        character that is split by the boundary move to the tail.
         """
         count = 0 if self._skipped else len(self.token_ids) - (1 if ends_with_stop_token else 0)
         while count and (self._ends[count - 1] > text_bytes or self._splits_character(count, text_bytes)):
@@ -93,9 +94,10 @@ class Detokenizer:
                 self._watch(piece)
 
     def _watch(self, piece: bytes) -> None:
-        """Feed the stop automaton. A match while the continuation goes on was overruled by `min_tokens`:
-        the automaton continues from the state it is in, and what matched stays held back while it may
-        still begin a longer stop."""
+        """Feeds the stop automaton.
+
+        A match while the continuation goes on was overruled by `min_tokens`: the automaton continues from its
+        state, and the matched text is held back while it may still begin a longer stop."""
         stops = self._stops
         assert stops is not None
         start = len(self._data) - len(piece)
@@ -116,7 +118,7 @@ class Detokenizer:
         return text
 
     def _splits_character(self, count: int, text_bytes: int) -> bool:
-        """Whether the boundary behind `count` tokens lies inside a character of the text."""
+        """Returns whether the boundary after `count` tokens lies inside a character of the text."""
         end = self._ends[count - 1]
         if end == text_bytes or not 0x80 <= self._data[end] < 0xC0:  # only a continuation byte can be inside
             return False

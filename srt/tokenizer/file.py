@@ -1,4 +1,4 @@
-"""What tokenizer.json says, apart from encoding: added tokens, the bytes of every token, BOS, the first space.
+"""Reads tokenizer.json, apart from encoding: added tokens, the bytes of every token, BOS, the first space.
 
 The file is read as typed JSON and its `model` (megabytes of vocabulary and merges) only when the bytes
 are asked for, so that opening a tokenizer does not parse it twice.
@@ -19,7 +19,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class AddedToken(msgspec.Struct, frozen=True):
-    """A token matched in the text before the model sees it. `special`: control, it stands for no text."""
+    """A token matched in the text before the model. `special`: a control token, which stands for no text."""
 
     id: int
     content: str
@@ -31,7 +31,7 @@ class AddedToken(msgspec.Struct, frozen=True):
 
 
 class TokenizerFile(msgspec.Struct, frozen=True):
-    """tokenizer.json. Unknown fields are dropped, as the library itself ignores them."""
+    """The content of tokenizer.json. Unknown fields are dropped, as the library itself ignores them."""
 
     model: msgspec.Raw
     added_tokens: list[AddedToken] = []
@@ -57,7 +57,7 @@ class _Unknown(msgspec.Struct, frozen=True):
 
 
 def read_tokenizer_file(content: bytes, path: Path) -> TokenizerFile:
-    """Raises ModelError when the content is not a tokenizer.json."""
+    """Parses tokenizer.json. Raises ModelError when the content is not one."""
     try:
         file = msgspec.json.decode(content, type=TokenizerFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -69,7 +69,7 @@ def read_tokenizer_file(content: bytes, path: Path) -> TokenizerFile:
 
 
 def components(component: Component | None) -> list[Component]:
-    """A component's parts in order: a Sequence is its members, anything else is itself."""
+    """Returns a component's parts in order: the members of a Sequence, or the component itself."""
     if component is None:
         return []
     if component["type"] != "Sequence":
@@ -78,7 +78,7 @@ def components(component: Component | None) -> list[Component]:
 
 
 def members_key(sequence: Component) -> str:
-    """Under which name a Sequence holds its members."""
+    """Returns the key under which a Sequence holds its members."""
     return next(key for key in _MEMBERS if key in sequence)
 
 
@@ -86,7 +86,7 @@ _MEMBERS = ("normalizers", "pretokenizers", "processors", "decoders")
 
 
 def _well_formed(component: object) -> bool:
-    """What the library would refuse later, and the code here relies on."""
+    """Checks the shape that the code here relies on; the library would refuse others later."""
     if not isinstance(component, dict):
         return False
     match component.get("type"):
@@ -102,7 +102,7 @@ def _well_formed(component: object) -> bool:
 
 
 def token_table(file: TokenizerFile, path: Path, *, size: int = 0) -> list[bytes]:
-    """The bytes of every token by id, padded with b"" to `size` (models pad their matrices).
+    """Returns the bytes of every token by id, padded with b"" to `size` (models pad their matrices).
 
     Raises:
         ModelError: the tokenizer does not stand for bytes in a way known here.
@@ -120,9 +120,9 @@ def token_table(file: TokenizerFile, path: Path, *, size: int = 0) -> list[bytes
 
 
 def unknown_id(file: TokenizerFile, path: Path) -> int | None:
-    """The id that stands for text the vocabulary cannot spell, if there is one."""
+    """Returns the id for text that the vocabulary cannot spell, if there is one."""
     try:
-        unknown = msgspec.json.decode(file.model, type=_Unknown)  # passes over the vocabulary without keeping it
+        unknown = msgspec.json.decode(file.model, type=_Unknown)  # skips the vocabulary
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(f"{path}: its model cannot be read ({error}); download it again") from error
     if unknown.unk_id is not None:
@@ -146,7 +146,7 @@ def _numbered(vocabulary: list[tuple[str, float]]) -> list[tuple[str, int]]:
 
 
 class _Decoding:
-    """How a token's spelling becomes bytes: replacements, then `<0xNN>`; or the byte-level alphabet."""
+    """Turns a token's spelling into bytes: replacements, then `<0xNN>`; or the byte-level alphabet."""
 
     def __init__(self, *, byte_level: bool, replacements: list[tuple[str, str]], byte_fallback: bool) -> None:
         self.byte_level = byte_level
@@ -191,7 +191,7 @@ def _decoding(file: TokenizerFile, model: _Model, path: Path) -> _Decoding:
 
 
 def _added_bytes(file: TokenizerFile, added: AddedToken) -> bytes:
-    """An added token is written as it reads, except that SentencePiece vocabularies write its spaces their way."""
+    """Returns the bytes of an added token: its text, but SentencePiece vocabularies write its spaces their way."""
     text = added.content
     for part in components(file.decoder):
         match part:
@@ -203,7 +203,7 @@ def _added_bytes(file: TokenizerFile, added: AddedToken) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE writes each byte as one visible character: itself if it is one, else one from U+0100 on."""
+    """Returns the byte-level BPE alphabet, character → byte: a visible byte is itself, others are U+0100 and on."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(visible)]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
@@ -216,7 +216,7 @@ _ALPHABET = _byte_alphabet()
 
 
 def adds_bos(file: TokenizerFile, config: Mapping[str, Any], bos: str | None) -> bool:
-    """Whether this tokenizer begins a sequence with BOS: tokenizer_config.json says so, or the post-processor does."""
+    """Returns whether tokenizer_config.json or the post-processor begins a sequence with BOS."""
     if bos is None:
         return False
     stated = config.get("add_bos_token")

@@ -1,7 +1,7 @@
-"""The tokenizer of a model: tokenizer.json run by the `tokenizers` library, as the runtime's seam wants it.
+"""Runs a model's tokenizer.json in the `tokenizers` library, as a `Tokenizer` of the runtime.
 
 Three things differ from the library's defaults. Control tokens in plain text stay text: only template
-scaffolding may name them. Nothing is added around a text; BOS is the prompt encoder's business. And
+scaffolding may name them. Nothing is added around a text; the prompt encoder adds BOS. And
 the space that SentencePiece tokenizers put before a text is put before the first text of a sequence
 only, never in the middle of one.
 """
@@ -23,7 +23,7 @@ LONG_PIECE = 16_384  # characters; they take about 10 ms of CPU time
 
 
 class Prefix(Enum):
-    """What stands before the first text of a sequence."""
+    """The rule for a space before the first text of a sequence."""
 
     NONE = "none"
     ALWAYS = "always"  # SentencePiece's dummy prefix
@@ -31,7 +31,7 @@ class Prefix(Enum):
 
 
 class HFTokenizer:
-    """A `Tokenizer` on the `tokenizers` library.
+    """Implements `Tokenizer` on the `tokenizers` library.
 
     Args:
         file: the content of tokenizer.json.
@@ -41,7 +41,7 @@ class HFTokenizer:
         eos_ids: the tokens that end a text.
         name: for messages.
         path: of tokenizer.json, for messages.
-        find_boundary: False leaves `boundary` None, which a quarter of a second finds: texts are not to be cut.
+        find_boundary: False leaves `boundary` None, for texts that are never cut; finding it takes 0.25 s.
 
     Raises:
         ModelError: the library refuses the file.
@@ -75,7 +75,7 @@ class HFTokenizer:
         self.boundary = boundary_of(bare, vocabulary, self._encode_plain) if find_boundary else None
 
     def encode(self, text: str, *, first: bool) -> list[int]:
-        """Plain text → ids; see `Tokenizer.encode`. Raises ParameterError for text that is not Unicode."""
+        """Encodes plain text → ids; see `Tokenizer.encode`. Raises ParameterError for text that is not Unicode."""
         if not text:
             return []
         if first and self._takes_prefix(text):
@@ -99,8 +99,9 @@ class HFTokenizer:
         return self.encode(text, first=False)
 
     def _encode(self, text: str) -> Any:  # tokenizers.Encoding
-        """A text without any boundary comes in one piece, of megabytes perhaps. The library releases the interpreter
-        lock for batches only."""
+        """Encodes one piece, as a batch when it is long: the library releases the interpreter lock for batches only.
+
+        A text without any boundary comes in one piece, of megabytes perhaps."""
         if len(text) < LONG_PIECE:
             return self._tokenizer.encode(text, add_special_tokens=False)
         text.encode("utf-8")  # raises for what is not Unicode; the library panics there
@@ -119,8 +120,9 @@ class HFTokenizer:
                 return not text.startswith((" ", self._prefix_text))
 
     def _encode_defused(self, text: str, encoding: Any) -> list[int]:  # Any: tokenizers.Encoding
-        """Text whose plain characters the model joined into a control token (some Unigram models list them as
-        pieces): cut inside every such token and encode the parts."""
+        """Encodes text again that the model joined into control tokens: cuts inside every such token.
+
+        Some Unigram models list control tokens as pieces."""
         cuts = [0]
         for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if token_id in self._control:
@@ -137,7 +139,7 @@ class HFTokenizer:
 
 
 def template_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token`, `eos_token`, … with their text; the config writes some as a string and some as an object."""
+    """Returns the texts of `bos_token`, `eos_token`, …; the config writes some as a string and some as an object."""
     tokens: dict[str, str] = {}
     for name, value in config.items():
         if name.endswith("_token") and isinstance(value, dict):
@@ -157,7 +159,7 @@ def _build(file: TokenizerFile, path: Path) -> Any:  # Any: tokenizers.Tokenizer
         raise MissingExtraError("tokenizers", "runtime") from error
     try:
         tokenizer = Tokenizer.from_str(msgspec.json.encode(file).decode("utf-8"))
-    except BaseException as error:  # plain Exception, and for some files its panic, which is none
+    except BaseException as error:  # plain Exception, and for some files its panic, which is not one
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ModelError(f"{path} is refused by the tokenizers library ({error}); download it again") from error
@@ -166,7 +168,7 @@ def _build(file: TokenizerFile, path: Path) -> Any:  # Any: tokenizers.Tokenizer
 
 
 def _without_prefix(file: TokenizerFile) -> tuple[TokenizerFile, Prefix, str]:
-    """The file with no first space, no post-processor, no truncation or padding; and what the first space was."""
+    """Removes first space, post-processor, truncation and padding → the file, rule and text of the first space."""
     found: list[tuple[Prefix, str]] = []
     bare = msgspec.structs.replace(
         file,
@@ -181,7 +183,7 @@ def _without_prefix(file: TokenizerFile) -> tuple[TokenizerFile, Prefix, str]:
 
 
 def _strip(component: Component | None, found: list[tuple[Prefix, str]]) -> Component | None:
-    """A copy that adds nothing; what it added goes to `found`."""
+    """Copies a component without the prefix it adds; appends the prefix to `found`."""
     if component is None:
         return None
     match component["type"]:

@@ -1,12 +1,12 @@
-"""Where the tokens of a prompt begin in its text, counted in characters; for people who ask, not on the way of a call.
+"""Finds where tokens of a prompt begin in its text, in characters; for explanations, on no call's path.
 
     text      <s> T h e   c a t
     tokens    BOS|The| cat|            token 2 begins at character 6
 
-Tokens are laid along the bytes of the text. Control tokens stand for no bytes: their names do, where the template wrote
-them. The first token of a picture takes all of its name, the others stand behind it. A token that is not what stands
-there (a tokenizer that writes spaces or letters anew) is looked for a little further on, so that such a place is a few
-characters off at most.
+Tokens are aligned with the bytes of the text. A control token takes the bytes of its name where the template wrote it.
+The first token of a picture takes all of its name; the others begin after it. A token that differs from the text (a
+tokenizer may rewrite spaces or letters) is searched a little further on, so such a place is a few characters off at
+most.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ from ..core.image_token_ids import PICTURE_BASE
 from ..multimodal.prompts import Shown
 from .tokenizer import Tokenizer
 
-_NEAR = 32  # bytes in which a token is looked for
+_NEAR = 32  # bytes in which a token is searched
 
 
 def text_of(parts: Sequence[Part]) -> str:
-    """The text that places are counted in."""
+    """Returns the text in which places are counted."""
     return "".join(part.text if isinstance(part, Text | Generated) else told_apart(part) for part in parts)
 
 
 class MediaPlace(NamedTuple):
-    """Bytes [start, end) of the text stand for pictures that have so many tokens together."""
+    """Bytes [start, end) of the text that stand for pictures, and the number of their tokens."""
 
     start: int
     end: int
@@ -34,7 +34,7 @@ class MediaPlace(NamedTuple):
 
 
 def media_places(parts: Sequence[Part]) -> list[MediaPlace]:
-    """Where the pictures of a prompt stand, in order."""
+    """Finds the places of the pictures of a prompt, in order."""
     found: list[MediaPlace] = []
     place = 0
     for part in parts:
@@ -52,12 +52,12 @@ def token_places(
     wanted: Sequence[int],
     media: Sequence[MediaPlace] = (),
 ) -> list[int]:
-    """The characters at which the tokens with these indices begin; the length of the text for indices behind the last.
+    """Returns the characters at which tokens begin; the length of the text for indices after the last token.
 
     Args:
-        token_ids: of the whole prompt.
-        wanted: indices, in any order.
-        media: all that the prompt shows.
+        token_ids: ids of the whole prompt.
+        wanted: token indices, in any order.
+        media: all pictures of the prompt.
     """
     data = text.encode("utf-8", "surrogatepass")
     names = {token_id: name.encode() for name, token_id in tokenizer.special_ids.items()}
@@ -65,7 +65,7 @@ def token_places(
     found: dict[int, int] = {}
     place = 0
     shown = iter(media)
-    left, behind = 0, 0  # tokens of the pictures that stand here, and where the text goes on
+    left, behind = 0, 0  # remaining tokens of the pictures here, and where the text goes on
     for index, token_id in enumerate(token_ids[: last + 1]):
         if token_id >= PICTURE_BASE:
             if not left:
@@ -79,7 +79,7 @@ def token_places(
 
 
 def _laid(data: bytes, place: int, spelled: bytes, *, control: bool) -> tuple[int, int]:
-    """Where a token begins that is expected at `place`, and where the next one does."""
+    """Aligns a token expected at `place` → where it begins, and where the next one does."""
     if data.startswith(spelled, place):
         return place, place + len(spelled)
     if control:  # put there by the encoder, not by the text
@@ -94,7 +94,7 @@ def _laid(data: bytes, place: int, spelled: bytes, *, control: bool) -> tuple[in
 
 
 def _characters(data: bytes, place: int) -> int:
-    """A place in bytes as one in characters; inside a character, its beginning."""
+    """Converts a place in bytes to characters; inside a character, to its beginning."""
     while 0 < place < len(data) and data[place] & 0xC0 == 0x80:
         place -= 1
     return len(data[:place].decode("utf-8", "surrogatepass"))

@@ -1,13 +1,13 @@
-"""A prompt's parts → one list of ids, encoding only what is new.
+"""Turns a prompt's parts into one list of ids, encoding only new text.
 
     parts     [ Text  Text ][ Generated ][ Text(control) Text ]
     runs      "constant text"    ids      <id> "constant text"       a run is encoded as one string
     blocks    [ about 1,024 characters ][ … ][ 128 ][ 128 ][ rest ]    cut where the tokenizer allows it (boundaries.py)
 
-Blocks are found again by their text. The prompt of the next call of a program begins with the parts of the last one,
-the prompts of a batch begin with the same examples, and the branches of a fork with the same document: what they
-share is cut at the same places, so only what is behind it is encoded: from its last small block on, because the last
-block of a text, which grows or branches, is made of small ones.
+Blocks are cached by their text. The prompt of a program's next call begins with the parts of the last one, the prompts
+of a batch begin with the same examples, and the branches of a fork with the same document. Shared text is cut at the
+same places, so only the text after it is encoded. The last block of a text may grow or branch, so it consists of small
+ones, and encoding begins at the last small block.
 """
 
 import re
@@ -28,10 +28,10 @@ _TOKEN = 36  # bytes: an integer and the reference to it
 
 
 class TokenCache:
-    """Text → token ids.
+    """Caches token ids by text; evicts the least recently used.
 
     Args:
-        most_bytes: of memory; 0 keeps nothing.
+        most_bytes: limit of memory; 0 keeps nothing.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -46,7 +46,7 @@ class TokenCache:
         return key in self._entries
 
     def get(self, key: Hashable) -> Sequence[int] | None:
-        """What was put there; it counts as used now."""
+        """Returns the ids of a key, which counts as used now; None when it is not cached."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -54,7 +54,7 @@ class TokenCache:
         return entry[0]
 
     def put(self, key: Hashable, token_ids: Sequence[int]) -> None:
-        """`key` is a text, or a tuple that holds one."""
+        """Caches the ids of a key: a text, or a tuple that holds one."""
         size = _ENTRY + _TOKEN * len(token_ids) + _weight(key)
         if size > self._most:
             return
@@ -66,12 +66,12 @@ class TokenCache:
             self.bytes -= freed
 
     def namespace(self, salt: str) -> "Namespace":
-        """The part of this memory that belongs to a salt."""
+        """Returns the part of the cache for one salt."""
         return Namespace(self, salt)
 
 
 class Namespace:
-    """A TokenCache as requests with one salt see it."""
+    """The part of a TokenCache for requests with one salt."""
 
     def __init__(self, cache: TokenCache, salt: str) -> None:
         self._cache = cache
@@ -95,22 +95,22 @@ CACHE_BYTES = 64 * 2**20  # some 1,500,000 tokens
 BLOCK = 1024  # characters, and more until the next boundary
 SMALL_BLOCK = 128
 LONG = 8192  # new characters: about 3 ms
-_SCAFFOLDING = 1024  # characters; longer control text is split anew each time
-_SCAFFOLDINGS = 1024  # control texts whose pieces are remembered; a template has a handful
+_SCAFFOLDING = 1024  # characters; longer control text is split each time
+_SCAFFOLDINGS = 1024  # control texts whose pieces are cached; a template has a handful
 
 Key = str | tuple[str]  # a text, or in a tuple the text that begins a sequence
 
 
 class PromptEncoder:
-    """A prompt's parts → ids, BOS once.
+    """Encodes a prompt's parts → ids, with one BOS.
 
     Constant text is encoded in maximal runs: control tokens (which only scaffolding may contain) and
-    generated ids end a run, part boundaries do not. A picture is the ids of its number, between the control text that
-    the model wants around it.
+    generated ids end a run, part boundaries do not. A picture becomes the ids of its number, between the control text
+    of its format.
 
     Args:
-        cache_bytes: of memory for the tokens of earlier texts; 0 encodes every text whole and anew.
-        pictures: how the model takes them; None when it reads text only.
+        cache_bytes: memory for the tokens of earlier texts; 0 encodes every text whole and anew.
+        pictures: the model's picture format; None when it reads text only.
     """
 
     def __init__(
@@ -120,14 +120,15 @@ class PromptEncoder:
         self._pictures = pictures
         self._characters: Counter[str] = Counter()  # "asked" for, and "tokenized" among them
         self._memory = TokenCache(cache_bytes) if cache_bytes else None
-        self._cache: TokenCache | Namespace | None = self._memory  # what is found in it
+        self._cache: TokenCache | Namespace | None = self._memory  # the part in use
         names = sorted(tokenizer.special_ids, key=len, reverse=True)  # the longest name wins
         self._control = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
         self._pieces: dict[str, list[str]] = {}
 
     def salted(self, salt: str) -> "PromptEncoder":
-        """The encoder for requests with this salt: it finds what they have brought, nothing else. The memory is one,
-        and so are the counters."""
+        """Returns the encoder for requests with this salt, which finds their texts only.
+
+        Memory limit and counters are shared."""
         if not salt or self._memory is None:
             return self
         other = copy(self)
@@ -136,24 +137,24 @@ class PromptEncoder:
 
     @property
     def counters(self) -> dict[str, int]:
-        """How many characters went through the tokenizer, and how many were found instead."""
+        """Numbers of characters that were tokenized, and that were found in the cache."""
         tokenized = self._characters["tokenized"]
         return {
             "tokenized_characters": tokenized,
             "reused_characters": max(
                 0, self._characters["asked"] - tokenized
-            ),  # some is learned before it is asked for
+            ),  # some texts are learned before they are requested
         }
 
     def encode(self, parts: Sequence[Part]) -> list[int]:
-        """Raises CapabilityError when the prompt holds media that are not `Shown`."""
+        """Encodes a prompt. Raises CapabilityError when it holds media that are not `Shown`."""
         assert self._pictures is None or not _unseen(parts), "the gateway shows what it encodes"
         return self._encode_items(self._items(parts))
 
     def encode_endings(self, parts: Sequence[Part], endings: Sequence[str]) -> tuple[list[int], list[list[int]]]:
-        """The ids of a prompt, and of the prompt with each of these constant texts behind it.
+        """Returns the ids of a prompt, and of the prompt with each of these constant texts appended.
 
-        What is before the last block is the same for all of them, so it is put together once.
+        The part before the last block is the same for all of them, so it is assembled once.
         """
         assert self._pictures is None or not _unseen(parts), "the gateway shows what it encodes"
         items = list(self._items(parts))
@@ -187,7 +188,7 @@ class PromptEncoder:
         return ids
 
     def is_long(self, parts: Sequence[Part]) -> bool:
-        """Whether `encode` would take so long that it should not be done on an event loop."""
+        """Returns whether `encode` would take too long for an event loop."""
         if self._cache is None or sum(len(part.text) for part in parts if isinstance(part, Text)) < LONG:
             return False
         texts = (item for item in self._items(parts) if not isinstance(item, list))
@@ -195,7 +196,7 @@ class PromptEncoder:
         return sum(len(_text(block)) for block in blocks if block not in self._cache) >= LONG
 
     def new_texts(self, parts: Sequence[Part]) -> list[Key]:
-        """What `encode` would have to encode of these parts, for `learn`; nothing where nothing is kept."""
+        """Returns the texts of these parts that are not cached, for `learn`; [] without a cache."""
         if self._cache is None:
             return []
         return [
@@ -209,12 +210,12 @@ class PromptEncoder:
         ]
 
     def encode_texts(self, keys: Sequence[Key]) -> list[list[int]]:
-        """Their ids. Changes nothing here, so another thread may do it; tokenizers let other threads run meanwhile."""
+        """Encodes texts → ids. Changes no state, so any thread may call it; tokenizers release the interpreter lock."""
         encode = self.tokenizer.encode
         return [encode(key, first=False) if isinstance(key, str) else encode(key[0], first=True) for key in keys]
 
     def learn(self, keys: Sequence[Key], token_ids: Sequence[list[int]]) -> None:
-        """Keep what `encode_texts` found."""
+        """Caches the result of `encode_texts`."""
         assert self._cache is not None, "there are no new texts where nothing is kept"
         for key, ids in zip(keys, token_ids, strict=True):
             self._cache.put(key, ids)
@@ -223,7 +224,7 @@ class PromptEncoder:
     # ------------------------------------------------------------------ runs
 
     def _items(self, parts: Sequence[Part]) -> Iterator[Key | list[int]]:
-        """Runs of text and ids between them. A run that begins the sequence comes in a tuple."""
+        """Yields runs of text and the ids between them. A run that begins the sequence comes in a tuple."""
         tokenizer = self.tokenizer
         beginning = True  # nothing but BOS so far
         if tokenizer.bos_id is not None:
@@ -267,7 +268,7 @@ class PromptEncoder:
         yield from flush()
 
     def _written(self, parts: Iterable[Part]) -> Iterator[Text | Generated | list[int]]:
-        """Parts with pictures as what they are in the sequence."""
+        """Yields the parts, with pictures replaced by their control text and ids."""
         form = self._pictures
         for part in parts:
             if not isinstance(part, Media):
@@ -284,7 +285,7 @@ class PromptEncoder:
                     yield Text(form.after, control=True)
 
     def _split(self, text: str) -> list[str]:
-        """Control text → names of control tokens, and what is between them. Models have thousands of names."""
+        """Splits control text at names of control tokens. Models have thousands of names."""
         if self._control is None:
             return [text]
         pieces = self._pieces.get(text)
@@ -309,8 +310,10 @@ class PromptEncoder:
             ids += self._encode_block(self._cache, block) if known is None else known
 
     def _encode_block(self, cache: TokenCache | Namespace, block: Key) -> Sequence[int]:
-        """One that is not known. The last block of a text may grow or branch, so it is kept in small ones too; one that
-        has grown to its full size is made of those that it had."""
+        """Encodes a block that is not cached.
+
+        The last block of a text may grow or branch, so it is cached in small ones too. One that has grown to its full
+        size is assembled from them."""
         parts = self._parts(cache, block)
         if len(parts) == 1:
             return self._encode_new(cache, block)
@@ -328,15 +331,15 @@ class PromptEncoder:
         return ids
 
     def _parts(self, cache: TokenCache | Namespace, block: Key) -> list[Key]:
-        """In what parts an unknown block is to be encoded."""
+        """Returns the parts in which to encode a block that is not cached."""
         parts = self._blocks(block, SMALL_BLOCK)
         return parts if len(_text(block)) < BLOCK or parts[0] in cache else [block]
 
     def _blocks(self, key: Key, size: int) -> list[Key]:
-        """Cut at the first boundary behind every `size` characters. The first block of a first text is a first text."""
+        """Cuts at the first boundary after every `size` characters. The first block of a first text is a first text."""
         text = _text(key)
         boundary = self.tokenizer.boundary
-        last = len(text) - size  # what begins behind it is short enough
+        last = len(text) - size  # a rest that begins after it is short enough
         if last <= 0 or boundary is None:
             return [key]
         blocks: list[Key] = []
@@ -352,7 +355,7 @@ class PromptEncoder:
 
 
 def _unseen(parts: Iterable[Part]) -> bool:
-    """Whether there are media whose pictures nobody has looked up."""
+    """Returns whether the parts hold media that are not decoded."""
     return any(isinstance(part, Media) and not isinstance(part, Shown) for part in parts)
 
 

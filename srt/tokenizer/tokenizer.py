@@ -1,4 +1,4 @@
-"""Text ↔ tokens: the seam. How a prompt's parts become one list of ids is in prompt_encoder.py.
+"""The tokenizer protocol, text ↔ tokens. prompt.py turns a prompt's parts into one list of ids.
 
 Bytes are the common ground: every token stands for a byte string, so stop strings are found across
 token boundaries, characters are never split in a stream, and detokenization is concatenation.
@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Tokenizer(Protocol):
-    """What the runtime needs of a tokenizer. The fake is `ByteTokenizer`."""
+    """A tokenizer as the runtime uses it. The fake is `ByteTokenizer`."""
 
     name: str
     vocab_size: int
@@ -17,21 +17,21 @@ class Tokenizer(Protocol):
     eos_ids: frozenset[int]
     special_ids: dict[str, int]  # text of control tokens → id
     chat_template: str | None  # Jinja source
-    template_tokens: dict[str, str]  # what the template may name: bos_token, eos_token, …
+    template_tokens: dict[str, str]  # variables of the template: bos_token, eos_token, …
     # Matches a place of a text (the beginning of the match; it may look at the character before) where the text can
-    # be cut: encode(a + b, first=f) == encode(a, first=f) + encode(b, first=False). None: nowhere for certain.
+    # be cut: encode(a + b, first=f) == encode(a, first=f) + encode(b, first=False). None: no such place is certain.
     boundary: re.Pattern[str] | None
 
     def encode(self, text: str, *, first: bool) -> list[int]:
-        """Plain text → ids; control tokens in the text stay text. `first`: the text starts the sequence
+        """Encodes plain text → ids; control tokens in the text stay text. `first`: the text starts the sequence
         (some tokenizers put a space there)."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for; b"" for control tokens."""
+        """Returns the bytes of a token; b"" for control tokens."""
 
 
 class ByteTokenizer:
-    """One token per byte, then a few control tokens. For tests and for the oracle model.
+    """Encodes one token per byte, plus a few control tokens. For tests and for the oracle model.
 
     Ids 0-255 are bytes; 256 BOS; 257 EOS; 258 `<|im_start|>`; 259 `<|im_end|>`; the rest stand for common
     pairs and words, so that token boundaries and text boundaries differ as they do in real vocabularies.

@@ -1,4 +1,4 @@
-"""The bytes of every token: all that an engine needs to know of a tokenizer.
+"""The vocabulary: the bytes of every token, all that an engine needs of a tokenizer.
 
 One blob and one row of offsets, so that a vocabulary of 262,144 tokens loads in milliseconds and is
 shared by mapping instead of being a quarter of a million objects. Control tokens stand for no bytes.
@@ -25,7 +25,7 @@ _HEADER = struct.Struct("<8sIIQ32s")
 
 
 class Vocabulary:
-    """Token id → bytes. Immutable.
+    """Maps token ids to bytes. Immutable.
 
     token i is blob[offsets[i] : offsets[i + 1]]; offsets has one entry more than there are tokens.
     """
@@ -39,7 +39,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokens: Iterable[bytes]) -> "Vocabulary":
-        """From the bytes of every token, in the order of their ids."""
+        """Makes a vocabulary from the bytes of every token, in the order of their ids."""
         table = list(tokens)
         lengths = np.fromiter(map(len, table), np.uint32, len(table))
         offsets = np.zeros(len(table) + 1, np.uint32)
@@ -60,23 +60,23 @@ class Vocabulary:
     __hash__ = None  # type: ignore[assignment]  # compared by content, never a key
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token; b"" for control tokens and for ids that only pad the model's matrix."""
+        """Returns the bytes of one token; b"" for control tokens and for ids that only pad the model's matrix."""
         assert token_id >= 0, "token ids are not negative"
         return self.blob[self._starts[token_id] : self._starts[token_id + 1]]
 
     # ------------------------------------------------------------------------------------ files
 
     def to_bytes(self) -> bytes:
-        """The file's content."""
+        """Returns the file's content."""
         body = self.offsets.astype("<u4").tobytes() + self.blob
         return _HEADER.pack(_MAGIC, _VERSION, len(self), len(self.blob), sha256(body).digest()) + body
 
     @classmethod
     def of_bytes(cls, content: bytes, path: Path) -> "Vocabulary":
-        """Read what `to_bytes` made. `path`: where it was, for messages.
+        """Parses the output of `to_bytes`. `path`: its file, for messages.
 
         Raises:
-            ModelError: it is not what was written.
+            ModelError: the content is damaged.
         """
         if len(content) < _HEADER.size:
             raise _damaged(path)
