@@ -1,8 +1,8 @@
-"""Tries again, with waits that spread: what may be repeated, how long to wait, and when to stop.
+"""Retries failed attempts, with randomised waits within a deadline.
 
 An attempt says by `Transient` that it failed before anything of an answer had come. Waits are drawn from the whole
-interval up to a bound that doubles ("full jitter"), so that clients that failed together do not come back together; a
-server that says when (Retry-After) is believed, within a bound.
+interval up to a bound that doubles ("full jitter"), so that clients that failed together do not retry together; a
+server's Retry-After is honoured, within a bound.
 """
 
 import email.utils
@@ -55,7 +55,7 @@ class Retries:
         object.__setattr__(self, "most", checks.integer("max_retries", self.most, 0, MOST_RETRIES))
 
     def wait(self, failed: int, retry_after: float | None, chance: float) -> float:
-        """Seconds until the next try, after `failed` of them. `chance`: in [0, 1)."""
+        """Returns the seconds until the next try, after `failed` of them. `chance`: a random number in [0, 1)."""
         bound: float = min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** (failed - 1))
         if retry_after is None:
             return chance * bound
@@ -68,7 +68,7 @@ class Retries:
         deadline: float | None,
         counts: "Counter[str]",
     ) -> T:
-        """The result of the first attempt that succeeds.
+        """Runs attempts and returns the result of the first that succeeds.
 
         Args:
             attempt: raises Transient for what may be tried again; whatever else it raises is final.
@@ -96,12 +96,12 @@ class Retries:
 
 
 def _after(error: UmbelError, tries: int) -> UmbelError:
-    """The error of a last attempt, anew: it carries nothing of the attempt with it."""
+    """Makes a new error with the number of tries: it holds no reference to the attempt."""
     return error if tries == 1 else type(error)(f"{error} (tried {tries} times)")
 
 
 def retry_after(headers: Mapping[str, str], now: Callable[[], float] = time.time) -> float | None:
-    """Seconds that a response asks to wait: `retry-after-ms`, or Retry-After as a number or as an HTTP date.
+    """Returns the seconds a response asks to wait: `retry-after-ms`, or Retry-After as a number or an HTTP date.
 
     A date is compared with the response's own Date, so that clocks that differ do no harm; without one with ours.
     """

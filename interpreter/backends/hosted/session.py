@@ -1,4 +1,4 @@
-"""Calls to one provider: a slot among those that run at once, retries, a deadline, and errors of ours.
+"""Runs calls to one provider: limits concurrency, retries, keeps a deadline, and converts errors.
 
 A client's connections belong to the loop on which they were opened. The interpreter has one loop; tests and blocking
 helpers bring others. So a session opens one client of the provider's SDK for each event loop.
@@ -73,7 +73,7 @@ class Session(Generic[C_co]):
         self._retries, self._timeouts, self._environment = retries, timeouts, environment
 
     def deadline(self, seconds: float | None) -> float:
-        """Says when a call that begins now must have ended, on the clock of the environment.
+        """Returns the deadline of a call that begins now, on the clock of the environment.
 
         Args:
             seconds: that its request has left; None for no limit but the session's own.
@@ -83,7 +83,7 @@ class Session(Generic[C_co]):
 
     @asynccontextmanager
     async def slot(self, deadline: float) -> AsyncIterator[C_co]:
-        """Gives the loop's client, and holds one of the slots for calls at once while the block runs."""
+        """Yields the loop's client, and holds one of the concurrency slots while the block runs."""
         mine = self._clients.of_this_loop()
         await self._within(mine.slots.acquire(), deadline)
         try:
@@ -102,7 +102,7 @@ class Session(Generic[C_co]):
         )
 
     async def once(self, work: Coroutine[Any, Any, T], deadline: float) -> T:
-        """Awaits something inside an answer that has begun: nothing is tried again.
+        """Awaits a part of an answer that has begun, without retries.
 
         Raises:
             UmbelError: as in `errors`, and DeadlineError.
@@ -175,7 +175,7 @@ class Clients(Generic[C]):
         self._by_loop: dict[asyncio.AbstractEventLoop, LoopClient[C]] = {}
 
     def of_this_loop(self) -> LoopClient[C]:
-        """Gives the running loop's client, opened on its first use."""
+        """Returns the running loop's client, opened on its first use."""
         loop = asyncio.get_running_loop()
         client = self._by_loop.get(loop)
         if client is None:

@@ -1,4 +1,4 @@
-"""Finds stop strings here, where a provider takes none, too few, or must not see them.
+"""Finds stop strings in this process, where a provider takes none or too few of them.
 
 Anthropic refuses stop sequences of white space alone, which are the most common ones ("\\n" ends a line), and white
 space at the end of an answer that it is asked to continue: `sendable` and `Lead`.
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 class StopCutter:
-    """A text that grows, up to its first stop string.
+    """Cuts a streamed text at its first stop string.
 
     The stop that ends first counts, and of those that end together the longest. Text is given out as soon as no stop
     can begin in it any more:
@@ -22,7 +22,7 @@ class StopCutter:
         self.matched: str | None = None
 
     def feed(self, text: str) -> str:
-        """More of the text → what of it is certain now; nothing after a match."""
+        """Takes more text. Returns the text that is certain now; nothing after a match."""
         if self.matched is not None:
             return ""
         self._held += text
@@ -37,13 +37,13 @@ class StopCutter:
         return certain
 
     def end(self) -> str:
-        """The text has ended: what was held back."""
+        """Ends the text. Returns the text that was held back."""
         rest, self._held = self._held, ""
         return rest
 
 
 def stop_begun(text: str, stops: tuple[str, ...]) -> int:
-    """Length of the longest end of the text that a stop begins with."""
+    """Returns the length of the longest suffix of the text that is a prefix of a stop."""
     longest = min(len(text), max((len(stop) for stop in stops), default=1) - 1)
     for length in range(longest, 0, -1):
         tail = text[-length:]
@@ -53,7 +53,7 @@ def stop_begun(text: str, stops: tuple[str, ...]) -> int:
 
 
 def sendable(stops: Sequence[str], lead: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Stops for the provider, and stops to be looked for here.
+    """Splits stops into those sent to the provider and those found here.
 
     The provider cuts its stop away and all after it. So a stop of words stays here as well when a stop of ours may end
     inside it: when it contains that one, or begins with its end. `lead`: white space that the answer may begin with and
@@ -66,12 +66,12 @@ def sendable(stops: Sequence[str], lead: str) -> tuple[tuple[str, ...], tuple[st
 
 
 def _meet(stop: str, ours: str) -> bool:
-    """Whether `ours` can end inside an occurrence of `stop`."""
+    """Returns whether `ours` can end inside an occurrence of `stop`."""
     return bool(ours) and (ours in stop or any(stop.startswith(ours[place:]) for place in range(len(ours))))
 
 
 class Lead:
-    """White space that the request left out at its end, taken from the beginning of the answer, where that repeats it.
+    """Removes white space from the beginning of the answer that the request left out at its end.
 
     The answer may repeat all of it, its beginning, or nothing.
     """
@@ -80,7 +80,7 @@ class Lead:
         self._left = text
 
     def take_from(self, text: str) -> str:
-        """The next piece of an answer without what it repeats."""
+        """Returns the next piece of an answer without the repeated white space."""
         same = 0
         while same < min(len(self._left), len(text)) and self._left[same] == text[same]:
             same += 1

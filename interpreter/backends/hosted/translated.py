@@ -1,4 +1,4 @@
-"""Providers whose own clients are asked in the OpenAI dialect: a translator stands where the SDK's client would.
+"""Providers with their own clients, used in the OpenAI dialect: a translator replaces the SDK's client.
 
 Requests come as bodies of `/chat/completions`, and answers go back as its objects, so that planning, stops,
 constraints, budgets and retries are those of `OpenAI`.
@@ -29,7 +29,7 @@ class ProviderError(OSError):
 
 
 class Response:
-    """The part of an HTTP response that is read here."""
+    """The headers of an HTTP response."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self.headers = headers
@@ -59,17 +59,17 @@ class Translator(ABC):
     """A client of a provider that is asked in the OpenAI dialect."""
 
     async def post(self, path: str, *, cast_to: type[object], body: Fields) -> object:
-        """An answer at once."""
+        """Requests a whole answer."""
         return await self.whole(body)
 
     @abstractmethod
     async def whole(self, body: Fields) -> Object:
-        """A body of `/chat/completions` → its answer. Raises ProviderError, or what the provider's client raises."""
+        """Answers a body of `/chat/completions`. Raises ProviderError, or what the provider's client raises."""
 
     @abstractmethod
     async def stream(self, body: Fields) -> AsyncIterator[Object]:
-        """The same as objects of a stream, once the answer has begun."""
+        """Answers a body as a stream of objects, once the answer has begun."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Ends its connections, where they are its own."""
+        """Closes the connections that it owns."""

@@ -26,7 +26,7 @@ _ANSWERED = "umbel.answered"  # extension of a request whose answer has begun
 
 
 def http_library(sdk: ModuleType) -> ModuleType:
-    """The HTTP library that a provider's SDK is written for: the one whose client its own client derives from."""
+    """Returns the HTTP library of a provider's SDK: the one whose client its own client derives from."""
     lineage = sdk.DefaultAsyncHttpxClient.__mro__
     base = next(each for each in lineage if each.__name__ == "AsyncClient")
     return importlib.import_module(base.__module__.partition(".")[0])
@@ -63,12 +63,12 @@ def open_client(
 
 
 def answered(request: object) -> bool:
-    """Whether the answer of a request of ours has begun: after that it is not sent again."""
+    """Returns whether the answer of a request has begun: after that it is not sent again."""
     return getattr(request, "extensions", {}).get(_ANSWERED) is True
 
 
 def _refuse_redirect(response: "httpx2.Response") -> None:
-    """A request carries a key, which goes to no other place than the one that it was given for."""
+    """Refuses redirects: a request carries a key, which is for its own address only."""
     if not response.has_redirect_location:
         return
     here = response.request.url
@@ -80,14 +80,14 @@ def _refuse_redirect(response: "httpx2.Response") -> None:
 
 
 class _Plain:
-    """Bytes as they come."""
+    """Passes bytes through."""
 
     def decode(self, data: bytes, most: int) -> bytes:
         return data[:most]
 
 
 class _Inflating:
-    """gzip or deflate, never more than asked for at once."""
+    """Decompresses gzip or deflate, never more than requested at once."""
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)  # finds out which of both it is
@@ -97,7 +97,7 @@ class _Inflating:
 
 
 def _decoder(response: "httpx2.Response") -> _Plain | _Inflating:
-    """For a response that is compressed although identity was asked for, as proxies do it."""
+    """Returns the decoder of a response: proxies compress although identity was requested."""
     encoding = response.headers.pop("content-encoding", "identity").strip().lower()
     match encoding:
         case "identity" | "":
@@ -113,7 +113,7 @@ def _decoder(response: "httpx2.Response") -> _Plain | _Inflating:
 
 @cache
 def _bounded(http: ModuleType) -> Callable[..., "httpx2.AsyncByteStream"]:
-    """The class of a response's bytes, at most so many and never silent for long, for one HTTP library."""
+    """Makes the byte-stream class of one HTTP library, bounded in size and in silence."""
 
     base: Any = http.AsyncByteStream  # Any: which library it is, is known when the SDK is
 

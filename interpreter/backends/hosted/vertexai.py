@@ -109,7 +109,7 @@ class VertexAI(TranslatedBackend):
         return _Gemini(client, self._safety, self._provider)
 
     def _opened(self) -> Any:  # Any: google.genai.Client
-        """Raises RequestError where Google's client cannot be made: it looks for credentials first."""
+        """Makes Google's client, which looks for credentials. Raises RequestError where it fails."""
         library = importlib.import_module("google.genai")
         try:
             return library.Client(**self._where)
@@ -122,14 +122,14 @@ class VertexAI(TranslatedBackend):
 
 
 def _check_client(client: object) -> None:
-    """Raises ParameterError for what has not the methods that are called."""
+    """Raises ParameterError if the client lacks a required method."""
     models = getattr(getattr(client, "aio", None), "models", None)
     if not all(callable(getattr(models, name, None)) for name in ("generate_content", "generate_content_stream")):
         raise ParameterError(f"VertexAI(client={shown(client)}); write a google.genai.Client, or leave it out")
 
 
 def _checked_safety(given: Mapping[str, str] | None) -> list[Fields]:
-    """Raises ParameterError for what is no dict of texts."""
+    """Checks safety settings. Raises ParameterError for anything but a dict of texts."""
     wanted = "a dict such as {'HARM_CATEGORY_HARASSMENT': 'BLOCK_NONE'}"
     settings = {} if given is None else checks.entries("safety_settings", given, 64, wanted)
     return [
@@ -142,7 +142,7 @@ def _checked_safety(given: Mapping[str, str] | None) -> list[Fields]:
 
 
 def _of_credentials(error: Exception, provider: Provider) -> RequestError | None:
-    """Gives the error where Google's library of credentials raised, unless it lost its connection."""
+    """Converts an error of Google's credentials library, unless it lost its connection."""
     if not type(error).__module__.startswith("google.auth.") or type(error).__name__ in _LOST:
         return None
     return RequestError(
@@ -200,7 +200,7 @@ class _Gemini(Translator):
 
 
 def _divided(messages: list[Fields], model: str) -> tuple[list[str], list[Fields]]:
-    """The texts of the system turns, which this API has in front of a conversation, and the other turns.
+    """Splits messages into the texts of the system turns, which this API sends first, and the other turns.
 
     Raises:
         CapabilityError: a system turn after another one, or with an image.
@@ -242,7 +242,7 @@ async def _objects(chunks: AsyncIterator[Any]) -> AsyncGenerator[Object, None]:
 
 
 def _answer(answer: Any) -> Object:
-    """Google's object, whole or a piece → OpenAI's."""
+    """Converts Google's object, whole or a piece, to OpenAI's."""
     counted = getattr(answer, "usage_metadata", None)
     choices = [_choice(index, each) for index, each in enumerate(answer.candidates or ())]
     feedback = getattr(answer, "prompt_feedback", None)

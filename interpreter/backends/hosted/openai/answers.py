@@ -1,6 +1,6 @@
 """Makes a call and reads its answer into continuations, whole or event by event.
 
-What is not whole is an error, never a short answer.
+An incomplete answer is an error, never a short answer.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ _MOST_PIECES = 1024  # apart from those with text
 
 
 class _Growing:
-    """One continuation while it comes.
+    """One continuation as it streams.
 
-    received   everything that the server said
-    released   what is certain: up to a stop; of a wrapped answer nothing until its end
+    received   all text of the server
+    released   the certain text: up to a stop; of a wrapped answer nothing until its end
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -43,14 +43,14 @@ class _Growing:
         self.reason: FinishReason | None = None
         self.matched: str | int | None = None
         self.logprobs: list[TokenLogprob] = []
-        self.enforced = True  # what came has the form that was asked for
+        self.enforced = True  # the text has the requested form
 
     @property
     def text(self) -> str:
         return "".join(self._released)
 
     def receive(self, text: str) -> str:
-        """More text → what can be given out."""
+        """Takes more text. Returns the text that can be given out."""
         self.length += len(text)
         if self._plan.wrapped:
             self._wrapping.append(text)
@@ -58,7 +58,7 @@ class _Growing:
         return self._release(self._cutter.feed(text))
 
     def end(self, reason: FinishReason, matched: str | int | None) -> str:
-        """The server says that this is all → what was held back."""
+        """Ends the text. Returns the text that was held back."""
         if self.reason is not None:
             return ""
         rest = ""
@@ -72,7 +72,7 @@ class _Growing:
         return rest
 
     def _unwrapped(self, how: Literal["text", "json"], reason: FinishReason) -> str:
-        """The answer inside the object. A server that ignored what was asked gets its words passed on, as such."""
+        """Returns the answer inside the object. An answer that is no object is returned as it is."""
         whole = "".join(self._wrapping)
         answer = unwrap(whole, how)
         if answer is not None:
@@ -88,7 +88,7 @@ class _Growing:
         return text
 
     def completion(self, *, constrained: bool) -> Completion:
-        """`constrained`: the server enforces a constraint on it."""
+        """Builds the completion. `constrained`: the server enforces a constraint on it."""
         assert self.reason is not None, "only a text that has ended is a completion"
         text = self.text
         whole = self.enforced and self.reason is FinishReason.STOP and not isinstance(self.matched, str)
@@ -124,9 +124,9 @@ class Answer:
     """All continuations of one call.
 
     Args:
-        plan: what was asked.
+        plan: of the request.
         provider: for messages.
-        prompt_tokens: a bound on the prompt's, for a call whose cost the server does not tell.
+        prompt_tokens: a bound on the prompt's, for a call whose usage the server does not report.
         constrained: the server enforces a constraint on the text.
     """
 
@@ -140,21 +140,21 @@ class Answer:
 
     @property
     def whole(self) -> bool:
-        """Every continuation has ended."""
+        """True once every continuation has ended."""
         return all(text.reason is not None for text in self._texts)
 
     @property
     def counted(self) -> bool:
-        """The server has said what the call cost."""
+        """True once the server has reported the usage."""
         return self._usage is not None
 
     @property
     def cut(self) -> bool:
-        """Every continuation has ended, one of them at a stop that was found here: nothing more need be waited for."""
+        """True once every continuation has ended, one of them at a stop found here: the stream can be closed."""
         return self.whole and any(text.matched in self._plan.cuts for text in self._texts)
 
     def append(self, piece: Piece) -> list[Given]:
-        """A piece → what can be given out.
+        """Takes a piece. Returns the text that can be given out.
 
         Raises:
             BackendError: it is no piece of an answer to this call.
@@ -195,7 +195,7 @@ class Answer:
         return tuple(text.completion(constrained=self._constrained) for text in self._texts)
 
     def usage(self) -> Usage:
-        """Gives what the call cost. Where the server does not say: bounds, by the bytes of the texts."""
+        """Returns the usage. If the server does not report it: bounds, by the bytes of the texts."""
         counted = self._usage
         if counted is None:
             received = sum(min(4 * text.length, self._plan.most_tokens) for text in self._texts)
@@ -241,7 +241,7 @@ async def chunks(
     request: GenRequest,
     read: Reading = parsed,
 ) -> AsyncGenerator[Chunk, None]:
-    """A call from its beginning to its end: what goes into `answer`, as chunks where the request asks for them."""
+    """Makes a call and fills `answer`; yields chunks if the request asks for them."""
     deadline = session.deadline(request.origin.timeout)
     async with session.slot(deadline) as client:
         if not plan.streams:
@@ -255,12 +255,12 @@ async def chunks(
 
 
 async def _whole(client: Client, plan: Plan, answer: Answer, provider: Provider, read: Reading) -> None:
-    """A call without streaming. Raises what the SDK raises, and as `_take` says."""
+    """Makes a call without streaming. Raises what the SDK raises, and as `_take` says."""
     _take(read(await client.post(plan.path, cast_to=object, body=plan.body), provider), answer, provider)
 
 
 async def _begin(client: Client, plan: Plan, answer: Answer, provider: Provider, read: Reading) -> "Events":
-    """A streamed call, until its answer begins: so far it may be tried again."""
+    """Starts a streamed call, until its answer begins: so far it may be tried again."""
     events = Events(await _streamed(client, plan), answer, provider, read)
     try:
         events.check_kind()
@@ -287,7 +287,7 @@ class Events:
         self._stream, self._answer, self._provider, self._read = stream, answer, provider, read
 
     def check_kind(self) -> None:
-        """Raises BackendError for what is no stream of events, such as a page of a web site."""
+        """Raises BackendError if the response is no stream of events, such as a web page."""
         kind = self._stream.response.headers.get("content-type", "")
         if kind and not kind.startswith("text/event-stream"):
             raise BackendError(
@@ -298,7 +298,7 @@ class Events:
     async def next(self) -> list[Given] | None:
         """Reads the next event; None at the end.
 
-        What goes wrong once every continuation has ended changes nothing any more.
+        Errors after every continuation has ended are ignored.
         """
         if self._answer.cut:
             return None
@@ -321,7 +321,7 @@ class Events:
 
 
 def _take(piece: Piece, answer: Answer, provider: Provider) -> list[Given]:
-    """Raises as Answer.append does, and as the server's own error inside an answer says."""
+    """Adds a piece to the answer. Raises as Answer.append does, and for a server's error inside an answer."""
     if piece.error is not None:
         raise provider.of_event(_object(piece.error))
     return answer.append(piece)

@@ -40,11 +40,11 @@ class OpenAI(OpenAIDialect["AsyncOpenAI"]):
     a chat model is asked to continue it, with a warning.
 
     **Constraints** are enforced by what the server has (strict structured outputs and others, see `Profile`); all else
-    is looked at when the text is there, and the model is asked again. Sampling parameters that a server does not take
-    are refused, never left out.
+    is validated when the text is complete, and the model is asked again. Sampling parameters that a server does not
+    take are refused, never left out.
 
     **Stops** beyond what a server takes are found here: the answer is streamed, and its connection closed at the stop.
-    What such a call cost is not told by the server; `usage` holds bounds then.
+    The server does not report the usage of such a call; `usage` holds bounds then.
 
     Args:
         model: its name; of an Azure deployment without `azure_deployment`, the deployment's.
@@ -124,9 +124,9 @@ class OpenAI(OpenAIDialect["AsyncOpenAI"]):
         return profiles.COMPATIBLE if self._detects else profiles.of_model(model)
 
     async def prepare(self) -> None:
-        """Asks the server once which models it has, which costs nothing: who it is, whether key and model are right.
+        """Requests the server's list of models, once and free of charge: identifies the server, checks key and model.
 
-        A server that has no such list is taken at its word.
+        A server without a list is used unchecked.
 
         Raises:
             RequestError: the address, the key or the model is wrong.

@@ -1,4 +1,4 @@
-"""Writes constraints as parameters of a request, for the API that is used, and says what a backend can do there."""
+"""Writes constraints as request parameters for the API in use, and derives a backend's capabilities."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ Mode = Literal["chat", "completion"]
 
 @lru_cache(maxsize=512)
 def lower(constraint: ConstraintSpec, profile: Profile, mode: Mode) -> ConstraintParams | None:
-    """None for a constraint that this server does not enforce."""
+    """Writes a constraint's parameters; None for one that this server does not enforce."""
     if constraint.engine not in (None, "auto"):
         return None  # the user asks for an engine of the runtime
     match constraint.kind:
@@ -33,7 +33,7 @@ def lower(constraint: ConstraintSpec, profile: Profile, mode: Mode) -> Constrain
 
 
 def kinds(profile: Profile, mode: Mode) -> tuple[ConstraintKind, ...]:
-    """The kinds of which the server enforces at least the simple ones."""
+    """Returns the kinds of which the server enforces at least simple constraints."""
     simple = (
         ConstraintSpec("regex", "a"),
         ConstraintSpec("json_schema", '{"type":"boolean"}'),
@@ -102,7 +102,7 @@ def _wrapped(member: Fields) -> ConstraintParams:
 
 
 def _response_format(schema: Fields) -> Fields:
-    """The name is the schema's own: the same for every request with it, so that caches find it again."""
+    """Writes a response format. Its name derives from the schema, so that caches hit on every request with it."""
     digest = hashlib.sha256(json.dumps(schema).encode()).hexdigest()[:16]
     return {
         "response_format": {
@@ -113,12 +113,12 @@ def _response_format(schema: Fields) -> Fields:
 
 
 def _escaped(text: str) -> str:
-    """A literal of regular expressions, with no more backslashes than every engine knows."""
+    """Escapes a literal of a regular expression, with escapes that every engine knows."""
     return re.sub(r"([\\\\.^$*+?()\[\]{}|/-])", r"\\\1", text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def _quoted(text: str) -> str:
-    """A literal of llama.cpp's grammars."""
+    """Quotes a literal of llama.cpp's grammars."""
     written = "".join(
         {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(character, character)
         for character in text
@@ -130,7 +130,7 @@ AskedMode = Literal["auto", "chat", "completion"]
 
 
 def mode_of(asked: AskedMode, profile: Profile, backend: str) -> Mode:
-    """Raises CapabilityError when the model does not have the mode that was asked for. `backend`: its name."""
+    """Chooses the mode. Raises CapabilityError when the model does not have the requested one. `backend`: its name."""
     mode: Mode = "completion" if asked == "completion" or (asked == "auto" and not profile.chat) else "chat"
     if not (profile.chat if mode == "chat" else profile.completion):
         other = "completion" if mode == "chat" else "chat"
@@ -139,7 +139,7 @@ def mode_of(asked: AskedMode, profile: Profile, backend: str) -> Mode:
 
 
 def capabilities_of(backend: str, model: str, profile: Profile, mode: Mode, max_context: int | None) -> Capabilities:
-    """`max_context`: as the server says; None: as the profile does."""
+    """Derives the capabilities. `max_context`: reported by the server; None: the profile's."""
     return Capabilities(
         backend,
         score=profile.scores and mode == "completion",

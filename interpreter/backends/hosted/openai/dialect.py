@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound="AsyncOpenAI | Translator")
 
-# What max_tokens=0 gives.
+# The completion of max_tokens=0.
 _NOTHING = Completion("", (), 0, "", FinishReason.LENGTH)
 
 
@@ -84,7 +84,7 @@ class OpenAIDialect(HostedBackend[C]):
         return f"{type(self).__name__}({self.model!r}, host={self._provider.host!r}, mode={self._planner.mode!r})"
 
     def use_profile(self, profile: Profile, max_context: int | None) -> None:
-        """Serves by this profile from now on. `max_context`: tokens, as the server says; None: as the profile does.
+        """Switches to a profile. `max_context`: tokens, reported by the server; None: the profile's.
 
         Raises:
             CapabilityError: the model does not have the mode that was asked for.
@@ -126,9 +126,10 @@ class OpenAIDialect(HostedBackend[C]):
         yield Final(request.id, answer.completions(), answer.usage())
 
     async def score(self, request: ScoreRequest) -> Scored:
-        """
+        """Scores the choices of a request.
+
         Raises:
-            CapabilityError: the server tells no log-probabilities of given text.
+            CapabilityError: the server returns no log-probabilities of given text.
         """
         if not self._capabilities.score or request.unconditional or request.probability:
             what = request.probability or ("scores without the prompt" if request.unconditional else "scores")
@@ -141,7 +142,7 @@ class OpenAIDialect(HostedBackend[C]):
         return await openai_scores.score(self._session, self._planner, request, deadline, self.tokens_at_most)
 
     def enforces(self, constraint: ConstraintSpec) -> bool:
-        """Says whether the server enforces exactly this constraint, and not only simpler ones of its kind."""
+        """Returns whether the server enforces exactly this constraint, and not only simpler ones of its kind."""
         return lower(constraint, self._planner.profile, self._planner.mode) is not None
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
@@ -162,7 +163,7 @@ class OpenAIDialect(HostedBackend[C]):
     # -------------------------------------------------------------------------------- how
 
     async def _prompt_logprobs(self, request: GenRequest) -> Final:
-        """Raises CapabilityError where the server tells none."""
+        """Requests log-probabilities of the prompt. Raises CapabilityError where the server returns none."""
         if not self._capabilities.score:
             self._planner.plan(request)  # it says what is not taken
         self._calls += 1
@@ -183,7 +184,7 @@ class TranslatedBackend(OpenAIDialect[Translator]):
 
 
 def checked_chat_profile(owner: str, profile: object) -> Profile:
-    """Raises ParameterError for what is no profile of a chat model."""
+    """Checks a profile. Raises ParameterError for anything but a profile of a chat model."""
     if not isinstance(profile, Profile) or not profile.chat:
         raise ParameterError(f"{owner}(profile={profile!r}): write a Profile(...) of a chat model")
     return profile

@@ -61,12 +61,12 @@ class Endpoint:
 
     @property
     def is_openai(self) -> bool:
-        """Also its regional addresses, such as eu.api.openai.com."""
+        """True for OpenAI's own addresses, also regional ones such as eu.api.openai.com."""
         return self.host == _HOST or self.host.endswith(f".{_HOST}")
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Gives what messages must not say."""
+        """The texts that messages must not contain."""
         return secrets_of(self.key, self.headers)
 
     def open(self, timeouts: Timeouts, concurrency: int, environment: Environment) -> "AsyncOpenAI":
@@ -193,7 +193,7 @@ class Models:
 
 
 async def listed(client: "AsyncOpenAI", provider: Provider) -> Models | None:
-    """Ask for the list. None: the server has none. Raises what the SDK raises, and RequestError for a wrong address."""
+    """Requests the list; None: the server has none. Raises the SDK's errors, and RequestError for a wrong address."""
     import openai
 
     from ..transport import http_library

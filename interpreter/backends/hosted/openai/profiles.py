@@ -167,7 +167,7 @@ _MODELS: tuple[tuple[str, Profile], ...] = (
     (r"gpt-3\.5", replace(_CHAT, images=False, max_context=16_385)),
 )
 
-# Who a server says that it is, in `owned_by` of its models.
+# `owned_by` of a server's models → its kind.
 _OWNERS: Mapping[str, str] = {
     "vllm": "vllm",
     "sglang": "sglang",
@@ -178,13 +178,13 @@ _OWNERS_OF_OPENAI = re.compile(r"openai|system")
 
 
 def of_model(model: str) -> Profile:
-    """The profile of a model at OpenAI; a modest one for names that are not known, as Azure's deployments have them."""
+    """Returns the profile of a model at OpenAI; a modest one for unknown names, such as Azure deployments'."""
     name = model.removeprefix("ft:")
     return next((profile for pattern, profile in _MODELS if re.match(pattern, name)), _UNKNOWN)
 
 
 def of_owner(owner: str, model: str, server: str = "") -> Profile:
-    """The profile of a server by what it says of itself.
+    """Returns the profile of a server by its own description.
 
     Args:
         owner: `owned_by` of the model.
@@ -198,7 +198,7 @@ def of_owner(owner: str, model: str, server: str = "") -> Profile:
 
 
 def named(name: str, model: str) -> Profile:
-    """The profile that a user names.
+    """Returns the profile that a user names.
 
     Raises:
         ParameterError: there is none of that name.

@@ -1,4 +1,4 @@
-"""A request of ours → the body of a request to the API, and what is left to do here with the answer."""
+"""Writes a request as the body of an API request, and plans the processing of its answer."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ RESERVED = frozenset({"model", "messages", "prompt", "stream", "stream_options",
 
 
 def checked_extra(given: Mapping[str, Any] | None, reserved: frozenset[str] = RESERVED) -> Fields:
-    """Raises ParameterError for fields that are not the user's, or are no JSON."""
+    """Checks extra fields. Raises ParameterError for reserved ones, or values that are no JSON."""
     if given is None:
         return {}
     extra = checks.entries("extra_body", given, 256, "a dict of JSON values")
@@ -68,7 +68,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class OpenAIPlanner:
-    """Plans for one model.
+    """Plans the calls to one model.
 
     Args:
         backend: its name, for messages.
@@ -85,9 +85,10 @@ class OpenAIPlanner:
     extra: Mapping[str, Any]  # Any: JSON
 
     def plan(self, request: GenRequest) -> Plan:
-        """
+        """Plans a call.
+
         Raises:
-            CapabilityError: the request asks for what the server does not have; nothing of it is left out.
+            CapabilityError: the request needs a feature that the server lacks; nothing is left out.
             RequestError: a text that cannot be sent.
         """
         sampling = request.sampling
@@ -112,7 +113,7 @@ class OpenAIPlanner:
         return Plan(path, {**body, **self.extra}, cuts, wrapped, sampling.n, most_tokens, continues_text)
 
     def lowered(self, constraint: ConstraintSpec | None) -> ConstraintParams | None:
-        """Raises CapabilityError for a constraint that the server does not enforce."""
+        """Returns a constraint's parameters. Raises CapabilityError for one that the server does not enforce."""
         if constraint is None:
             return None
         lowered = lower(constraint, self.profile, self.mode)
@@ -126,7 +127,7 @@ class OpenAIPlanner:
     # -------------------------------------------------------------------------------- prompts
 
     def _prompt(self, parts: tuple[Part, ...]) -> tuple[Fields, bool]:
-        """The fields of a body that say what is to be continued; whether it is a text, and the model a chat model."""
+        """Returns the prompt's fields, and whether a chat model is asked to continue a plain text."""
         if self.mode == "completion":
             return {"prompt": self.text(parts)}, False
         asked = read(parts, self.backend)
@@ -144,7 +145,7 @@ class OpenAIPlanner:
         return {"messages": self._messages(conversation.ask_to_continue_turn(asked))}, False
 
     def text(self, parts: Iterable[Part]) -> str:
-        """A prompt as one text, for the completion API."""
+        """Returns a prompt as one text, for the completion API."""
         parts = tuple(parts)
         if any(isinstance(part, Media) for part in parts):
             raise CapabilityError(f"{self.backend} in completion mode takes no images; write mode='chat'")
@@ -215,7 +216,7 @@ class OpenAIPlanner:
         return {"logprobs": True, **({"top_logprobs": top} if top else {})}
 
     def _check(self, request: GenRequest) -> None:
-        """Raises CapabilityError for what this server would drop."""
+        """Raises CapabilityError for parameters that this server would drop."""
         sampling, profile = request.sampling, self.profile
         for field in SamplingParams.__struct_fields__:
             if field in profile.sampling or field in ("max_tokens", "n", "stop", "logprobs", "top_logprobs"):

@@ -1,4 +1,4 @@
-"""Log-probabilities of given choices, where the completion API tells those of the prompt (`echo`).
+"""Scores given choices, where the completion API returns log-probabilities of the prompt (`echo`).
 
 Each choice is a call of its own, sent as prompt + choice: not every server takes several prompts at once, and those
 that have a prefix cache read the shared prompt once anyway. The tokens of a choice are those after the prompt. A token
@@ -35,7 +35,7 @@ async def score(
     deadline: float,
     tokens_at_most: Callable[[tuple[Part, ...]], int],
 ) -> Scored:
-    """All choices of a request, each by a call.
+    """Scores all choices of a request, each by a call.
 
     Raises:
         CapabilityError: the prompt holds images.
@@ -67,7 +67,7 @@ async def of_prompt(
     deadline: float,
     tokens_at_most: Callable[[tuple[Part, ...]], int],
 ) -> tuple[tuple[TokenLogprob, ...], Usage]:
-    """Log-probabilities of the prompt's tokens, from the one that the request names on; 0.0 for the first of all.
+    """Returns log-probabilities of the prompt's tokens, from the requested one on; 0.0 for the first of all.
 
     Raises:
         CapabilityError: the prompt holds images.
@@ -89,13 +89,13 @@ async def of_prompt(
 
 
 def _body(prompt: str, choice: str, planner: OpenAIPlanner) -> Fields:
-    """One token is generated, as not every server can generate none; it is not looked at."""
+    """Writes the body. One token is generated and ignored, as not every server can generate none."""
     asked = {"prompt": prompt + choice, "max_tokens": 1, "temperature": 0.0, "echo": True, "logprobs": 1}
     return {"model": planner.model, **asked, **planner.extra}
 
 
 def _scored(piece: Piece, prompt: str, choice: str, provider: Provider) -> ScoredChoice:
-    """The answer to such a call → the numbers of its choice.
+    """Reads the scores of a choice from the answer.
 
     Raises:
         BackendError: log-probabilities are missing.
@@ -105,7 +105,7 @@ def _scored(piece: Piece, prompt: str, choice: str, provider: Provider) -> Score
     for token, offset, value in _placed(_told(piece, provider)):
         if offset + len(token) <= len(prompt) or offset >= len(prompt) + len(choice):
             continue
-        if value is None:  # the first of all tokens: nothing stands before it
+        if value is None:  # the first of all tokens: it has no predecessor
             raise BackendError(f"{provider.name} can score choices behind a prompt only; write some text before them")
         names.append(_name_of(token))
         values.append(value)
@@ -125,18 +125,18 @@ def _told(piece: Piece, provider: Provider) -> Logprobs:
 
 
 def _placed(given: Logprobs) -> Iterable[tuple[str, int, float | None]]:
-    """Tokens, the characters at which they begin, and their log-probabilities."""
+    """Yields tokens, the characters at which they begin, and their log-probabilities."""
     tokens = given.tokens or []
     return zip(tokens, given.text_offset or _offsets(tokens), given.token_logprobs or [], strict=False)
 
 
 def _name_of(token: str) -> int:
-    """Gives what stands for the id of a token, which this API does not tell: equal texts have equal ones, below 0."""
+    """Returns a substitute below 0 for a token id, which this API does not return: equal for equal texts."""
     return -1 - zlib.crc32(token.encode("utf-8", "surrogatepass"))
 
 
 def _usage(piece: Piece, bound: int) -> Usage:
-    """Gives what the call cost. `bound`: on the prompt's tokens, for a server that does not say."""
+    """Returns the usage of a call. `bound`: on the prompt's tokens, for a server that does not report it."""
     counted = piece.usage
     if counted is None:
         return Usage(bound, 0, 1, 1)

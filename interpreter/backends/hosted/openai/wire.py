@@ -39,7 +39,7 @@ class _Token(_Alternative):
 
 
 class Logprobs(msgspec.Struct):
-    """Of the chat API: `content`; of the completion API: the lists."""
+    """Log-probabilities: `content` of the chat API, the lists of the completion API."""
 
     content: list[_Token] | None = None
     tokens: list[str] | None = None
@@ -72,10 +72,10 @@ class Piece(msgspec.Struct):
 
 
 def parsed(data: object, provider: Provider) -> Piece:
-    """JSON of a server → a piece.
+    """Parses JSON of a server as a piece.
 
     Raises:
-        BackendError: it is none.
+        BackendError: it is no piece.
     """
     if not isinstance(data, Mapping):
         raise BackendError(
@@ -89,7 +89,7 @@ def parsed(data: object, provider: Provider) -> Piece:
 
 
 def logprobs_of(given: Logprobs | tuple[TokenLogprob, ...] | None) -> tuple[TokenLogprob, ...]:
-    """Ids are not told by this API: -1."""
+    """Reads log-probabilities. This API returns no token ids: they are -1."""
     if given is None:
         return ()
     if isinstance(given, tuple):

@@ -1,1 +1,1 @@
-"""Servers that are reached by their address: SGLang's own API, and any server of the OpenAI dialect."""
+"""Connects to a server by its address: SGLang's own API, or the OpenAI dialect."""

@@ -50,7 +50,7 @@ _MOST_NAMED = 100  # characters of a model's path in messages
 
 
 class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
-    """A backend for the model of a server that is running already: SGLang's own API, or the OpenAI dialect's.
+    """A backend for the model of a running server: SGLang's own API, or the OpenAI dialect's.
 
     **Text** goes to the server as it is: by `/generate`, or by `/v1/completions`. Roles are written by a chat template,
     which servers do not tell: the given one, or that of the model's family by its name. Where neither is known, roles
@@ -130,7 +130,7 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
 
     @property
     def model(self) -> str | None:
-        """The server's name of its model; None before the first use where none was given."""
+        """The server's name of its model; None before the first use if none was given."""
         return self._model
 
     @property
@@ -145,7 +145,7 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
         return Capabilities(self._name) if self._served is None else self._served.capabilities
 
     async def prepare(self) -> None:
-        """Asks the server who it is and which model it has, once.
+        """Identifies the server and its model, once.
 
         Raises:
             RequestError: the address, the key or the model is wrong.
@@ -164,12 +164,12 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
         return await (await self._ready()).score(request)
 
     def hint(self, hint: Hint) -> None:
-        """Sent to a server that has been used before; a hint never starts anything."""
+        """Sends a prefix hint to a server already in use; a hint starts no connection."""
         if isinstance(self._served, SGLangServer):
             self._served.hint(hint)
 
     def enforces(self, constraint: ConstraintSpec) -> bool:
-        """Whether the server enforces exactly this constraint, and not only simpler ones of its kind."""
+        """Returns whether the server enforces exactly this constraint, and not only simpler ones of its kind."""
         return self._served is not None and self._served.enforces(constraint)
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
@@ -195,7 +195,7 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
         return self._served
 
     async def _sglang(self) -> SGLangServer | None:
-        """None: the server has no such API. Raises RequestError where it was asked for by name."""
+        """Connects to SGLang's API; None: the server has none. Raises RequestError if the user named it."""
         said = await self._told_of_model("/get_model_info") or await self._told_of_model("/model_info")
         path = said.get("model_path")
         if not isinstance(path, str):
@@ -236,7 +236,8 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
         return backend
 
     def _take_model(self, model: str) -> None:
-        """
+        """Sets the model.
+
         Raises:
             RequestError: the server has another model.
         """
@@ -253,8 +254,8 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
         return self._image_token or named_templates.image_token_of(family or "default")
 
     async def _told_of_model(self, path: str) -> Mapping[str, Any]:  # Any: JSON
-        """As `_facts`. Where the server is still to be found out, a refusal of any kind is that of an address which it
-        does not have: gateways answer those with 401, 403, 400 or 500. Whether the key is right says the dialect."""
+        """Requests facts as `_facts` does. For an unidentified server, any refusal means that it lacks the address:
+        gateways answer unknown addresses with 401, 403, 400 or 500. The OpenAI dialect then checks the key."""
         if self._asked != "auto":
             return await self._facts(path)
         with contextlib.suppress(OverloadedError, EngineError):  # also after its tries
@@ -262,7 +263,7 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
         return {}
 
     async def _facts(self, path: str, absent: Container[int] = _NOT_THERE) -> Mapping[str, Any]:  # Any: JSON
-        """Gives what the server answers there; {} where it has no such address, or no JSON there.
+        """Requests JSON from an address; {} where the server has no such address, or no JSON there.
 
         Args:
             absent: statuses that say so.
@@ -282,7 +283,7 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
         return said if isinstance(said, Mapping) else {}
 
     def _inner_options(self) -> ConnectionOptions:
-        """Options of the backend for a server of the OpenAI dialect: no environment variable names another server."""
+        """Returns the options of the OpenAI backend inside: no environment variable redirects it."""
         return {**self._options, "environment": replace(self._environment, variables={})}
 
     def open_client(self) -> "AsyncOpenAI":

@@ -1,4 +1,4 @@
-"""A request of ours → the body of a request to SGLang's own API."""
+"""Writes a request as the body of a request to SGLang's own API."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ _RESERVED = frozenset({"text", "input_ids", "stream", "return_logprob", "return_
 
 
 def checked_extra(given: Mapping[str, Any] | None) -> Fields:
-    """Raises ParameterError for fields that are not the user's, or are no JSON."""
+    """Checks extra fields. Raises ParameterError for reserved ones, or values that are no JSON."""
     extra = requests.checked_extra(given, _RESERVED)
     if not isinstance(extra.get("sampling_params", {}), Mapping):
         raise ParameterError("extra_body['sampling_params'] must be a dict of the server's sampling parameters")
@@ -42,7 +42,7 @@ def checked_extra(given: Mapping[str, Any] | None) -> Fields:
 
 
 def constraint_fields(constraint: ConstraintSpec) -> Fields | None:
-    """Says how the server is told of a constraint; None for one that it does not enforce."""
+    """Writes a constraint's fields; None for one that the server does not enforce."""
     if constraint.engine not in (None, "auto"):
         return None  # the user asks for an engine of our runtime
     match constraint.kind:
@@ -56,11 +56,11 @@ def constraint_fields(constraint: ConstraintSpec) -> Fields | None:
 
 @dataclass(frozen=True, slots=True)
 class SGLangPlanner:
-    """Plans for one server.
+    """Plans the calls to one server.
 
     Args:
         backend: its name, for messages.
-        image_token: what stands for a picture in the model's prompts.
+        image_token: placeholder of a picture in the model's prompts.
         seeds: the server was started with --enable-deterministic-inference; without it, it looks at no seed.
         extra: fields that the user adds to every request.
     """
@@ -71,9 +71,10 @@ class SGLangPlanner:
     extra: Mapping[str, Any]  # Any: JSON
 
     def plan(self, request: GenRequest) -> Plan:
-        """
+        """Plans a call.
+
         Raises:
-            CapabilityError: the request asks for what the server does not have; nothing of it is left out.
+            CapabilityError: the request needs a feature that the server lacks; nothing is left out.
             RequestError: a text that cannot be sent.
         """
         sampling = request.sampling
@@ -90,7 +91,7 @@ class SGLangPlanner:
         return Plan(PATH, body, (), "", sampling.n, sampling.max_tokens, False)
 
     def body(self, prompt: Fields, sampling: Fields) -> Fields:
-        """A request with what the user adds to all of them."""
+        """Builds a body, with the fields that the user adds to every request."""
         given = dict(self.extra)
         return {**prompt, "sampling_params": {**sampling, **given.pop("sampling_params", {})}, **given}
 
@@ -129,7 +130,7 @@ class SGLangPlanner:
         return fields | lowered
 
     def _check(self, request: GenRequest) -> None:
-        """Raises CapabilityError for what this server would drop."""
+        """Raises CapabilityError for parameters that this server would drop."""
         sampling = request.sampling
         for field in SamplingParams.__struct_fields__:
             if field in _ALWAYS or field in _IF_GIVEN or field in _ELSEWHERE or (field == "seed" and self.seeds):

@@ -1,4 +1,4 @@
-"""Log-probabilities of given choices at SGLang's own API.
+"""Scores given choices at SGLang's own API.
 
 One request computes the prompt, so that the server has it in its cache, and says how many tokens it has. A second one
 sends the prompt, and the prompt with each choice, and asks for the log-probabilities of their last tokens. The tokens
@@ -30,7 +30,7 @@ _NOTHING: Fields = {"max_new_tokens": 0, "temperature": 0.0}
 async def score(
     session: "Session[AsyncOpenAI]", planner: SGLangPlanner, request: ScoreRequest, deadline: float
 ) -> Scored:
-    """All choices of a request, by two or three calls.
+    """Scores all choices of a request, by two or three calls.
 
     Raises:
         CapabilityError: there is nothing before the choices, or no beginning of texts to compare them after.
@@ -58,14 +58,14 @@ async def score(
 
 
 class _Scoring:
-    """The calls for one request. `usage`: what they cost."""
+    """Makes the calls for one request. `usage`: their sum."""
 
     def __init__(self, session: "Session[AsyncOpenAI]", planner: SGLangPlanner, deadline: float) -> None:
         self._session, self._planner, self._deadline = session, planner, deadline
         self.usage = Usage()
 
     async def asked(self, prompt: Fields, **more: object) -> list[Meta]:
-        """Facts about each of the texts of a request that generates nothing."""
+        """Requests facts about texts without generating. Returns one entry per text."""
         body = {**self._planner.body(prompt, _NOTHING), **more}
         async with self._session.slot(self._deadline) as client:
             data = await self._session.retried(lambda: client.post(PATH, cast_to=object, body=body), self._deadline)
@@ -79,7 +79,7 @@ class _Scoring:
         return facts
 
     async def one(self, prompt: Fields, **more: object) -> Meta:
-        """Facts about one text."""
+        """Requests facts about one text."""
         facts = await self.asked(prompt, **more)
         if len(facts) != 1:
             raise BackendError(
@@ -88,7 +88,7 @@ class _Scoring:
         return facts[0]
 
     async def choices(self, prompt: Fields, texts: list[str], start: int) -> list[list[Token]] | None:
-        """The tokens of each choice. None: `start` is too late to see where they begin."""
+        """Returns the tokens of each choice; None: they may begin before `start`."""
         asked = {**prompt, "text": texts}
         if "image_data" in prompt:
             asked["image_data"] = [prompt["image_data"]] * len(texts)
@@ -101,7 +101,7 @@ class _Scoring:
         return known if len(known) == len(found) else None
 
     async def unconditional(self, choices: list[list[int]]) -> list[tuple[float, ...]]:
-        """Log-probabilities of each choice's tokens after nothing but the beginning of a text.
+        """Scores each choice's tokens after the beginning-of-text token alone.
 
         Raises:
             CapabilityError: the model's texts have no token that they begin with.
@@ -127,14 +127,14 @@ def _told_from(start: int) -> Fields:
 
 
 def _placed(meta: Meta) -> dict[int, Token]:
-    """Tokens whose log-probabilities are told, by their place: they are the last ones."""
+    """Returns the tokens with log-probabilities, the last ones, by position."""
     tokens = meta.input_token_logprobs or []
     return dict(enumerate(tokens, meta.prompt_tokens - len(tokens)))
 
 
 def _tokens_after(head: dict[int, Token], tail: dict[int, Token], prompt_tokens: int) -> list[Token] | None:
-    """The tokens of a text from the first that differs from the prompt's. None: they may differ before the first one
-    that is told."""
+    """Returns the tokens of a text from the first that differs from the prompt's. None: they may differ before the
+    first returned token."""
     differing = (
         place for place in tail if place >= prompt_tokens or tail[place][1] != head.get(place, (0.0, -1, ""))[1]
     )

@@ -41,8 +41,8 @@ class SGLangServer:
     Args:
         session: to the server.
         planner: of requests.
-        model: its path, as the server says it.
-        info: what the server says of itself; {} where it says nothing.
+        model: its path, as reported by the server.
+        info: facts reported by the server; {} for none.
     """
 
     def __init__(
@@ -78,7 +78,8 @@ class SGLangServer:
         yield Final(request.id, answer.completions(), answer.usage(), reader.prompt_logprobs)
 
     async def score(self, request: ScoreRequest) -> Scored:
-        """
+        """Scores the choices of a request.
+
         Raises:
             CapabilityError: the probability of choices over all their tokens, or choices after no prompt.
         """
@@ -134,7 +135,7 @@ class SGLangServer:
         await asyncio.gather(*self._hints, return_exceptions=True)
 
     async def _prefill(self, prompt: tuple[Part, ...]) -> None:
-        """Advice: when it is refused the requests that follow say what is wrong, if anything is."""
+        """Computes a prefix. Errors are dropped: the requests that follow raise theirs."""
         with contextlib.suppress(UmbelError):
             body = self._planner.body(self._planner.prompt(prompt), {"max_new_tokens": 0, "temperature": 0.0})
             deadline = self._session.deadline(_MOST_SECONDS_FOR_HINT)
@@ -143,6 +144,6 @@ class SGLangServer:
 
 
 def _scalars(said: object) -> Facts:
-    """Gives what can be said in one line each."""
+    """Returns the facts that are scalars."""
     given = said if isinstance(said, Mapping) else {}
     return {str(key): value for key, value in given.items() if value is None or isinstance(value, str | int | float)}

@@ -48,10 +48,10 @@ class Told(msgspec.Struct):
 
 
 def told(data: object, provider: Provider) -> list[Told]:
-    """JSON of `/generate` → its continuations, in order.
+    """Parses JSON of `/generate` into its continuations, in order.
 
     Raises:
-        BackendError: it is none.
+        BackendError: it is no answer.
     """
     try:
         if isinstance(data, list):
@@ -62,7 +62,7 @@ def told(data: object, provider: Provider) -> list[Told]:
 
 
 class Reader:
-    """The answer to one call → pieces, event by event.
+    """Reads the answer to one call into pieces, event by event.
 
     Args:
         stops: of the request. The server takes a stop off a text when it ends, so what may be the beginning of one
@@ -80,7 +80,7 @@ class Reader:
         self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     def __call__(self, data: object, provider: Provider) -> Piece:
-        """Raises BackendError for what is no answer, and for a request that the server gave up."""
+        """Reads one event. Raises BackendError for invalid data, and for a request that the server aborted."""
         if isinstance(data, dict) and data.get("error") is not None:
             return Piece(error=data["error"])
         pieces = told(data, provider)
@@ -121,7 +121,7 @@ class Reader:
         return new
 
     def _new_logprobs(self, index: int, meta: Meta) -> tuple[TokenLogprob, ...]:
-        """Lists are those of all tokens so far, or of the new ones, whatever the texts are."""
+        """Returns new log-probabilities. Lists hold all tokens so far or the new ones, independently of the text."""
         tokens = logprobs_of(meta.output_token_logprobs or [], meta.output_top_logprobs)
         seen = self._tokens[index]
         if len(tokens) >= meta.completion_tokens:
@@ -131,7 +131,7 @@ class Reader:
 
 
 def logprobs_of(tokens: list[Token], tops: list[list[Token] | None] | None) -> tuple[TokenLogprob, ...]:
-    """The first token of a prompt has none: 0.0 stands for it, as for our own runtime."""
+    """Reads log-probabilities. The first token of a prompt has none: it gets 0.0, as in our own runtime."""
     alternatives = tops or [None] * len(tokens)
     return tuple(
         TokenLogprob(token, text or "", 0.0 if value is None else value, _ranked(top))
