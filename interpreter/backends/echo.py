@@ -1,4 +1,4 @@
-"""Echo: a backend without a model. Scripted, deterministic, and honest about tokens; made for tests.
+"""Echo: a scripted, deterministic backend without a model, which counts tokens; made for tests.
 
 It ships with umbel, for tests of your own programs:
 
@@ -6,11 +6,11 @@ It ships with umbel, for tests of your own programs:
     state = program.run(backend=echo)
     assert echo.requests[0].sampling.max_tokens == 16
 
-What a script gives is what a model would have said if nothing stopped it: `stop`, `stop_token_ids`,
+A script's answer is the text of a model that nothing stops: `stop`, `stop_token_ids`,
 `stop_regex`, `max_tokens`, `min_tokens`, `ignore_eos` and `n` are then applied as a real backend does. Parameters that
 choose among tokens (temperature, penalties, logit_bias, seed) have nothing to choose from here.
 
-A constrained answer has to satisfy the constraint (see `echo_constraints`); one that does not is a RequestError. Where
+A constrained answer has to satisfy the constraint (see `echo_answers`); one that does not is a RequestError. Where
 `max_tokens` cuts it, it ends with "length" in the middle, as hosted models do; a runtime would lead it to an end.
 """
 
@@ -80,11 +80,11 @@ class Echo:
     """A scripted backend.
 
     Args:
-        script: what is answered.
+        script: the answers.
             A dict: the answer whose key stands last in the prompt. A list: one answer per continuation, in the
             order of the calls. A function of the prompt's text. An answer may be a list, one text per
             continuation of `n`; one text serves them all. None: the last piece of text that the program itself
-            wrote is given back.
+            wrote is returned.
         scores: log-probability per token for choices (a number for all its tokens, or one for each); other
             choices get a hash of prompt and choice.
         unconditional_scores: the same without the prompt.
@@ -242,7 +242,7 @@ class Echo:
         self.active.add(request.id)
 
     def _leave(self, request_id: str) -> None:
-        """A request that is still active here was cancelled, failed, or its iterator was closed."""
+        """Ends a request. One that is still active was cancelled, failed, or its iterator was closed."""
         if request_id in self.active:
             self.active.discard(request_id)
             self.aborted.append(request_id)
@@ -262,7 +262,7 @@ class Echo:
     # -------------------------------------------------------------------------------- text
 
     def answer(self, prompt: str, parts: tuple[Part, ...], n: int) -> list[str]:
-        """Gives what is said to a prompt, `n` times. Subclasses may say something else.
+        """Returns `n` answers to a prompt. Subclasses may override it.
 
         Raises:
             RequestError: the script has no answer.
@@ -270,7 +270,7 @@ class Echo:
         return self._script.answers(prompt, parts, n)
 
     def _complete(self, request: GenRequest) -> tuple[list[Completion], list[list[str]]]:
-        """Completions, and the texts of their tokens."""
+        """Returns the completions, and the texts of their tokens."""
         prompt = prompt_text(request.prompt)
         said = self.answer(prompt, request.prompt, request.sampling.n)
         answers = [completed(text, request) for text in said]
@@ -289,7 +289,7 @@ class Echo:
         return [completion for completion, _ in answers], [texts for _, texts in answers]
 
     def _prefill(self, request: GenRequest | ScoreRequest) -> tuple[list[tuple[int, str]], int]:
-        """Tokens of the prompt, and how many of them were cached. They are cached from now on."""
+        """Returns the prompt's tokens and the number of cached ones, and inserts them into the cache."""
         tokens = prompt_tokens(request.prompt)
         ids = [token for token, _ in tokens]
         cached = self._cache.match(request.origin.salt, ids)
@@ -331,7 +331,7 @@ class Echo:
         return Scored(request.id, tuple(choices), Usage(len(ids), cached, 0, 1))
 
     def _bounds(self, choice: str, probability: str) -> tuple[float | None, float | None]:
-        """As of a ScoredChoice."""
+        """Returns the bounds of a ScoredChoice."""
         if not probability:
             return None, None
         if choice not in self._probabilities:

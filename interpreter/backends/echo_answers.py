@@ -28,12 +28,12 @@ _FLAGS = re.compile(r"(?:\(\?[aimsux]+\))?")  # they stand at the beginning of a
 
 
 def check(text: str, constraint: ConstraintSpec) -> None:
-    """Whether a whole answer satisfies the constraint.
+    """Checks that a whole answer satisfies the constraint.
 
     Raises:
         RequestError: it does not; the message says how.
         ConstraintError: the constraint itself is wrong.
-        CapabilityError: it cannot be looked at here.
+        CapabilityError: no installed engine can check it.
     """
     match constraint.kind:
         case "regex":
@@ -52,7 +52,7 @@ def check(text: str, constraint: ConstraintSpec) -> None:
 
 
 def compiled(pattern: str) -> "re.Pattern[str]":
-    """Raises ConstraintError for a pattern that no engine here understands."""
+    """Compiles a pattern. Raises ConstraintError for one that no engine here supports."""
     try:
         return re.compile(pattern)
     except (RecursionError, OverflowError, MemoryError):
@@ -78,7 +78,7 @@ def _check_json(text: str, schema: str) -> None:
 
 
 def first_stop(pattern: str, text: str, free: int) -> tuple[int, int] | None:
-    """Finds where the first match of a stop_regex ends, and where it begins: (end, start); None without one.
+    """Finds the first match of a stop_regex: (end, start); None without one.
 
     The match that ends first counts, and of those that end together the one that begins first. `free`: characters
     at the beginning in which none may end.
@@ -99,7 +99,7 @@ def first_stop(pattern: str, text: str, free: int) -> tuple[int, int] | None:
 
 
 def completed(said: str, request: GenRequest) -> tuple[Completion, list[str]]:
-    """The completion, and the texts of its tokens. What a constraint does not allow was not said."""
+    """Returns the completion and the texts of its tokens, for an answer that satisfies the request's constraint."""
     sampling, constraint = request.sampling, request.constraint
     if constraint is None:
         return cut(said, sampling)
@@ -116,7 +116,7 @@ def completed(said: str, request: GenRequest) -> tuple[Completion, list[str]]:
 
 
 def cut(said: str, sampling: SamplingParams) -> tuple[Completion, list[str]]:
-    """Gives what a model would have said if nothing stopped it → its completion, and the texts of the tokens."""
+    """Applies stops and limits to a text. Returns its completion, and the texts of the tokens."""
     texts = _long_enough(said, sampling)
     endings = [
         ending
@@ -133,7 +133,7 @@ def cut(said: str, sampling: SamplingParams) -> tuple[Completion, list[str]]:
 
 
 def _long_enough(said: str, sampling: SamplingParams) -> list[str]:
-    """Tokens; said again while the end of the text is not allowed yet."""
+    """Returns the tokens; the text is repeated up to min_tokens."""
     texts = pieces(said)
     wanted = sampling.max_tokens if sampling.ignore_eos else sampling.min_tokens
     while len(texts) < wanted:
@@ -153,8 +153,8 @@ def _stop_token(texts: list[str], sampling: SamplingParams) -> _Ending | None:
 
 
 def _stop_string(texts: list[str], sampling: SamplingParams) -> _Ending | None:
-    """The stop, or match of a stop_regex, that ends first; of those that end together the longest. None may end in the
-    first min_tokens - 1."""
+    """Finds the stop, or match of a stop_regex, that ends first; of those that end together the longest. None may end
+    in the first min_tokens - 1."""
     text = "".join(texts)
     free = sum(map(len, texts[: max(0, sampling.min_tokens - 1)]))
     found: list[tuple[int, int, str]] = []  # end, start, stop
@@ -176,7 +176,7 @@ def _stop_string(texts: list[str], sampling: SamplingParams) -> _Ending | None:
 
 
 def _completion(texts: list[str], length: int, reason: FinishReason, matched: str | int | None) -> Completion:
-    """`length` characters of the tokens are text; the tokens wholly inside are kept."""
+    """Builds a completion of the first `length` characters; the tokens wholly inside are kept."""
     kept = end = 0
     for piece in texts:
         if end + len(piece) > length:
@@ -187,7 +187,7 @@ def _completion(texts: list[str], length: int, reason: FinishReason, matched: st
 
 
 def chunks(request_id: str, completions: list[Completion], texts: list[list[str]]) -> list[Chunk]:
-    """One chunk per kept token, the continuations in turn; a tail comes last."""
+    """Makes one chunk per kept token, the continuations in turn; a tail comes last."""
     result: list[Chunk] = []
     for place in range(max((completion.kept for completion in completions), default=0) + 1):
         for index, completion in enumerate(completions):
@@ -200,7 +200,7 @@ def chunks(request_id: str, completions: list[Completion], texts: list[list[str]
 
 
 def hashed_logprobs(seed: int, tokens: Iterable[tuple[int, str]], top: int) -> tuple[TokenLogprob, ...]:
-    """A hash of what came before, as numbers that could be log-probabilities; the token itself is the best."""
+    """Derives log-probabilities from a hash of the prefix; the token itself is the best."""
     result: list[TokenLogprob] = []
     history = seed
     for token, text in tokens:
@@ -212,7 +212,7 @@ def hashed_logprobs(seed: int, tokens: Iterable[tuple[int, str]], top: int) -> t
 
 
 def checked_scores(name: str, given: object) -> dict[str, float | tuple[float, ...]]:
-    """Log-probabilities of choices: one number for all tokens of a choice, or one for each.
+    """Checks log-probabilities of choices: one number for all tokens of a choice, or one for each.
 
     Raises:
         ParameterError: anything else.
@@ -235,7 +235,7 @@ def _scores(name: str, given: object) -> float | tuple[float, ...]:
 
 
 def scores_of(given: float | Sequence[float] | None, choice: str, seed: int) -> tuple[float, ...]:
-    """Log-probabilities of a choice: one number for all its tokens, one for each, or None for a hash.
+    """Returns the log-probabilities of a choice from one number for all its tokens, one for each, or None: a hash.
 
     Raises:
         ParameterError: another number of them than of tokens.
@@ -257,7 +257,7 @@ def scores_of(given: float | Sequence[float] | None, choice: str, seed: int) -> 
 
 
 def checked_bounds(given: object) -> dict[str, tuple[float, float]]:
-    """Probabilities of choices, or pairs of bounds of them → bounds of their logarithms.
+    """Converts probabilities of choices, or pairs of bounds, to bounds of their logarithms.
 
     Raises:
         ParameterError: no probabilities, or bounds in the wrong order.

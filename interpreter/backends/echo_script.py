@@ -1,4 +1,4 @@
-"""Scripts: what a model that does not exist would say to a prompt. Echo reads them, and so do the fake providers."""
+"""Scripts: the answers of Echo and of the fake providers to prompts."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -33,11 +33,11 @@ class ScriptReader:
         self._owner = owner
 
     def answers(self, prompt: str, parts: Sequence[Part], n: int) -> list[str]:
-        """Gives what is said to a prompt, `n` times.
+        """Returns `n` answers to a prompt.
 
         Args:
             prompt: its text, for dicts and functions.
-            parts: what it is made of, where there is no script.
+            parts: its parts, used where there is no script.
 
         Raises:
             RequestError: the script has no answer.
@@ -97,6 +97,6 @@ def _check_answer(answer: object, owner: str) -> None:
 
 
 def _last_words(parts: Sequence[Part]) -> str:
-    """The last text of a prompt that is not scaffolding."""
+    """Returns the last text of a prompt that is not scaffolding."""
     said = [part.text for part in parts if isinstance(part, Text) and not part.control and part.text.strip()]
     return said[-1].strip() if said else "echo"

@@ -1,4 +1,4 @@
-"""Echo's idea of tokens, and a prefix cache that counts as a real one does.
+"""Echo's tokenizer, and a prefix cache that counts as a real one does.
 
 A token is a word with the space before it, or one other character. Its id is a checksum of its text,
 so that the same text has the same ids in every process.
@@ -17,7 +17,7 @@ _MEDIA_TOKENS = 4
 
 
 def pieces(text: str) -> list[str]:
-    """Text → the texts of its tokens; their concatenation is the text."""
+    """Splits a text into the texts of its tokens; their concatenation is the text."""
     return _TOKEN.findall(text)
 
 
@@ -30,12 +30,12 @@ def token_ids(text: str) -> list[int]:
 
 
 def prompt_text(parts: Iterable[Part]) -> str:
-    """A prompt as a person reads it."""
+    """Returns the text of a prompt, with <image> or <video> for media."""
     return "".join(f"<{part.kind}>" if isinstance(part, Media) else part.text for part in parts)
 
 
 def prompt_tokens(parts: Iterable[Part]) -> list[tuple[int, str]]:
-    """A prompt → (id, text) per token. Generated parts keep the ids they came with."""
+    """Tokenizes a prompt: (id, text) per token. Generated parts keep their ids."""
     tokens: list[tuple[int, str]] = []
     for part in parts:
         match part:
@@ -51,7 +51,7 @@ def prompt_tokens(parts: Iterable[Part]) -> list[tuple[int, str]]:
 
 
 def located(question: Locate) -> Located:
-    """Finds where tokens begin, counted in characters, and what prompts have in common."""
+    """Returns the character offsets of tokens, and the lengths of common prefixes."""
     tokens = prompt_tokens(question.prompt)
     places = [0, *accumulate(len(text) for _, text in tokens)]
     shared = tuple(
@@ -66,8 +66,8 @@ def located(question: Locate) -> Located:
 
 
 class PrefixCache:
-    """Which prefixes have been seen: a tree of tokens as one dict. When it is full it is emptied, but for what is
-    pinned. There is no clock here, so pins hold until they are released.
+    """The cached prefixes: a tree of tokens as one dict. When it is full it is emptied, except for pinned prefixes.
+    There is no clock here, so pins hold until they are released.
 
     (node, token) → node; the root of a salt is a negative node of its own
     """
@@ -82,7 +82,7 @@ class PrefixCache:
         return len(self._next)
 
     def match(self, salt: str, ids: list[int]) -> int:
-        """Says how many tokens of this prompt were there. At least one is computed always, as its result is needed."""
+        """Returns the number of cached tokens of this prompt. At least one is always computed: its result is needed."""
         node, matched = self._root(salt), 0
         for token in ids[:-1]:
             following = self._next.get((node, token))
@@ -99,7 +99,7 @@ class PrefixCache:
         self._add(salt, ids)
 
     def pin(self, name: str, salt: str, ids: list[int]) -> None:
-        """From now on the tokens stay when the cache is emptied."""
+        """Pins the tokens: they stay when the cache is emptied."""
         self._pins[name] = (salt, ids)
 
     def unpin(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""A gate for tests: what Echo does waits at it until the test says so. No sleeps, no timing."""
+"""A gate for tests: Echo's calls wait at it until the test lets them pass. No sleeps, no timing."""
 
 import asyncio
 import contextlib
@@ -26,18 +26,18 @@ class Gate:
 
     @property
     def waiting(self) -> int:
-        """Says how many wait at the gate now."""
+        """Number of calls that wait at the gate."""
         with self._condition:
             return len(self._waiting)
 
     @property
     def arrived(self) -> int:
-        """Says how many have come to the gate so far, those that passed included."""
+        """Number of calls that have come to the gate, passed ones included."""
         with self._condition:
             return self._arrived
 
     def step(self, count: int = 1) -> None:
-        """Let `count`, 1 or more, pass: those that wait, then those that come."""
+        """Lets `count` calls, 1 or more, pass: waiting ones, then later ones."""
         permits = checks.integer("Gate.step(): count", count, 1, _MOST)
         with self._condition:
             self._permits += permits
@@ -53,7 +53,7 @@ class Gate:
             self._open = False
 
     def wait_for(self, arrived: int) -> None:
-        """Block until so many have come to the gate in all.
+        """Blocks until so many calls have come to the gate in all.
 
         Raises:
             AssertionError: they do not come.
@@ -64,7 +64,7 @@ class Gate:
                 raise AssertionError(f"{self._arrived} came to the gate, {arrived} were expected")
 
     async def passes(self) -> None:
-        """On the backend's loop: wait for the turn. Cancelled, it gives its place up."""
+        """Waits to pass, on the backend's loop. A cancelled call gives its place up."""
         loop = asyncio.get_running_loop()
         with self._condition:
             self._arrived += 1

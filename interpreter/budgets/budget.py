@@ -1,19 +1,19 @@
-"""Budgets: bounds on what a run costs. No call begins that could go beyond one.
+"""Budgets: limits on the cost of a run. No call begins that could exceed one.
 
     program.run(question, budget=umbel.Budget(tokens=10_000, dollars=0.02))
     program.run_batch(questions, budget=umbel.Budget(dollars=5))      # of all of them together
 
-A call holds the most that it can cost while it is in flight, and is charged what it did cost:
+A call in flight holds the most that it can cost; at its end it is charged its actual cost:
 
     0                                                   limit
     |────────── spent ──────────|──── held ────|── free ──|
                                  calls in flight
 
-A call that does not fit what is free waits for those in flight, which mostly cost less than they hold; one that would
-not fit even if they cost nothing ends with BudgetError. Calls that wait go on in the order in which they came.
+A call that exceeds the free part waits for calls in flight, which mostly cost less than they hold; one that would not
+fit even if they cost nothing ends with BudgetError. Waiting calls are served in order of arrival.
 
-A `Budget` is what the user gives, an `Allowance` what is left of it for a run or a batch, a `Ledger` what one run has
-cost. `Ledger.cost` is replaced as a whole on the streams' loop, so other threads read it at any time.
+The user gives a `Budget`; an `Allowance` is the rest of it for a run or a batch; a `Ledger` holds the cost of one run.
+`Ledger.cost` is replaced as a whole on the streams' loop, so other threads read it at any time.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ MOST_DOLLARS = 1e12
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of one run, or of one batch. Branches are inside, and speculation, and what is asked again; a program that
-    the body starts with `.run(...)` is a run of its own.
+    """Limits of one run, or of one batch. They include branches, speculation and repeated requests; a program that the
+    body starts with `.run(...)` is a run of its own.
 
     Args:
         tokens: of prompts and of what is generated, cached or not.
@@ -83,7 +83,7 @@ class Budget:
 
 
 class Allowance:
-    """The part of a budget that is left. Its seconds begin when it is made; all else is used on the streams' loop."""
+    """The rest of a budget. Its seconds begin when it is made; all else is used on the streams' loop."""
 
     __slots__ = ("_held", "_spent", "_waiting", "budget", "ends")
 
@@ -95,7 +95,7 @@ class Allowance:
         self._waiting: deque[tuple[Charge, asyncio.Future[None]]] = deque()
 
     async def reserve(self, charge: Charge) -> None:
-        """Wait until the budget has room for a call that costs at most `charge`, and take it. `settle` ends it.
+        """Waits until the budget has room for a call that costs at most `charge`, and holds it until `settle`.
 
         Raises:
             BudgetError: there will be no such room.
@@ -120,13 +120,13 @@ class Allowance:
             raise
 
     def settle(self, held: Charge, cost: Charge) -> None:
-        """The end of a call that held `held`: it did cost `cost`."""
+        """Ends a call: releases `held` and charges `cost`."""
         self._held -= held
         self._spent += cost
         self._serve()
 
     def hold_rest(self) -> Charge:
-        """Take all that is free: for calls that a gateway makes, which is told so. `settle` ends it."""
+        """Holds all of the free budget, for calls made by a gateway, until `settle`."""
         budget, used = self.budget, self._spent + self._held
         rest = Charge(
             prompt_tokens=0 if budget.tokens is None else max(0, budget.tokens - used.tokens),
@@ -136,11 +136,11 @@ class Allowance:
         return rest
 
     def late(self) -> BudgetError:
-        """The error for a run that took too long."""
+        """Returns the error for a run that took too long."""
         return BudgetError(f"the run did not end within the seconds of its {self.budget}; raise seconds")
 
     def affordable(self, prompt_tokens: int, price: Price | None) -> int | None:
-        """Says how many tokens a call with such a prompt may generate without waiting; None: as many as it likes."""
+        """Returns the number of tokens a call with such a prompt may generate without waiting; None: no limit."""
         budget, used = self.budget, self._spent + self._held
         if budget.calls is not None and used.calls >= budget.calls:
             return 0
@@ -157,7 +157,7 @@ class Allowance:
     # -------------------------------------------------------------------------------- how
 
     def _serve(self) -> None:
-        """Let those that wait go on, as far as there is room."""
+        """Admits waiting calls in order while there is room."""
         while self._waiting:
             charge, turn = self._waiting[0]
             if not turn.done():
@@ -175,7 +175,7 @@ class Allowance:
         return self._over(self._spent + self._held + charge) is None
 
     def _over(self, sum_: Charge) -> str | None:
-        """The limit that this sum is above, or None."""
+        """Returns the limit that this sum exceeds, or None."""
         budget = self.budget
         if budget.tokens is not None and sum_.tokens > budget.tokens:
             return "tokens"
@@ -186,7 +186,7 @@ class Allowance:
         return None
 
     def _refusal(self, charge: Charge) -> BudgetError | None:
-        """The error of a call for which there will be no room, whatever those in flight cost."""
+        """Returns the error of a call that cannot fit, even if calls in flight cost nothing; else None."""
         spent, budget = self._spent, self.budget
         match self._over(spent + charge):
             case "tokens":
@@ -215,15 +215,15 @@ class Allowance:
 
 
 def allowance_of(budget: Budget | None) -> Allowance | None:
-    """All of a budget, from now on; None for no budget."""
+    """Starts an allowance of the whole budget; None for no budget."""
     return None if budget is None else Allowance(budget)
 
 
 class Ledger:
-    """Of one run.
+    """The cost of one run, charged to its budget.
 
     Args:
-        backend: whose model has the price.
+        backend: its model has the price.
         allowance: of the run, or of the batch that it is part of; None: no limits.
     """
 
@@ -236,21 +236,21 @@ class Ledger:
 
     @property
     def price(self) -> Price | None:
-        """Of the model, as the table is now; None: not known."""
+        """The model's current price; None: not known."""
         return prices.find(self._backend.capabilities.model)
 
     @property
     def limited(self) -> bool:
-        """Whether there is a budget."""
+        """True if there is a budget."""
         return self._allowance is not None
 
     # -------------------------------------------------------------------------------- before and after a call
 
     async def reserve(self, request: GenRequest | ScoreRequest) -> Charge:
-        """Wait until the budget has room for `request`; what the call holds until `settle`.
+        """Waits until the budget has room for `request`. Returns the charge held until `settle`.
 
         Raises:
-            BudgetError: it will have none, or it is in dollars and the model has no price.
+            BudgetError: there will be no room, or the budget is in dollars and the model has no price.
         """
         if self._allowance is None:
             return charges.NOTHING
@@ -266,17 +266,17 @@ class Ledger:
         return held
 
     def settle(self, held: Charge, usage: Usage) -> None:
-        """A call has ended, and this is what it cost."""
+        """Ends a call, and charges its usage."""
         price = self.price
         self.cost += Cost(usage, None if price is None else price.dollars(usage))
         if self._allowance is not None:
             self._allowance.settle(held, charges.of_usage(usage, price))
 
     def settle_unfinished(self, held: Charge, generated: int) -> None:
-        """A call was left, or failed, when so many tokens had come; the provider does not say what it cost.
+        """Ends a call that was left, or failed, after `generated` tokens; the provider does not report its usage.
 
-        The run's cost has only what is known. Its budget is charged what the call must have cost at most: nothing
-        before the first token, since requests that are refused cost nothing, then the prompt and what came."""
+        The run's cost has only reported usage. Its budget is charged the most that the call may have cost: nothing
+        before the first token, since refused requests are free, then the prompt and the tokens that came."""
         if self._allowance is None:
             return
         cost = charges.at_most(held.prompt_tokens, generated, held.calls, self.price) if generated else charges.NOTHING
@@ -285,8 +285,8 @@ class Ledger:
     # -------------------------------------------------------------------------------- calls that others make
 
     def hold_rest(self) -> tuple[Charge, ProgramBudget | None]:
-        """All that is left of the budget, held until `settle_rest`, and what of it whoever makes the calls has to
-        know. Such calls cost no dollars: runtimes make them."""
+        """Holds the rest of the budget until `settle_rest`. Returns it, and the limits for the gateway that makes the
+        calls. Such calls cost no dollars: runtimes make them."""
         if self._allowance is None:
             return charges.NOTHING, None
         budget, rest = self._allowance.budget, self._allowance.hold_rest()
@@ -297,25 +297,25 @@ class Ledger:
         )
 
     def note_others(self, before: Cost, usage: Usage) -> None:
-        """Those calls have taken so much up to now; `before` is what the run had cost when they began."""
+        """Updates the cost by the gateway's calls so far; `before` is the run's cost when they began."""
         price = self.price
         self.cost = before + Cost(usage, None if price is None else price.dollars(usage))
 
     def settle_rest(self, held: Charge, usage: Usage) -> None:
-        """They are over, and this is what they took."""
+        """Ends the gateway's calls, and charges their usage."""
         if self._allowance is not None:
             self._allowance.settle(held, charges.of_usage(usage, self.price))
 
     # -------------------------------------------------------------------------------- speculation
 
     def affordable_tokens(self, prompt: tuple[Part, ...]) -> int | None:
-        """Says how many tokens a call with this prompt may generate without waiting; None: as many as it likes."""
+        """Returns the number of tokens a call with this prompt may generate without waiting; None: no limit."""
         if self._allowance is None:
             return None
         return self._allowance.affordable(self._backend.tokens_at_most(prompt), self.price)
 
     def note(self, speculation: Speculation) -> None:
-        """Add what speculation did."""
+        """Adds the counts of speculation."""
         price = self.price
         saved = None
         if price is not None:

@@ -1,4 +1,4 @@
-"""Charges: what a call may cost at most, and what it did cost, in every unit that a budget knows."""
+"""Charges: the upper bound and the actual cost of a call, in every unit of a budget."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ PICODOLLARS = 10**12  # of a dollar; whole numbers, so that what is held and giv
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """Of one call, or the sum of several. `picodollars` are 0 where no price is known."""
+    """The charge of one call, or the sum of several. `picodollars` are 0 where no price is known."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -44,25 +44,25 @@ NOTHING = Charge()
 
 
 def of_usage(usage: Usage, price: Price | None) -> Charge:
-    """Gives what a call did cost."""
+    """Returns the actual cost of a call."""
     dollars = (price or FREE).dollars(usage)
     return Charge(usage.prompt_tokens, usage.completion_tokens, usage.calls, round(dollars * PICODOLLARS))
 
 
 def at_most(prompt_tokens: int, completion_tokens: int, calls: int, price: Price | None) -> Charge:
-    """Gives what calls with so many tokens cost when nothing is cached, and all of the prompt is stored."""
+    """Returns the cost of calls if nothing is cached and the whole prompt is stored."""
     read, written = each(price)
     return Charge(prompt_tokens, completion_tokens, calls, prompt_tokens * read + completion_tokens * written)
 
 
 def each(price: Price | None) -> tuple[int, int]:
-    """Picodollars of a token at most: of a prompt, and generated."""
+    """Returns the most a prompt token and a generated token cost, in picodollars."""
     price = price or FREE
     return round(price.dearest_input * PICODOLLARS / 1e6), round(price.output * PICODOLLARS / 1e6)
 
 
 def worst_of(backend: Backend, request: GenRequest | ScoreRequest, price: Price | None) -> Charge:
-    """The most that a request can cost."""
+    """Returns the most that a request can cost."""
     hosted = backend.capabilities.model != ""
     if isinstance(request, GenRequest):
         sampling, prompt = request.sampling, backend.tokens_at_most(request.prompt)

@@ -62,12 +62,12 @@ class Estimate:
 
     @property
     def total_tokens(self) -> int:
-        """Of prompts and of what is generated."""
+        """Prompt tokens and generated tokens."""
         return self.prompt_tokens + self.completion_tokens
 
 
 class StandIn:
-    """In the place of a backend: sends nothing but what `start` sends, and answers with made-up text.
+    """Replaces a backend: answers with made-up text and sends nothing, except in `start`.
 
     Args:
         backend: what the program would run on.
@@ -78,7 +78,7 @@ class StandIn:
         self._cost = charges.NOTHING
 
     def estimate(self) -> Estimate:
-        """Gives what was asked so far."""
+        """Returns the estimate of the requests so far."""
         cost, known = self._cost, prices.find(self._backend.capabilities.model) is not None
         dollars = cost.picodollars / PICODOLLARS if known else None
         return Estimate(cost.calls, cost.prompt_tokens, cost.completion_tokens, dollars)
@@ -87,8 +87,8 @@ class StandIn:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the backend, but nothing is computed ahead or speculated, what would be validated is as good as
-        enforced, and generated text comes back with its tokens, so that it is counted as what it cost."""
+        """The backend's capabilities, with three changes: no hints or speculation; constraints that would be validated
+        count as enforced; generated text keeps its tokens, so that it is counted by them."""
         known = self._backend.capabilities
         constraints = get_args(ConstraintKind) if known.asks_again else known.constraints
         return msgspec.structs.replace(
@@ -115,7 +115,7 @@ class StandIn:
         yield Final(request.id, (completion,) * request.sampling.n, _usage(cost), prompt_logprobs)
 
     async def score(self, request: ScoreRequest) -> Scored:
-        """The first choice is the most probable one."""
+        """Scores the first choice as the most probable one."""
         cost = self._charged(request)
         choices = [
             ScoredChoice(
@@ -133,12 +133,12 @@ class StandIn:
         raise AssertionError("a backend without the capability is given no hints")
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
-        """Text that was made up has the tokens that it was said to have."""
+        """Counts made-up text by its declared tokens, and the rest by the backend."""
         said = sum(len(part.token_ids) for part in prompt if isinstance(part, Generated))
         return said + self._backend.tokens_at_most(tuple(part for part in prompt if not isinstance(part, Generated)))
 
     def enforces(self, constraint: ConstraintSpec) -> bool:
-        """As the backend, or because it would be asked again."""
+        """Returns whether the backend enforces the constraint, or would be asked again."""
         return self._backend.capabilities.asks_again or self._enforced(constraint)
 
     async def control(self, verb: str) -> Done:
@@ -154,7 +154,7 @@ class StandIn:
         return enforces is None or bool(enforces(constraint))
 
     def _charged(self, request: GenRequest | ScoreRequest) -> Charge:
-        """Notes what the request may cost, and gives it."""
+        """Adds the request's largest cost to the estimate, and returns it."""
         price = prices.find(self._backend.capabilities.model)
         cost = charges.worst_of(self, request, price)
         if isinstance(request, GenRequest) and request.constraint is not None:
@@ -164,7 +164,7 @@ class StandIn:
         return cost
 
     def _told(self, constraint: ConstraintSpec) -> int:
-        """Tokens of what the model is told about a constraint that is validated."""
+        """Returns the tokens of the instructions about a validated constraint."""
         if constraint.kind in self._backend.capabilities.constraints and self._enforced(constraint):
             return 0
         longest = max(reask_prompts.note(constraint, ""), reask_prompts.note(constraint, "x" * 1000), key=len)
@@ -176,7 +176,7 @@ def _usage(cost: Charge) -> Usage:
 
 
 def _made_up(request: GenRequest) -> Completion:
-    """An answer that counts as `max_tokens` tokens, whatever its text is."""
+    """Makes an answer that counts as `max_tokens` tokens, whatever its text is."""
     constraint, tokens = request.constraint, request.sampling.max_tokens
     return Completion(
         text=_TOKEN * tokens if constraint is None else _satisfying(constraint, tokens),
@@ -197,7 +197,7 @@ def _logprobs(request: GenRequest, tokens: int) -> tuple[TokenLogprob, ...]:
 
 
 def _satisfying(constraint: ConstraintSpec, tokens: int) -> str:
-    """A text that satisfies the constraint; where that takes more than there is here, any text."""
+    """Makes a text that satisfies the constraint; any text if no engine here can."""
     if constraint.kind == "choices":
         return _choices(constraint)[0]
     if constraint.kind in ("lark", "gbnf"):

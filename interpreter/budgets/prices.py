@@ -80,7 +80,7 @@ class Price:
             object.__setattr__(self, name, checks.number(f"Price: {name}", value, 0, MOST_DOLLARS, _PRICE))
 
     def dollars(self, usage: Usage) -> float:
-        """Gives what these tokens cost."""
+        """Returns the price of these tokens, in dollars."""
         cached = self.input if self.cached_input is None else self.cached_input
         stored = self.input if self.cache_write is None else self.cache_write
         plain = usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens
@@ -94,7 +94,7 @@ class Price:
 
     @property
     def dearest_input(self) -> float:
-        """Of a prompt token, when it is not known whether it will be stored."""
+        """The higher price of a prompt token, stored or not."""
         return max(self.input, self.cache_write or 0.0)
 
 
@@ -108,7 +108,7 @@ class PriceTable(MutableMapping[str, Price]):
         self._prices = dict(prices or {})
 
     def find(self, model: str) -> Price | None:
-        """The price under exactly this name, else under the longest name that it is a dated version of
+        """Returns the price under exactly this name, else under the longest name that it is a dated version of
         ("gpt-4o" for "gpt-4o-2024-08-06"), else None. A model without a name runs here and costs nothing."""
         if not isinstance(model, str):
             raise ParameterError(f"prices.find({shown(model)}): model: write the name of one, such as 'my-model'")

@@ -62,7 +62,7 @@ _BLANKS = b" " * 65536  # JSON may begin with any number of them
 
 
 def checked_faults(faults: object) -> Faults:
-    """Raises ParameterError for what are no faults; of a function, what it gives is looked at when it has."""
+    """Checks faults. Raises ParameterError for anything else; a function's results are checked when it is called."""
     if callable(faults) and not isinstance(faults, type):
         return faults
     wanted = "a list with a Fault, a status of HTTP or None for each request, or a function of its number"
@@ -76,7 +76,7 @@ def checked_faults(faults: object) -> Faults:
 
 
 def at(faults: Faults, number: int) -> Fault | int | None:
-    """The fault of the k-th request, counted from 1; a list that has ended has no more."""
+    """Returns the fault of the k-th request, counted from 1; None after the end of a list."""
     if callable(faults):
         return faults(number)
     return faults[number - 1] if number <= len(faults) else None
@@ -103,7 +103,7 @@ class Scene:
     elsewhere: str
 
     async def instead(self, fault: Fault | int | None) -> bool:
-        """Play a fault in the place of an answer. False for one that needs an answer, and for none."""
+        """Plays a fault instead of an answer. Returns False for a fault within an answer, and for none."""
         if not isinstance(fault, Fault):
             if fault is not None:
                 await self._json(fault, self.failure(fault))
@@ -129,7 +129,7 @@ class Scene:
         return True
 
     async def stream(self, fault: Fault | int | None, told: AnswerEvents) -> None:
-        """Play a fault in the middle of a stream."""
+        """Plays a fault in the middle of a stream."""
         await self.exchange.start(200, {**self.headers, "content-type": "text/event-stream; charset=utf-8"})
         match fault:
             case Fault.IDLE:
@@ -158,7 +158,7 @@ class Scene:
         await self.exchange.end()
 
     async def whole(self, fault: Fault | int | None, body: bytes) -> None:
-        """Play a fault in the middle of an answer that comes at once."""
+        """Plays a fault in the middle of an unstreamed answer."""
         if fault is Fault.ERROR_EVENT:
             await self._json(200, self.failure(500))
             return
@@ -199,7 +199,7 @@ class Scene:
         await self.exchange.respond(status, headers, body)
 
     async def _explode(self) -> None:
-        """Blanks in a gzip stream: a mebibyte of them takes about a kilobyte."""
+        """Sends blanks in a gzip stream: a mebibyte of them takes about a kilobyte."""
         packer = zlib.compressobj(9, zlib.DEFLATED, 31)
         await self.exchange.start(200, {**self.headers, "content-type": "application/json", "content-encoding": "gzip"})
         block = b" " * (1 << 20)
@@ -210,7 +210,7 @@ class Scene:
 
 
 async def _forever() -> None:
-    """Until the client leaves or the server closes: both cancel."""
+    """Waits until the client leaves or the server closes: both cancel."""
     await asyncio.get_running_loop().create_future()
 
 

@@ -134,7 +134,7 @@ class FakeProvider(ABC):
     @property
     @abstractmethod
     def base_url(self) -> str:
-        """Gives what a client of the provider is given."""
+        """The address that clients of the provider use."""
 
     def __enter__(self) -> Self:
         self._server.start()
@@ -158,19 +158,19 @@ class FakeProvider(ABC):
 
     @abstractmethod
     def _listing(self, path: str) -> object | None:
-        """The answer to a GET; None where there is nothing."""
+        """Returns the answer to a GET; None for an unknown path."""
 
     @abstractmethod
     def _question(self, path: str, body: object) -> "Question":
-        """Raises Refused for what the provider does not take."""
+        """Parses a request. Raises Refused for one that the provider does not take."""
 
     @abstractmethod
     def _failure(self, refused: Refused) -> object:
-        """An error as the provider writes it."""
+        """Writes an error in the provider's format."""
 
     @abstractmethod
     def _error_event(self, refused: Refused) -> bytes:
-        """The same inside a stream."""
+        """Writes an error inside a stream."""
 
     # -------------------------------------------------------------------------------- the walk of a request
 
@@ -224,7 +224,7 @@ class FakeProvider(ABC):
         await self._tell(self._answered(question, text), fault, scene)
 
     def _answered(self, question: "Question", text: str) -> Answered:
-        """Raises Refused (500) where the script has no answer that the provider could have given."""
+        """Answers a question. Raises Refused (500) if the script has no answer that the provider could give."""
         try:
             said = self._script.answers(text, question.meant, question.n) if question.n else []
             answered = question.answer(said)
@@ -253,7 +253,7 @@ class FakeProvider(ABC):
                 await scene.stream(fault, told)
 
     def _scene(self, request: HttpRequest, exchange: Exchange) -> Scene:
-        """Errors of a server in trouble repeat what they were sent, the key included: logs must not."""
+        """Makes a scene whose errors repeat the request, key included, so that tests see whether logs leak it."""
         trouble = f"upstream failed for {request.headers.get('authorization') or request.headers.get('x-api-key')}"
         return Scene(
             exchange,
@@ -295,12 +295,12 @@ async def _json(exchange: Exchange, status: int, data: object) -> None:
 
 
 def meant(messages: tuple[Message, ...]) -> tuple[Part, ...]:
-    """Gives what the messages ask to be continued: a turn that a continuation request quotes is an open turn again."""
+    """Returns the prompt that the messages ask to continue: a quoted turn becomes an open turn again."""
     return written(asked_to_continue(messages))
 
 
 def written(asked: Conversation | PlainText) -> tuple[Part, ...]:
-    """The parts of a prompt as the interpreter writes it."""
+    """Returns the parts of a prompt as the interpreter writes it."""
     match asked:
         case PlainText(content):
             return content
@@ -309,7 +309,7 @@ def written(asked: Conversation | PlainText) -> tuple[Part, ...]:
 
 
 def sent(messages: tuple[Message, ...], begun: Content = ()) -> tuple[Part, ...]:
-    """All that travels, as it is counted."""
+    """Returns all parts of a request, for counting tokens."""
     return written(Conversation(messages, begun))
 
 

@@ -38,7 +38,7 @@ class Exchange:
         self._protocol = h11.Connection(h11.SERVER)
 
     async def receive(self) -> HttpRequest | None:
-        """The next request; None when the client has gone, or sends what is no HTTP."""
+        """Reads the next request; None when the client has gone, or sends no HTTP."""
         if self._protocol.our_state is h11.MUST_CLOSE or self._protocol.our_state is h11.CLOSED:
             return None
         if self._protocol.our_state is h11.DONE and self._protocol.their_state is h11.DONE:
@@ -71,13 +71,13 @@ class Exchange:
             self._protocol.receive_data(data)
 
     async def respond(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """A whole answer."""
+        """Sends a whole answer."""
         await self.start(status, {**headers, "content-length": str(len(body))})
         await self.send(body)
         await self.end()
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
-        """The head of an answer; without a length, what follows is sent in HTTP chunks, one for each `send`."""
+        """Sends the head of an answer; without a length, each `send` is one HTTP chunk."""
         await self._write(h11.Response(status_code=status, headers=list(headers.items()), reason=b""))
 
     async def send(self, data: bytes) -> None:
@@ -88,7 +88,7 @@ class Exchange:
         await self._write(h11.EndOfMessage())
 
     def drop(self) -> None:
-        """Close the connection where the answer stands now."""
+        """Closes the connection in the middle of the answer."""
         self._protocol.send_failed()
         self._writer.close()
 
@@ -133,7 +133,7 @@ class Server:
         self._loop.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:  # Any: what a coroutine yields and is sent is asyncio's own
-        """Run something on the server's loop, and wait for it."""
+        """Runs a coroutine on the server's loop, and waits for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_PATIENCE)
 
     async def _listen(self) -> None:
@@ -178,7 +178,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(data: object, name: str = "") -> bytes:
-    """One event. `data` becomes JSON, in one line; `name` is its type, where the dialect names types."""
+    """Writes one event. `data` becomes JSON, in one line; `name` is its type, where the dialect names types."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: ".encode() + msgspec.json.encode(data) + b"\n\n"
 
@@ -202,12 +202,12 @@ class AnswerEvents:
         return (*self.opening, *self.pieces, *self.closing, *self.last)
 
     def begun(self) -> tuple[bytes, ...]:
-        """The first half of the text, and what comes before it."""
+        """Returns the opening events and the first half of the text."""
         return (*self.opening, *self.pieces[: (len(self.pieces) + 1) // 2])
 
 
 def inside_characters(data: bytes) -> Iterable[bytes]:
-    """Cut everywhere inside characters of more than one byte, as a network may."""
+    """Cuts inside every character of more than one byte, as a network may."""
     start = 0
     for place in range(1, len(data)):
         if data[place] & 0xC0 == 0x80:  # a byte that continues a character
@@ -217,6 +217,6 @@ def inside_characters(data: bytes) -> Iterable[bytes]:
 
 
 def in_lengths(data: bytes, length: int) -> Iterable[bytes]:
-    """Cut into pieces of `length` bytes, wherever that is."""
+    """Cuts into pieces of `length` bytes."""
     for start in range(0, len(data), length):
         yield data[start : start + length]

@@ -63,7 +63,7 @@ class SGLangSampling(msgspec.Struct, forbid_unknown_fields=True):
     ebnf: str | None = None
 
     def ending(self, *, logprobs: bool, top_logprobs: int) -> SamplingParams:
-        """Gives what of the request says where an answer ends."""
+        """Returns the request's parameters that end an answer."""
         return SamplingParams(
             max_tokens=self.max_new_tokens,
             min_tokens=min(self.min_new_tokens, self.max_new_tokens),
@@ -91,13 +91,14 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def several(self) -> bool:
-        """Whether a list was asked for, which is answered by a list."""
+        """True if the request is a list, which is answered by a list."""
         given = self.input_ids if self.text is None else self.text
         return isinstance(given, list) and (self.text is not None or isinstance(given[0], list))
 
 
 def read(body: object) -> GenerateBody:
-    """
+    """Parses a request.
+
     Raises:
         Refused: with what is wrong.
     """
@@ -297,7 +298,7 @@ class _GenerateQuestion(Question):
         return Said(completion, texts)
 
     def _events(self, rows: Sequence[tuple[_Row, int, Said]]) -> AnswerEvents:
-        """Token by token, the continuations in turn."""
+        """Makes the events, token by token, the continuations in turn."""
         last = max(len(one.tokens) for *_, one in rows)
         growing = [
             event(self._told(row, have, one, place, index, ended=False))
@@ -311,7 +312,7 @@ class _GenerateQuestion(Question):
         return AnswerEvents((), tuple(growing), tuple(closing), (DONE,))
 
     def _told(self, row: _Row, cached: int, one: Said, tokens: int, index: int, *, ended: bool = True) -> Json:
-        """An object of the answer after so many tokens of a continuation."""
+        """Writes an object of the answer after so many tokens of a continuation."""
         seen = one.tokens[:tokens]
         text = "".join(part for _, part, _ in seen)
         if self.incremental and self.body.stream:
@@ -359,7 +360,7 @@ _EMPTY = Said(cut("", SGLangSampling(max_new_tokens=0).ending(logprobs=False, to
 
 
 def _form(asked: SGLangSampling) -> Form | None:
-    """Raises Refused for a grammar that is none."""
+    """Returns the required form. Raises Refused for an invalid grammar."""
     if asked.regex is not None:
         return Form(ConstraintSpec("regex", asked.regex))
     if asked.json_schema is not None:

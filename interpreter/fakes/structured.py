@@ -1,4 +1,4 @@
-"""Answers that a provider forces into a form: what a script says, held against it."""
+"""Checks a script's answers against the form that a provider enforces."""
 
 import contextlib
 import json
@@ -35,7 +35,7 @@ class Form:
     constraint: ConstraintSpec
 
     def shaped(self, said: str, sampling: SamplingParams) -> str:
-        """A script's answer as the model writes it: as it is, or wrapped into the object that the request asks for.
+        """Writes a script's answer as the model does: as it is, or wrapped into the requested object.
 
         A script may say what comes after a stop as well, as without a form.
 
@@ -56,7 +56,7 @@ class Form:
         raise AssertionError(f"the script breaks the form that the request asks for: {problem}")
 
     def _wrapped(self, text: str) -> list[str]:
-        """The object around a bare answer, where the schema has one member: a string, or a value spelled as JSON."""
+        """Wraps a bare answer, where the schema has one member: a string, or a value spelled as JSON."""
         if self.constraint.kind != "json_schema":
             return []
         schema = json.loads(self.constraint.source)
@@ -81,7 +81,7 @@ def of_schema(schema: object) -> Form:
 
 
 def of_literals(grammar: str) -> Form | None:
-    """A grammar of llama.cpp that is one rule of literals, as `root ::= "yes" | "no"`; None for any other."""
+    """Reads a grammar of llama.cpp that is one rule of literals, as `root ::= "yes" | "no"`; None for any other."""
     if _LITERALS.fullmatch(grammar) is None:
         return None
     texts = [json.loads(found) for found in _LITERAL.findall(grammar)]
@@ -93,7 +93,7 @@ def of_any_object() -> Form:
 
 
 def strictness(schema: dict[str, Any]) -> str | None:
-    """Gives what keeps a schema from OpenAI's strict mode, in its words; None for nothing."""
+    """Returns OpenAI's error for a schema outside its strict mode; None for a valid one."""
     if schema.get("type") != "object":
         return f"schema must be a JSON Schema of 'type: \"object\"', got 'type: \"{schema.get('type')}\"'."
     return _strictness(schema, ())

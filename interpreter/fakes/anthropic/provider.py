@@ -182,7 +182,7 @@ class _AnthropicQuestion(Question):
         )
 
     def _message(self, usage: Usage) -> Json:
-        """A message before anything is said in it."""
+        """Writes a message without content."""
         return {
             "id": "msg_fake",
             "type": "message",
@@ -198,7 +198,7 @@ class _AnthropicQuestion(Question):
         return [{"type": "thinking", "thinking": _THOUGHT, "signature": "fake"}] if self.thinks else []
 
     def _block(self, text: str) -> Json:
-        """A tool's input that max_tokens cut off is told as far as it is an object: not at all."""
+        """Writes a block. A tool's input cut off by max_tokens is no object and is left out."""
         if not self.tool:
             return {"type": "text", "text": text}
         try:
@@ -221,7 +221,7 @@ class _AnthropicQuestion(Question):
 
 
 def _form(request: MessagesBody) -> tuple[Form | None, str]:
-    """Gives what an answer must be, and the tool that must be used.
+    """Returns the required form of an answer, and the tool that must be used.
 
     Raises:
         Refused: a tool that is not there.
@@ -243,7 +243,7 @@ def _form(request: MessagesBody) -> tuple[Form | None, str]:
 
 
 def _at(place: int, name: str, **fields: object) -> list[bytes]:
-    """An event about one block of the answer."""
+    """Makes an event about one block of the answer."""
     return [event({"type": name, "index": place, **fields}, name)]
 
 

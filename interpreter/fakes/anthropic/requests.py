@@ -161,7 +161,7 @@ class PrefixStore:
         self._stored: set[tuple[int, ...]] = set()
 
     def charge(self, blocks: Sequence[PromptBlock]) -> tuple[int, int]:
-        """Tokens that are read, and tokens that are written, by a prompt; its breakpoints are stored from now on."""
+        """Returns the tokens a prompt reads from and writes to the cache, and stores its breakpoints."""
         ids: list[int] = []
         read = last = 0
         ends: list[int] = []
@@ -188,7 +188,7 @@ _PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 
 
 def read(body: object, features: AnthropicFeatures, models: Sequence[str]) -> MessagesBody:
-    """A request with everything checked that the provider checks before it asks its model.
+    """Parses and checks a request as the provider does before it runs its model.
 
     Raises:
         Refused: with the provider's words.
@@ -217,7 +217,7 @@ def read(body: object, features: AnthropicFeatures, models: Sequence[str]) -> Me
 
 
 def conversation(request: MessagesBody, features: AnthropicFeatures) -> tuple[tuple[Message, ...], Content | None]:
-    """Turns, the system's first, and what the answer goes on from: None where no assistant message stands last."""
+    """Returns the turns, system first, and the content that the answer continues: None without a last answer."""
     turns: list[Message] = []
     if request.system:
         blocks = [TextBlock(request.system)] if isinstance(request.system, str) else request.system
@@ -229,14 +229,14 @@ def conversation(request: MessagesBody, features: AnthropicFeatures) -> tuple[tu
 
 
 def content(said: ClaudeMessage, features: AnthropicFeatures) -> Content:
-    """Raises Refused for images that the model does not take."""
+    """Returns a turn's content. Raises Refused for images that the model does not take."""
     if isinstance(said.content, str):
         return (Text(said.content),) if said.content else ()
     return tuple(_part(block, said, features) for block in said.content)
 
 
 def blocks(request: MessagesBody) -> list[PromptBlock]:
-    """The prompt as the cache sees it: tools, system, messages."""
+    """Returns the prompt's blocks in cache order: tools, system, messages."""
     told: list[PromptBlock] = []
     before = ""  # scaffolding that stands before the next block
     for tool in request.tools or ():
@@ -327,7 +327,7 @@ def _check_messages(request: MessagesBody, features: AnthropicFeatures) -> None:
 
 
 def _said(problem: str) -> str:
-    """msgspec's words → the provider's."""
+    """Rewrites msgspec's message as the provider's."""
     found = _PLACE.search(problem)
     place = re.sub(r"\[(\d+|\.\.\.)\]", r".\1", found[1]) if found is not None else ""
     if (unknown := _UNKNOWN.search(problem)) is not None:

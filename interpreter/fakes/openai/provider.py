@@ -101,7 +101,7 @@ class FakeOpenAI(FakeProvider):
     # -------------------------------------------------------------------------------- the dialect
 
     def _authorised(self, request: HttpRequest) -> bool:
-        """By the header of OpenAI, or by Azure's."""
+        """Checks the key in OpenAI's header, or in Azure's."""
         headers = request.headers
         return headers.get("authorization") == f"Bearer {self.api_key}" or headers.get("api-key") == self.api_key
 
@@ -240,7 +240,7 @@ def _wrong_route(what: str, route: str, other: str) -> Refused:
 
 
 def _form(body: ChatBody | CompletionBody) -> Form | None:
-    """Gives what an answer must be: by OpenAI's parameter, or by those of other servers.
+    """Returns the required form of an answer, by OpenAI's parameter or those of other servers.
 
     Raises:
         Refused: a demand that nothing here can hold an answer against, or more than one.
@@ -277,7 +277,7 @@ def _of_structured(asked: StructuredOutputs) -> Iterator[Form]:
 
 
 def checked_grammar(grammar: str) -> Form:
-    """Raises Refused for a grammar that is none."""
+    """Parses a grammar. Raises Refused for an invalid one."""
     try:
         expressions.check("gbnf", grammar)
     except UmbelError as error:

@@ -29,7 +29,7 @@ class Said:
 
     @property
     def tokens(self) -> list[tuple[str, str, TokenLogprob | None]]:
-        """(text, what of it is seen, log-probability) of the tokens that are seen, wholly or in part."""
+        """Returns (text, visible part, log-probability) of the tokens that are visible at least in part."""
         kept, logprobs = self.completion.kept, self.completion.logprobs
         seen = [(text, text) for text in self.texts[:kept]]
         if self.completion.tail:
@@ -89,7 +89,7 @@ class Telling:
         return {**self._head(self.modes[0].name), "choices": choices, "usage": usage_of(self.usage)}
 
     def events(self, said: Sequence[Said]) -> AnswerEvents:
-        """The tokens of the continuations in turn, as a provider that computes them together."""
+        """Makes the events of the continuations, token by token in turn, as if computed in one batch."""
         opening = [self._event(index, opening) for index, mode in enumerate(self.modes) for opening in mode.opening()]
         told = [mode.pieces(one) for mode, one in zip(self.modes, said, strict=True)]
         between = [
@@ -185,7 +185,7 @@ class TextChoices:
         return {"text": "", "logprobs": None}
 
     def _logprobs(self, said: Said | None, *, with_prompt: bool) -> Json | None:
-        """Of the prompt, where it is given back, and of what was said."""
+        """Writes log-probabilities of the prompt, where it is echoed, and of the answer."""
         if self.logprobs is None:
             return None
         told = self._told([(text, token) for text, _, token in said.tokens] if said else [], len(self.prompt))
@@ -223,7 +223,7 @@ class TextChoices:
 
 
 def prompt_logprobs(prompt: str, hashed: Sequence[float], scores: Scores) -> list[tuple[str, float | None]]:
-    """Tokens of a prompt and their log-probabilities; there is none for the first.
+    """Returns the tokens of a prompt with their log-probabilities; None for the first.
 
     Args:
         hashed: one for each token, where nothing else is known.

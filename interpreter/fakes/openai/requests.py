@@ -153,7 +153,7 @@ class _Sampled(_OpenAIBody, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def sampling(self, max_tokens: int, logprobs: bool, top_logprobs: int) -> SamplingParams:
-        """Gives what of the request says where an answer ends."""
+        """Returns the request's parameters that end an answer."""
         return SamplingParams(
             max_tokens=max_tokens,
             min_tokens=min(self.min_tokens or 0, max_tokens),
@@ -194,7 +194,7 @@ class CompletionBody(_Sampled, kw_only=True):
 
     @property
     def scores(self) -> bool:
-        """The numbers of the prompt are all that is asked for; a token that must be generated is not looked at."""
+        """True if only the prompt's log-probabilities are requested; a generated token is ignored."""
         return bool(self.echo) and self.logprobs is not None and self.max_tokens is not None and self.max_tokens <= 1
 
 
@@ -227,7 +227,7 @@ _PLACE = re.compile(r" - at `\$\.?(.*)`$")
 
 
 def read(body: object, kind: type[B], features: OpenAIFeatures, models: tuple[str, ...]) -> B:
-    """A request with everything checked that a field alone can get wrong.
+    """Parses a request and checks each field.
 
     Raises:
         Refused: with the provider's words, and the parameter that is wrong.
@@ -272,7 +272,7 @@ def read(body: object, kind: type[B], features: OpenAIFeatures, models: tuple[st
 
 
 def read_chat(body: object, features: OpenAIFeatures, models: tuple[str, ...]) -> ChatBody:
-    """As `read`, and what fields of a chat request say together."""
+    """Parses a chat request as `read` does, and checks its fields together."""
     request = read(body, ChatBody, features, models)
     if request.max_tokens is not None and not features.max_tokens:
         raise Refused(
@@ -297,7 +297,7 @@ def read_chat(body: object, features: OpenAIFeatures, models: tuple[str, ...]) -
 
 
 def read_completion(body: object, features: OpenAIFeatures, models: tuple[str, ...]) -> CompletionBody:
-    """As `read`, and what fields of a completion request say together."""
+    """Parses a completion request as `read` does, and checks its fields together."""
     request = read(body, CompletionBody, features, models)
     if request.logprobs is not None and request.logprobs > MOST_LOGPROBS and not features.extras:
         raise Refused(400, f"Invalid 'logprobs': the maximum is {MOST_LOGPROBS}.", parameter="logprobs")
@@ -307,7 +307,7 @@ def read_completion(body: object, features: OpenAIFeatures, models: tuple[str, .
 
 
 def messages(request: ChatBody, features: OpenAIFeatures) -> tuple[Message, ...]:
-    """Turns with their content."""
+    """Returns the turns with their content."""
     return tuple(Message(said.role, _content(said, features)) for said in request.messages)
 
 
