@@ -1,6 +1,6 @@
-"""`Runtime`: a model on this machine, run by a gateway and an engine process that live as long as we do.
+"""`Runtime`: a model on this machine, run by a gateway and an engine process that live as long as the program.
 
-Making one checks what was written and starts nothing; the first use starts the processes. Each event
+Making one checks the arguments and starts nothing; the first use starts the processes. Each event
 loop that uses it gets a socket of its own, so one runtime serves the interpreter's streams, a test's
 `asyncio.run` and blocking helpers alike.
 """
@@ -73,7 +73,7 @@ T = TypeVar("T")
 
 
 class Runtime:
-    """A local model as a backend.
+    """Runs a local model as a backend.
 
     Args:
         model: "default" (Gemma 3 270M, embedded), a name in the cache, a folder of safetensors or a GGUF file.
@@ -81,9 +81,9 @@ class Runtime:
         chat_template: replaces the model's own: Jinja source, the name of a format such as "chatml", the path of a file
             with Jinja source, or a ChatTemplate.
         template_options: extra variables of the template, such as `enable_thinking`.
-        startup_timeout: seconds until a start counts as failed; only it, and the end or
-            the stop of a process, end a start.
-        progress: print the phases of a start to standard error; None does so when it is a terminal.
+        startup_timeout: seconds until a start counts as failed; otherwise only the end or the stop of a process ends a
+            start.
+        progress: prints the phases of a start to standard error; None does so when it is a terminal.
 
     Options, which may also be given in groups, as in `cache={"pool_tokens": 65536}, scheduling={"policy": "fcfs"}`:
         {options}
@@ -122,13 +122,13 @@ class Runtime:
         # The gateway knows the model's own template only, so programs that need another one stay here.
         self._ships_programs = chat_template is None and not template_options
         self._show: Show = _print_phase if (_on_terminal() if progress is None else progress) else _say_nothing
-        self._lock = threading.Lock()  # over the process and the links: loops of several threads may start us
+        self._lock = threading.Lock()  # guards the process and the links: loops of several threads may start it
         self._completions = itertools.count(1)
-        self._processes: list[GatewayProcess] = []  # none or one; outlives us in the finalizer
+        self._processes: list[GatewayProcess] = []  # none or one; the finalizer keeps it
         self._links: dict[asyncio.AbstractEventLoop, Link] = {}
         self._welcome: Welcome | None = None
         self._closed = False
-        self._retried = 0  # requests that a second gateway was asked
+        self._retried = 0  # requests sent to a second gateway
         _check_extras(self.options.model)
         # A runtime that is not referenced any more does not keep its model in memory until the program ends.
         weakref.finalize(self, _end_forgotten, self._links, self._processes).atexit = False
@@ -157,7 +157,7 @@ class Runtime:
 
     @property
     def chat_template(self) -> ChatTemplate:
-        """The model's own template, or the given one. The model's is known once the runtime has started."""
+        """The given template, or the model's own, which is known once the runtime has started."""
         if self._template is None:
             welcome = self._welcome
             if welcome is None:
@@ -172,33 +172,33 @@ class Runtime:
         return self._template
 
     async def start(self) -> None:
-        """Start the processes unless they run, and wait for the first token. Again is allowed, from any loop.
+        """Starts the processes unless they run, and waits for the first token. May be called again, from any loop.
 
         Raises:
-            ModelError, ParameterError, MissingExtraError: what kept gateway or engine from starting.
+            ModelError, ParameterError, MissingExtraError: gateway or engine could not start.
             DeadlineError: not ready within the startup timeout.
         """
         await self._connect()
 
     def generate(self, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:
-        """Chunks when `request.stream`, then one Final. Closing the generator early aborts the request."""
+        """Yields chunks when `request.stream`, then one Final. Closing the generator early aborts the request."""
         return self._events(request, Exchange.generate)
 
     def run_program(self, request: RunProgram) -> AsyncGenerator[ProgramEvent, None]:
-        """See `lang.programs`. Closing the generator early aborts the program."""
+        """Runs a program in the gateway, see `lang.programs`. Closing the generator early aborts the program."""
         return self._events(request, Exchange.program)
 
     async def score(self, request: ScoreRequest) -> Scored:
         return await self._answer(request, Exchange.score)
 
     def hint(self, hint: Hint) -> None:
-        """Sent when this loop has a socket; a hint never starts anything."""
+        """Sends a hint when this loop has a socket; a hint never starts the runtime."""
         link = self._links.get(asyncio.get_running_loop())
         if link is not None and link.exchange is not None:
             link.exchange.hint(hint)
 
     def release(self, pinned: str) -> None:
-        """On the loop that sent the hint: a pin belongs to its socket."""
+        """Releases a pin, on the loop that sent its hint: a pin belongs to its socket."""
         link = self._links.get(asyncio.get_running_loop())
         if link is not None and link.exchange is not None:
             link.exchange.release(pinned)
@@ -214,7 +214,7 @@ class Runtime:
         return await self._answer(verb, Exchange.control)
 
     async def close(self) -> None:
-        """End the processes; what is in flight ends with an error. A closed runtime is not started again."""
+        """Ends the processes; requests in flight end with an error. A closed runtime is not started again."""
         loop = asyncio.get_running_loop()
         with self._lock:
             self._closed = True
@@ -235,13 +235,13 @@ class Runtime:
     # ------------------------------------------------------------------ blocking helpers
 
     def wait_ready(self) -> Self:
-        """Block until the runtime is ready. Raises what `start` raises."""
+        """Blocks until the runtime is ready. Raises as `start`."""
         streams.run(self.start())
         return self
 
     # Any: see `sampling.overrides`
     def complete(self, prompt: str, sampling_params: Mapping[str, Any] | None = None, /, **sampling: Any) -> str:
-        """One prompt outside of any program → the text that goes on from it. Blocks.
+        """Completes one prompt outside of any program → the generated text. Blocks.
 
             runtime.complete("The capital of France is", max_tokens=8, temperature=0)
 
@@ -259,7 +259,7 @@ class Runtime:
         return self._ended(prompt, asked).completions[0].text
 
     def final_of(self, prompt: str, sampling_params: Mapping[str, Any] | None = None, /, **sampling: Any) -> Final:
-        """As `complete`: all completions with their tokens, how they ended, and what they cost."""
+        """Completes one prompt → all completions with their tokens, finish reasons and usage. Blocks."""
         return self._ended(prompt, _asked("final_of", prompt, sampling_params, sampling))
 
     def _ended(self, prompt: str, sampling: SamplingParams) -> Final:
@@ -274,20 +274,20 @@ class Runtime:
         return streams.run(last())
 
     def flush_cache(self) -> None:
-        """Forget every cached prefix that no running request uses."""
+        """Drops every cached prefix that no running request uses."""
         streams.run(self.control("flush_cache"))
 
     def get_server_info(self) -> Facts:
-        """Facts and counters of gateway and engine, with the options they were started with.
+        """Returns facts and counters of gateway and engine, with their options.
 
-        `gateway_retried_requests` were asked a second engine, `client_retried_requests` a second gateway.
+        `gateway_retried_requests` were sent to a second engine, `client_retried_requests` to a second gateway.
         """
         done = streams.run(self.control("info"))
         options = {f"option_{name}": value for name, value in facts_of(self.options).items()}
         return {**options, **done.result, "client_retried_requests": self._retried}
 
     def shutdown(self) -> None:
-        """Block until both processes have ended."""
+        """Blocks until both processes have ended."""
         streams.run(self.close())
 
     def __enter__(self) -> Self:
@@ -305,8 +305,10 @@ class Runtime:
     async def _events(
         self, request: R, ask: Callable[[Exchange, R], AsyncGenerator[T, None]]
     ) -> AsyncGenerator[T, None]:
-        """Yields the answer to one request. When its gateway is lost before the first event, another is asked, once:
-        nothing was given away, and a seed makes the same text there."""
+        """Yields the answer to one request.
+
+        When its gateway is lost before the first event, the request goes to another one, once: the caller has seen
+        nothing of it, and a seed makes the same text there."""
         began = time.monotonic()
         lost: ConnectionLostError | None = None
         while True:
@@ -329,7 +331,7 @@ class Runtime:
                 self._retried += 1
 
     async def _answer(self, request: R, ask: Callable[[Exchange, R], Awaitable[T]]) -> T:
-        """As `_events`, for what is answered by one message."""
+        """Returns the answer to a request with one answer, retried as in `_events`."""
 
         async def events(exchange: Exchange, request: R) -> AsyncGenerator[T, None]:
             yield await ask(exchange, request)
@@ -338,12 +340,12 @@ class Runtime:
             return await anext(answers)
 
     def _connected(self) -> Exchange | None:
-        """This loop's exchange, if there is nothing to wait for."""
+        """Returns this loop's exchange if it is ready."""
         link = self._links.get(asyncio.get_running_loop())
         return link.exchange if link is not None and not link.broken else None
 
     async def _connect(self) -> Exchange:
-        """This loop's socket, ready. A gateway that died is replaced."""
+        """Waits for this loop's exchange to be ready. Replaces a gateway that died."""
         if (connected := self._connected()) is not None:
             return connected
         loop = asyncio.get_running_loop()
@@ -384,7 +386,7 @@ class Runtime:
             return link
 
     async def _stop_failed_start(self, link: Link) -> None:
-        """A start that failed leaves nothing; the next one begins anew."""
+        """Removes what a failed start left; the next one begins anew."""
         with self._lock:
             process = self._process if self._process is link.process else None
             if process is not None:
@@ -398,13 +400,13 @@ class Runtime:
         return read_chat_template(template, options=self._template_options, name="chat_template=")
 
 
-_PARAMETERS = tuple(inspect.signature(Runtime.__init__).parameters)[1:-1]  # those that are no options
+_PARAMETERS = tuple(inspect.signature(Runtime.__init__).parameters)[1:-1]  # parameters that are no options
 spell_out(Runtime.__init__)
 Runtime.__doc__ = (Runtime.__doc__ or "").replace("{options}", described_options())
 
 
 def _checked_template_options(given: object, chat_template: object) -> dict[str, Any]:
-    """Raises ParameterError for what are no variables of a template, or where a whole ChatTemplate has its own."""
+    """Checks template variables. Raises ParameterError for wrong ones, or where a ChatTemplate has its own."""
     if given is None:
         return {}
     options = checks.entries("template_options", given, 256, "a dict such as {'enable_thinking': False}")
@@ -418,7 +420,7 @@ def _checked_template_options(given: object, chat_template: object) -> dict[str,
 
 
 def _sooner(request: R, began: float) -> R:
-    """The same with the time that is left, if its time is limited."""
+    """Returns the request with the remaining time, if its time is limited."""
     if isinstance(request, str) or request.origin.timeout is None:
         return request
     left = max(0.0, request.origin.timeout - (time.monotonic() - began))
@@ -426,7 +428,7 @@ def _sooner(request: R, began: float) -> R:
 
 
 def _asked(method: str, prompt: object, params: Mapping[str, Any] | None, given: Mapping[str, Any]) -> SamplingParams:
-    """Raises ParameterError for a prompt that is no string, and for sampling parameters that are wrong, or twice."""
+    """Makes sampling parameters. Raises ParameterError for a wrong prompt, and for wrong or repeated parameters."""
     if not isinstance(prompt, str):
         raise ParameterError(f"{method}() takes one prompt, a string; got {type(prompt).__name__} {prompt!r:.200}")
     inline.refuse(prompt, "a prompt")
@@ -438,7 +440,7 @@ def _asked(method: str, prompt: object, params: Mapping[str, Any] | None, given:
 
 
 def _end_forgotten(links: dict[asyncio.AbstractEventLoop, Link], processes: list[GatewayProcess]) -> None:
-    """Ends what remains of a runtime that was collected. The links see the end of the process by themselves."""
+    """Ends the processes of a runtime that was garbage collected. Its links notice that by themselves."""
     for loop, link in links.items():
         if loop.is_closed():
             link.abandon()
@@ -461,4 +463,4 @@ def _print_phase(phase: str) -> None:
 
 
 def _say_nothing(phase: str) -> None:
-    """Progress is not shown."""
+    """Ignores a phase: progress is not shown."""

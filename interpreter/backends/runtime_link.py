@@ -1,10 +1,10 @@
-"""A program's end of the socket to the gateway, on one event loop.
+"""The program's end of the socket to the gateway, on one event loop.
 
-It knows three things the socket does not tell: whether the runtime is ready, whether the gateway is
-still alive, and whether a frame was lost. When the gateway is gone, every request in flight ends with
+It tracks three things that the socket does not tell: whether the runtime is ready, whether the gateway is
+alive, and whether a frame was lost. When the gateway is gone, every request in flight ends with
 ConnectionLostError at once.
 
-A gateway that owes an answer is looked at through the system: one that computes or waits for a core is
+The link samples the process of a gateway that owes an answer. One that computes or waits for a core is
 alive. One that is stopped, or sleeps, hangs: the link ends it, so that the next request starts another.
 """
 
@@ -49,8 +49,8 @@ from ...lang.transport.process_life import (
 )
 from .runtime_process import GatewayProcess
 
-PERIOD = 0.5  # seconds between two looks at a gateway that owes an answer; a ping is sent in every other one
-EXIT_LOOKS = 3  # per period, where the system does not tell of a process's end
+PERIOD = 0.5  # seconds between two samples of a gateway that owes an answer; every other one sends a ping
+EXIT_LOOKS = 3  # per period, where the system does not report a process's end
 # Seconds of a gateway that owes an answer, as `TimeSpent` counts them. It is to be found within 5 s on a quiet machine.
 LONGEST_STOP = 1.5
 LONGEST_SILENCE = 2.5  # asleep
@@ -66,15 +66,15 @@ def _context_of(process_id: int) -> "zmq.Context[zmq.Socket[bytes]]":
 
 
 def _context() -> "zmq.Context[zmq.Socket[bytes]]":
-    """One per process, never ended: ending one waits for sockets whose loops may be gone. None survives a fork."""
+    """Returns the context of this process, never ended: that would wait for sockets whose loops may be gone."""
     return _context_of(os.getpid())
 
 
 class Link:
-    """One socket to one gateway. Made on a running loop; used and closed on it.
+    """Owns one socket to one gateway. Made on a running loop; used and closed on it.
 
     Args:
-        show: told the phases of the start.
+        show: called with the phases of the start.
     """
 
     def __init__(self, process: GatewayProcess, show: Callable[[str], None]) -> None:
@@ -87,13 +87,13 @@ class Link:
         self._codec: Codec[ToGateway] = Codec(ToGateway)
         self._outbound: Outbound[ToGateway] = Outbound(self._codec)
         self._inbound: Inbound[FromGateway] = Inbound(Codec(FromGateway), self._counters)
-        self._outbox: list[msgspec.Raw] = []  # said in this turn of the loop
+        self._outbox: list[msgspec.Raw] = []  # messages of this turn of the loop
         self._outbox_bytes = 0
-        self._owed = False  # an answer, since the last ping
+        self._owed = False  # an answer is due since the last ping
         self._stay = TimeSpent()  # since then
         self._phase, self._phase_since = "starting the gateway", self._loop.time()
         self._broken: MakeError | None = None
-        self.exchange: Exchange | None = None  # from when the runtime is ready
+        self.exchange: Exchange | None = None  # set when the runtime is ready
         self.welcome: Welcome | None = None
         self._decided = asyncio.Event()  # ready, or broken
         self._inlet = Inlet(self._socket, self._read, self._failed)
@@ -117,13 +117,13 @@ class Link:
         return self.exchange
 
     def start_in_words(self) -> str:
-        """Says how far the start has come and what it got of the machine, for errors."""
+        """Returns the phase of the start and its share of the machine, in words for errors."""
         seconds = self._loop.time() - self._phase_since
         share = share_in_words(read_session(self.process.process_id))
         return f"it has been {self._phase} for {seconds:.0f} s, its processes {share}, and {machine_in_words()}"
 
     def break_off(self, make_error: MakeError) -> None:
-        """From now on every request ends with this error, and nothing more is read. The first one counts."""
+        """Ends every request, present and later, with this error, and stops reading. The first error counts."""
         if self._broken is not None:
             return
         self._broken = make_error
@@ -133,7 +133,7 @@ class Link:
             self.exchange.fail(make_error)
 
     async def close(self) -> None:
-        """Leave. What is in flight ends with an error."""
+        """Tells the gateway and closes. Requests in flight end with an error."""
         if not self.broken:
             self._send(Bye())
             self._flush()
@@ -143,7 +143,7 @@ class Link:
         self._socket.close(linger=0)
 
     def abandon(self) -> None:
-        """Free the socket when its loop is gone."""
+        """Frees the socket when its loop is gone."""
         if self._exit_descriptor is not None:
             os.close(self._exit_descriptor)
             self._exit_descriptor = None
@@ -153,11 +153,11 @@ class Link:
     # ------------------------------------------------------------------ how
 
     def _send(self, message: ToGateway) -> None:
-        """Say something. What is said in one turn of the loop goes out as one frame, at its end.
+        """Queues a message. The messages of one turn of the loop go out as one frame, at its end.
 
         Raises:
             RequestError: the message is too large for a frame.
-            ParameterError: it holds what is no text.
+            ParameterError: it holds a string that is no text.
             ConnectionLostError: the runtime cannot be reached.
         """
         if self._broken is not None:
@@ -197,7 +197,7 @@ class Link:
             except FrameError as error:
                 self._unreadable(str(error))
                 return
-            if self._counters["lost"]:  # it is not known whose answers they held
+            if self._counters["lost"]:  # it is unknown whose answers the frames held
                 self.break_off(lambda: ConnectionLostError("messages of the runtime were lost; run again"))
             for message in messages:
                 self._hear(message)
@@ -225,13 +225,13 @@ class Link:
             case _ if self.exchange is not None:
                 self.exchange.deliver(message)
             case _:
-                pass  # an answer to no request: nothing is asked before the welcome
+                pass  # it belongs to no request: none is sent before the welcome
 
     async def _watch(self) -> None:
-        """Asks for an answer now and then, and looks at the process of a gateway that owes one."""
+        """Sends pings, and samples the process of a gateway that owes an answer."""
         looks = 1 if self._exit_descriptor is not None else EXIT_LOOKS
         for turn in itertools.count():
-            self._inlet.look()  # this program may have been away itself, and the answer has come meanwhile
+            self._inlet.look()  # this program may have been stopped itself, and the answer be there
             await asyncio.sleep(0)  # it is read first
             if self._owed:
                 self._examine()
@@ -253,7 +253,7 @@ class Link:
             self._look()
 
     def _trouble(self, stay: TimeSpent) -> str | None:
-        """Why the gateway hangs. A gateway that starts may be silent: libraries that load hold the interpreter lock."""
+        """Returns why the gateway hangs, or None. A starting one may be silent: imports hold the interpreter lock."""
         if stay.stopped > LONGEST_STOP:
             return f"its process was stopped for {stay.stopped:.1f} s (SIGSTOP, or a debugger)"
         if not self.process.was_ready:
@@ -287,7 +287,7 @@ class Link:
             self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
-        """Without reading and watching nothing would ever be answered: their failure is the link's."""
+        """Breaks the link after an error of reading or watching: no request would be answered any more."""
         reason = f"{type(error).__name__}: {error}"
         self.break_off(lambda: ConnectionLostError(f"the link to the runtime failed: {reason}"))
 
@@ -297,7 +297,7 @@ class Link:
 
 
 def _exit_descriptor(process: GatewayProcess) -> int | None:
-    """A descriptor that becomes readable when the process ends; None where there is none, or it is not our child."""
+    """Returns a descriptor that becomes readable at the process's end; None where that is not supported."""
     if process.owner != os.getpid() or not hasattr(os, "pidfd_open"):
         return None
     try:

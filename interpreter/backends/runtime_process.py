@@ -1,4 +1,4 @@
-"""The gateway process as its parent sees it: a private folder, a pipe, and the certainty that both go away.
+"""The parent's side of the gateway process: a private folder and a pipe, both removed at the end.
 
 folder/lock      held by the gateway as long as it lives; a folder whose lock is free is stale
 folder/clients   the socket
@@ -29,7 +29,7 @@ from ...lang.transport.process_life import exit_in_words, memory_kills
 
 PREFIX = "umbel-runtime-"
 MAX_FOLDER = 80  # bytes of path; a socket's whole path may have about 104
-EXIT_SECONDS = 0.3  # to go by itself once its pipe is closed; then it is killed, which leaves nothing either
+EXIT_SECONDS = 0.3  # to end by itself once its pipe is closed; then it is killed, which leaves nothing either
 
 _OUR_FILES = re.compile(rf"{LOCK_FILE}|{CLIENTS_SOCKET}|(engine|pulse)-\d+")
 
@@ -37,7 +37,7 @@ _living: "weakref.WeakSet[GatewayProcess]" = weakref.WeakSet()
 
 
 class GatewayProcess:
-    """A gateway and its engine. Started when made; `close` ends both and removes the folder.
+    """Starts a gateway and its engine; `close` ends both and removes the folder.
 
     Args:
         startup_timeout: seconds; no start of an engine may take longer.
@@ -48,8 +48,8 @@ class GatewayProcess:
 
     def __init__(self, options: RuntimeOptions, startup_timeout: float) -> None:
         remove_stale_folders()
-        self.owner = os.getpid()  # a process forked from us has this object, but it is not its own to end
-        self.was_ready = False  # a link has been told so; from then on it owes answers to every link
+        self.owner = os.getpid()  # a forked process has this object too, but must not end it
+        self.was_ready = False  # reported to a link; from then on it owes answers to every link
         self._hung: str | None = None  # why it was ended by a link
         self._ending = threading.Lock()  # links of several threads may find that it hangs
         self._memory_kills = memory_kills()
@@ -60,7 +60,7 @@ class GatewayProcess:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "umbel.srt.gateway.server"],
                     stdin=subprocess.PIPE,
-                    stdout=2,  # what libraries print is no part of the program's output
+                    stdout=2,  # libraries must not print into the program's output
                     pass_fds=(lock,),
                     start_new_session=True,  # Ctrl-C in the terminal is for the program
                 )
@@ -84,7 +84,7 @@ class GatewayProcess:
         return self._process.pid
 
     def exit_reason(self) -> str | None:
-        """None while the process lives; else how it ended, in words."""
+        """Returns how the process ended, in words; None while it lives."""
         if os.getpid() != self.owner:
             return "it belongs to the process that this one was forked from"
         if self._hung is not None:
@@ -93,14 +93,14 @@ class GatewayProcess:
         return None if code is None else exit_in_words(code, self._memory_kills)
 
     def end_hung(self, reason: str) -> None:
-        """Kill gateway, engine and their helpers, which may be stopped. The first reason counts."""
+        """Kills gateway, engine and their helpers, which may be stopped. The first reason counts."""
         with self._ending:
             if self.exit_reason() is None:
                 self._hung = reason
                 self._kill()
 
     def close(self) -> None:
-        """End gateway and engine, and remove the folder. Again is allowed."""
+        """Ends gateway and engine, and removes the folder. May be called again."""
         if os.getpid() != self.owner:
             return
         _living.discard(self)
@@ -120,7 +120,7 @@ class GatewayProcess:
 
 
 def remove_stale_folders() -> None:
-    """Folders of gateways that were killed together with their parents. Only ours, only with a free lock."""
+    """Removes folders of gateways that were killed with their parents: only ours, only with a free lock."""
     for place in {tempfile.gettempdir(), "/tmp"}:
         for folder in Path(place).glob(f"{PREFIX}*"):
             with contextlib.suppress(OSError):
@@ -129,7 +129,7 @@ def remove_stale_folders() -> None:
 
 
 def _made_by_us(folder: Path) -> bool:
-    """A real folder of this user, private, with nothing in it that a gateway does not put there."""
+    """Returns whether this is a real, private folder of this user with files of a gateway only."""
     state = folder.lstat()
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o077:
         return False
@@ -137,7 +137,7 @@ def _made_by_us(folder: Path) -> bool:
 
 
 def _private_folder() -> Path:
-    """A new folder, 0700, with a random name and a path short enough for sockets in it."""
+    """Makes a folder, 0700, with a random name and a path short enough for sockets in it."""
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     if len(os.fsencode(folder)) > MAX_FOLDER:
         folder.rmdir()
@@ -146,7 +146,7 @@ def _private_folder() -> Path:
 
 
 def _hold_lock(folder: Path) -> int:
-    """The lock file, locked before it gets its name, so no process finds it free. Returns a descriptor to hand on."""
+    """Makes the lock file, locked before it gets its name, so no process finds it free → its descriptor."""
     unnamed = folder / f"{LOCK_FILE}.new"
     descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

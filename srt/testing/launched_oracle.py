@@ -1,8 +1,7 @@
 """The oracle as an AsyncRunner: the fake of a runner that does not wait for its steps.
 
-It resolves rows whose token is still being chosen by itself, and checks the histories behind them as it checks all
-others. With a virtual clock its steps take time: they run one after the other from their launch, and who asks for an
-answer waits for it.
+It resolves rows whose token is still being chosen, and checks their histories like all others. With a virtual clock its
+steps take time: they run one after the other from their launch, and `result` waits.
 """
 
 import time
@@ -23,20 +22,20 @@ from .oracle import OracleRunner
 
 
 class StepChain:
-    """Runs steps one behind the other, and hands the tokens that one chooses to the next.
+    """Runs steps one after the other, and passes the tokens chosen by one to the next.
 
     Args:
-        runner: computes. Its answers are valid until the next step runs.
+        runner: runs the steps. Its results are valid until the next step runs.
     """
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._sampler = Sampler(runner.vocab_size, runner.chooser)
-        # [L] of the last step; −1: not chosen there. 0 where that failed: the text has ended when this is noticed
+        # [L] of the last step; −1: not chosen there. 0 after an error: the text has ended before it is used
         self._tokens = np.empty(0, dtype=np.int64)
 
     def run(self, batch: Batch) -> Logits:
-        """As `Runner.forward`, for a batch that `AsyncRunner.launch` takes."""
+        """Runs one step, as `Runner.forward`, for a batch of `AsyncRunner.launch`."""
         asked = batch.row_requests
         if batch.token_sources is not None:
             batch = replace(batch, token_ids=self.resolve(batch.token_ids, batch.token_sources), token_sources=None)
@@ -50,7 +49,7 @@ class StepChain:
         return logits
 
     def resolve(self, token_ids: NDArray[np.int64], sources: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The rows' tokens: those that are given, and those that the last step has chosen. Both: [R]"""
+        """Returns the rows' tokens: those given, and those that the last step has chosen. Both: [R]"""
         rows = np.flatnonzero(sources >= 0)
         resolved = token_ids.copy()
         resolved[rows] = self._tokens[sources[rows]]
@@ -58,7 +57,7 @@ class StepChain:
         return resolved
 
     def _chosen(self, logits: Logits, asked: RowRequests) -> Logits:
-        """Every pick that may be any token has one, or an error."""
+        """Chooses the tokens of rows without one that may choose among all; the others keep their logits."""
         tokens, errors = logits.tokens.copy(), dict(logits.errors)
         left = (asked.kinds != RowNeed.LOGITS) & (tokens < 0)
         left[[*asked.allowed, *errors]] = False
@@ -79,7 +78,7 @@ class StepChain:
 
 
 def _narrowed(row_requests: RowRequests) -> RowRequests:
-    """As it is asked of a runner that is no AsyncRunner: of other rows it is to give the logits."""
+    """Narrows requests to those of a plain Runner: the other rows get logits."""
     wide = np.zeros(len(row_requests.kinds), dtype=np.bool_)
     if row_requests.described is not None:
         wide |= row_requests.described
@@ -97,7 +96,7 @@ Computes = Literal["when launched", "when asked"]
 
 @dataclass(slots=True, eq=False)
 class _Launched:
-    """A `batch.Pending` of the oracle."""
+    """A launched step of the oracle, as a `batch.Pending`."""
 
     oracle: "LaunchedOracle"
     batch: Batch
@@ -122,13 +121,13 @@ class _Launched:
 
 
 class LaunchedOracle:
-    """An `batch.AsyncRunner` on an OracleRunner.
+    """Implements `batch.AsyncRunner` on an OracleRunner.
 
     Args:
-        oracle: its `expected` is ours from now on.
-        expected: as OracleRunner's. Asked when a step is launched; tokens may be PENDING_TOKEN.
-        computes: what a step writes and reads happens then, but never before the step in front of it.
-        clock, seconds: how long a step runs; a step begins when it is launched and the one before it has run.
+        oracle: its `expected` is replaced.
+        expected: as OracleRunner's. Called when a step is launched; tokens may be PENDING_TOKEN.
+        computes: when a step reads and writes its keys, always after the step before it.
+        clock, seconds: duration of a step, which begins when it is launched and the one before it has run.
     """
 
     chooser = None
@@ -154,7 +153,7 @@ class LaunchedOracle:
         self._computes = computes
         self._clock = clock
         self._seconds = seconds
-        self._free = 0.0  # on the clock: when all that was launched has run
+        self._free = 0.0  # on the clock: end of all launched steps
 
     def forward(self, batch: Batch) -> Logits:
         return self.launch(batch).result()
@@ -174,8 +173,7 @@ class LaunchedOracle:
             self._clock.advance(max(0.0, until - self._clock.now()))
 
     def compute(self, batch: Batch, truth: Truth | None) -> Logits:
-        """Computes one step, after the one that was computed last. truth: of each sequence the tokens; the last one may
-        be PENDING_TOKEN."""
+        """Computes the next step. truth: the tokens of each sequence; the last one may be PENDING_TOKEN."""
         if truth is not None and batch.token_sources is not None:
             token_ids = self._chain.resolve(batch.token_ids, batch.token_sources)
             last_rows = np.cumsum(batch.query_lengths) - 1

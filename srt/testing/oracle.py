@@ -1,10 +1,10 @@
-"""The oracle model: a runner whose KV cache can prove what it holds.
+"""The oracle model: a runner that verifies the content of its KV cache.
 
 Its "keys" are the token ids themselves, their positions and a fingerprint of the whole history they were computed
-from. Every step gathers what the batch claims to be a sequence's prefix and fails loudly (`OracleError`, naming the
-position) when it is not one: a wrong token, a wrong position, a slot that was never written, or a key that was
-computed behind another prefix. Logits are a hash of the gathered history, so a wrong reuse that passed unseen
-would still change the text, and `reference_generate` says without any cache what the text must be.
+from. Every step gathers the prefix of each sequence from its slots and fails loudly (`OracleError`, naming the
+position) for a wrong token, a wrong position, a slot that was never written, or a key that was computed after
+another prefix. Logits are a hash of the gathered history, so an undetected wrong reuse would still change the text,
+and `reference_generate` computes the right text without any cache.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,11 +29,11 @@ _LARGEST_VOCABULARY = 1 << 12  # 12 bits of id and 10 of hash: every logit is ex
 
 
 class OracleError(EngineError):
-    """The pool does not hold what the scheduler says it holds."""
+    """Raised when the pool differs from what the scheduler says it holds."""
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64's finalizer, element by element; wraps around as uint64 does."""
+    """Computes splitmix64's finalizer, element by element; wraps around as uint64 does."""
     with np.errstate(over="ignore"):
         values = values + np.uint64(0x9E3779B97F4A7C15)
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -42,7 +42,7 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def histories(token_ids: NDArray[np.integer]) -> NDArray[np.uint64]:
-    """Entry i is a fingerprint of tokens [0, i] in their order: a running sum of hashes of (token, position)."""
+    """Computes fingerprints: entry i is that of tokens [0, i], a running sum of hashes of (token, position)."""
     ids = np.asarray(token_ids).astype(np.uint64)
     positions = np.arange(len(ids), dtype=np.uint64)
     with np.errstate(over="ignore"):
@@ -51,7 +51,7 @@ def histories(token_ids: NDArray[np.integer]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True)
 class OracleModel:
-    """history → logits, the same on every machine. One token of a row stands out, two more are likely.
+    """Computes logits of a history, the same on every machine. One token of a row stands out, two more are likely.
 
     `favourites`: the tokens among which the likely ones are chosen; None: the whole vocabulary.
     """
@@ -63,7 +63,7 @@ class OracleModel:
         assert 2 <= self.vocab_size <= _LARGEST_VOCABULARY, "larger vocabularies could tie"
 
     def logits(self, fingerprints: NDArray[np.uint64]) -> NDArray[np.float32]:
-        """[n] fingerprints → [n, vocab] logits from 0 to 12; no two of a row are equal."""
+        """Computes [n] fingerprints → [n, vocab] logits from 0 to 12; no two of a row are equal."""
         ids = np.arange(self.vocab_size, dtype=np.uint64)
         hashed = _mix(_mix(fingerprints)[:, None] ^ _mix(ids)[None, :])
         levels = (hashed >> np.uint64(54)).astype(np.int64)  # 10 bits
@@ -77,19 +77,19 @@ class OracleModel:
         return (values.astype(np.float64) / (1 << 20)).astype(np.float32)
 
     def reference(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Next-token logits of a whole sequence, without any cache."""
+        """Computes next-token logits of a whole sequence, without any cache."""
         row: NDArray[np.float32] = self.logits(histories(np.array(token_ids))[-1:])[0]
         return row
 
 
 class OracleRunner:
-    """A `batch.Runner` on an OracleModel.
+    """Implements `batch.Runner` on an OracleModel.
 
     Args:
-        expected: when given, is asked at every step for the true tokens of each sequence of the batch, in order
-            (`Scheduler.planned_tokens`); what the slots hold must be exactly these.
-        picks_tokens: answer rows that only have to choose a token with the token.
-        both_ways: rows of a picture see all of it.
+        expected: called at every step for the true tokens of each sequence of the batch, in order
+            (`Scheduler.planned_tokens`); the slots must hold exactly these. None: no such check.
+        picks_tokens: answers rows that need only a token with the token.
+        both_ways: rows of a picture attend to all of it.
     """
 
     chooser = None
@@ -162,7 +162,7 @@ class OracleRunner:
         return _answer_picks(logits, batch.row_requests)
 
     def _gather(self, batch: Batch, index: int) -> NDArray[np.int64]:
-        """The tokens in the sequence's slots, checked against its own rows and its positions."""
+        """Gathers the tokens in the sequence's slots, checked against its own rows and its positions."""
         slots = batch.slots[index]
         tokens, positions = self._tokens[slots], self._positions[slots]
         wrong = positions != np.arange(len(slots))
@@ -186,7 +186,7 @@ class OracleRunner:
         return tokens
 
     def _check_shape(self, batch: Batch) -> None:
-        """The batch says the same thing in all its arrays."""
+        """Checks that the arrays of the batch agree."""
         if (
             not len(batch.query_lengths) == len(batch.prefix_lengths) == len(batch.slots)
             or (batch.query_lengths < 1).any()
@@ -216,8 +216,9 @@ class OracleRunner:
 
 
 def _answer_picks(logits: NDArray[np.float32], row_requests: RowRequests) -> Logits:
-    """Leaves a token only of each row that needs no logits, by the definitions, row by row. A row that may not choose
-    among all tokens keeps its logits too, but for those that choose among a few."""
+    """Replaces the logits of rows that need only a token by the token, row by row, by the definitions.
+
+    A row that may not choose among all tokens keeps its logits too, unless it chooses among a few."""
     whole = row_requests.kinds == RowNeed.LOGITS
     whole[[row for row, allowed in row_requests.allowed.items() if allowed.few is None]] = True
     places = np.where(whole, np.cumsum(whole) - 1, -1)
@@ -232,7 +233,7 @@ def _answer_picks(logits: NDArray[np.float32], row_requests: RowRequests) -> Log
 
 
 def _answer_pick(logits: NDArray[np.float32], row_requests: RowRequests, row: int) -> int:
-    """The token that a row chooses. logits: [vocab]"""
+    """Chooses the token of a row. logits: [vocab]"""
     if row in row_requests.allowed and (few := row_requests.allowed[row].few) is not None:
         return choose_few(logits[few], few, row_requests, row)
     scores = logits.astype(np.float64)
@@ -250,7 +251,7 @@ def _answer_pick(logits: NDArray[np.float32], row_requests: RowRequests, row: in
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a generation must give."""
+    """The right result of a generation."""
 
     token_ids: list[int]
     finish_reason: FinishReason
@@ -266,13 +267,13 @@ def reference_generate(
     token_bytes: Callable[[int], bytes] = lambda token: b"",
     longest: int = 1 << 30,
 ) -> Reference:
-    """The generation of one prompt alone, recomputed from nothing for every token: slow, and plainly right."""
+    """Generates from one prompt alone, recomputing everything for every token: slow, and plainly right."""
     tokens = list(prompt)
     generated: list[int] = []
     sampler = Sampler(model.vocab_size)
     ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(eos_ids))
     text = b""
-    passed = 0  # stop strings that end before here came before min_tokens
+    passed = 0  # stop strings that end before this place came before min_tokens
     while len(generated) < sampling.max_tokens and len(tokens) < longest:
         logits = torch.from_numpy(model.reference(tokens).copy())[None]
         counts = {token: generated.count(token) for token in generated}
@@ -295,7 +296,7 @@ def reference_generate(
 
 
 def _first_stop(text: bytes, stops: Sequence[str], start: int) -> tuple[int, int] | None:
-    """(start, end) of the stop that ends first; of those that end together the longest."""
+    """Returns (start, end) of the stop that ends first; of those that end together the longest."""
     found = []
     for stop in stops:
         data = stop.encode("utf-8")
@@ -309,11 +310,11 @@ def _first_stop(text: bytes, stops: Sequence[str], start: int) -> tuple[int, int
 
 
 class PictureError(EngineError):
-    """A batch does not say what its token ids say of pictures."""
+    """Raised when the pictures of a batch do not fit its token ids."""
 
 
 class OraclePictures:
-    """A `batch.PictureStore` that takes any picture, and checks what batches say of them."""
+    """Implements `batch.PictureStore`: takes any picture, and checks the pictures of batches."""
 
     def __init__(self, *, both_ways: bool) -> None:
         self.both_ways = both_ways
@@ -334,10 +335,10 @@ class OraclePictures:
         return self._held.hold(number)
 
     def spans_of(self, token_ids: NDArray[np.int64]) -> tuple[PictureSpan, ...]:
-        """The pictures of a sequence; the last one may go on behind its end.
+        """Finds the pictures of a sequence; the last one may go on after its end.
 
         Raises:
-            PictureError: a picture that nobody keeps.
+            PictureError: a picture that the store does not hold.
         """
         spans: list[PictureSpan] = []
         end = 0
@@ -355,16 +356,16 @@ class OraclePictures:
         return tuple(spans)
 
     def widen(self, fingerprints: NDArray[np.uint64], spans: tuple[PictureSpan, ...]) -> None:
-        """Changes the fingerprints of a sequence to those of rows that see their picture whole."""
+        """Changes the fingerprints of a sequence to those of rows that attend to their whole picture."""
         if self.both_ways:
             for span in spans:
                 fingerprints[span.start : span.end] = fingerprints[min(span.end, len(fingerprints)) - 1]
 
     def check(self, batch: Batch, sequences: list[tuple[PictureSpan, ...]]) -> None:
-        """The batch says which of its rows are pictures', and which see each other.
+        """Checks which rows the batch marks as pictures, and which attend to each other.
 
         Raises:
-            PictureError: it says something else.
+            PictureError: they do not fit the token ids.
         """
         parts: list[PictureRows] = []
         together: list[tuple[tuple[int, int], ...]] = []
