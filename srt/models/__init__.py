@@ -1,1 +1,1 @@
-"""Decoders: our own for the common families, transformers' for the rest, one protocol for both."""
+"""Decoders: umbel's own for the common families, transformers' for the rest, with one protocol for both."""

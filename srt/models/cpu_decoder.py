@@ -1,9 +1,9 @@
-"""The families' decoder on the native CPU kernels: one call per step.
+"""Runs the families' decoder on the native CPU kernels, with one call per step.
 
-Arithmetic is float32. Weights are rounded when they are packed (not at all when the checkpoint has them in that
-format), keys and values when the pool is bfloat16. Where the CPU multiplies bfloat16 in tiles (AMX), a bfloat16 pool
-also means that what is multiplied with BF16 weights is rounded; nothing else is, so logits lie closer to those of
-float32 than the ones of a model that computes in bfloat16.
+Arithmetic is float32. Weights are rounded when they are packed (unless the checkpoint already has that format), keys
+and values when the pool is bfloat16. Where the CPU multiplies bfloat16 in tiles (AMX), a bfloat16 pool also rounds the
+inputs of products with BF16 weights. Nothing else is rounded, so logits are closer to those of float32 than the logits
+of a model that computes in bfloat16.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ ACTIVATION_CODES = {
     "gelu": 2,
     "relu": 3,
 }
-ANGLES_AHEAD = 512  # positions of which angles are computed at once
+ANGLES_AHEAD = 512  # positions whose angles are computed ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,12 @@ class CpuRows:
 
 
 class CpuDecoder:
-    """A whole model: hidden states from `forward`, tokens and logits from `head`.
+    """A whole model: `forward` computes hidden states, `head` tokens and logits.
 
     Args:
         method: the weight format of the layers' linear maps and of the head. The native step multiplies the weights
             that it creates, without a call of `apply`.
-        screened: the head chooses tokens without their logits where it can.
+        screened: the head chooses tokens without computing all logits where it can.
 
     Raises:
         ModelError: configuration or tensors that cannot be used.
@@ -77,7 +77,7 @@ class CpuDecoder:
         self.kv_geometry = KVGeometry(len(config.layers), config.kv_heads, config.head_dim, kv_dtype)
         self.attention_geometry = AttentionGeometry(config.heads, config.kv_heads, config.head_dim)
         self.windows = config.windows
-        self._kept: list[object] = []  # what the native structures point to
+        self._kept: list[object] = []  # tensors that the native structures point to
         self._checkpoint = Checkpoint(tensors, dtype=torch.float32, device=torch.device("cpu"))
         self._checkpoint.require(landmarks(config))
         self.method = method
@@ -116,7 +116,7 @@ class CpuDecoder:
         pool: "PoolTable",
         hidden: torch.Tensor,  # float32 [L, hidden], written
     ) -> None:
-        """One step: keys and values of all rows go to the pool, hidden states of the output rows to `hidden`."""
+        """Runs one step: writes keys and values of all rows to the pool, hidden states of output rows to `hidden`."""
         most = int(rows.positions.max()) + 1
         angles = [rope.upto(most) for rope in self._ropes.values()]
         plan_table = _array([ctypes.addressof(plan.arguments) for plan in plans])
@@ -168,13 +168,13 @@ class CpuDecoder:
         )
 
     def _linear(self, tensors: LinearTensors) -> tuple[int, int | None]:
-        """Addresses of the maps' weight and bias; no bias: None."""
+        """Loads linear maps and returns the addresses of their weight and bias; None: there is no bias."""
         matrix, bias = self.method.load(self._checkpoint, tensors), self._checkpoint.take_bias(tensors)
         self._kept.append(matrix)
         return matrix.handle, None if bias is None else self._keep(bias)
 
     def _norm(self, name: str | None, size: int) -> int | None:
-        """The address of a norm's weight; None: the layer has no such norm."""
+        """Loads a norm and returns the address of its weight; None: the layer has no such norm."""
         if name is None:
             return None
         weight = self._checkpoint.take(name, size)
@@ -187,7 +187,7 @@ class CpuDecoder:
 
 
 class PoolTable:
-    """Where the keys and values of every layer are. Valid until the pool is cleared."""
+    """Holds the addresses of every layer's keys and values. Valid until the pool is cleared."""
 
     def __init__(self, pool: KVPool) -> None:
         entries = [layer_arguments(pool, layer) for layer in range(pool.geometry.layers)]
@@ -195,7 +195,7 @@ class PoolTable:
 
 
 class Angles:
-    """Cosines and sines by position, [positions, head_dim], computed when a step first needs them."""
+    """Caches cosines and sines by position, [positions, head_dim], computed when a step first needs them."""
 
     def __init__(self, rope: RopeConfig, config: DecoderConfig) -> None:
         self._rope = Rope(rope, config.head_dim, "cpu")
@@ -204,7 +204,7 @@ class Angles:
         self._known = 0
 
     def upto(self, positions: int) -> int:
-        """The table's address; rows below `positions` are filled."""
+        """Fills the rows below `positions` and returns the table's address."""
         if positions > self._known:
             end = min(len(self._table), positions + ANGLES_AHEAD)
             cos, sin = self._rope.angles(torch.arange(self._known, end), torch.float32)  # [n, 1, head_dim]

@@ -1,13 +1,13 @@
-"""The families' decoder in torch, on any device: dense or with experts. Families are configurations.
+"""Runs the families' decoder in torch, on any device: dense or with experts. Families are configurations.
 
     token ids → embedding → layers × [ norm → attention → +   norm → MLP → + ] → norm → logits of the rows asked for
                     ↑ in the rows of pictures what a tower sees in them
 
-Rows of all sequences are one flat list: only attention knows which row belongs to whom. The rounding of every
+Rows of all sequences are one flat list: only attention knows which row belongs to which sequence. The rounding of every
 intermediate follows transformers, so that greedy text is the same in the same dtype. R rows, D = head_dim.
 
-On several ranks each has some of the heads and a slice of every MLP (sharding.py): to it, they are the model's.
-What comes out of attention and MLP is added up over the ranks, and everything between is the same on all of them.
+With several ranks each has some of the heads and a slice of every MLP (sharding.py). The outputs of attention and MLP
+are summed over the ranks; everything else is the same on all of them.
 """
 
 from typing import Any
@@ -32,7 +32,8 @@ MLP_ROWS = 1024  # rows of one pass through an MLP, which has by far the widest 
 
 
 class TorchAttention:
-    """Attention of one layer: one product for queries, keys and values, one norm and one rotation for the first two."""
+    """Computes attention of one layer: one product for queries, keys and values, one norm and one rotation for both
+    queries and keys."""
 
     # Any: each method has its own form of weight, and only the method reads it.
     def __init__(
@@ -72,7 +73,7 @@ class TorchAttention:
 
 
 class TorchMLP:
-    """down(activation(gate(x)) × up(x)), gate and up from one product."""
+    """Computes down(activation(gate(x)) × up(x)), gate and up with one product."""
 
     # Any: as above.
     def __init__(
@@ -90,7 +91,7 @@ class TorchMLP:
 
 
 class TorchLayer:
-    """Attention and MLP, each inside a residual sum; Gemma normalises their results as well."""
+    """Runs attention and MLP, each inside a residual sum; Gemma normalises their results as well."""
 
     # Any: as above.
     def __init__(
@@ -139,7 +140,7 @@ class TorchDecoder:
     """A whole model, or the part of it that a rank of `communicator` has.
 
     Args:
-        config, tensors: of that part; the vocabulary's size is that of the whole.
+        config, tensors: of that part; vocab_size is that of the whole model.
         pack: lay weights out for oneDNN (CPU only), see `linear.PackedMethod`.
         method: the weight format of the layers' linear maps; None: floats of the dtype. Experts and head are floats.
     """

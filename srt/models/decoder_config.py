@@ -1,4 +1,4 @@
-"""What a decoder is, as data: families differ by these fields, not by code.
+"""Describes a decoder as data: families differ by these fields, not by code.
 
 A file of `families/` reads them from a Hugging Face configuration. Three executors run them: `decoder.py` in torch,
 `cpu_decoder.py` on the native CPU kernels, `runners/cuda/decoder.py` on Triton's.
@@ -11,14 +11,14 @@ from ..layers.rope import RopeConfig
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """Every token goes through the `chosen` of `count` MLPs that a router finds most probable."""
+    """A mixture of experts: every token uses the `chosen` of `count` MLPs that a router finds most probable."""
 
     count: int
     chosen: int
     width: int
     renormalise: bool  # the weights of a token's experts sum to one
     rounded: bool  # weights are rounded to the model's dtype before they multiply
-    shared_width: int = 0  # of one more MLP that every token goes through, times a gate of its own; 0: there is none
+    shared_width: int = 0  # of one more MLP that every token uses, times a gate of its own; 0: there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True)
 class NormNames:
-    """Where a layer has norms, by the names of their weights in the checkpoint. None: not there."""
+    """The norms of a layer, by the names of their weights in the checkpoint. None: there is no such norm."""
 
     before_attention: str = "input_layernorm"
     after_attention: str | None = None  # before the residual sum

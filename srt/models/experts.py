@@ -1,4 +1,4 @@
-"""MLPs of which every token goes through a few: Mixtral, Qwen 2 MoE and Qwen 3 MoE.
+"""Runs mixtures of experts, MLPs of which every token uses a few: Mixtral, Qwen 2 MoE and Qwen 3 MoE.
 
     router(x) → weights and experts of each token → Σ weight · expert(x)   [ + sigmoid(gate(x)) · shared(x) ]
 
@@ -47,7 +47,7 @@ class ExpertKernels(Protocol):
 
 
 def expert_kernels(device: torch.device) -> ExpertKernels:
-    """Triton's on a CUDA device that has it, torch elsewhere."""
+    """Returns the Triton kernels on a CUDA device if Triton is installed, else those in torch."""
     if device.type == "cuda":
         try:
             from ..kernels.triton import moe
@@ -96,7 +96,7 @@ class Experts:
             self._shared = _SharedExpert(block, config.shared_width, weights, hidden=hidden, activation=activation)
 
     def _stack(self, block: str, hidden: int, weights: Checkpoint) -> tuple[torch.Tensor, torch.Tensor]:
-        """Expert by expert into its place, so that no more than one of them is in memory twice."""
+        """Stacks the experts one by one, so that at most one of them is in memory twice."""
         config = self._config
         gate, up, down = "gate_proj", "up_proj", "down_proj"
         if weights.holds(f"{block}.0.w1.weight"):
@@ -123,7 +123,7 @@ class Experts:
 
 
 class _SharedExpert:
-    """The MLP that every token goes through, times the sigmoid of a number that the token gives."""
+    """The MLP that every token uses, times the sigmoid of a gate computed from the token."""
 
     def __init__(self, block: str, width: int, weights: Checkpoint, *, hidden: int, activation: str) -> None:
         names = f"{block}.shared_expert.gate_proj", f"{block}.shared_expert.up_proj"

@@ -1,9 +1,9 @@
-"""The tensors of a decoder, by their names in the checkpoint: one description, which all three executors read.
+"""Describes the tensors of a decoder by their names in the checkpoint. All three executors read this description.
 
     embedding → layers × [ norm → qkv → (head norms) → rope → attention → output → (norm) → +
                            norm → gate_up → activation → down → (norm) → + ] → norm → head
 
-What is in brackets some families have. A product of several maps (queries, keys and values; gate and up) is one.
+Only some families have the parts in brackets. Several maps (queries, keys and values; gate and up) are one product.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class LayerTensors:
-    """One layer. Norms by the full names of their weights, [hidden] or [head_dim]; None: there is no such norm."""
+    """One layer. Norms are the full names of their weights, [hidden] or [head_dim]; None: there is no such norm."""
 
     prefix: str  # of all names
     before_attention: str
@@ -28,7 +28,7 @@ class LayerTensors:
     output: LinearTensors
     after_attention: str | None
     before_mlp: str
-    gate_up: LinearTensors  # this and the next: of a dense MLP; experts read their own, see `experts.py`
+    gate_up: LinearTensors  # this and `down`: of a dense MLP; experts read their own, see `experts.py`
     down: LinearTensors
     after_mlp: str | None
 
@@ -66,7 +66,7 @@ def layer_tensors(config: DecoderConfig, index: int) -> LayerTensors:
 
 
 def landmarks(config: DecoderConfig) -> list[str]:
-    """Names that tell before anything is read whether the checkpoint is of this family at all, and complete."""
+    """Returns names that show, before any tensor is read, whether the checkpoint is of this family and complete."""
     names = [EMBEDDING, FINAL_NORM]
     if not config.tied:
         names.append(HEAD)
@@ -79,5 +79,5 @@ def landmarks(config: DecoderConfig) -> list[str]:
 
 
 def unused(config: DecoderConfig) -> frozenset[str]:
-    """Names that a checkpoint may hold although the model does not read them."""
+    """Returns the names that a checkpoint may contain although the model does not read them."""
     return frozenset({HEAD}) if config.tied else frozenset()

@@ -1,4 +1,4 @@
-"""The protocol of a model: rows in, logits out. Attention and its pool come with each call."""
+"""Defines the protocol of a model: rows in, logits out. Attention and its pool come with each call."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,24 +14,24 @@ from ..core.model import Given
 class Rows:
     """The rows of one step, on the model's device."""
 
-    token_ids: torch.Tensor  # int64 [R] all of the vocabulary; those of given rows mean nothing
+    token_ids: torch.Tensor  # int64 [R] all of the vocabulary; those of given rows are not used
     positions: torch.Tensor  # int64 [R]
     logit_rows: torch.Tensor  # int64 [L]
     given: Given | None = None
 
 
 class Model(Protocol):
-    """A causal language model. The families' is `decoder.TorchDecoder`, the rest run in `transformers_model`."""
+    """A causal language model: `decoder.TorchDecoder` for the families, `transformers_model` for the rest."""
 
     vocab_size: int
     context_length: int
     heads: int
     kv_geometry: KVGeometry
-    windows: tuple[int | None, ...]  # the window classes it asks `AttentionStep` for
+    windows: tuple[int | None, ...]  # the window classes that it passes to `AttentionStep`
     device: torch.device
 
     def forward(self, rows: Rows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor:
-        """Logits of `rows.logit_rows`, written to `out` (float32 [L, vocab_size]) and returned."""
+        """Computes logits of `rows.logit_rows`, writes them to `out` (float32 [L, vocab_size]) and returns them."""
 
 
 def attention_geometry(model: Model) -> AttentionGeometry:

@@ -1,8 +1,7 @@
-"""Reads what the configurations of several families have in common.
+"""Reads the fields that the configurations of several families have in common.
 
-Hugging Face configurations in the spelling of transformers 4 (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`).
-A value that the decoders do not implement is refused with a ModelError, never ignored. Defaults are those that
-transformers takes when the configuration is silent.
+Configurations may be spelled as in transformers 4 (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`). A value that
+the decoders do not implement is refused with a ModelError, never ignored. Defaults are those of transformers.
 """
 
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ def read_decoder(
     activation_key: str = "hidden_act",
     default_activation: str = "silu",
 ) -> DecoderConfig:
-    """A decoder like Llama's, without biases, whose fields a family replaces where it differs.
+    """Reads a decoder like Llama's, without biases; a family replaces the fields in which it differs.
 
     Args:
         default_head_dim: None: the hidden size, divided by the heads.
@@ -63,7 +62,8 @@ def read_decoder(
 
 
 def _context_length(config: Config, layers: tuple[LayerConfig, ...]) -> int:
-    """YaRN configurations often keep the original length in max_position_embeddings; the factor extends it."""
+    """Reads the context length. With YaRN, max_position_embeddings often is the original length, which the factor
+    extends."""
     stated = positive_int(config, "max_position_embeddings")
     ropes = [layer.rope for layer in layers if layer.rope.type is RopeType.YARN]
     return max([stated, *(int(rope.original_length * rope.factor) for rope in ropes)])
@@ -77,7 +77,7 @@ def layer_count(config: Config) -> int:
 
 
 def listed_kinds(config: Config) -> list[str] | None:
-    """`layer_types`, SLIDING or FULL for each layer; None: the configuration does not list them."""
+    """Reads `layer_types`, SLIDING or FULL for each layer; None: the configuration does not list them."""
     given, count = config.get("layer_types"), layer_count(config)
     if given is None:
         return None
@@ -87,7 +87,7 @@ def listed_kinds(config: Config) -> list[str] | None:
 
 
 def read_windows(config: Config, kinds: Sequence[str]) -> list[int | None]:
-    """The window of each layer of a kind; None: the layer attends to everything."""
+    """Reads the window of each layer; None: the layer attends to everything."""
     return [positive_int(config, "sliding_window", 4096) if kind == SLIDING else None for kind in kinds]
 
 
@@ -98,7 +98,7 @@ def read_layers(
     default_theta: float = 10_000.0,
     experts: Sequence[ExpertsConfig | None] | None = None,
 ) -> tuple[LayerConfig, ...]:
-    """Layers that share one set of frequencies. experts: of each layer; None: all MLPs are dense."""
+    """Reads layers that share one set of frequencies. experts: of each layer; None: all MLPs are dense."""
     windows, rope = read_windows(config, kinds), read_rope(config, default_theta=default_theta)
     by_layer = experts or [None] * len(windows)
     return tuple(LayerConfig(window, rope, some) for window, some in zip(windows, by_layer, strict=True))
@@ -108,7 +108,7 @@ def read_layers(
 
 
 def read_some_experts(config: Config, *, count: int, chosen: int, shared_width: int = 0) -> list[ExpertsConfig | None]:
-    """The experts of each layer, as Qwen's configurations spell them; None: the layer's MLP is dense."""
+    """Reads the experts of each layer, as Qwen's configurations spell them; None: the layer's MLP is dense."""
     experts = read_experts(
         config,
         width_key="moe_intermediate_size",
@@ -135,7 +135,7 @@ def read_experts(
     rounded: bool = False,
     shared_width: int = 0,
 ) -> ExpertsConfig:
-    """One set of experts. `count` and `chosen`: what transformers takes when the configuration is silent."""
+    """Reads one set of experts. `count` and `chosen`: the defaults of transformers."""
     key = "num_local_experts" if config.get("num_experts") is None else "num_experts"  # transformers writes either
     experts = ExpertsConfig(
         count=positive_int(config, key, count),
@@ -156,13 +156,13 @@ def read_experts(
 
 
 def read_rope(config: Config, *, default_theta: float) -> RopeConfig:
-    """One set of frequencies for all layers: `rope_parameters`, or `rope_theta` and `rope_scaling`."""
+    """Reads one set of frequencies for all layers: `rope_parameters`, or `rope_theta` and `rope_scaling`."""
     parameters = section(config, "rope_scaling") or section(config, "rope_parameters")
     return _read(parameters, config, theta=positive_number(config, "rope_theta", default_theta))
 
 
 def read_rope_by_layer_type(config: Config) -> dict[str, RopeConfig]:
-    """Gemma 3: full layers take `rope_theta` and `rope_scaling`, sliding layers `rope_local_base_freq` alone."""
+    """Reads Gemma 3's: full layers use `rope_theta` and `rope_scaling`, sliding layers `rope_local_base_freq` only."""
     nested = section(config, "rope_parameters")
     if nested and not {"full_attention", "sliding_attention"} & set(nested):
         raise ModelError(
@@ -231,7 +231,7 @@ def _read_yarn(parameters: Section, config: Config, theta: float) -> RopeConfig:
 
 
 def _original_length(parameters: Section, config: Config) -> int:
-    """The configuration's own field wins over the nested one, as in transformers."""
+    """Reads the original length. The configuration's own field precedes the nested one, as in transformers."""
     key = "original_max_position_embeddings"
     if config.get(key) is not None:
         return positive_int(config, key)

@@ -1,4 +1,4 @@
-"""Builds a model of a Hugging Face configuration and its tensors: our own decoder in torch, or transformers'."""
+"""Builds a model from a Hugging Face configuration and its tensors: umbel's decoder in torch, or transformers'."""
 
 from typing import Any
 
@@ -24,17 +24,16 @@ def build_model(
     communicator: Communicator = SINGLE_RANK,
     method: QuantMethod[Any] | None = None,  # Any: only the method reads its weights
 ) -> Model:
-    """Build the model that `config["model_type"]` names.
+    """Builds the model that `config["model_type"]` names.
 
     Args:
         config: config.json as a mapping.
-        tensors: parameter name to tensor; may read each tensor when it is asked for.
+        tensors: parameter name → tensor; may read each tensor lazily.
         dtype: of weights, activations and KV pool.
-        device: where all of it lives.
-        pack: lay weights out for oneDNN; None does so on a CPU that offers it for `dtype`. Models that run in
-            transformers have no packed form.
-        communicator: of the ranks of which this one builds its part; `config` and `tensors` are that part's
-            (sharding.py).
+        device: holds weights and KV pool.
+        pack: lay weights out for oneDNN; None: on a CPU that supports it for `dtype`. Models that run in transformers
+            have no packed form.
+        communicator: connects the ranks; `config` and `tensors` are those of this rank's part (sharding.py).
 
     Raises:
         ModelError: a configuration or tensors that cannot be used; the message says why.

@@ -1,13 +1,13 @@
-"""Cuts a model into the parts of its ranks, when it is read: no rank ever holds the whole.
+"""Splits a model over ranks while it is read: no rank ever holds the whole.
 
     rows of the weight (outputs)      queries, keys, values, gate, up         each rank computes some of the outputs
-    columns of the weight (inputs)    attention's output, down                of these outputs, and all outputs in part:
-                                                                              the parts are added up (`all_reduce`)
+    columns of the weight (inputs)    attention's output, down                each rank reads these outputs of its own
+                                                                              and the sums are added (`all_reduce`)
     rows of the vocabulary            embedding, head
     whole                             norms, routers, towers
 
-Of experts every rank has all, and of each a slice: so all ranks have the same work, whatever the router chooses.
-Where there are fewer key heads than ranks, several ranks hold the same one, and its keys.
+Every rank has a slice of every expert, so all ranks have the same work, whatever the router chooses. With fewer key
+heads than ranks, several ranks hold the same head and its keys.
 
 To the code that builds it, the part of a rank is a model with fewer heads and narrower MLPs.
 """
@@ -33,16 +33,16 @@ _OUTPUT_PAIRS = frozenset({"gate_up_proj"})  # of stacked experts: gate above up
 
 
 def shard_range(size: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Returns the first of `size` rows that a rank has, and the one after its last. Ranks differ by one row at most."""
+    """Returns the interval [first, end) of `size` rows that a rank has. Ranks differ by one row at most."""
     return size * rank // ranks, size * (rank + 1) // ranks
 
 
 def require_shardable(config: Config, ranks: int) -> None:
-    """Checks that a model can be spread over so many ranks.
+    """Checks that a model can be split over `ranks` ranks.
 
     Raises:
         ModelError: a configuration that cannot be used.
-        ParameterError: it cannot; the message says why, and which numbers of ranks it can be spread over.
+        ParameterError: it cannot be split; the message says why, and which numbers of ranks are possible.
     """
     if not is_family(config):
         raise ParameterError(
@@ -78,7 +78,7 @@ def shard_config(config: Config, ranks: int) -> dict[str, Any]:
 
 
 def _obstacle(config: DecoderConfig, ranks: int) -> str | None:
-    """Says why a model cannot be spread over so many ranks, as a clause; None: it can."""
+    """Returns why a model cannot be split over `ranks` ranks, as a clause; None: it can."""
     if config.heads % ranks:
         return f"its {config.heads} attention heads cannot be dealt out to {ranks} ranks evenly"
     if config.kv_heads % ranks and ranks % config.kv_heads:
@@ -96,8 +96,9 @@ def _obstacle(config: DecoderConfig, ranks: int) -> str | None:
 
 
 class ShardedTensors(Mapping[str, torch.Tensor]):
-    """A checkpoint as one rank reads it, under the same names. A part is a view where it can be, so only its pages are
-    read; it is copied when it is taken.
+    """Presents a checkpoint as one rank reads it, under the same names.
+
+    A part is a view where possible, so only its pages are read; it is copied when it is taken.
 
     Args:
         tensors: the whole checkpoint of a text model.
@@ -136,7 +137,7 @@ class ShardedTensors(Mapping[str, torch.Tensor]):
         return tensor.narrow(dimension, first, end - first)
 
     def _key_heads(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the rows of this rank's key heads: some of them, or the one that it shares with its neighbours."""
+        """Returns the rows of this rank's key heads: some of them, or the one that it shares with other ranks."""
         rank, ranks = self._communicator.rank, self._communicator.ranks
         if self._kv_heads >= ranks:
             return self._slice(tensor, 0)

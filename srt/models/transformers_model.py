@@ -1,11 +1,12 @@
-"""Any other causal model of transformers, with our attention in place of its own.
+"""Runs any other causal model of transformers, with umbel's attention in place of its own.
 
-transformers looks attention functions up by name. Ours stores keys and values into our pool and attends there; the
-rows of all sequences are a batch of one. The step of the moment is found through the attention module, on which the
-model's channel was hung when it was built: not every model hands keyword arguments through to its attention.
-That works for models whose only state is the keys and values of plain attention. Whether a given model is one is
-not guessed: when it is built, two short sequences run through the pool in pieces, and the logits must equal those
-of transformers' own attention. A model that fails is refused with the reason.
+transformers looks up attention functions by name. umbel's stores keys and values in the KV pool and attends there; the
+rows of all sequences are a batch of one. It finds the current step through the model's channel, an attribute that is
+set on the attention modules when the model is built: not every model passes keyword arguments to its attention.
+
+This works for models whose only state is the keys and values of plain attention. Each model is tested for that: when it
+is built, two short sequences run through the pool in pieces, and the logits must equal those of transformers' own
+attention. A model that fails is refused with the reason.
 """
 
 import inspect
@@ -39,7 +40,7 @@ DROPPED_KEYS = (
 
 
 class Step(Protocol):
-    """What attention needs of a step: an `AttentionStep`, or the recorder of the probe."""
+    """The part of a step that attention uses: an `AttentionStep`, or the recorder of the probe."""
 
     def attend(
         self,
@@ -56,7 +57,7 @@ class Step(Protocol):
 
 
 class Channel:
-    """Carries the step of the moment to the attention modules of one model."""
+    """Carries the current step to the attention modules of one model."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.step: Step | None = None
@@ -85,10 +86,10 @@ def _attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    # Any: whatever else a model passes; what matters of it shows in the logits, which are compared.
+    # Any: other arguments that a model passes; the comparison of logits finds those that matter.
     **_others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls instead of its own attention. Returns [1, R, heads, head_dim]."""
+    """Attends in place of transformers' own attention. Returns [1, R, heads, head_dim]."""
     channel = getattr(module, CHANNEL, None)
     if channel is None or channel.step is None:
         raise ModelError(f"its {type(module).__name__} does not know which layer it is")
@@ -110,7 +111,7 @@ AttentionInterface.register(NAME, _attention)
 
 
 class TransformersModel:
-    """A transformers module whose keys and values live in our pool. Made by `build_transformers_model`."""
+    """Runs a transformers module with keys and values in the KV pool. Made by `build_transformers_model`."""
 
     def __init__(
         self, module: Any, channel: Channel, record: AttentionRecord, *, dtype: torch.dtype, device: torch.device
@@ -139,7 +140,7 @@ class TransformersModel:
 
 
 class _LayerMap:
-    """A step that numbers layers as the pool does: layers without attention have no keys there."""
+    """Maps a step's layer numbers to those of the pool, where layers without attention have no keys."""
 
     def __init__(self, attention: AttentionStep, pool_layer: dict[int, int]) -> None:
         self._attention = attention
@@ -163,7 +164,7 @@ class _LayerMap:
 def build_transformers_model(
     config: Config, tensors: Tensors, *, dtype: torch.dtype, device: torch.device
 ) -> TransformersModel:
-    """Load a model of transformers and check that it runs on our pool. Raises ModelError when it does not."""
+    """Loads a model of transformers and checks that it runs on the KV pool. Raises ModelError if it does not."""
     module = _load(config, tensors, dtype=dtype, device=device)
     name = type(module).__name__
     try:
@@ -183,7 +184,7 @@ def build_transformers_model(
 
 
 def _load(config: Config, tensors: Tensors, *, dtype: torch.dtype, device: torch.device) -> Any:
-    """The transformers module with our attention. Any: transformers is untyped."""
+    """Loads the transformers module with umbel's attention. Any: transformers is untyped."""
     model_type = config.get("model_type")
     values = {key: value for key, value in config.items() if key not in (*DROPPED_KEYS, "model_type")}
     try:
@@ -218,7 +219,7 @@ def _load(config: Config, tensors: Tensors, *, dtype: torch.dtype, device: torch
 
 
 def _refuse_growing_rope(config: Any) -> None:  # Any: transformers is untyped
-    """Frequencies that change with the longest sequence would make one request depend on another."""
+    """Refuses frequencies that change with the longest sequence: one request would depend on another."""
     parameters = getattr(config, "rope_parameters", None) or {}
     for entry in (parameters, *parameters.values()):
         kind = entry.get("rope_type") if isinstance(entry, dict) else None
@@ -231,7 +232,7 @@ def _refuse_growing_rope(config: Any) -> None:  # Any: transformers is untyped
 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """Loading reports its progress elsewhere; transformers would print a bar into the user's output."""
+    """Switches off transformers' progress bar, which would appear in the user's output."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

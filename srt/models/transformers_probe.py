@@ -1,4 +1,4 @@
-"""Finds out whether a model of transformers can run on our KV pool: record its attention, then compare logits."""
+"""Tests whether a model of transformers can run on the KV pool: records its attention, then compares logits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}  # 
 
 @dataclass(frozen=True, slots=True)
 class AttentionRecord:
-    """The attention of a model, as its layers called for it."""
+    """The attention of a model, as recorded from the calls of its layers."""
 
     layers: tuple[int, ...]  # the numbers the model gives its attention layers
     heads: int
@@ -34,7 +34,7 @@ class AttentionRecord:
 
 
 class Recorder:
-    """Takes the place of a step: notes shapes and windows of each layer, attends within the given rows only."""
+    """Stands in for a step: records shapes and windows of each layer, and attends within the given rows only."""
 
     def __init__(self) -> None:
         self._shapes: set[tuple[int, int, int, int]] = set()  # heads, kv_heads, key and value head_dim
@@ -85,9 +85,9 @@ class Recorder:
 
 
 def check_logits(model: "TransformersModel", module: Any, name: str) -> None:
-    """Two sequences, interleaved and in pieces, against transformers' own attention on each of them whole.
+    """Compares two sequences, interleaved and in pieces, with transformers' own attention on each of them whole.
 
-    `name` is our attention function's. Any: transformers is untyped.
+    `name`: of umbel's attention function. Any: transformers is untyped.
     """
     narrow = [window for window in model.windows if window is not None and window < LONGEST_PROBE - 4]
     length = min(max([9, *(window + 4 for window in narrow)]), model.context_length)
@@ -123,7 +123,7 @@ def check_logits(model: "TransformersModel", module: Any, name: str) -> None:
 def _run(
     model: "TransformersModel", pool: KVPool, pieces: Sequence[tuple[np.ndarray[Any, Any], int, int]]
 ) -> list[torch.Tensor]:
-    """Rows [start, end) of each sequence in one step. Any: the shape and type parameters of an array."""
+    """Runs rows [start, end) of each sequence in one step. Any: the shape and type parameters of an array."""
     first_slot = np.cumsum([1] + [len(ids) for ids, _, _ in pieces])
     slots = [
         np.arange(first, first + end, dtype=np.int32)

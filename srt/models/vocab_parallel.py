@@ -1,7 +1,7 @@
 """Splits embedding and head by tokens over the ranks.
 
-A rank embeds the tokens that it has, with zeros for the others, and the sum is exact: all but one of its terms are
-zero. Logits are computed where their tokens are, and rank 0, which samples, gets all of them.
+A rank embeds the tokens that it has, with zeros for the others; the sum over ranks is exact, because all but one of its
+terms are zero. Each rank computes the logits of its tokens, and rank 0, which samples, gathers all of them.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from .sharding import shard_range
 
 
 class VocabParallelEmbedding:
-    """Token ids → rows of a matrix in the model's dtype.
+    """Embeds token ids as rows of a matrix in the model's dtype.
 
     Args:
-        weight: [own tokens, hidden] the part of this rank, all of it where it is alone.
-        vocab_size: of the whole.
+        weight: [own tokens, hidden] the part of this rank; with one rank all of it.
+        vocab_size: of the whole model.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class VocabParallelHead:
     """Computes logits of the whole vocabulary, complete on rank 0 and undefined on the others.
 
     Args:
-        head: of this rank's tokens; writes its logits to the second argument.
+        head: computes the logits of this rank's tokens into its second argument.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
-"""The decoder families that run on our own kernels: each is one file that reads its configuration.
+"""Reads the configurations of the decoder families that run on umbel's own kernels, one file for each.
 
 A family differs from the others by the fields of `DecoderConfig`, not by code: three executors (torch, the CPU kernels,
-CUDA) run the same description, see `layer_tensors.py`. A new one is a file here and a line below: docs/add_a_model.md.
+CUDA) run the same description, see `layer_tensors.py`. A new family is a file here and a line below:
+docs/add_a_model.md.
 """
 
 from collections.abc import Callable
@@ -25,13 +26,13 @@ FAMILIES: dict[str, Callable[[Config], DecoderConfig]] = {
 
 
 def is_family(config: Config) -> bool:
-    """Whether a model runs on our own decoders; the others run in transformers."""
+    """Returns whether a model runs on umbel's decoders; the others run in transformers."""
     family = config.get("model_type")
     return isinstance(family, str) and family in FAMILIES
 
 
 def read_config(config: Config) -> DecoderConfig:
-    """Describes the decoder of a Hugging Face configuration.
+    """Reads the decoder of a Hugging Face configuration.
 
     Raises:
         ModelError: a value that is missing, wrong, or not implemented here.

@@ -1,4 +1,4 @@
-"""Gemma 3, its text decoder: norms after attention and MLP too, and two kinds of layers with their own frequencies."""
+"""Gemma 3's text decoder: norms after attention and MLP too, and two kinds of layers with their own frequencies."""
 
 from dataclasses import replace
 

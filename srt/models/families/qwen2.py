@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5, dense and with experts: queries, keys and values have biases; upper layers may slide."""
+"""Qwen 2 and 2.5, dense and with experts: queries, keys and values have biases; upper layers may have a window."""
 
 from dataclasses import replace
 
@@ -34,12 +34,12 @@ def read_moe(config: Config) -> DecoderConfig:
 
 
 def slides(config: Config) -> bool:
-    """Whether some layers have a window."""
+    """Returns whether some layers have a window."""
     return flag(config, "use_sliding_window", False) and config.get("sliding_window", 4096) is not None
 
 
 def layer_kinds(config: Config) -> list[str]:
-    """Of Qwen 2 and Qwen 3: as listed, else layers from `max_window_layers` on slide."""
+    """Reads the layer kinds of Qwen 2 and Qwen 3: as listed, else layers from `max_window_layers` on slide."""
     kinds = listed_kinds(config)
     if kinds is not None:
         return kinds

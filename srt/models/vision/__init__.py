@@ -1,1 +1,1 @@
-"""Models that see: towers that make features of pictures, and the projectors that make them rows of a decoder."""
+"""Vision models: towers compute features of pictures, and projectors map them to rows of a decoder."""

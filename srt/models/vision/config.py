@@ -1,7 +1,7 @@
-"""What a model that sees is, as data: its tower, which of the tower's layers are looked at, and its projector.
+"""Describes a vision model as data: its tower, the layers of the tower that are read, and its projector.
 
 `read_vision` reads the configurations of LLaVA, LLaVA-NeXT and Gemma 3. A value that is not implemented is refused,
-never ignored. No torch: the gateway asks how many tokens a picture has.
+never ignored. No torch: the gateway reads the number of tokens of a picture.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Kind = Literal["clip", "siglip"]
 
 _TOWERS: dict[str, Kind] = {"clip_vision_model": "clip", "siglip_vision_model": "siglip"}
 _USUAL_TOWER = {"llava": "clip_vision_model", "llava_next": "clip_vision_model", "gemma3": "siglip_vision_model"}
-# What transformers takes of a LLaVA whose configuration has no tower at all: CLIP ViT-L/14 at 336 pixels.
+# transformers' default for a LLaVA whose configuration has no tower: CLIP ViT-L/14 at 336 pixels.
 _LLAVA_TOWER = {
     "hidden_size": 1024,
     "intermediate_size": 4096,
@@ -44,7 +44,7 @@ class TowerConfig:
 
     @property
     def patches(self) -> int:
-        """Along one side. What is left of a tile beyond whole patches is not seen."""
+        """Patches along one side. Pixels beyond whole patches are not read."""
         return self.image_size // self.patch_size
 
     @property
@@ -71,12 +71,12 @@ class VisionConfig:
 
     @property
     def both_ways(self) -> bool:
-        """Whether the decoder's rows of a picture see all of it, and not only what is before them."""
+        """Returns whether the decoder's rows of a picture attend to the whole picture, not only to earlier rows."""
         return self.family == "gemma3"
 
 
 def read_vision(config: Config) -> VisionConfig:
-    """Raises ModelError for a value that is wrong, or not implemented here."""
+    """Reads a configuration. Raises ModelError for a value that is wrong or not implemented."""
     family = config.get("model_type")
     if family not in DECODERS:
         raise ModelError(f"model_type {family!r} does not see; those that do are {', '.join(DECODERS)}")
@@ -141,7 +141,7 @@ def _read_tower(config: Config, usual: str) -> TowerConfig:
 
 
 def _read_depths(config: Config, layers: int) -> tuple[int, ...]:
-    """transformers counts the states before, between and after the layers: −1 is after the last one."""
+    """Reads the depths. transformers numbers the states before, between and after the layers: −1 is after the last."""
     stated = config.get("vision_feature_layer", -2)
     chosen = stated if isinstance(stated, list) else [-2 if stated is None else stated]
     depths = []
@@ -160,7 +160,7 @@ def _read_grids(config: Config, tile: int) -> tuple[tuple[int, int], ...]:
 
 
 def read_grids(stated: object, tile: int) -> tuple[tuple[int, int], ...]:
-    """Raises ModelError for sizes that tiles of `tile` pixels do not fill."""
+    """Reads the sizes of grids. Raises ModelError for sizes that tiles of `tile` pixels do not fill."""
     grids = []
     for pair in stated if isinstance(stated, list) else [None]:
         if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(_fills(size, tile) for size in pair):

@@ -1,6 +1,6 @@
-"""preprocessor_config.json: how pictures are cut for a model (`PictureFormat`), and normalised (`Normalisation`).
+"""Reads preprocessor_config.json: the way pictures are cut (`PictureFormat`) and normalised (`Normalisation`).
 
-It is part of the configuration here, under `PREPROCESSOR`, so that gateway and engine read the same one. Settings that
+Here it is part of the configuration, under `PREPROCESSOR`, so that gateway and engine read the same one. Settings that
 are not implemented are refused by name. No torch: the gateway reads it.
 """
 
@@ -33,8 +33,7 @@ _SIGLIP = {**_CLIP, "do_center_crop": False, "size": {"height": 224, "width": 22
     "image_mean": _HALF,
     "image_std": _HALF,
 }
-# What transformers' image processors take where the file is silent, by their names without "Fast" and "Pil".
-# Any: JSON values.
+# The defaults of transformers' image processors, by their names without "Fast" and "Pil". Any: JSON values.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "CLIPImageProcessor": _CLIP,
     "LlavaImageProcessor": {**_CLIP, "do_pad": False},
@@ -46,8 +45,8 @@ _USUAL = {"llava": "CLIPImageProcessor", "llava_next": "LlavaNextImageProcessor"
 _FILTERS: dict[int, Resample] = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # as PIL counts
 
 _READ = frozenset(_CLIP) | {"default_to_square", "do_pad", "image_grid_pinpoints"}
-# They name classes, say what is so here anyway (pictures come as RGB, one at a time), or are for those who call the
-# processor in Python.
+# They name classes, state facts that always hold here (pictures come as RGB, one at a time), or are for Python callers
+# of the processor.
 _WITHOUT_EFFECT = frozenset(
     {
         "_processor_class",
@@ -68,7 +67,7 @@ _WITHOUT_EFFECT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Normalisation:
-    """Of a pixel 0 … 255: (pixel × factor − mean) / std, by channel."""
+    """Normalises a pixel 0 … 255 to (pixel × factor − mean) / std, by channel."""
 
     factor: float
     mean: tuple[float, float, float]
@@ -76,7 +75,8 @@ class Normalisation:
 
 
 def read_picture_format(config: Config, *, before: str = "", after: str = "") -> PictureFormat:
-    """Raises ModelError when the settings are missing, wrong, not implemented, or do not fit the tower."""
+    """Reads the format of pictures. Raises ModelError for settings that are missing, wrong, not implemented, or do not
+    fit the tower."""
     vision = read_vision(config)
     name, settings = _settings(config)
     side = vision.tower.image_size
@@ -113,7 +113,7 @@ def read_picture_format(config: Config, *, before: str = "", after: str = "") ->
 
 
 def read_normalisation(config: Config) -> Normalisation:
-    """Raises ModelError when the settings are missing or wrong."""
+    """Reads the normalisation. Raises ModelError for settings that are missing or wrong."""
     _, settings = _settings(config)
     factor = positive_number(settings, "rescale_factor") if flag(settings, "do_rescale", True) else 1.0
     if not flag(settings, "do_normalize", True):
@@ -128,7 +128,7 @@ def read_normalisation(config: Config) -> Normalisation:
 
 
 def _settings(config: Config) -> tuple[str, dict[str, Any]]:
-    """The image processor's name, and its settings with its defaults."""
+    """Returns the image processor's name, and its settings with its defaults."""
     stated = section(config, PREPROCESSOR)
     if not stated:
         raise ModelError(
@@ -151,7 +151,7 @@ def _settings(config: Config) -> tuple[str, dict[str, Any]]:
 
 
 def _sizes(settings: Config, *, square: bool) -> tuple[tuple[int, int] | int | None, tuple[int, int]]:
-    """What a picture is resized to, and how large a tile is at the end (height, width)."""
+    """Returns the size that a picture is resized to, and the size of a tile at the end (height, width)."""
     resize = _size("size", settings["size"], square) if flag(settings, "do_resize", True) else None
     if flag(settings, "do_center_crop", False):
         crop = _size("crop_size", settings["crop_size"], True)
@@ -166,7 +166,7 @@ def _sizes(settings: Config, *, square: bool) -> tuple[tuple[int, int] | int | N
 
 
 def _size(key: str, value: object, square: bool) -> tuple[int, int] | int:
-    """(height, width), or the length of the shorter side. A single number is one or the other."""
+    """Reads (height, width), or the length of the shorter side. A single number is a square if `square`."""
     if _positive(value):
         assert isinstance(value, int), "just checked"
         return (value, value) if square else value
@@ -204,13 +204,13 @@ def _triple(key: str, value: object) -> tuple[float, float, float]:
 
 
 def _colour(mean: tuple[float, float, float]) -> tuple[int, int, int]:
-    """The pixels that become zero, about."""
+    """Returns the colour of pixels that become about zero after normalisation."""
     red, green, blue = (int(value * 255) for value in mean)
     return red, green, blue
 
 
 def _check_grids(settings: Config, vision: VisionConfig) -> None:
-    """transformers cuts by the preprocessor's list and puts together by the model's: with two lists it fails."""
+    """Checks that both lists of grids agree: transformers cuts by the preprocessor's and arranges by the model's."""
     stated = settings.get("image_grid_pinpoints")
     if stated is not None and set(read_grids(stated, vision.tower.image_size)) != set(vision.grids):
         raise ModelError(

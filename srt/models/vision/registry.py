@@ -1,4 +1,4 @@
-"""From the configuration and the tensors of a model that sees to its two parts: decoder and sight.
+"""Splits the configuration and the tensors of a vision model into its two parts: decoder and sight.
 
 Checkpoints name the same tensors in several ways, by the version of transformers that wrote them:
 
@@ -27,7 +27,7 @@ __all__ = ["build_vision", "sees", "text_part"]
 
 
 class Renamed(Mapping[str, torch.Tensor]):
-    """Some tensors of a checkpoint under other names; each is read when it is asked for."""
+    """Presents some tensors of a checkpoint under other names; each is read lazily."""
 
     def __init__(self, tensors: Tensors, names: Mapping[str, str]) -> None:
         self._tensors = tensors
@@ -44,7 +44,7 @@ class Renamed(Mapping[str, torch.Tensor]):
 
 
 def build_vision(config: Config, tensors: Tensors, *, dtype: torch.dtype, device: torch.device) -> VisionModel:
-    """Tower and projector of a model that sees.
+    """Builds tower and projector of a vision model.
 
     Raises:
         ModelError: configuration, preprocessor or tensors that cannot be used.
@@ -54,18 +54,20 @@ def build_vision(config: Config, tensors: Tensors, *, dtype: torch.dtype, device
 
 
 def text_part(config: Config, tensors: Tensors) -> tuple[dict[str, Any], Tensors]:
-    """Configuration and tensors of the decoder alone, as a text model's. Any: parsed JSON.
+    """Returns configuration and tensors of the decoder only, as those of a text model. Any: parsed JSON.
 
     Raises:
-        ModelError: a decoder that is not implemented, two tensors that are the same one.
+        ModelError: the decoder is not implemented, or two tensors are the same one.
     """
     _, names = _sorted_names(tensors)
     return text_config(config), Renamed(tensors, names)
 
 
 def _sorted_names(tensors: Tensors) -> tuple[dict[str, str], dict[str, str]]:
-    """Names of the sight, and names of the decoder → names in the checkpoint. What is neither is left to the sight,
-    which refuses what it does not know."""
+    """Returns names of the sight, and names of the decoder, each → names in the checkpoint.
+
+    Names that are neither go to the sight, which refuses unknown ones.
+    """
     sight: dict[str, str] = {}
     decoder: dict[str, str] = {}
     for stored in tensors:

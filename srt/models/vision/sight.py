@@ -1,7 +1,7 @@
 """Computes the rows of the decoder from the bytes of a picture: tower, projector and layout.
 
 T tiles, P positions of a tile, F features of a position, hidden the decoder's width. The rows of LLaVA-NeXT's tiles
-(anyres) come one after the other:
+(anyres) are concatenated:
 
     overview, whole                          P × P rows
     the grid's tiles as one large picture    without its padding, line by line of patches, and after each the newline
@@ -34,7 +34,7 @@ class Projector(Protocol):
 
 
 class LlavaProjector:
-    """W₂ activation(W₁ x), for every position by itself."""
+    """Computes W₂ activation(W₁ x) for every position."""
 
     def __init__(self, config: VisionConfig, weights: Checkpoint) -> None:
         if config.activation not in ACTIVATIONS:
@@ -55,7 +55,7 @@ class LlavaProjector:
 
 
 class Gemma3Projector:
-    """Squares of neighbouring patches are averaged to one, which is normalised and multiplied."""
+    """Averages squares of neighbouring patches, normalises the averages and multiplies them by a matrix."""
 
     def __init__(self, config: VisionConfig, weights: Checkpoint) -> None:
         width, hidden = config.tower.hidden_size, config.hidden_size
@@ -78,9 +78,9 @@ def build_projector(config: VisionConfig, weights: Checkpoint) -> Projector:
 def arrange(
     features: torch.Tensor, columns: int, rows: int, width: int, height: int, newline: torch.Tensor
 ) -> torch.Tensor:
-    """[1 + rows · columns, patches of a tile, hidden] → [tokens, hidden], of a picture of width × height pixels.
+    """Puts the tiles of a picture of width × height pixels together (anyres): see the module's drawing.
 
-    newline: [hidden]
+    features: [1 + rows · columns, patches of a tile, hidden] → [tokens, hidden]. newline: [hidden]
     """
     overview, tiles = features[0], features[1:]
     side = round(features.shape[1] ** 0.5)
@@ -94,7 +94,7 @@ def arrange(
 
 
 def arranged_tokens(tile_tokens: int, columns: int, rows: int, width: int, height: int) -> int:
-    """How many rows `arrange` gives."""
+    """Returns the number of rows that `arrange` returns."""
     side = round(tile_tokens**0.5)
     top, bottom, left, right = unpadded(rows * side, columns * side, width, height)
     return tile_tokens + anyres_tokens(bottom - top, right - left)
@@ -104,13 +104,13 @@ CHANNELS = 3
 
 
 class Sight:
-    """A `model.VisionModel` of the families of `registry`.
+    """Implements `model.VisionModel` for the families of `registry`.
 
     Args:
-        tensors: of tower and projector alone, by the names that `registry` gives them.
+        tensors: of tower and projector only, by the names that `registry` gives them.
 
     Raises:
-        ModelError: tensors that are missing, left over or of another shape.
+        ModelError: tensors are missing, left over or of another shape.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Sight:
         return arranged_tokens(tile, picture.columns, picture.rows, picture.width, picture.height)
 
     def largest(self) -> EnginePicture:
-        """See VisionModel. It is black."""
+        """See VisionModel. The picture is black."""
         side = self._config.tower.image_size
         height, width = max(self._config.grids, key=prod, default=(0, 0))
         columns, rows = width // side, height // side
@@ -186,7 +186,7 @@ class Sight:
         return arrange(features, picture.columns, picture.rows, picture.width, picture.height, self._newline)
 
     def _pixels(self, picture: EnginePicture) -> torch.Tensor:
-        """[tiles, 3, height, width], normalised in float32 as image processors do it."""
+        """Returns the pixels [tiles, 3, height, width], normalised in float32 as image processors do it."""
         raw = torch.frombuffer(bytearray(picture.pixels), dtype=torch.uint8)
         if self._device.type == "cuda":
             raw = raw.pin_memory()  # else the host would wait for the step that runs

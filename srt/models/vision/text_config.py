@@ -1,6 +1,6 @@
-"""The decoder's part of a configuration: `text_config`, which leaves out what is transformers' default.
+"""Reads the decoder's part of a configuration: `text_config`, in which fields with transformers' defaults are absent.
 
-No torch: the gateway asks for the size of the vocabulary.
+No torch: the gateway reads the size of the vocabulary.
 """
 
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from ....lang.errors import ModelError
 from ...layers.config_values import Config, flag, section
 
-# The defaults of transformers' configuration classes, of those fields for which our decoder has none: a text model's
+# The defaults of transformers' configuration classes, for fields without a default in `read_decoder`: a text model's
 # file states them, a `text_config` need not. Any: parsed JSON.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {
@@ -47,7 +47,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 131_072,
     },
 }
-# Families that see, each with the decoders that it may have, the usual one first.
+# Vision families, each with the decoders that it may have, the usual one first.
 DECODERS = {
     "llava": ("llama", "mistral", "qwen2"),
     "llava_next": ("llama", "mistral", "qwen2"),
@@ -56,15 +56,15 @@ DECODERS = {
 
 
 def sees(config: Config) -> bool:
-    """Whether this is the configuration of a model that sees, and that umbel runs itself."""
+    """Returns whether this is the configuration of a vision model that umbel runs itself."""
     return config.get("model_type") in DECODERS
 
 
 def text_config(config: Config) -> dict[str, Any]:
-    """The configuration of the decoder alone, as `families.read_config` takes it.
+    """Returns the configuration of the decoder only, for `families.read_config`.
 
     Raises:
-        ModelError: a decoder that is none of `DECODERS`.
+        ModelError: the decoder is none of `DECODERS`.
     """
     known = DECODERS[config["model_type"]]
     stated = section(config, "text_config")
@@ -78,7 +78,7 @@ def text_config(config: Config) -> dict[str, Any]:
 
 
 def _tied(config: Config, stated: Config, family: str) -> bool:
-    """Older files say it of the decoder, newer ones of the whole."""
+    """Reads tie_word_embeddings: older files state it for the decoder, newer ones for the whole model."""
     if family == "gemma3_text":
         return flag(config, "tie_word_embeddings", flag(stated, "tie_word_embeddings", True))
     return flag(config, "tie_word_embeddings", False) or flag(stated, "tie_word_embeddings", False)

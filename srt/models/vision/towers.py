@@ -1,8 +1,8 @@
-"""CLIP's and SigLIP's vision transformers: pixels of tiles → the states of their patches after chosen layers.
+"""Runs CLIP's and SigLIP's vision transformers: pixels of tiles → the states of their patches after chosen layers.
 
     pixels → patches × matrix → (class token) + positions → (norm) → layers × [ norm → attention → + norm → MLP → + ]
 
-T tiles, P positions, D the tower's width. Layers after the last one that is looked at are not even read.
+T tiles, P positions, D the tower's width. Layers after the deepest chosen one are not even read.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from ...layers.checkpoint import Checkpoint, LinearTensors
 from ...layers.linear import ACTIVATIONS, Linear, dense_method
 from .config import TowerConfig
 
-BATCH_ROWS = 4096  # positions of one pass, of however many tiles: bounds the widest intermediate at about 64 MiB
+BATCH_ROWS = 4096  # positions of one pass, over all its tiles: bounds the widest intermediate at about 64 MiB
 _ROOT = "vision_tower"
 
 
 def quick_gelu(x: torch.Tensor) -> torch.Tensor:
-    """x · sigmoid(1.702 x)"""
+    """Computes x · sigmoid(1.702 x)."""
     return (x * 1.702).sigmoid_().mul_(x)
 
 
@@ -28,7 +28,7 @@ TOWER_ACTIVATIONS = {**ACTIVATIONS, "quick_gelu": quick_gelu}
 
 
 class LayerNorm:
-    """Centred and scaled by its own deviation, with weight and bias."""
+    """Centres x, scales it by its deviation, and applies weight and bias."""
 
     def __init__(self, name: str, config: TowerConfig, weights: Checkpoint) -> None:
         self._shape = (config.hidden_size,)
@@ -41,7 +41,7 @@ class LayerNorm:
 
 
 class TowerLayer:
-    """Attention of all positions of a tile to all of them, and an MLP."""
+    """Runs bidirectional attention within each tile, and an MLP."""
 
     def __init__(self, index: int, config: TowerConfig, weights: Checkpoint, *, pack: bool) -> None:
         name = f"{_ROOT}.encoder.layers.{index}"
@@ -77,7 +77,7 @@ class Tower:
     """A whole tower.
 
     Args:
-        depths: after how many layers the state is looked at; several give their states side by side.
+        depths: numbers of layers after which the state is taken; the states of several are concatenated.
         last_norm: normalise the state after the last layer, as Gemma 3 does and LLaVA does not.
         pack: lay weights out for oneDNN, see `linear.PackedMethod`. With the hundreds of rows of a tile that pays in
             bfloat16 only, 10 to 30 % of a product; in float32 it costs 5 to 15 %.
@@ -134,8 +134,8 @@ class Tower:
 
 
 def unread(config: TowerConfig, depths: Sequence[int], *, last_norm: bool) -> tuple[str, ...]:
-    """Beginnings of the names of tensors that a tower of this configuration has and that nothing here is computed
-    with: layers after the last one that is looked at, the head of a tower that was trained to name pictures."""
+    """Returns prefixes of the names of tensors that a tower of this configuration has and does not use: layers after
+    the deepest chosen one, and the head of a tower that was trained to classify pictures."""
     layers = [f"{_ROOT}.encoder.layers.{index}." for index in range(max(depths), config.layers)]
     ends = [] if last_norm else [f"{_ROOT}.post_layernorm."]
     return (*layers, *ends, f"{_ROOT}.head.", f"{_ROOT}.embeddings.position_ids")
