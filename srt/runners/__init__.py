@@ -1,1 +1,1 @@
-"""Run a model on a batch: torch, native CPU kernels, CUDA graphs."""
+"""Runs a model on a batch: in torch, on native CPU kernels, or with CUDA graphs."""

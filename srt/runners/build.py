@@ -1,4 +1,4 @@
-"""Builds a runner of a configuration and its tensors: chooses device, dtype and kernels, sizes the pool."""
+"""Builds a runner from a configuration and its tensors: chooses device, dtype and kernels, sizes the pool."""
 
 import ctypes
 import logging
@@ -53,19 +53,19 @@ def build_runner(
     pack: bool | None = None,
     communicator: Communicator = SINGLE_RANK,
 ) -> "TorchRunner | CpuRunner | CudaRunner":
-    """Builds model, pool and kernels. Give the pool's size as `kv_bytes` or as `num_slots`; on a CUDA device it may be
-    left out, and is what the weights and the largest step leave.
+    """Builds model, pool and kernels. Give the pool's size as `kv_bytes` or as `num_slots`. On a CUDA device it may be
+    left out: the pool then takes the memory that the weights and the largest step leave.
 
-    With kernels "auto", a model that the device's own kernels cannot run here, for whatever reason, runs in torch, and
-    a warning says why. `pack` is torch's way to lay weights out. The tower of a model that sees runs in torch.
+    With kernels "auto", a model that the device's own kernels cannot run runs in torch, and a warning says why. `pack`
+    chooses torch's layout of the weights. The tower of a vision model runs in torch.
 
-    With a `communicator` of several ranks each of them makes this call, with the same arguments but for its device, and
-    builds its part; `kv_bytes` is each rank's. A tower is on every rank. The native kernels compute a step in one call,
-    in which ranks cannot meet, so torch computes; steps do not run as captured graphs.
+    With a `communicator` of several ranks, each rank makes this call, with the same arguments except for its device,
+    and builds its part; `kv_bytes` is per rank. Every rank has the whole tower. The native kernels compute a step in
+    one call, in which ranks cannot communicate, so torch computes; steps do not run as captured graphs.
 
     Raises:
         ModelError: configuration or tensors that cannot be used.
-        ParameterError: a pool too small, an unknown dtype or device, kernels or weights that cannot be had here.
+        ParameterError: the pool is too small, the dtype or device unknown, or kernels or weights not available here.
     """
     target = resolve_device(device)
     left_out = kv_bytes is None and num_slots is None
@@ -149,16 +149,16 @@ def build_runner(
 
 
 def _torch_instead(tried: Kernels, reason: str, *, asked: Kernels) -> None:
-    """Logs why torch computes. Raises ParameterError where the caller asked for the kernels that were tried."""
+    """Logs why torch computes. Raises ParameterError if the caller requested the kernels that were tried."""
     if asked == tried:
         raise ParameterError(f'kernels="{tried}": {reason}; leave it out, and torch computes')
     _log.warning("torch computes, not the %s kernels: %s", tried, reason)
 
 
 def _host_walk() -> Walk | None:
-    """The native walk that makes masks on the host, whatever device computes.
+    """Loads the native trie walk that makes masks on the host, for any device.
 
-    None, with a warning, where nothing can be compiled: then numpy makes them, which takes many times as long.
+    None, with a warning, where it cannot be compiled: then numpy makes the masks, which takes many times as long.
     """
     try:
         return CpuTrieWalk(load_walk())
@@ -168,7 +168,7 @@ def _host_walk() -> Walk | None:
 
 
 def _library() -> ctypes.CDLL | NoKernels:
-    """Loads the native kernels, or says why there are none."""
+    """Loads the native kernels, or returns the reason why there are none."""
     try:
         return load_library()
     except NoKernels as error:
@@ -176,7 +176,7 @@ def _library() -> ctypes.CDLL | NoKernels:
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of that name. Raises ParameterError for another kind, ModelError where torch sees none."""
+    """Returns the device of that name. Raises ParameterError for another kind, ModelError if torch has none."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -189,7 +189,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of that name; "auto" is bfloat16 where the hardware multiplies it, else float32."""
+    """Returns the dtype of that name; "auto" is bfloat16 where the hardware multiplies it, else float32."""
     if name == "auto":
         on_cuda = device.type == "cuda"
         fast = torch.cuda.is_bf16_supported(including_emulation=False) if on_cuda else cpu_multiplies_bfloat16()
@@ -200,5 +200,5 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def cpu_multiplies_bfloat16() -> bool:
-    """Whether the CPU has AVX512-BF16 or AMX. Elsewhere torch emulates bfloat16, several times slower than float32."""
+    """Returns whether the CPU has AVX512-BF16 or AMX. Else torch's bfloat16 is several times slower than float32."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

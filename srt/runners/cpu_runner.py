@@ -1,6 +1,6 @@
 """Runs steps on the native CPU kernels: a `batch.Runner` like `torch_runner.TorchRunner`, without torch in the step.
 
-The decoder is one native call; then the head answers each row with what was asked of it.
+The decoder is one native call; then the head computes logits or a token for each row, as its RowNeed says.
 """
 
 import ctypes
@@ -33,11 +33,11 @@ class CpuRunner:
     """A model on the native kernels, its KV pool and its attention.
 
     Args:
-        model: what to run.
+        model: the decoder.
         num_slots: size of the KV pool, the dummy slot included.
-        tree_attention: attend once to what sequences of a step share.
+        tree_attention: read the keys that sequences of a step share once.
         library: the kernels that `model` runs on.
-        pictures: what prompts may show the model; None: it reads text only.
+        pictures: the store of pictures in prompts; None: the model reads text only.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class CpuRunner:
         self._logits = LogitsBuffer(model.vocab_size, "cpu")
 
     def forward(self, batch: Batch) -> Logits:
-        """One step. Logits lie in a buffer that the next step overwrites."""
+        """Runs one step. Logits lie in a buffer that the next step overwrites."""
         count = len(batch.logit_rows)
         if count > len(self._hidden):
             self._hidden = torch.empty((2 * count, self.model.config.hidden_size))
@@ -94,7 +94,7 @@ class CpuRunner:
         self._table = PoolTable(self.pool)
 
     def _answer(self, hidden: torch.Tensor, row_requests: RowRequests | None) -> Logits:
-        """All logits for the rows that want them, tokens for the others. hidden: [L, hidden]"""
+        """Computes logits for the rows that want them, tokens for the others. hidden: [L, hidden]"""
         count, softcap = len(hidden), self.model.config.logit_softcap
         if row_requests is None or softcap:  # capped logits may tie where these do not
             values = self.model.head.all(hidden, self._logits.take(count))
@@ -122,7 +122,7 @@ class CpuRunner:
         return Logits(values, places, tokens, errors)
 
     def _choose(self, hidden: torch.Tensor, row_requests: RowRequests, rows: Sequence[int]) -> list[int]:
-        """−1 where logits are not numbers."""
+        """Chooses a token for each row; −1 where its logits are not numbers."""
         some = np.array(rows)
         if len(rows) < len(hidden):
             row_requests = row_requests.take(some)
@@ -140,7 +140,7 @@ def _rows(hidden: torch.Tensor, rows: NDArray[np.integer]) -> torch.Tensor:
 
 
 def obstacle(config: Config, *, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why the native kernels cannot run this model here, as a clause; None when they can."""
+    """Returns why the native kernels cannot run this model here, as a clause; None when they can."""
     if device.type != "cpu":
         return f"they run on the CPU, not on {device}"
     if not is_family(config):
@@ -171,13 +171,13 @@ def build_cpu_runner(
     """Packs the weights and makes the pool.
 
     Args:
-        num_slots: of the pool, given what one token costs.
+        num_slots: computes the size of the pool from the geometry of one token.
         dtype: of the KV pool.
         weights: "auto", "float32", "bf16" or "int8"; "auto" is bf16 for a checkpoint that stores 16 bits.
 
     Raises:
         ModelError: configuration or tensors that cannot be used.
-        EngineError: there is no memory for the weights.
+        EngineError: there is too little memory for the weights.
     """
     model = CpuDecoder(
         read_config(config),

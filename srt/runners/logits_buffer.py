@@ -1,8 +1,8 @@
-"""One buffer of logits that grows: fresh memory of this size costs milliseconds of page faults at every step."""
+"""Keeps one growing buffer for logits: allocating it for every step would cost milliseconds of page faults."""
 
 import torch
 
-KEPT_BYTES = 256 << 20  # a larger buffer is given back after its step
+KEPT_BYTES = 256 << 20  # a larger buffer is freed after its step
 
 
 class LogitsBuffer:
@@ -10,7 +10,7 @@ class LogitsBuffer:
         self._buffer = torch.empty((0, vocab_size), device=device)
 
     def take(self, rows: int) -> torch.Tensor:
-        """Float32 [rows, vocab], content undefined; what was taken before is overwritten."""
+        """Returns float32 [rows, vocab] of undefined content, in the memory that earlier calls returned."""
         vocab_size = self._buffer.shape[1]
         if rows > len(self._buffer) or self._buffer.nbytes > KEPT_BYTES:
             kept = min(max(2 * len(self._buffer), 8), KEPT_BYTES // (vocab_size * 4))

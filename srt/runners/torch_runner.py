@@ -1,4 +1,4 @@
-"""Runs steps in torch: a batch in, logits out. Owns the model, its KV pool and its attention backend."""
+"""Runs steps in torch. Owns the model, its KV pool and its attention backend."""
 
 from typing import Any
 
@@ -18,11 +18,11 @@ class TorchRunner:
     """A `batch.Runner` around a model in torch.
 
     Args:
-        model: what to run.
+        model: the model.
         num_slots: size of the KV pool, the dummy slot included.
-        backend: attention kernels; None takes torch.
-        pictures: what prompts may show the model; None: it reads text only.
-        kv_dtype: of the KV pool; None is that of the model.
+        backend: attention kernels; None: in torch.
+        pictures: the store of pictures in prompts; None: the model reads text only.
+        kv_dtype: of the KV pool; None: that of the model.
     """
 
     chooser = None
@@ -48,7 +48,7 @@ class TorchRunner:
         self._logits = LogitsBuffer(self.vocab_size, model.device)
 
     def forward(self, batch: Batch) -> Logits:
-        """One step, all logits of every logit row: a view of a buffer that the next step overwrites."""
+        """Runs one step and returns all logits of every logit row, in a buffer that the next step overwrites."""
         device = self.model.device
         out = self._logits.take(len(batch.logit_rows))  # outside inference mode: a sampler may write to it
         with torch.inference_mode():

@@ -1,1 +1,1 @@
-"""The engine on a CUDA device: the decoder on Triton kernels, captured graphs, memory and transfers."""
+"""Runs steps on a CUDA device: the decoder on Triton kernels, captured graphs, memory and transfers."""

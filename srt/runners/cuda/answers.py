@@ -1,4 +1,4 @@
-"""Answers a step: chooses tokens on the device, and keeps logits for the rows that want them.
+"""Makes the answer to a step: chooses tokens on the device, and keeps logits for the rows that want them.
 
 Chosen tokens stay on the device for the rows of the next step, and are copied to the host, eight bytes each, after
 the step. Only `Answer.result` waits for that copy.
@@ -19,10 +19,11 @@ from .device import Accelerator, Mark, Staging
 
 
 class DeviceChooser(Chooser, Protocol):
-    """In Triton it is `kernels.triton.sampling.TritonSampling`, its reference is `reference.ReferenceChooser`."""
+    """Chooses tokens without waiting. Implemented by `kernels.triton.sampling.TritonSampling`, in torch by
+    `reference.ReferenceChooser`."""
 
     def choose_async(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """One token for each draw, int64 [n] on the device; −1 where the logits of a row are not numbers.
+        """Chooses one token for each draw, int64 [n] on the device; −1 where the logits of a row are not numbers.
 
         logits: float32 [_, vocab].
         """
@@ -30,7 +31,7 @@ class DeviceChooser(Chooser, Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChosenTokens:
-    """The tokens that a step has chosen, on the device. By logit row [L]: where its token is, −1 = none."""
+    """The tokens that a step has chosen, on the device. `places`: index of each logit row's token, −1 = none."""
 
     tokens: torch.Tensor  # int64 [n]; −1: the logits were not numbers, or no token could be chosen
     places: NDArray[np.int64]  # [L]
@@ -38,7 +39,7 @@ class ChosenTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """A `batch.Pending`: tokens that are on their way to the host, and logits that stay where they are."""
+    """Implements `batch.Pending`: tokens that are being copied to the host, and logits that stay on the device."""
 
     values: torch.Tensor  # float32 [F, vocab] on the device
     value_places: NDArray[np.int64]  # [L] index into values, −1 = none
@@ -49,7 +50,7 @@ class Answer:
     finished: Callable[[], None] = field(repr=False)  # called after the mark
 
     def result(self) -> Logits:
-        """Waits for the step."""
+        """Waits for the step and returns its result."""
         self.mark.wait()
         self.finished()
         tokens = np.full(len(self.value_places), -1, dtype=np.int64)
@@ -61,21 +62,21 @@ class Answer:
 
 
 class Answers:
-    """Chooses tokens on the device and sends them on their way."""
+    """Chooses tokens on the device and starts their copies to the host."""
 
     def __init__(self, accelerator: Accelerator, chooser: DeviceChooser) -> None:
         self._accelerator = accelerator
         self._chooser = chooser
         self._staging = Staging(accelerator, 1 << 12)
-        self.device_seconds = 0.0  # from the beginnings of steps that were waited for to their ends
+        self.device_seconds = 0.0  # run time of the steps whose results were read
 
     def begin(self, logits: torch.Tensor, row_requests: RowRequests | None, *, began: Mark, kept: bool) -> Answer:
-        """What a step answers.
+        """Enqueues the choice of tokens and their copies, and returns the pending answer.
 
         Args:
             logits: float32 [L, vocab] on the device.
-            began: before the first of the step's work.
-            kept: their memory belongs to this step alone; otherwise the rows that want logits get a copy.
+            began: the mark before the step's work.
+            kept: the logits' memory belongs to this step alone; otherwise rows that want logits get a copy.
         """
         count = len(logits)
         picked, whole = _wants(row_requests, count)
@@ -108,7 +109,7 @@ class Answers:
     def _choose(
         self, logits: torch.Tensor, row_requests: RowRequests, picked: NDArray[np.int64]
     ) -> tuple[torch.Tensor, dict[int, Exception]]:
-        """A token for each of the picked rows; −1 for those with an error."""
+        """Chooses a token for each of the picked rows; −1 for those with an error."""
 
         def choose(rows: NDArray[np.int64]) -> torch.Tensor:
             return self._chooser.choose_async(logits, draws_of(row_requests, rows, rows, logits.shape[1]))
@@ -124,7 +125,7 @@ class Answers:
 
 
 def _wants(row_requests: RowRequests | None, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The logit rows of which a token is asked, and those that want their logits."""
+    """Returns the logit rows that need a token, and those that need their logits."""
     if row_requests is None:
         return np.zeros(0, dtype=np.int64), np.arange(count)
     picked = row_requests.kinds != RowNeed.LOGITS

@@ -1,4 +1,4 @@
-"""Builds the CUDA runner: checks what can be built, loads, measures, sizes the pool, captures graphs and warms up.
+"""Builds the CUDA runner: checks the model, loads, measures, sizes the pool, captures graphs and warms up.
 
 weights that fit → read, tensor by tensor → the largest step, measured → the pool → graphs
 """
@@ -37,7 +37,7 @@ from .runner import CudaRunner
 
 
 class MakeAttention(Protocol):
-    """Raises ParameterError for what the kernels do not take."""
+    """Makes an attention backend. Raises ParameterError for a geometry or dtype that the kernels do not support."""
 
     def __call__(
         self,
@@ -52,21 +52,23 @@ class MakeAttention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The kernels of a runner: those in Triton, or their references in torch. Nothing of Triton is imported before it
-    is asked for: it takes a second, and is not there on every system."""
+    """The kernels of a runner: those in Triton, or their references in torch.
+
+    Triton is imported only when used: that takes a second, and not every system has it.
+    """
 
     name: str  # in the runner's facts
     kernels: FusedKernels
     chooser: Callable[[], DeviceChooser]
     attention: MakeAttention
-    anywhere: bool  # they take tensors of the CPU, too
+    anywhere: bool  # they take CPU tensors, too
 
 
 def triton_parts() -> Parts:
     """Returns the kernels in Triton. With TRITON_INTERPRET=1 they run in its interpreter, on the CPU.
 
     Raises:
-        MissingExtraError: there is no Triton.
+        MissingExtraError: Triton is not installed.
     """
     from ...kernels.triton.attention_backend import TritonBackend  # says which extra is missing
     from ...kernels.triton.sampling import TritonSampling
@@ -76,7 +78,7 @@ def triton_parts() -> Parts:
 
 
 def reference_parts() -> Parts:
-    """Returns plain torch, which runs anywhere."""
+    """Returns the references in plain torch, which run on any device."""
     from ...kernels.triton import reference as kernels
     from .reference import ReferenceBackend, ReferenceChooser
 
@@ -84,7 +86,7 @@ def reference_parts() -> Parts:
 
 
 def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device) -> str | None:
-    """Says why the Triton kernels cannot run a model here, as a clause; None when they can."""
+    """Returns why the Triton kernels cannot run a model here, as a clause; None when they can."""
     if not is_family(config):
         return f"{config.get('model_type')!r} runs in transformers"
     try:
@@ -105,7 +107,7 @@ def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, devic
 
 
 def _too_old(device: torch.device, kv_dtype: torch.dtype) -> str | None:
-    """Why Triton does not compile for the device, or for these numbers on it; None when it does."""
+    """Returns why Triton does not compile for the device or for the KV dtype on it; None when it does."""
     major, minor = torch.cuda.get_device_capability(device)
     here = f"this device has {major}.{minor}"
     if (major, minor) < (8, 0):
@@ -116,7 +118,7 @@ def _too_old(device: torch.device, kv_dtype: torch.dtype) -> str | None:
 
 
 def accelerator_for(device: torch.device) -> Accelerator:
-    """Raises ModelError for a device that torch cannot use."""
+    """Returns the accelerator of a device. Raises ModelError for a device that torch cannot use."""
     return CudaAccelerator(device) if device.type == "cuda" else HostAccelerator()
 
 
@@ -139,16 +141,16 @@ def build_cuda_runner(
     """Loads the weights, measures, makes the pool, captures the graphs and warms up.
 
     Args:
-        num_slots: of the pool, given what one token costs; None takes what memory there is.
-        limits: the largest step that there will be.
-        pictures, trie_walk: as `CudaRunner` takes them.
-        parts: kernels; None takes those in Triton.
-        communicator: of the ranks of which this one builds its part, with `config` and `tensors` of that part; all get
-            equally large pools.
+        num_slots: computes the size of the pool from the geometry of one token; None: all memory that is left.
+        limits: the size of the largest step.
+        pictures, trie_walk: see `CudaRunner`.
+        parts: kernels; None: those in Triton.
+        communicator: connects the ranks. Each builds its part, from `config` and `tensors` of that part; all pools have
+            one size.
 
     Raises:
         ModelError: configuration or tensors that cannot be used.
-        ParameterError: too little memory; a model that the kernels do not take.
+        ParameterError: too little memory; a model that the kernels do not support.
     """
     parts = parts or triton_parts()
     decoder = read_config(config)
@@ -196,7 +198,7 @@ def build_cuda_runner(
     else:
         workspace = measured_workspace(runner(probe_slots(limits), graphs=False), accelerator, limits, pictures)
         if cuda_graphs:
-            # Graphs have memory of their own, as much as the largest of them works in.
+            # Graphs have memory of their own, as much as the largest of them needs.
             workspace += workspace * graph_rows(limits) // limits.rows
             workspace += graph_bytes(model, attention(), accelerator, limits)
         slots = communicator.minimum(pool_slots(model.kv_geometry, accelerator, workspace=workspace))
@@ -213,13 +215,13 @@ def graph_bytes(
     accelerator: Accelerator,
     limits: StepLimits,
 ) -> int:
-    """Bytes that all graphs read and write together: their logits, and the plans of attention."""
+    """Returns the bytes of the buffers that all graphs share: logits, and the plans of attention."""
     plans = accelerator.peak_memory(lambda: graph_plans(backend, model.windows, limits, model.context_length))
     return plans + graph_logits(limits) * model.vocab_size * 4
 
 
 def warm_up(runner: CudaRunner, limits: StepLimits) -> None:
-    """Compiles what the first requests will need. The results of these steps are not read."""
+    """Runs steps so that the kernels for the first requests are compiled. Their results are not read."""
     for step in warming_steps(limits, context_length=runner.context_length, vocab_size=runner.vocab_size):
         runner.launch(step)
     logits = torch.zeros((1, runner.vocab_size), device=runner.model.device)
@@ -228,15 +230,15 @@ def warm_up(runner: CudaRunner, limits: StepLimits) -> None:
 
 
 ROWS = (1, 7, 16, 100)  # of a prompt: one, few, a multiple of 16, more than few
-UNIT = 16  # a kernel is compiled for multiples of it, and for other numbers
-SUMMARISED = (0, 1, 5)  # largest logits that a summary gives: none for scores, one, several
+UNIT = 16  # a kernel is compiled once for multiples of it, and once for other numbers
+SUMMARISED = (0, 1, 5)  # number of largest logits in a summary: none for scores, one, several
 
 
 def warming_steps(limits: StepLimits, *, context_length: int, vocab_size: int) -> list[Batch]:
-    """Prompts of several lengths, the longest last. Of each a token is chosen: from all, with limits, under a mask.
+    """Builds prompts of several lengths, the longest last. Each chooses a token: from all, with limits, under a mask.
 
-    Where steps run as graphs, those of more rows than the graphs have are launched kernel by kernel. After their last
-    attention only rows with logits go on: the products of so few rows are compiled with them, for one, some, and 16.
+    Steps with more rows than the largest graph are launched kernel by kernel. After their last attention only rows with
+    logits continue. Their products of few rows are compiled here, for one, some and 16 rows.
     """
     above = (graph_rows(limits) // UNIT + 1) * UNIT
     lengths = [min(rows, limits.rows, context_length) for rows in (*ROWS, above, above + 1, limits.rows)]
@@ -260,7 +262,7 @@ def warming_steps(limits: StepLimits, *, context_length: int, vocab_size: int) -
 
 
 def _prompt(rows: int, logits: int) -> Batch:
-    """logits: of so many last rows they are asked for."""
+    """Builds a prompt of `rows` rows. logits: the number of its last rows that need logits."""
     return Batch(
         token_ids=np.zeros(rows, dtype=np.int64),
         positions=np.arange(rows, dtype=np.int64),
@@ -273,7 +275,7 @@ def _prompt(rows: int, logits: int) -> Batch:
 
 
 def _row_requests(kind: RowNeed, count: int, *, limited: bool, allowed: Allowed | None) -> RowRequests:
-    """limited: by top_k, top_p and min_p."""
+    """Builds row requests of one kind. limited: with top_k, top_p and min_p."""
     return RowRequests(
         kinds=np.full(count, kind, dtype=np.uint8),
         inverse_temperatures=np.ones(count),

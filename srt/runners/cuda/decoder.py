@@ -1,13 +1,13 @@
-"""The families' decoder on fused kernels: as `models.decoder`, with fewer passes over the rows.
+"""Runs the families' decoder on fused kernels: like `models.decoder`, with fewer passes over the rows.
 
                           in torch                                       here
     residual + norm       sum, norm, cast                                one kernel
     queries, keys         norm, cast, rope, two copies to the pool       one kernel
-    gate                  activation, product                            one kernel, of few rows that of its map, too
-    logits                product, conversion                            of few rows one kernel
+    gate                  activation, product                            one kernel; with few rows, its map included
+    logits                product, conversion                            with few rows, one kernel
 
-Products of few rows are kernels of ours, all others are torch's (cuBLAS). The residual is one tensor that kernels add
-to. After the last attention only rows whose logits are asked for go on. R rows, L of them with logits, D = head_dim.
+Products of few rows use umbel's kernels, all others torch's (cuBLAS). Kernels add to the residual in place. After the
+last attention only rows whose logits are needed continue. R rows, L of them with logits, D = head_dim.
 """
 
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ Weight = TypeVar("Weight")
 
 
 class FusedKernels(ExpertKernels, Protocol):
-    """The kernels that the decoder is made of: those in Triton, or `kernels.triton.reference` in plain torch.
+    """The decoder's kernels: those in Triton, or `kernels.triton.reference` in plain torch.
 
-    The files in `kernels/triton` say what each takes and gives.
+    The files in `kernels/triton` document their arguments and results.
     """
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, *, eps: float, centered: bool) -> torch.Tensor: ...
@@ -78,14 +78,14 @@ class FusedKernels(ExpertKernels, Protocol):
 
 
 class FusedMethod(QuantMethod[Weight], Protocol[Weight]):
-    """A weight format of the CUDA decoder, which multiplies and gates in one call."""
+    """A weight format of the CUDA decoder, which can multiply and gate in one call."""
 
     def apply_gated(self, weight: Weight, x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
-        """activation(gate) × up of [gate, up] = x Wᵀ + bias: [R, inputs] → [R, outputs / 2]"""
+        """Computes activation(gate) × up for [gate, up] = x Wᵀ + bias: [R, inputs] → [R, outputs / 2]"""
 
 
 class KernelMethod(DenseMethod):
-    """Floats of the model's dtype, multiplied by the decoder's kernels."""
+    """Stores weights as floats of the model's dtype and multiplies them with the decoder's kernels."""
 
     def __init__(self, kernels: FusedKernels) -> None:
         self._kernels = kernels
@@ -114,7 +114,7 @@ class CudaDecoder:
 
     Args:
         kv_dtype: of the KV pool, which may be float8.
-        kernels: what it is made of.
+        kernels: the decoder's kernels.
         method: the weight format of the layers' linear maps; None: floats of the dtype. Experts and head are floats.
 
     Raises:
@@ -167,7 +167,7 @@ class CudaDecoder:
         }
 
     def forward(self, rows: DeviceRows, attention: AttentionStep, *, out: torch.Tensor) -> None:
-        """Keys and values of all rows go to the pool, logits to `out` (float32 [L, vocab])."""
+        """Writes keys and values of all rows to the pool, and logits to `out` (float32 [L, vocab])."""
         config, kernels = self.config, self._kernels
         residual = self._embed(rows)  # [R, hidden]
         x = kernels.rms_norm(residual, self._layers[0].before_attention, eps=config.norm_eps, centered=self._centered)
@@ -204,7 +204,7 @@ class CudaDecoder:
     def _attend(
         self, layer: "_LayerWeights", x: torch.Tensor, rows: DeviceRows, attention: AttentionStep
     ) -> torch.Tensor:
-        """[R, hidden] → what the output map reads: [R, heads · D]."""
+        """Computes the input of the output map: [R, hidden] → [R, heads · D]."""
         pool = attention.pool
         queries = self._kernels.rope_and_store(
             layer.qkv(x),
@@ -222,7 +222,7 @@ class CudaDecoder:
 
 
 class _LayerWeights:
-    """The weights of one layer, fused where one product does for several."""
+    """The weights of one layer; maps that share an input are fused to one product."""
 
     # Any: each method has its own form of weight, and only the method reads it.
     def __init__(
@@ -257,7 +257,7 @@ class _LayerWeights:
 
 
 class _GatedMLP:
-    """down(activation(gate(x)) × up(x)), gate and up from one product."""
+    """Computes down(activation(gate(x)) × up(x)), gate and up with one product."""
 
     # Any: as above.
     def __init__(
@@ -278,11 +278,11 @@ def attention_geometry(config: DecoderConfig) -> AttentionGeometry:
 
 
 class CudaHead:
-    """The output map, and the cap that some models put on their logits.
+    """Computes logits, with the cap that some models put on them.
 
     Args:
         weight: [vocab, hidden] in the model's dtype.
-        softcap: logits stay between it and its negative; 0: there is none.
+        softcap: logits stay between it and its negative; 0: no cap.
     """
 
     def __init__(self, weight: torch.Tensor, *, softcap: float, kernels: FusedKernels) -> None:

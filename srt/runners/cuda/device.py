@@ -1,9 +1,9 @@
-"""The seam around what only a CUDA device has: memory that copies do not wait for, marks in its work, graphs.
+"""Wraps the features that only a CUDA device has: asynchronous copies, events (marks) and graphs.
 
-    Accelerator   CudaAccelerator   a device: work is enqueued, the host goes on at once
-                  HostAccelerator   the fake that ships: the CPU, where all work is done when its call returns
+    Accelerator   CudaAccelerator   a device: work is enqueued, the host continues at once
+                  HostAccelerator   a fake that ships: the CPU, where all work is done when its call returns
 
-Everything else in this folder is torch, Triton and numpy, and so the same code runs in both.
+Everything else in this folder is torch, Triton and numpy, so the same code runs on both.
 """
 
 import time
@@ -18,17 +18,17 @@ from ....lang.errors import ModelError
 
 
 class Mark(Protocol):
-    """A place in the work of a device."""
+    """Marks a point in the enqueued work of a device."""
 
     def wait(self) -> None:
-        """Returns when all that was enqueued before it is done. The calling thread works on the device from then on."""
+        """Waits until all work enqueued before the mark is done. Also selects the device for the calling thread."""
 
     def seconds_since(self, earlier: "Mark") -> float:
-        """Between two marks of one device, by its own clock. Both have been waited for."""
+        """Returns the time between two marks of one device, by its own clock. Both have been waited for."""
 
 
 class Graph(Protocol):
-    """Work that was captured: the same kernels on the same addresses."""
+    """Replays captured work: the same kernels on the same addresses."""
 
     def replay(self) -> None: ...
 
@@ -40,22 +40,22 @@ class Accelerator(Protocol):
     name: str
 
     def use(self) -> None:
-        """The calling thread works on the device. CUDA gives every new thread the first one."""
+        """Selects the device for the calling thread. CUDA gives every new thread the first device."""
 
     def host_buffer(self, size: int) -> torch.Tensor:
-        """Bytes [size] on the host, from and to which the device copies while the host goes on."""
+        """Allocates bytes [size] on the host for asynchronous copies from and to the device."""
 
     def mark(self) -> Mark:
         """Marks the end of all work that is enqueued so far."""
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """The work of a call, to be replayed. It is called once or more; every call must do the same to memory."""
+        """Captures the work of a call. `work` is called once or more; every call must write the same memory."""
 
     def free_memory(self) -> int:
-        """Bytes that can still be taken, those that torch keeps for reuse included."""
+        """Returns the bytes that can still be allocated, those that torch keeps for reuse included."""
 
     def peak_memory(self, work: Callable[[], object]) -> int:
-        """Bytes that a call takes at its worst moment, on top of what is taken already. It is called once."""
+        """Returns the peak bytes of a call, in addition to those already allocated. `work` is called once."""
 
 
 class CudaAccelerator:
@@ -89,7 +89,7 @@ class CudaAccelerator:
         return _CudaMark(event, self)
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """Called twice: the first call compiles kernels and makes the libraries' workspaces, which no graph may do."""
+        """Captures on the second call: the first compiles kernels and allocates workspaces, which no capture may do."""
         self._aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._aside):
             work()
@@ -127,11 +127,11 @@ class _CudaMark:
 
 
 class HostAccelerator:
-    """The CPU in place of a device, for tests of everything but speed. A graph is replayed by calling its work again.
+    """Uses the CPU in place of a device, for tests. A graph is replayed by calling its work again.
 
     Args:
-        free: bytes that it says are free.
-        peak: bytes that it says every call takes.
+        free: the bytes that `free_memory` returns.
+        peak: the bytes that `peak_memory` returns.
     """
 
     def __init__(self, *, free: int = 1 << 30, peak: int = 0) -> None:
@@ -141,7 +141,7 @@ class HostAccelerator:
         self._peak = peak
 
     def use(self) -> None:
-        """There is one."""
+        """Does nothing: there is one device."""
 
     def host_buffer(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8)
@@ -150,7 +150,7 @@ class HostAccelerator:
         return _Done()
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """Called once, as a capture must be able to."""
+        """Calls the work once and keeps it for replays."""
         work()
         return _Again(work)
 
@@ -167,7 +167,7 @@ class _Done:
         self._made = time.perf_counter()
 
     def wait(self) -> None:
-        """All work is done when it is enqueued."""
+        """Returns at once: all work is done when it is enqueued."""
 
     def seconds_since(self, earlier: Mark) -> float:
         assert isinstance(earlier, _Done), "marks of one device"
@@ -186,18 +186,17 @@ ALIGNMENT = 16  # bytes; Triton reads 16 at once where it knows that an address 
 
 
 class Staging:
-    """Sends arrays to one device, in one pinned buffer and by one transfer that the host does not wait for.
+    """Sends arrays to one device, in one pinned buffer and with one asynchronous copy.
 
         host     | token ids | positions | write slots | sources |      fresh for each step: torch's pinned allocator
                          one copy, in stream order                      gives memory out again when its copy is done
         device   | token ids | positions | write slots | sources |      the same memory for all steps
 
-    Copies and kernels run in one stream, so a step's arrays are overwritten when the step before has read its own.
-    Arrays of the same lengths always come to the same addresses, as captured graphs need it, until the buffer has to
-    grow.
+    Copies and kernels run in one stream, so a step's arrays are overwritten only after the previous step has read its
+    own. Arrays of the same lengths always get the same addresses, as captured graphs need, until the buffer grows.
 
     Args:
-        capacity: bytes that are there from the beginning.
+        capacity: initial size in bytes.
     """
 
     def __init__(self, accelerator: Accelerator, capacity: int) -> None:
@@ -206,7 +205,7 @@ class Staging:
 
     # Any: arrays of several dtypes travel together.
     def send(self, arrays: Sequence[NDArray[np.generic]]) -> list[torch.Tensor]:
-        """Each as a tensor on the device, with its shape and dtype; valid until the next call."""
+        """Returns each array as a tensor on the device, with its shape and dtype; valid until the next call."""
         ends = np.cumsum([-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]).tolist()
         starts = [0, *ends[:-1]]
         size = ends[-1]

@@ -1,19 +1,19 @@
 """Runs steps as captured graphs: one graph for each number of rows that steps are padded to.
 
-A step of a 7B model is some 300 kernels of a few microseconds each; launching them one by one takes longer than
-running them: measured for 8 billion parameters and some hundred rows, 25 to 30 ms on the host next to 7 to 20 on the
-device. A captured step is launched by one call. A plan of attention says which rows belong together, and the kernels
-read it from memory; so what a graph knows of a step is its number of rows, and a step that decodes, one that computes a
-prompt and one that jumps ahead run as the same graph. All it reads and writes lies at addresses that stay:
+A step of a 7B model is some 300 kernels of a few microseconds each. Launching them one by one takes longer than running
+them: measured for 8 billion parameters and some hundred rows, 25 to 30 ms on the host next to 7 to 20 ms on the device.
+A captured step is launched by one call. The attention plan, which the kernels read from memory, says which rows belong
+to which sequence. So a graph depends only on the number of rows: a decode step, a prefill step and a step with forced
+tokens run as the same graph. All buffers that a graph reads and writes have fixed addresses:
 
-inputs    | token ids | positions | write slots | logit rows |  one place for all sizes: steps follow each other
+inputs    | token ids | positions | write slots | logit rows |  shared by all sizes: steps run one after another
 plans     | plan of window class 0 | plan of window class 1 |  filled by `plan_into`, read by the graphs of all sizes
 pool      keys and values                                      kv_pool.py, `fixed`
-logits    | row 0 | row 1 | …                                  float32, the first ones of a step of any size
+logits    | row 0 | row 1 | …                                  float32; a step of any size writes the first rows
 
-Steps of at most as many rows as there are logits get the logits of all of their rows, larger ones of those asked for.
-A row of padding is a sequence of one token at position 0. Its key lies in the dummy slot, which it writes itself: so
-every row of a padded step is one like the others, and reads numbers.
+A step with at most as many rows as the logits buffer computes the logits of all its rows, a larger one those of its
+logit rows. A row of padding is a sequence of one token at position 0. Its key lies in the dummy slot, which it writes
+itself, so padding needs no special case in kernels and computes finite numbers.
 """
 
 from bisect import bisect_left
@@ -33,7 +33,7 @@ _OWN_KEY = np.array([DUMMY_SLOT], dtype=np.int32)
 
 
 def padded(batch: Batch, rows: int) -> Batch:
-    """Adds rows of padding after a step's own, which want no logits; picks are not padded."""
+    """Adds rows of padding, which need no logits, after a step's own rows; row requests are not padded."""
     more = rows - batch.rows
     assert more >= 0, "a step is padded to more rows than it has"
     if not more:
@@ -57,7 +57,7 @@ def padded(batch: Batch, rows: int) -> Batch:
 
 
 def idle(rows: int) -> Batch:
-    """A step of padding only, to capture a graph with."""
+    """Builds a step of padding only, for the capture of a graph."""
     return Batch(
         token_ids=np.zeros(rows, dtype=np.int64),
         positions=np.zeros(rows, dtype=np.int64),
@@ -70,9 +70,9 @@ def idle(rows: int) -> Batch:
 
 
 def sizes_upto(most: int) -> tuple[int, ...]:
-    """Numbers of rows that steps are padded to: 1, 2, 4, 8, 12, 16, 24, 32, 48, 64 and so on, the last is `most`.
+    """Returns the sizes that steps are padded to: 1, 2, 4, 8, 12, 16, 24, 32, 48, 64 and so on, the last is `most`.
 
-    From 8 rows on at most a third of a padded step is padding, and more graphs would take longer to capture.
+    From 8 rows on at most a third of a padded step is padding. More graphs would take longer to capture.
     """
     sizes = [1, 2, 4]
     power = 8
@@ -83,11 +83,11 @@ def sizes_upto(most: int) -> tuple[int, ...]:
 
 
 class StepGraphs:
-    """Captures a size when it is first run, or when it is asked to.
+    """Captures one graph for each size, at its first run or in `capture`.
 
     Args:
         sizes: ascending.
-        work: what a step of so many rows does.
+        work: runs a step of the given number of rows.
     """
 
     def __init__(self, accelerator: Accelerator, sizes: Sequence[int], work: Callable[[int], None]) -> None:
@@ -98,7 +98,7 @@ class StepGraphs:
         self._graphs: dict[int, Graph] = {}
 
     def __len__(self) -> int:
-        """How many are captured."""
+        """Returns the number of captured graphs."""
         return len(self._graphs)
 
     @property
@@ -106,7 +106,7 @@ class StepGraphs:
         return self.sizes[-1]
 
     def size_for(self, rows: int) -> int:
-        """The smallest size that holds so many rows; there is one up to `most_rows`."""
+        """Returns the smallest size of at least `rows` rows, which are at most `most_rows`."""
         return self.sizes[bisect_left(self.sizes, rows)]
 
     def capture(self, size: int) -> None:
@@ -114,35 +114,37 @@ class StepGraphs:
             self._graphs[size] = self._accelerator.capture(lambda: self._work(size))
 
     def run(self, size: int) -> None:
-        """One step of so many rows."""
+        """Runs one step of `size` rows."""
         self.capture(size)
         self._graphs[size].replay()
         self.replays += 1
 
 
-MOST_KEYS = 1 << 21  # of all sequences of a step together; what has more is launched kernel by kernel
+MOST_KEYS = 1 << 21  # of all sequences of a step together; a step with more is launched kernel by kernel
 
 Prepared = TypeVar("Prepared")
 
 
 class GraphBackend(AttentionBackend[Prepared], Protocol[Prepared]):
-    """An attention backend whose plans can stay where they are. In Triton it is `TritonBackend`."""
+    """An attention backend whose plans can be refilled at fixed addresses. The Triton one is `TritonBackend`."""
 
     def reserve(self, *, rows: int, keys: int, wide: bool = False) -> Prepared:
-        """An empty plan for steps of at most so many rows, and keys of all sequences together. wide: laid out for
-        prompts, else for steps that mostly decode."""
+        """Allocates a plan for steps of at most `rows` rows, and `keys` keys of all sequences together.
+
+        wide: laid out for prefill, else for steps that mostly decode.
+        """
 
     def plan_into(self, plan: Prepared, batch: Batch, window: int | None) -> bool:
-        """Fill a reserved plan with a step. False: it does not fit, which a step that only decodes always does."""
+        """Fills a reserved plan with a step. False: it does not fit; a step that only decodes always fits."""
 
 
 class GraphPlans:
-    """One plan for each window class, filled anew for each step.
+    """Keeps one plan for each window class, refilled for each step.
 
     Args:
         rows: most rows of a step.
         keys: most keys of its sequences together.
-        wide: as `GraphBackend.reserve` takes it.
+        wide: see `GraphBackend.reserve`.
     """
 
     # Any: each backend has its own prepared form, and only the backend reads it.
@@ -155,11 +157,11 @@ class GraphPlans:
         self.by_window = {window: backend.reserve(rows=rows, keys=self._keys + rows, wide=wide) for window in windows}
 
     def holds(self, batch: Batch) -> bool:
-        """The sequences of the step are not too long."""
+        """Returns whether the sequences of the step have few enough keys."""
         return int(batch.prefix_lengths.sum()) + batch.rows <= self._keys
 
     def fill(self, batch: Batch) -> bool:
-        """False: a plan does not fit."""
+        """Fills all plans with a step; False: one does not fit."""
         return all(self._backend.plan_into(plan, batch, window) for window, plan in self.by_window.items())
 
 
@@ -179,7 +181,7 @@ class StepInputs:
 
 
 def graph_rows(limits: StepLimits) -> int:
-    """Most rows of a step that runs as a graph."""
+    """Returns the most rows of a step that runs as a graph."""
     return min(limits.rows, MOST_ROWS)
 
 
@@ -189,7 +191,7 @@ def graph_plans(
     limits: StepLimits,
     context_length: int,
 ) -> tuple[GraphPlans, GraphPlans]:
-    """For steps of few rows, and for steps of more: the same where there are no more."""
+    """Makes the plans for steps of few rows and for larger ones; they are the same if no step is larger."""
     most = graph_rows(limits)
     few = min(most, FEW_ROWS)
     small = GraphPlans(backend, windows, rows=few, keys=few * context_length, wide=False)
@@ -199,16 +201,16 @@ def graph_plans(
 
 
 def graph_logits(limits: StepLimits) -> int:
-    """Most rows of logits of such a step. They stay where they are."""
+    """Returns the most logit rows of a step that runs as a graph."""
     return min(limits.logits, graph_rows(limits))
 
 
 class CapturedSteps:
-    """Runs steps that show no pictures.
+    """Runs steps without pictures as captured graphs.
 
     Args:
-        compute: what is captured: the logits of a step, written to the second argument.
-        limits: the largest step that there will be.
+        compute: the captured call; writes the logits of a step to the second argument.
+        limits: the size of the largest step.
         context_length: most keys of one row.
     """
 
@@ -234,7 +236,7 @@ class CapturedSteps:
 
     @property
     def graphs(self) -> int:
-        """How many are captured."""
+        """Number of captured graphs."""
         return len(self._graphs)
 
     @property
@@ -248,10 +250,10 @@ class CapturedSteps:
         return self._plans_for(self._graphs.size_for(batch.rows)).holds(batch)
 
     def run(self, batch: Batch, resolve: Callable[[Batch, torch.Tensor], None]) -> torch.Tensor | None:
-        """Logits [L, vocab] of a step that it takes, in memory that the next one overwrites. None: its rows see so many
-        runs of keys that their plan does not fit.
+        """Runs a step for which `takes` is True and returns its logits [L, vocab], which the next one overwrites.
 
-        resolve: fills in token ids that are on the device only.
+        None: its rows attend to so many runs of keys that their plan does not fit. resolve: fills in token ids that are
+        on the device only.
         """
         size = self._graphs.size_for(batch.rows)
         if not self._send(padded(batch, size)):
@@ -264,10 +266,7 @@ class CapturedSteps:
         return self._logits.index_select(0, self._some_rows.send([batch.logit_rows])[0])
 
     def capture_all(self) -> None:
-        """Now; otherwise each graph is captured by the first step of its size.
-
-        Largest first: the smaller ones find their memory in what it took.
-        """
+        """Captures all graphs now, the largest first: the smaller ones reuse its memory."""
         for size in reversed(self._graphs.sizes):
             fits = self._send(idle(size))
             assert fits, "a row that sees its own key needs one item"
@@ -292,7 +291,7 @@ class CapturedSteps:
         return self._small if size <= FEW_ROWS else self._large
 
     def _knows_rows(self, size: int) -> bool:
-        """The graph is told which rows' logits are wanted; else it gives those of all."""
+        """Returns whether the graph reads the logit rows; if not, it computes the logits of all rows."""
         return size > self._most_logits
 
     def _work(self, size: int) -> None:

@@ -1,9 +1,9 @@
-"""What fits on a device: the weights, the work of the largest step, and of the rest a KV pool.
+"""Divides a device's memory: the weights, the workspace of the largest step, and the KV pool from the rest.
 
-| weights | work of a step | features | KV pool                                   | left: graphs, fragments |
-          '-------- measured ---------'-- POOL_SHARE of what is left of the rest -'
+| weights | workspace      | features | KV pool                                   | left: graphs, fragments |
+          '-------- measured ---------'-- POOL_SHARE of the rest -----------------'
 
-A tower works before the decoder does, so a step takes what the larger of the two takes.
+The tower runs before the decoder, so the workspace of a step is that of the larger one.
 """
 
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ from ...core.batch import Batch, Runner
 from ...multimodal.store import VisionStore
 from .device import Accelerator
 
-POOL_SHARE = 0.92  # of what weights and the largest step leave
-MOST_POOL_TOKENS = 1 << 20  # unless asked for: the check of the whole pool at idle walks all of it
+POOL_SHARE = 0.92  # of the memory that weights and the largest step leave
+MOST_POOL_TOKENS = 1 << 20  # unless an option gives the size: the idle check walks the whole pool
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The largest step that there will be."""
+    """The size of the largest step."""
 
     rows: int = 576  # prompt tokens of a chunk, and a row of every sequence that decodes
     sequences: int = 64
@@ -32,7 +32,7 @@ class StepLimits:
 
 
 def require_room_for_weights(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, accelerator: Accelerator) -> None:
-    """Before anything is read.
+    """Checks that the weights fit, before any tensor is read.
 
     Raises:
         ParameterError: they do not fit; the message has the numbers and what to write.
@@ -51,26 +51,26 @@ def shortage(needed: int, free: int, dtype: torch.dtype, accelerator: Accelerato
 
 
 def weight_bytes(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> int:
-    """Of all tensors in the dtype in which the model computes."""
+    """Returns the bytes of all tensors in the model's dtype."""
     return sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
 
 
 def measured_workspace(
     probe: Runner, accelerator: Accelerator, limits: StepLimits, pictures: VisionStore | None = None
 ) -> int:
-    """Bytes that the largest step takes. Its pool is the probe's, who is not needed any more afterwards.
+    """Measures the bytes that the largest step takes, on a probe that is discarded afterwards.
 
     Args:
         probe: the model with a pool of `probe_slots(limits)`.
-        pictures: what sees for it; None: it reads text only.
+        pictures: the store with the vision tower; None: the model reads text only.
     """
     step = largest_step(limits, probe.context_length)
-    probe.forward(step)  # the first one compiles kernels, and makes what libraries keep
+    probe.forward(step)  # the first one compiles kernels and allocates the libraries' workspaces
     workspace = accelerator.peak_memory(lambda: probe.forward(step))
     if pictures is not None:
         pictures.see_largest()
         workspace = max(workspace, accelerator.peak_memory(pictures.see_largest)) + pictures.feature_bytes
-    # While a step runs, the logits of the one before it may still be read.
+    # While a step runs, the logits of the previous one may still be read.
     return workspace + len(step.logit_rows) * probe.vocab_size * 4
 
 
@@ -79,7 +79,7 @@ def probe_slots(limits: StepLimits) -> int:
 
 
 def largest_step(limits: StepLimits, context_length: int) -> Batch:
-    """Prompts of as many rows together as a step has."""
+    """Builds a batch of prompts with as many rows in total as a step may have."""
     lengths = [context_length] * (limits.rows // context_length)
     if limits.rows % context_length:
         lengths.append(limits.rows % context_length)
@@ -97,13 +97,13 @@ def largest_step(limits: StepLimits, context_length: int) -> Batch:
 
 
 def pool_slots(geometry: KVGeometry, accelerator: Accelerator, *, workspace: int) -> int:
-    """How many slots the KV pool gets when no option says, with the weights loaded.
+    """Returns the number of slots of the KV pool when no option gives it, with the weights loaded.
 
     Args:
-        workspace: bytes that are left next to it.
+        workspace: bytes to leave for steps.
 
     Raises:
-        ParameterError: there is too little memory for a pool that is of any use.
+        ParameterError: there is too little memory for a usable pool.
     """
     free = accelerator.free_memory()
     try:

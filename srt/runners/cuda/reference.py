@@ -1,6 +1,6 @@
-"""Attention and the choice of tokens for `CudaRunner` in plain torch: with them it runs anywhere, but for speed.
+"""Implements attention and sampling for `CudaRunner` in plain torch, so that it runs, slowly, on any device.
 
-The references of the decoder's kernels are `kernels.triton.reference`.
+The references of the decoder's kernels are in `kernels.triton.reference`.
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from ...sampling.torch_sampler import TorchSampling
 
 @dataclass(slots=True)
 class HeldPlan:
-    """What stands for a plan at a fixed address: a reader gets the last one that was filled in."""
+    """Stands for a plan at a fixed address: a reader gets the plan that was filled in last."""
 
     plan: TorchPlan | None = None
 
 
 class ReferenceBackend:
-    """A `plans.GraphBackend` over `TorchBackend`, made like the one in Triton."""
+    """Implements `graphs.GraphBackend` with `TorchBackend`; takes the same arguments as the one in Triton."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class ReferenceBackend:
 
 
 class ReferenceChooser(TorchSampling):
-    """A `DeviceChooser` that waits for its tokens.
+    """Implements `DeviceChooser` by waiting for the tokens.
 
     Raises:
         LogitsError: the logits of a row are not numbers.

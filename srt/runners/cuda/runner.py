@@ -1,13 +1,14 @@
-"""Runs steps on a CUDA device, as a `batch.AsyncRunner`. The host packs a step; the device fills in tokens, computes
-and chooses.
+"""Runs steps on a CUDA device, as a `batch.AsyncRunner`.
+
+The host packs a step; the device fills in tokens, runs the forward pass and chooses tokens.
 
     host    plan, pack ─┐                        plan, pack ─┐                       read the tokens of step 1
     device              └ copy │ step 1 │ choose │ copy ──►   └ copy │ step 2 │ choose │ copy ──►
-                                     '── chosen tokens ────────────────►'  for rows that step 1 chose the token of
+                                     '── chosen tokens ────────────────►'  for rows whose token step 1 chose
 
-Steps are padded to one of a few sizes and run as captured graphs; the largest and those that show pictures are launched
-kernel by kernel. Everything goes through one stream, so a step finds what those before it have written, and
-buffers of a step may be written by the host's copies while the step before still runs.
+Steps are padded to one of a few sizes and run as captured graphs. The largest steps and those with pictures are
+launched kernel by kernel. All work goes through one stream, so a step reads what earlier steps have written, and the
+host may enqueue copies to a step's buffers while the previous step still runs.
 """
 
 from typing import Any
@@ -41,12 +42,11 @@ class CudaRunner:
         num_slots: size of the KV pool, the dummy slot included.
         backend: attention kernels.
         chooser: chooses tokens on the device.
-        limits: the largest step that there will be.
-        cuda_graphs: steps run as captured graphs.
-        pictures: what prompts may show the model; None: it reads text only.
-        trie_walk: walks tries of tokens for masks, on the host; None leaves it to numpy.
-        communicator: of the ranks of which this one has a part. Rank 0 alone is asked for tokens; the others get those
-            that it chose.
+        limits: the size of the largest step.
+        cuda_graphs: run steps as captured graphs.
+        pictures: the store of pictures in prompts; None: the model reads text only.
+        trie_walk: walks tries of tokens for masks, on the host; None: numpy does.
+        communicator: connects the ranks that share the model. Only rank 0 chooses tokens; the other ranks receive them.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class CudaRunner:
     # ------------------------------------------------------------------------------------------ a step
 
     def launch(self, batch: Batch) -> Answer:
-        """Begins a step, and returns while it runs."""
+        """Launches a step, and returns while it runs."""
         self._accelerator.use()
         captured = self._captured
         replayed = captured.run(batch, self._resolve) if captured is not None and captured.takes(batch) else None
@@ -109,11 +109,11 @@ class CudaRunner:
         return answer
 
     def forward(self, batch: Batch) -> Logits:
-        """One step, waited for."""
+        """Runs one step and waits for it."""
         return self.launch(batch).result()
 
     def capture_graphs(self) -> None:
-        """Before the first step, so that no step has to wait for it."""
+        """Captures all graphs. Called before the first step, so that no step waits for a capture."""
         if self._captured is not None:
             self._captured.capture_all()
 
@@ -138,7 +138,7 @@ class CudaRunner:
     # ------------------------------------------------------------------------------------------ how
 
     def _run(self, batch: Batch) -> torch.Tensor:
-        """Logits of a step of any kind, launched kernel by kernel, in memory of their own."""
+        """Runs any step kernel by kernel, and returns its logits in new memory."""
         self._eager_steps += 1
         given = None
         token_ids = batch.token_ids
@@ -158,8 +158,7 @@ class CudaRunner:
         return out
 
     def _resolve(self, batch: Batch, token_ids: torch.Tensor) -> None:
-        """Fills in, after the host's work for a step and before the device's, the tokens that the step before has
-        chosen, or is about to."""
+        """Fills in the previous step's tokens, after the host's work for a step and before the device's."""
         self._began = self._accelerator.mark()
         if batch.token_sources is None:
             return
@@ -172,12 +171,12 @@ class CudaRunner:
             self._communicator.broadcast(token_ids)
 
     def _fill_in(self, rows: NDArray[np.int64], logit_rows: NDArray[np.int64], token_ids: torch.Tensor) -> None:
-        """`rows` get the tokens that the step before has chosen by those of its logit rows."""
+        """Writes to `rows` the tokens that the previous step chooses from its `logit_rows`."""
         assert self._chosen is not None, "a step was launched before"
         places = self._chosen.places[logit_rows]
         assert places.min() >= 0, "the step before chooses a token for each row that is asked for"
         targets, sources = self._sources_staging.send([rows, places])
-        # A token is −1 where none could be chosen. That text ends, and its row in this step must only do no harm.
+        # A token is −1 where none could be chosen. That text ends; its row in this step only needs a valid id.
         token_ids.index_copy_(0, targets, self._chosen.tokens.index_select(0, sources).clamp_min_(0))
 
     def _compute(self, inputs: StepInputs, given: Given | None, out: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The decoder's kernels in Triton, under the names of `decoder.FusedKernels`. Imported when it is asked for."""
+"""Exports the decoder's Triton kernels under the names of `decoder.FusedKernels`. Imported only when used."""
 
 import triton
 
