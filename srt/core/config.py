@@ -123,7 +123,7 @@ class PictureLimits:
 
 
 MAX_ENGINE_FRAME = 256 * 2**20  # bytes; a select repeats its prompt for every choice
-MAX_PULSE_FRAME = 2**20  # bytes; a sign of life holds some counters
+MAX_PULSE_FRAME = 2**20  # bytes; a heartbeat holds some counters
 
 
 def engine_environment() -> dict[str, str]:

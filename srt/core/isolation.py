@@ -19,8 +19,8 @@ def isolate(items: Sequence[P], together: Callable[[Sequence[P]], Sequence[R]]) 
     """Returns the answer of `together` for each item, or the exception that it raises for that item alone.
 
     Args:
-        together: gives one answer for each item; an answer depends on its own item only. When it raises, it leaves
-            behind what was there before, because it is called again with a part of the items.
+        together: gives one answer for each item; an answer depends on its own item only. When it raises, it must leave
+            all state as it was, because it is called again with a part of the items.
     """
     if not items:
         return []

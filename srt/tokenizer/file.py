@@ -212,7 +212,7 @@ def _byte_alphabet() -> dict[str, int]:
 _ALPHABET = _byte_alphabet()
 
 
-# ---------------------------------------------------------------------- beside tokenizer.json
+# ---------------------------------------------------------------------- the files next to tokenizer.json
 
 
 def adds_bos(file: TokenizerFile, config: Mapping[str, Any], bos: str | None) -> bool:
