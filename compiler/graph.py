@@ -1,4 +1,4 @@
-"""The graph of a program (the paper's appendix D): what it says, in which order, and what depends on what.
+"""The graph of a program (the paper's appendix D): its operations, their order and their dependencies.
 
 There is one kind of node: an operation, its inputs, and the line that said it. Nodes are immutable, and equal nodes of
 one graph are the same object, so a graph is rewritten by building another one.
@@ -56,12 +56,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """Something a program says, or a value that it says it with. Made by a `Builder`.
+    """An operation of a stream, or a value that it takes. Made by a `Builder`.
 
     Attributes:
-        op: what it is and its attributes.
-        inputs: see `operations.py` for what each operation takes.
-        line: where the program says it; None for what no line says (a stream's begin, what a pass made up).
+        op: the operation and its attributes.
+        inputs: see `operations.py` for the inputs of each operation.
+        line: in the program; None without one (a stream's begin, a node made by a pass).
     """
 
     op: Operation
@@ -74,14 +74,13 @@ class Node:
 
     @property
     def before(self) -> "Node | None":
-        """What the same stream said before; None for values and where a stream begins."""
+        """The previous node of the stream; None for values and at the beginning of a stream."""
         return self.inputs[0] if self.in_stream and not isinstance(self.op, Begin | GetForkItem) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of the program: what a run is given under `name`. Without `required`, `default` stands in for what is
-    left out."""
+    """A parameter of the program. Unless `required`, a run without an argument for it uses `default`."""
 
     name: str
     required: bool = True
@@ -127,7 +126,7 @@ class Graph:
 
     @cached_property
     def numbers(self) -> dict[Node, int]:
-        """Every node's place in `nodes`."""
+        """Every node's index in `nodes`."""
         return {node: number for number, node in enumerate(self.nodes)}
 
     @cached_property
@@ -142,7 +141,7 @@ class Graph:
     def peak_tokens(
         self, backend: "Backend", arguments: Mapping[str, Any] | None = None, options: Mapping[str, Any] | None = None
     ) -> int:
-        """Returns the most tokens whose keys one run holds at the same time; `memory.py` says how it is bounded.
+        """Returns a bound on the tokens whose keys one run holds at the same time, computed by `memory.py`.
 
         Args:
             backend: started; it measures text, and has the chat template.
@@ -175,7 +174,7 @@ class Graph:
         return f"<graph {self.name}: {len(self.nodes)} nodes in {len(self.streams)} streams>"
 
     def text(self) -> str:
-        """Returns a listing: a block for each stream, a line for each thing that it says."""
+        """Returns a listing: a block for each stream, a line for each of its operations."""
         return str(_function("views.listing", "text")(self))
 
     def dot(self) -> str:
@@ -203,13 +202,13 @@ class Graph:
 
 
 def _function(module: str, name: str) -> Callable[..., Any]:  # as the function is declared
-    """Imports a function of a package that imports this module: found by name, when a method of `Graph` needs it."""
+    """Imports a function of a package that imports this module, by name, when a method of `Graph` needs it."""
     found: Callable[..., Any] = getattr(importlib.import_module(f".{module}", __package__), name)
     return found
 
 
 class Builder:
-    """Makes nodes, each once. `line` is not part of what a node is: of equal ones the first line is kept."""
+    """Makes nodes, each once. `line` is not compared: equal nodes keep the first line."""
 
     def __init__(self) -> None:
         self._nodes: dict[object, Node] = {}
@@ -230,7 +229,7 @@ class Builder:
         variables: Iterable[tuple[str, Node]],
         result: Node,
     ) -> Graph:
-        """Returns the graph of what these need, in the order in which it was made, without nodes that nothing needs."""
+        """Returns the graph of the nodes these need, in the order in which they were made, without unused nodes."""
         ends, variables = tuple(ends), tuple(variables)
         needed = set(reachable((*ends, *(value for _, value in variables), result)))
         nodes = tuple(node for node in self._nodes.values() if node in needed)

@@ -45,14 +45,14 @@ from .operations import (
 )
 from .values import Values
 
-_STAND_IN = "\ue000"  # one character for a text that is not known yet; its length is counted besides the prompt
+_STAND_IN = "\ue000"  # one character for a text that is not known yet; its length is counted apart from the prompt
 _ESCAPED = 10  # characters that repr makes of one
 _ROOM = 2  # tokens of a choice that its bound may lack: those at the seam to the prompt are encoded anew
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a stream has said after a node.
+    """The text of a stream after a node.
 
     Attributes:
         reached: the known parts.
@@ -66,7 +66,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class CallTokens:
-    """Tokens that a call holds while it runs, besides what its stream has said before.
+    """Tokens that a call holds while it runs, in addition to its stream's prefix.
 
     Attributes:
         holds: of all its sequences.
@@ -116,7 +116,7 @@ class Lengths:
 
     @property
     def beginning(self) -> int:
-        """Tokens that stand before every prompt."""
+        """Tokens before every prompt."""
         return self._base
 
     def call_tokens(self, node: Node) -> int:
@@ -193,7 +193,7 @@ class Lengths:
         return Place(reached, before.tokens + said + unknown, before.unknown + unknown)
 
     def _follow(self, node: Node, position: Position) -> int:
-        """Appends what the node appends; returns how many tokens of it are not known yet."""
+        """Appends the node's text; returns the number of its tokens that are not known yet."""
         template = self._backend.chat_template
         match node.op:
             case Append():
@@ -281,8 +281,8 @@ def _nested_streams(graph: Graph) -> set[int]:
 
 
 def _applied(function: str, constants: tuple[Any, ...], tokens: int) -> int:  # constants: as of Apply.arguments
-    """Bounds the tokens of a function of a text that is not known: what it may make longer is, what it makes shorter
-    stays."""
+    """Bounds the tokens of a function of an unknown text: the longest result if it may lengthen the text, else the
+    text's own length."""
     match function:
         case "multiply":
             return tokens * max(0, int(constants[0]))
@@ -306,7 +306,7 @@ def _applied(function: str, constants: tuple[Any, ...], tokens: int) -> int:  # 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What a stream with all its branches holds, besides what it inherited.
+    """Tokens held by a stream with all its branches, without the inherited prefix.
 
     `peak`: at most. `rest`: at most when it has come to its end, by branches that no join took.
     """

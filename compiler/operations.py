@@ -39,7 +39,7 @@ Options = Mapping[str, Any]  # sampling fields as `lang.sampling.overrides` give
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Where a stream of its own begins.
+    """Begins a stream of its own.
 
     Attributes:
         program: its name, for people.
@@ -117,7 +117,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """What its input bound to `name`; with `index` one of several texts (n above 1)."""
+    """The value its input bound to `name`; with `index` one of several texts (n above 1)."""
 
     name: str
     index: int | None = None
@@ -150,7 +150,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """In the template of a `Structure`: the input with this number."""
+    """A placeholder in the template of a `Structure`: the input with this number."""
 
     index: int
 

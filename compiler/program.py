@@ -1,9 +1,9 @@
 """The public `@function` and `Program`: programs that run, and that can be traced, compiled and kept in the cache.
 
     program.run(x), ...        as `interpreter.program.Program`, from which this class is derived
-    program.trace()            what it says, as a graph
+    program.trace()            its operations, as a graph
     program.compile()          that graph, ready to run
-    program.cache()            what all its runs begin with, kept in the runtime's prefix cache
+    program.cache()            the common prefix of its runs, kept in the runtime's prefix cache
 
 The interpreter knows no compiler. Tracing, passes and the rest are imported when a method first needs them, so that
 `import umbel` stays light.
@@ -34,15 +34,15 @@ class Program(RunnableProgram):
     """
 
     def trace(self, *, static_args: Mapping[str, Any] | None = None) -> "Graph":
-        """Traces the program: returns what it says, as a graph. The function runs once, and no model is asked.
+        """Traces the program to a graph. The function runs once, and no model is called.
 
             graph = ask.trace()
             graph = sample.trace(static_args={"n": 3})     # n decides how often the program forks
 
         Arguments are symbols then, except bound and static ones; so are variables. Putting them into text, slicing
         and stripping them is recorded. What looks at them (`if s["x"] == "yes"`, `for _ in range(n)`) cannot be, and
-        raises TraceError with the line. What the function does besides saying things (it prints, it asks the time) is
-        done once, now, and never by a run of the graph: a `TraceWarning` names the lines.
+        raises TraceError with the line. Side effects of the function (it prints, it reads the time) happen once, now,
+        and never in a run of the graph: a `TraceWarning` names the lines.
 
         Raises:
             TraceError: the program does what no graph can say.
@@ -105,7 +105,7 @@ class Program(RunnableProgram):
         ttl: float | None = None,
         salt: str = "",
     ) -> "Cached":
-        """Has the runtime compute what all runs of the program begin with, and keep it.
+        """Prefills the common prefix of all runs of the program in the runtime, and keeps it.
 
             with classify.bind(labels=LABELS).cache(ttl=3600) as cached:
                 print(cached.tokens)

@@ -1,4 +1,4 @@
-"""The common head: finds what the prompts of many runs of one program begin with, and keeps it in a backend's cache.
+"""Finds the common prefix (the head) of many runs of one program, and keeps it in a backend's cache.
 
     system("You are ...") + user("Rules: ... " + question) + assistant(gen("answer"))
     |------------------ head -----------------|  argument: here runs part
@@ -48,7 +48,7 @@ _ASKS = (Generate, Choose, Fork)  # here the prompt so far goes to the backend
 
 
 def common_head(graph: Graph, template: ChatTemplate, arguments: Mapping[str, Any] | None = None) -> tuple[Part, ...]:
-    """Returns what every prompt of the program's own stream begins with, up to the last place that a call asks with.
+    """Returns the common prefix of the prompts of the program's own stream, up to its last call in it.
 
     Args:
         template: of the backend that the runs use.
@@ -92,7 +92,7 @@ class _Walk:
         return asked
 
     def _follow(self, node: Node) -> bool:
-        """Appends what the node appends; returns False where runs part after it, or would end with an error."""
+        """Appends the node's text; returns False where runs diverge after it, or would end with an error."""
         position = self._position
         try:
             match node.op:
@@ -152,7 +152,7 @@ def _with_inputs(node: Node) -> Iterator[Node]:
 
 
 class Cached:
-    """What `cache` put into a backend. A context manager: leaving the block releases it.
+    """A head pinned in a backend by `cache`. A context manager: leaving the block releases it.
 
     Attributes:
         parts: of the head, as prompts have them.
@@ -167,7 +167,7 @@ class Cached:
 
     @property
     def text(self) -> str:
-        """The head as a person reads it."""
+        """The head's text."""
         return "".join(getattr(part, "text", f"<{getattr(part, 'kind', '')}>") for part in self.parts)
 
     def release(self) -> None:
@@ -237,7 +237,7 @@ async def cache_head(
 
 
 def _advise(backend: Backend, hint: Hint) -> None:
-    """Gives the backend a hint. Where it is refused, runs are what they would have been without it."""
+    """Sends the backend a hint. If it is refused, runs are as without it."""
     with contextlib.suppress(UmbelError):
         backend.hint(hint)
 
@@ -267,7 +267,7 @@ def _name() -> str:
 
 
 class BatchPlan:
-    """Plans one call of run_batch: what its programs share, and how much each may hold. A `batch.Companion`.
+    """Plans one call of run_batch: pins the common head, and bounds the memory of programs. A `batch.Companion`.
 
     Args:
         defaults: arguments that may be left out.
@@ -289,7 +289,7 @@ class BatchPlan:
         self._pins_head = pin_head
         self._plans_memory = plan_memory
         self._lock = threading.Lock()  # programs leave on the streams' loop
-        self._rests: dict[int, int] = {}  # program → tokens that it may hold besides the head
+        self._rests: dict[int, int] = {}  # program → tokens that it may hold after the head
         self._pool: int | None = None
         self._head_tokens = 0
         self._turned_away = -1

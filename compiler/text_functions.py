@@ -1,4 +1,4 @@
-"""The pure functions of text that a graph can compute: those that `Apply` may name.
+"""Pure functions of text that a graph can compute: those that `Apply` may name.
 
 Each takes the value and constants. They are those of `str` that look at nothing but their arguments, and the few that
 Python's syntax has: `text[a:b]`, `mapping[key]`, `f"{value:>8}"`, `text * 3`.

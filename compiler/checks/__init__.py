@@ -1,1 +1,1 @@
-"""Whether a graph is whole."""
+"""Checks that graphs are valid: operations, inputs, streams, names."""

@@ -145,8 +145,8 @@ def _tags(tags: object) -> None:
 
 
 def _sampling(defaults: object, options: object) -> None:
-    """Layers of sampling fields. A run adds its own between them, so two fields are compared where both are in the last
-    layer, and each for itself elsewhere."""
+    """Checks layers of sampling fields. A run adds its own between them, so fields are compared with each other only
+    within the last layer."""
     for owner, layer in (("defaults", defaults), ("options", options)):
         if not isinstance(layer, Mapping):
             raise GraphError(f"{owner}={layer!r}; write a dict of sampling parameters")

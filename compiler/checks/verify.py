@@ -195,8 +195,8 @@ def _check_joins(graph: Graph) -> None:
 
 
 class _Family:
-    """Knows which stream was forked off which. A walk down the tree comes to a stream as number `entered`; what was
-    forked off it, and off its branches, follows up to `left`."""
+    """The tree of forked streams. A depth-first walk reaches a stream as number `entered`; its descendants follow up to
+    `left`."""
 
     def __init__(self, graph: Graph) -> None:
         count = len(graph.streams)

@@ -1,4 +1,4 @@
-"""Writes and reads what a text stands for: names of readers that are part of umbel, and never a class.
+"""Writes and reads result types: names of readers that are part of umbel, and never a class.
 
     "text"  "json"  "int"  "float"
     {"members": [[text, value], ..]}                         Literal and bool: one of some values
@@ -130,7 +130,7 @@ def read(value: Json, schema: str, at: str) -> Result:
     """Reads a result from JSON.
 
     Args:
-        schema: JSON text of the schema that the text satisfies, where it does.
+        schema: JSON text of the schema that the text satisfies, if any.
         at: where `value` stands, for messages.
 
     Raises:

@@ -12,12 +12,12 @@
      ],
      "ends": [9], "variables": [["tip", 8]], "result": 7}
 
-A node's inputs are places of nodes before it, its line is a file's place in `files`, a number and a function. What else
-it has are the attributes of its operation, left out where they have their usual value; values are as `values.py` writes
-them, results of gens as `results.py` does. docs/graph-format.md has all of it. `verify` says whether what was read can
-run.
+A node's inputs are indices of earlier nodes; its line is an index into `files`, a number and a function. Its other
+members are the attributes of its operation, left out where they have their default; values are as `values.py` writes
+them, results of gens as `results.py` does. docs/graph-format.md specifies all of it. `verify` checks that a graph that
+was read can run.
 
-What is read is data until `verify` has looked at it, and it comes from anywhere.
+Files are untrusted: their content is plain data until `verify` has checked it.
 """
 
 import errno
@@ -97,8 +97,8 @@ def encode(graph: Graph) -> bytes:
 
 
 def digest(graph: Graph) -> str:
-    """Returns the SHA-256, hexadecimal, of what a graph says. It is equal for equal graphs, whatever the order of their
-    nodes and wherever their lines stand.
+    """Returns the SHA-256, hexadecimal, of a graph. It is equal for equal graphs, independently of the order of nodes
+    and of source lines.
 
     Raises:
         GraphError: as `encode`.
@@ -113,14 +113,14 @@ def digest(graph: Graph) -> str:
 
 
 class _Lines:
-    """Collects lines of nodes, and the files that they stand in, by names that say nothing of this machine."""
+    """Collects lines of nodes and their files, by names without paths of this machine."""
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
 
     @property
     def files(self) -> list[str]:
-        """Two files of one name are told apart by a number."""
+        """Returns the file names; a number distinguishes two files of one name."""
         names: list[str] = []
         for file in self._places:
             name = numbered = public_name(file)
@@ -171,7 +171,7 @@ def _written_node(graph: Graph, node: Node, numbers: Mapping[Node, int], lines: 
 
 
 def _subject(graph: Graph, node: Node) -> str:
-    """Says what a node is to the user, who has to change it."""
+    """Names a node in the user's terms, for an error message."""
     match node.op:
         case Generate(gen):
             return f"gen({gen.name!r})"
@@ -358,7 +358,7 @@ def _read_fields(kind: type, value: dict[str, Json], at: str) -> Any:
 
 
 def _usual(kind: type, field: Field[Any]) -> Any:
-    """Returns what stands for a field that is left out; MISSING when it cannot be."""
+    """Returns the default of a field; MISSING when it is required."""
     if (kind, field.name) == (ops.Select, "choices"):
         return ()  # they are inputs of the node
     return field.default if field.default_factory is MISSING else field.default_factory()

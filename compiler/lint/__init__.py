@@ -1,1 +1,1 @@
-"""The linter of prompts: finds what keeps their beginnings from being shared, and says what to write instead."""
+"""Lints prompts: finds text that prevents prefix sharing, and suggests what to write instead."""

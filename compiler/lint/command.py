@@ -1,4 +1,4 @@
-"""The command `umbel lint`: prints what keeps prompts from being shared, and what to move or write instead."""
+"""The command `umbel lint`: prints text that prevents prefix sharing, and what to move or write instead."""
 
 import argparse
 import sys

@@ -52,7 +52,7 @@ _NOQA = re.compile(r"#\s*umbel:\s*noqa(?:\[([^\]]*)\])?")
 
 
 def audible(findings: Iterable[Finding], lines: Sequence[str]) -> list[Finding]:
-    """Findings without those that a comment on a line of their statement silences, one for each rule and line."""
+    """Removes findings silenced by a comment on a line of their statement; keeps one for each rule and line."""
     kept: dict[tuple[str, int], Finding] = {}
     for finding in findings:
         statement = lines[finding.line - 1 : finding.end_line]
@@ -62,6 +62,6 @@ def audible(findings: Iterable[Finding], lines: Sequence[str]) -> list[Finding]:
 
 
 def _silences(line: str, rule: str) -> bool:
-    """`# umbel: noqa` silences all rules, `# umbel: noqa[rule, rule]` these."""
+    """Returns whether a line silences a rule: `# umbel: noqa` all rules, `# umbel: noqa[rule, rule]` these."""
     match = _NOQA.search(line)
     return match is not None and (match[1] is None or rule in [name.strip() for name in match[1].split(",")])

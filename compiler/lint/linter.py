@@ -1,4 +1,4 @@
-"""Finds what keeps the prompts of one program from being shared, from its graph and from its source."""
+"""Finds text that prevents prefix sharing of one program's prompts, in its graph and in its source."""
 
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -13,7 +13,7 @@ from .source import Aligned, SourceFile, SourceProgram, aligned
 from .source_rules import LEAST_BEHIND, NO_GAIN, source_findings, volatile_text
 from .tokens import Counter, Shareable, free_tokens, sentences_of
 
-LEAST_COMMON = 16  # tokens that branches say alike; less is a label
+LEAST_COMMON = 16  # common tokens of branches; fewer are a label
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class _GraphLinter:
                     yield rule, place, behind
 
     def _rule(self, pieces: tuple[Piece, ...], place: int, role: str, behind: int) -> str | None:
-        """Returns what is wrong with a piece where it stands; None where nothing is."""
+        """Returns the rule that a piece breaks at its place; None for none."""
         if behind < LEAST_BEHIND:
             return "shared-late" if self._shared_behind(pieces, place) else None
         return _rule_of_kind(pieces, place, role)
@@ -170,7 +170,7 @@ def _what(rule: str, piece: Piece, behind: int) -> str:
 
 
 def branch_findings(graph: Graph, counter: Counter) -> Iterator[Finding]:
-    """Finds branches that part too early: what they all say comes after what each says for itself.
+    """Finds branches that diverge too early: their common text comes after their own.
 
     forks += lambda i: f"Tip {i} of 3. Name one concrete action in at most ten words."
     """

@@ -1,4 +1,4 @@
-"""Reads a user's file: its programs, and what each of them says, in which order.
+"""Reads a user's file: its programs, and the text each of them appends, in order.
 
 A *run* is what a program's source appends between two things that are no text, as a segment of a graph is:
 
@@ -51,7 +51,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Aligned:
-    """Which part of a segment a source is: `text[start:end]` in marks."""
+    """The part of a segment that a source wrote: `text[start:end]` in marks."""
 
     source: Source
     start: int
@@ -83,7 +83,7 @@ def aligned(run: Run, marked: Marked) -> list[Aligned] | None:
 
 
 class Stop(Enum):
-    """What stands between runs."""
+    """The separators between runs."""
 
     CALL = auto()
     MEDIA = auto()
@@ -132,7 +132,7 @@ class SourceFile:
 
     @classmethod
     def read(cls, path: Path) -> "SourceFile":
-        """Raises OSError, UnicodeDecodeError and SyntaxError."""
+        """Reads a file. Raises OSError, UnicodeDecodeError and SyntaxError."""
         return cls.of(path, path.read_text(encoding="utf-8"))
 
     @classmethod

@@ -20,7 +20,7 @@ LIST_ITEM = re.compile(
 HEADING = re.compile(r"[ \t]*(#{1,6})[ \t]+\S")
 TAG = re.compile(r"<(/?)([A-Za-z][\w.-]*)(?:\s[^<>]*)?>|\[(/?)([A-Z]{3,})\]")
 
-# Behind these a new sentence begins. A capital, a quote or a hole must follow, so that "e.g. this" stays whole.
+# After these a new sentence begins. A capital, a quote or a hole must follow, so that "e.g. this" stays whole.
 SENTENCE_END = re.compile(
     r"(?<![A-Z])(?<!\be\.g)(?<!\bi\.e)(?<!\betc)(?<!\b[DM]r)(?<!\bvs)(?<!\bNo)[.!?]+[\"'”’)\]*_]*[ \t]+"
     r"|[。！？]+[”’」』）]*"

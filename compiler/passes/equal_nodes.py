@@ -1,4 +1,4 @@
-"""Finds nodes that say the same at the same place, in branches that leave one place.
+"""Finds equal nodes in branches of one fork: the same operations after the same prompt.
 
 Fork ─┬► Append "A" ─► select x ─► Append "B" ...        the first three nodes of both branches are equal
       └► Append "A" ─► select x ─► Append "C" ...

@@ -1,5 +1,4 @@
-"""Folds a graph: computes what can be computed now, and writes text as its pieces. The prompts stay the same, part by
-part."""
+"""Folds a graph: computes constant values, and splits text into its pieces. The prompts stay the same, part by part."""
 
 from typing import Any
 
@@ -35,7 +34,7 @@ def _compute(site: Site) -> Node | None:
 
 
 def _is_small(op: Apply, value: object) -> bool:
-    """Returns whether computing it takes no more room than it is worth: a file may ask for a text of any width."""
+    """Returns whether the result is small enough to compute: a file may pad a text to any width."""
     if not isinstance(value, str | int | float | bool | None):
         return False
     length = len(value) if isinstance(value, str) else 1

@@ -87,7 +87,7 @@ def _name(node: Node) -> str | None:
 
 
 def _neighbours(graph: Graph, stream: Sequence[Node], wanted: set[str]) -> list[list[Node]]:
-    """Runs of at least two declared calls of a stream."""
+    """Returns the runs of at least two declared calls of a stream."""
     runs: list[list[Node]] = []
     run: list[Node] = []
     inside: set[Node] = set()  # what comes after the beginning of the run
@@ -108,7 +108,7 @@ def _neighbours(graph: Graph, stream: Sequence[Node], wanted: set[str]) -> list[
 
 
 def _stands_alone(graph: Graph, before: Node, node: Node) -> bool:
-    """Returns whether nothing but `node` asks what the text up to `before` is."""
+    """Returns whether only `node` uses the text up to `before`."""
     return all(
         user is node or not (user.in_stream or user.op.__class__.__name__ == "StreamText")
         for user in graph.users[before]

@@ -19,12 +19,11 @@ from .unused import drop_unused
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """What one pass did.
-
+    """The result of one pass.
     Attributes:
         name: as in `compile(passes=[...])`.
         counts: rule → how often it was applied.
-        calls: by how many the calls of a run became fewer.
+        calls: number of calls that a run saves.
         notes: a line each, such as which call was left out.
     """
 
@@ -40,7 +39,7 @@ class PassReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the passes that were chosen did, in the order in which they ran."""
+    """The results of the chosen passes, in the order in which they ran."""
 
     passes: tuple[PassReport, ...]
 
@@ -51,7 +50,7 @@ class Report:
 
     @property
     def calls(self) -> int:
-        """By how many the calls of a run became fewer."""
+        """Number of calls that a run saves."""
         return sum(done.calls for done in self.passes)
 
     def __str__(self) -> str:
@@ -67,7 +66,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """A graph, and what was done to it."""
+    """A rewritten graph, with the report of its passes."""
 
     graph: Graph
     report: Report
@@ -154,7 +153,7 @@ def optimise(
     keep: Iterable[str] | None = None,
     independent: Iterable[str] | None = None,
 ) -> Graph:
-    """`rewrite` without the report."""
+    """Rewrites a graph as `rewrite` does, without the report."""
     return rewrite(graph, passes, keep=keep, independent=independent).graph
 
 
@@ -199,7 +198,7 @@ def rewrite(
 
 
 class _Done:
-    """What one pass did, over all rounds."""
+    """Sums the results of one pass over all rounds."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()

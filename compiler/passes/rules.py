@@ -17,7 +17,7 @@ from ..operations import Choose, Fork, Generate, GetForkItem, Join, StreamText
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """What stands in the place of a stream node.
+    """The replacement of a stream node.
 
     Attributes:
         node: what sets variables, for values that read them.
@@ -123,13 +123,13 @@ def _ended(graph: Graph) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """What one pass did: a rewritten graph.
+    """The result of a pass: a rewritten graph.
 
     Attributes:
         graph: the same object where nothing was rewritten.
         counts: rule → how often it was applied.
-        calls: by how many the calls of a run became fewer.
-        notes: what a person wants to know, a line each.
+        calls: number of calls that a run saves.
+        notes: for the user, a line each.
     """
 
     graph: Graph

@@ -80,7 +80,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What one call of a group gets: the text with its index."""
+    """The share of one call of a group: the text with its index."""
 
     group: _Group
     index: int

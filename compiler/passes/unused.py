@@ -1,4 +1,4 @@
-"""Drops dead calls: what no variable, text or result needs is not generated.
+"""Drops dead calls: those that no variable, text or result needs.
 
 s += "Plan: " + gen("plan")                      keep=["plan"]: the critique is not asked for, and
 with s.fork(2) as f:                             neither is the stream that writes it
@@ -98,7 +98,7 @@ def _alive(graph: Graph, kept: list[tuple[str, Node]], *, with_text: bool) -> se
 
 
 def joins_of_lists(graph: Graph, alive: Collection[Node]) -> set[Node]:
-    """Joins that a list among `alive` may come from: as many branches as entries, and an entry of its branch."""
+    """Returns the joins that may make a list among `alive`: as many branches as entries, one entry of its branch."""
     joins: dict[int, list[Node]] = {}  # by number of branches
     for node in graph.nodes:
         if isinstance(node.op, Join) and gathers_variables(node.op):

@@ -1,6 +1,6 @@
-"""The actions of a compiled program's streams: a plan's part of a step.
+"""The actions of a compiled program's streams: the part of a step that is the same in all runs.
 
-An action is the same in all runs; `step` makes what the interpreter's executor takes, with the bindings of one run.
+`step` makes the step for the interpreter's executor, with the bindings of one run.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 class Action(Protocol):
     def step(self, execution: "Execution") -> Step:
-        """Raises ParameterError where an argument of the run does not fit."""
+        """Makes the step of a run. Raises ParameterError where an argument of the run does not fit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class CompiledProgram:
     # -------------------------------------------------------------------------------- running
 
     def __call__(self, *arguments: Any, **keywords: Any) -> State:
-        """The same as `run`."""
+        """Runs the program: the same as `run`."""
         return self.run(*arguments, **keywords)
 
     def run(self, *arguments: Any, **keywords: Any) -> State:
@@ -172,7 +172,7 @@ class CompiledProgram:
         plan_memory: bool = False,
         **options: Any,  # as of run()
     ) -> Any:  # as the overloads say
-        """As `Program.run_batch`. `num_threads` bounds the programs that run at once; no threads are used.
+        """Runs a batch as `Program.run_batch` does. `num_threads` bounds concurrent programs; no threads are used.
 
         Args:
             pin_head: what the prompts of all programs begin with is computed once and kept while the batch runs,

@@ -1,4 +1,4 @@
-"""Computes what lies ahead of every call of a program: the tokens of the longest way from it to the end.
+"""Computes the critical path after every call of a program: the tokens of the longest path from it to the end.
 
     gen 20 ─┬─ gen 100 ── gen 30 ─┐                  ahead:  170 ─┬─ 150 ── 50 ─┐
             ├─ gen 10 ────────────┼─ gen 20                      ├─  30 ────────┼─ 20
@@ -42,7 +42,7 @@ class CriticalPaths:
 
     @property
     def matter(self) -> bool:
-        """Whether two calls may ever wait at the same time."""
+        """True if two calls may ever wait at the same time."""
         return len(self._graph.streams) > 1
 
     def note(self, slot: int, tokens: int) -> None:

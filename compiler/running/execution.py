@@ -124,7 +124,7 @@ class Execution:
             self.bindings[read.slot].resolve(self.values.value(read.value))
 
     def _load(self) -> None:
-        """Gives every stream its steps; or, where an argument does not fit, none of them any."""
+        """Loads the steps of every stream; of none if an argument does not fit."""
         plan = self._plan
         loaded = [[action.step(self) for action in stream.actions] for stream in plan.streams]
         for number, (queue, steps) in enumerate(zip(self.queues, loaded, strict=True)):
@@ -161,7 +161,7 @@ class Execution:
         return plan.paths.ahead({slot: self.sampling[call].max_tokens for slot, call in plan.gens.items()})
 
     def _learn(self, slot: int) -> None:
-        """Learns how long a text was that is there, for the runs to come."""
+        """Records the length of a generated text, for later runs."""
         facts = self.bindings[slot].meta
         first = facts[0] if isinstance(facts, list) else facts
         tokens = first.get("completion_tokens")
@@ -171,7 +171,7 @@ class Execution:
     # -------------------------------------------------------------------------------- where it ends
 
     def _advance(self) -> None:
-        """Goes over what the body reads, as far as it is known. Called again by what was not."""
+        """Advances over the body's reads while they are settled. The first unsettled one calls it again."""
         plan, bindings, values = self._plan, self.bindings, self.values
         try:
             while self._read < len(plan.reads):

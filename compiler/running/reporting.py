@@ -23,7 +23,7 @@ Notify = Callable[[ProgramEvent], None]
 
 
 class ReportedSlots:
-    """The slots of a plan that are reported. Both sides compute them from the same graph.
+    """The reported slots of a plan. Client and server compute them from the same graph.
 
     Attributes:
         lists: slot → slots of what the branches found, None where one found nothing.

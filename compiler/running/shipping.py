@@ -75,7 +75,7 @@ class OutgoingProgram:
 
     @cached_property
     def worth(self) -> bool:
-        """Whether it makes more than one call."""
+        """True if it makes more than one call."""
         return sum(isinstance(node.op, Generate | Choose) for node in self.plan.graph.nodes) >= _WORTH
 
     @cached_property
@@ -103,7 +103,7 @@ class OutgoingProgram:
 
     @cached_property
     def obstacle(self) -> str | None:
-        """Why the graph cannot travel; None where it can. Looked at once, since writing a graph takes some time."""
+        """The reason why the graph cannot be sent; None if it can. Computed once: writing a graph takes time."""
         try:
             _ = self.digest
         except GraphError as error:
@@ -166,7 +166,7 @@ def _packed(program: OutgoingProgram, backend: Backend, arguments: Mapping[str, 
 
 
 class RemoteExecution(Execution):
-    """As `Execution`; made by `execution`.
+    """Runs a plan on the runtime, with the interface of `Execution`; made by `execution`.
 
     Args:
         packed: the arguments.
@@ -289,7 +289,7 @@ class RemoteExecution(Execution):
         return self.bindings[slot]
 
     def _fail_rest(self, error: BaseException) -> None:
-        """Fails what will not be reported any more."""
+        """Fails the bindings that will not be reported any more."""
         for slot in self._program.reported.slots:
             self.bindings[slot].fail(error)
 

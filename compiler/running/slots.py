@@ -102,7 +102,7 @@ def columns(graph: Graph) -> list[Column]:
 
 @dataclass(slots=True)
 class JoinResult:
-    """What a join brings back.
+    """The result of a join.
 
     Attributes:
         lists: those of branches come before the lists that have them inside.

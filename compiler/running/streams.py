@@ -27,7 +27,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class PlanContext:
-    """What the actions of all streams of a graph share.
+    """State shared by the actions of all streams of a graph.
 
     Attributes:
         sources: value node → slots of the bindings that it needs, in the order of the program.

@@ -1,4 +1,4 @@
-"""Notices what a program does besides saying things while it is traced: it prints, writes, asks the time.
+"""Detects side effects of a program while it is traced: it prints, writes, reads the time.
 
 An *effect* happens once, now, and never when the graph runs. What is *volatile* gives another answer each time; the
 graph keeps the one that it gave now. Both are noticed by a profile hook on calls, which sees functions and not their
@@ -29,7 +29,7 @@ Kind = Literal["effect", "volatile"]
 
 
 class TraceWarning(UserWarning):
-    """A traced program does more than it says: it prints, writes, or asks for what is different each time."""
+    """A traced program has side effects or volatile values: it prints, writes, or reads the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def _kind_of_builtin(function: Any) -> Kind | None:
 
 
 class Watch:
-    """Effects in the order in which they came, each line and function once.
+    """Records effects in order, each line and function once.
 
     Args:
         check: called with the frame of every function in Python that is called; what it raises, the call raises.
@@ -172,7 +172,7 @@ class Watch:
             self._check(frame)
 
     def _note(self, frame: FrameType, what: str, kind: Kind) -> None:
-        """`what` the user has called: the outermost function between the user's line and the call."""
+        """Records an effect. `what`: the outermost function between the user's line and the call."""
         users = users_frame(frame)
         if users is None or _is_collecting(users) or not is_traced(users):
             return
@@ -208,7 +208,7 @@ def _called_in_python(frame: FrameType) -> str:
 
 
 def warn(program: str, effects: tuple[Effect, ...]) -> None:
-    """Gives one TraceWarning for all of them; none for none."""
+    """Issues one TraceWarning for all effects; none for none."""
     done = [str(effect) for effect in effects if effect.kind == "effect"]
     kept = [str(effect) for effect in effects if effect.kind == "volatile"]
     said = []

@@ -1,4 +1,4 @@
-"""Looks at a value that the value itself does not see, found in other ways.
+"""Finds uses of a symbol that the symbol itself cannot detect.
 
 hint is None                 in the source: a symbol is never None, whatever the argument will be
 isinstance(docs, list)       in the source: a symbol is a str

@@ -47,7 +47,7 @@ def _is_boundary(frame: FrameType) -> bool:
 
 def users_frame(frame: FrameType | None) -> FrameType | None:
     """Returns the innermost frame of the user's from `frame` outwards; None where there is none. One of what is
-    installed or generated counts where no other is: a program may be installed, or typed behind `python -c`, but a
+    installed or generated counts where no other is: a program may be installed, or typed after `python -c`, but a
     library that a program calls, and the `__init__` of its dataclass, are not the program."""
     another = None
     while frame is not None and not _is_boundary(frame):

@@ -52,7 +52,7 @@ class SetByProgram:
 
 @dataclass(frozen=True, slots=True)
 class SetByBranches:
-    """A name that a join brings back: per branch what the name meant there, None where it meant nothing."""
+    """A name bound by a join: its value in each branch, None where a branch has none."""
 
     branches: "tuple[Bound | None, ...]"
 
@@ -108,7 +108,7 @@ class Recorder(Sink):
             self._record(leaf, tags, line)
 
     def _checked(self, op: ops.Op, grammar: Grammar) -> Grammar:
-        """Returns what is open after `op`, by the rules of the interpreter."""
+        """Returns the grammar after `op`, by the rules of the interpreter."""
         match op:
             case ops.ConstantText():
                 return grammar

@@ -1,4 +1,4 @@
-"""Symbols: what the arguments and variables of a program are while it is traced.
+"""Symbols: they stand for arguments and variables while a program is traced.
 
     question + "?"          Concat(Argument question, "?")
     question[:80].strip()   Apply strip(Apply slice(Argument question))
@@ -39,7 +39,7 @@ def sources(node: Node) -> list[Node]:
 
 
 def describe(node: Node) -> str:
-    """Says what a value comes from, for messages."""
+    """Names the arguments and variables a value comes from, for messages."""
     found = [_called(source) for source in sources(node)]
     return " and ".join(dict.fromkeys(found)) or "a value that was changed"
 
@@ -93,7 +93,7 @@ def is_lazy(value: object) -> bool:
 
 
 class SymbolTape(Protocol):
-    """What symbols ask of the trace that they belong to."""
+    """The interface of a trace for its symbols."""
 
     def apply(self, function: str, node: Node, arguments: tuple[Any, ...] = ()) -> "Symbol": ...
 
@@ -197,7 +197,7 @@ class Symbol(RecordedText):
 
 
 class Opaque:
-    """An object that is known when the program runs: what `state.value(name)` gives. It can be put into text."""
+    """An object that is known when the program runs, of `state.value(name)`. It can be put into text."""
 
     __slots__ = ("_node", "_tape")
 

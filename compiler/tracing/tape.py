@@ -39,7 +39,7 @@ _TEMPTATIONS = (
 
 
 class Mangled(UmbelError):
-    """A text has a part of a placeholder in it. Never leaves the compiler.
+    """A text contains a damaged placeholder. Never leaves the compiler.
 
     `number`: of the placeholder, where that can be told.
     """
@@ -122,8 +122,8 @@ class Tape:
     # -------------------------------------------------------------------------------- nodes
 
     def node(self, op: Operation, inputs: Iterable[Node] = (), line: Line | None = None) -> Node:
-        """Raises TraceError for an operation in a text that the program goes on computing with: texts of a graph are
-        texts."""
+        """Makes a node. Raises TraceError for an operation of the language inside a text that the program computes
+        with."""
         if isinstance(op, Constant | Apply):
             try:
                 inline.refuse(op.value if isinstance(op, Constant) else op.arguments, "a text")
@@ -154,7 +154,7 @@ class Tape:
         return name in self._given
 
     def given(self, name: str) -> Any:
-        """The object."""
+        """Returns the given object of a variable."""
         return self._given[name]
 
     def given_text(self, name: str) -> Any:  # a text, or what a join made of texts
@@ -178,7 +178,7 @@ class Tape:
         return self.symbol(self.node(Apply(function, arguments), (node,)))
 
     def item(self, node: Node, key: str | int) -> Symbol | Opaque:
-        """Of an argument it is taken for text; of an object it is an object."""
+        """Applies an index: a text for an argument, an object for an object."""
         applied = self.node(Apply("item", (key,)), (node,))
         return self.opaque(applied) if is_of_object(node) else self.symbol(applied)
 

@@ -1,4 +1,4 @@
-"""Traces a program: the user's function runs once, with symbols for what is not known, and what it says is the graph.
+"""Traces a program: runs the user's function once, with symbols for unknown values, and records a graph.
 
 This works for programs whose course does not depend on the values. Loops over constants and ranges unroll; what looks
 at an argument or at an answer raises TraceError with its line (`symbols.py`), and so does what a graph cannot say.
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What tracing a program gives.
+    """The result of tracing a program.
 
     Attributes:
-        graph: what the program says.
-        effects: what it does besides that, in the order in which it did; see `effects.py`.
+        graph: of the program.
+        effects: its side effects, in order; see `effects.py`.
         watched: False where another profiler kept effects from being noticed.
     """
 
@@ -55,7 +55,7 @@ def trace(
     static_args: Mapping[str, Any] | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> Trace:
-    """Runs the user's function once and records what it says. See `Program.trace`, which warns of effects as well.
+    """Runs the user's function once and records its operations. See `Program.trace`, which also warns of effects.
 
     Args:
         static_args: values of arguments that the course of the program depends on. They are given as they are, as
@@ -92,7 +92,7 @@ class _Tracer:
         self._watch = Watch(partial(hidden_looks.check_call, self._tape))
 
     def record(self) -> Trace:
-        """Frames around this one are none of the program's: `lines.BOUNDARY` names it."""
+        """Traces the program. `lines.BOUNDARY` names this frame: outer frames are not the program's."""
         parameters, call = self._symbolic_call()
         with recorded(self), self._naming_unread(), self._explaining():
             own = self._open(self._body, {})
@@ -143,7 +143,7 @@ class _Tracer:
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
-        """Errors say their line, and what symbols have to do with them; a refusal that was caught is raised again."""
+        """Adds the line and the symbols involved to errors; raises a refusal again that the program caught."""
         try:
             yield
         except TraceError:

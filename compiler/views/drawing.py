@@ -149,7 +149,7 @@ class _Picture:
         above = self._places.rows[owner] - isinstance(owner.op, Join)
         level = self._tops[above] + _BOX + _STRIP / 2 + self._places.lanes[owner] * _LANE
         start, end = self._spine(source), self._spine(target)
-        if end < start:  # back to the stream that it left, whose own line comes down beside
+        if end < start:  # back to the stream that it left, whose own line comes down next to it
             end += 10
         bend = 5 if end > start else -5
         return (

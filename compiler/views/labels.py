@@ -41,7 +41,7 @@ _USUAL_METHOD = Select(None, ()).method
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """`kind` is the paper's name of what a node is, `text` all the rest."""
+    """A node's label. `kind`: the paper's name of the node, `text`: all the rest."""
 
     kind: str
     text: str = ""
@@ -62,7 +62,7 @@ class Labels:
         self._longest = longest
 
     def of(self, node: Node) -> Label:
-        """Labels a stream node by what it says, a value by what it is."""
+        """Labels a stream node by its text, a value by its kind."""
         match node.op:
             case Append():
                 return self.of(node.inputs[1])

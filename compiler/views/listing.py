@@ -115,6 +115,6 @@ def _style(edge: Edge) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Labels escape what is not printable; what is left are the quote and the backslash."""
+    """Quotes a label. Unprintable characters are escaped already; this escapes the quote and the backslash."""
     escaped = plain(text).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
