@@ -4,8 +4,8 @@ A token is taken in one of three ways, all of them in `settle`:
 
     sampled    under the mask of the state the text is in
     forced     the constraint leaves no choice about the text, and the tokenizer none about its tokens
-    closing    a sampled token would leave too little of max_tokens for the shortest end, which is taken instead, also
-               if it begins an optional part (another member, another item) and would leave too little for that
+    closing    a sampled token would leave too little of max_tokens for the shortest end, which is taken instead; a
+               token that begins an optional part (another member, another item) must leave enough for that part, too
 
 Forced and closing tokens are known beforehand and wait in `pending`. With jump-forward they are appended without a step
 of their own. Without it each takes its step and overrules the sample: the text is the same by construction.

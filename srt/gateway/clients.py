@@ -73,7 +73,7 @@ class Clients:
         self._clock = clock
         self._on_frames = on_frames
         self._connections: dict[bytes, Connection] = {}
-        self._unsent: dict[bytes, Connection] = {}  # those with something in their outbox
+        self._unsent: dict[bytes, Connection] = {}  # connections with a non-empty outbox
         self._incoming, self._outgoing = to_gateway_codec(), from_gateway_codec()
         self.counters: Counter[str] = Counter()
         self._inlet = Inlet(self._socket, self._receive, on_error)

@@ -278,7 +278,7 @@ class PromptEncoder:
                     f"{self.tokenizer.name} reads text only; remove {part.kind}(...) or load a vision model"
                 )
             else:
-                shown = part.pictures if isinstance(part, Shown) else (None,)  # it only ends the text before it
+                shown = part.pictures if isinstance(part, Shown) else (None,)  # None ends the text before it
                 for picture in shown:
                     yield Text(form.before, control=True)
                     yield [] if picture is None else picture_tokens(picture.number, picture.tokens)
