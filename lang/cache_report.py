@@ -88,7 +88,7 @@ class CacheMiss:
 
 @dataclass(frozen=True, slots=True)
 class CallReport:
-    """One call, or a `gen` that took none.
+    """The cache report of one call, or of a `gen` without a call.
 
     Attributes:
         kind, name: "gen" or "select", and the variable; "" for none.
@@ -117,7 +117,7 @@ class CallReport:
 
     @property
     def label(self) -> str:
-        """As the program calls it: gen('answer')."""
+        """The call as the program writes it: gen('answer')."""
         attempt = f", call {self.attempt}" if self.attempt > 1 else ""
         return f"{self.kind}({self.name!r})" + attempt if self.name else f"{self.kind}()" + attempt
 
@@ -137,7 +137,7 @@ class CallReport:
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """Of the calls of a run, branches included, in the order in which they were made.
+    """The cache report of a run's calls, branches included, in the order in which they were made.
 
     Attributes:
         backend: its name.
@@ -175,7 +175,7 @@ class CacheReport:
         raise KeyError(f"no call set {name!r}; those of this run set {sorted({call.name for call in self.calls})}")
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain lists, dicts, strings and numbers. Files are named without the folders of this machine."""
+        """Returns the report as plain lists, dicts, strings and numbers. Files are named without their folders."""
         return asdict(self, dict_factory=_publicly)
 
     def __str__(self) -> str:

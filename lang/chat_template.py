@@ -177,12 +177,12 @@ class ChatTemplate:
         return self._parts(rendered[rendered.index(mark) + len(mark) :], turns)
 
     def shows(self, turns: Sequence[Turn]) -> bool:
-        """Whether the last of `turns` is written where it stands, and not only together with the next turn."""
+        """Returns whether the last of `turns` is written at its place, and not only together with the next turn."""
         return self.source is None or _PLACEHOLDER.format(len(turns) - 1) in self._closed_text(turns)
 
     @property
     def trims(self) -> bool:
-        """Whether the template strips white space around content, as Gemma's does."""
+        """True if the template strips white space around content, as Gemma's does."""
         if self._trims is None:
             spaced = f" {_MARK} "
             self._trims = self.source is not None and spaced not in (
@@ -192,11 +192,11 @@ class ChatTemplate:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether it is rendered in another process, so that using it may wait for up to a second and more."""
+        """True if it is rendered in another process, so that using it may wait for a second or more."""
         return self.source is not None and not _is_shipped(self.source)
 
     def opens_at_once(self, turns: Sequence[Turn], role: str) -> bool:
-        """Whether opening a block waits for no other process: it is rendered here, or was opened before."""
+        """Returns whether opening a block waits for no other process: it is rendered here, or was opened before."""
         if not self.is_foreign:
             return True
         roles, moment = _roles(turns), self._moment()
@@ -259,7 +259,7 @@ class ChatTemplate:
             raise
 
     def _sees_parts(self) -> bool:
-        """Whether the template shows content only where it is a list of parts, as those of some models that see do."""
+        """Returns whether the template shows content only as a list of parts, as those of some vision models do."""
 
         def shows(content: Any) -> bool:  # Any: text, or parts
             try:

@@ -142,7 +142,7 @@ def path(name: str, value: object) -> str:
 
 
 def one_of(name: str, value: object, known: Collection[str]) -> str:
-    """One of some strings. Raises as `integer` does; the message has the nearest of them."""
+    """Checks that a value is one of some strings. Raises as `integer` does; the message has the nearest of them."""
     if isinstance(value, str) and plain(value) in known:
         return plain(value)
     near = difflib.get_close_matches(plain(value)[:64], known, n=1) if isinstance(value, str) else []
@@ -151,7 +151,7 @@ def one_of(name: str, value: object, known: Collection[str]) -> str:
 
 
 def instance(name: str, value: object, kinds: Any) -> None:  # Any: a class, or a union of classes
-    """Raises ParameterError for what is of none of the kinds."""
+    """Raises ParameterError for a value of none of the kinds."""
     if not isinstance(value, kinds):
         wanted = " or ".join(part.__name__ for part in (get_args(kinds) or (kinds,))).replace("NoneType", "None")
         raise ParameterError(f"{name} must be {wanted}, got {type(value).__name__} {shown(value)}")

@@ -15,7 +15,7 @@ from .protocol import Usage
 
 
 class Speculation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Savings and waste of asking for more text than a `gen` needs.
+    """Savings and waste of speculation: requesting more text than a `gen` needs.
 
     Attributes:
         calls_saved: calls that were not made, since the text was there already, less those that were made in vain.
@@ -44,7 +44,7 @@ class Speculation(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Of a run so far, or of several added up.
+    """The cost of a run so far, or of several runs added up.
 
     Attributes:
         usage: tokens and calls.

@@ -182,7 +182,7 @@ def shown(value: object) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """At most so many characters: the beginning and, where something is left out, the end."""
+    """Shortens a text to at most so many characters: its beginning and, if something is left out, its end."""
     if len(text) <= most:
         return text
     ending = most // 3
@@ -190,7 +190,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def remedy(name: str, known: Iterable[str]) -> str:
-    """Says what to write instead of an option that does not exist: the nearest one that does, or which there are."""
+    """Suggests a replacement for an unknown option: the nearest known one, or the list of them."""
     names = sorted(known)
     close = difflib.get_close_matches(name[:MAX_SHOWN], names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"

@@ -286,7 +286,7 @@ class Reference(Plain):
 
 
 def judges(form: Form) -> bool:
-    """Whether reading may refuse a value that satisfies the schema: it is converted, or made by code of a class."""
+    """Returns whether reading may refuse a value that satisfies the schema: it is converted, or built by a class."""
     waiting, seen = [form], set[str]()
     while waiting:
         match waiting.pop():

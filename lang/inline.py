@@ -39,7 +39,7 @@ _used = threading.Event()  # set when the first placeholder is made: until then 
 
 
 class _Waiting(threading.local):
-    """Of one thread: placeholders and what they stand for, in the order in which they were made."""
+    """The placeholders of one thread with their operations, in the order in which they were made."""
 
     def __init__(self) -> None:
         self.operations: dict[str, Any] = {}  # Any: an operation; this module is below them
@@ -71,7 +71,7 @@ def _written(label: str, number: int) -> str:
 
 
 def touches(text: str) -> bool:
-    """Whether a placeholder, or what is left of one, is in the text."""
+    """Returns whether a placeholder, or a remainder of one, is in the text."""
     if not _used.is_set():
         return False
     return str.__contains__(text, _MARK) or _LOWERED in str.lower(text)
@@ -114,7 +114,7 @@ def refuse(value: object, what: str) -> None:
 
 
 def _members(found: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Iterator[Any]:
-    """By the methods of the base: those of a subclass are the program's own, and may raise or never end."""
+    """Iterates by the methods of the base: a subclass's are user code, and may raise or never end."""
     if isinstance(found, dict):
         return itertools.chain.from_iterable(dict.items(found))
     return list.__iter__(found) if isinstance(found, list) else tuple.__iter__(found)

@@ -128,7 +128,7 @@ class RoleEnd(Op):
 
 @dataclass(frozen=True, slots=True)
 class VarScopeBegin(Op):
-    """From here on, the text that is appended belongs to variable `name`."""
+    """Starts a scope: text appended from here on belongs to variable `name`."""
 
     name: str
 

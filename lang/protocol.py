@@ -37,7 +37,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def total_tokens(self) -> int:
-        """Of prompts and of what was generated, cached or not."""
+        """Tokens of prompts and generated tokens, cached or not."""
         return self.prompt_tokens + self.completion_tokens
 
     def __add__(self, other: "Usage") -> "Usage":

@@ -43,7 +43,7 @@ class CodePlace(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def number(self) -> int:
-        """Of the line, counted from 1. A statement of several lines has the one on which it begins."""
+        """The line number, counted from 1. A statement of several lines has the one on which it begins."""
         return self.span[0] or self.code.co_firstlineno
 
     @property

@@ -73,15 +73,15 @@ class Sink(Protocol):
         """The first error so far; does not wait."""
 
     def cost(self) -> Cost:
-        """Of the whole run. Waits until all its streams have done what they were given, well or not."""
+        """Returns the cost of the whole run. Waits until all its streams have run their steps or failed."""
 
     def cost_async(self) -> Coroutine[Any, Any, Cost]: ...
 
     def cost_so_far(self) -> Cost:
-        """Of the calls that have ended; does not wait."""
+        """Returns the cost of the calls that have ended; does not wait."""
 
     def explain_cache(self, timeout: float | None) -> CacheReport:
-        """Sinks that make no calls have nothing to explain."""
+        """Raises ProgramError: sinks that make no calls have nothing to explain."""
         raise ProgramError("explain_cache() is about calls that were made, and here none are; ask after program.run()")
 
     async def explain_cache_async(self, timeout: float | None) -> CacheReport:
@@ -187,7 +187,7 @@ class BaseState:
         self[name] = value
 
     def __contains__(self, name: object) -> bool:
-        """Whether the program has asked for this variable, its value known or not."""
+        """Returns whether the program has bound this variable, its value known or not."""
         return isinstance(name, str) and self._sink.has(checks.plain(name))
 
     def variables(self) -> list[str]:
@@ -219,7 +219,7 @@ class BaseState:
         return f"<{type(self).__name__} variables={shown(self.variables())} error={shown(self._sink.error())}>"
 
     def __str__(self) -> str:
-        """For a person; said to a prompt it raises ProgramError, since it is not the state's text."""
+        """Describes the state for messages; raises ProgramError in a prompt, since it is not the state's text."""
         return inline.misplaced(repr(self))
 
     def __format__(self, specification: str) -> str:
@@ -305,7 +305,7 @@ class State(BaseState):
         return self._sink.cost()
 
     def text(self, timeout: float | None = None) -> str:
-        """All text of this state; waits for what was appended."""
+        """Returns all text of this state; waits for pending steps."""
         return self._sink.text(timeout)
 
     def messages(self, timeout: float | None = None) -> list[dict[str, str]]:
@@ -423,12 +423,12 @@ class AsyncState(BaseState):
 
     @property
     def usage(self) -> AsyncValue[Usage]:
-        """As `State.usage`: `(await state.usage).calls`."""
+        """The usage, awaited, as of `State.usage`: `(await state.usage).calls`."""
         return AsyncValue(_usage_of(self._sink), "state.usage")
 
     @property
     def cost(self) -> AsyncValue[Cost]:
-        """As `State.cost`: `(await state.cost).dollars`."""
+        """The cost, awaited, as of `State.cost`: `(await state.cost).dollars`."""
         return AsyncValue(self._sink.cost_async(), "state.cost")
 
     def text(self, timeout: float | None = None) -> AsyncValue[str]:
@@ -441,7 +441,7 @@ class AsyncState(BaseState):
         return AsyncValue(self._sink.sync_async(timeout), "s.sync()")
 
     def explain_cache(self, timeout: float | None = None) -> AsyncValue[CacheReport]:
-        """As `State.explain_cache`."""
+        """Explains cache use, as `State.explain_cache` does."""
         return AsyncValue(self._sink.explain_cache_async(timeout), "state.explain_cache()")
 
     def error(self, timeout: float | None = None) -> AsyncValue[BaseException | None]:

@@ -96,7 +96,7 @@ class Typed:
 
     @property
     def judges(self) -> bool:
-        """Whether values of the schema may be refused: by code of a class, or as a date that is in no calendar."""
+        """Returns whether values of the schema may be refused: by code of a class, or as a date in no calendar."""
         return forms.judges(self.form)
 
     def parse(self, text: str) -> Any:
@@ -132,7 +132,7 @@ _remembered = functools.lru_cache(maxsize=256)(_typed)
 
 
 def name_of(annotation: Annotation) -> str:
-    """As the user wrote it, without the modules: "Person", "list[int]", "Literal['a']"."""
+    """Names a type as the user wrote it, without modules: "Person", "list[int]", "Literal['a']"."""
     plain = isinstance(annotation, type) and not typing.get_args(annotation)
     if not plain and typing.get_origin(annotation) is None:
         return shown(annotation)
@@ -254,7 +254,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _has_own_code(cls: type) -> bool:
-    """Whether making an object runs code of the class itself, not only what `dataclass` and `NamedTuple` wrote."""
+    """Returns whether making an object runs code of the class itself, not only of `dataclass` and `NamedTuple`."""
     made_by = ("__post_init__", "__new__", "__init__", "__setattr__")
     functions = [vars(base)[name] for base in cls.__mro__[:-1] for name in made_by if name in vars(base)]
     codes = [getattr(getattr(function, "__func__", function), "__code__", None) for function in functions]
@@ -272,7 +272,7 @@ def _is_of_strings(form: Form) -> bool:
 
 
 def _unwrapped(annotation: Annotation) -> Annotation:
-    """Without names for types and without what only says whether a key may be left out."""
+    """Unwraps type aliases and new types, and the marks of required and optional keys."""
     while True:
         origin: Any = typing.get_origin(annotation)
         if isinstance(annotation, typing.NewType):
@@ -313,7 +313,7 @@ def _scalar(value: object) -> str | int | float | bool | None:
 
 
 def _plain(value: str | int | float | bool | None) -> str | int | float | bool | None:
-    """Without a subclass around it: members of IntEnum and StrEnum have values that are, but not of their type."""
+    """Converts a value to its base type: members of IntEnum and StrEnum equal their values in another type."""
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return value if type(value) is kind else kind(value)
@@ -394,7 +394,7 @@ _CHANGE_TEXTS = ("str_max_length", "str_min_length", "str_strip_whitespace")  # 
 
 
 def _pydantic_judges(cls: type, validate: Any) -> bool:  # Any: a method of the class
-    """Whether a model may refuse values of its schema. True also for classes that only have methods of these names."""
+    """Returns whether a model may refuse values of its schema. True also for classes with methods of these names."""
     core = getattr(cls, "__pydantic_core_schema__", None)
     if not isinstance(core, Mapping) or not str(getattr(validate, "__module__", "")).startswith("pydantic."):
         return True
@@ -402,7 +402,7 @@ def _pydantic_judges(cls: type, validate: Any) -> bool:  # Any: a method of the 
 
 
 def _core_schemas(core: object) -> Iterator[Mapping[str, Any]]:
-    """All core schemas inside of one, itself included; classes that contain themselves are there by reference."""
+    """Yields all core schemas inside of one, itself included; recursive classes are there by reference."""
     waiting = [core]
     while waiting:
         match waiting.pop():
@@ -417,7 +417,7 @@ def _core_schemas(core: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _asks_for_more(core: Mapping[str, Any]) -> bool:
-    """Whether a core schema asks for more than its JSON Schema says; schemas inside of it are not looked at."""
+    """Returns whether a core schema demands more than its JSON Schema; nested schemas are not examined."""
     match core["type"]:
         case "model":
             own = core.get("post_init") and getattr(core["cls"].model_post_init, "__name__", "")
@@ -443,7 +443,7 @@ _STATED_BY_MSGSPEC = (
 
 
 def _msgspec_judges(cls: type) -> bool:
-    """Whether a struct may refuse values of its schema."""
+    """Returns whether a struct may refuse values of its schema."""
     waiting, seen = [msgspec.inspect.type_info(cls)], set[type]()
     while waiting:
         match waiting.pop():

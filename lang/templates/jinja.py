@@ -28,7 +28,7 @@ class GenerationTag(Extension):
 
 
 def compile_template(source: str) -> jinja2.Template:
-    """Raises jinja2.TemplateSyntaxError."""
+    """Compiles a template. Raises jinja2.TemplateSyntaxError."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag]
     )
@@ -51,7 +51,7 @@ def render_template(template: jinja2.Template, variables: Mapping[str, Any], mos
 
 
 def reason_of(error: Exception) -> str:
-    """For a person, of bounded length: a template can raise a text of any length."""
+    """Formats an error for messages, shortened: a template can raise a text of any length."""
     if isinstance(error, jinja2.TemplateSyntaxError):
         return f"line {error.lineno}: {error.message}"[:MOST_REASON]
     if isinstance(error, RecursionError):

@@ -181,7 +181,7 @@ class Exchange:
             self._send(hint)
 
     def release(self, pinned: str) -> None:
-        """As `hint`; a pin that is not released ends when its time is over."""
+        """Sends a hint, as `hint` does; a pin that is not released ends when its time is over."""
         if self._broken is None:
             self._send(Release(pinned))
 

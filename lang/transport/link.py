@@ -96,7 +96,7 @@ class FrameError(Exception):
 
 
 class _Labelled(msgspec.Struct, frozen=True):
-    """Of any message its id. Other fields are stepped over, and nothing is made of them."""
+    """Reads only the id of a message. Other fields are skipped."""
 
     id: str = ""
 

@@ -22,7 +22,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def pack(value: Any) -> bytes:  # Any: a plain value, or one that is refused
-    """None, bool, int, float, str, bytes, and lists, tuples and dicts (with keys of str or int) of them → bytes.
+    """Packs None, bool, int, float, str, bytes, and lists, tuples and dicts (with keys of str or int) of them.
 
     Raises:
         ParameterError: anything else, subclasses included, whose `str` may be their own; a text that holds half of a

@@ -139,7 +139,7 @@ def _from_files(process_id: int) -> ProcessSample:
 
 
 def _from_ps(process_id: int) -> ProcessSample:
-    """For systems without /proc: macOS."""
+    """Samples a process with ps, on systems without /proc: macOS."""
     command = ["ps", "-o", "stat=,time=", "-p", str(process_id)]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}, timeout=5)
@@ -176,13 +176,13 @@ def _state(letters: set[str]) -> ProcessState:
 
 
 def machine_in_words() -> str:
-    """Says how busy the machine is, for errors: "the machine is busy (load 33.1 on 2 cores)"."""
+    """Describes the load of the machine, for errors: "the machine is busy (load 33.1 on 2 cores)"."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     return f"the machine is {'busy' if load > 1.5 * cores else 'not busy'} (load {load:.1f} on {cores} cores)"
 
 
 def share_in_words(reading: ProcessSample) -> str:
-    """Says how much a process got of the cores it wanted: "consumed 3.1 s of CPU time and waited 40.2 s for a core"."""
+    """Describes the CPU time of a process: "consumed 3.1 s of CPU time and waited 40.2 s for a core"."""
     return f"consumed {reading.computed:.1f} s of CPU time and waited {reading.waited:.1f} s for a core"
 
 
@@ -196,7 +196,7 @@ def memory_kills() -> int | None:
 
 
 def exit_in_words(code: int, memory_kills_before: int | None) -> str:
-    """Says how a process ended. `code`: of subprocess, negative for a signal. `memory_kills_before`: at its start."""
+    """Describes a process's end. `code`: of subprocess, negative for a signal. `memory_kills_before`: at its start."""
     if code >= 0:
         return f"its process ended with status {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"

@@ -104,7 +104,7 @@ def select(
     temperature: float = 0.0,
     choices_method: ChoicesSamplingMethod | str | None = None,
 ) -> ops.Select:
-    """As `umbel.select`."""
+    """Chooses among texts, as `umbel.select` does."""
     return ops.select(name, choices, temperature, method_of(choices_method))
 
 

@@ -84,5 +84,5 @@ class ProgramState(State):
         return super().fork(size)
 
     def __str__(self) -> str:
-        """With all of the text; waits for it."""
+        """Returns all of the text; waits for it."""
         return f"ProgramState({self.text()})"

@@ -82,7 +82,7 @@ class SglFunction(Program):
         return _shown(state)
 
     def run_batch(self, batch_kwargs: Iterable[Item], **options: Any) -> Any:  # type: ignore[override]  # SGLang's name
-        """As `Program.run_batch`, with SGLang's name of the arguments."""
+        """Runs a batch as `Program.run_batch` does, with SGLang's name of the arguments."""
         own, waits = self._mapped(options)
         if waits:
             raise ParameterError("run_batch() waits for all of every program as it is; leave use_thread= out")
@@ -221,7 +221,7 @@ def function(
 def function(
     func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None, **options: Any
 ) -> SglFunction | Callable[[Callable[..., Any]], SglFunction]:
-    """As `umbel.function`: bare, or with `num_api_spec_tokens` and sampling defaults."""
+    """Makes a program, as `umbel.function` does: bare, or with `num_api_spec_tokens` and sampling defaults."""
     name, speculate = options.pop("name", None), options.pop("speculate", None)
     make = maker(SglFunction, name=name, num_api_spec_tokens=num_api_spec_tokens, speculate=speculate, options=options)
 

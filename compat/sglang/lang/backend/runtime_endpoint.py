@@ -162,7 +162,7 @@ class Runtime(core.Runtime):
 
     @property
     def url(self) -> NoReturn:
-        """Raises CapabilityError: nothing listens."""
+        """Refuses with CapabilityError: nothing listens."""
         raise CapabilityError("a Runtime has no address: nothing listens; write backend=runtime")
 
     generate_url = url
@@ -209,7 +209,7 @@ class Runtime(core.Runtime):
     add_request = async_generate
 
     def encode(self, prompt: object) -> NoReturn:
-        """Raises CapabilityError: embeddings are not computed here."""
+        """Refuses with CapabilityError: embeddings are not computed here."""
         raise CapabilityError(
             "a Runtime computes no embeddings; for token ids write runtime.get_tokenizer().encode(text)"
         )
