@@ -1,4 +1,4 @@
-"""Where weights come from: safetensors folders, GGUF files and the default model, all as one `ModelSource`."""
+"""Opens models from safetensors folders, GGUF files and the default model's package, each as a `ModelSource`."""
 
 from .source import CachedModel, ModelSource, list_models, open_model
 

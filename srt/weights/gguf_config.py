@@ -1,8 +1,8 @@
-"""GGUF metadata → a Hugging Face config dict, for the architectures whose tensors we know.
+"""Converts GGUF metadata to a Hugging Face config dict, for the architectures whose tensors are known.
 
-GGUF writes what llama.cpp needs to run a model; what llama.cpp derives (layer types of Gemma 3, the
-parameters of Llama 3's precomputed RoPE factors) is derived here again and, where the file holds
-the result, checked against it.
+GGUF stores the values that llama.cpp needs to run a model. Values that llama.cpp derives (layer types of Gemma 3, the
+parameters of Llama 3's precomputed RoPE factors) are derived here too and, where the file has the result, checked
+against it.
 """
 
 import math
@@ -18,12 +18,12 @@ Config = dict[str, object]
 GEMMA3_SLIDING_PATTERN = 6  # every sixth layer attends to everything
 GEMMA3_27B_LAYERS = 62  # the one size whose queries are not scaled by head_dim
 GEMMA3_LOCAL_ROPE = 10_000.0
-LLAMA3_CONTEXTS = (8192, 4096, 16384)  # what Llama 3 scaling may have started from
+LLAMA3_CONTEXTS = (8192, 4096, 16384)  # original context lengths that Llama 3 scaling may start from
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How one llama.cpp architecture differs from the others."""
+    """The differences of one llama.cpp architecture from the others."""
 
     name: str  # in general.architecture
     model_type: str
@@ -55,7 +55,7 @@ ARCHITECTURES = {
 
 
 def architecture_of(gguf: GgufFile) -> Architecture:
-    """Raises ModelError for an architecture (or a mixture of experts) whose tensors have no names here."""
+    """Returns the file's architecture. Raises ModelError for an unknown one and for a mixture of experts."""
     name = gguf.architecture
     parts = gguf.metadata.integer("split.count", 1)
     if parts > 1:
@@ -74,7 +74,7 @@ def architecture_of(gguf: GgufFile) -> Architecture:
 
 
 def config_of(gguf: GgufFile) -> Config:
-    """The config.json that Hugging Face would have for this file."""
+    """Builds the config.json that Hugging Face would have for this file."""
     architecture = architecture_of(gguf)
     read = _Keys(gguf.metadata, architecture.name)
     hidden = read.integer("embedding_length")
@@ -117,7 +117,7 @@ def config_of(gguf: GgufFile) -> Config:
 
 
 class _Keys:
-    """Metadata under the architecture's name."""
+    """Reads metadata under the architecture's name."""
 
     def __init__(self, metadata: Metadata, prefix: str) -> None:
         self.metadata, self.prefix = metadata, prefix
@@ -129,7 +129,7 @@ class _Keys:
         return self.metadata.integer(f"{self.prefix}.{key}", default)
 
     def positive(self, key: str, default: float | None = None) -> float:
-        """A number to divide by or to take the logarithm of."""
+        """Reads a finite number above 0, safe as a divisor and for a logarithm."""
         value = self.metadata.number(f"{self.prefix}.{key}", default)
         if not 0 < value < math.inf:
             raise ModelError(f"{self.metadata.path} is damaged: {self.prefix}.{key} is {value}; download it again")
@@ -188,7 +188,7 @@ def _check_head_dim(gguf: GgufFile, read: _Keys, head_dim: int) -> None:
 
 
 def rope_scaling(gguf: GgufFile, head_dim: int) -> Config | None:
-    """The `rope_scaling` of the Hugging Face config, or None for plain RoPE."""
+    """Builds the `rope_scaling` of the Hugging Face config; None: plain RoPE."""
     read = _Keys(gguf.metadata, gguf.architecture)
     factors = gguf.tensors.get("rope_freqs.weight")
     if factors is not None:
@@ -225,7 +225,7 @@ def _yarn_scaling(read: _Keys) -> Config:
 
 
 def _llama3_scaling(gguf: GgufFile, head_dim: int) -> Config | None:
-    """The parameters whose factors the file holds in `rope_freqs.weight`; found by trying, then checked."""
+    """Finds the parameters that give the factors in `rope_freqs.weight`, by trying the known context lengths."""
     tensor = gguf.tensors["rope_freqs.weight"]
     if tensor.type_name != "F32" or tensor.shape != (head_dim // 2,):
         raise ModelError(f"{gguf.path} is damaged: rope_freqs.weight is {tensor.type_name} of shape {tensor.shape}")
@@ -251,7 +251,7 @@ def _llama3_scaling(gguf: GgufFile, head_dim: int) -> Config | None:
 
 
 def llama3_factors(theta: float, head_dim: int, factor: float, context: int) -> list[float]:
-    """By how much Llama 3 divides each RoPE frequency: nothing for short waves, `factor` for long ones."""
+    """Computes the divisors of Llama 3 for each RoPE frequency: 1 for short waves, `factor` for long ones."""
     low, high = 1.0, 4.0
     factors = []
     for pair in range(head_dim // 2):
@@ -266,5 +266,5 @@ def _close(found: Sequence[float], expected: Sequence[float]) -> bool:
 
 
 def _decimal(value: float) -> float:
-    """The short decimal that was rounded to float32: 1e-06, not 9.999999974752427e-07."""
+    """Returns the short decimal that was rounded to float32: 1e-06, not 9.999999974752427e-07."""
     return float(f"{value:.7g}")

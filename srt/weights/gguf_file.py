@@ -1,13 +1,13 @@
-"""The header of a GGUF file: metadata and where each tensor lies, with every length checked.
+"""Reads the header of a GGUF file: metadata and the place of each tensor, with every length checked.
 
     magic · version · tensor count · key count
     key, value type, value                     × key count
     name, dimensions, type, offset             × tensor count
     padding · tensor data
 
-The `gguf` library's own reader builds an array object per token string (20 s for a vocabulary of
-262,144, against well under a second here) and takes the file's lengths on trust. Here a count is
-compared with the bytes that are left before anything is allocated for it.
+The `gguf` library's own reader builds an array object per token string (20 s for a vocabulary of 262,144, against well
+under a second here) and trusts the file's lengths. Here a count is compared with the bytes that are left before memory
+is allocated for it.
 """
 
 import mmap
@@ -27,7 +27,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 
-# What no real file passes, and no broken one should make us allocate.
+# Limits that no real file exceeds; they bound the memory that a broken file can claim.
 MAX_TENSORS = 1 << 20
 MAX_KEYS = 1 << 16
 MAX_DIMENSIONS = 4
@@ -49,7 +49,7 @@ _TYPE_NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor's place. `shape` is in the order of torch: rows first."""
+    """The place of one tensor. `shape` is in torch's order: rows first."""
 
     name: str
     type_name: str
@@ -64,7 +64,7 @@ class GgufTensor:
 
 
 class Metadata(Mapping[str, Value]):
-    """Metadata of one file, read by type. A value of another type is a ModelError that names the key."""
+    """Reads metadata of one file by type. A value of another type is a ModelError that names the key."""
 
     def __init__(self, path: Path, values: Mapping[str, Value]) -> None:
         self.path = path
@@ -141,7 +141,7 @@ class GgufFile:
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Read the header and map the data.
+    """Reads the header and maps the data.
 
     Raises:
         ModelError: the file is missing, truncated or damaged, or holds a tensor type that cannot be read.
@@ -157,7 +157,7 @@ def open_gguf(path: Path) -> GgufFile:
 
 
 class _Reader:
-    """A cursor over the header."""
+    """Reads the header from its first byte on."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path = path
@@ -268,7 +268,7 @@ class _Reader:
             self._damaged(f"the string at byte {place} is not UTF-8")
 
     def _take(self, length: int) -> int:
-        """Move past `length` bytes; where they begin."""
+        """Moves past `length` bytes and returns their first position."""
         place = self.position
         if length > self.size - place:
             raise ModelError(
@@ -284,7 +284,7 @@ class _Reader:
 
 @cache
 def tensor_types() -> dict[int, tuple[str, int, int]]:
-    """Type number → name, elements per block, bytes per block, of the types that can be dequantised."""
+    """Returns type number → (name, elements per block, bytes per block), for types that can be dequantised."""
     try:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     except ImportError as error:

@@ -1,8 +1,7 @@
-"""GGUF tensors → Hugging Face parameters: names, row order, norms, and dequantisation to bfloat16.
+"""Converts GGUF tensors to Hugging Face parameters: names, row order, norms, and dequantisation to bfloat16.
 
-Before the first byte is converted, the whole list is checked: every parameter that the config asks
-for is there with its shape, and nothing is there that has no name. A tensor is dequantised a few
-rows at a time, so memory stays bounded however large it is.
+Before the first byte is converted, the whole list is checked: every parameter that the config implies is present with
+its shape, and no tensor is unknown. A tensor is dequantised a few rows at a time, so memory stays bounded.
 """
 
 from collections.abc import Iterator
@@ -20,13 +19,13 @@ if TYPE_CHECKING:
 
 CHUNK_ELEMENTS = 1 << 24  # of one dequantised piece: 64 MiB as float32
 
-# Read by llama.cpp, no parameter in Hugging Face: RoPE tables, of which the config holds the parameters.
+# Read by llama.cpp, but no parameters in Hugging Face: RoPE tables, whose parameters are in the config.
 _NOT_PARAMETERS = frozenset({"rope_freqs.weight"})
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter to be written. `heads` is set where rows have to be put back into Hugging Face's order."""
+    """One parameter to write. `heads` is set where rows have to be put back into Hugging Face's order."""
 
     name: str
     shape: tuple[int, ...]
@@ -40,7 +39,7 @@ class Parameter:
 
 
 def parameters_of(gguf: GgufFile, architecture: Architecture, config: Config) -> list[Parameter]:
-    """The parameters in the file's order.
+    """Returns the parameters in the file's order.
 
     Raises:
         ModelError: a tensor is missing, has another shape than the config says, or has no name here.
@@ -65,7 +64,7 @@ def parameters_of(gguf: GgufFile, architecture: Architecture, config: Config) ->
 
 
 def _expected(architecture: Architecture, config: Config) -> dict[str, tuple[str, tuple[int, ...], int | None]]:
-    """GGUF name → (name, shape, heads whose rows are reordered)."""
+    """Returns GGUF name → (name, shape, heads whose rows are reordered)."""
 
     def size(key: str) -> int:
         value = config[key]
@@ -114,7 +113,7 @@ def _expected(architecture: Architecture, config: Config) -> dict[str, tuple[str
 
 
 def pieces(gguf: GgufFile, parameter: Parameter) -> Iterator[bytes]:
-    """The parameter's bfloat16 bytes, little-endian, row by row, in pieces of bounded size."""
+    """Yields the parameter's bfloat16 bytes, little-endian, row by row, in pieces of bounded size."""
     tensor = parameter.source
     heads_per_piece = 1
     if parameter.heads is None:
@@ -133,7 +132,7 @@ def pieces(gguf: GgufFile, parameter: Parameter) -> Iterator[bytes]:
 
 
 def _dequantise(gguf: GgufFile, tensor: GgufTensor, first: int, last: int) -> "NDArray[np.float32]":
-    """Rows [first, last) as float32 [rows, columns]."""
+    """Dequantises rows [first, last) to float32 [rows, columns]."""
     from gguf import GGMLQuantizationType, dequantize
 
     place = tensor.offset + first * tensor.row_bytes
@@ -149,7 +148,7 @@ def _dequantise(gguf: GgufFile, tensor: GgufTensor, first: int, last: int) -> "N
 
 
 def _restore_rows(values: "NDArray[np.float32]", heads: int) -> "NDArray[np.float32]":
-    """Undo llama.cpp's row order: it keeps the two rows that RoPE rotates together side by side.
+    """Undoes llama.cpp's row order, in which the two rows that RoPE rotates together are adjacent.
 
     file   a0 b0 a1 b1 a2 b2 …      Hugging Face   a0 a1 a2 … b0 b1 b2 …      (of each head)
     """
@@ -159,7 +158,7 @@ def _restore_rows(values: "NDArray[np.float32]", heads: int) -> "NDArray[np.floa
 
 
 def to_bfloat16(values: "NDArray[np.float32]") -> "NDArray[np.uint16]":
-    """Round to nearest even, the bits as uint16. NaN stays NaN."""
+    """Rounds to nearest even and returns the bits as uint16. NaN stays NaN."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     nan = np.isnan(values)

@@ -1,8 +1,8 @@
-"""GGUF metadata → tokenizer.json and tokenizer_config.json, as the `tokenizers` library reads them.
+"""Converts GGUF metadata to tokenizer.json and tokenizer_config.json, as the `tokenizers` library reads them.
 
-Two kinds are known. `llama`: SentencePiece BPE, of which GGUF keeps pieces and scores but no merges;
-they are recovered by cutting each piece into two known pieces. `gpt2`: byte-level BPE with merges, of
-which GGUF names the pre-tokenizer's expression instead of holding it.
+Two kinds are known. `llama`: SentencePiece BPE, for which GGUF stores pieces and scores but no merges; they are
+recovered by cutting each piece into two known pieces. `gpt2`: byte-level BPE with merges, for which GGUF stores the
+name of the pre-tokenizer's expression instead of the expression.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from .gguf_file import GgufFile
 
 Json = dict[str, object]
 
-SPACE = "\u2581"  # how SentencePiece writes a space
-LONGEST_MERGED = 512  # characters; a longer token is not one that merges make, and cutting it is quadratic
+SPACE = "\u2581"  # a space in SentencePiece
+LONGEST_MERGED = 512  # characters; merges make no longer token, and cutting one is quadratic
 
 
 class TokenType(IntEnum):
@@ -58,10 +58,10 @@ _COMPOSES = frozenset({"qwen2", "deepseek-r1-qwen"})  # Qwen normalises to NFC
 
 
 def tokenizer_json(gguf: GgufFile) -> Json:
-    """The content of tokenizer.json.
+    """Builds the content of tokenizer.json.
 
     Raises:
-        ModelError: a kind of tokenizer, or a pre-tokenizer, that is not known.
+        ModelError: the kind of tokenizer or the pre-tokenizer is unknown.
     """
     metadata = gguf.metadata
     tokens = metadata.texts("tokenizer.ggml.tokens")
@@ -79,7 +79,7 @@ def tokenizer_json(gguf: GgufFile) -> Json:
 
 
 def tokenizer_config(gguf: GgufFile) -> Json:
-    """The content of tokenizer_config.json."""
+    """Builds the content of tokenizer_config.json."""
     metadata = gguf.metadata
     tokens = metadata.texts("tokenizer.ggml.tokens")
     config: Json = {"add_bos_token": adds_bos(gguf), "clean_up_tokenization_spaces": False}
@@ -93,10 +93,10 @@ def tokenizer_config(gguf: GgufFile) -> Json:
 
 
 def eos_ids(gguf: GgufFile) -> list[int]:
-    """Every token that ends a text or, in models with a chat template, a turn; ascending.
+    """Returns every token that ends a text or, in models with a chat template, a turn; ascending.
 
-    GGUF names one or two of them where generation_config.json lists all, so a chat model's others are
-    known by their text, as llama.cpp knows them.
+    GGUF names one or two of them where generation_config.json lists all, so a chat model's others are found by their
+    text, as in llama.cpp.
     """
     tokens = gguf.metadata.texts("tokenizer.ggml.tokens")
     keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
@@ -108,7 +108,7 @@ def eos_ids(gguf: GgufFile) -> list[int]:
 
 
 def adds_bos(gguf: GgufFile) -> bool:
-    """Does this tokenizer begin every sequence with BOS? Older files do not say; then its kind decides."""
+    """Returns whether this tokenizer begins every sequence with BOS. In older files its kind decides."""
     metadata = gguf.metadata
     sentencepiece = metadata.text("tokenizer.ggml.model") == "llama"
     usual = sentencepiece or metadata.text("tokenizer.ggml.pre", "default") in _BOS_BY_DEFAULT
@@ -164,9 +164,9 @@ def _sentencepiece(gguf: GgufFile, tokens: list[str], types: list[int]) -> Json:
 
 
 def _merge_order(gguf: GgufFile, tokens: Sequence[str], *, by_position: bool) -> list[float]:
-    """A number per token; of two merges the one that makes the token with the higher number comes first.
+    """Returns a number per token; of two merges the one that makes the token with the higher number comes first.
 
-    Gemma's scores do not follow its merges, the positions of its tokens do.
+    Gemma's merges follow the positions of its tokens, not its scores.
     """
     if by_position or "tokenizer.ggml.scores" not in gguf.metadata:
         return [-float(index) for index in range(len(tokens))]
@@ -177,9 +177,9 @@ def _merge_order(gguf: GgufFile, tokens: Sequence[str], *, by_position: bool) ->
 
 
 def recover_merges(tokens: Sequence[str], types: Sequence[int], order: Sequence[float]) -> list[list[str]]:
-    """Every way to make a token of two others, best first.
+    """Returns every way to make a token of two others, best first.
 
-    Control tokens and bytes take no part, so that text which spells one is never merged into it.
+    Control tokens and bytes are excluded, so that text which spells one is never merged into it.
     """
     excluded = {TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE, TokenType.UNUSED}
     ids = {token: index for index, token in enumerate(tokens) if types[index] not in excluded}
@@ -229,7 +229,7 @@ def _byte_level(gguf: GgufFile, tokens: list[str], types: list[int]) -> Json:
 
 
 def _frame(gguf: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> Json:
-    """What is the same for every kind: added tokens, and BOS where the tokenizer adds it."""
+    """Builds the part that all kinds share: added tokens, and BOS where the tokenizer adds it."""
     special = {TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED}  # none of them stands for text
     # Runs of spaces are user-defined too, but text reaches the vocabulary with other spaces: merges make them.
     added = [

@@ -1,12 +1,12 @@
-"""Weight formats by the name that the option `weights` takes, and what holds them on each engine.
+"""Defines weight formats by the names that the option `weights` takes, and their classes on each engine.
 
               torch, Triton       native CPU kernels
     float32   dtype float32       Format.F32
     bf16      dtype bfloat16      Format.BF16
     int8      no                  Format.INT8: symmetric, one scale for each output
 
-`QuantMethod` is the seam: create, load, apply (layers/linear.py). A new format is a line here, a method where none of
-those below will do, and its name in `lang.runtime_options.Weights`.
+`QuantMethod` is the interface: create, load, apply (layers/linear.py). A new format is a line here, its name in
+`lang.runtime_options.Weights`, and a method if none of those below fits.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ FORMATS = {
 
 
 class CpuMethod:
-    """A `QuantMethod` of the native CPU kernels: matrices packed in one of their formats.
+    """Implements `QuantMethod` for the native CPU kernels: matrices packed in one of their formats.
 
     Args:
         exact: BF16 leaves inputs in float32, see `PackedMatrix`.
@@ -53,7 +53,7 @@ class CpuMethod:
         self.name = form.name.lower()
 
     def create(self, sources: Sequence[torch.Tensor]) -> PackedMatrix:
-        """Sources may be freed afterwards. Raises EngineError when there is no memory."""
+        """Packs the sources, which may be freed afterwards. Raises EngineError when there is no memory."""
         return PackedMatrix(self._library, list(map(_readable, sources)), self._form, exact=self._exact)
 
     def load(self, checkpoint: Checkpoint, tensors: LinearTensors) -> PackedMatrix:
@@ -64,7 +64,7 @@ class CpuMethod:
 
 
 def cpu_method(name: Weights, tensors: Tensors, library: ctypes.CDLL, *, exact: bool) -> CpuMethod:
-    """The format of that name; "auto" is bf16 for a checkpoint that stores 16 bits, else float32."""
+    """Returns the method of that name; "auto" is bf16 for a checkpoint that stores 16 bits, else float32."""
     if name != "auto":
         return CpuMethod(library, FORMATS[name].native, exact=exact)
     first = tensors.get("model.layers.0.mlp.down_proj.weight")
@@ -73,13 +73,13 @@ def cpu_method(name: Weights, tensors: Tensors, library: ctypes.CDLL, *, exact: 
 
 
 def require_dense(name: Weights, dtype: torch.dtype, who: str) -> None:
-    """Torch and Triton keep weights in the dtype in which they compute.
+    """Checks that the format is the compute dtype, the only one that torch and Triton support.
 
     Args:
-        who: computes, as a clause.
+        who: the computing component, as a clause for the message.
 
     Raises:
-        ParameterError: another format is asked for.
+        ParameterError: another format is requested.
     """
     if name != "auto" and FORMATS[name].dense is not dtype:
         raise ParameterError(
@@ -89,5 +89,5 @@ def require_dense(name: Weights, dtype: torch.dtype, who: str) -> None:
 
 
 def _readable(weight: torch.Tensor) -> torch.Tensor:
-    """As stored where the kernels read that, else in float32."""
+    """Returns the weight as stored if the kernels read that dtype, else in float32."""
     return weight if weight.dtype in (torch.float32, torch.bfloat16) else weight.float()

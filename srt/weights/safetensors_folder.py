@@ -1,7 +1,7 @@
-"""The tensors of a safetensors folder: listed and checked when it is opened, mapped when one is read.
+"""Reads a safetensors folder: lists and checks its tensors when it is opened, maps a file when one is read.
 
-The `safetensors` library checks each header against its file. An index of shards is checked here: it
-may name files in its own folder only, and every tensor it promises has to be in the shard it names.
+The `safetensors` library checks each header against its file. An index of shards is checked here: it may name files in
+its own folder only, and every tensor that it lists must be in the shard that it names.
 """
 
 import json
@@ -21,9 +21,9 @@ DTYPES = ("F32", "F16", "BF16")
 
 
 class TensorFolder(Mapping[str, "Tensor"]):
-    """Parameter name → tensor on the CPU, backed by the mapped file: reading one copies nothing.
+    """Maps parameter names to tensors on the CPU, backed by the mapped file: reading one copies nothing.
 
-    A tensor stays valid as long as it is referred to. torch is imported when the first one is read.
+    A tensor stays valid as long as it is referenced. torch is imported when the first one is read.
     """
 
     def __init__(self, places: Mapping[str, Path]) -> None:
@@ -51,7 +51,7 @@ class TensorFolder(Mapping[str, "Tensor"]):
 
 
 def open_tensors(folder: Path) -> TensorFolder:
-    """List the tensors of a folder with one safetensors file or several and an index.
+    """Lists the tensors of a folder with one safetensors file or several and an index.
 
     Raises:
         ModelError: a file is missing, truncated or damaged, or a tensor has a type that cannot be run.
@@ -101,7 +101,7 @@ def _sharded(folder: Path) -> dict[str, Path]:
 
 
 def _names(path: Path) -> list[str]:
-    """Names in one file, its header checked by the library."""
+    """Lists the tensor names of one file, whose header the library checks."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""A model by name or path → its weights, configuration and tokenizer, checked before any work is done."""
+"""Opens a model by name or path: its weights, configuration and tokenizer, checked before any work is done."""
 
 import contextlib
 import difflib
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-SAMPLES = 64  # pieces of a file that its fingerprint looks at
+SAMPLES = 64  # pieces of a file that its fingerprint reads
 SAMPLE_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """One model on this disk. Opening it reads configuration and headers; tensors are mapped when they are read."""
+    """One model on disk. Opening it reads configuration and headers; tensors are mapped when they are read."""
 
     name: str
     folder: Path
-    # Any: config.json as Hugging Face writes it, and of a model that sees its preprocessor's file, under `PREPROCESSOR`
+    # Any: config.json as Hugging Face writes it; for a vision model also its preprocessor's file, under `PREPROCESSOR`
     config: Mapping[str, Any] = field(repr=False)
     tensors: "Mapping[str, Tensor]" = field(repr=False)  # Hugging Face parameter names
     cache: Path = field(repr=False)
@@ -58,14 +58,17 @@ class ModelSource:
 
     @cached_property
     def vocab_size(self) -> int:
-        """Rows of the embedding by the config; 0 when it does not say."""
+        """Rows of the embedding by the config; 0 when it does not state them."""
         size = self._text_config.get("vocab_size", 0)
         return size if isinstance(size, int) else 0
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with the weights. Converted models carry the SHA-256 of theirs; of other files the header and
-        samples are hashed with length and time of change, since hashing gigabytes at every start takes minutes."""
+        """Digest that changes with the weights.
+
+        Converted models carry the SHA-256 of their weights. Of other files samples are hashed with length and time of
+        change, because hashing gigabytes at every start takes minutes.
+        """
         digest = sha256(json.dumps(self.config, sort_keys=True).encode())
         manifest = read_manifest(self.folder)
         if manifest is not None:
@@ -77,18 +80,20 @@ class ModelSource:
         return digest.hexdigest()
 
     def damage(self) -> str:
-        """What is wrong with converted weights, whose digest is known; "" where nothing is, or it is not known. Takes a
-        second for each gigabyte. A damaged folder is not opened again, but converted anew where its source is at hand.
+        """Checks converted weights against their digest and returns the damage; "" if there is none, or no digest.
+
+        Takes a second for each gigabyte. A damaged folder is not opened again; it is converted again if its source is
+        available.
         """
         return check_weights(self.folder)
 
     def vocabulary(self) -> Vocabulary:
-        """The bytes of every token, padded to the model's matrix. Kept in the cache folder."""
+        """Returns the bytes of every token, padded to the rows of the embedding. Kept in the cache folder."""
         content, path = self._tokenizer_content()
         key = sha256(content)
         key.update(f"/{self.vocab_size}".encode())
         kept = self.cache / "vocabularies" / key.hexdigest()
-        with contextlib.suppress(OSError, ModelError):  # missing, damaged or not ours: it is made, and replaced
+        with contextlib.suppress(OSError, ModelError):  # missing, damaged or not trusted: it is made, and replaced
             return Vocabulary.of_bytes(read_trusted(kept), kept)
         vocabulary = Vocabulary.of(token_table(read_tokenizer_file(content, path), path, size=self.vocab_size))
         try:
@@ -98,7 +103,7 @@ class ModelSource:
         return vocabulary
 
     def tokenizer(self, *, find_boundary: bool = True) -> HFTokenizer:
-        """The model's tokenizer with its chat template. `find_boundary`: see HFTokenizer."""
+        """Makes the model's tokenizer with its chat template. `find_boundary`: see HFTokenizer."""
         content, path = self._tokenizer_content()
         config = {**read_config(self.folder / "special_tokens_map.json"), **self._tokenizer_config}
         return HFTokenizer(
@@ -119,7 +124,7 @@ class ModelSource:
 
     @cached_property
     def picture_format(self) -> PictureFormat | None:
-        """How it takes a picture; None: it reads text only.
+        """Format of its pictures; None: the model reads text only.
 
         Raises:
             ModelError: the preprocessor's file is missing, does not fit the model, or has a setting that is not
@@ -162,7 +167,7 @@ class CachedModel:
 
 
 def open_model(name_or_path: str | Path = DEFAULT, *, cache: Path | None = None) -> ModelSource:
-    """Open a model: "default", the name of one in the cache folder, a safetensors folder or a .gguf file.
+    """Opens a model: "default", the name of one in the cache folder, a safetensors folder or a .gguf file.
 
     A GGUF file is converted into the cache folder the first time.
 
@@ -192,7 +197,7 @@ def open_model(name_or_path: str | Path = DEFAULT, *, cache: Path | None = None)
 
 
 def list_models(*, cache: Path | None = None) -> list[CachedModel]:
-    """The finished models of the cache folder, by name."""
+    """Lists the finished models of the cache folder, by name."""
     folder = (cache or cache_folder()) / "models"
     if not folder.is_dir():
         return []
@@ -206,7 +211,7 @@ def list_models(*, cache: Path | None = None) -> list[CachedModel]:
 
 
 def sample_digest(path: Path) -> bytes:
-    """SHA-256 over a file's length, time of change and evenly spaced samples, the first and last bytes among them."""
+    """Computes SHA-256 over a file's length, time of change and evenly spaced samples, both ends included."""
     state = path.stat()
     digest = sha256(f"{state.st_size}/{state.st_mtime_ns}".encode())
     with path.open("rb") as file:
@@ -220,7 +225,7 @@ def sample_digest(path: Path) -> bytes:
 
 
 def _family(folder: Path) -> str:
-    """For the list only, which one damaged folder must not hide."""
+    """Returns the model_type for the list; "damaged" for a damaged folder, which must not hide the others."""
     try:
         return str(read_config(folder / "config.json").get("model_type", "unknown"))
     except ModelError:
@@ -305,7 +310,7 @@ def _unknown(name: str, cache: Path) -> ModelError:
 
 @contextlib.contextmanager
 def conversion_progress(name: str) -> Iterator[Progress]:
-    """A progress callback that shows itself; the display ends with the block."""
+    """Yields a progress callback that displays the progress until the block ends."""
     if not sys.stderr.isatty():
         print(f"umbel: converting {name} into the cache folder; this happens once", file=sys.stderr, flush=True)
         yield lambda what, share: None
@@ -324,8 +329,9 @@ _TOKEN_SECTIONS = ("extra_special_tokens", "model_specific_special_tokens")  # o
 
 
 def chat_template_of(config: Mapping[str, Any], folder: Path) -> str | None:
-    """The template in chat_template.jinja, else in tokenizer_config.json, else in chat_template.json; of several the
-    one named "default".
+    """Returns the template in chat_template.jinja, else in tokenizer_config.json, else in chat_template.json.
+
+    Of several templates it is the one named "default".
 
     Raises:
         ModelError: there are several and none is the default.
@@ -343,11 +349,12 @@ def chat_template_of(config: Mapping[str, Any], folder: Path) -> str | None:
 
 
 def read_preprocessor(folder: Path) -> dict[str, Any]:  # Any: JSON
-    """How pictures are prepared: a part of processor_config.json (transformers 5), or preprocessor_config.json; {} when
-    neither says it.
+    """Reads the settings of pictures: a part of processor_config.json (transformers 5), or preprocessor_config.json.
+
+    {}: neither file has them.
 
     Raises:
-        ModelError: a file that is no JSON object, or holds something else where the settings belong.
+        ModelError: a file is no JSON object, or the settings are none.
     """
     nested = read_config(folder / "processor_config.json").get("image_processor")
     if nested is None:
@@ -358,10 +365,10 @@ def read_preprocessor(folder: Path) -> dict[str, Any]:  # Any: JSON
 
 
 def picture_surroundings(family: str, tokenizer_config: Mapping[str, Any], template: str | None) -> tuple[str, str]:
-    """The text before and after a picture's tokens, as the model was trained with.
+    """Returns the text before and after a picture's tokens, as in the model's training.
 
-    Gemma 3 has tokens for a picture's begin and end, between empty lines. A LLaVA's chat template writes white space
-    after each picture, or does not; without a template none.
+    Gemma 3 has tokens for the begin and end of a picture, between empty lines. Some chat templates of LLaVA write white
+    space after each picture; without a template there is none.
     """
     if family == "gemma3":
         begin = _token(tokenizer_config, "boi_token", "<start_of_image>")
@@ -382,7 +389,7 @@ def _token(tokenizer_config: Mapping[str, Any], key: str, default: str) -> str:
 
 
 def read_config(path: Path) -> dict[str, Any]:  # Any: JSON
-    """A JSON object of a model folder; {} when the file does not exist. Raises ModelError when it is not one."""
+    """Reads a JSON object of a model folder; {} if the file does not exist. Raises ModelError if it is no object."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
