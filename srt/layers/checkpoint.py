@@ -1,7 +1,7 @@
-"""Takes tensors out of a checkpoint by name, and accounts for each of them.
+"""Takes tensors from a checkpoint by name, and accounts for each of them.
 
-Every tensor is asked for once with the shape the configuration implies; what is missing, has another shape or is
-left over is a mistake of the checkpoint, named in one error.
+Every tensor is taken once, with the shape that the configuration implies. A tensor that is missing, left over or of
+another shape is an error of the checkpoint; the message names it.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ import torch
 
 from ...lang.errors import ModelError
 
-# Hugging Face parameter name → tensor. May be lazy: a tensor is read when it is asked for.
+# Hugging Face parameter name → tensor. May be lazy: a tensor is read on access.
 Tensors = Mapping[str, torch.Tensor]
 
 LISTED = 8  # names in one message
@@ -37,7 +37,7 @@ class Checkpoint:
         self._taken: set[str] = set()
 
     def require(self, names: list[str]) -> None:
-        """All names at once, before anything large is read: one message tells everything that is missing."""
+        """Checks all names before a tensor is read, so that one message lists everything that is missing."""
         missing = [name for name in names if name not in self._tensors]
         if missing:
             raise ModelError(
@@ -46,14 +46,14 @@ class Checkpoint:
             )
 
     def holds(self, name: str) -> bool:
-        """Whether there is such a tensor: families spell some of their tensors in several ways."""
+        """Returns whether there is such a tensor: families spell some of their tensors in several ways."""
         return name in self._tensors
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         return self.take_as_stored(name, *shape).to(self._dtype)
 
     def take_as_stored(self, name: str, *shape: int) -> torch.Tensor:
-        """In the dtype of the file: on the CPU its mapped pages, not copied unless they are scattered."""
+        """Takes a tensor in the file's dtype: on the CPU its mapped pages, copied only if not contiguous."""
         self.require([name])
         self._taken.add(name)
         tensor = self._tensors[name]
@@ -65,7 +65,7 @@ class Checkpoint:
         return tensor.to(self.device).contiguous()
 
     def take_weights(self, tensors: LinearTensors, *, as_stored: bool = False) -> list[torch.Tensor]:
-        """The matrix of each map, [width, inputs], in the model's dtype or as the file stores it."""
+        """Takes the matrix of each map, [width, inputs], in the model's dtype or as the file stores it."""
         take = self.take_as_stored if as_stored else self.take
         return [
             take(f"{name}.weight", width, tensors.inputs)
@@ -73,14 +73,14 @@ class Checkpoint:
         ]
 
     def take_bias(self, tensors: LinearTensors) -> torch.Tensor | None:
-        """The biases of all maps as one, [sum of widths]; None: they have none."""
+        """Takes the biases of all maps as one, [sum of widths]; None: they have none."""
         if not tensors.biased:
             return None
         parts = [self.take(f"{name}.bias", width) for name, width in zip(tensors.names, tensors.widths, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def finish(self, *, ignored: frozenset[str] = frozenset()) -> None:
-        """Nothing may be left over, apart from `ignored` names and buffers that old checkpoints stored."""
+        """Checks that no tensor is left over, except `ignored` names and buffers that old checkpoints stored."""
         left = [
             name
             for name in self._tensors

@@ -1,4 +1,4 @@
-"""Values of a Hugging Face configuration, checked as they are read. Absent and null mean the default."""
+"""Reads and checks values of a Hugging Face configuration. Absent and null mean the default."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,7 +36,7 @@ def flag(config: Config, key: str, default: bool) -> bool:
 
 
 def section(config: Config, key: str) -> dict[str, Any]:
-    """A nested object; absent and null are empty."""
+    """Reads a nested object; absent and null are empty."""
     value = _value(config, key, {})
     if not isinstance(value, Mapping):
         raise ModelError(f"configuration: {key}={value!r}; write an object")

@@ -1,4 +1,4 @@
-"""Linear maps and the seam of weight formats, the head, and activations; rounded where transformers rounds.
+"""Linear maps and the interface of weight formats, the head, and activations; rounded where transformers rounds.
 
 QuantMethod   DenseMethod        floats, on any device, multiplied by torch
               PackedMethod       floats, laid out for oneDNN
@@ -32,9 +32,9 @@ Weight = TypeVar("Weight")
 
 
 class QuantMethod(Protocol[Weight]):
-    """A weight format: how a linear map is read from a checkpoint, kept in memory, and multiplied.
+    """A weight format: reads a linear map from a checkpoint, keeps it in memory, and multiplies it.
 
-    A format that changes weights when they are loaded (int8) has a `create` of its own; one that checkpoints store
+    A format that converts weights when they are loaded (int8) has a `create` of its own. One that checkpoints store
     (GPTQ, AWQ) has a `load` of its own, which takes other tensors than `NAME.weight`.
     """
 
@@ -47,11 +47,11 @@ class QuantMethod(Protocol[Weight]):
         """Reads the tensors that this format stores for the maps, and creates one weight of them."""
 
     def apply(self, weight: Weight, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """x [R, inputs] → x Wᵀ + bias [R, outputs]"""
+        """Computes x [R, inputs] → x Wᵀ + bias [R, outputs]."""
 
 
 class DenseMethod:
-    """Floats of the model's dtype, multiplied by torch."""
+    """Keeps weights as floats of the model's dtype and multiplies in torch."""
 
     name = "dense"
 
@@ -66,10 +66,10 @@ class DenseMethod:
 
 
 class PackedMethod(DenseMethod):
-    """Floats laid out once for oneDNN instead of at every call. CPU only.
+    """Keeps weights as floats laid out once for oneDNN instead of at every call. CPU only.
 
-    Packing makes float32 maps 1.1 to 4 times faster at 1 to 32 rows. The sums are in another order, so results differ
-    in the last bits.
+    Packing makes float32 maps 1.1 to 4 times faster at 1 to 32 rows. Sums have another order, so results differ in the
+    last bits.
     """
 
     name = "packed"
@@ -88,7 +88,7 @@ def dense_method(*, packed: bool) -> DenseMethod:
 
 @cache
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this machine's oneDNN takes packed weights of this dtype (bfloat16 needs AVX-512)."""
+    """Returns whether this machine's oneDNN takes packed weights of this dtype (bfloat16 needs AVX-512)."""
     method, eye = PackedMethod(), torch.eye(64, dtype=dtype)
     try:
         result = method.apply(method.create([eye]), eye)
@@ -98,7 +98,7 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 class Linear:
-    """x → x Wᵀ + b, read from a checkpoint in the format of a method."""
+    """Computes x Wᵀ + b, with weights read from a checkpoint in the format of a method."""
 
     # Any: each method has its own form of weight, and only the method reads it.
     def __init__(self, method: QuantMethod[Any], checkpoint: Checkpoint, tensors: LinearTensors) -> None:
@@ -111,10 +111,10 @@ class Linear:
 
 
 class TorchHead:
-    """Hidden states → logits, written to the caller's buffer in pieces of at most 16 MiB.
+    """Computes logits from hidden states, into the caller's buffer in pieces of at most 16 MiB.
 
-    Whole rows of a large vocabulary would be fresh memory at every step: about 7 ms per 32 MiB. For the same reason
-    packed blocks are converted one by one in the same place, so a start is faster and needs less memory.
+    Whole rows of a large vocabulary would need newly mapped memory at every step: about 7 ms per 32 MiB. For the same
+    reason packed blocks are converted one by one in one buffer, so a start is faster and needs less memory.
     """
 
     def __init__(self, weight: torch.Tensor, *, dtype: torch.dtype, softcap: float, packed: bool) -> None:

@@ -1,4 +1,4 @@
-"""RMS norms: as torch computes them, and the norm of each head as data for kernels."""
+"""RMS norms in torch, and the norm of each head as data for kernels."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from torch.nn import functional
 
 
 class RMSNorm:
-    """x / rms(x) × weight, in float32. `centered` (Gemma): the weight is stored minus one, and rounding comes last."""
+    """Computes x / rms(x) × weight in float32. `centered` (Gemma): the weight is stored minus one; rounding is last."""
 
     def __init__(self, weight: torch.Tensor, *, eps: float, centered: bool) -> None:
         self._eps = eps

@@ -1,4 +1,4 @@
-"""Rotary position embedding: frequencies of the scaling variants, and the rotation of queries and keys.
+"""Computes rotary position embeddings: frequencies of the scaling variants, and the rotation of queries and keys.
 
 Frequencies and angles are float32; cosines and sines are rounded to the model's dtype before use, as
 transformers does, so that both give the same logits.
@@ -12,10 +12,10 @@ import torch
 
 
 class RopeType(Enum):
-    """Variants whose frequencies do not depend on how long the sequence has become.
+    """Variants whose frequencies do not depend on the length of the sequence.
 
-    `dynamic` and `longrope` are absent on purpose: they rotate all keys anew when a sequence passes a length, so a
-    cached key would be wrong for a longer continuation.
+    `dynamic` and `longrope` are absent on purpose: they change the rotation of all keys when a sequence exceeds a
+    length, so a cached key would be wrong for a longer continuation.
     """
 
     DEFAULT = "default"
@@ -41,7 +41,7 @@ class RopeConfig:
 
 
 def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
-    """The temperature that YaRN puts on queries and keys, when the configuration does not state it."""
+    """Computes the temperature that YaRN applies to queries and keys if the configuration does not state it."""
 
     def temperature(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
@@ -52,7 +52,7 @@ def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: f
 
 
 def frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Radians per position, float32 [head_dim / 2]."""
+    """Computes radians per position, float32 [head_dim / 2]."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     plain = 1.0 / (config.theta**exponents)
     match config.type:
@@ -67,7 +67,7 @@ def frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def _llama3(plain: torch.Tensor, config: RopeConfig) -> torch.Tensor:
-    """Long waves are stretched by `factor`, short ones kept, those between interpolated."""
+    """Stretches long waves by `factor`, keeps short ones, and interpolates those between."""
     wavelength = 2 * math.pi / plain
     longest_kept = config.original_length / config.high_freq_factor
     shortest_stretched = config.original_length / config.low_freq_factor
@@ -80,8 +80,8 @@ def _llama3(plain: torch.Tensor, config: RopeConfig) -> torch.Tensor:
 
 
 def _yarn(config: RopeConfig, exponents: torch.Tensor) -> torch.Tensor:
-    """Dimensions that turn more than `beta_fast` times in the original context are kept, those that turn less than
-    `beta_slow` times stretched, and a ramp over the dimensions lies between (YaRN, section 3.2)."""
+    """Keeps dimensions that turn more than `beta_fast` times in the original context, stretches those that turn less
+    than `beta_slow` times, and interpolates linearly over the dimensions between (YaRN, section 3.2)."""
     half = len(exponents)
 
     def dimension(turns: float) -> float:
@@ -105,7 +105,7 @@ class Rope:
         self._factor = config.attention_factor
 
     def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines, and sines with the sign that `apply_rope` needs; each [R, 1, head_dim]."""
+        """Computes cosines, and sines with the sign that `apply_rope` needs; each [R, 1, head_dim]."""
         angle = positions[:, None].float() * self._frequencies
         cos, sin = angle.cos() * self._factor, angle.sin() * self._factor
         both = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
@@ -113,7 +113,7 @@ class Rope:
 
 
 def apply_rope(heads: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """[R, heads, head_dim] → the same, dimension i rotated with dimension i + head_dim/2."""
+    """Rotates dimension i with dimension i + head_dim/2. heads: [R, heads, head_dim]"""
     cos, sin = angles
     halves = heads.view(*heads.shape[:-1], 2, heads.shape[-1] // 2)
     swapped = halves.flip(-2).view(heads.shape)
@@ -126,7 +126,7 @@ _POSITIONS_AT_ONCE = 8192  # angles are float32, and wider than what is kept of 
 def rope_table(
     config: RopeConfig, head_dim: int, positions: int, *, dtype: torch.dtype, device: torch.device | str
 ) -> torch.Tensor:
-    """[positions, head_dim]: cosines of the head_dim / 2 frequencies, then their sines, rounded to `dtype`.
+    """Computes a table [positions, head_dim]: cosines of head_dim / 2 frequencies, then their sines, in `dtype`.
 
     131,072 positions of 128 dimensions in bfloat16 are 32 MiB.
     """
