@@ -179,7 +179,7 @@ class CacheReport:
         return asdict(self, dict_factory=_publicly)
 
     def __str__(self) -> str:
-        """For a person; see also `calls`."""
+        """Formats the report for people; see also `calls`."""
         share = f" ({self.cached_tokens / self.prompt_tokens:.0%})" if self.prompt_tokens else ""
         calls = f"{len(self.calls)} call{'' if len(self.calls) == 1 else 's'}"
         counts = f"{self.cached_tokens:,} of {self.prompt_tokens:,} prompt tokens cached{share}"

@@ -1,6 +1,8 @@
-"""Gives slots to the values of a run, and finds which lists joins make. Every variable, mark and list of a join has a
-place among the run's bindings. A graph says that a variable is a list of what branches found; which join brings it back
-is found here, so that it is known when the parent comes there, has the facts of every branch, and fails as they do.
+"""Assigns slots to the values of a run, and finds the lists that joins make.
+
+Every variable, mark and list of a join has an index among the run's bindings. A graph only says that a variable is a
+list of branches' values. The join that makes it is found here, so that the list is known when the parent reaches the
+join, has the facts of every branch, and fails as they do.
 
     branch 0:  gen("x") ─► Join        Structure [Leaf 0, Leaf 1]     a list of the join, with a slot of its own
     branch 1:  gen("x") ─►                     Variable x  Variable x
@@ -114,7 +116,7 @@ class JoinResult:
 
 
 class JoinedLists:
-    """Gives slots to the lists of a graph's joins.
+    """Assigns slots to the lists of a graph's joins.
 
     Attributes:
         joins: join → what it brings back.

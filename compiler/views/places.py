@@ -151,8 +151,8 @@ def _last_row(graph: Graph, stream: tuple[Node, ...], rows: dict[Node, int]) -> 
 
 
 def _lanes(graph: Graph, rows: dict[Node, int], columns: tuple[int, ...]) -> tuple[dict[Node, int], tuple[int, ...]]:
-    """Gives lines that would run over one another lanes of their own. What leaves a fork on the left runs below what
-    leaves one on the right, and with joins it is the other way round: so none crosses another."""
+    """Assigns separate lanes to lines that would overlap. Lines from a fork on the left run below those from a fork on
+    the right, and with joins it is the other way round: so no lines cross."""
     strips: list[list[tuple[int, int, Node]]] = [[] for _ in range(max(rows.values()) + 1)]
     for node, row in rows.items():
         column = columns[graph.stream_of[node]]

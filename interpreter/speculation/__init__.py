@@ -13,11 +13,11 @@ is made from that place. A constrained `gen` that the provider does not enforce 
 
 Draws from a seed are left alone: a call of its own begins the seed's draws anew, a surplus goes on with them.
 
-    settings    what a program asks for
-    replies     a text that was generated, and what is known of its tokens
-    fields      where a gen ends inside of it
-    leftover    which text of a stream it goes on with
-    lookahead   what the program has said already after a gen
-    planner     whether more text is worth its price
+    settings    the options of a program or a run
+    replies     the text of one call, with the ends of its tokens
+    fields      finds the end of a gen inside a reply
+    leftover    keeps the rest of a reply, and matches it with the stream
+    lookahead   the steps queued after a gen
+    planner     decides whether more text is worth its price
     speculator  all of these, for one stream
 """

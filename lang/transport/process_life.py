@@ -161,7 +161,7 @@ def _seconds(clock: str) -> float:
 
 
 def _state(letters: set[str]) -> ProcessState:
-    """Of a process whose threads are in these states, in the letters of ps."""
+    """Returns the state of a process from its threads' states, in the letters of ps."""
     living = letters - set("ZX")
     if not living:
         return ProcessState.GONE

@@ -74,7 +74,7 @@ def gen(
     json_schema: Any = None,  # Any: as of umbel.gen
     **options: Any,
 ) -> ops.Gen | ops.Select:
-    """As `umbel.gen`, whose further options it takes, with SGLang's order of parameters.
+    """Generates text, as `umbel.gen` does with its further options, with SGLang's order of parameters.
 
     With `choices`, `max_tokens` and `stop` change nothing, as in SGLang: the answer is one of the choices as a whole.
     Other parameters of `gen` are refused there.
@@ -124,7 +124,7 @@ def assistant(expr: object = None) -> ops.Op:
 
 
 def separate_reasoning(expr: object = None, model_type: str | None = None) -> ops.Op:
-    """As `umbel.separate_reasoning`.
+    """Separates reasoning, as `umbel.separate_reasoning` does.
 
     Raises:
         ParameterError: nothing to separate.

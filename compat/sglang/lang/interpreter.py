@@ -72,7 +72,7 @@ class ProgramState(State):
         return StreamExecutor(self)
 
     def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> StateGroup[Self]:
-        """As `State.fork`.
+        """Forks the state, as `State.fork` does.
 
         Raises:
             ParameterError: offsets, which have no effect in SGLang either.

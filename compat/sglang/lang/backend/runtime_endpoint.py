@@ -82,7 +82,7 @@ async def answer(backend: Backend, request: GenRequest) -> dict[str, Any] | list
 
 
 async def answers(backend: Backend, requests: list[GenRequest]) -> list[Any]:
-    """All of them, at once."""
+    """Answers all requests concurrently."""
     return list(await asyncio.gather(*(answer(backend, request) for request in requests)))
 
 

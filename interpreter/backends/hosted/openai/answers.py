@@ -121,7 +121,7 @@ class Given:
 
 
 class Answer:
-    """All continuations of one call.
+    """Collects all continuations of one call.
 
     Args:
         plan: of the request.
