@@ -1,1 +1,1 @@
-"""Attention over the paged pool: one plan of work items for every backend and every kind of step."""
+"""Computes attention over the paged pool: one plan of work items for every backend and every kind of step."""

@@ -1,4 +1,4 @@
-"""The seam between models and attention kernels.
+"""Defines the interface between models and attention kernels.
 
 A backend cuts a step (`plan`, once per step and window class), writes new keys and values (`store`) and computes
 (`attend`). Every layer stores before it attends, so new keys are read from the pool like all others.
@@ -13,7 +13,7 @@ import torch
 from ..cache.kv_pool import KVPool
 from ..core.batch import Batch
 
-Prepared = TypeVar("Prepared")  # what a backend makes of an AttentionPlan: its tensors, on its device
+Prepared = TypeVar("Prepared")  # a backend's form of an AttentionPlan: its tensors, on its device
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class AttentionGeometry:
 
 @dataclass(slots=True)
 class AttentionCounters:
-    """Of all plans so far, per layer and window class. What tree attention saves is keys_saved."""
+    """Sums over all plans so far, per layer and window class. keys_saved: reads that tree attention saved."""
 
     keys_read: int = 0
     keys_saved: int = 0
@@ -43,15 +43,15 @@ class AttentionCounters:
 
 
 class AttentionBackend(Protocol[Prepared]):
-    """Three verbs. The oracle is `torch_backend.TorchBackend`."""
+    """Plans, stores and attends. The oracle is `torch_backend.TorchBackend`."""
 
     counters: AttentionCounters
 
     def plan(self, batch: Batch, window: int | None) -> Prepared:
-        """Cut the step. `window`: a row sees at most this many positions, its own included; None: all."""
+        """Cuts the step. `window`: a row sees at most this many positions, its own included; None: all."""
 
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor, pool: KVPool, slots: torch.Tensor) -> None:
-        """Write keys and values [R, kv_heads, head_dim] to `slots` [R]."""
+        """Writes keys and values [R, kv_heads, head_dim] to `slots` [R]."""
 
     def attend(
         self,
@@ -64,12 +64,12 @@ class AttentionBackend(Protocol[Prepared]):
         softcap: float = 0.0,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Queries [R, heads, head_dim] → the same shape. `softcap`: logits become c·tanh(logits/c); 0 is off."""
+        """Attends queries [R, heads, head_dim] → same shape. `softcap`: logits become c·tanh(logits/c); 0 is off."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionStep:
-    """Attention of one step, bound to its pool and plans: all that a model needs to know of both."""
+    """Attention of one step, bound to its pool and plans: a model needs nothing else of them."""
 
     # Any: each backend has its own prepared form; a step only carries it back to the backend that made it.
     backend: AttentionBackend[Any]
@@ -88,6 +88,6 @@ class AttentionStep:
         scale: float,
         softcap: float = 0.0,
     ) -> torch.Tensor:
-        """Store the new keys and values of this layer, then attend to everything each row may see."""
+        """Stores the new keys and values of this layer, then attends to everything that each row may see."""
         self.backend.store(layer, keys, values, self.pool, self.write_slots)
         return self.backend.attend(layer, queries, self.pool, self.plans[window], scale=scale, softcap=softcap)

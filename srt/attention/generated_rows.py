@@ -1,8 +1,7 @@
-"""Generated rows, each planned as a sequence of its own.
+"""Plans each generated row of a step as a sequence of its own.
 
-Tokens that jump-forward appends are computed together in one step. Attention of many rows rounds otherwise than that
-of one, and a text must not depend on whether its tokens came by jumps: so each of these rows is attended to as in a
-step of its own.
+Tokens that jump-forward appends are computed together in one step. Attention of many rows rounds differently from that
+of one row, and a text must not depend on jumps. So attention of each of these rows is computed as in a step of its own.
 
     prompt and generated rows of one step:      | p p p p | g | g | g |
     planned as                                  [--- 4 ---]
@@ -17,16 +16,15 @@ import numpy as np
 
 from ..core.batch import Batch
 
-# More rows than that are a text that is computed anew (after a retraction), or a long one that is forced at once: they
-# are computed as prompts are.
+# More rows are a text that is recomputed (after a retraction), or a long forced text: they are computed like prompts.
 MOST_ROWS = 64
 
 
 def generated_apart(batch: Batch) -> Batch:
-    """The same rows; where several of a sequence were generated, as more sequences.
+    """Returns the same rows, with generated rows of a sequence as separate sequences if there are several.
 
     Only the last row keeps the radix path: rows of one request do not share keys by tree attention, and would not in
-    steps of their own. Pictures are in prompts, so what sees them whole is among the first rows.
+    steps of their own. Pictures are in prompts, so rows that see them whole are among the first rows.
     """
     if batch.generated is None:
         return batch

@@ -1,4 +1,4 @@
-"""The attention plan: one step as a flat list of work items, the same for every backend.
+"""Plans attention: cuts one step into a flat list of work items, the same for every backend.
 
 A work item is (query rows) × (a run of KV slots with consecutive logical positions). Every mask is one interval of
 positions per row, so causal, sliding window, chunked extend and decode differ only in how rows and runs are cut:
@@ -10,15 +10,15 @@ positions per row, so causal, sliding window, chunked extend and decode differ o
                 |       |           |
     items       |-- item 0 --|- item 1 -|              rows 0-2 × positions [0,7), rows 2 × positions [7,10)
 
-A picture [a, b) whose rows see each other widens theirs, to [min(lo, a), max(pos + 1, b)): pos lies in both, so the
-union of what causality or the window shows and of the picture is one interval too. Along a sequence neither end goes
-back: hi is at most a before the picture, b in it and more after it; lo in it is the smaller of two numbers that do not
-fall, at least that of the row before it, which is below a, and at most that of the row after it. So the first row of a
-tile has the lowest lo and the last row the highest hi, with pictures and without.
+A picture [a, b) whose rows see each other widens their intervals to [min(lo, a), max(pos + 1, b)). pos lies in both, so
+the union of the causal or windowed interval and the picture is one interval too. Along a sequence neither end
+decreases: hi is at most a before the picture, b in it and more after it; lo in it is the smaller of two numbers that do
+not decrease, at least that of the previous row, which is below a, and at most that of the next row. So the first row of
+a tile has the lowest lo and the last row the highest hi, with pictures and without.
 
-A row that two items see has two partial results, merged by log-sum-exp; a row with one part is written directly.
-Rows of an item may belong to several sequences that share its keys (`sharing.py`), so tree attention is a matter of
-cutting as well. The arrays are numpy on the host. A backend copies them to where its kernel reads them.
+A row in two items has two partial results, merged by log-sum-exp; a row with one part is written directly. Rows of an
+item may belong to several sequences that share its keys (`sharing.py`), so tree attention is only a way of cutting. The
+arrays are numpy on the host. A backend copies them to its device.
 """
 
 from dataclasses import dataclass, fields
@@ -34,23 +34,23 @@ Int32 = NDArray[np.int32]
 
 ITEMS_PER_WORKER = 4  # enough that the last ones end at about the same time
 SHORTEST_RUN = 128  # keys; shorter ones are not cut further to keep workers busy
-SINGLE_RUN = 256  # keys of a row that is alone: cut in the same way whatever else is in the step
-LOAD_COST = 4  # rows: reading a key costs as much as computing it for so many, on the CPU
+SINGLE_RUN = 256  # keys of a row that is alone: its cut does not depend on the rest of the step
+LOAD_COST = 4  # rows: on the CPU reading a key costs as much as computing it for this many rows
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a step is cut.
+    """Parameters for cutting a step.
 
     block_rows: most rows of an item.
     split: most keys of an item; None: no limit.
     tree: keys that several sequences share are read once for all of them, where it pays.
-    workers: long runs are cut so that so many can work; 1 cuts none.
-    merge_keys: what merging a further part of one row costs, in keys that are read.
-    load_cost: reading a key costs as much as computing it for so many rows.
+    workers: long runs are cut so that this many workers are busy; 1 cuts none.
+    merge_keys: cost of merging a further part of one row, in keys that are read.
+    load_cost: reading a key costs as much as computing it for this many rows.
     shortest_run: keys; shorter runs are not cut further to keep workers busy.
-    run_per_row: keys for each row of a tile; the same, where a part of a row costs much to write and to merge.
-    single_run: most keys of a row that is alone in its item; None: cut as those of several rows are.
+    run_per_row: the same, in keys for each row of a tile, where parts cost much to write and to merge.
+    single_run: most keys of a row that is alone in its item; None: cut like items of several rows.
     """
 
     block_rows: int
@@ -95,7 +95,7 @@ class AttentionPlan:
 
     @property
     def keys_read(self) -> int:
-        """By items: a key that two items read counts twice."""
+        """Keys read by all items: a key that two items read counts twice."""
         return int((self.item_kv[:, 1] - self.item_kv[:, 0]).sum())
 
     @property
@@ -122,7 +122,7 @@ class _RowTiles:
 
 
 def make_plan(batch: Batch, window: int | None, cut: Cut) -> AttentionPlan:
-    """Cut a batch into items. Keys that no row of a tile sees are left out, and rows that see nothing of a run."""
+    """Cuts a batch into items. Keys that no row of a tile sees are left out, and rows that see nothing of a run."""
     assert window is None or window >= 1, "a row sees at least its own key"
     batch = generated_apart(batch)
     row_lo, row_hi, first_row = visible_intervals(batch, window)
@@ -166,7 +166,7 @@ def make_plan(batch: Batch, window: int | None, cut: Cut) -> AttentionPlan:
 def _own_tiles(
     batch: Batch, row_lo: Int32, row_hi: Int32, first_row: Int32, kv_start: Int32, alone_from: Int32, block_rows: int
 ) -> _RowTiles:
-    """Consecutive rows of one sequence × the keys that it does not share, from what the first row sees."""
+    """Makes tiles of consecutive rows of one sequence × its unshared keys, from the first that its first row sees."""
     sequence, number = _cut(batch.query_lengths, block_rows)
     first = first_row[sequence] + number * block_rows
     rows = np.minimum(block_rows, batch.query_lengths[sequence] - number * block_rows)
@@ -184,7 +184,10 @@ def _shared_tiles(
     kv_start: Int32,
     block_rows: int,
 ) -> _RowTiles:
-    """The rows of all sharers, `counts` of each run at the end of `rows`, × its keys at the first sharer's slots."""
+    """Makes tiles of shared runs: the rows of all sharers × the run's keys, at the first sharer's slots.
+
+    counts: rows of each run; they lie at the end of `rows`.
+    """
     tiles: list[tuple[int, int, int, int, int]] = []
     end = len(rows) - sum(counts)
     for run, count in zip(runs, counts, strict=True):
@@ -199,7 +202,7 @@ def _shared_tiles(
 
 
 def _run_lengths(tiles: _RowTiles, cut: Cut) -> Int32:
-    """Keys of each run of a tile: equal parts (the last must not be a crumb), as short as the cut asks for."""
+    """Computes the keys of each run of a tile: equal parts (so the last is not tiny), as short as the cut requires."""
     span = tiles.hi - tiles.lo
     longest = span
     if cut.workers > 1:
@@ -216,7 +219,7 @@ def _run_lengths(tiles: _RowTiles, cut: Cut) -> Int32:
 
 
 def visible_intervals(batch: Batch, window: int | None) -> tuple[Int32, Int32, Int32]:
-    """Per row the visible interval, [lo, hi); per sequence its first row."""
+    """Computes the visible interval [lo, hi) of each row, and the first row of each sequence."""
     query = batch.query_lengths
     ends = np.cumsum(query, dtype=np.int32)
     first_row = ends - query
@@ -234,7 +237,7 @@ def visible_intervals(batch: Batch, window: int | None) -> tuple[Int32, Int32, I
 
 
 def _cut(lengths: Int32, size: Int32 | int) -> tuple[Int32, Int32]:
-    """Cut each length into pieces of `size`: per piece the index of what it is a piece of, and its number in it."""
+    """Cuts each length into pieces of `size`; returns for each piece the index of its length, and its number there."""
     counts = -(-lengths // size)
     owner = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     number = np.arange(len(owner), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -252,7 +255,7 @@ def _assemble(
     q_rows: Int32,  # [S]
     keys_saved: int,
 ) -> AttentionPlan:
-    """Drop rows that see nothing of their item, mark items that need no mask, and list the parts of each row."""
+    """Drops rows that see nothing of their item, marks items that need no mask, and lists the parts of each row."""
     item_end = item_pos + (item_kv[:, 1] - item_kv[:, 0])
     sees = (row_lo[q_rows] < item_end[slot_item]) & (row_hi[q_rows] > item_pos[slot_item])
     slot_item, q_rows = slot_item[sees], q_rows[sees]

@@ -1,7 +1,7 @@
-"""Tree attention: which runs of keys are read once for several sequences of a step.
+"""Finds the runs of keys that tree attention reads once for several sequences of a step.
 
-Sequences that pass the same radix nodes read the same keys. Along their paths they part, so the sharers of a run are
-a subset of those of the run before it:
+Sequences whose paths contain the same radix nodes read the same keys. Their paths diverge, so the sharers of a run are
+a subset of those of the previous run:
 
     node       1 (40 tokens)      2 (900)            4 (3)   own
     seq 0   [= 0 1 2 3 ===|===== 0 1 2 =======|== 0 1 ==|------]
@@ -9,9 +9,9 @@ a subset of those of the run before it:
     seq 2   [             |                   |---------]
     seq 3   [             |-------]
 
-A run is worth an item of its own when the reads it saves pay for merging one more partial result per row. A run that
-is not (node 1 here, for all four) is left to those below it: the run of 0, 1, 2 starts at position 0, and what remains
-of each sequence is always one run to its end. So nested nodes give nested items, and short nodes cost nothing.
+A run gets an item of its own when the saved reads pay for merging one more partial result per row. A run that does not
+pay (node 1 here, for all four) is added to the runs below it: the run of 0, 1, 2 starts at position 0, and the rest of
+each sequence is always one run to its end. So nested nodes give nested items, and short nodes cost nothing.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from ..core.batch import Batch
 
-# Merging a further part of one row costs as much as reading so many keys. Measured on Zen 3 in float32, where a shared
-# prefix is found in the L3 cache and sharing saves little: below it, sharing costs 5 to 15 percent.
+# Merging a further part of one row costs as much as reading this many keys. Measured on Zen 3 in float32, where a
+# shared prefix is in the L3 cache and sharing saves little: with a lower value sharing costs 5 to 15 percent.
 MERGE_KEYS = 64
 
 Int32 = NDArray[np.int32]
@@ -32,7 +32,7 @@ Step = tuple[int, int, int]  # of a path: node id, first position, length
 
 @dataclass(frozen=True, slots=True)
 class SharedRun:
-    """Positions [first, end) that all of `sequences` have in the same slots."""
+    """A run of positions [first, end) whose keys all of `sequences` have in the same slots."""
 
     first: int
     end: int
@@ -42,7 +42,7 @@ class SharedRun:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """The shared runs of a step, and where each sequence goes on alone."""
+    """The shared runs of a step, and the position from which each sequence is alone."""
 
     runs: tuple[SharedRun, ...]
     alone_from: Int32  # [B]
@@ -53,12 +53,12 @@ def no_sharing(batch: Batch) -> Sharing:
 
 
 def find_sharing(batch: Batch, first_visible: Int32, *, block_rows: int, merge_keys: int = MERGE_KEYS) -> Sharing:
-    """Walk the paths from the root down.
+    """Finds shared runs by walking the paths from the root down.
 
     Args:
         first_visible: [B] lowest position that any row of the sequence sees: what its first row sees (plan.py).
         block_rows: rows that read a run of keys together when it is not shared.
-        merge_keys: what merging a further part of one row costs, in keys that are read.
+        merge_keys: cost of merging a further part of one row, in keys that are read.
     """
     paths, queries, visible = batch.paths, batch.query_lengths.tolist(), first_visible.tolist()
     alone_from = [0] * len(queries)
@@ -82,7 +82,7 @@ def find_sharing(batch: Batch, first_visible: Int32, *, block_rows: int, merge_k
 
 
 def _by_step(paths: Sequence[Sequence[Step]], group: list[int], depth: int) -> list[list[int]]:
-    """Those of a group that take the same next step, two or more each, in the order of their first sequence."""
+    """Groups sequences that take the same next step, two or more each, in the order of their first sequence."""
     takers: dict[Step, list[int]] = {}
     for i in group:
         if depth < len(paths[i]):
@@ -91,7 +91,7 @@ def _by_step(paths: Sequence[Sequence[Step]], group: list[int], depth: int) -> l
 
 
 def _common_end(paths: Sequence[Sequence[Step]], sequences: list[int], depth: int) -> tuple[int, int]:
-    """Where the steps end that all of them take from `depth` on, and the depth of the first that not all take."""
+    """Returns the end of the steps that all of them take from `depth` on, and the depth of the first they do not."""
     leader = paths[sequences[0]]
     below = depth + 1
     while below < len(leader) and all(
@@ -111,7 +111,7 @@ def _saved(
     block_rows: int,
     merge_keys: int,
 ) -> int | None:
-    """Key reads saved by one run [covered, end) for all of them; None when it does not pay."""
+    """Returns the key reads saved by one run [covered, end) for all of them; None when it does not pay."""
     rows = apart = 0
     lowest = end
     for i in sequences:

@@ -1,8 +1,8 @@
-"""Attention in plain torch: the oracle of the other backends, and the one that runs anywhere.
+"""Computes attention in plain torch, on any device: the oracle of the other backends.
 
-Logits, softmax and the merge of partial results are float32 whatever the dtype of the pool. No call makes a tensor
-of more than `workspace_bytes`: the C library keeps blocks up to 32 MiB for reuse, larger ones are mapped and
-page-faulted anew each time (about 7 ms per 32 MiB).
+Logits, softmax and the merge of partial results are float32 for any dtype of the pool. No call makes a tensor of more
+than `workspace_bytes`: the C library keeps blocks up to 32 MiB for reuse, larger ones are mapped and page-faulted each
+time (about 7 ms per 32 MiB).
 """
 
 import torch
@@ -22,9 +22,9 @@ class TorchBackend:
         geometry: heads of the model.
         device: where pool and queries are.
         block_rows: most query rows of one item.
-        split: most keys of one item; None takes what the workspace holds.
+        split: most keys of one item; None: as many as fit the workspace.
         workspace_bytes: largest temporary tensor.
-        slices: consecutive rows and keys are read where they lie, not gathered.
+        slices: consecutive rows and keys are read in place, not gathered.
         tree_attention: keys that sequences share are read once for all of them, where it pays.
     """
 
@@ -74,7 +74,7 @@ class TorchBackend:
         heads, head_dim = queries.shape[1:]
         if out is None:
             out = torch.empty_like(queries, memory_format=torch.contiguous_format)
-        # One place more than there are parts: it stays empty (weight 0) and pads rows with fewer parts.
+        # One place more than parts: it stays empty (weight 0) and pads rows with fewer parts.
         places = plan.partials + 1 if plan.partials else 0
         part_out = torch.zeros((places, heads, head_dim), device=self.device)
         part_lse = torch.full((places, heads), float("-inf"), device=self.device)
@@ -103,7 +103,7 @@ class TorchBackend:
         scale: float,
         softcap: float,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Float32 results [G*N, heads, head_dim]; if a row has further parts, the log-sum-exp [G*N, heads] too."""
+        """Computes float32 results [G*N, heads, head_dim]; if a row has further parts, log-sum-exps [G*N, heads]."""
         items, kv_heads, head_dim = group.items, self.geometry.kv_heads, self.geometry.head_dim
         packed = (items, -1, kv_heads, self.geometry.group, head_dim)  # [G, N, kv_heads, group, head_dim]
         query = (_take(queries, group.rows).float() * scale).reshape(packed).transpose(1, 2)
@@ -141,6 +141,6 @@ def _put(out: torch.Tensor, places: Places, rows: torch.Tensor) -> None:
 
 
 def _merge(part_out: torch.Tensor, part_lse: torch.Tensor, merge_from: torch.Tensor) -> torch.Tensor:
-    """Weighted mean of the parts of each row: weights are softmax of their log-sum-exps. [M, heads, head_dim]"""
+    """Averages the parts of each row, weighted by the softmax of their log-sum-exps: [M, heads, head_dim]"""
     weights = part_lse[merge_from].softmax(1)  # [M, parts, heads]
     return (part_out[merge_from] * weights[..., None]).sum(1)

@@ -1,14 +1,14 @@
-"""Items of a plan, gathered into groups that one padded torch call computes.
+"""Gathers items of a plan into groups, each computed by one padded torch call.
 
-A torch call costs about 20 µs whatever it does, so items of like size share one:
+Any torch call costs about 20 µs, so items of similar size share one:
 
     group of 3 items     keys, padded to the longest     rows, padded to the most
       item 4             [k k k k k k]                   [r .]
       item 1             [k k k k . .]                   [r r]
       item 7             [k k k k k .]                   [r .]
 
-Padding repeats the item's own last key (masked) and last row (dropped), so that a broken value of one request
-cannot reach another: zero weight times a foreign NaN would still be NaN.
+Padding repeats the item's own last key (masked) and last row (dropped), so that a broken value of one request cannot
+reach another: zero weight times another request's NaN would still be NaN.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class ItemGroup:
     keys: Places  # [G*L] pool slots
     rows: Places  # [G*N] query rows
     mask: torch.Tensor | None  # float32 [G, 1, N, 1, L], 0 or -inf, to be added; None: nothing is masked
-    # Where results go. `*_from` index the G*N padded rows; None: all of them, in order.
+    # Destinations of results. `*_from` index the G*N padded rows; None: all of them, in order.
     direct_from: torch.Tensor | None
     direct_to: Places  # row of the output
     partial_from: torch.Tensor  # int64, empty when no row of the group has further parts
@@ -40,7 +40,7 @@ class ItemGroup:
 
 @dataclass(frozen=True, slots=True)
 class TorchPlan:
-    """A plan as torch reads it: groups, and how the partial results of split rows come together."""
+    """A plan in the form that torch reads: groups, and the merge of partial results of split rows."""
 
     host: AttentionPlan
     groups: tuple[ItemGroup, ...]
@@ -50,7 +50,7 @@ class TorchPlan:
 
 
 def group_items(plan: AttentionPlan, *, max_keys: int, max_cells: int, slices: bool, device: torch.device) -> TorchPlan:
-    """Groups of at most `max_keys` padded keys and `max_cells` padded (row, key) cells; an item alone may exceed.
+    """Makes groups of at most `max_keys` padded keys and `max_cells` padded (row, key) cells; one item may exceed them.
 
     `slices`: consecutive places become slices.
     """
@@ -76,7 +76,7 @@ def group_items(plan: AttentionPlan, *, max_keys: int, max_cells: int, slices: b
 
 
 def _pack(plan: AttentionPlan, *, max_keys: int, max_cells: int) -> list[NDArray[np.int64]]:
-    """Sort items by size and cut the sorted list where a group grows too large or would mostly be padding."""
+    """Sorts items by size and cuts the sorted list where a group grows too large or would be mostly padding."""
     rows = np.diff(plan.item_q)
     keys = plan.item_kv[:, 1] - plan.item_kv[:, 0]
     order = np.lexsort((keys, rows))
