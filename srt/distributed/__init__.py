@@ -1,1 +1,1 @@
-"""Tensor parallelism: one model on several ranks, a process and a device each."""
+"""Runs one model on several ranks (tensor parallelism), each with a process and a device."""

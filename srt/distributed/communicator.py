@@ -1,11 +1,11 @@
-"""The ranks that compute one model together, as its layers see them.
+"""Connects the ranks that compute one model together, for the model's layers.
 
     Communicator    SingleRank          one rank that has all: nothing to exchange
                     TorchCommunicator   a process for each, over torch.distributed: NCCL between CUDA devices, gloo
                                         between CPUs
 
 Every rank makes the same calls in the same order; a call returns when the others have made theirs. Both transports
-connect through ports of the loopback (`config.engine_environment`). Those of gloo do not ask who connects: where users
+connect through ports of the loopback (`config.engine_environment`). gloo does not authenticate connections: where users
 of one machine do not trust each other, run a model on one rank.
 """
 
@@ -16,11 +16,11 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-MEETING = timedelta(minutes=10)  # one rank waits for the others: they may take that much longer to read their weights
+MEETING = timedelta(minutes=10)  # a rank waits this long for the others, which may read their weights more slowly
 
 
 class Communicator(Protocol):
-    """`rank` is one of 0 … `ranks` − 1. Rank 0 schedules and samples, the others compute their part."""
+    """Exchanges tensors between ranks 0 … `ranks` − 1. Rank 0 schedules and samples; the others compute their part."""
 
     rank: int
     ranks: int
@@ -39,7 +39,7 @@ class Communicator(Protocol):
 
 
 class SingleRank:
-    """A `Communicator` of one."""
+    """Implements `Communicator` for one rank."""
 
     rank = 0
     ranks = 1
@@ -61,14 +61,14 @@ SINGLE_RANK: Communicator = SingleRank()
 
 
 class TorchCommunicator:
-    """A `Communicator` of processes. A process may be in one of them only.
+    """Implements `Communicator` for several processes. A process may have only one.
 
     Args:
-        rendezvous: a new file that all of them can write, in a folder of theirs alone.
-        device: where this rank computes.
+        rendezvous: a new file that all ranks can write, in a folder that only they use.
+        device: the device of this rank.
 
     Raises:
-        RuntimeError: the others did not come, or this torch has no such transport.
+        RuntimeError: the others did not connect, or this torch lacks the transport.
     """
 
     def __init__(self, rank: int, ranks: int, *, rendezvous: Path, device: torch.device) -> None:

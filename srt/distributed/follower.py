@@ -9,7 +9,7 @@ from .messages import Clear, RankStep, ToRank
 
 
 def follow(runner: Runner, messages: Iterable[ToRank]) -> None:
-    """Runs until there are no more messages. This rank's logits are not read, so it never waits for a step."""
+    """Runs messages until there are no more. This rank's logits are not read, so it never waits for a step."""
     for message in messages:
         match message:
             case RankStep() if isinstance(runner, AsyncRunner):

@@ -18,7 +18,7 @@ log = logging.getLogger("umbel.engine")
 
 
 def launch_ranks(options: RuntimeOptions, rendezvous: Path, build: Callable[[Communicator], Runner]) -> LeaderRunner:
-    """Starts the other ranks and builds rank 0. From now on the death of another rank ends this process.
+    """Starts the other ranks and builds rank 0. Afterwards the death of another rank ends this process.
 
     Args:
         rendezvous: see communicator.TorchCommunicator.

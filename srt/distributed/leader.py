@@ -1,8 +1,8 @@
-"""A runner on rank 0 that sends each step to the other ranks before it computes it: what the scheduler calls.
+"""Runs steps on all ranks: the scheduler's runner on rank 0, which sends each step to the other ranks first.
 
-Steps reach the others in the order in which they are computed here, so all ranks come to the same exchanges in the
-same order. So no step may fail on one rank and go on, for the next one would meet the others in another place:
-the engine ends (`RanksApart`), and its supervisor starts it again.
+Steps reach the others in the order in which they are computed here, so all ranks make the same exchanges in the same
+order. If a step fails on one rank, the next exchange would no longer match: the engine ends (`RanksApart`), and its
+supervisor starts it again.
 """
 
 import threading
@@ -18,16 +18,16 @@ from .messages import Clear, RankStep, ToRank
 
 
 class RanksApart(BaseException):
-    """Ranks may wait for each other in different places. No `Exception`: no handler may end a request and go on."""
+    """Ranks may wait for each other in different exchanges. No `Exception`, so that no handler ends only a request."""
 
 
 class OtherRanks(Protocol):
     """The other ranks, see processes.py."""
 
-    ranks: int  # all of them, this one too
+    ranks: int  # all of them, including this one
 
     def send(self, message: ToRank) -> None:
-        """Raises OSError when one of them is gone."""
+        """Sends a message to all of them. Raises OSError when one has ended."""
 
 
 class _Sender:
@@ -45,13 +45,15 @@ class _Sender:
             self._others.send(message)
 
     def forget_later(self, number: int) -> None:
-        """Takes no lock: finalizers call it, in any thread."""
+        """Notes a picture to forget. Takes no lock: finalizers call it, in any thread."""
         self._gone.append(number)
 
 
 class LeaderStore:
-    """A `batch.PictureStore` of rank 0. The others keep a picture as long as rank 0 does: until it is forgotten and no
-    request holds it."""
+    """Implements `batch.PictureStore` on rank 0.
+
+    The others keep a picture as long as rank 0 does: until it is forgotten and no request holds it.
+    """
 
     def __init__(self, store: PictureStore, sender: _Sender) -> None:
         self.both_ways = store.both_ways
@@ -83,11 +85,11 @@ class LeaderStore:
 
 
 class LeaderRunner:
-    """A `batch.Runner` of all ranks.
+    """Implements `batch.Runner` on all ranks.
 
     Args:
         runner: computes the part of rank 0.
-        others: compute theirs.
+        others: the other ranks.
     """
 
     def __init__(self, runner: Runner, others: OtherRanks) -> None:
@@ -127,7 +129,7 @@ class LeaderRunner:
 
 
 class LeaderAsyncRunner(LeaderRunner):
-    """An `batch.AsyncRunner` of all ranks: steps that fail after their launch have met the others everywhere."""
+    """Implements `batch.AsyncRunner` on all ranks: a step that fails after its launch has made all its exchanges."""
 
     def __init__(self, runner: AsyncRunner, others: OtherRanks) -> None:
         super().__init__(runner, others)
@@ -142,5 +144,5 @@ class LeaderAsyncRunner(LeaderRunner):
 
 
 def lead(runner: Runner, others: OtherRanks) -> LeaderRunner:
-    """Returns a runner of all ranks, which launches its steps if that of rank 0 does."""
+    """Returns a runner of all ranks, asynchronous if that of rank 0 is."""
     return LeaderAsyncRunner(runner, others) if isinstance(runner, AsyncRunner) else LeaderRunner(runner, others)

@@ -1,10 +1,10 @@
-"""Defines the messages between rank 0 and the other ranks: typed msgpack over a pair of sockets without a name.
+"""Defines the messages between rank 0 and the other ranks: typed msgpack over an unnamed pair of sockets.
 
     rank 0 ──── RankStep, Clear, EnginePicture, EngineForget ────▶ rank 1, 2, …   in the order in which they take effect
     rank 0 ◀─── RankReady, RankFailed ────────────────────────
 
-A step travels with its slots, so the other ranks have neither scheduler nor tree. Rank 0 alone chooses tokens:
-what is asked of the rows of logits stays there.
+A step is sent with its slots, so the other ranks have neither scheduler nor tree. Only rank 0 chooses tokens, so the
+row requests stay there.
 """
 
 import socket
@@ -19,7 +19,7 @@ from ...lang.runtime_options import RuntimeOptions
 from ..core.batch import Batch, PictureRows
 from ..core.messages import EngineForget, EnginePicture
 
-HEADER = 8  # bytes: how long a message is
+HEADER = 8  # bytes: the length of a message
 MOST_BYTES = 1 << 30  # of one message: the slots of a step are four bytes for each key that it may read
 
 
@@ -38,7 +38,7 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
 
 
 class RankStep(_Message, frozen=True):
-    """A `batch.Batch` without its row requests: arrays as their bytes, the slots of all sequences concatenated."""
+    """Carries a `batch.Batch` without row requests: arrays as bytes, the slots of all sequences concatenated."""
 
     token_ids: bytearray
     positions: bytearray
@@ -91,20 +91,20 @@ class RankStep(_Message, frozen=True):
 
 
 class Clear(_Message, frozen=True):
-    """Forget the KV pool's content."""
+    """Clears the KV pool."""
 
 
 ToRank = RankStep | Clear | EnginePicture | EngineForget
 
 
 class RankReady(_Message, frozen=True):
-    """The model is there, and the pool, of so many slots."""
+    """Reports that the model is loaded and the pool allocated."""
 
     num_slots: int
 
 
 class RankFailed(_Message, frozen=True):
-    """It cannot start. `kind` names a class of lang.errors.WIRE_ERRORS, or MissingExtraError."""
+    """Reports that the rank cannot start. `kind` names a class of lang.errors.WIRE_ERRORS, or MissingExtraError."""
 
     kind: str
     message: str
@@ -120,18 +120,18 @@ Message = TypeVar("Message")
 
 
 def encode(message: ToRank | FromRank) -> bytes:
-    """With its length before it."""
+    """Encodes a message, with its length before it."""
     content = _encoder.encode(message)
     return len(content).to_bytes(HEADER, "little") + content
 
 
 def to_rank(end: socket.socket) -> Iterator[ToRank]:
-    """Reads what rank 0 sends, until it is gone. Raises ValueError for what is no message."""
+    """Reads the messages of rank 0 until it has ended. Raises ValueError for data that is no message."""
     return _messages(end, _to_rank)
 
 
 def from_rank(end: socket.socket) -> Iterator[FromRank]:
-    """Reads what a rank sends, until it is gone. Raises ValueError for what is no message."""
+    """Reads the messages of a rank until it has ended. Raises ValueError for data that is no message."""
     return _messages(end, _from_rank)
 
 

@@ -1,7 +1,7 @@
 """Starts and watches the processes of the other ranks, on rank 0.
 
-The death of a rank is the death of the engine: a rank that waits for it in an exchange may wait for ever. Whatever ends
-rank 0 ends the others: their standard input closes, and the system signals them, see lifeline.py.
+The death of a rank ends the engine: a rank that waits for it in an exchange may wait forever. The end of rank 0 ends
+the others: their standard input closes, and the system signals them, see lifeline.py.
 """
 
 import logging
@@ -22,20 +22,20 @@ from .messages import RankFailed, RankReady, RankStart, ToRank, encode, from_ran
 log = logging.getLogger("umbel.engine")
 
 MODULE = "umbel.srt.engine.rank_process"
-NOTICE = 60.0  # seconds that rank 0 has to read why another cannot start: it cannot while it waits for that rank
-LAST_WORDS = 1.0  # seconds that the messages of a process that is gone may still take
+NOTICE = 60.0  # seconds that rank 0 has to read why another cannot start: it may first wait for that rank
+LAST_WORDS = 1.0  # seconds to wait for the last messages of a process that has ended
 
 
 class RankProcess:
-    """One other rank. Its pair of sockets has no name, so no other process can write to it.
+    """Starts one other rank. Its pair of sockets has no name, so no other process can write to it.
 
     Raises:
-        OSError: no process can be made.
+        OSError: no process can be started.
     """
 
     def __init__(self, rank: int, options: RuntimeOptions, rendezvous: Path) -> None:
         self.rank = rank
-        self.answered = threading.Event()  # it is ready, has failed, or is gone
+        self.answered = threading.Event()  # it is ready, has failed, or has ended
         self.ready: RankReady | None = None
         self.failure: RankFailed | None = None
         self._end, theirs = socket.socketpair()
@@ -55,7 +55,7 @@ class RankProcess:
         self._end.sendall(content)
 
     def listen(self) -> None:
-        """Reads its messages until it is gone."""
+        """Reads its messages until it has ended."""
         try:
             for message in from_rank(self._end):
                 match message:
@@ -69,7 +69,7 @@ class RankProcess:
         self.answered.set()
 
     def end(self) -> None:
-        """Kills it, and waits until it is gone."""
+        """Kills it, and waits until it has ended."""
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None
@@ -78,13 +78,13 @@ class RankProcess:
 
 
 class RankProcesses:
-    """All ranks but this one: the `OtherRanks` of leader.py.
+    """Starts all ranks but this one: the `OtherRanks` of leader.py.
 
-    Started in a main thread, whose death ends them. They read the model while this process does.
+    Made in the main thread, whose death ends them. They read the model while this process does.
 
     Args:
         rendezvous: see communicator.TorchCommunicator.
-        on_lost: called in a thread when one of them is gone that was not ended here.
+        on_lost: called in a thread when one of them ends unexpectedly.
     """
 
     def __init__(self, options: RuntimeOptions, rendezvous: Path, *, on_lost: Callable[[str], None]) -> None:
@@ -99,7 +99,7 @@ class RankProcesses:
             threading.Thread(target=self._watch, args=(process,), name=f"rank {process.rank}", daemon=True).start()
 
     def send(self, message: ToRank) -> None:
-        """Sends to all of them, in the order of the calls. Raises OSError when one is gone."""
+        """Sends to all of them, in the order of the calls. Raises OSError when one has ended."""
         content = encode(message)
         for process in self._processes:
             process.send(content)
@@ -131,7 +131,7 @@ class RankProcesses:
                 raise error(f"rank {process.rank}: {process.failure.message}")
 
     def end(self) -> None:
-        """Kills them, and returns when they are gone."""
+        """Kills them, and returns when they have ended."""
         self._ending = True
         for process in self._processes:
             process.end()
