@@ -1,1 +1,1 @@
-"""Compute kernels, one folder per kind of device, each with a plain torch reference that tests compare it with."""
+"""Compute kernels, one folder per kind of device; tests compare each with its reference in plain torch."""

@@ -1,7 +1,7 @@
-"""Attention on the CPU in C++: the pool is read where it lies, at page size 1, once for all rows of an item.
+"""Computes attention on the CPU in C++: the pool is read in place, at page size 1, once for all rows of an item.
 
-The torch reference is `attention/torch_backend.py`, that of the planner `attention/plan.py`: the same plans, array by
-array.
+The torch reference is `attention/torch_backend.py`. The reference of the planner is `attention/plan.py`, which makes
+the same plans, array by array.
 """
 
 import ctypes
@@ -94,7 +94,7 @@ class CpuPlan:
         return int(self._result.contents.keys_saved)
 
     def copy(self) -> AttentionPlan:
-        """The arrays as numpy, to be looked at."""
+        """Copies the arrays to numpy, for inspection."""
         at = self.arguments
         return AttentionPlan(
             row_lo=_integers(at.row_lo, at.rows),
@@ -117,7 +117,7 @@ def _integers(address: int, length: int) -> NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True)
 class _BatchArrays:
-    """A batch as the planner reads it: the same for every window class."""
+    """A batch in the form that the planner reads, the same for every window class."""
 
     batch: Batch
     apart: Batch  # its generated rows are sequences of their own
@@ -137,7 +137,7 @@ class _BatchArrays:
         return cls(batch, apart, kv_idx, path_ptr, np.fromiter(numbers, np.int64, 3 * int(path_ptr[-1])))
 
     def plan(self, library: ctypes.CDLL, cut: Cut, window: int | None) -> CpuPlan:
-        # Where rows of pictures see each other, what each row sees is worked out here, else by the planner.
+        # Where rows of pictures see each other, visible intervals are computed here, else by the planner.
         low = high = None
         if any(self.apart.spans):
             low, high, _ = visible_intervals(self.apart, window)
@@ -161,24 +161,24 @@ class _BatchArrays:
 
 
 def layer_arguments(pool: KVPool, layer: int) -> LayerArguments:
-    """Pointers to one layer, valid until the pool is cleared."""
+    """Returns pointers to one layer, valid until the pool is cleared."""
     keys, values = pool.keys[layer], pool.values[layer]
     return LayerArguments(keys.data_ptr(), values.data_ptr(), keys.dtype is torch.bfloat16)
 
 
 class CpuBackend:
-    """An AttentionBackend (see attention/backend.py) over the C++ kernels, on the threads of their team.
+    """Implements AttentionBackend (see attention/backend.py) with the C++ kernels and their threads.
 
     Args:
         geometry: heads of the model; head_dim is a multiple of 16.
         library: the compiled kernels; None loads them.
-        block_rows: most query rows of one item; None takes what fits the cache.
+        block_rows: most query rows of one item; None: as many as fit the cache.
         split: most keys of one item; None: no limit.
         tree_attention: keys that sequences share are read once for all of them, where it pays.
 
     Raises:
-        ParameterError: a head_dim that the kernels do not take.
-        NoKernels: the kernels cannot be had here.
+        ParameterError: a head_dim that the kernels do not support.
+        NoKernels: the kernels are not available here.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class CpuBackend:
 
 
 def declare(library: ctypes.CDLL) -> None:
-    """The C functions of attention.cpp and attention_plan.cpp."""
+    """Declares the C functions of attention.cpp and attention_plan.cpp."""
     shape, layer = ctypes.POINTER(ShapeArguments), ctypes.POINTER(LayerArguments)
     first, stride = ctypes.c_void_p, ctypes.c_long  # where the first row is, elements from one row to the next
     library.umbel_plan_attention.argtypes = [ctypes.POINTER(_PlanRequest)]
@@ -270,7 +270,7 @@ def declare(library: ctypes.CDLL) -> None:
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Float32 [R, heads, head_dim] with heads side by side; rows may lie apart."""
+    """Converts to float32 [R, heads, head_dim] with contiguous heads; rows may be strided."""
     tensor = tensor.float()
     head_dim = tensor.shape[2]
     plain = tensor.stride(2) == 1 and tensor.stride(1) == head_dim

@@ -3,11 +3,11 @@
 <cache>/kernels/<isa>-<digest>/umbel-kernels.so, where the digest is of the sources, the flags and the compiler. No
 torch headers are needed, so it takes seconds. A library is checked in a process of its own before it gets its name:
 an instruction that this machine refuses costs the kernels, never the runtime. Its length and digest lie next to it, and
-are compared whenever it is loaded: one that was damaged since is compiled again, one that another user could have put
-there is not loaded.
+are compared whenever it is loaded: a damaged library is compiled again, one that another user could have written is not
+loaded.
 
-The walk through tries of tokens is in it, and in a library of its own, <cache>/kernels/walk-<digest>, which any CPU
-runs: where a GPU computes, masks are still made on the host, and nothing else is.
+The trie walk is in it, and in a library of its own, <cache>/kernels/walk-<digest>, which runs on any CPU: with a GPU,
+the host still makes masks, and needs no other kernel.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ ctypes.CDLL(sys.argv[1]).umbel_walk_trie
 
 
 class NoKernels(Exception):
-    """The kernels cannot be had here; the message says why and what would help."""
+    """The kernels are not available here; the message says why and what would help."""
 
 
 class WrongKernels(NoKernels):
@@ -60,8 +60,8 @@ class _Recipe:
 
     Attributes:
         name: of its folder, and of its kernels in messages.
-        pattern: of the sources that it is made of.
-        flags: added to those of all.
+        pattern: of its source files.
+        flags: added to the common ones.
         check: Python that runs in a process of its own, with the library's path; it fails when the library is wrong.
     """
 
@@ -72,7 +72,7 @@ class _Recipe:
 
 
 def library_path(isa: Isa, environment: Mapping[str, str] | None = None) -> Path:
-    """The compiled library for `isa`, compiled now unless it is in the cache.
+    """Returns the path of the library for `isa`, compiled now unless it is in the cache.
 
     Raises:
         NoKernels: there is no compiler, it fails, the cache folder cannot be written, or the result is wrong here.
@@ -81,7 +81,7 @@ def library_path(isa: Isa, environment: Mapping[str, str] | None = None) -> Path
 
 
 def walk_path(environment: Mapping[str, str] | None = None) -> Path:
-    """The compiled library of the walk through tries, compiled in a second unless it is in the cache.
+    """Returns the path of the trie walk's library, compiled in a second unless it is in the cache.
 
     Raises:
         NoKernels: as `library_path`.
@@ -101,7 +101,7 @@ def _path_of(recipe: _Recipe, environment: Mapping[str, str] | None) -> Path:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a library is, byte by byte, what was compiled: a damaged one would crash, or compute something else.
+    """Returns whether a library is unchanged since its compilation: a damaged one would crash or compute nonsense.
 
     Raises:
         ModelError: another user could have written it.
@@ -115,7 +115,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 class _Seal(msgspec.Struct, frozen=True):
-    """What lies next to a library."""
+    """Length and digest of a library, in a file next to it."""
 
     length: int  # bytes
     sha256: str
@@ -126,7 +126,7 @@ def _seal(library: bytes) -> _Seal:
 
 
 def find_compiler(environment: Mapping[str, str] | None = None) -> str:
-    """`$CXX`, g++, clang++ or c++, whichever is there."""
+    """Finds `$CXX`, or the first of g++, clang++ and c++ that is installed."""
     environment = os.environ if environment is None else environment
     asked = environment.get("CXX")
     for name in [asked] if asked else ["g++", "clang++", "c++"]:
@@ -141,7 +141,7 @@ def find_compiler(environment: Mapping[str, str] | None = None) -> str:
 
 
 def _digest(recipe: _Recipe, compiler: str) -> str:
-    """Of all that decides what the library does. The compiler counts by its path, size and time: asking it is slow."""
+    """Hashes everything that determines the library. The compiler counts by path, size and time: running it is slow."""
     state = os.stat(compiler)
     digest = hashlib.sha256(repr((recipe.name, recipe.flags, FLAGS)).encode())
     digest.update(f"{os.path.realpath(compiler)} {state.st_size} {state.st_mtime_ns}".encode())
@@ -172,7 +172,7 @@ def _build(folder: Path, recipe: _Recipe, compiler: str) -> None:
 
 
 class _Failed(Exception):
-    """A command; the message is the line that says why."""
+    """A command failed; the message is the line that says why."""
 
 
 def _compile(command: list[str]) -> None:

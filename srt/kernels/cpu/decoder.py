@@ -1,4 +1,4 @@
-"""A whole decoder step as one native call. The torch reference is `models.decoder.TorchDecoder`."""
+"""Runs a whole decoder step as one native call. The torch reference is `models.decoder.TorchDecoder`."""
 
 import ctypes
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class DecoderStep(ctypes.Structure):
 
 
 class DecoderKernel:
-    """The native decoder. What its structures point to belongs to the caller and has to outlive it."""
+    """The native decoder. The caller owns the memory that its structures point to and keeps it alive."""
 
     def __init__(self, library: ctypes.CDLL, shape: DecoderShape, layers: Sequence[DecoderLayer]) -> None:
         library.umbel_decoder_create.argtypes = [_POINTER]
@@ -67,7 +67,7 @@ class DecoderKernel:
             library.umbel_decoder_set_layer(self._handle, index, ctypes.byref(layer))
 
     def forward(self, step: DecoderStep) -> None:
-        """Raises EngineError when there is no memory for the step's buffers."""
+        """Runs one step. Raises EngineError when there is no memory for its buffers."""
         if not self._library.umbel_decoder_forward(self._handle, ctypes.byref(step)):
             raise EngineError(
                 f"there is no memory for the buffers of a step of {step.rows} rows; write a smaller chunk_size or pool"

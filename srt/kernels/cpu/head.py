@@ -1,9 +1,9 @@
-"""The head of a model on the CPU: hidden states → tokens, mostly without their logits.
+"""Computes the head of a model on the CPU: hidden states → tokens, mostly without all logits.
 
-A row that wants its best token, or one that is drawn with at most top_k and min_p, needs few of 262,144 logits. With
-`screen`, a copy of the matrix in INT8 estimates all of them to within a proven bound, and only tokens that can still be
-chosen get their exact logits. A matrix that is INT8 itself needs no copy. What is chosen is what `choose_from_logits`,
-the reference, chooses from all logits.
+A row that needs its best token, or one drawn with at most top_k and min_p, needs few of 262,144 logits. With `screen`,
+a copy of the matrix in INT8 estimates all of them to within a proven bound, and exact logits are computed only for
+tokens that can still be chosen. A matrix that is INT8 itself needs no copy. The tokens are the same as those of the
+reference, `choose_from_logits`, which reads all logits.
 """
 
 import ctypes
@@ -22,12 +22,12 @@ from .linear import PackedMatrix
 
 @dataclass(frozen=True, slots=True)
 class HeadCounters:
-    """Cumulative."""
+    """Cumulative counts."""
 
-    rows: int  # that were asked for a token
+    rows: int  # that needed a token
     candidates: int  # tokens that the screen left over
     exact: int  # logits computed one by one
-    fallbacks: int  # rows that took all logits although there is a screen
+    fallbacks: int  # rows that computed all logits although there is a screen
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,13 +62,13 @@ class Head:
 
     @property
     def bytes(self) -> int:
-        """Of the copy and its bounds, without the matrix."""
+        """Bytes of the copy and its bounds, without the matrix."""
         size: int = self._library.umbel_head_bytes(self._handle)
         return size
 
     @property
     def screens(self) -> bool:
-        """False without `screen`, and where a weight is not finite: then no bound holds."""
+        """Returns whether the head screens; False without `screen`, and if a weight is not finite: no bound holds."""
         return bool(self._library.umbel_head_screens(self._handle))
 
     @property
@@ -78,11 +78,11 @@ class Head:
         return HeadCounters(*values)
 
     def best(self, x: torch.Tensor) -> HeadChoice:
-        """The most likely token of each row, of equal ones the first. x: float32 [rows, hidden]."""
+        """Chooses the most likely token of each row, of equal ones the first. x: float32 [rows, hidden]."""
         return self._choose(x, (None,) * 6)
 
     def choose(self, x: torch.Tensor, row_requests: RowRequests) -> HeadChoice:
-        """One token for each row, of those that it is allowed. x: float32 [rows, hidden].
+        """Chooses one of the allowed tokens for each row. x: float32 [rows, hidden].
 
         Raises:
             ParameterError: a row that wants its logits, numbers that are no parameters of a draw, or arrays of
@@ -102,7 +102,7 @@ class Head:
         return self._choose(x, (*addresses, None if masks is None else masks.ctypes.data))
 
     def _masks(self, row_requests: RowRequests, rows: int) -> NDArray[np.uint64]:
-        """[rows] where the bits of a row lie, which the picks keep; 0: all tokens."""
+        """Returns the addresses [rows] of each row's mask, whose memory the row requests own; 0: all tokens."""
         words = -(-self._matrix.n // 32)
         addresses = np.zeros(rows, dtype=np.uint64)
         for row, allowed in row_requests.allowed.items():
@@ -115,10 +115,10 @@ class Head:
         return addresses
 
     def some(self, x: torch.Tensor, tokens: NDArray[np.int32]) -> torch.Tensor:
-        """[rows, len(tokens)]: logits of these tokens only, bit by bit those of `all`. Ascending ones are fastest.
+        """Computes logits [rows, len(tokens)] of these tokens, bit by bit those of `all`. Ascending ones are fastest.
 
         Raises:
-            ParameterError: a token that is none.
+            ParameterError: a token is outside the vocabulary.
         """
         self._check(x)
         ids = np.ascontiguousarray(tokens, dtype=np.int32)
@@ -131,7 +131,7 @@ class Head:
         return out
 
     def all(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """[rows, vocab]: all logits."""
+        """Computes all logits: [rows, vocab]."""
         return self._matrix(x, out=out)
 
     def _choose(self, x: torch.Tensor, row_requests: tuple[int | None, ...]) -> HeadChoice:
@@ -157,7 +157,7 @@ class Head:
 
 
 def choose_from_logits(logits: torch.Tensor, row_requests: RowRequests) -> NDArray[np.int32]:
-    """The reference: chooses by definition; −1 where a logit is not finite. logits: float32 [rows, vocab]"""
+    """Chooses tokens by definition, as the reference; −1 where a logit is not finite. logits: float32 [rows, vocab]"""
     values = logits.double().numpy()
     return np.array([_choose_row(values[row], row_requests, row) for row in range(len(values))], dtype=np.int32)
 

@@ -1,4 +1,4 @@
-"""Which instruction set the kernels are compiled for: the widest that this CPU has, or the one that is asked for."""
+"""Chooses the instruction set to compile the kernels for: the widest of this CPU, or the one in UMBEL_CPU_ISA."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ from ....lang.errors import ParameterError
 
 
 class Isa(Enum):
-    """From the slowest to the fastest. `AMX_EMULATED` runs the tile code of AMX on any CPU, for tests."""
+    """Instruction sets, slowest first. `AMX_EMULATED` runs the tile code of AMX on any CPU with AVX2, for tests."""
 
     PORTABLE = "portable"
     AVX2 = "avx2"
@@ -45,7 +45,7 @@ _FLAGS: dict[Isa, tuple[str, ...]] = {
 
 
 def cpu_flags() -> frozenset[str]:
-    """The features that the kernel of the operating system lists; empty where it lists none (not Linux)."""
+    """Returns the features that the operating system lists; empty if it lists none (not Linux)."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -57,19 +57,19 @@ def cpu_flags() -> frozenset[str]:
 
 
 def usable(isa: Isa, flags: frozenset[str]) -> bool:
-    """Whether a CPU with these features runs it. What runs the emulation is AVX2."""
+    """Returns whether a CPU with these features runs it. The emulation needs AVX2."""
     return flags.issuperset(_NEEDS[Isa.AVX2 if isa is Isa.AMX_EMULATED else isa])
 
 
 def narrower(isa: Isa, flags: frozenset[str] | None = None) -> Isa | None:
-    """The next one to try when `isa` turns out not to work here; None after the last."""
+    """Returns the next one to try when `isa` does not work here; None after the last."""
     here = cpu_flags() if flags is None else flags
     below = _WIDEST_FIRST[_WIDEST_FIRST.index(isa) + 1 :] if isa in _WIDEST_FIRST else ()
     return next((other for other in below if usable(other, here)), None)
 
 
 def choose_isa(environment: Mapping[str, str] | None = None, flags: frozenset[str] | None = None) -> Isa:
-    """`$UMBEL_CPU_ISA`, or the fastest that this CPU runs.
+    """Returns `$UMBEL_CPU_ISA`, or the fastest that this CPU runs.
 
     Raises:
         ParameterError: the variable names none, or one that this CPU does not run.

@@ -1,5 +1,4 @@
-"""The loaded libraries: one of each per process. Each family of kernels declares its own functions next to its torch
-references."""
+"""Loads the libraries, one of each per process. Each family of kernels declares its own functions."""
 
 import ctypes
 import logging
@@ -12,20 +11,20 @@ _log = logging.getLogger("umbel.engine")
 
 
 def load_library(isa: Isa | None = None) -> ctypes.CDLL:
-    """The kernels, compiled on first use, for `isa` or else the fastest instruction set that works on this CPU.
+    """Loads the kernels, compiled on first use, for `isa` or else the fastest instruction set that works on this CPU.
 
     Raises:
-        NoKernels: they cannot be had here. It is not tried again in this process.
-        ParameterError: `UMBEL_CPU_ISA` asks for what this CPU does not run.
+        NoKernels: they are not available here. It is not tried again in this process.
+        ParameterError: `UMBEL_CPU_ISA` names an instruction set that this CPU does not run.
     """
     return _loaded(_kernels(isa))
 
 
 def load_walk() -> ctypes.CDLL:
-    """The walk through tries of tokens alone, compiled on first use.
+    """Loads the library of the trie walk only, compiled on first use.
 
     Raises:
-        NoKernels: it cannot be had here. It is not tried again in this process.
+        NoKernels: it is not available here. It is not tried again in this process.
     """
     return _loaded(_walk())
 
@@ -36,8 +35,8 @@ def _loaded(found: ctypes.CDLL | str) -> ctypes.CDLL:
     return found
 
 
-# Both remember why there are none as text: an exception that is kept would keep the frames that it went through, and
-# with them a model that was being loaded.
+# Both cache the reason of a failure as text: a cached exception would keep its frames alive, and with them a model that
+# was being loaded.
 
 
 @cache
@@ -62,12 +61,12 @@ def _walk() -> ctypes.CDLL | str:
 
 
 def isa_of(library: ctypes.CDLL) -> Isa:
-    """The instruction set it was compiled for."""
+    """Returns the instruction set that the library was compiled for."""
     return Isa(library.umbel_isa().decode())
 
 
 def _widest() -> str:
-    """The path of the widest that passes its self-check: what a CPU lists may still not work."""
+    """Returns the path of the widest library that passes its self-check: a listed CPU feature may still not work."""
     isa = choose_isa()
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Linear maps x → x Wᵀ + b on the CPU, with weights that are laid out once in the order in which they are read.
+"""Computes linear maps x → x Wᵀ + b on the CPU, with weights laid out once in the order in which they are read.
 
 The torch reference is `functional.linear` with the weight rounded to its format. Sums are float32 in one fixed order: a
 row gives the same bits alone and in a batch, with one thread and with many. On machines with AMX tiles, BF16 rounds x
@@ -17,7 +17,7 @@ _SOURCES = (torch.float32, torch.bfloat16)
 
 
 class Format(Enum):
-    """What a weight is kept in; the values are those of `umbel::Format`."""
+    """Storage formats of a weight; the values are those of `umbel::Format`."""
 
     F32 = 0
     BF16 = 1
@@ -33,7 +33,7 @@ class PackedMatrix:
         """Stacks `sources`, each [n_i, k], along n: the products of q, k and v are one.
 
         Args:
-            exact: BF16 leaves x in float32, also where tiles would multiply it faster when it is rounded.
+            exact: BF16 leaves x in float32, also where tiles would multiply a rounded x faster.
 
         Raises:
             ParameterError: a source is no float32 or bfloat16 matrix of the CPU, or their widths differ.
@@ -68,7 +68,7 @@ class PackedMatrix:
     def __call__(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """x [rows, k] → out [rows, n], float32; rows may be strided, e.g. columns of a wider matrix.
+        """Computes x [rows, k] → out [rows, n], float32; rows may be strided, e.g. columns of a wider matrix.
 
         Raises:
             ParameterError: a tensor of another shape, type or layout.
@@ -86,7 +86,7 @@ class PackedMatrix:
         return out
 
     def panel(self, x: torch.Tensor, panel: int) -> torch.Tensor:
-        """Outputs 16 · panel and the next 15 of F32 and BF16, bit by bit those of a call. Those past n mean nothing."""
+        """Computes outputs 16 · panel and the next 15 (F32, BF16), bit by bit those of a call; undefined past n."""
         _check("x", x, (len(x), self.k))
         panels = (self.n + 15) // 16
         if self.format is Format.INT8 or not 0 <= panel < panels:

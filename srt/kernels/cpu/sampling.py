@@ -1,4 +1,4 @@
-"""Tokens and log-probabilities from full logits, in C++. The torch reference is srt/sampling/torch_sampler.py."""
+"""Chooses tokens and computes log-probabilities from full logits, in C++. Reference: sampling/torch_sampler.py."""
 
 import ctypes
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from ...core.batch import Draws, LogitsError, Summary
 
 
 class CpuSampling:
-    """The `sampler.Chooser` of the native kernels, for float32 logits in the memory of the CPU.
+    """Implements `batch.Chooser` with the native kernels, for float32 logits in the memory of the CPU.
 
     Args:
         library: `load_library()`.
@@ -30,7 +30,7 @@ class CpuSampling:
         self._normalisers.restype = ctypes.c_int
 
     def choose(self, logits: torch.Tensor, draws: Draws) -> NDArray[np.int64]:
-        """One token for each draw. logits: [_, vocab], rows may lie apart."""
+        """Chooses one token for each draw. logits: [_, vocab], rows may be strided."""
         count, vocab = len(draws), logits.shape[1]
         tokens = np.empty(count, dtype=np.int64)
         if not count:
@@ -47,7 +47,7 @@ class CpuSampling:
         return tokens
 
     def summarise(self, logits: torch.Tensor, rows: NDArray[np.int64], top: int) -> Summary:
-        """Log-normalisers of rows and their `top` largest logits."""
+        """Computes log-normalisers of rows and their `top` largest logits."""
         count, vocab = len(rows), logits.shape[1]
         top = min(top, vocab)
         summary = Summary(
@@ -65,7 +65,7 @@ class CpuSampling:
 
 
 def _require_rows(logits: torch.Tensor, rows: NDArray[np.int64]) -> None:
-    """What the kernel cannot know: that the memory is there, and what it holds."""
+    """Checks what the kernel cannot: the type, the layout and the number of rows."""
     assert (logits.dtype, logits.device.type) == (torch.float32, "cpu"), "the kernels read float32 on the CPU"
     assert logits.stride(1) == 1, "the logits of a row lie side by side"
     assert int(rows.min()) >= 0, "a row that is not there"

@@ -13,10 +13,10 @@ _FIND = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32)
 
 
 class CpuTrieWalk:
-    """The `fsm.trie_walk.Walk` of the native kernels. For one thread at a time.
+    """Implements `fsm.trie_walk.Walk` with the native kernels. For one thread at a time.
 
-    It keeps Python's lock: it comes back for every transition that is not known, and waiting for the lock each time
-    would take longer than the walk.
+    It keeps Python's GIL: it calls Python for every unknown transition, and waiting for the GIL each time would take
+    longer than the walk.
 
     Args:
         library: `load_library()`.
@@ -41,7 +41,7 @@ class CpuTrieWalk:
     def __call__(
         self, trie: Trie, rows: Rows, work: NDArray[np.int32], bits: NDArray[np.uint32], limit: int
     ) -> tuple[NDArray[np.int32], int]:
-        """Sets the bits of the tokens that are let through → the work that is left, and the nodes visited.
+        """Sets the bits of the allowed tokens; returns the work that is left, and the number of visited nodes.
 
         Raises:
             LimitExceeded: of the automaton.
@@ -65,7 +65,7 @@ class CpuTrieWalk:
         return self._left[:count].copy(), self._visited.value
 
     def _find_for_walk(self, state: int, byte: int) -> int:
-        """What the walk asks. An error ends it, and is raised after it: nothing may be raised through C++."""
+        """Finds a transition for the walk. An error ends the walk and is raised after it, never through C++."""
         assert self._rows is not None, "a walk is under way"
         try:
             found = self._rows.find(state, byte)
@@ -76,7 +76,7 @@ class CpuTrieWalk:
         return int(found)
 
     def _kept(self, name: str, array: NDArray[np.int32]) -> int:
-        """Its address; asking numpy takes a microsecond."""
+        """Returns the address of an array, cached: numpy takes a microsecond for it."""
         known = self._known.get(name)
         if known is None or known[0] is not array:
             assert name != "table" or array.shape[1:] == (256,), "a row has a state for each byte"

@@ -1,4 +1,4 @@
-"""act(gate) × up, the middle of an MLP, in one pass. The reference is `reference.act_and_multiply`."""
+"""Computes act(gate) × up, the middle of an MLP, in one pass. The reference is `reference.act_and_multiply`."""
 
 import torch
 import triton
@@ -26,7 +26,7 @@ ACTIVATION_KINDS: dict[str, int] = {
 
 
 def act_and_multiply(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-    """The activation of the first half of each row, times the second half.
+    """Computes the activation of the first half of each row, times the second half.
 
     Args:
         gate_up: [R, 2 width] of the model's dtype; rows may lie apart.
@@ -54,7 +54,7 @@ def act_and_multiply(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
 
 @jit
 def activated(x: tl.tensor, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The activation of float32 values, in float32."""
+    """Computes the activation of float32 values, in float32."""
     if KIND == SILU:
         return x / (1.0 + tl.exp(-x))
     elif KIND == GELU:

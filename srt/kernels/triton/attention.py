@@ -118,7 +118,7 @@ def _attend_item(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr,  # keys
     TWO_LOOPS: tl.constexpr,
 ):
-    """One item and one KV head."""
+    """Computes one item and one KV head."""
     HEADS: tl.constexpr = KV_HEADS * GROUP
     SLOT_STRIDE: tl.constexpr = KV_HEADS * HEAD_DIM
     vector = tl.arange(0, BLOCK_M)
@@ -256,7 +256,7 @@ def merge_parts(  # type: ignore[no-untyped-def]
     BLOCK_PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Weighted mean of the parts of each row and head: weights are the softmax of their log-sum-exps."""
+    """Averages the parts of each row and head, weighted by the softmax of their log-sum-exps."""
     at = tl.arange(0, BLOCK_D)
     part = tl.arange(0, BLOCK_PARTS)
     units = tl.load(bounds + MERGED) * HEADS
@@ -299,7 +299,7 @@ def store_rows(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Copy rows to their slots. The dummy slot stays as it is: several rows may have it."""
+    """Copies rows to their slots. The dummy slot stays as it is: several rows may have it."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots + row)

@@ -101,7 +101,7 @@ class TritonBackend:
         return plan
 
     def reserve(self, *, rows: int, keys: int, wide: bool = False) -> TritonPlan:
-        """An empty plan at fixed addresses, for captured graphs. `attend` with it can be captured.
+        """Allocates a plan at fixed addresses, for captured graphs. `attend` with it can be captured.
 
         Args:
             rows: most rows of a step. A step may have fewer: results of the others are not written.
@@ -117,7 +117,7 @@ class TritonBackend:
         return TritonPlan(capacity, tiles, self.geometry, self.device, fixed=True)
 
     def plan_into(self, plan: TritonPlan, batch: Batch, window: int | None) -> bool:
-        """Fill a reserved plan with a step of at most its rows and keys.
+        """Fills a reserved plan with a step of at most its rows and keys.
 
         A step whose shared runs need more room than there is, is planned without sharing: a step that only decodes fits
         then. False: another one does not, and the plan is as it was.
@@ -136,7 +136,7 @@ class TritonBackend:
         return True
 
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor, pool: KVPool, slots: torch.Tensor) -> None:
-        """Write keys and values [R, kv_heads, head_dim] to `slots` [R], rounded to the pool's dtype."""
+        """Writes keys and values [R, kv_heads, head_dim] to `slots` [R], rounded to the pool's dtype."""
         keys, values = _rows(keys), _rows(values)
         constants = store_constants(self.geometry, pool.geometry.dtype)
         store_rows[(len(keys), triton.cdiv(constants["WIDTH"], constants["BLOCK"]))](
@@ -218,7 +218,7 @@ class TritonBackend:
 def item_constants(
     geometry: AttentionGeometry, few: Tile | None, more: Tile | None, *, softcap: float, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """What `attend_items` is compiled for.
+    """Returns the constants that `attend_items` is compiled for.
 
     Args:
         few, more: tiles of the two kinds of items; None: the launch leaves them out.
@@ -261,7 +261,7 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def _shared_memory(device: torch.device) -> int | None:
-    """Bytes that a program may take; the interpreter knows no limit."""
+    """Returns the bytes of shared memory that a program may take; None: the interpreter has no limit."""
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)
@@ -269,6 +269,6 @@ def _shared_memory(device: torch.device) -> int | None:
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """[R, heads, head_dim] with heads side by side; rows may lie apart."""
+    """Returns [R, heads, head_dim] with contiguous heads; rows may be strided."""
     plain = tensor.stride(2) == 1 and tensor.stride(1) == tensor.shape[2]
     return tensor if plain else tensor.contiguous()

@@ -25,7 +25,7 @@ ALIGNMENT = 4  # int32: Triton reads 16 bytes at once where it knows that an add
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a buffer holds at most: I items, S places of rows in them, M rows with several parts, T keys."""
+    """The capacity of a buffer: I items, S places of rows in them, M rows with several parts, T keys."""
 
     items: int
     slots: int
@@ -60,7 +60,7 @@ class PackedPlan:
 
 
 def pack(plan: AttentionPlan, few_rows: int) -> PackedPlan:
-    """`few_rows`: of items of the first kind, at most."""
+    """Packs a plan. `few_rows`: most rows of an item of the first kind."""
     counts = np.diff(plan.item_q)
     descending = np.arange(plan.items - 1, -1, -1)
     small = counts[descending] <= few_rows
@@ -139,7 +139,7 @@ class TritonPlan:
         self.part_lse = torch.empty(parts, dtype=torch.float32, device=device)
 
     def fill(self, packed: PackedPlan) -> None:
-        """Send a plan that fits. What ran before has read the old one: copies and kernels are in one stream."""
+        """Sends a plan that fits. Earlier kernels have read the old one: copies and kernels are in one stream."""
         assert self.capacity.holds(packed.size), "a plan that is larger than its buffer"
         items, merged = len(packed.items), len(packed.merges)
         self.counts = (packed.few, items - packed.few, merged)

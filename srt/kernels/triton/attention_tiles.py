@@ -39,7 +39,7 @@ FEW, SOME, HALF, MANY = 16, 32, 64, 128  # query vectors
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How one kind of item is computed."""
+    """Sizes with which one kind of item is computed."""
 
     vectors: int  # query vectors: rows × heads of a group
     keys: int

@@ -1,4 +1,4 @@
-"""Where Triton's compiler is reached: one typed decorator, so that the files of kernels are checked like all others.
+"""Wraps Triton's compiler in one typed decorator, so that the files of kernels are type-checked like all others.
 
 Triton reads TRITON_INTERPRET when it is imported: with it, every kernel runs in the interpreter, on the CPU.
 """
@@ -12,12 +12,12 @@ import triton.language as tl
 
 # Any: what Triton makes of a function is launched as `kernel[grid](...)`, or called from another kernel.
 def jit(function: Callable[..., Any]) -> Any:
-    """A kernel, or a function that kernels call."""
+    """Compiles a kernel, or a function that kernels call."""
     return triton.jit(function)
 
 
 def block_of(size: int, *, least: int = 1) -> int:
-    """The smallest power of two that holds `size` elements, `least` at least: what a block of Triton can be."""
+    """Returns the smallest power of two of at least `size` and `least`: a valid size of a Triton block."""
     return max(least, 1 << (size - 1).bit_length())
 
 
@@ -27,7 +27,7 @@ _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @jit
 def rounded(x: tl.tensor, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
-    """x: float32, and at most FP8_LARGEST where that is the dtype."""
+    """Rounds x, float32, to a dtype; for float8 x is at most FP8_LARGEST."""
     if _INTERPRETED:
         if dtype == tl.bfloat16:
             bits = x.to(tl.uint32, bitcast=True)
@@ -42,7 +42,7 @@ def rounded(x: tl.tensor, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @jit
 def multiplied(left: tl.tensor, right: tl.tensor, total: tl.tensor, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """total + left · right, in float32."""
+    """Computes total + left · right, in float32."""
     if _INTERPRETED:
         return tl.dot(left.to(tl.float32), right.to(tl.float32), total)
     return tl.dot(left, right, total, input_precision=PRECISION)

@@ -39,7 +39,7 @@ _COMBINED = 1024  # columns of a combining program
 
 @dataclass(frozen=True, slots=True)
 class MoeTiles:
-    """How products are cut: a program has `rows` × `columns` of gates, as many of ups, and 2 · columns of down."""
+    """Sizes of the products of a program: `rows` × `columns` of gates, as many of ups, and 2 · columns of down."""
 
     rows: int
     columns: int

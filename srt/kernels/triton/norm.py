@@ -81,7 +81,7 @@ def add_rms_norm(
 
 
 def _require(x: torch.Tensor, weight: torch.Tensor, hidden: int) -> None:
-    """What a kernel cannot know."""
+    """Checks what a kernel cannot."""
     assert x.shape[1] == hidden, "a residual has the rows of what is added to it"
     assert weight.shape == (hidden,), "one weight for each element of a row"
     assert x.stride(1) == 1, "the elements of a row lie side by side"

@@ -75,7 +75,7 @@ def rope_and_store(
 
 
 def _require(qkv: torch.Tensor, table: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, heads: int) -> None:
-    """What the kernel cannot know."""
+    """Checks what the kernel cannot."""
     kv_heads, head_dim = keys.shape[1:]
     assert heads > 0, "a row of qkv has heads of queries, keys and values"
     assert qkv.shape[1] == (heads + 2 * kv_heads) * head_dim, "a row of qkv has whole heads"

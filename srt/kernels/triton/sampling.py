@@ -199,14 +199,14 @@ class TritonSampling:
         self._candidates = candidates
 
     def choose(self, logits: torch.Tensor, draws: Draws) -> NDArray[np.int64]:
-        """One token for each draw. logits: [_, vocab] of any floating dtype; rows may lie apart."""
+        """Chooses one token for each draw. logits: [_, vocab] of any floating dtype; rows may be strided."""
         tokens: NDArray[np.int64] = self.choose_async(logits, draws).cpu().numpy()
         if (tokens < 0).any():
             raise LogitsError
         return tokens
 
     def choose_async(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """int64 [n] on the device of the logits; −1 where the logits of a row are not numbers. Does not wait."""
+        """Returns int64 [n] on the logits' device; −1 where the logits of a row are not numbers. Does not wait."""
         return self.choose_sent(logits, DeviceDraws.of(draws, logits.device))
 
     def choose_sent(self, logits: torch.Tensor, draws: DeviceDraws) -> torch.Tensor:
@@ -236,7 +236,7 @@ class TritonSampling:
         return tokens
 
     def summarise(self, logits: torch.Tensor, rows: NDArray[np.int64], top: int) -> Summary:
-        """Log-normalisers of rows and their `top` largest logits."""
+        """Computes log-normalisers of rows and their `top` largest logits."""
         count, vocab = len(rows), logits.shape[1]
         top = min(top, vocab)
         normalisers = torch.empty(count, dtype=torch.float64, device=logits.device)
@@ -262,13 +262,13 @@ class TritonSampling:
         return summary
 
     def _scratch(self, draws: DeviceDraws, tiles: "_VocabTiles") -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for entries that are copied, and for the tiles that have them."""
+        """Allocates scratch for copied entries, and for the tiles that have them."""
         entries = torch.empty((len(draws), self._candidates), dtype=torch.int64, device=draws.rows.device)
         return entries, torch.empty((len(draws), tiles.count), dtype=torch.int32, device=draws.rows.device)
 
 
 class _VocabTiles:
-    """What is known of the tiles of each row: [n, tiles] each."""
+    """Maxima and sums of the tiles of each row: [n, tiles] each."""
 
     def __init__(self, count: int, vocab: int, device: torch.device) -> None:
         self.read: int = min(_SCANNED, block_of(triton.cdiv(vocab, TILE.value)))  # by a program at once

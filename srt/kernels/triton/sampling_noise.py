@@ -40,7 +40,7 @@ def noise(hashes: tl.tensor):  # type: ignore[no-untyped-def]
 
 @jit
 def most_noise(ids: tl.tensor, key: int):  # type: ignore[no-untyped-def]
-    """What the noise of tokens is at most, in units of log 2, less 32, up to `ROUNDING`: a logarithm of the hardware.
+    """Bounds the noise of tokens from above, in units of log 2, less 32, up to `ROUNDING`: one hardware logarithm.
 
     −log(1 − u) is u at least, and hardly more for the small u of tokens that win among many. The last step of the hash
     changes it by a part of 2⁻¹⁴, and is left out.

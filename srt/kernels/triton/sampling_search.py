@@ -1,4 +1,4 @@
-"""Where top_k and the nucleus of a row end, and who wins among those who are left: passes over what can stay.
+"""Finds where top_k and the nucleus of a row end, and the winner among the remaining tokens, in several passes.
 
 The entries of a row are the copy of those above a bound, or, where the copy has not the room, all of its tokens:
 
@@ -20,7 +20,7 @@ _LITTLE_NOISE = tl.constexpr(-2.2)
 
 @jit
 def margin_of(best: float):  # type: ignore[no-untyped-def]
-    """How far below the best rough score of a race its winner can be. The largest logit has the score of its noise."""
+    """Bounds the distance from the best rough score to the winner's. The largest logit has the score of its noise."""
     return tl.where(best < _LITTLE_NOISE, _FAR, _CLOSE)
 
 

@@ -71,7 +71,7 @@ def key_of(value: float):  # type: ignore[no-untyped-def]
 
 @jit
 def float_of(key: int):  # type: ignore[no-untyped-def]
-    """The float32 that has this key."""
+    """Returns the float32 that has this key."""
     return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.int32).to(tl.float32, bitcast=True)
 
 
@@ -99,7 +99,7 @@ def nucleus_bound(  # type: ignore[no-untyped-def]
     rest: float,
     reach: float,
 ):
-    """How far below the best logit a nucleus ends at most, in units of the temperature.
+    """Bounds the distance from the best logit to the end of a nucleus, in units of the temperature.
 
     With a token's x = (logit − best) / temperature, the tokens of a tile below y have at most the mass of all of them,
     if its maximum is below y; otherwise that of the others, and each of those less than exp(y), and all together less
