@@ -1,4 +1,4 @@
-"""Linear maps of few rows, and the gates of an MLP after them: what decoding spends its time on.
+"""Computes linear maps of few rows, and the gates of an MLP after them: most of the time of decoding.
 
     one row          `multiply_row`, `gate_row` here: no tensor cores, only reading
     up to 32 rows    `linear_rows.py`
@@ -108,7 +108,7 @@ def linear(
 
 
 def gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
-    """The activation of the gates, times the ups.
+    """Computes the activation of the gates, times the ups.
 
     Args:
         x: [R, inputs] of the model's dtype; rows may lie apart.
@@ -142,7 +142,7 @@ def gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, acti
 
 
 def _takes(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Rows are few, and numbers lie as the kernels read them: 16 bytes at once."""
+    """Returns whether rows are few, and numbers lie as the kernels read them: 16 bytes at once."""
     there = x.stride(1) == 1 and weight.is_contiguous() and weight.shape[1] % 16 == 0
     return there and (len(x) == 1 or multiplies_few(x, weight))
 

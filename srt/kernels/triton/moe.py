@@ -64,7 +64,7 @@ def tiles_for(pairs: int, experts: int) -> MoeTiles:
 
 
 def route(logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The most probable experts of each token.
+    """Chooses the most probable experts of each token.
 
     Args:
         logits: [T, E], the router's product; rows may lie apart.
@@ -103,7 +103,7 @@ def fused_experts(
     activation: str,
     tiles: MoeTiles | None = None,
 ) -> torch.Tensor:
-    """Each token through its experts, and their weighted sum.
+    """Runs each token through its experts, and sums their outputs, weighted.
 
     Args:
         x: [T, hidden] of the model's dtype; rows may lie apart.

@@ -15,7 +15,7 @@ _MOST_HIDDEN = 65_536  # elements of a row that a program holds in registers
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, centered: bool) -> torch.Tensor:
-    """x / rms(x) × weight.
+    """Computes x / rms(x) × weight.
 
     Args:
         x: [R, hidden] of the model's dtype; rows may lie apart.

@@ -32,7 +32,7 @@ def rope_and_store(
     *,
     head_norm: HeadNorm | None = None,
 ) -> torch.Tensor:
-    """Store the keys and values of each row, and return its queries, rotated.
+    """Stores the keys and values of each row, and returns its queries, rotated.
 
     Args:
         qkv: [R, (heads + 2 kv_heads) · head_dim] of the model's dtype; rows may lie apart.
