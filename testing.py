@@ -21,12 +21,11 @@ from .lang.errors import MissingExtraError
 if importlib.util.find_spec("h11") is None:
     raise MissingExtraError("h11", "testing")
 
-from umbel.interpreter.fakes.anthropic.requests import AnthropicFeatures
-from umbel.interpreter.fakes.openai.requests import LLAMA_CPP, REASONING, SGLANG, VLLM, OpenAIFeatures
-
 from .interpreter.fakes.anthropic.provider import FakeAnthropic
+from .interpreter.fakes.anthropic.requests import AnthropicFeatures
 from .interpreter.fakes.faults import Fault, Unreachable
 from .interpreter.fakes.openai.provider import FakeOpenAI
+from .interpreter.fakes.openai.requests import LLAMA_CPP, REASONING, SGLANG, VLLM, OpenAIFeatures
 from .interpreter.fakes.sglang import FakeSGLang
 
 __all__ = [

@@ -190,6 +190,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     def __post_init__(self) -> None:
         checks.text("model", self.model, MAX_MODEL_LENGTH, "a name or a path, or leave it out for the default model")
         _check_fields(self)
+        if not isinstance(self.debug, DebugOptions):
+            raise ParameterError(f"debug={shown(self.debug)} is no DebugOptions; write DebugOptions(...)")
         if self.pool_tokens is not None and self.pool_memory is not None:
             raise ParameterError("pool_tokens and pool_memory both say how large the KV pool is; give one of them")
         if not isinstance(self.overlap, bool) and checks.plain_value(self.overlap) != "auto":

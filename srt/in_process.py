@@ -8,7 +8,7 @@ the oracle run on the loop, so that a test is deterministic.
 import asyncio
 import gc
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Generic, TypeVar, Unpack, get_args
 
@@ -30,7 +30,7 @@ from ..lang.protocol import (
     Scored,
     ScoreRequest,
 )
-from ..lang.runtime_options import ORACLE, DebugOptions, KeywordOptions, options_of
+from ..lang.runtime_options import ORACLE, KeywordOptions, options_of
 from ..lang.transport.exchange import Exchange, Outgoing
 from .constraints.compiled_cache import CompiledCache
 from .constraints.compiler import InlineCompiler
@@ -108,7 +108,9 @@ class LocalBackend:
         if loaded is not None:
             model = loaded.name
         if model == ORACLE:
-            options.setdefault("debug", DebugOptions(check_every_step=True))
+            debug = options.get("debug", {})
+            if isinstance(debug, Mapping):
+                options["debug"] = {"check_every_step": True, **debug}
         self.options = options_of("LocalBackend()", model, options)
         self._limits = GatewayLimits(max_queue=self.options.max_queue, request_timeout=self.options.request_timeout)
         self._clock = clock or SystemClock()

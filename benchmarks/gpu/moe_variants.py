@@ -14,7 +14,7 @@ from umbel.srt.kernels.triton.moe import (
     GATES,
     MIDDLE_TILES,
     PREFILL_TILES,
-    Tiles,
+    MoeTiles,
     down_tokens,
     gate_up_pairs,
 )
@@ -77,7 +77,7 @@ def _combine(name: str, top_k: int) -> Variant:
     )
 
 
-def _gate_up(name: str, tiles: Tiles, hidden: int, width: int) -> Variant:
+def _gate_up(name: str, tiles: MoeTiles, hidden: int, width: int) -> Variant:
     return Variant(
         name=f"gate up {name}",
         kernel=gate_up_blocks,
@@ -95,7 +95,7 @@ def _gate_up(name: str, tiles: Tiles, hidden: int, width: int) -> Variant:
     )
 
 
-def _down(name: str, tiles: Tiles, hidden: int, width: int) -> Variant:
+def _down(name: str, tiles: MoeTiles, hidden: int, width: int) -> Variant:
     return Variant(
         name=f"down {name}",
         kernel=down_blocks,
@@ -155,7 +155,7 @@ def _down_few(name: str, top_k: int, hidden: int, width: int) -> Variant:
     )
 
 
-def _cut(tiles: Tiles, columns: int) -> dict[str, object]:
+def _cut(tiles: MoeTiles, columns: int) -> dict[str, object]:
     return {
         "PRECISION": "tf32",
         "BLOCK_M": tiles.rows,

@@ -199,7 +199,8 @@ class Programs:
         """Returns the graphs; loads the program host first, in a thread, which takes 0.1 s."""
         async with self._opening:
             if self._graphs is None:
-                if self._host not in sys.modules:
+                # A module that another thread still loads is in sys.modules already, without what it defines.
+                if not hasattr(sys.modules.get(self._host), "read"):
                     await asyncio.to_thread(importlib.import_module, self._host)
                 host = cast(ProgramHost, sys.modules[self._host])
                 self._graphs = GraphCache(self._limits, host.read, self.counters)
@@ -264,8 +265,6 @@ def _failure(label: str, error: BaseException) -> Failure:
     trouble = trouble_of(error)
     return Failure(label, trouble.kind, trouble.message)
 
-
-log = logging.getLogger("umbel.gateway")
 
 T = TypeVar("T")
 

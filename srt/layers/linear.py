@@ -3,7 +3,7 @@
 QuantMethod   DenseMethod        floats, on any device, multiplied by torch
               PackedMethod       floats, laid out for oneDNN
               CpuMethod          float32, bf16 or int8 on the native CPU kernels      weights/quantization.py
-              KernelMethod       floats, multiplied by Triton's kernels               runners/cuda/kernels.py
+              KernelMethod       floats, multiplied by Triton's kernels               runners/cuda/decoder.py
 """
 
 from collections.abc import Callable, Sequence

@@ -79,6 +79,7 @@ MAPPED = [
     ({"disable_radix_cache": True}, {"radix_cache": False}),
     ({"disable_cuda_graph": True}, {"cuda_graphs": False}),
     ({"disable_overlap_schedule": True}, {"overlap": False}),
+    ({"disable_overlap_schedule": False}, {"overlap": "auto"}),
     ({"disable_jump_forward": True}, {"jump_forward": False}),
     ({"schedule_policy": "fcfs"}, {"policy": "fcfs"}),
     ({"schedule_heuristic": "lpm"}, {"policy": "lpm"}),

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 from ....lang import checks
 from ....lang.chat_template import ChatTemplate
-from ....lang.errors import CapabilityError, MissingExtraError, unknown_option
+from ....lang.errors import CapabilityError, MissingExtraError, ParameterError, unknown_option
 from ....lang.prompt import Part
 from ....lang.protocol import (
     Capabilities,
@@ -58,7 +58,9 @@ class CallOptions(TypedDict, total=False):
     idle_timeout: seconds of silence in the middle of an answer (120).
     max_retries: tries after the first one; none once an answer has begun (3).
     max_concurrency: calls at once on one event loop; further ones wait (64).
-    environment: clock, sleep, chance, wire and environment variables, for tests.
+    environment: a mapping in place of the process's environment variables, or, for tests, an Environment with clock,
+        sleep, chance, wire and variables. LiteLLM and VertexAI open their own connections and find their own keys: of
+        an Environment they take the first three only.
     """
 
     timeout: float
@@ -66,7 +68,7 @@ class CallOptions(TypedDict, total=False):
     idle_timeout: float
     max_retries: int
     max_concurrency: int
-    environment: Environment | None
+    environment: Environment | Mapping[str, str] | None
 
 
 class ConnectionOptions(CallOptions, total=False):
@@ -103,7 +105,7 @@ class HostedBackend(ABC, Generic[C]):
     def __init__(self, provider: Provider, options: CallOptions) -> None:
         given: Mapping[str, Any] = dict(options)  # Any: checked one by one below
         self._provider = provider
-        self._environment = given.get("environment") or Environment()
+        self._environment = _environment_of(given)
         self._timeouts = Timeouts.of(given)
         self._retries = Retries(given.get("max_retries", Retries().most))
         self._concurrency = checks.integer("max_concurrency", given.get("max_concurrency", 64), 1, MOST_AT_ONCE)
@@ -140,9 +142,7 @@ class HostedBackend(ABC, Generic[C]):
         for name in options:
             if name not in cls.OPTIONS.__annotations__:
                 raise unknown_option(f"{cls.__name__}()", name, cls.option_names())
-        given = options.get("environment")
-        checks.instance("environment", given, Environment | None)
-        return given or Environment()
+        return _environment_of(options)
 
     @classmethod
     def require_package(cls) -> None:
@@ -239,3 +239,15 @@ def _is_installed(package: str) -> bool:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:  # of the package around it
         return False
+
+
+def _environment_of(options: Mapping[str, Any]) -> Environment:
+    given = options.get("environment")
+    checks.instance("environment", given, Environment | Mapping | None)
+    if isinstance(given, Mapping):
+        if not all(isinstance(text, str) for variable in given.items() for text in variable):
+            raise ParameterError(
+                "environment= is no mapping of text; write {'OPENAI_API_KEY': '...'} or an Environment"
+            )
+        return Environment(variables=given)
+    return given or Environment()

@@ -200,7 +200,7 @@ def _check_picks(row_requests: RowRequests, rows: int) -> None:
     scales, least = row_requests.inverse_temperatures[drawn], row_requests.min_p[drawn]
     if not (np.isfinite(scales).all() and (scales > 0).all()):
         raise ParameterError(
-            f"inverse_temperatures={scales}; write finite numbers above 0, BEST rows for temperature 0"
+            f"inverse_temperatures={scales}; write finite numbers above 0, ARGMAX rows for temperature 0"
         )
     if not ((least >= 0).all() and (least <= 1).all()) or (row_requests.top_k[drawn] < 0).any():
         raise ParameterError(f"min_p={least}, top_k={row_requests.top_k[drawn]}; write 0 to 1, and 0 or more")

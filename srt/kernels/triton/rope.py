@@ -38,7 +38,7 @@ def rope_and_store(
         qkv: [R, (heads + 2 kv_heads) · head_dim] of the model's dtype; rows may lie apart.
         positions: int64 [R], rows of the table.
         slots: int64 [R], of the pool; several rows may have slot 0 and no other.
-        table: [P, head_dim] of the model's dtype: `rope_table.rope_table`.
+        table: [P, head_dim] of the model's dtype: `layers.rope.rope_table`.
         keys, values: [slots, kv_heads, head_dim], a layer of the pool, in the model's dtype or float8_e4m3fn, which
             cuts off at ±448.
         head_norm: norm of each head of queries and keys before the rotation.

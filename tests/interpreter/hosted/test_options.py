@@ -93,3 +93,15 @@ def test_a_client_without_the_methods_of_googles_is_refused():
     for client in (object(), Gemini, "client"):
         with pytest.raises(ul.ParameterError, match=r"google\.genai\.Client"):
             ul.VertexAI("m", client=client)
+
+
+def test_environment_variables_may_be_given_as_a_mapping() -> None:
+    backend = ul.OpenAI("gpt-4o-mini", environment={"OPENAI_API_KEY": "sk-of-this-test"})
+    assert "sk-of-this-test" not in repr(backend)
+    with pytest.raises(ul.ParameterError, match="has no key"):
+        ul.OpenAI("gpt-4o-mini", environment={})
+
+
+def test_an_endpoint_at_openai_needs_a_key() -> None:
+    with pytest.raises(ul.ParameterError, match="needs a key; write api_key="):
+        ul.RuntimeEndpoint("https://api.openai.com")

@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 from .....lang import checks
 from .....lang.errors import ParameterError, unknown_option
-from .....lang.runtime_options import OPTION_NAMES, LogLevel, Policy
+from .....lang.runtime_options import GONE, OPTION_NAMES, LogLevel, Policy
 from ...refusals import check_refused
 
 Options = dict[str, Any]  # Any: options are of all types
@@ -116,7 +116,7 @@ def _mapped(name: str, value: Any, given: Mapping[str, Any]) -> tuple[str, Any]:
                     "Runtime() takes no tokenizer_path: the tokenizer is that of model_path; leave it out"
                 )
             return "", None
-    if name not in _OWN:
+    if name not in _OWN and name not in GONE:  # those are refused with what to write
         raise unknown_option("Runtime()", name, {*_OWN, *_SAME, *_SWITCHES, "tokenizer_path", "chunked_prefill_size"})
     return name, value
 
@@ -136,6 +136,11 @@ def _turned_off(name: str, value: Any) -> bool:
     return not value
 
 
+def _overlap(name: str, value: Any) -> Any:
+    """SGLang's default lets steps overlap where the device can."""
+    return "auto" if _turned_off(name, value) else False
+
+
 _POLICIES = {policy: policy for policy in get_args(Policy)}
 _SWITCHES: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "dtype": ("dtype", _one_of(_DTYPES)),
@@ -145,6 +150,6 @@ _SWITCHES: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "schedule_heuristic": ("policy", _one_of(_POLICIES)),
     "disable_radix_cache": ("radix_cache", _turned_off),
     "disable_cuda_graph": ("cuda_graphs", _turned_off),
-    "disable_overlap_schedule": ("overlap", _turned_off),
+    "disable_overlap_schedule": ("overlap", _overlap),
     "disable_jump_forward": ("jump_forward", _turned_off),
 }

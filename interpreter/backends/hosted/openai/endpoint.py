@@ -103,7 +103,10 @@ def plain_endpoint(base_url: str, api_key: str | None, default_headers: Mapping[
     headers = checked_headers(default_headers)
     key = checked_key("api_key", api_key) or ""
     address, host = checked_address("base_url", base_url, ADDRESS)
-    return Endpoint(address, host, key, "api_key=", headers, None, None, None)
+    found = Endpoint(address, host, key, "api_key=", headers, None, None, None)
+    if not key and found.is_openai:
+        raise ParameterError(f"base_url={base_url!r} needs a key; write api_key=...")
+    return found
 
 
 def endpoint(

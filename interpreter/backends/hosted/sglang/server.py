@@ -119,7 +119,7 @@ class SGLangServer:
                     "calls": self._calls,
                     **retries,
                 }
-                return Done("sglang", {**_scalars(said), **ours, **retries})
+                return Done("sglang", {**_scalars(said), **ours})
             case "flush_cache":
                 async with self._session.slot(deadline) as client:
                     await self._session.retried(lambda: client.post("/flush_cache", cast_to=object, body={}), deadline)
