@@ -61,10 +61,13 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class VirtualTime:
-    """A loop of its own with such a clock."""
+    """A loop of its own with such a clock, which a runtime takes as its own: `LocalBackend(clock=time)`."""
 
     def __init__(self) -> None:
         self._loop = _Loop(_Jumping())
+
+    def now(self) -> float:
+        return self._loop.time()
 
     def run(self, work: Coroutine[Any, Any, Any]) -> float:
         """Virtual seconds that `work` took, to the microsecond. Streams of programs live on this loop meanwhile."""

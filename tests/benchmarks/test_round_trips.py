@@ -34,7 +34,8 @@ def test_branches_are_shipped_with_their_program() -> None:
 
 
 def test_a_deadline_of_a_shipped_program_is_kept_to_the_millisecond() -> None:
-    backend = LocalBackend(latency=LATENCY, step_seconds=STEP, debug={"check_every_step": False})
+    time = VirtualTime()
+    backend = LocalBackend(latency=LATENCY, step_seconds=STEP, clock=time, debug={"check_every_step": False})
     compiled = interview.compile(static_args={"tokens": 1000}, server=True)
 
     async def late() -> None:
@@ -48,7 +49,7 @@ def test_a_deadline_of_a_shipped_program_is_kept_to_the_millisecond() -> None:
         while not backend.engine.scheduler.idle:
             await asyncio.sleep(STEP)
 
-    with VirtualTime() as time:
+    with time:
         time.run(backend.start())
         assert time.run(late()) == pytest.approx(0.1)
         assert time.run(idle()) <= 2 * LATENCY  # the engine has let it go, too
