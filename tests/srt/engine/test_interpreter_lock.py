@@ -50,7 +50,7 @@ def may_seize() -> bool:
 
 
 @pytest.mark.parametrize(
-    ("work", "held"), [("sum(range(40_000_000))", True), ("[None for _ in range(20_000_000)]", False)]
+    ("work", "held"), [("sum(range(120_000_000))", True), ("[None for _ in range(20_000_000)]", False)]
 )
 def test_the_ticker_tells_work_that_keeps_the_lock_from_work_that_shares_it(
     work: str, held: bool, tmp_path: Path
