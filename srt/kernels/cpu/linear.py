@@ -86,7 +86,8 @@ class PackedMatrix:
         return out
 
     def panel(self, x: torch.Tensor, panel: int) -> torch.Tensor:
-        """Computes outputs 16 · panel and the next 15 (F32, BF16), bit by bit those of a call; undefined past n."""
+        """Computes outputs 16 · panel and the next 15, of float32 and bfloat16: bit by bit those of a call; undefined
+        past n."""
         _check("x", x, (len(x), self.k))
         panels = (self.n + 15) // 16
         if self.format is Format.INT8 or not 0 <= panel < panels:
