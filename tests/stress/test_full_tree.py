@@ -23,11 +23,11 @@ THREE = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
 def scheduler_with(engine: Engine, nodes: int) -> Scheduler:
     """A scheduler of its own over the engine's model, whose tree holds that many leaves of one token."""
     made = Scheduler(engine.runner, lambda token: b"a", frozenset(), SchedulerConfig(), SystemClock())
-    cache = made.space.cache
+    cache = made.kv.cache
     for number in range(nodes):
         root = cache.match(np.empty(0, dtype=np.int32), "other")
         cache.lock(root)
-        cache.unlock(cache.extend(root, np.array([number], dtype=np.int32), made.space.pool.allocate(1)))
+        cache.unlock(cache.extend(root, np.array([number], dtype=np.int32), made.kv.pool.allocate(1)))
     return made
 
 
