@@ -181,7 +181,7 @@ class LlguidanceConstraint:
 
 
 class NoHealing:
-    """A healing like explored.Healing, where no token may be replaced."""
+    """A healing like `constraint.Healing`, where no token may be replaced."""
 
     possible = False
 

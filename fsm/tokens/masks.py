@@ -5,7 +5,14 @@
     where words go on for long  tokens of letters and digits are allowed at once; a walk visits the others
     elsewhere                   a walk through the trie of all tokens, which ends early where little is allowed
 
-Making a mask takes fuel and can be interrupted: no state of any constraint stalls the other requests.
+A walk follows the trie and the transition table together, and asks for what is UNKNOWN in the table. Making a mask
+takes fuel and can be interrupted, so no state of any constraint stalls the other requests: a walk that is told to stop,
+or has visited as many nodes as it may, returns where it has not been, as work for the next walk:
+
+    work    [n, 3]  (begin, end, state): the sibling nodes from `begin` on, with all below them, up to `end`;
+                    the text before them has led to `state`
+
+The walk here is numpy, level by level. A native one (srt/kernels/cpu) may be handed in; both do the same.
 
 `Endings` are masks of another kind: tokens by which a model says that a complete text is over, although they are no
 part of it. After `24` a model says ` years`, `.` or a newline. Where the constraint allows none of these, what is left
@@ -20,50 +27,20 @@ constraint has no use for that character: it takes none there, or the text would
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..automaton.automaton import Automaton
-from .trie import EVERYTHING, NOT_PLAIN, NOT_WORDS, Trie, build_trie
-from .trie_walk import Fuelled, NumpyWalk, Walk, work_below
+from ..automaton.automaton import UNKNOWN, Automaton
+from .trie import END, EVERYTHING, NO_TOKEN, NOT_PLAIN, NOT_WORDS, STEP, TOKEN, Section, Trie, build_trie
 from .vocabulary import WORD_BYTES, Vocabulary, pack, pack_few, unpack_few
 
 # ASCII that is no letter, no digit and no underscore.
 SEPARATORS = bytes(byte for byte in range(128) if byte not in (*WORD_BYTES.tolist(), 0x5F))
-MOST_KEPT = 16  # sets of first bytes; constraints have one or two each
-
-
-class Endings:
-    """Masks of the tokens that begin with some bytes.
-
-    Args:
-        words: length of a mask.
-    """
-
-    def __init__(self, trie: Trie, words: int) -> None:
-        self._trie = trie
-        self._words = words
-        self._kept: dict[bytes, NDArray[np.uint32]] = {}
-
-    def mask(self, first: bytes) -> NDArray[np.uint32] | None:
-        """Returns [words], shared: never written to. None without such tokens."""
-        if not first:
-            return None
-        bits = self._kept.get(first)
-        if bits is None:
-            tokens = np.concatenate([self._trie.tokens_below(bytes([byte])) for byte in first])
-            bits = pack(tokens.astype(np.int32), self._words)
-            bits.flags.writeable = False
-            if len(self._kept) >= MOST_KEPT:
-                self._kept.clear()
-            self._kept[first] = bits
-        return bits
-
-
 FEW = 64  # up to so many tokens a mask is kept as their ids, and the sampler may compute their logits alone
 NODES_PER_FUEL = 4_096  # visiting so many nodes natively takes the time of determinising one transition
 NODES_PER_WALK = 1 << 16
@@ -72,6 +49,7 @@ MOST_MAKING = 64  # masks in the making; what is begun and never finished goes
 FEWEST_FIRST = 26  # letters and digits; with fewer of them a walk through all tokens is short enough
 MOST_COUNTED = 48  # characters; longer plain tokens are allowed all together or looked at
 MOST_WORD_SETS = 64  # with which words may begin, remembered
+MOST_ENDINGS = 16  # masks of endings, by their sets of first bytes; constraints have one or two each
 _ENTRY_BYTES = 1_024  # of an entry without its bits
 
 
@@ -266,3 +244,216 @@ def _plain_bits(vocabulary: Vocabulary, counted: int) -> list[NDArray[np.uint32]
 def _trim(entries: OrderedDict[tuple[int, int], Any], most: int) -> None:  # Any: whatever the entries are
     while len(entries) > most:
         entries.popitem(last=False)
+
+
+class Endings:
+    """Masks of the tokens that begin with some bytes.
+
+    Args:
+        words: length of a mask.
+    """
+
+    def __init__(self, trie: Trie, words: int) -> None:
+        self._trie = trie
+        self._words = words
+        self._kept: dict[bytes, NDArray[np.uint32]] = {}
+
+    def mask(self, first: bytes) -> NDArray[np.uint32] | None:
+        """Returns [words], shared: never written to. None without such tokens."""
+        if not first:
+            return None
+        bits = self._kept.get(first)
+        if bits is None:
+            tokens = np.concatenate([self._trie.tokens_below(bytes([byte])) for byte in first])
+            bits = pack(tokens.astype(np.int32), self._words)
+            bits.flags.writeable = False
+            if len(self._kept) >= MOST_ENDINGS:
+                self._kept.clear()
+            self._kept[first] = bits
+        return bits
+
+
+class Rows(Protocol):
+    """The transitions, some of them not known yet."""
+
+    @property
+    def table(self) -> NDArray[np.int32]:
+        """[states, 256] next state, DEAD or UNKNOWN; another array after `find`, if need be."""
+
+    def find(self, state: int, byte: int) -> bool:
+        """Makes an entry of the table known; False: not now, and the walk is to end. Raises what states raise."""
+
+
+class Fuelled:
+    """An automaton that is explored for as long as there is fuel: targets, each of which takes one.
+
+    Attributes:
+        fuel: what is left; below 0 where the last target took more than there was.
+    """
+
+    __slots__ = ("_automaton", "fuel")
+
+    def __init__(self, automaton: Automaton, fuel: int) -> None:
+        self._automaton = automaton
+        self.fuel = fuel
+
+    @property
+    def table(self) -> NDArray[np.int32]:
+        return self._automaton.table
+
+    def find(self, state: int, byte: int) -> bool:
+        if self.fuel <= 0:
+            return False
+        before = self._automaton.steps
+        self._automaton.step(state, byte)
+        self.fuel -= max(1, self._automaton.steps - before)
+        return True
+
+
+class Walk(Protocol):
+    def __call__(
+        self, trie: Trie, rows: Rows, work: NDArray[np.int32], bits: NDArray[np.uint32], limit: int
+    ) -> tuple[NDArray[np.int32], int]:
+        """Sets the bits of the tokens that are let through.
+
+        Args:
+            work: [n, 3], n > 0.
+            bits: [words] of a mask; written to.
+            limit: of nodes to visit before the rest is handed back; at least one is visited where it is known.
+
+        Returns:
+            The work that is left, and the nodes visited.
+
+        Raises:
+            LimitExceeded: of the automaton.
+        """
+
+
+def work_of(sections: list[Section], state: int) -> NDArray[np.int32]:
+    """Returns [n, 3] ranges of nodes, all entered in one state."""
+    return np.array([(section.begin, section.end, state) for section in sections], np.int32).reshape(-1, 3)
+
+
+def work_below(trie: Trie, sections: list[int], row: NDArray[np.int32], state: int) -> NDArray[np.int32]:
+    """Returns [n, 3] whole sections entered in one state, whose row of the table is known.
+
+    The subtrees of dead bytes are left out: they lie megabytes apart, and looking at one is a cache miss.
+    """
+    starts = trie.roots[sections][:, row >= 0]
+    starts = starts[starts >= 0]
+    work = np.empty((len(starts), 3), np.int32)
+    work[:, 0] = starts
+    work[:, 1] = trie.nodes[starts, END]
+    work[:, 2] = state
+    return work
+
+
+class NumpyWalk:
+    """Walks with numpy, level by level.
+
+    Needs the children of every node: made at the first walk through a trie, forgotten with it.
+    """
+
+    def __init__(self) -> None:
+        self._families: weakref.WeakKeyDictionary[Trie, _Families] = weakref.WeakKeyDictionary()
+
+    def __call__(
+        self, trie: Trie, rows: Rows, work: NDArray[np.int32], bits: NDArray[np.uint32], limit: int
+    ) -> tuple[NDArray[np.int32], int]:
+        families = self._families.get(trie)
+        if families is None:
+            families = self._families[trie] = _Families.of(trie)
+        nodes, states = families.siblings(work[:, 0], work[:, 1], work[:, 2])
+        left: list[NDArray[np.int32]] = []
+        visited = 0
+        goes_on = True
+        while len(nodes):
+            if visited >= limit:
+                left.append(np.stack([nodes, trie.nodes[nodes, END], states], axis=1).astype(np.int32))
+                break
+            goes_on = goes_on and _find_all(rows, states, trie.nodes[nodes, STEP] & 0xFF)
+            following = rows.table[states, trie.nodes[nodes, STEP] & 0xFF]
+            unknown = following == UNKNOWN
+            if unknown.any():
+                apart = nodes[unknown]
+                left.append(np.stack([apart, trie.nodes[apart, END], states[unknown]], axis=1).astype(np.int32))
+            visited += len(nodes) - int(np.count_nonzero(unknown))
+            live = following >= 0
+            nodes, states = nodes[live], following[live]
+            _allow(trie, nodes, bits)
+            nodes, states = families.children(nodes, states)
+        return (np.concatenate(left) if left else np.empty((0, 3), np.int32)), visited
+
+
+def _find_all(rows: Rows, states: NDArray[np.int32], steps: NDArray[np.int32]) -> bool:
+    """Asks for all that is not known; whether it was to be had."""
+    unknown = rows.table[states, steps] == UNKNOWN
+    for question in np.unique(states[unknown].astype(np.int64) << 8 | steps[unknown]).tolist():
+        state, byte = question >> 8, question & 0xFF
+        if rows.table.item(state, byte) == UNKNOWN and not rows.find(state, byte):  # a target is that of many bytes
+            return False
+    return True
+
+
+def _allow(trie: Trie, nodes: NDArray[np.int32], bits: NDArray[np.uint32]) -> None:
+    """Sets the bits of all tokens that end in these nodes."""
+    tokens = trie.nodes[nodes, TOKEN]
+    single = tokens[tokens >= 0]
+    groups = nodes[tokens < NO_TOKEN].tolist()
+    if groups:
+        single = np.concatenate([single, np.array([t for node in groups for t in trie.tokens_at(node)], np.int32)])
+    np.bitwise_or.at(bits, single >> 5, np.uint32(1) << (single & 31).astype(np.uint32))
+
+
+@dataclass(frozen=True, slots=True)
+class _Families:
+    """Nodes by parent: those of parent p are members[first[p + 1] : first[p + 2]]; roots have the parent −1."""
+
+    members: NDArray[np.int32]  # [nodes] ascending within a parent
+    first: NDArray[np.int64]  # [nodes + 2]
+    parents: NDArray[np.int32]  # [nodes]
+    keys: NDArray[np.int64]  # [nodes] of members: parent, then node; ascending
+
+    @classmethod
+    def of(cls, trie: Trie) -> _Families:
+        count = len(trie.nodes)
+        depth = trie.nodes[:, STEP] >> 8
+        parents = np.full(count, -1, np.int32)
+        by_depth = np.argsort(depth, kind="stable")
+        bounds = np.searchsorted(depth[by_depth], np.arange(1, int(depth.max(initial=0)) + 2))
+        above: NDArray[np.int64] | None = None
+        for low, high in itertools.pairwise(bounds):
+            level = by_depth[low:high]
+            if above is not None:
+                parents[level] = above[np.searchsorted(above, level) - 1]
+            above = level
+        members = np.argsort(parents, kind="stable").astype(np.int32)
+        first = np.searchsorted(parents[members], np.arange(-1, count + 1))
+        keys = _keys(parents[members], members, count)
+        return cls(members, first, parents, keys)
+
+    def siblings(
+        self, begins: NDArray[np.int32], ends: NDArray[np.int32], states: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Returns the nodes of each range that hang where its first one hangs, each with the state of its range."""
+        parents, count = self.parents[begins], len(self.members)
+        low = np.searchsorted(self.keys, _keys(parents, begins, count))
+        high = np.searchsorted(self.keys, _keys(parents, ends, count))
+        return self._spread(low, high, states)
+
+    def children(
+        self, nodes: NDArray[np.int32], states: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        return self._spread(self.first[nodes + 1], self.first[nodes + 2], states)
+
+    def _spread(
+        self, low: NDArray[np.int64], high: NDArray[np.int64], states: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        sizes = high - low
+        begins = np.cumsum(sizes) - sizes
+        places = np.arange(int(sizes.sum())) - np.repeat(begins, sizes) + np.repeat(low, sizes)
+        return self.members[places], np.repeat(states, sizes)
+
+
+def _keys(parents: NDArray[np.int32], nodes: NDArray[np.int32], count: int) -> NDArray[np.int64]:
+    return (parents.astype(np.int64) + 1) * (count + 1) + nodes

@@ -10,9 +10,8 @@ from ...fsm.engines.selection import Engines
 from ...fsm.engines.source import Source
 from ...fsm.errors import ConstraintRefused
 from ...fsm.language import Chars, Concat, Grammar, Literal, Repeat, Spelled
-from ...fsm.tokens.masks import Masks
-from ...fsm.tokens.trie_file import kept_trie
-from ...fsm.tokens.trie_walk import Walk
+from ...fsm.tokens.masks import Masks, Walk
+from ...fsm.tokens.trie import kept_trie
 from ...fsm.tokens.vocabulary import Vocabulary
 from ...lang.errors import ModelError
 from ..core.messages import EngineConstraint

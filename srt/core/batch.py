@@ -29,7 +29,7 @@ from ...lang.errors import EngineError
 if TYPE_CHECKING:  # the gateway imports this file, and must start without torch
     import torch
 
-    from ...fsm.tokens.trie_walk import Walk
+    from ...fsm.tokens.masks import Walk
     from .messages import EnginePicture
 
 DUMMY_SLOT = 0  # never allocated; rows whose key is already in the pool write here

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
-from ...fsm.tokens.trie_walk import Walk
+from ...fsm.tokens.masks import Walk
 from ..core.batch import AsyncRunner, Batch, Chooser, Logits, Pending, PictureStore, Runner
 from ..core.messages import EngineForget, EnginePicture
 from .messages import Clear, RankStep, ToRank

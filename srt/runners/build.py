@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...fsm.tokens.trie_walk import Walk
+from ...fsm.tokens.masks import Walk
 from ...lang.errors import ModelError, ParameterError
 from ...lang.runtime_options import Kernels, KVDType, Weights
 from ..attention.torch_backend import TorchBackend

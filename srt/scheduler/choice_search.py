@@ -1,4 +1,4 @@
-"""Computes the probabilities of choices over all their tokenizations: runs fsm/choices/search.py in the scheduler.
+"""Computes the probabilities of choices over all their tokenizations: runs fsm/choice_search.py in the scheduler.
 
 hold        the request waits for the trie of the vocabulary
 begin_step  the trie is ready: the usual tokens of the choices are queued, one request for each choice that has rows of
@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...fsm.choices.nodes import SearchNode
-from ...fsm.choices.search import ChoiceSearch
+from ...fsm.choice_search import ChoiceSearch, SearchNode
 from ...fsm.tokens.trie import Trie, grows
 from ...lang.errors import CapabilityError, RequestError
 from ..core.messages import ChooseEnded, EngineChoose

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ...fsm.choices.nodes import SearchNode
-from ...fsm.choices.search import ChoiceSearch
+from ...fsm.choice_search import ChoiceSearch, SearchNode
 from ...fsm.stops import StopMatcher, Stops
 from ...lang.sampling import SamplingParams
 from ..cache.radix_cache import Match

@@ -1,19 +1,19 @@
-"""Walks a trie of tokens along an automaton, in C++. The reference is fsm/tokens/trie_walk.py, which defines work."""
+"""Walks a trie of tokens along an automaton, in C++. The reference is fsm/tokens/masks.py, which defines work."""
 
 import ctypes
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ....fsm.tokens.masks import Rows
 from ....fsm.tokens.trie import Trie
-from ....fsm.tokens.trie_walk import Rows
 
 _ROOM = 4_096  # pieces of work that a walk may leave beyond those it was given
 _FIND = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32)
 
 
 class CpuTrieWalk:
-    """Implements `fsm.trie_walk.Walk` with the native kernels. For one thread at a time.
+    """Implements `fsm.tokens.masks.Walk` with the native kernels. For one thread at a time.
 
     It keeps Python's GIL: it calls Python for every unknown transition, and waiting for the GIL each time would take
     longer than the walk.

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from ....fsm.tokens.trie_walk import Walk
+from ....fsm.tokens.masks import Walk
 from ....lang.errors import ParameterError
 from ...attention.backend import AttentionGeometry
 from ...cache.kv_pool import FLOAT8, KVGeometry

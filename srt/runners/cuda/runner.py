@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ....fsm.tokens.trie_walk import Walk
+from ....fsm.tokens.masks import Walk
 from ...attention.backend import AttentionStep
 from ...cache.kv_pool import KVPool
 from ...core.batch import Batch, Logits

@@ -65,7 +65,7 @@ def prepared(engine: Engine) -> None:
 def test_the_vocabularys_trie_is_made_once_for_all_starts(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared(opened())
     (kept,) = tries(cache)
-    monkeypatch.setattr("umbel.fsm.tokens.trie_file.build_trie", None)
+    monkeypatch.setattr("umbel.fsm.tokens.trie.build_trie", None)
     prepared(opened())
     assert tries(cache) == [kept]
 

@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from umbel.fsm.automaton.automaton import DEAD, UNKNOWN
+from umbel.fsm.tokens.masks import NumpyWalk, Walk, work_of
 from umbel.fsm.tokens.trie import Trie, build_trie
-from umbel.fsm.tokens.trie_walk import NumpyWalk, Walk, work_of
 from umbel.fsm.tokens.vocabulary import Vocabulary, unpack
 from umbel.srt.kernels.cpu.library import load_walk
 from umbel.srt.kernels.cpu.trie_walk import CpuTrieWalk

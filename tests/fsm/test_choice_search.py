@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.fsm.choices.search import ChoiceSearch, Probabilities, SearchLimits
+from umbel.fsm.choice_search import ChoiceSearch, Probabilities, SearchLimits
 from umbel.fsm.tokens.trie import build_trie, grows
 from umbel.fsm.tokens.vocabulary import Vocabulary
 

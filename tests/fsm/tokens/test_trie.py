@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from umbel.fsm.tokens import trie_file
-from umbel.fsm.tokens.trie import Trie, build_trie
-from umbel.fsm.tokens.trie_file import kept_trie
+from umbel.fsm.tokens import trie
+from umbel.fsm.tokens.trie import Trie, build_trie, kept_trie
 from umbel.fsm.tokens.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary([b"a", b"an", b"at", b"b", b"an", "é".encode(), b'"', b""], [7])
@@ -25,7 +24,7 @@ def same(one: Trie, other: Trie) -> bool:
 def test_what_was_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = kept_trie(VOCABULARY, tmp_path)
     assert same(first, build_trie(VOCABULARY))
-    monkeypatch.setattr(trie_file, "build_trie", None)
+    monkeypatch.setattr(trie, "build_trie", None)
     assert same(kept_trie(VOCABULARY, tmp_path), first)
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -55,10 +54,10 @@ def test_a_flipped_byte_is_noticed_wherever_it_is(tmp_path: Path) -> None:
         damaged = bytearray(whole)
         damaged[random_.randrange(len(whole))] ^= random_.randint(1, 255)
         path.write_bytes(damaged)
-        assert trie_file._read(VOCABULARY, path, Path.read_bytes) is None
+        assert trie._read(VOCABULARY, path, Path.read_bytes) is None
     for length in (0, 1, 31, 32, 33, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
-        assert trie_file._read(VOCABULARY, path, Path.read_bytes) is None
+        assert trie._read(VOCABULARY, path, Path.read_bytes) is None
     assert same(kept_trie(VOCABULARY, tmp_path), build_trie(VOCABULARY))
     assert path.read_bytes() == whole
 
