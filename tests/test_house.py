@@ -142,7 +142,6 @@ SMALL_FILES = {
     "fsm/schema/refusals.py": "finds the keyword to blame in the source, and knows nothing of how it is compiled",
     "fsm/schema/satisfiability.py": "a test of its own for emptiness, which the normalizer and it call in turn",
     "lang/templates/child.py": "a process started as a module: it loads jinja2, msgspec and nothing of its parent",
-    "srt/attention/sharing.py": "a search for shared runs of keys that knows no steps",
     "srt/constraints/compiler_worker.py": "a process, started as a module, that loads the automata and no torch",
     "srt/gateway/engine_client.py": "one life of the engine; the server outlives it",
     "srt/gateway/hints.py": "best effort: what goes wrong in it may not reach the calls of the gateway",

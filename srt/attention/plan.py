@@ -17,21 +17,24 @@ not decrease, at least that of the previous row, which is below a, and at most t
 a tile has the lowest lo and the last row the highest hi, with pictures and without.
 
 A row in two items has two partial results, merged by log-sum-exp; a row with one part is written directly. Rows of an
-item may belong to several sequences that share its keys (`sharing.py`), so tree attention is only a way of cutting. The
-arrays are numpy on the host. A backend copies them to its device.
+item may belong to several sequences that share its keys (`find_sharing`), so tree attention is only a way of cutting.
+The arrays are numpy on the host. A backend copies them to its device.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..core.batch import Batch
-from .generated_rows import generated_apart
-from .sharing import MERGE_KEYS, SharedRun, find_sharing, no_sharing
 
 Int32 = NDArray[np.int32]
+Step = tuple[int, int, int]  # of a path: node id, first position, length
 
+# Merging a further part of one row costs as much as reading this many keys. Measured on Zen 3 in float32, where a
+# shared prefix is in the L3 cache and sharing saves little: with a lower value sharing costs 5 to 15 percent.
+MERGE_KEYS = 64
 ITEMS_PER_WORKER = 4  # enough that the last ones end at about the same time
 SHORTEST_RUN = 128  # keys; shorter ones are not cut further to keep workers busy
 SINGLE_RUN = 256  # keys of a row that is alone: its cut does not depend on the rest of the step
@@ -101,6 +104,24 @@ class AttentionPlan:
     @property
     def items(self) -> int:
         return len(self.item_pos)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRun:
+    """A run of positions [first, end) whose keys all of `sequences` have in the same slots."""
+
+    first: int
+    end: int
+    sequences: tuple[int, ...]  # ascending
+    saved: int  # key reads that are saved
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """The shared runs of a step, and the position from which each sequence is alone."""
+
+    runs: tuple[SharedRun, ...]
+    alone_from: Int32  # [B]
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,4 +300,144 @@ def _assemble(
         merge_ptr=np.concatenate([[0], np.cumsum(parts)]).astype(np.int32),
         merge_slot=np.argsort(q_rows, kind="stable").astype(np.int32),
         keys_saved=keys_saved,
+    )
+
+
+def no_sharing(batch: Batch) -> Sharing:
+    return Sharing((), np.zeros(len(batch.query_lengths), dtype=np.int32))
+
+
+def find_sharing(batch: Batch, first_visible: Int32, *, block_rows: int, merge_keys: int = MERGE_KEYS) -> Sharing:
+    """Finds the runs of keys that tree attention reads once for several sequences of a step.
+
+    Sequences whose paths contain the same radix nodes read the same keys. Their paths diverge, so the sharers of a run
+    are a subset of those of the previous run. They are found by walking the paths from the root down:
+
+        node       1 (40 tokens)      2 (900)            4 (3)   own
+        seq 0   [= 0 1 2 3 ===|===== 0 1 2 =======|== 0 1 ==|------]
+        seq 1   [             |                   |         |---]
+        seq 2   [             |                   |---------]
+        seq 3   [             |-------]
+
+    A run gets an item of its own when the saved reads pay for merging one more partial result per row. A run that does
+    not pay (node 1 here, for all four) is added to the runs below it: the run of 0, 1, 2 starts at position 0, and the
+    rest of each sequence is always one run to its end. So nested nodes give nested items, and short nodes cost nothing.
+
+    Args:
+        first_visible: [B] lowest position that any row of the sequence sees: what its first row sees.
+        block_rows: rows that read a run of keys together when it is not shared.
+        merge_keys: cost of merging a further part of one row, in keys that are read.
+    """
+    paths, queries, visible = batch.paths, batch.query_lengths.tolist(), first_visible.tolist()
+    alone_from = [0] * len(queries)
+    runs: list[SharedRun] = []
+    todo = [(list(range(len(paths))), 0, 0)] if paths else []  # sequences, depth, positions that are covered
+    while todo:
+        group, depth, covered = todo.pop()
+        for sequences in _by_step(paths, group, depth):
+            end, below = _common_end(paths, sequences, depth)
+            saved = _saved(sequences, covered, end, queries, visible, block_rows, merge_keys)
+            start = covered
+            if saved is not None:
+                first = max(covered, min(visible[i] for i in sequences))
+                sharers = tuple(i for i in sequences if visible[i] < end)
+                runs.append(SharedRun(first, end, sharers, saved))
+                start = end
+                for i in sequences:
+                    alone_from[i] = end
+            todo.append((sequences, below, start))
+    return Sharing(tuple(runs), np.array(alone_from, dtype=np.int32))
+
+
+def _by_step(paths: Sequence[Sequence[Step]], group: list[int], depth: int) -> list[list[int]]:
+    """Groups sequences that take the same next step, two or more each, in the order of their first sequence."""
+    takers: dict[Step, list[int]] = {}
+    for i in group:
+        if depth < len(paths[i]):
+            takers.setdefault(paths[i][depth], []).append(i)
+    return [sequences for sequences in takers.values() if len(sequences) > 1]
+
+
+def _common_end(paths: Sequence[Sequence[Step]], sequences: list[int], depth: int) -> tuple[int, int]:
+    """Returns the end of the steps that all of them take from `depth` on, and the depth of the first they do not."""
+    leader = paths[sequences[0]]
+    below = depth + 1
+    while below < len(leader) and all(
+        below < len(paths[i]) and paths[i][below] == leader[below] for i in sequences[1:]
+    ):
+        below += 1
+    _, first, length = leader[below - 1]
+    return first + length, below
+
+
+def _saved(
+    sequences: list[int],
+    covered: int,
+    end: int,
+    queries: list[int],
+    visible: list[int],
+    block_rows: int,
+    merge_keys: int,
+) -> int | None:
+    """Returns the key reads saved by one run [covered, end) for all of them; None when it does not pay."""
+    rows = apart = 0
+    lowest = end
+    for i in sequences:
+        if visible[i] < end:
+            rows += queries[i]
+            apart += -(-queries[i] // block_rows) * (end - max(covered, visible[i]))
+            lowest = min(lowest, max(covered, visible[i]))
+    saved = apart - -(-rows // block_rows) * (end - lowest)
+    return saved if saved > 0 and saved >= merge_keys * rows else None
+
+
+# More rows are a text that is recomputed (after a retraction), or a long forced text: they are computed like prompts.
+MOST_ROWS = 64
+
+
+def generated_apart(batch: Batch) -> Batch:
+    """Returns the same rows, with generated rows of a sequence as separate sequences if there are several.
+
+    Tokens that jump-forward appends are computed together in one step. Attention of many rows rounds differently from
+    that of one row, and a text must not depend on jumps. So attention of each of these rows is computed as in a step of
+    its own:
+
+        prompt and generated rows of one step:      | p p p p | g | g | g |
+        planned as                                  [--- 4 ---]
+                                                             [1]   and all keys before it
+                                                                 [1]
+                                                                     [1]
+
+    Only the last row keeps the radix path: rows of one request do not share keys by tree attention, and would not in
+    steps of their own. Pictures are in prompts, so rows that see them whole are among the first rows.
+    """
+    if batch.generated is None:
+        return batch
+    apart = (batch.generated > 0) & (batch.query_lengths > 1) & (batch.generated <= MOST_ROWS)
+    if not apart.any():
+        return batch
+    query: list[int] = []
+    prefix: list[int] = []
+    slots = []
+    paths = []
+    spans: list[tuple[tuple[int, int], ...]] = []
+    for index, split in enumerate(apart.tolist()):
+        rows, before = int(batch.query_lengths[index]), int(batch.prefix_lengths[index])
+        path = batch.paths[index] if batch.paths else ()
+        first = rows - int(batch.generated[index]) if split else rows
+        for start, count in [(0, first)] * (first > 0) + [(row, 1) for row in range(first, rows)]:
+            end = start + count
+            query.append(count)
+            prefix.append(before + start)
+            slots.append(batch.slots[index][: before + end])
+            paths.append(path if end == rows else ())
+            spans.append(batch.spans[index] if batch.spans and start < first else ())
+    return replace(
+        batch,
+        query_lengths=np.array(query, dtype=np.int32),
+        prefix_lengths=np.array(prefix, dtype=np.int32),
+        slots=tuple(slots),
+        paths=tuple(paths) if batch.paths else (),
+        spans=tuple(spans) if batch.spans else (),
+        generated=None,
     )

@@ -11,8 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ...lang.errors import EngineError, UmbelError
-from ..distributed.follower import follow
-from ..distributed.messages import RankFailed, RankReady, RankStart, encode, to_rank
+from ..distributed.ranks import RankFailed, RankReady, RankStart, encode, follow, to_rank
 from ..launch import open_rank
 from ..processes import lifeline
 

@@ -1,4 +1,4 @@
-"""Linear maps and the interface of weight formats, the head, and activations; rounded where transformers rounds.
+"""Linear maps and the interface of weight formats, activations, the head, and norms; rounded where transformers rounds.
 
 QuantMethod   DenseMethod        floats, on any device, multiplied by torch
               PackedMethod       floats, laid out for oneDNN
@@ -7,6 +7,7 @@ QuantMethod   DenseMethod        floats, on any device, multiplied by torch
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol, TypeVar, cast
 
@@ -138,3 +139,29 @@ class TorchHead:
                     logits = (logits / self._softcap).tanh() * self._softcap
                 target[:, first : first + width] = logits
                 first += width
+
+
+class RMSNorm:
+    """Computes x / rms(x) × weight in float32. `centered` (Gemma): the weight is stored minus one; rounding is last."""
+
+    def __init__(self, weight: torch.Tensor, *, eps: float, centered: bool) -> None:
+        self._eps = eps
+        self._shape = weight.shape[-1:]
+        self._centered = centered
+        self._weight = weight.float() + 1.0 if centered else weight
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        normed = functional.rms_norm(x.float(), self._shape, eps=self._eps)
+        if self._centered:
+            return (normed * self._weight).to(x.dtype)
+        return self._weight * normed.to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """The norm of each head of queries and keys. Weights as the checkpoint stores them, in the model's dtype."""
+
+    query_weight: torch.Tensor  # [head_dim]
+    key_weight: torch.Tensor  # [head_dim]
+    eps: float
+    centered: bool  # weights are stored minus one

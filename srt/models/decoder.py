@@ -18,8 +18,7 @@ from ..attention.backend import AttentionStep
 from ..cache.kv_pool import KVGeometry
 from ..distributed.communicator import SINGLE_RANK, Communicator
 from ..layers.checkpoint import Checkpoint, Tensors
-from ..layers.linear import ACTIVATIONS, Linear, QuantMethod, TorchHead, dense_method
-from ..layers.norm import RMSNorm
+from ..layers.linear import ACTIVATIONS, Linear, QuantMethod, RMSNorm, TorchHead, dense_method
 from ..layers.rope import Rope, apply_rope
 from .decoder_config import DecoderConfig
 from .experts import Experts, expert_kernels

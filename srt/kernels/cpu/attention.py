@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from ....lang.errors import ParameterError
 from ...attention.backend import AttentionCounters, AttentionGeometry
-from ...attention.generated_rows import generated_apart
-from ...attention.plan import AttentionPlan, Cut, visible_intervals
+from ...attention.plan import AttentionPlan, Cut, generated_apart, visible_intervals
 from ...cache.kv_pool import KVPool
 from ...core.batch import Batch
 from .library import load_library

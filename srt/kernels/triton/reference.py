@@ -7,8 +7,7 @@ import torch
 from torch.nn import functional
 
 from ...cache.kv_pool import movable, rounded
-from ...layers.linear import ACTIVATIONS
-from ...layers.norm import HeadNorm, RMSNorm
+from ...layers.linear import ACTIVATIONS, HeadNorm, RMSNorm
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, centered: bool) -> torch.Tensor:

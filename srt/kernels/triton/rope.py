@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ...layers.norm import HeadNorm
+from ...layers.linear import HeadNorm
 from .jit import FP8_LARGEST, block_of, jit, rounded
 from .pdl import pdl_options, wait_for_previous_kernels
 

@@ -18,8 +18,7 @@ from ....lang.errors import ModelError, RequestError
 from ...core.image_token_ids import PICTURE_BASE
 from ...core.messages import EnginePicture
 from ...layers.checkpoint import Checkpoint, Tensors
-from ...layers.linear import ACTIVATIONS, can_pack
-from ...layers.norm import RMSNorm
+from ...layers.linear import ACTIVATIONS, RMSNorm, can_pack
 from ...multimodal.format import anyres_tokens, unpadded
 from .config import VisionConfig
 from .preprocessor import Normalisation

@@ -20,8 +20,7 @@ from ...cache.kv_pool import KVGeometry
 from ...core.model import Given
 from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...layers.checkpoint import Checkpoint, Tensors
-from ...layers.linear import HEAD_ROWS, DenseMethod, Linear, QuantMethod
-from ...layers.norm import HeadNorm
+from ...layers.linear import HEAD_ROWS, DenseMethod, HeadNorm, Linear, QuantMethod
 from ...layers.rope import RopeConfig, rope_table
 from ...models.decoder_config import DecoderConfig
 from ...models.experts import ExpertKernels, Experts

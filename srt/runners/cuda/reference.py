@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ...attention.backend import AttentionCounters, AttentionGeometry
-from ...attention.torch_backend import TorchBackend
-from ...attention.torch_groups import TorchPlan
+from ...attention.torch_backend import TorchBackend, TorchPlan
 from ...cache.kv_pool import FLOAT8, KVPool
 from ...core.batch import Batch, Draws
 from ...sampling.torch_sampler import TorchSampling

@@ -13,7 +13,7 @@ from umbel.lang.runtime_options import RuntimeOptions
 from umbel.srt.core.clock import SystemClock
 from umbel.srt.core.config import engine_environment
 from umbel.srt.core.faults import no_faults
-from umbel.srt.distributed import processes
+from umbel.srt.distributed import launch
 from umbel.srt.distributed.communicator import TorchCommunicator
 from umbel.srt.distributed.launch import device_of
 from umbel.srt.in_process import LocalBackend
@@ -78,7 +78,7 @@ def ranks_of(runtime: ul.Runtime) -> list[psutil.Process]:
     return [
         process
         for process in psutil.Process(runtime._process.process_id).children(recursive=True)
-        if process.status() != psutil.STATUS_ZOMBIE and processes.MODULE in process.cmdline()
+        if process.status() != psutil.STATUS_ZOMBIE and launch.MODULE in process.cmdline()
     ]
 
 
@@ -97,10 +97,10 @@ def test_two_ranks_write_the_texts_of_one(on_two: ul.Runtime, expected: list[str
 def test_nothing_listens_but_on_the_loopback(on_two: ul.Runtime) -> None:
     assert on_two._process is not None
     gateway = psutil.Process(on_two._process.process_id)
-    processes = [gateway, *gateway.children(recursive=True)]
+    launch = [gateway, *gateway.children(recursive=True)]
     listening = [
         connection.laddr.ip
-        for process in processes
+        for process in launch
         for connection in process.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     ]
@@ -168,7 +168,7 @@ def test_a_rank_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setenv(name, value)
     lost: list[str] = []
     options = RuntimeOptions(model="/nowhere", tensor_parallel=2, device="cpu")
-    others = processes.RankProcesses(options, tmp_path / "meeting", on_lost=lost.append)
+    others = launch.RankProcesses(options, tmp_path / "meeting", on_lost=lost.append)
     try:
         TorchCommunicator(0, 2, rendezvous=tmp_path / "meeting", device=torch.device("cpu"))
         with pytest.raises(ModelError, match="rank 1: there is no model, folder or file '/nowhere'"):

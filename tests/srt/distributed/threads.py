@@ -9,9 +9,7 @@ from typing import TypeVar
 
 import torch
 from umbel.srt.core.batch import Runner
-from umbel.srt.distributed.follower import follow
-from umbel.srt.distributed.leader import LeaderRunner, lead
-from umbel.srt.distributed.messages import ToRank, encode, to_rank
+from umbel.srt.distributed.ranks import LeaderRunner, ToRank, encode, follow, lead, to_rank
 
 PATIENCE = 60.0  # seconds for which a rank waits for the others
 
@@ -88,7 +86,7 @@ def on_ranks(ranks: int, work: Callable[[ThreadCommunicator], Result]) -> list[R
 
 
 class ThreadRanks:
-    """A `leader.OtherRanks`: what is said goes through sockets, as between processes."""
+    """A `ranks.OtherRanks`: what is said goes through sockets, as between processes."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks

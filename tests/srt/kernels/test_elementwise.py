@@ -5,8 +5,7 @@ import ctypes
 import pytest
 import torch
 from umbel.srt.kernels.cpu.library import load_library
-from umbel.srt.layers.linear import ACTIVATIONS
-from umbel.srt.layers.norm import RMSNorm
+from umbel.srt.layers.linear import ACTIVATIONS, RMSNorm
 from umbel.srt.layers.rope import Rope, RopeConfig, RopeType, apply_rope
 
 from .native import native_isas

@@ -1,4 +1,4 @@
-// The planner of attention: the same cuts as srt/attention/plan.py and sharing.py, array by array, in microseconds.
+// The planner of attention: the same cuts as srt/attention/plan.py, array by array, in microseconds.
 // A step of decoding takes few milliseconds and needs a plan for every window class.
 #include <algorithm>
 #include <cstdint>

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from umbel.srt.kernels.triton import reference, rope
-from umbel.srt.layers.norm import HeadNorm, RMSNorm
+from umbel.srt.layers.linear import HeadNorm, RMSNorm
 from umbel.srt.layers.rope import Rope, RopeConfig, RopeType, apply_rope, rope_table
 
 from .closeness import DTYPES, TOLERANCES, random, relative_error

@@ -13,8 +13,7 @@ from umbel.srt.core.batch import AsyncRunner, Batch, Logits, Runner
 from umbel.srt.core.clock import VirtualClock
 from umbel.srt.core.faults import FaultHook, no_faults
 from umbel.srt.core.messages import Ended, EngineFailed, EngineForget, EngineGenerate, EnginePicture, FromEngine
-from umbel.srt.distributed.leader import LeaderAsyncRunner, RanksApart, lead
-from umbel.srt.distributed.messages import Clear, RankStep, ToRank, to_rank
+from umbel.srt.distributed.ranks import Clear, LeaderAsyncRunner, RanksApart, RankStep, ToRank, lead, to_rank
 from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.models.sharding import ShardedTensors, shard_config
 from umbel.srt.multimodal.store import VisionStore

@@ -1,0 +1,321 @@
+"""Runs steps on all ranks: the scheduler's runner on rank 0 sends each step to the other ranks, then computes its part.
+
+    rank 0 ──── RankStep, Clear, EnginePicture, EngineForget ────▶ rank 1, 2, …   in the order in which they take effect
+    rank 0 ◀─── RankReady, RankFailed ────────────────────────
+
+Messages are typed msgpack over an unnamed pair of sockets. A step is sent with its slots, so the other ranks have
+neither scheduler nor tree. Only rank 0 chooses tokens, so the row requests stay there.
+
+Steps reach the others in the order in which they are computed here, so all ranks make the same exchanges in the same
+order. If a step fails on one rank, the next exchange would no longer match: the engine ends (`RanksApart`), and its
+supervisor starts it again.
+"""
+
+import socket
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol, TypeVar, assert_never
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ...fsm.tokens.masks import Walk
+from ...lang.runtime_options import RuntimeOptions
+from ..core.batch import AsyncRunner, Batch, Chooser, Logits, Pending, PictureRows, PictureStore, Runner
+from ..core.messages import EngineForget, EnginePicture
+
+HEADER = 8  # bytes: the length of a message
+MOST_BYTES = 1 << 30  # of one message: the slots of a step are four bytes for each key that it may read
+
+
+class RankStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The first line a rank reads on its standard input, as JSON; the pipe then is its lifeline."""
+
+    parent: int
+    rank: int
+    rendezvous: str  # see communicator.TorchCommunicator
+    socket: int  # its end of the pair
+    options: RuntimeOptions
+
+
+class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, array_like=True):
+    pass
+
+
+class RankStep(_Message, frozen=True):
+    """Carries a `batch.Batch` without row requests: arrays as bytes, the slots of all sequences concatenated."""
+
+    token_ids: bytearray
+    positions: bytearray
+    write_slots: bytearray
+    query_lengths: bytearray
+    prefix_lengths: bytearray
+    slots: bytearray
+    logit_rows: bytearray
+    paths: tuple[tuple[tuple[int, int, int], ...], ...]
+    generated: bytearray | None
+    pictures: tuple[tuple[int, int, int, int], ...]
+    spans: tuple[tuple[tuple[int, int], ...], ...]
+    token_sources: bytearray | None
+
+    @classmethod
+    def of(cls, batch: Batch) -> "RankStep":
+        return cls(
+            _bytes(batch.token_ids, np.int64),
+            _bytes(batch.positions, np.int64),
+            _bytes(batch.write_slots, np.int64),
+            _bytes(batch.query_lengths, np.int32),
+            _bytes(batch.prefix_lengths, np.int32),
+            _bytes(np.concatenate(batch.slots), np.int32),
+            _bytes(batch.logit_rows, np.int64),
+            batch.paths,
+            None if batch.generated is None else _bytes(batch.generated, np.int32),
+            batch.pictures,
+            batch.spans,
+            None if batch.token_sources is None else _bytes(batch.token_sources, np.int64),
+        )
+
+    def batch(self) -> Batch:
+        """Returns the batch; its arrays are the message's memory."""
+        query_lengths, prefix_lengths = _ints(self.query_lengths), _ints(self.prefix_lengths)
+        ends = np.cumsum(query_lengths + prefix_lengths)
+        return Batch(
+            token_ids=_longs(self.token_ids),
+            positions=_longs(self.positions),
+            write_slots=_longs(self.write_slots),
+            query_lengths=query_lengths,
+            prefix_lengths=prefix_lengths,
+            slots=tuple(np.split(_ints(self.slots), ends[:-1])),
+            logit_rows=_longs(self.logit_rows),
+            paths=self.paths,
+            generated=None if self.generated is None else _ints(self.generated),
+            pictures=tuple(PictureRows(*rows) for rows in self.pictures),
+            spans=self.spans,
+            token_sources=None if self.token_sources is None else _longs(self.token_sources),
+        )
+
+
+class Clear(_Message, frozen=True):
+    """Clears the KV pool."""
+
+
+ToRank = RankStep | Clear | EnginePicture | EngineForget
+
+
+class RankReady(_Message, frozen=True):
+    """Reports that the model is loaded and the pool allocated."""
+
+    num_slots: int
+
+
+class RankFailed(_Message, frozen=True):
+    """Reports that the rank cannot start. `kind` names a class of lang.errors.WIRE_ERRORS, or MissingExtraError."""
+
+    kind: str
+    message: str
+
+
+FromRank = RankReady | RankFailed
+
+_encoder = msgspec.msgpack.Encoder()
+_to_rank: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
+_from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
+
+Message = TypeVar("Message")
+
+
+def encode(message: ToRank | FromRank) -> bytes:
+    """Encodes a message, with its length before it."""
+    content = _encoder.encode(message)
+    return len(content).to_bytes(HEADER, "little") + content
+
+
+def to_rank(end: socket.socket) -> Iterator[ToRank]:
+    """Reads the messages of rank 0 until it has ended. Raises ValueError for data that is no message."""
+    return _messages(end, _to_rank)
+
+
+def from_rank(end: socket.socket) -> Iterator[FromRank]:
+    """Reads the messages of a rank until it has ended. Raises ValueError for data that is no message."""
+    return _messages(end, _from_rank)
+
+
+def _messages(end: socket.socket, decoder: msgspec.msgpack.Decoder[Message]) -> Iterator[Message]:
+    with end.makefile("rb") as source:
+        while len(header := source.read(HEADER)) == HEADER:
+            size = int.from_bytes(header, "little")
+            if size > MOST_BYTES:
+                raise ValueError(f"a message of {size} bytes is larger than the limit of {MOST_BYTES}")
+            content = source.read(size)
+            if len(content) < size:
+                return
+            yield decoder.decode(content)
+
+
+def _bytes(array: NDArray[np.integer], kind: type[np.integer]) -> bytearray:
+    return bytearray(np.ascontiguousarray(array, dtype=kind).data)
+
+
+def _ints(content: bytearray) -> NDArray[np.int32]:
+    return np.frombuffer(content, dtype=np.int32)
+
+
+def _longs(content: bytearray) -> NDArray[np.int64]:
+    return np.frombuffer(content, dtype=np.int64)
+
+
+class RanksApart(BaseException):
+    """Ranks may wait for each other in different exchanges. No `Exception`, so that no handler ends only a request."""
+
+
+class OtherRanks(Protocol):
+    """The other ranks, see launch.py."""
+
+    ranks: int  # all of them, including this one
+
+    def send(self, message: ToRank) -> None:
+        """Sends a message to all of them. Raises OSError when one has ended."""
+
+
+class _Sender:
+    """Sends messages to the other ranks, from any thread. Pictures to forget are sent before the next message."""
+
+    def __init__(self, others: OtherRanks) -> None:
+        self._others = others
+        self._lock = threading.Lock()
+        self._gone: deque[int] = deque()
+
+    def send(self, message: ToRank) -> None:
+        with self._lock:
+            while self._gone:
+                self._others.send(EngineForget(self._gone.popleft()))
+            self._others.send(message)
+
+    def forget_later(self, number: int) -> None:
+        """Notes a picture to forget. Takes no lock: finalizers call it, in any thread."""
+        self._gone.append(number)
+
+
+class LeaderStore:
+    """Implements `batch.PictureStore` on rank 0.
+
+    The others keep a picture as long as rank 0 does: until it is forgotten and no request holds it.
+    """
+
+    def __init__(self, store: PictureStore, sender: _Sender) -> None:
+        self.both_ways = store.both_ways
+        self._store = store
+        self._sender = sender
+        self._uploaded: set[int] = set()  # pictures that the others have
+
+    def put(self, picture: EnginePicture) -> None:
+        self._store.put(picture)
+        if picture.number in self._uploaded:  # forgotten, and still held by a request
+            return
+        self._uploaded.add(picture.number)
+        self._sender.send(picture)
+        going = weakref.finalize(self._store.hold(picture.number), self._discard, picture.number)
+        going.atexit = False
+
+    def forget(self, number: int) -> None:
+        self._store.forget(number)
+
+    def tokens(self, number: int) -> int | None:
+        return self._store.tokens(number)
+
+    def hold(self, number: int) -> object:
+        return self._store.hold(number)
+
+    def _discard(self, number: int) -> None:
+        self._uploaded.discard(number)
+        self._sender.forget_later(number)
+
+
+class LeaderRunner:
+    """Implements `batch.Runner` on all ranks.
+
+    Args:
+        runner: computes the part of rank 0.
+        others: the other ranks.
+    """
+
+    def __init__(self, runner: Runner, others: OtherRanks) -> None:
+        self._runner = runner
+        self._ranks = others.ranks
+        self._sender = _Sender(others)
+        self._pictures = None if runner.pictures is None else LeaderStore(runner.pictures, self._sender)
+        self.vocab_size = runner.vocab_size
+        self.context_length = runner.context_length
+        self.num_slots = runner.num_slots
+
+    @property
+    def pictures(self) -> PictureStore | None:
+        return self._pictures
+
+    @property
+    def chooser(self) -> Chooser | None:
+        return self._runner.chooser
+
+    @property
+    def trie_walk(self) -> Walk | None:
+        return self._runner.trie_walk
+
+    def forward(self, batch: Batch) -> Logits:
+        try:
+            self._sender.send(RankStep.of(batch))
+            return self._runner.forward(batch)
+        except Exception as error:
+            raise RanksApart("a step failed on rank 0, and the others may be in the middle of it") from error
+
+    def facts(self) -> Mapping[str, str | int | float]:
+        return {**self._runner.facts(), "ranks": self._ranks}
+
+    def clear(self) -> None:
+        self._sender.send(Clear())
+        self._runner.clear()
+
+
+class LeaderAsyncRunner(LeaderRunner):
+    """Implements `batch.AsyncRunner` on all ranks: a step that fails after its launch has made all its exchanges."""
+
+    def __init__(self, runner: AsyncRunner, others: OtherRanks) -> None:
+        super().__init__(runner, others)
+        self._async_runner = runner
+
+    def launch(self, batch: Batch) -> Pending:
+        try:
+            self._sender.send(RankStep.of(batch))
+            return self._async_runner.launch(batch)
+        except Exception as error:
+            raise RanksApart("a step failed on rank 0, and the others may be in the middle of it") from error
+
+
+def lead(runner: Runner, others: OtherRanks) -> LeaderRunner:
+    """Returns a runner of all ranks, asynchronous if that of rank 0 is."""
+    return LeaderAsyncRunner(runner, others) if isinstance(runner, AsyncRunner) else LeaderRunner(runner, others)
+
+
+def follow(runner: Runner, messages: Iterable[ToRank]) -> None:
+    """Runs the messages of rank 0 on another rank, in their order, until there are no more.
+
+    This rank's logits are not read, so it never waits for a step.
+    """
+    for message in messages:
+        match message:
+            case RankStep() if isinstance(runner, AsyncRunner):
+                runner.launch(message.batch())
+            case RankStep():
+                runner.forward(message.batch())
+            case Clear():
+                runner.clear()
+            case EnginePicture():
+                assert runner.pictures is not None, "rank 0 has the same model"
+                runner.pictures.put(message)
+            case EngineForget(number=number):
+                assert runner.pictures is not None, "rank 0 has the same model"
+                runner.pictures.forget(number)
+            case _:
+                assert_never(message)
