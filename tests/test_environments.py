@@ -70,7 +70,8 @@ def environment(folder: Path, python: str, *more: str, limits: Iterable[str] = (
 def passes(python: Path, *paths: str) -> None:
     """Runs tests of this checkout on the umbel of the environment. Fails with their summary."""
     needs_torch = [f"--ignore={path}" for path in Path(ROOT, "tests").rglob("*.py") if _TORCH.search(path.read_text())]
-    command = [python, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", *needs_torch, *paths]
+    command = [python, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", *needs_torch]
+    command += ["-m", "not nightly and not model", *paths]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-1000:]
 

@@ -140,7 +140,7 @@ class Watch:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Watches the body. Another profiler that is a function goes on seeing what it saw; next to one that is not
-        (cProfile), nothing is watched."""
+        (cProfile before Python 3.12), nothing is watched."""
         other = sys.getprofile()
         if other is not None and not isinstance(other, FunctionType | MethodType):
             yield
