@@ -160,14 +160,15 @@ class TemplateChild:
         if process is None:
             return None
         atexit.unregister(self.close)
+        assert process.stdin is not None, "it was made with a pipe"
+        assert process.stdout is not None, "it was made with a pipe"
         status = process.poll()
+        with contextlib.suppress(OSError):  # what was not written yet
+            process.stdin.close()  # a child that waits for a job ends now
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = process.wait(patience)
         process.kill()
-        for pipe in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):  # what was not written yet
-                if pipe is not None:
-                    pipe.close()
+        process.stdout.close()
         process.wait()
         return status
 
