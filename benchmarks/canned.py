@@ -25,8 +25,8 @@ from umbel.lang.protocol import (
     ToBackend,
 )
 from umbel.lang.transport.exchange import Exchange
-from umbel.srt.core.clock import SystemClock
 from umbel.srt.core.config import GatewayLimits
+from umbel.srt.core.instruments import SystemClock
 from umbel.srt.core.messages import (
     Ended,
     EngineControl,
@@ -37,7 +37,7 @@ from umbel.srt.core.messages import (
     ToEngine,
     Tokens,
 )
-from umbel.srt.gateway.front_end import Answer, Client
+from umbel.srt.gateway.calls import Answer, Client
 from umbel.srt.gateway.gateway import Gateway
 from umbel.srt.tokenizer.prompt import CACHE_BYTES
 from umbel.srt.tokenizer.tokenizer import Tokenizer

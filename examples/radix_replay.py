@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.batch import Batch, Logits
-from umbel.srt.core.clock import SystemClock
+from umbel.srt.core.instruments import SystemClock
 from umbel.srt.core.messages import EngineGenerate
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 

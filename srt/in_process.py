@@ -35,12 +35,11 @@ from ..lang.transport.exchange import Exchange, Outgoing
 from .constraints.compiled_cache import CompiledCache
 from .constraints.compiler import InlineCompiler
 from .constraints.matcher_cache import OPENING_POLL
-from .core.clock import Clock, SystemClock
 from .core.config import CompilerLimits, GatewayLimits, PictureLimits
-from .core.faults import FaultHook, no_faults
+from .core.instruments import Clock, FaultHook, SystemClock, no_faults
 from .core.messages import ToEngine
 from .engine.thread import EngineThread
-from .gateway.front_end import Answer, Client
+from .gateway.calls import Answer, Client
 from .gateway.gateway import Gateway
 from .gateway.programs import Programs, capabilities_of
 from .launch import Engine, LoadedModel, ModelReading, open_engine, open_tokenizer

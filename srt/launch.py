@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..lang.errors import MissingExtraError, ModelError, ParameterError
 from ..lang.runtime_options import ORACLE, RuntimeOptions
 from .core.batch import AsyncRunner, Runner
-from .core.clock import Clock
-from .core.faults import FaultHook
+from .core.instruments import Clock, FaultHook
 from .core.messages import Heartbeat
 from .multimodal.format import PictureFormat
 from .tokenizer.tokenizer import ByteTokenizer, Tokenizer

@@ -73,7 +73,7 @@ def test_nothing_that_runs_foreign_code_is_used() -> None:
 
 
 def test_wall_clock_time_is_not_used_for_decisions() -> None:
-    """`time.time()` jumps when someone sets the clock; `srt.core.clock` and `time.monotonic` do not."""
+    """`time.time()` jumps when someone sets the clock; `SystemClock` and `time.monotonic` do not."""
     found = [
         str(path.relative_to(ROOT))
         for path in tracked(".py")
@@ -155,7 +155,6 @@ SMALL_FILES = {
     "srt/runners/cuda/reference.py": "the reference that kernels are checked against, in plain torch",
     "srt/runners/cuda/triton_kernels.py": "imports Triton when it is loaded, which needs a GPU",
     "srt/runners/torch_runner.py": "a runner next to the others; `build` chooses",
-    "srt/scheduler/policy/longest_prefix.py": "a policy",
     "srt/weights/default_model.py": "the one place that knows the package of the default model",
     "srt/weights/safetensors_folder.py": "a format of weights",
 }

@@ -3,7 +3,7 @@
 A node owns a run of tokens and the slots of their keys and values; children are keyed by their first token.
 Locked nodes (lock count > 0) are never evicted; a lock covers the whole path, so ancestors have at least the
 locks of their children. Pins do the same without a request, and are counted separately because they can be taken back
-(pins.py). An eviction policy chooses the next leaf to evict (eviction.py).
+(kv_manager.py). An EvictionPolicy chooses the next leaf to evict when the pool runs out.
 
     root(salt) ── "You are helpful." ─┬─ "Hello" ── "Hi!"          every salt has a root of its own:
                                       └─ "What is 2+2?"            two salts never share a node
@@ -11,16 +11,16 @@ locks of their children. Pins do the same without a request, and are counted sep
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .eviction import EvictionPolicy, LeastRecentlyUsed
-from .idle_check import IdleCheck, require_node
-from .slot_allocator import IntegrityError, Place, SlotAllocator, Slots
+from .slot_allocator import IdleCheck, IntegrityError, SlotAllocator, Slots, require_node
 
 Tokens = NDArray[np.int32]
 
@@ -35,7 +35,7 @@ class RadixNode:
         "locks",
         "parent",
         "pins",
-        "place",
+        "pool",
         "priority",
         "salt",
         "slots",
@@ -51,7 +51,7 @@ class RadixNode:
         parent: RadixNode | None,
         tokens: Tokens,
         slots: Slots,
-        place: Place,
+        pool: SlotAllocator,
     ) -> None:
         self.tree = tree
         self.id = node_id
@@ -59,7 +59,7 @@ class RadixNode:
         self.parent = parent  # None: a root, or no longer in the tree
         self.tokens = tokens
         self.slots = slots  # of the pool in `place`
-        self.place = place
+        self.pool = pool
         self.children: dict[int, RadixNode] = {}
         self.locks = 0
         self.pins = 0
@@ -78,6 +78,69 @@ class RadixNode:
     @property
     def evictable(self) -> bool:
         return not self.held and not self.children and self.parent is not None
+
+
+class EvictionPolicy(Protocol):
+    """Decides the order in which leaves are evicted. The implementation is `LeastRecentlyUsed`.
+
+    The tree owns the nodes. It adds a leaf that nothing holds, and pops the next leaf to remove. A leaf that is locked,
+    grows children or is used after it was added stays in the policy: `pop` skips leaves that are not evictable.
+    """
+
+    operations: int  # cumulative, each of O(log n) at most; tests bound them by the number of uses and evictions
+
+    def add(self, node: RadixNode) -> None:
+        """Adds a node that has become evictable. The policy may have it already."""
+
+    def pop(self) -> RadixNode | None:
+        """Removes and returns the next evictable node; None: there is none."""
+
+    def knows(self, node: RadixNode) -> bool:
+        """Returns whether `pop` will return the node at some time, if it stays evictable."""
+
+    def clear(self) -> None:
+        """Forgets all nodes."""
+
+
+class LeastRecentlyUsed:
+    """Evicts leaves of the lowest priority first, and of these the least recently used.
+
+    A heap has one entry for each node, checked when it is popped: O(log n) for each eviction, and at most one more
+    correction for each use.
+    """
+
+    def __init__(self) -> None:
+        self.operations = 0
+        self._heap: list[tuple[int, int, int, RadixNode]] = []  # (priority, last use, node id, node)
+        self._known: set[int] = set()  # ids of nodes in the heap
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, node: RadixNode) -> None:
+        if node.id not in self._known:
+            self._known.add(node.id)
+            heapq.heappush(self._heap, (node.priority, node.last_use, node.id, node))
+            self.operations += 1
+
+    def pop(self) -> RadixNode | None:
+        while self._heap:
+            _, last_use, number, node = heapq.heappop(self._heap)
+            self.operations += 1
+            self._known.discard(number)
+            if not node.evictable:
+                continue  # held, grown children or gone since; it is added again when that ends
+            if node.last_use == last_use:
+                return node
+            self.add(node)  # used since: at most once per use
+        return None
+
+    def knows(self, node: RadixNode) -> bool:
+        return node.id in self._known
+
+    def clear(self) -> None:
+        self._heap.clear()
+        self._known.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +396,7 @@ class RadixCache:
 
     def _node(self, salt: str, parent: RadixNode | None, tokens: Tokens, slots: Slots) -> RadixNode:
         self._next_id += 1
-        return RadixNode(self, self._next_id, salt, parent, tokens, slots, self._pool.place)
+        return RadixNode(self, self._next_id, salt, parent, tokens, slots, self._pool)
 
     def _root(self, salt: str) -> RadixNode:
         root = self._roots.get(salt)
@@ -386,8 +449,7 @@ class RadixCache:
         leaf.parent = None
         self.idle_check.removed(leaf)
         self._tokens -= len(leaf.tokens)
-        assert leaf.place is self._pool.place, "slots go back to the pool that gave them"
-        self._pool.release(leaf.slots)
+        leaf.pool.release(leaf.slots)
         if parent.is_root:
             self._drop_if_empty(parent)
         else:

@@ -11,15 +11,15 @@ Most logit rows need only the token that is chosen from them; `RowRequests` says
 without computing 262,144 logits may answer with it; any runner may return the logits instead.
 
 A runner that does not wait for its steps is an `AsyncRunner`: the next step is launched while one still runs.
-`Batch.token_sources` refers to the tokens that the running step will choose. See overlap.py.
+`Batch.token_sources` refers to the tokens that the running step will choose. See step.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # the gateway imports this file, and must start without torch
 
     from ...fsm.tokens.masks import Walk
     from .messages import EnginePicture
+
 
 DUMMY_SLOT = 0  # never allocated; rows whose key is already in the pool write here
 
@@ -277,3 +278,34 @@ class Draws:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+
+def isolate(items: Sequence[P], together: Callable[[Sequence[P]], Sequence[R]]) -> list[R | Exception]:
+    """Returns the answer of `together` for each item, or the exception that it raises for that item alone.
+
+        together([a, b, c, d]) raises ─┬─ together([a, b]) → its answers
+                                       └─ together([c, d]) raises ─┬─ together([c]) → its answer
+                                                                   └─ together([d]) raises: the error is d's answer
+
+    A failing item costs a number of calls that is logarithmic in the number of items. Without a failure there is one
+    call.
+
+    Args:
+        together: gives one answer for each item; an answer depends on its own item only. When it raises, it must leave
+            all state as it was, because it is called again with a part of the items.
+    """
+    if not items:
+        return []
+    try:
+        answers = together(items)
+    except Exception as error:
+        if len(items) == 1:
+            return [error]
+        middle = len(items) // 2
+        return isolate(items[:middle], together) + isolate(items[middle:], together)
+    assert len(answers) == len(items), "one answer for each item"
+    return list(answers)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ...lang.ops import MAX_CHOICE_LENGTH, MAX_CHOICES
 from ...lang.programs import MAX_GRAPH_BYTES
 from ...lang.protocol import MAX_PRIORITY
-from .faults import FaultHook, no_faults
+from .instruments import FaultHook, no_faults
 
 
 @dataclass(frozen=True, slots=True)

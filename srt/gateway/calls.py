@@ -1,8 +1,7 @@
-"""Calls: the state that the gateway keeps of a request until it ends.
+"""Keeps the state of a request in the gateway until it ends: a call, and the client it answers.
 
-A call owns one or more engine requests (`n` continuations; a score with and without the prompt), turns
-the engine's events into messages for the program, and tracks which of them have ended. It sends nothing
-itself.
+A call owns one or more engine requests (`n` continuations; a score with and without the prompt), turns the engine's
+events into messages for the program, and tracks which of them have ended. It sends nothing itself.
 
     HELD        the engine is starting, a constraint is being compiled, or pictures are being decoded: it waits
     DISPATCHED  sent to the engine; HELD again, once, when the engine is lost before the client got a part of it
@@ -17,11 +16,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Protocol
 
 import msgspec
 
 from ...fsm.stops import Stops
 from ...lang.errors import UmbelError
+from ...lang.programs import FromPrograms
 from ...lang.protocol import (
     Chunk,
     Completion,
@@ -53,8 +54,37 @@ from ..core.messages import (
     Tokens,
 )
 from ..multimodal.cache import Picture
-from ..tokenizer.detokenizer import Detokenizer
-from .front_end import Client
+from ..tokenizer.tokenizer import Detokenizer
+
+Answer = FromBackend | FromPrograms
+
+
+class FrontEnd(Protocol):
+    """Delivers answers to the clients that ask through it. All requests enter the gateway through front ends.
+
+        clients.Clients            ZeroMQ sockets of programs on this machine ─┐
+        programs.Programs          programs that run next to the gateway      ─┼─ receive(client, message) ─▶ Gateway
+        in_process.LocalBackend    the caller's own process                   ─┘ ◀─ client.deliver(message) ─
+
+    A front end gives each of its clients an identity, passes their requests on with a `Client`, and reports a client
+    that is gone (`client_lost`). Everything else, such as frames, connections and protocols, is its own. Another front
+    end, such as an HTTP server, needs these three things and no change here.
+    """
+
+    def deliver(self, identity: bytes, message: Answer) -> None:
+        """Sends a message to a client, now or soon; drops it when the client is gone. Must not raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Identifies the sender of a request: one client of one front end."""
+
+    front_end: FrontEnd
+    identity: bytes  # unique within its front end
+
+    def deliver(self, message: Answer) -> None:
+        self.front_end.deliver(self.identity, message)
+
 
 Bounded = EngineGenerate | EngineScore | EngineChoose | EngineControl  # the engine messages that have an ending
 TokenBytes = Callable[[int], bytes]

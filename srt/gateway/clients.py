@@ -18,9 +18,9 @@ import zmq
 from ...lang.protocol import GenRequest, Hint, Locate, ScoreRequest, ToBackend
 from ...lang.transport.inlet import Inlet, prepare
 from ...lang.transport.link import MAX_FRAME, FrameError, FromGateway, Inbound, Outbound, Pong, ToGateway
-from ..core.clock import Clock
+from ..core.instruments import Clock
 from ..core.messages import from_gateway_codec, to_gateway_codec, too_large_for_client
-from .front_end import Client
+from .calls import Client
 from .gateway import Gateway
 
 

@@ -42,16 +42,14 @@ from ...lang.protocol import (
 )
 from ..constraints.compiled_cache import CompiledCache
 from ..constraints.compiler import Answer, Compiled, InlineCompiler, Refused
-from ..core.clock import Clock
 from ..core.config import CompilerLimits, GatewayLimits
-from ..core.faults import FaultHook, no_faults
+from ..core.instruments import Clock, FaultHook, no_faults
 from ..core.messages import EngineAbort, EngineControl, EngineFailed, FromEngine, Heartbeat, ToEngine
 from ..multimodal.cache import PictureCache
 from ..multimodal.prompts import Showable
 from ..tokenizer.prompt import CACHE_BYTES, PromptEncoder
 from ..tokenizer.tokenizer import Tokenizer
-from .calls import CallIndex, CallPhase, ControlCall, GenCall, PendingCall, ScoreCall
-from .front_end import Client
+from .calls import CallIndex, CallPhase, Client, ControlCall, GenCall, PendingCall, ScoreCall
 from .hints import Hints
 from .images import Images, PictureCall
 from .validation import RequestValidator

@@ -5,12 +5,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ...lang.protocol import Hint
-from ..core.clock import Clock
-from ..core.faults import FaultHook
+from ..core.instruments import Clock, FaultHook
 from ..core.messages import EngineRelease, ToEngine
 from ..multimodal.cache import Picture
 from ..multimodal.prompts import pictures_of
-from .front_end import Client
+from .calls import Client
 from .validation import RequestValidator
 
 log = logging.getLogger("umbel.gateway")

@@ -12,8 +12,7 @@ from ...lang.protocol import FromBackend, GenRequest, Hint, ScoreRequest, ToBack
 from ..core.messages import FromEngine, ToEngine
 from ..multimodal.cache import Picture, PictureCache
 from ..multimodal.prompts import Showable, Showing, media_of, pictures_of, without_bytes
-from .calls import PendingCall, ProtocolBreach
-from .front_end import Client
+from .calls import Client, PendingCall, ProtocolBreach
 
 
 @dataclass(slots=True, eq=False)

@@ -56,7 +56,7 @@ from ...lang.protocol import (
 )
 from ...lang.transport.exchange import Exchange, Outgoing
 from ..core.config import GatewayLimits
-from .front_end import Answer, Client
+from .calls import Answer, Client
 
 log = logging.getLogger("umbel.gateway")
 

@@ -42,8 +42,8 @@ from ...lang.transport.link import (
 from ...lang.transport.process_life import machine_in_words, read_process, read_this_thread
 from ..constraints.compiled_cache import CompiledCache
 from ..constraints.compiler_process import CompilerProcess
-from ..core.clock import SystemClock
 from ..core.config import CompilerLimits, GatewayLimits, PictureLimits, SupervisionLimits, fault_hook
+from ..core.instruments import SystemClock
 from ..core.messages import EngineFrame, EnginePhase, EngineReady, EngineStartFailed, Heartbeat, ToEngine
 from ..launch import open_tokenizer
 from ..multimodal.budget import most_tokens
@@ -54,9 +54,9 @@ from ..multimodal.format import PictureFormat
 from ..processes import lifeline
 from ..tokenizer.prompt import CACHE_BYTES
 from ..tokenizer.tokenizer import Tokenizer
+from .calls import Client
 from .clients import Clients, Connection, LongPrompts, Received
 from .engine_client import EngineChild
-from .front_end import Client
 from .gateway import Gateway
 from .programs import Programs, capabilities_of
 from .supervisor import EngineLife, Kill, Start, StartFailure, Supervisor

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from ...lang.transport.process_life import ProcessSample, TimeSpent, share_in_words
-from ..core.clock import Clock
 from ..core.config import SupervisionLimits
+from ..core.instruments import Clock
 
 
 class EngineLife(Enum):

@@ -19,12 +19,10 @@ from ..core.messages import EngineChoose, EngineGenerate, EnginePrefill, EngineS
 from ..multimodal.budget import check_media
 from ..multimodal.format import PictureFormat
 from ..multimodal.prompts import Showable, prompts_of
-from ..scheduler.stops import CompiledStops
 from ..tokenizer.offsets import media_places, text_of, token_places
 from ..tokenizer.prompt import PromptEncoder
-from ..tokenizer.tokenizer import Tokenizer
-from .calls import GenCall, ScoreCall
-from .front_end import Client
+from ..tokenizer.tokenizer import CompiledStops, Tokenizer
+from .calls import Client, GenCall, ScoreCall
 
 _SALT = re.compile(r"[A-Za-z0-9_-]*")
 _SEEDS = 2**63

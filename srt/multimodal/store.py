@@ -12,8 +12,7 @@ import torch
 
 from ...lang.errors import RequestError
 from ..core.batch import PictureRows
-from ..core.clock import Clock, SystemClock
-from ..core.counters import Stopwatch
+from ..core.instruments import Clock, Stopwatch, SystemClock
 from ..core.messages import EnginePicture
 from ..core.model import Given, VisionModel
 from .references import HeldPictures

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from ...lang.runtime_options import Weights
 from ..cache.kv_pool import KVGeometry, KVPool
-from ..core.batch import Batch, Logits, LogitsError, RowNeed, RowRequests
+from ..core.batch import Batch, Logits, LogitsError, RowNeed, RowRequests, isolate
 from ..core.image_token_ids import without_pictures
-from ..core.isolation import isolate
 from ..kernels.cpu.attention import HEAD_DIM_UNIT, CpuBackend
 from ..kernels.cpu.library import isa_of
 from ..kernels.cpu.sampling import CpuSampling
@@ -24,7 +23,7 @@ from ..layers.config_values import Config
 from ..models.cpu_decoder import CpuDecoder, CpuRows, PoolTable
 from ..models.families import is_family, read_config
 from ..multimodal.store import VisionStore
-from ..scheduler.row_requests import choose_few
+from ..sampling.sampler import choose_few
 from ..weights.quantization import cpu_method
 from .logits_buffer import LogitsBuffer
 

@@ -20,8 +20,8 @@ from ...fsm.choice_search import ChoiceSearch, SearchNode
 from ...fsm.tokens.trie import Trie, grows
 from ...lang.errors import CapabilityError, RequestError
 from ..core.messages import ChooseEnded, EngineChoose
-from .context import SchedulerContext
 from .request import Choosing, Request
+from .request_table import SchedulerContext
 
 
 @dataclass(frozen=True, slots=True)

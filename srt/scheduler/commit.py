@@ -1,26 +1,323 @@
-"""Commits a step: turns its results into tokens, log-probabilities and endings.
+"""Commits a step: reads its logits, and turns what they say into tokens, log-probabilities and endings.
 
-When a step completes, the next one may already be running (overlap.py). `computed` of a request then counts rows that
-have not been read yet. So commit takes the rows that were read from the step, not from the request.
+`read_step_result` samples tokens and computes log-probabilities. Rows are read together. If that raises, each row is
+tried alone (batch.isolate): requests whose rows raise end with the error, and the others get the results they would
+have had without them. The keys of the step are sound by then.
+
+`Commit` applies the result. When a step completes, the next one may already be running (step.py). `computed` of a
+request then counts rows that have not been read yet. So Commit takes the rows that were read from the step.
 """
 
-from collections.abc import Sequence
-from typing import assert_never
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar, assert_never
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...lang.errors import EngineError
 from ...lang.protocol import FinishReason
-from ..core.messages import Tokens
-from .choice_search import ChoiceSearches
+from ..core.batch import Logits, LogitsError, RowNeed, RowRequests, isolate
+from ..core.messages import IdLogprob, Tokens
+from ..sampling.gumbel import SampleRequest
+from ..sampling.sampler import Sampler, Wanted, bits_of, describe, draws_of, look_up
+from .choice_search import ChoiceSearches, questions
 from .constrained import ConstrainedTexts
-from .context import SchedulerContext
-from .request import Choosing, Generation, Phase, Prefilling, Request, Scoring
-from .request_table import score_ended
-from .step_plan import PlannedRows, StepPlan
-from .step_results import SampledToken, StepResult
-from .stopping import Stop
+from .request import Choosing, Generation, Phase, Prefilling, Request, Scoring, Stop
+from .request_table import SchedulerContext, score_ended
+from .step import PlannedRows, StepPlan, allowed_of, forbidden_ends
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+
+class SampledToken(NamedTuple):
+    """A new token, None when a constraint ends the text without one; its log-probability when requested."""
+
+    token: int | None
+    logprob: IdLogprob | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Results of a step, all keyed by request number.
+
+    `known`: log-probabilities of prompt tokens, in order. `forced`: the same of generated tokens that were appended
+    before their rows ran. `sampled`: new tokens. `asked`: log-probabilities for choice searches, in order of the rows.
+    `errors`: why a request fails.
+    """
+
+    known: Mapping[int, list[IdLogprob]]
+    forced: Mapping[int, list[IdLogprob]]
+    sampled: Mapping[int, SampledToken]
+    asked: Mapping[int, list[NDArray[np.float64]]]
+    errors: Mapping[int, Exception]
+
+
+def read_step_result(
+    logits: Logits,
+    planned: Sequence[PlannedRows],
+    row_requests: RowRequests | None,
+    sampler: Sampler,
+    errors: Mapping[int, Exception],
+) -> StepResult:
+    """Reads tokens and log-probabilities of a step. Rows the runner left unsampled are sampled here.
+
+    planned: rows of the step, of requests that have not ended. row_requests: those of the batch. errors: of requests
+    that have already failed in this step.
+
+    Log-probabilities are the model's own: they are taken before the sampler changes rows.
+
+    Raises:
+        Exception: the forward pass has failed after all, on a device that reports it late.
+    """
+    reading = _Reading(logits, row_requests, sampler, dict(errors))
+    going = {rows.request.number: rows for rows in planned if rows.request.number not in reading.errors}
+    telling = {n: rows for n, rows in going.items() if rows.first_logit < min(rows.last_logit, rows.request.length - 1)}
+    known, forced = reading.known(telling), reading.forced(telling)
+    result = StepResult(known, forced, reading.sampled(going), reading.asked(going), reading.errors)
+    if reading.errors and len(logits.values):
+        logits.values[0, 0].item()
+    return result
+
+
+_Rows = Mapping[int, PlannedRows]  # by number of the request
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reading:
+    """Reads one step's logits. All mappings are keyed by request number.
+
+    `errors` grows; requests in it are left out of everything that follows.
+    """
+
+    logits: Logits
+    row_requests: RowRequests | None
+    sampler: Sampler
+    errors: dict[int, Exception] = field(default_factory=dict)
+
+    # ---------------------------------------------------------------------------------------- what is wanted
+
+    def known(self, planned: _Rows) -> dict[int, list[IdLogprob]]:
+        """Returns log-probabilities of tokens of prompts and scored sequences."""
+        return self._describe(self._one_by_one(self._going(planned), self._known_tokens))
+
+    def forced(self, planned: _Rows) -> dict[int, list[IdLogprob]]:
+        """Returns log-probabilities of generated tokens that were known before their rows ran."""
+        return self._describe(self._one_by_one(self._going(planned), self._forced_tokens))
+
+    def sampled(self, planned: _Rows) -> Mapping[int, SampledToken]:
+        """Returns new tokens: chosen by the runner, chosen here by the row requests, or sampled from logits."""
+        owners = {
+            number: rows
+            for number, rows in self._going(planned).items()
+            if rows.end == rows.request.length and rows.request.samples
+        }
+        for number, rows in owners.items():
+            if (error := self.logits.errors.get(rows.logits_of_last)) is not None:
+                self.errors[number] = error
+        tokens = self.logits.tokens
+        chosen = {number: int(tokens[rows.logits_of_last]) for number, rows in self._going(owners).items()}
+        if self.row_requests is not None:
+            left = [number for number, token in chosen.items() if token < 0]
+            picked = {n: owners[n] for n in left if self.row_requests.kinds[owners[n].logits_of_last] != RowNeed.LOGITS}
+            chosen.update(self._together(picked, self._pick))
+        settled = self._settle(owners, {number: token for number, token in chosen.items() if token >= 0})
+        sampled = {number: SampledToken(token, None) for number, token in settled.items()}
+        sampled.update(self._described(owners, settled))
+        sampled.update(
+            self._sample({n: owners[n] for n, token in chosen.items() if token < 0 and n not in self.errors})
+        )
+        return self._going(sampled)
+
+    def asked(self, planned: _Rows) -> dict[int, list[NDArray[np.float64]]]:
+        """Returns, for each row of a choice search, the log-probabilities that it requested."""
+        asking = {n: rows for n, rows in self._going(planned).items() if isinstance(rows.request.job, Choosing)}
+        wanted = self._one_by_one(asking, self._questions)
+        return self._together(wanted, self._look_up)
+
+    # ---------------------------------------------------------------------------------------- new tokens
+
+    def _pick(self, owners: Sequence[PlannedRows]) -> list[int]:
+        """Chooses tokens by the batch's row_requests, for rows that the runner answered with logits."""
+        assert self.row_requests is not None, "called for rows that need a token"
+        rows = np.array([rows.logits_of_last for rows in owners], dtype=np.int64)
+        places = np.array([_place(self.logits, row) for row in rows.tolist()], dtype=np.int64)
+        draws = draws_of(self.row_requests, rows, places, self.sampler.vocab_size)
+        tokens: list[int] = self.sampler.choose(self.logits.values, draws).tolist()
+        return tokens
+
+    def _described(self, owners: _Rows, tokens: Mapping[int, int | None]) -> dict[int, SampledToken]:
+        """Returns tokens with their log-probabilities, for rows that requested both."""
+        described = self.row_requests.described if self.row_requests is not None else None
+        if described is None or not described.any():
+            return {}
+        asking = {
+            number: (owners[number], token)
+            for number, token in tokens.items()
+            if token is not None and described[owners[number].logits_of_last]
+        }
+        wanted = self._one_by_one(asking, self._wanted)
+        logprobs = self._together(wanted, lambda some: describe(self.logits.values, some, self.sampler.chooser))
+        return {number: SampledToken(tokens[number], logprob) for number, logprob in logprobs.items()}
+
+    def _wanted(self, chosen: tuple[PlannedRows, int]) -> Wanted:
+        rows, token = chosen
+        return Wanted(_place(self.logits, rows.logits_of_last), token, _top(rows.request))
+
+    def _sample(self, owners: _Rows) -> dict[int, SampledToken]:
+        """Samples tokens from logits that the sampler changes; log-probabilities come from the unchanged logits."""
+        values = self.logits.values
+        draws = self._one_by_one(owners, self._sample_request)
+        asked = [number for number in draws if _wants_logprobs(owners[number].request)]
+        unadjusted = values[[draws[number].row for number in asked]] if asked else values[:0]
+        tokens = self._settle(owners, self._together(draws, lambda some: self.sampler.sample(values, some)))
+        for number in draws:
+            if isinstance(self.errors.get(number), LogitsError) and _sound(values[draws[number].row]):
+                self.errors[number] = EngineError(
+                    "no token can be chosen: those that may come have the probability 0; the model cannot spell what "
+                    "the constraint or min_tokens asks for"
+                )
+        wanted = {
+            number: Wanted(place, token, draws[number].sampling.top_logprobs)
+            for place, number in enumerate(asked)
+            if (token := tokens.get(number)) is not None
+        }
+        logprobs = self._together(wanted, lambda some: describe(unadjusted, some, self.sampler.chooser))
+        return {number: SampledToken(token, logprobs.get(number)) for number, token in tokens.items()}
+
+    def _sample_request(self, rows: PlannedRows) -> SampleRequest:
+        request = rows.request
+        generation = request.job
+        assert isinstance(generation, Generation), "only generations sample"
+        return SampleRequest(
+            row=_place(self.logits, rows.logits_of_last),
+            sampling=generation.sampling,
+            seed=generation.seed,
+            position=request.length,
+            counts=generation.counts,
+            prompt=request.tokens[: request.prompt_length],
+            forbidden=forbidden_ends(request, generation),
+            mask=bits_of(allowed_of(request, generation), self.sampler.vocab_size),
+        )
+
+    def _settle(self, owners: _Rows, tokens: Mapping[int, int]) -> dict[int, int | None]:
+        """Settles tokens with the requests' constraints. That advances each constraint: call it once for each token."""
+        sampled = {number: (owners[number].request, token) for number, token in tokens.items()}
+        return self._one_by_one(sampled, lambda entry: _settled(*entry))
+
+    # ---------------------------------------------------------------------------------------- known tokens
+
+    def _known_tokens(self, rows: PlannedRows) -> list[Wanted]:
+        request = rows.request
+        if isinstance(request.job, Choosing):
+            return []
+        return self._tokens(rows, rows.first_logit, min(rows.last_logit, request.prompt_length - 1))
+
+    def _forced_tokens(self, rows: PlannedRows) -> list[Wanted]:
+        request = rows.request
+        if not _wants_logprobs(request):
+            return []
+        assert isinstance(request.job, Generation), "only generations have tokens of their own"
+        first = max(rows.first_logit, request.prompt_length - 1 + len(request.job.logprobs))
+        return self._tokens(rows, first, min(rows.last_logit, request.length - 1))
+
+    def _tokens(self, rows: PlannedRows, first: int, last: int) -> list[Wanted]:
+        """Requests log-probabilities of the known tokens that rows [first, last) predict: row p − 1 that of token p."""
+        if first >= last:
+            return []
+        tokens = rows.request.tokens[first + 1 : last + 1].tolist()
+        index = rows.first_index - rows.first_logit
+        top = _top(rows.request)
+        return [Wanted(_place(self.logits, index + row), token, top) for row, token in enumerate(tokens, first)]
+
+    def _describe(self, wanted: Mapping[int, list[Wanted]]) -> dict[int, list[IdLogprob]]:
+        return self._together({number: own for number, own in wanted.items() if own}, self._describe_all)
+
+    def _describe_all(self, wanted: Sequence[list[Wanted]]) -> list[list[IdLogprob]]:
+        flat = [want for own in wanted for want in own]
+        described = iter(describe(self.logits.values, flat, self.sampler.chooser))
+        return [[next(described) for _ in own] for own in wanted]
+
+    # ---------------------------------------------------------------------------------------- searches
+
+    def _questions(self, rows: PlannedRows) -> list[tuple[int, NDArray[np.int32]]]:
+        asked = questions(rows.request, rows.first_logit, rows.last_logit)
+        return [(_place(self.logits, row), ids) for row, ids in enumerate(asked, rows.first_index)]
+
+    def _look_up(self, asked: Sequence[list[tuple[int, NDArray[np.int32]]]]) -> list[list[NDArray[np.float64]]]:
+        found = iter(look_up(self.logits.values, [entry for own in asked for entry in own], self.sampler.chooser))
+        return [[next(found) for _ in own] for own in asked]
+
+    # ---------------------------------------------------------------------------------------- errors
+
+    def _going(self, entries: Mapping[int, P]) -> Mapping[int, P]:
+        if not self.errors:
+            return entries
+        return {number: entry for number, entry in entries.items() if number not in self.errors}
+
+    def _together(self, entries: Mapping[int, P], function: Callable[[Sequence[P]], Sequence[R]]) -> dict[int, R]:
+        """Calls a function for all entries together. The function must change nothing when it raises."""
+        return self._sorted(list(entries), isolate(list(entries.values()), function))
+
+    def _one_by_one(self, entries: Mapping[int, P], function: Callable[[P], R]) -> dict[int, R]:
+        """Calls a function once for each entry."""
+        answers: list[R | Exception] = []
+        for entry in entries.values():
+            try:
+                answers.append(function(entry))
+            except Exception as error:
+                answers.append(error)
+        return self._sorted(list(entries), answers)
+
+    def _sorted(self, numbers: Sequence[int], answers: Sequence[R | Exception]) -> dict[int, R]:
+        """Returns the answers by request number; exceptions go to `errors`."""
+        good: dict[int, R] = {}
+        for number, answer in zip(numbers, answers, strict=True):
+            if isinstance(answer, Exception):
+                self.errors[number] = answer
+            else:
+                good[number] = answer
+        return good
+
+
+def _settled(request: Request, token: int) -> int | None:
+    """Returns the token that the request's constraint settles on for a sampled one."""
+    generation = request.job
+    assert isinstance(generation, Generation), "only generations sample"
+    if generation.cursor is None:
+        return token
+    return generation.cursor.settle(token, generation.length_limit - request.length)
+
+
+def _place(logits: Logits, row: int) -> int:
+    place = int(logits.places[row])
+    if place < 0:
+        raise _no_answer(row)
+    return place
+
+
+def _no_answer(row: int) -> EngineError:
+    return EngineError(f"the model gave neither logits nor a token for row {row} of the step's logits")
+
+
+def _wants_logprobs(request: Request) -> bool:
+    return isinstance(request.job, Generation) and request.job.wants_logprobs
+
+
+def _top(request: Request) -> int:
+    """Returns the number of most likely tokens to report with a log-probability."""
+    return request.job.sampling.top_logprobs if isinstance(request.job, Generation) else 0
+
+
+def _sound(logits: torch.Tensor) -> bool:
+    """Returns whether the logits describe a distribution. logits: [vocab], unchanged by the sampler."""
+    return bool(logits.isfinite().any()) and not bool((logits.isnan() | logits.isposinf()).any())
 
 
 class Commit:
-    """Turns the results of a step into tokens, log-probabilities and endings."""
+    """Applies the results of steps to their requests."""
 
     def __init__(self, context: SchedulerContext, constrained: ConstrainedTexts, searches: ChoiceSearches) -> None:
         self._context = context

@@ -28,14 +28,14 @@ class SchedulerConfig:
         in_step_sharing: a request may use keys that another request computes in the same step.
         least_ahead: a hint that misses fewer tokens than this is dropped, unless it pins.
         pin_share: the part of the pool that all pins together may hold.
-        max_wait: seconds after which a waiting request precedes every cache-aware order; policy/priority.py bounds its
+        max_wait: seconds after which a waiting request precedes every cache-aware order; policy.Ageing bounds its
             whole wait.
         headroom: slots left for every running sequence when another one is admitted, against early retraction.
         partial_logits: the runner may answer a row that only chooses a token with the token, without its logits.
         jump_forward: tokens that a constraint forces are appended without a decode step of their own.
         constraint_fuel: automaton transitions that one step may compute, some 6 ms of Python; masks that need more
             are finished in later steps.
-        overlap: a step is planned while the previous one runs (overlap.py); the runner is a batch.AsyncRunner.
+        overlap: a step is planned while the previous one runs (step.py); the runner is a batch.AsyncRunner.
         check_every_step: verify pool and tree after every step (tests; costs time in the size of the pool).
     """
 

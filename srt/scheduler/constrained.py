@@ -15,9 +15,8 @@ from ...lang.protocol import FinishReason
 from ..constraints.matcher import Boundary, Matcher, SharedConstraint
 from ..core.image_token_ids import PICTURE_BASE
 from ..core.messages import EngineGenerate
-from .context import SchedulerContext
-from .request import Generation, Request
-from .stopping import Stop, constraint_end
+from .request import Generation, Request, Stop, constraint_end
+from .request_table import SchedulerContext
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ by a fault or by its own data, ends alone.
 from ..cache.slot_allocator import Slots
 from .commit import Commit
 from .constrained import ConstrainedTexts
-from .context import SchedulerContext
-from .policy.policy import AdmissionPolicy
+from .policy import AdmissionPolicy
 from .request import Phase, Prefilling, Request
-from .step_plan import StepPlan
+from .request_table import SchedulerContext
+from .step import StepPlan
 
 _PATIENCE = 16  # steps after which admission is tried again though the queue head did not fit and no request has ended
 

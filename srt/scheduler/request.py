@@ -1,4 +1,4 @@
-"""Defines a request: one token sequence with its slots in the KV pool, and the job it runs for.
+"""Defines a request: one token sequence with its slots in the KV pool, the job it runs for, and when its text ends.
 
 position      0            match.length          kv_length     slot_end        length
 slots         [── tree, locked by us ──|── private ──|─── spare ───)
@@ -9,28 +9,26 @@ kv_length ≤ slot_end            spare slots for tokens to come, allocated ahea
 computed ≤ kv_length            rows before `computed` have run, or run now; a row whose key is already in the pool
                                 (it was found in the tree, but its logits are needed) writes to no slot
 
-While a step is planned and another one still runs (overlap.py), `length` counts a token that is not known yet.
+While a step is planned and another one still runs (step.py), `length` counts a token that is not known yet.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...fsm.choice_search import ChoiceSearch, SearchNode
 from ...fsm.stops import StopMatcher, Stops
+from ...lang.protocol import FinishReason
 from ...lang.sampling import SamplingParams
 from ..cache.radix_cache import Match
 from ..constraints.matcher import Matcher
 from ..core.messages import IdLogprob, Schedule
 from ..multimodal.sequence import NO_PICTURES, SequencePictures
-
-if TYPE_CHECKING:
-    from .stopping import Stop
 
 PENDING_TOKEN = -1  # stands for a token that a running step is about to choose
 NO_SOURCE = -1  # source of a request whose tokens are all known
@@ -42,6 +40,15 @@ class Phase(Enum):
     WAITING = "waiting"  # holds nothing
     RUNNING = "running"  # holds slots and a lock on its path in the tree
     ENDED = "ended"  # holds nothing, has been answered
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The reason why a text ends. `text_bytes`: its length without the stop string or stop token."""
+
+    reason: FinishReason
+    matched: str | int | None
+    text_bytes: int
 
 
 @dataclass(slots=True)
@@ -337,3 +344,56 @@ class Request:
     def rank(self) -> tuple[int, int]:
         """Order of retraction: a request with a smaller rank keeps its slots longer."""
         return (-self.schedule.priority, self.number)
+
+
+def accept(request: Request, token: int, token_bytes: Callable[[int], bytes], longest: int) -> Stop | None:
+    """Appends a token; returns a Stop if the text ends with it. `longest`: tokens a sequence may have.
+
+    It looks at token ids and at bytes, so that it finds a stop string wherever the token boundaries lie.
+    """
+    generation = request.job
+    assert isinstance(generation, Generation), "only generations sample"
+    request.append(token)
+    generation.counts[token] = generation.counts.get(token, 0) + 1
+    before = generation.text_bytes
+    data = token_bytes(token)
+    if generation.cursor is not None and request.generated == 1:
+        data = data[generation.cursor.healed :]
+    generation.text_bytes += len(data)
+    may_stop = request.generated >= generation.sampling.min_tokens
+    if token in generation.ends and may_stop:
+        return Stop(FinishReason.STOP, token, before)
+    found = _feed(generation, data, before, may_stop)
+    if found is not None:
+        return found
+    if generation.cursor is not None and generation.cursor.finished:
+        return constraint_end(generation, token if generation.cursor.ended else None)
+    if request.generated >= generation.sampling.max_tokens or request.length >= longest:
+        return Stop(FinishReason.LENGTH, None, generation.text_bytes)
+    return None
+
+
+def constraint_end(generation: Generation, token: int | None = None) -> Stop:
+    """Returns the stop of a text that satisfies its constraint, also if it was closed by the shortest way to an end.
+
+    `token`: the token with which the model ended it.
+    """
+    assert generation.cursor is not None, "a constraint ends the text"
+    reason = FinishReason.LENGTH_CLOSED if generation.cursor.closing else FinishReason.STOP
+    return Stop(reason, token, generation.text_bytes)
+
+
+def _feed(generation: Generation, data: bytes, offset: int, may_stop: bool) -> Stop | None:
+    """Feeds bytes to the stop matcher. Skips stops that end before min_tokens: the search continues after them."""
+    while generation.matcher is not None and generation.stops is not None:
+        match = generation.matcher.feed(data)
+        if match is None:
+            return None
+        if may_stop:
+            return Stop(FinishReason.STOP, match.stop, generation.matcher_base + match.start)
+        end = generation.matcher_base + match.end
+        data = data[end - offset :]
+        offset = end
+        generation.matcher_base = end
+        generation.matcher = generation.stops.matcher()
+    return None

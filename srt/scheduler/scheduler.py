@@ -1,7 +1,7 @@
 """Runs the engine's step: plan → launch → complete. No sockets, no threads, no clock of its own.
 
 Launching a plan starts its forward pass. Completing it waits for that pass, samples tokens and commits them.
-With overlap a step is launched before the previous one completes (overlap.py); without, each completes at once.
+With overlap a step is launched before the previous one completes (step.py); without, each completes at once.
 
 Requests share one pool of KV slots through a radix tree. Tokens enter the tree when their slots are assigned, before
 they are computed. Every layer stores its keys before it attends, so a request planned later in the same step reads
@@ -22,9 +22,7 @@ from ...lang.errors import CapabilityError, DeadlineError, ParameterError, Umbel
 from ..cache.slot_allocator import IntegrityError
 from ..constraints.matcher_cache import MatcherCache
 from ..core.batch import AsyncRunner, Runner
-from ..core.clock import Clock
-from ..core.counters import Counters
-from ..core.faults import FaultHook, no_faults
+from ..core.instruments import Clock, Counters, FaultHook, no_faults
 from ..core.messages import (
     ControlEnded,
     EngineAbort,
@@ -41,19 +39,14 @@ from ..core.messages import (
 )
 from ..sampling.sampler import Sampler
 from .choice_search import ChoiceSearches
-from .commit import Commit
+from .commit import Commit, StepResult, read_step_result
 from .config import PolicyName, SchedulerConfig
 from .constrained import ConstrainedTexts
-from .context import SchedulerContext
 from .kv_manager import KVManager
-from .overlap import FinishedStep, InFlightStep, pending_tokens
 from .planner import Planner
 from .request import Phase, Prefilling
-from .request_factory import RequestFactory
-from .request_table import RequestTable, aborted, failure
-from .row_requests import NO_REQUESTS, build_row_requests
-from .step_plan import PlannedRows, StepPlan
-from .step_results import StepResult, read_step_result
+from .request_table import RequestFactory, RequestTable, SchedulerContext, aborted, failure
+from .step import NO_REQUESTS, FinishedStep, InFlightStep, PlannedRows, StepPlan, build_row_requests, pending_tokens
 
 Info = dict[str, str | int | float | bool | list[int | str] | None]
 

@@ -12,12 +12,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.batch import Batch, Logits, RowNeed, RowRequests, Runner
-from ..core.clock import VirtualClock
-from ..core.isolation import isolate
-from ..sampling.sampler import Sampler
+from ..core.batch import Batch, Logits, RowNeed, RowRequests, Runner, isolate
+from ..core.instruments import VirtualClock
+from ..sampling.sampler import Sampler, draws_of
 from ..scheduler.request import PENDING_TOKEN
-from ..scheduler.row_requests import MAX_SAMPLED_TOP_K, draws_of
+from ..scheduler.step import MAX_SAMPLED_TOP_K
 from .oracle import OracleRunner
 
 

@@ -22,8 +22,7 @@ from ..core.image_token_ids import PICTURE_BASE, PictureSpan
 from ..core.messages import EnginePicture
 from ..multimodal.references import HeldPictures
 from ..sampling.gumbel import SampleRequest, gumbel
-from ..sampling.sampler import Sampler
-from ..scheduler.row_requests import choose_few
+from ..sampling.sampler import Sampler, choose_few
 
 _LARGEST_VOCABULARY = 1 << 12  # 12 bits of id and 10 of hash: every logit is exact in float32 and unique in its row
 

@@ -1,11 +1,21 @@
-"""The tokenizer protocol, text ↔ tokens. prompt.py turns a prompt's parts into one list of ids.
+"""Converts text ↔ tokens: the Tokenizer protocol, and the Detokenizer, whose pieces are never taken back.
 
-Bytes are the common ground: every token stands for a byte string, so stop strings are found across
-token boundaries, characters are never split in a stream, and detokenization is concatenation.
+Bytes are the common ground: every token stands for a byte string, so stop strings are found across token boundaries,
+characters are never split in a stream, and detokenization is concatenation. prompt.py turns a prompt's parts into one
+list of ids.
 """
 
+import codecs
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
+
+from ...fsm.errors import ConstraintRefused
+from ...fsm.stops import Stops, stops_of
+from ...lang.errors import ConstraintError
+from ...lang.sampling import SamplingParams
 
 
 class Tokenizer(Protocol):
@@ -60,3 +70,140 @@ class ByteTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._bytes[token_id]
+
+
+class CompiledStops:
+    """Compiles stop strings and expressions, and caches them for one thread: they grow in use."""
+
+    def __init__(self) -> None:
+        self._compiled = lru_cache(maxsize=256)(stops_of)
+
+    def of(self, sampling: SamplingParams) -> Stops | None:
+        """Returns the compiled stop strings and expressions of a request; None without any.
+
+        Raises:
+            ConstraintError: an expression that cannot be used; the message names it.
+        """
+        try:
+            return self._compiled(sampling.stop, sampling.stop_regex)
+        except ConstraintRefused as error:
+            raise ConstraintError(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The number of tokens that lie wholly inside the text, and the rest of the text after them."""
+
+    count: int
+    tail: str
+
+
+class Detokenizer:
+    """Turns the token ids of one continuation into text as they come.
+
+        bytes so far   [ shown ............ | held back ...... ]
+                                              the beginning of a stop string, perhaps, or of a character
+
+    Only two things hold text back: bytes that may begin a stop string, and the first bytes of an incomplete character.
+    Bytes that can never become a character are shown as U+FFFD, as `bytes.decode` does.
+
+    Args:
+        token_bytes: returns the bytes of a token, b"" for control tokens.
+        stops: compiled stop strings and expressions, shared by continuations with the same stops; None for none.
+    """
+
+    def __init__(self, token_bytes: Callable[[int], bytes], stops: Stops | None = None) -> None:
+        self._token_bytes = token_bytes
+        self._stops = stops.matcher() if stops is not None else None
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._data = bytearray()
+        self._ends: list[int] = []  # per token, the end of its bytes
+        self._decoded = 0  # bytes given to the decoder
+        self._pieces: list[str] = []
+        self._skipped = 0  # bytes of the first token that are no part of the text
+        self.token_ids: list[int] = []
+
+    @property
+    def text(self) -> str:
+        """The text shown so far; the whole text after `finish`."""
+        return "".join(self._pieces)
+
+    def skip(self, count: int) -> None:
+        """Leaves the first `count` bytes out of the text: they belong to the prompt. Call it before the first token.
+
+        The first token then crosses the beginning of the text, so no token of the text can be sent again."""
+        assert count == self._skipped or not self.token_ids, "what has been shown is not taken back"
+        self._skipped = count
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        """Adds tokens of a continuation that goes on → the text that is safe to show now, "" if none."""
+        self._append(token_ids)
+        pending = self._stops.pending if self._stops is not None else 0
+        return self._show(len(self._data) - pending, final=False)
+
+    def finish(self, token_ids: Sequence[int], text_bytes: int) -> str:
+        """Adds the last tokens, with the length of the whole text in bytes → the text not shown yet."""
+        self._append(token_ids)
+        assert self._decoded <= text_bytes <= len(self._data), (
+            f"the text ends at byte {text_bytes}, but {self._decoded} of {len(self._data)} bytes were shown"
+        )
+        return self._show(text_bytes, final=True)
+
+    def kept(self, text_bytes: int, *, ends_with_stop_token: bool) -> Kept:
+        """Returns the tokens whose KV may be reused when the finished text is sent again, and the text after them.
+
+        A token that ended the text (end-of-sequence, a stop token) is not part of it. The tokens of a
+        character that is split by the boundary move to the tail.
+        """
+        count = 0 if self._skipped else len(self.token_ids) - (1 if ends_with_stop_token else 0)
+        while count and (self._ends[count - 1] > text_bytes or self._splits_character(count, text_bytes)):
+            count -= 1
+        start = self._ends[count - 1] if count else 0
+        return Kept(count, bytes(self._data[start:text_bytes]).decode("utf-8", "replace"))
+
+    # ------------------------------------------------------------------ how
+
+    def _append(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            piece = self._token_bytes(token_id)
+            if not self.token_ids:
+                piece = piece[self._skipped :]
+            self._data += piece
+            self.token_ids.append(token_id)
+            self._ends.append(len(self._data))
+            if self._stops is not None:
+                self._watch(piece)
+
+    def _watch(self, piece: bytes) -> None:
+        """Feeds the stop automaton.
+
+        A match while the continuation goes on was overruled by `min_tokens`: the automaton continues from its
+        state, and the matched text is held back while it may still begin a longer stop."""
+        stops = self._stops
+        assert stops is not None
+        start = len(self._data) - len(piece)
+        while (match := stops.feed(piece)) is not None:
+            stops.match = None
+            piece = bytes(self._data[match.end :])
+            assert match.end > start, "a stop ends in the bytes that were fed"
+            if not piece:
+                return
+
+    def _show(self, end: int, *, final: bool) -> str:
+        if end <= self._decoded and not final:
+            return ""
+        text = self._decoder.decode(bytes(self._data[self._decoded : end]), final)
+        self._decoded = max(self._decoded, end)
+        if text:
+            self._pieces.append(text)
+        return text
+
+    def _splits_character(self, count: int, text_bytes: int) -> bool:
+        """Returns whether the boundary after `count` tokens lies inside a character of the text."""
+        end = self._ends[count - 1]
+        if end == text_bytes or not 0x80 <= self._data[end] < 0xC0:  # only a continuation byte can be inside
+            return False
+        around = bytes(self._data[max(0, end - 3) : min(text_bytes, end + 3)])
+        offset = end - max(0, end - 3)
+        whole = around.decode("utf-8", "replace")
+        return around[:offset].decode("utf-8", "replace") + around[offset:].decode("utf-8", "replace") != whole

@@ -6,8 +6,7 @@ import numpy as np
 from umbel.lang.protocol import FinishReason
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.constraints.matcher_cache import MatcherCache
-from umbel.srt.core.clock import VirtualClock
-from umbel.srt.core.faults import FaultHook, no_faults
+from umbel.srt.core.instruments import FaultHook, VirtualClock, no_faults
 from umbel.srt.core.messages import (
     ControlEnded,
     Ended,

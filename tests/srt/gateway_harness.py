@@ -4,11 +4,10 @@ from umbel.lang.prompt import Text
 from umbel.lang.protocol import ConstraintSpec, FinishReason, GenRequest, Origin, ToBackend
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.constraints.compiled_cache import CompiledCache
-from umbel.srt.core.clock import VirtualClock
 from umbel.srt.core.config import GatewayLimits
-from umbel.srt.core.faults import FaultHook, no_faults
+from umbel.srt.core.instruments import FaultHook, VirtualClock, no_faults
 from umbel.srt.core.messages import Ended, EngineAbort, EngineGenerate, EngineScore, ToEngine
-from umbel.srt.gateway.front_end import Answer, Client
+from umbel.srt.gateway.calls import Answer, Client
 from umbel.srt.gateway.gateway import Gateway
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer, Tokenizer
 

@@ -36,9 +36,8 @@ from umbel.lang.runtime_options import DebugOptions, RuntimeOptions
 from umbel.lang.sampling import SamplingParams
 from umbel.lang.transport.link import FromGateway, Inbound, Outbound, Pong, ToGateway
 from umbel.srt.constraints.compiled_cache import CompiledCache
-from umbel.srt.core.clock import VirtualClock
 from umbel.srt.core.config import GatewayLimits
-from umbel.srt.core.faults import no_faults
+from umbel.srt.core.instruments import VirtualClock, no_faults
 from umbel.srt.core.messages import (
     EngineFrame,
     ToEngine,
@@ -47,7 +46,7 @@ from umbel.srt.core.messages import (
     to_engine_codec,
     to_gateway_codec,
 )
-from umbel.srt.gateway.front_end import Answer, Client
+from umbel.srt.gateway.calls import Answer, Client
 from umbel.srt.gateway.gateway import Gateway
 from umbel.srt.in_process import LocalBackend
 from umbel.srt.launch import ORACLE_FAVOURITES, Engine, open_engine

@@ -13,8 +13,7 @@ from umbel.lang.protocol import Chunk, Final, FinishReason, GenRequest, Hint, Or
 from umbel.lang.runtime_options import RuntimeOptions
 from umbel.lang.sampling import SamplingParams
 from umbel.srt import in_process, launch
-from umbel.srt.core.clock import VirtualClock
-from umbel.srt.core.faults import FailAt
+from umbel.srt.core.instruments import FailAt, VirtualClock
 from umbel.srt.gateway.gateway import Gateway
 from umbel.srt.in_process import LocalBackend
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from umbel.lang.runtime_options import RuntimeOptions
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.core.clock import SystemClock
-from umbel.srt.core.faults import no_faults
+from umbel.srt.core.instruments import SystemClock, no_faults
 from umbel.srt.core.messages import Ended, EngineGenerate
 from umbel.srt.launch import Engine, open_engine
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig

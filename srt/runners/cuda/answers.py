@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...core.batch import Chooser, Draws, Logits, LogitsError, RowNeed, RowRequests
-from ...core.isolation import isolate
-from ...scheduler.row_requests import draws_of
+from ...core.batch import Chooser, Draws, Logits, LogitsError, RowNeed, RowRequests, isolate
+from ...sampling.sampler import draws_of
 from .device import Accelerator, Mark, Staging
 
 

@@ -32,7 +32,7 @@ from umbel.lang.errors import (
 from umbel.lang.programs import ProgramEnded, RunProgram, digest_of
 from umbel.lang.protocol import Backend
 from umbel.lang.transport import packing
-from umbel.srt.core.faults import FailAt
+from umbel.srt.core.instruments import FailAt
 from umbel.srt.in_process import LocalBackend
 
 from ..random_programs import bodies, program_of

@@ -3,9 +3,8 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.srt.cache.eviction import LeastRecentlyUsed
-from umbel.srt.cache.radix_cache import RadixCache, RadixNode
-from umbel.srt.cache.slot_allocator import Place, SlotAllocator
+from umbel.srt.cache.radix_cache import LeastRecentlyUsed, RadixCache, RadixNode
+from umbel.srt.cache.slot_allocator import SlotAllocator
 
 
 class NewestFirst:
@@ -72,9 +71,9 @@ def test_tree_and_pool_agree_under_any_policy(batch: list[list[int]], size: int)
     assert (cache.total_tokens, pool.free) == (0, size)
 
 
-def test_a_node_lies_in_the_place_of_its_pool() -> None:
+def test_a_node_knows_the_pool_of_its_slots() -> None:
     pool = SlotAllocator(20)
     cache = RadixCache(pool)
     serve(cache, pool, [1, 2, 3])
     serve(cache, pool, [1, 2, 9])
-    assert {node.place for _, node in cache.walk()} == {Place.DEVICE}
+    assert {node.pool for _, node in cache.walk()} == {pool}

@@ -249,7 +249,7 @@ def test_whatever_runs_between_two_slices_nothing_sound_is_taken_for_damage(
     happened: list[tuple[str, list[int], int]], pool: int, overlap: bool, piece: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("umbel.srt.cache.idle_check._SLICE", piece)
+        patch.setattr("umbel.srt.cache.slot_allocator._SLICE", piece)
         machine = engine(pool=pool, overlap=overlap, max_running=3)
         sent: dict[int, list[int]] = {}
         hints: list[int] = []

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from umbel.srt.cache.eviction import LeastRecentlyUsed
-from umbel.srt.cache.radix_cache import Match, RadixCache, common_length
+from umbel.srt.cache.radix_cache import LeastRecentlyUsed, Match, RadixCache, common_length
 from umbel.srt.cache.slot_allocator import IntegrityError, SlotAllocator
 
 SALTS = ["", "a", "b"]

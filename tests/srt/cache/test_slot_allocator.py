@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.srt.cache.slot_allocator import IntegrityError, SlotAllocator
-from umbel.srt.core.faults import FailAt
+from umbel.srt.core.instruments import FailAt
 
 
 def test_slots_come_in_ascending_runs_and_never_the_dummy() -> None:

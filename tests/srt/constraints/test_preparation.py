@@ -12,8 +12,7 @@ from umbel.lang.protocol import ConstraintSpec
 from umbel.lang.runtime_options import RuntimeOptions
 from umbel.srt.constraints.compiler import Compiled, compile_constraint
 from umbel.srt.constraints.matcher_factory import VocabularyMatcherFactory
-from umbel.srt.core.clock import SystemClock
-from umbel.srt.core.faults import no_faults
+from umbel.srt.core.instruments import SystemClock, no_faults
 from umbel.srt.engine.process import await_constraints
 from umbel.srt.kernels.cpu.build import NoKernels
 from umbel.srt.kernels.cpu.library import load_walk

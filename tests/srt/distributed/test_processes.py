@@ -10,9 +10,8 @@ import torch
 import umbel as ul
 from umbel.lang.errors import EngineError, ModelError, ParameterError
 from umbel.lang.runtime_options import RuntimeOptions
-from umbel.srt.core.clock import SystemClock
 from umbel.srt.core.config import engine_environment
-from umbel.srt.core.faults import no_faults
+from umbel.srt.core.instruments import SystemClock, no_faults
 from umbel.srt.distributed import launch
 from umbel.srt.distributed.communicator import TorchCommunicator
 from umbel.srt.distributed.launch import device_of

@@ -10,8 +10,7 @@ import torch
 from umbel.lang.errors import EngineError
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.batch import AsyncRunner, Batch, Logits, Runner
-from umbel.srt.core.clock import VirtualClock
-from umbel.srt.core.faults import FaultHook, no_faults
+from umbel.srt.core.instruments import FaultHook, VirtualClock, no_faults
 from umbel.srt.core.messages import Ended, EngineFailed, EngineForget, EngineGenerate, EnginePicture, FromEngine
 from umbel.srt.distributed.ranks import Clear, LeaderAsyncRunner, RanksApart, RankStep, ToRank, lead, to_rank
 from umbel.srt.layers.checkpoint import Tensors

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import zmq
 from umbel.lang.transport.link import Codec, FromGateway, Hello, Inbound, Outbound, Pong, ToGateway
-from umbel.srt.core.clock import VirtualClock
+from umbel.srt.core.instruments import VirtualClock
+from umbel.srt.gateway.calls import Client
 from umbel.srt.gateway.clients import Clients, Connection, Received
-from umbel.srt.gateway.front_end import Client
 
 pytestmark = pytest.mark.processes
 

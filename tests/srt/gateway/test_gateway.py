@@ -24,7 +24,7 @@ from umbel.lang.protocol import (
 )
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.config import GatewayLimits
-from umbel.srt.core.faults import FailAt
+from umbel.srt.core.instruments import FailAt
 from umbel.srt.core.messages import (
     ChooseEnded,
     ControlEnded,

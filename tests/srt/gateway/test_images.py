@@ -17,9 +17,9 @@ from umbel.lang.protocol import (
     ScoreRequest,
 )
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.core.clock import VirtualClock
 from umbel.srt.core.config import GatewayLimits, PictureLimits
 from umbel.srt.core.image_token_ids import PICTURE_BASE
+from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.core.messages import (
     EngineAbort,
     EngineFailed,

@@ -30,7 +30,7 @@ from umbel.lang.protocol import Abort, Failure, GenRequest, Origin
 from umbel.lang.transport import packing
 from umbel.srt.core.config import GatewayLimits
 from umbel.srt.core.messages import EngineFailed, Tokens
-from umbel.srt.gateway.front_end import Answer
+from umbel.srt.gateway.calls import Answer
 from umbel.srt.gateway.gateway import Gateway
 from umbel.srt.gateway.programs import GraphCache, Programs, capabilities_of
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from umbel.lang.transport.link import MAX_FRAME
 from umbel.lang.transport.process_life import ProcessSample, ProcessState
-from umbel.srt.core.clock import VirtualClock
 from umbel.srt.core.config import MAX_ENGINE_FRAME, SupervisionLimits
+from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.gateway.supervisor import EngineLife, Kill, Start, StartFailure, Supervisor
 
 LIMITS = SupervisionLimits()

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.attention.torch_backend import TorchBackend
 from umbel.srt.core.batch import Batch, Runner
-from umbel.srt.core.clock import VirtualClock
 from umbel.srt.core.image_token_ids import PICTURE_BASE, picture_spans, picture_tokens
+from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.core.messages import Ended, EngineGenerate
 from umbel.srt.kernels.cpu.library import load_library
 from umbel.srt.models.model import attention_geometry

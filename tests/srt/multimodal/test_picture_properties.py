@@ -10,9 +10,9 @@ from umbel.lang.prompt import Text
 from umbel.lang.protocol import Abort, ConstraintSpec, Failure, Final, GenRequest, Hint, Origin, Scored, ScoreRequest
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.constraints.compiled_cache import CompiledCache
-from umbel.srt.core.clock import VirtualClock
 from umbel.srt.core.config import GatewayLimits, PictureLimits
 from umbel.srt.core.image_token_ids import PICTURE_BASE
+from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.core.messages import (
     EngineAbort,
     EngineFailed,
@@ -24,7 +24,7 @@ from umbel.srt.core.messages import (
     ScoreEnded,
     ToEngine,
 )
-from umbel.srt.gateway.front_end import Answer, Client
+from umbel.srt.gateway.calls import Answer, Client
 from umbel.srt.gateway.gateway import EngineState, Gateway
 from umbel.srt.multimodal.cache import PictureCache
 from umbel.srt.multimodal.digests import InlineDigests

@@ -5,7 +5,7 @@ import pytest
 import torch
 from umbel.lang.errors import RequestError
 from umbel.srt.core.batch import PictureRows
-from umbel.srt.core.clock import VirtualClock
+from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.core.messages import EnginePicture
 from umbel.srt.multimodal.store import VisionStore
 

@@ -1,7 +1,7 @@
 """A vision model that sees the number of a picture, and no more."""
 
 import torch
-from umbel.srt.core.clock import VirtualClock
+from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.core.messages import EnginePicture
 
 HIDDEN = 48

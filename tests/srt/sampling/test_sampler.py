@@ -22,8 +22,7 @@ from umbel.srt.sampling.gumbel import (
     stack_draws,
     token_hash,
 )
-from umbel.srt.sampling.processors import PROCESSORS
-from umbel.srt.sampling.sampler import Sampler, Wanted, describe
+from umbel.srt.sampling.sampler import PROCESSORS, Sampler, Wanted, describe
 from umbel.srt.sampling.torch_sampler import TorchSampling, _top
 
 torch.set_num_threads(1)

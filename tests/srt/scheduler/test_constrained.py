@@ -9,7 +9,7 @@ import pytest
 from umbel.lang.protocol import FinishReason
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.constraints.matcher_cache import ImmediateExecutor, MatcherCache
-from umbel.srt.core.faults import FailAt
+from umbel.srt.core.instruments import FailAt
 from umbel.srt.core.messages import Ended, EngineAbort, EngineConstraint, EngineFailed
 
 from ..engine_harness import Engine

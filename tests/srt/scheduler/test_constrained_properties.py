@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.core.faults import FailAt
+from umbel.srt.core.instruments import FailAt
 from umbel.srt.core.messages import Ended, EngineAbort, EngineFailed
 
 from ..engine_harness import Engine

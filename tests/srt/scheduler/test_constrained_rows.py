@@ -11,8 +11,8 @@ from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cpu_runner import CpuRunner
 from umbel.srt.runners.torch_runner import TorchRunner
 from umbel.srt.sampling.gumbel import draw_keys
+from umbel.srt.sampling.sampler import choose_few, draws_of
 from umbel.srt.sampling.torch_sampler import TorchSampling
-from umbel.srt.scheduler.row_requests import choose_few, draws_of
 
 from ..models.reference import Piece, Sequences, random_tokens, reference_model, tensors_of
 

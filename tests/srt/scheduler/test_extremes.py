@@ -12,7 +12,7 @@ import pytest
 import torch
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.batch import Runner
-from umbel.srt.core.clock import VirtualClock
+from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.core.messages import Ended, EngineFailed, EngineGenerate, EngineScore, FromEngine, Schedule, ScoreEnded
 from umbel.srt.runners.build import build_runner
 from umbel.srt.sampling.gumbel import SampleRequest

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.core.faults import FailAt
+from umbel.srt.core.instruments import FailAt
 from umbel.srt.core.messages import ControlEnded, Ended, EngineAbort, EngineControl, EngineFailed, ScoreEnded
 from umbel.srt.testing.launched_oracle import Computes
 from umbel.srt.testing.oracle import OracleError

@@ -4,8 +4,7 @@ import pytest
 from umbel.lang.errors import ParameterError
 from umbel.lang.runtime_options import DebugOptions, RuntimeOptions
 from umbel.srt.core.batch import AsyncRunner
-from umbel.srt.core.clock import VirtualClock
-from umbel.srt.core.faults import no_faults
+from umbel.srt.core.instruments import VirtualClock, no_faults
 from umbel.srt.launch import LoadedModel, open_engine
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 from umbel.srt.testing.oracle import OracleRunner

@@ -6,7 +6,7 @@ import torch
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.batch import Batch, Logits, RowNeed
 from umbel.srt.core.messages import EngineFailed
-from umbel.srt.scheduler.row_requests import MAX_SAMPLED_TOP_K, needs_only_token
+from umbel.srt.scheduler.step import MAX_SAMPLED_TOP_K, needs_only_token
 
 from ..engine_harness import Ending, Engine
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.core.faults import FailAt
+from umbel.srt.core.instruments import FailAt
 from umbel.srt.core.messages import Ended, EngineAbort, EngineControl, EngineFailed, ScoreEnded
 from umbel.srt.scheduler.scheduler import PolicyName
 from umbel.srt.testing.oracle import OracleError

@@ -15,7 +15,7 @@ from umbel.lang.prompt import Text
 from umbel.lang.protocol import Chunk, Completion, Final, FinishReason, GenRequest
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.in_process import LocalBackend
-from umbel.srt.tokenizer.detokenizer import Detokenizer
+from umbel.srt.tokenizer.tokenizer import Detokenizer
 
 PATIENCE = 60.0
 

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 from umbel.fsm.stops import StopAutomaton
-from umbel.srt.tokenizer.detokenizer import Detokenizer
+from umbel.srt.tokenizer.tokenizer import Detokenizer
 
 TEXTS = st.text(alphabet="aEND é漢🙂\n", max_size=30)
 STOPS = st.lists(st.text(alphabet="aEND é漢", min_size=1, max_size=4), max_size=3, unique=True)

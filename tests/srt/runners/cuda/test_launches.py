@@ -8,8 +8,8 @@ import torch
 from umbel.srt.core.batch import Allowed, Batch, LogitsError, RowNeed, RowRequests
 from umbel.srt.runners.cuda.runner import CudaRunner
 from umbel.srt.sampling.gumbel import draw_keys
+from umbel.srt.sampling.sampler import draws_of
 from umbel.srt.sampling.torch_sampler import TorchSampling
-from umbel.srt.scheduler.row_requests import draws_of
 
 from ...models.reference import Piece, Sequences
 from .engines import mixed_steps, on_host, only_last_rows, sequences, tiny_model

@@ -7,7 +7,7 @@ import pytest
 import torch
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.batch import Runner
-from umbel.srt.core.clock import VirtualClock
+from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.core.messages import Ended, EngineGenerate, EngineScore, Schedule, ScoreEnded
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from umbel.lang.protocol import Origin
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.messages import EngineGenerate
-from umbel.srt.scheduler.policy.program_fairness import CriticalPath
+from umbel.srt.scheduler.policy import CriticalPath
 from umbel.srt.scheduler.request import Request
 
-from ...engine_harness import Engine
-from ...gateway_harness import Harness, generate
+from ..engine_harness import Engine
+from ..gateway_harness import Harness, generate
 from .test_policy import drain, order, request
 
 STEM = [1, 2, 3, 4, 5, 6]

@@ -1,18 +1,51 @@
-"""Counters of the engine: cumulative and monotonic, so that clients can compute rates and shares from them.
+"""Defines what the parts of the runtime are observed and tested by: a clock, counters, and fault points.
 
-The paper's cache hit rate is cached_tokens / prompt_tokens; for requests that end well
-prompt_tokens = cached_tokens + computed_prompt_tokens. Hints count as requests. They turn misses of calls into hits and
-are work as well, so the hit rate of the calls alone is 1 − computed_prompt_tokens / prompt tokens of the calls.
+Each part gets them as arguments: the system clock and `no_faults` in production, a virtual clock and a failing hook in
+tests and simulations.
 """
 
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from types import TracebackType
+from typing import Protocol
 
-from .clock import Clock
+
+class Clock(Protocol):
+    def now(self) -> float:
+        """Returns monotonic seconds from an arbitrary zero."""
+
+
+class SystemClock:
+    """Reads `time.monotonic`: deadlines do not move when the wall clock is set."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+
+class VirtualClock:
+    """A clock that moves only when told to."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now = start
+
+    def now(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        assert seconds >= 0, "time does not go back"
+        self._now += seconds
 
 
 @dataclass(slots=True)
 class Counters:
+    """Counts the engine's work: cumulative and monotonic, so that clients can compute rates and shares from it.
+
+    The paper's cache hit rate is cached_tokens / prompt_tokens; for requests that end well
+    prompt_tokens = cached_tokens + computed_prompt_tokens. Hints count as requests. They turn misses of calls into hits
+    and are work as well, so the hit rate of the calls alone is 1 − computed_prompt_tokens / prompt tokens of the calls.
+    """
+
     steps: int = 0  # that ran a forward pass
     failed_steps: int = 0
     requests: int = 0  # messages accepted: generate, score and hints
@@ -88,3 +121,26 @@ class Stopwatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.seconds += self._clock.now() - self._started
+
+
+# Called at named points of the system; it raises what the point is to raise, or returns. The points: gateway.tokenize,
+# gateway.send, engine.plan, engine.forward, engine.sample, engine.commit, memory.allocate, engine.start.
+FaultHook = Callable[[str], None]
+
+
+def no_faults(point: str) -> None:
+    """Does nothing: in production no point fails on purpose."""
+
+
+class FailAt:
+    """Raises `error` at the k-th visit of one point, once. `visits` counts all points."""
+
+    def __init__(self, point: str, k: int, error: Exception) -> None:
+        assert k >= 1, "visits are counted from 1"
+        self.point, self.k, self.error = point, k, error
+        self.visits: dict[str, int] = {}
+
+    def __call__(self, point: str) -> None:
+        self.visits[point] = self.visits.get(point, 0) + 1
+        if point == self.point and self.visits[point] == self.k:
+            raise self.error

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.core.counters import Counters
+from umbel.srt.core.instruments import Counters
 from umbel.srt.core.messages import Schedule
-from umbel.srt.scheduler.policy.policy import AdmissionPolicy, Order
+from umbel.srt.scheduler.policy import AdmissionPolicy, Order
 from umbel.srt.scheduler.request import Generation, Prefilling, Request
 from umbel.srt.scheduler.scheduler import PolicyName, SchedulerConfig
 

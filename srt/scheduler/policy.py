@@ -1,0 +1,364 @@
+"""Orders waiting requests for admission.
+
+    policy   order
+    lpm      priority · aged · oldest of the salt · called siblings of a fork · longest cached prefix · least usage of
+             the program · among the calls of one program the longest remaining critical path · arrival
+    fcfs     priority · arrival
+
+An `Order` is made for one step. The planner asks it for one request at a time, because an admission may change which
+comes next. The AdmissionPolicy makes orders and keeps the state that outlives a step.
+"""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cache.radix_cache import common_length
+from ..core.instruments import Counters
+from .config import PolicyName, SchedulerConfig
+from .request import Request
+
+Peek = Callable[[Request], int]  # cached tokens of a waiting request
+PriorityKey = tuple[int, bool]  # (−priority, not aged): smaller goes first
+
+
+class Order(Protocol):
+    """Returns the waiting requests of one step, each once."""
+
+    def next(self) -> Request | None: ...
+
+    def admitted(self, request: Request) -> None:
+        """Updates the order after `request` was planned: its tokens before kv_length are in the tree now."""
+
+
+class Ageing:
+    """Puts priority and age before every cache-aware order, in one step.
+
+    A request that has waited longer than max_wait is aged: it is first within its priority, by arrival.
+
+    The bound on waiting. Once a request is aged, no later request of its priority is admitted before it, only aged ones
+    that came earlier. A request that does not fit blocks all requests after it until running requests have released
+    their slots. So the wait is at most max_wait plus the time in which the running requests, and the earlier ones that
+    still wait, drain. Running requests drain because the one of the highest rank advances in every step. Neither cache
+    hits nor forks prolong the wait.
+
+    Args:
+        aged_before: requests that arrived at or before this time have waited too long.
+    """
+
+    def __init__(self, aged_before: float, counters: Counters) -> None:
+        self._aged_before = aged_before
+        self._counters = counters
+
+    def aged(self, request: Request) -> bool:
+        return request.arrival <= self._aged_before
+
+    def key(self, request: Request) -> PriorityKey:
+        return (-request.schedule.priority, not self.aged(request))
+
+    def admitted(self, request: Request) -> None:
+        self._counters.aged_admissions += self.aged(request)
+
+
+_Group = tuple[str, str, str]  # salt, program, fork group
+
+
+def _group(request: Request) -> _Group | None:
+    schedule = request.schedule
+    return (schedule.salt, schedule.program_id, schedule.fork_group) if schedule.fork_group else None
+
+
+class ForkSiblings:
+    """Admits branches of one fork together: when one is admitted, its waiting siblings are called, that is, put next.
+
+    The program continues only when its last branch has ended, so one waiting branch delays all of them. Calls are
+    remembered across steps: a step may be full before the last sibling is in.
+
+    A call must keep the depth-first order that makes longest prefix first optimal (Theorem 3.1). The siblings diverge
+    from the path of the admitted branch at some depth; all requests that diverge from it deeper are called with them:
+
+        S ─┬─ branch 1, admitted ─┬─ …
+           │                      └─ another request: called too, and goes first (it shares more than S)
+           ├─ branch 2: called
+           └─ branch 3: called              a request elsewhere with a longer match waits until they are in
+
+    A later call precedes an earlier one. While called requests wait, every admission also calls the requests that
+    diverge from its path deeper than they do. Otherwise the call would leave a subtree before it is finished.
+    """
+
+    def __init__(self) -> None:
+        self._turns: dict[int, int] = {}  # number → turn; smaller goes first, 0: not called
+        self._calls = 0
+        self._groups: dict[_Group, list[Request]] = {}
+
+    def begin(self, waiting: Collection[Request]) -> None:
+        """Prepares for a new order over `waiting`."""
+        self._groups.clear()
+        for request in waiting:
+            group = _group(request)
+            if group is not None:
+                self._groups.setdefault(group, []).append(request)
+        if self._turns:
+            here = {request.number for request in waiting}
+            self._turns = {number: turn for number, turn in self._turns.items() if number in here}
+
+    def turn(self, request: Request) -> int:
+        return self._turns.get(request.number, 0)
+
+    def call(
+        self,
+        admitted: Request,
+        tokens: NDArray[np.int32],
+        left: Mapping[int, Request],
+        cached: Mapping[int, int],
+    ) -> list[Request]:
+        """Calls requests of `left` now that the admitted request's `tokens` are in the tree, and returns them.
+
+        Both mappings are keyed by request number; `cached` is up to date.
+        """
+        group = _group(admitted)
+        siblings = [request for request in self._groups.get(group, ()) if request.number in left] if group else []
+        salt = admitted.schedule.salt
+        before = [left[number] for number in self._turns if number in left and left[number].schedule.salt == salt]
+        if not siblings and not before:
+            return []
+        depth = min(common_length(tokens, request.tokens) for request in (*siblings, *before))
+        names = {sibling.number for sibling in siblings}
+        deeper = [
+            request
+            for number, request in left.items()
+            if number not in names
+            and cached[number] > depth
+            and request.schedule.salt == salt
+            and common_length(tokens, request.tokens) > depth
+        ]
+        self._calls += 1
+        called = siblings + deeper
+        self._turns.update((request.number, -self._calls) for request in called)
+        return called
+
+
+_REMEMBERED = 4096  # programs; the one whose rows ran longest ago is forgotten
+
+
+class ProgramUsage:
+    """Counts the rows run for every program: computed prompt tokens and generated ones.
+
+    Of two requests with equally long cached prefixes, the one whose program has less usage goes first. So a program of
+    one call does not wait for all 64 branches of another program with the same prefix.
+
+    A request without a program counts as a program of its own with no usage.
+    """
+
+    def __init__(self) -> None:
+        self._rows: OrderedDict[tuple[str, str], int] = OrderedDict()  # (salt, program)
+
+    def add(self, request: Request, rows: int) -> None:
+        program = request.schedule.program_id
+        if not program:
+            return
+        name = (request.schedule.salt, program)
+        self._rows[name] = self._rows.get(name, 0) + rows
+        self._rows.move_to_end(name)
+        if len(self._rows) > _REMEMBERED:
+            self._rows.popitem(last=False)
+
+    def rows(self, request: Request) -> int:
+        """Rows run for the request's program so far."""
+        return self._rows.get((request.schedule.salt, request.schedule.program_id), 0)
+
+
+class CriticalPath:
+    """Orders the waiting calls of one program: longest remaining critical path first.
+
+    A program knows its graph: after one branch of a fork a long text may follow, after seven others nothing. If not all
+    branches fit at once, the long one should not start last. `Schedule.ahead` holds that length. It affects only the
+    program's own order: its waiting calls exchange their places in the order of arrival among themselves.
+
+        arrival          1 P   2 P   3 Q   4 P           ahead of P's calls: 10, 20, 90
+        places           4     2     3     1             P still has places 1, 2 and 4, and Q its own
+
+    So no other program gains or loses a place, whatever a program claims to have ahead. Aged requests are ordered by
+    their true arrival. Places are kept across steps: an admitted call keeps its place, and no waiting call gets it.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}  # number → place, of calls that exchanged theirs
+
+    def arrange(self, waiting: Sequence[Request]) -> Mapping[int, int]:
+        """Returns number → place (a number of arrival), for calls of programs that set `Schedule.ahead`."""
+        programs: dict[tuple[str, int, str], list[Request]] = {}
+        for request in waiting:
+            schedule = request.schedule
+            if schedule.program_id:
+                programs.setdefault((schedule.salt, schedule.priority, schedule.program_id), []).append(request)
+        before, self._places = self._places, {}
+        for requests in programs.values():
+            if any(request.schedule.ahead or request.number in before for request in requests):
+                places = sorted(before.get(request.number, request.number) for request in requests)
+                in_order = sorted(requests, key=lambda request: (-request.schedule.ahead, request.number))
+                self._places.update((request.number, place) for request, place in zip(in_order, places, strict=True))
+        return self._places
+
+
+# ((−priority, not aged), oldest of the salt, turn of a called sibling, −cached, usage of the program, place, number)
+_Key = tuple[PriorityKey, int, int, int, int, int, int]
+
+
+class LongestPrefix:
+    """Orders by longest cached prefix, while admissions make prefixes longer (the paper's section 3).
+
+    Every admission may put tokens into the tree that lengthen another request's prefix. The order visits the radix tree
+    of the waiting requests depth first, which is optimal (Theorem 3.1). Salts are ordered by their oldest waiting
+    request, so the order of answers reveals nothing about what another salt has cached.
+
+    Args:
+        waiting: oldest first.
+        rest: requests outside the window, oldest first: they come last, by arrival.
+        places: number → place in the order of arrival, of requests that exchanged theirs.
+    """
+
+    def __init__(
+        self,
+        waiting: Sequence[Request],
+        rest: Sequence[Request],
+        peek: Peek,
+        ageing: Ageing,
+        counters: Counters,
+        *,
+        siblings: ForkSiblings,
+        usage: ProgramUsage,
+        places: Mapping[int, int],
+    ) -> None:
+        self._rest = list(reversed(rest))
+        self._ageing = ageing
+        self._counters = counters
+        self._siblings = siblings
+        self._usage = usage
+        self._places = places
+        self._oldest_of_salt: dict[tuple[int, str], int] = {}
+        self._left = {request.number: request for request in waiting}
+        self._cached: dict[int, int] = {}  # by number
+        self._heap: list[_Key] = []
+        self._pushed: dict[int, _Key] = {}  # by number: its one entry of the heap that counts
+        # (salt, cached length, next token) → those that an admission may bring forward
+        self._followers: dict[tuple[str, int, int], list[Request]] = {}
+        self._reordered: set[int] = set()  # returned before an older one with an equal key but for usage
+        siblings.begin(waiting)
+        for request in waiting:
+            schedule = request.schedule
+            self._oldest_of_salt.setdefault((schedule.priority, schedule.salt), request.number)
+            self._place(request, peek(request))
+
+    def next(self) -> Request | None:
+        while self._heap:
+            key = heapq.heappop(self._heap)
+            request = self._left.get(key[-1])
+            if request is None or self._pushed[request.number] is not key:
+                continue  # already returned, or its key has changed
+            if self._key(request) != key:
+                self._push(request)  # its program has run rows since, so it moves back
+                continue
+            if self._overtakes(key):
+                self._reordered.add(request.number)
+            del self._left[request.number]
+            return request
+        return self._rest.pop() if self._rest else None
+
+    def admitted(self, request: Request) -> None:
+        """Updates the order after an admission: the request's tokens before kv_length are in the tree now."""
+        self._ageing.admitted(request)
+        self._counters.fair_admissions += request.number in self._reordered
+        tokens = request.tokens[: request.kv_length]
+        self._bring_forward(request.schedule.salt, tokens)
+        self._counters.sibling_admissions += self._siblings.turn(request) < 0
+        for called in self._siblings.call(request, tokens, self._left, self._cached):
+            self._push(called)
+
+    # ---------------------------------------------------------------------------------------- inside
+
+    def _place(self, request: Request, cached: int) -> None:
+        self._cached[request.number] = cached
+        self._push(request)
+        if cached < request.length:
+            follower = (request.schedule.salt, cached, int(request.tokens[cached]))
+            self._followers.setdefault(follower, []).append(request)
+
+    def _push(self, request: Request) -> None:
+        key = self._pushed[request.number] = self._key(request)
+        heapq.heappush(self._heap, key)
+
+    def _key(self, request: Request) -> _Key:
+        number = request.number
+        if self._ageing.aged(request):
+            return (self._ageing.key(request), 0, 0, 0, 0, number, number)
+        schedule = request.schedule
+        salt = self._oldest_of_salt[schedule.priority, schedule.salt]
+        turn, usage = self._siblings.turn(request), self._usage.rows(request)
+        place = self._places.get(number, number)
+        return (self._ageing.key(request), salt, turn, -self._cached[number], usage, place, number)
+
+    def _bring_forward(self, salt: str, tokens: NDArray[np.int32]) -> None:
+        """Updates the cached lengths of requests that share more with `tokens` than they had cached."""
+        for cached in {length for _, length, _ in self._followers if length < len(tokens)}:
+            for other in self._followers.pop((salt, cached, int(tokens[cached])), ()):
+                if other.number in self._left:
+                    self._place(other, max(cached, common_length(tokens, other.tokens)))
+
+    def _overtakes(self, key: _Key) -> bool:
+        """Returns whether an older request would have been next if usage of programs did not count."""
+        equal, place = key[:4], key[-2]
+        entries = (self._pushed[other] for other in self._left)
+        return any(other[-2] < place and other[:4] == equal for other in entries)
+
+
+class FixedOrder:
+    """Keeps its order after admissions."""
+
+    def __init__(self, in_order: Sequence[Request], ageing: Ageing) -> None:
+        self._left = list(reversed(in_order))
+        self._ageing = ageing
+
+    def next(self) -> Request | None:
+        return self._left.pop() if self._left else None
+
+    def admitted(self, request: Request) -> None:
+        self._ageing.admitted(request)
+
+
+class AdmissionPolicy:
+    """Makes the orders of one scheduler."""
+
+    def __init__(self, config: SchedulerConfig, peek: Peek, counters: Counters) -> None:
+        self.usage = ProgramUsage()
+        self._config = config
+        self._peek = peek
+        self._counters = counters
+        self._siblings = ForkSiblings()
+        self._critical_path = CriticalPath()
+
+    def order(self, waiting: Sequence[Request], now: float) -> Order:
+        """Makes the order of a step, by priority first. Requests outside the window come last, by arrival."""
+        oldest_first = sorted(waiting, key=lambda request: request.rank)
+        ageing = Ageing(now - self._config.max_wait, self._counters)
+        match self._config.policy:
+            case PolicyName.FCFS:
+                return FixedOrder(oldest_first, ageing)
+            case PolicyName.LPM:
+                window = oldest_first[: self._config.policy_window]
+                return LongestPrefix(
+                    window,
+                    oldest_first[self._config.policy_window :],
+                    self._peek,
+                    ageing,
+                    self._counters,
+                    siblings=self._siblings,
+                    usage=self.usage,
+                    places=self._critical_path.arrange(window),
+                )
+            case _:
+                assert_never(self._config.policy)

@@ -1,1 +1,0 @@
-"""Orders waiting requests for admission."""
