@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from .interpreter.budgets.estimate import Estimate as Estimate
     from .interpreter.budgets.prices import Price as Price
     from .interpreter.budgets.prices import prices as prices
-    from .interpreter.default import default_backend as default_backend
-    from .interpreter.default import flush_cache as flush_cache
-    from .interpreter.default import get_server_info as get_server_info
-    from .interpreter.default import set_default_backend as set_default_backend
     from .interpreter.remote_images import fetch_image as fetch_image
+    from .interpreter.run import default_backend as default_backend
+    from .interpreter.run import flush_cache as flush_cache
+    from .interpreter.run import get_server_info as get_server_info
+    from .interpreter.run import set_default_backend as set_default_backend
     from .lang.cache_report import CacheCause as CacheCause
     from .lang.cache_report import CacheReport as CacheReport
     from .lang.chat_template import ChatTemplate as ChatTemplate
@@ -118,7 +118,7 @@ _HOMES = {
     "interpreter.backends.runtime": ("Runtime",),
     "interpreter.batch": ("Failure",),
     "interpreter.budgets.budget": ("Budget",),
-    "interpreter.default": ("default_backend", "flush_cache", "get_server_info", "set_default_backend"),
+    "interpreter.run": ("default_backend", "flush_cache", "get_server_info", "set_default_backend"),
     "interpreter.budgets.estimate": ("Estimate",),
     "interpreter.budgets.prices": ("Price", "prices"),
     "interpreter.remote_images": ("fetch_image",),

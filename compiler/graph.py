@@ -151,9 +151,9 @@ class Graph:
         Raises:
             ParameterError: an argument is missing.
         """
-        from ..interpreter.arguments import sampling_defaults
         from ..interpreter.batch import MAX_ARGUMENTS
-        from ..interpreter.default import checked
+        from ..interpreter.body import sampling_defaults
+        from ..interpreter.run import checked
 
         given = {} if arguments is None else checks.entries("arguments", arguments, MAX_ARGUMENTS, "a dict by name")
         asked = None if options is None else sampling_defaults(options)

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..interpreter import loop
-from ..interpreter.arguments import run_options
-from ..interpreter.function import maker
-from ..interpreter.program import Function
+from ..interpreter.body import run_options
+from ..interpreter.program import Function, maker
 from ..interpreter.program import Program as RunnableProgram
 from ..lang.protocol import Backend
 

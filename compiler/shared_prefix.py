@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..interpreter import loop
-from ..interpreter.arguments import RunOptions
+from ..interpreter.body import RunOptions
 from ..interpreter.position import Position
 from ..lang.chat_template import ChatTemplate
 from ..lang.errors import BackendError, CapabilityError, ParameterError, TemplateError, UmbelError

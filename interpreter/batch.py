@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 from ..lang import checks
 from ..lang.errors import ParameterError, shown
 from ..lang.state import State
-from .arguments import Arguments, RunOptions
+from .body import Arguments, RunOptions
 from .budgets.budget import Allowance, allowance_of
 from .run import Run
 

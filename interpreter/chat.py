@@ -11,10 +11,9 @@ from ..lang.ops import Image, assistant, image, system, user
 from ..lang.protocol import Capabilities
 from ..lang.state import State
 from . import media
-from .arguments import sampling_defaults
 from .backends.runtime import Runtime
-from .function import maker
-from .program import Program
+from .body import sampling_defaults
+from .program import Program, maker
 
 HELP = "/reset starts anew, /usage counts tokens, /quit or Ctrl-D ends"
 HELP_WITH_IMAGES = f"/image PATH puts a picture into your next line, {HELP}"

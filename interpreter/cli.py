@@ -12,7 +12,7 @@ from typing import Any
 from ..lang import __version__
 from ..lang.errors import MissingExtraError, ParameterError, UmbelError, shown
 from .backends.runtime import Runtime
-from .default import set_default_backend
+from .run import set_default_backend
 
 COMMANDS = {
     "run": "run a Python file; its programs use the model that is named here",

@@ -1,33 +1,40 @@
 """Executes the steps of one stream, in order, on the streams' loop: steps → requests → bindings.
 
-Each kind of operation has one method; an operation without one is an error, never skipped.
+    pushed by the program's thread → [step step step] → one task while there are steps → Executor → bindings
+                                        StepQueue
+
+Each kind of operation has one method of `Executor`; an operation without one is an error, never skipped.
+
+A queue fails as a whole: the first error is recorded, then every pending and later binding carries it, and later steps
+do nothing else. The queue of a branch waits until its parent reaches the fork.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
-from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, cast
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, cast
 
 from ..lang import ops
 from ..lang.chat_template import ChatTemplate
-from ..lang.errors import CapabilityError, ProgramError, UmbelError
+from ..lang.errors import CancelledError, CapabilityError, ProgramError, UmbelError
 from ..lang.prompt import Generated, Part, Text
 from ..lang.protocol import Capabilities, Chunk, Completion, Final, GenRequest, Hint
 from ..lang.source import Source, SourceKind
-from . import loop, media, meta, selecting
+from . import loop, media, selecting
 from .calls import OnChunk
 from .guarantees import enforcement, reask
 from .guarantees.reask import Reply
+from .loop import Signal
 from .position import Position, Reached, media_text, since, text_of
+from .reasoning import Splitter, split_reasoning
 from .run import Run
 from .speculation.speculator import Speculator
-from .steps import BranchOff, Concatenate, Elsewhere, Gather, Late, Mark, ReasoningTags, Step
-from .variables import Binding, Meta
-
-if TYPE_CHECKING:
-    from .queue import StepQueue
+from .steps import BranchOff, Concatenate, Elsewhere, Gather, Late, Mark, Step
+from .variables import Binding, Feed, Meta, meta_of_chunk
 
 
 class Executor:
@@ -276,7 +283,7 @@ class _Delivery:
         """Delivers a piece of the first continuation, with which the program goes on; drops the others'."""
         if chunk.index != 0:
             return
-        facts = meta.of_chunk(chunk)
+        facts = meta_of_chunk(chunk)
         text = chunk.text
         if self._splitter is not None:
             split = self._splitter.feed(text)
@@ -358,81 +365,154 @@ _METHODS = cast(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    reasoning: str
-    answer: str
-
-
-class _Phase(Enum):
-    UNDECIDED = auto()  # no tag seen: held back, since a closing tag would make it thinking
-    REASONING = auto()
-    ANSWER = auto()
-
-
-class Splitter:
-    """Splits streamed text into reasoning and answer. The pieces add up to `split_reasoning` of the whole.
+class StepQueue:
+    """Steps of one stream, in order.
 
     Args:
-        tags: mark the model's reasoning.
-        prompt_tail: the end of the prompt, which shows whether the template wrote the opening tag.
+        run: the run the stream belongs to.
+        fork_group: id shared by the siblings of one fork.
+        waits: True for a branch, which its parent starts.
     """
 
-    def __init__(self, tags: ReasoningTags, prompt_tail: str) -> None:
-        self._tags = tags
-        opened = prompt_tail.rstrip().endswith(tags.open)
-        self._phase = _Phase.REASONING if opened else _Phase.UNDECIDED
-        self._held = ""  # received, not given out
-        self._began = False  # the current side has given out a character
+    __slots__ = (
+        "_executor",
+        "_run",
+        "_steps",
+        "_traceback",
+        "active",
+        "error",
+        "failed",
+        "fork_group",
+        "lock",
+        "pushed",
+        "spoken",
+        "streaming",
+    )
 
-    def feed(self, text: str) -> Split:
-        self._held += text
-        reasoning = answer = ""
-        if self._phase is _Phase.UNDECIDED:
-            start = self._held.lstrip()
-            if start.startswith(self._tags.open):
-                self._phase, self._held = _Phase.REASONING, start[len(self._tags.open) :]
-            elif self._tags.close in self._held:
-                self._phase = _Phase.REASONING
-        if self._phase is _Phase.REASONING:
-            reasoning = self._think()
-        if self._phase is _Phase.ANSWER:
-            answer, self._held = self._begin(self._held), ""
-        return Split(reasoning, answer)
+    def __init__(self, run: Run, *, fork_group: str = "", waits: bool = False) -> None:
+        self.lock = threading.Lock()  # held around `push`, so that what is pushed and what is bound agree
+        self.active = waits  # a task runs or is about to, or the parent will begin one
+        self.error: BaseException | None = None
+        self.failed = Signal()
+        self.pushed = Signal()
+        self.fork_group = fork_group
+        self.spoken = Feed()  # all text the stream appends
+        self.streaming = False  # a reader takes pieces: requests from now on ask for chunks
+        self._run = run
+        self._steps: deque[Step] = deque()
+        self._traceback: TracebackType | None = None
+        self._executor: Executor | None = None if waits else Executor(self, run, Position())
 
-    def finish(self) -> Split:
-        """Returns the text held back: reasoning if a tag opened it, else answer."""
-        held, self._held = self._held, ""
-        if self._phase is _Phase.REASONING:
-            return Split(self._begin(held).rstrip(), "")
-        return Split("", self._begin(held))
+    # -------------------------------------------------------------------------------- any thread
 
-    def _think(self) -> str:
-        before, tag, after = self._held.partition(self._tags.close)
-        if tag:
-            thought = self._begin(before).rstrip()
-            self._phase, self._held, self._began = _Phase.ANSWER, after, False
-            return thought
-        # Keep back white space at the end, which may be the last, and what may begin the closing tag.
-        safe = before[: len(before) - _overlap(before, self._tags.close)].rstrip()
-        self._held = self._held[len(safe) :]
-        return self._begin(safe)
+    def push(self, step: Step) -> None:
+        """Queues a step and returns at once. Called with the lock held."""
+        self._steps.append(step)
+        self.pushed.fire()
+        if not self.active:
+            self.active = True
+            self._run.begin_work()
+            self._run.home.call(self.launch)
 
-    def _begin(self, text: str) -> str:
-        """Strips white space at the beginning of a side."""
-        if not self._began:
-            text = text.lstrip()
-            self._began = bool(text)
-        return text
+    def load(self, steps: Iterable[Step]) -> None:
+        """Queues all steps known ahead, before another thread has the queue. `launch` or the parent starts them."""
+        self._steps.extend(steps)
+        if not self.active:
+            self.active = True
+            self._run.begin_work()
 
+    def upcoming(self) -> tuple[Step, ...]:
+        """Returns the steps queued after the running one."""
+        with self.lock:
+            return tuple(self._steps)
 
-def split_reasoning(tags: ReasoningTags, prompt_tail: str, text: str) -> Split:
-    """Splits a whole text into reasoning and answer."""
-    splitter = Splitter(tags, prompt_tail)
-    first, last = splitter.feed(text), splitter.finish()
-    return Split(first.reasoning + last.reasoning, first.answer + last.answer)
+    def standing(self) -> Reached | None:
+        """Returns the position of an idle stream; None while it works or if it has failed. Called with the lock held.
+        No other task uses the executor then: its last task is over, and the next one needs the lock to begin."""
+        if self.active or self.error is not None or self._run.reason is not None or self._executor is None:
+            return None
+        return self._executor.reached()
 
+    def raise_error(self) -> None:
+        """Raises the error of the queue or of its run, if there is one, with its original traceback."""
+        if self.error is not None:
+            raise self.error.with_traceback(self._traceback)
+        if self._run.reason is not None:
+            raise self._run.reason
 
-def _overlap(text: str, tag: str) -> int:
-    """Returns the length of the longest suffix of `text` that is a prefix of `tag`."""
-    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 0)
+    # -------------------------------------------------------------------------------- the streams' loop
+
+    def start(self, position: Position, *, ready: bool) -> None:
+        """Starts a branch: its parent has reached the fork."""
+        self._executor = Executor(self, self._run, position, ready=ready)
+        self._released()
+
+    def start_failed(self, error: BaseException) -> None:
+        """Fails a branch: its parent failed before it reached the fork."""
+        self._fail(error)
+        self._released()
+
+    def _released(self) -> None:
+        with self.lock:
+            self.active = bool(self._steps)
+            if self.active:
+                self._run.begin_work()
+        if self.active:
+            self.launch()
+        else:
+            self.spoken.changed.fire()
+
+    def launch(self) -> None:
+        """Starts the task. The queue is active, and its run counts it."""
+        task = asyncio.get_running_loop().create_task(self._drain())
+        self._run.track(task)
+        task.add_done_callback(self._drained)
+
+    async def _drain(self) -> None:
+        while (step := self._next()) is not None:
+            error = self.error or self._run.reason
+            if error is None:
+                assert self._executor is not None, "a branch that has failed to begin has an error"
+                try:
+                    work = self._executor.execute(step)
+                    if work is not None:
+                        await work
+                    continue
+                except asyncio.CancelledError:
+                    task = asyncio.current_task()
+                    while task is not None and task.cancelling():
+                        task.uncancel()
+                    error = self._run.reason or CancelledError("the interpreter is shutting down")
+                except BaseException as raised:  # whatever it is, the program's reads have to raise it
+                    error = raised
+            self._fail(error)
+            step.fail(error)
+        self._empty()
+
+    def _drained(self, task: "asyncio.Task[None]") -> None:
+        """Ends a task. One cancelled before it began has failed none of its steps yet, so they fail here."""
+        self._run.untrack(task)
+        if task.cancelled():
+            error = self.error or self._run.reason or CancelledError("the interpreter is shutting down")
+            self._fail(error)
+            while (step := self._next()) is not None:
+                step.fail(error)
+            self._empty()
+
+    def _next(self) -> Step | None:
+        """Takes the next step. None ends the task; a later push starts a new one."""
+        with self.lock:
+            self.active = bool(self._steps)
+            return self._steps.popleft() if self.active else None
+
+    def _empty(self) -> None:
+        self._run.end_work()
+        self.spoken.changed.fire()
+
+    def _fail(self, error: BaseException) -> None:
+        """Records the error, then wakes readers. The traceback goes first: a reader that sees the error takes both."""
+        if self.error is None:
+            self._traceback = error.__traceback__
+            self.error = error
+        self.failed.fire()
+        self.spoken.changed.fire()

@@ -14,24 +14,23 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 from ..lang import checks
-from ..lang.errors import BudgetError, ParameterError
+from ..lang.errors import BudgetError, ParameterError, shown
+from ..lang.ops import MAX_NAME_LENGTH
 from ..lang.state import AsyncState, BaseState, State
 from . import batch as _batch
-from .arguments import Arguments, RunOptions, run_options
-from .body import Body
+from .body import Arguments, Body, RunOptions, run_options, sampling_defaults
 from .budgets.budget import allowance_of
 from .budgets.estimate import Estimate, StandIn
-from .default import default_backend
-from .recording import Recording, recording
+from .run import Recording, default_backend, recording, speculation_of
 
 Function = Callable[..., Any]  # the user's: its parameters and result are the user's
 
 
 class Program:
-    """A function of the language that can be run. Made by `function.maker`; immutable.
+    """A function of the language that can be run. Made by `maker`; immutable.
 
     Args:
         body: the user's function with its name and options.
@@ -308,3 +307,38 @@ class Program:
     ) -> tuple[inspect.BoundArguments, RunOptions]:
         own, options = self._arguments.split(keywords)
         return self._arguments.bind(arguments, own), options
+
+
+P = TypeVar("P", bound=Program)
+
+
+def maker(
+    kind: type[P],
+    *,
+    name: str | None = None,
+    num_api_spec_tokens: int | None = None,
+    speculate: Literal["auto"] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[[Function], P]:
+    """Checks the options of `@function` and returns the decorator, which makes programs of class `kind`.
+
+    `compiler.program.function`, the public decorator, documents the options.
+
+    Raises:
+        ParameterError: an unknown option; the returned callable: a function without a parameter, or a generator.
+    """
+    if name is not None:
+        checks.text("name", name, MAX_NAME_LENGTH)
+    defaults = sampling_defaults(options or {})
+    speculation = speculation_of(num_api_spec_tokens, speculate)
+
+    def make(body: Function) -> P:
+        if not callable(body) or isinstance(body, type):
+            raise ParameterError(f"@function needs a function, got {shown(body)}")
+        if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+            raise ParameterError(
+                f"@function: {shown(body)} is a generator, which calling does not run; return a list instead"
+            )
+        return kind(Body(name or str(getattr(body, "__name__", "program")), body, defaults, speculation=speculation))
+
+    return make

@@ -1,6 +1,10 @@
 """One run of a program: its id, backend, deadline, cost, and how it is stopped.
 
 Every stream of the run (the program's own and those of its branches) belongs to one `Run`.
+
+Two things are looked up in the caller's context where a run is opened, so two threads, or two tasks, do not see each
+other's: the default backend of a block, and the recording of a program that is traced. A program that is given no
+backend runs on the block's, else on the process's, else on the embedded model.
 """
 
 import asyncio
@@ -9,19 +13,28 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from dataclasses import dataclass
+from inspect import BoundArguments
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from ..lang.errors import BudgetError, CancelledError, DeadlineError, ProgramError
-from ..lang.protocol import Backend, Origin
+from ..lang import checks
+from ..lang.errors import BudgetError, CancelledError, DeadlineError, ParameterError, ProgramError, shown
+from ..lang.protocol import Backend, Done, Origin
+from ..lang.sampling import MAX_TOKENS
+from ..lang.state import AsyncState, Sink, State
 from . import loop
 from .budgets.budget import Allowance, Ledger
 from .cache_explain.history import History, Journal, history_of
 from .calls import Calls
-from .speculation.settings import Speculating
-from .waiting import Signal, earliest, seconds_left
+from .loop import Signal, earliest, seconds_left
+
+if TYPE_CHECKING:
+    from .body import Body
+    from .speculation.planner import Planner
+
 
 # The runs whose bodies the current thread or task is in, innermost last. Reads use it to tell a
 # program that asks for a name it never set from an observer that is early.
@@ -63,7 +76,7 @@ class Run:
         streaming: bool = False,
         salt: str = "",
         priority: int = 0,
-        speculation: Speculating | None = None,
+        speculation: "RunSpeculation | None" = None,
         home: loop.Home | None = None,
         history: History | None = None,
     ) -> None:
@@ -266,3 +279,221 @@ def _ring(reference: "weakref.ref[Run]") -> None:
     run = reference()
     if run is not None and not run.finished:
         run.expire()
+
+
+# -------------------------------------------------------------------------------- the default backend
+
+_HOOKS = ("start", "generate", "score", "hint", "tokens_at_most", "control", "close")
+
+_in_context: ContextVar[Backend | None] = ContextVar("umbel_default_backend", default=None)
+_lock = threading.Lock()
+_of_process: list[Backend] = []  # at most one
+
+
+def set_default_backend(backend: Backend | None) -> None:
+    """Sets the default backend of this process; None unsets it.
+
+    Raises:
+        ParameterError: not a backend.
+    """
+    chosen = [] if backend is None else [checked(backend)]
+    with _lock:
+        _of_process[:] = chosen
+
+
+@contextmanager
+def default_backend(backend: Backend) -> Iterator[Backend]:
+    """Sets the default backend of a block: `with default_backend(backend): ...`."""
+    token = _in_context.set(checked(backend))
+    try:
+        yield backend
+    finally:
+        _in_context.reset(token)
+
+
+def chosen_backend(given: object = None) -> Backend:
+    """Returns the backend given to a run, else the block's, else the process's, else the embedded model.
+
+    Raises:
+        ParameterError: not a backend.
+        MissingExtraError: none was chosen, and the runtime is not installed.
+    """
+    if given is not None:
+        return checked(given)
+    in_context = _in_context.get()
+    if in_context is not None:
+        return in_context
+    with _lock:
+        if not _of_process:
+            from .backends.runtime import Runtime
+
+            _of_process.append(Runtime())  # starts nothing before its first use
+        return _of_process[0]
+
+
+def checked(backend: object) -> Backend:
+    """Checks that an object is a backend, by its class: properties may need a started backend."""
+    if isinstance(backend, type) or not all(callable(getattr(type(backend), hook, None)) for hook in _HOOKS):
+        raise ParameterError(
+            f"{shown(backend)} is not a backend; write an instance such as umbel.Runtime() or umbel.Echo()"
+        )
+    return cast(Backend, backend)
+
+
+def flush_cache(backend: Backend | None = None) -> None:
+    """Drops every cached prefix of the backend, or of the default one."""
+    _ask(chosen_backend(backend), "flush_cache")
+
+
+def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
+    """Returns facts about the backend, or the default one: model, sizes, counters."""
+    return dict(_ask(chosen_backend(backend), "info").result)
+
+
+def _ask(backend: Backend, verb: str) -> Done:
+    async def ask() -> Done:
+        await backend.start()
+        return await backend.control(verb)
+
+    return loop.streams.run(ask())
+
+
+# -------------------------------------------------------------------------------- recording
+
+
+class Recording(Protocol):
+    """Records the runs of a program while its caller is traced."""
+
+    def run(self, body: "Body", call: BoundArguments, options: Mapping[str, Any]) -> State:
+        """Records `program.run(...)` as a stream of its own. `options`: keywords of the run as they were given."""
+
+    async def run_async(self, body: "Body", call: BoundArguments, options: Mapping[str, Any]) -> AsyncState: ...
+
+    def enter(self, body: "Body", call: BoundArguments, sink: Sink) -> None:
+        """Records `program(s, ...)` in the caller's state. Raises TraceError for a state of another program."""
+
+    def refuse(self, what: str, instead: str) -> Exception:
+        """Returns the error for `what`, which cannot be recorded; `instead`: what to write."""
+
+
+_recording: ContextVar[Recording | None] = ContextVar("umbel_recording", default=None)
+
+
+def recording() -> Recording | None:
+    """Returns the recording of the program being traced in this context; None where programs run."""
+    return _recording.get()
+
+
+@contextmanager
+def recorded(by: Recording) -> Iterator[None]:
+    """Sets the recording while a body is traced."""
+    token = _recording.set(by)
+    try:
+        yield
+    finally:
+        _recording.reset(token)
+
+
+def not_while_recording(what: str, instead: str) -> None:
+    """Raises TraceError inside a traced program, for `what` with `instead` to write."""
+    recorder = _recording.get()
+    if recorder is not None:
+        raise recorder.refuse(what, instead)
+
+
+# -------------------------------------------------------------------------------- speculation
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationSetting:
+    """The number of tokens by which calls go beyond what their `gen` needs.
+
+    Attributes:
+        tokens: the most; 0 turns speculation off, None lets the planner decide.
+    """
+
+    tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpeculation:
+    """Speculation state that the streams of one run share.
+
+    Attributes:
+        setting: of the run or its program.
+        planner: of the program, shared by all of its runs.
+        waits: of the body of this run.
+    """
+
+    setting: SpeculationSetting
+    planner: "Planner"
+    waits: "BodyWaits"
+
+
+def speculation_of(num_api_spec_tokens: object, speculate: object) -> SpeculationSetting | None:
+    """Builds the setting from the options of a program or a run; None when neither is given.
+
+    Raises:
+        ParameterError: both, or a value that is none of theirs.
+    """
+    if num_api_spec_tokens is None and speculate is None:
+        return None
+    if num_api_spec_tokens is not None and speculate is not None:
+        raise ParameterError(
+            f"num_api_spec_tokens={shown(num_api_spec_tokens)} and speculate={shown(speculate)} are two answers to one "
+            'question; give the number of tokens, or speculate="auto"'
+        )
+    if num_api_spec_tokens is None:
+        if not isinstance(speculate, str) or checks.plain(speculate) != "auto":
+            raise ParameterError(
+                f'speculate={shown(speculate)}; write speculate="auto", or num_api_spec_tokens=64 for a fixed number'
+            )
+        return SpeculationSetting(None)
+    remedy = f"a number of tokens from 0 to {MAX_TOKENS}, such as 64"
+    return SpeculationSetting(checks.integer("num_api_spec_tokens", num_api_spec_tokens, 0, MAX_TOKENS, remedy))
+
+
+def speculation_of_run(setting: SpeculationSetting | None, planner: "Planner") -> RunSpeculation | None:
+    """Returns the speculation state of a new run; None where `setting` turns it off or is not given."""
+    return None if setting is None or setting.tokens == 0 else RunSpeculation(setting, planner, BodyWaits())
+
+
+class BodyWaits:
+    """Counts the reads of a run's body that wait now.
+
+    While one waits, the body adds no steps. Steps after a `gen` may come a moment later, from another thread, so the
+    speculator waits until a step follows, the body waits too, or it has ended.
+    """
+
+    __slots__ = ("_lock", "_waiting", "changed")
+
+    def __init__(self) -> None:
+        self.changed = Signal()
+        self._lock = threading.Lock()
+        self._waiting = 0
+
+    @property
+    def waiting(self) -> bool:
+        return self._waiting > 0
+
+    def start(self) -> None:
+        with self._lock:
+            self._waiting += 1
+        self.changed.fire()
+
+    def end(self) -> None:
+        with self._lock:
+            self._waiting -= 1
+
+
+@contextmanager
+def noted_wait(run: Run) -> Iterator[None]:
+    """Counts a wait of the body itself; an observer of the run does not count."""
+    if run.speculation is None or not run.is_inside:
+        yield
+        return
+    run.speculation.waits.start()
+    try:
+        yield
+    finally:
+        run.speculation.waits.end()

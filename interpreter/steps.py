@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from ..lang.ops import Op
 from ..lang.sampling import SamplingParams
 from ..lang.source import Source
+from .reasoning import ReasoningTags
 from .variables import Binding
 
 if TYPE_CHECKING:
-    from .executor import Executor
-    from .queue import StepQueue
+    from .executor import Executor, StepQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,6 @@ class Elsewhere(Op):
 
     play: Callable[["Executor"], Awaitable[None]]
     failed: Callable[[BaseException], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningTags:
-    """The tags around the model's reasoning, inside `separate_reasoning`."""
-
-    open: str
-    close: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 A name is bound when the operation that sets it is submitted, in program order and in the program's
 thread. So a read finds the binding that the program text means, also when a loop uses one name again
 and again, and it cannot miss a value that is computed later. The streams' loop resolves the binding.
+With the value it records the answer of `get_meta_info`: facts about the call, under SGLang's names.
 """
 
 import asyncio
@@ -13,9 +14,10 @@ from types import TracebackType
 from typing import Any
 
 from ..lang.errors import VariableError
+from ..lang.protocol import Chunk, Completion, Final, TokenLogprob
 from ..lang.result import Result
 from ..lang.state import Value
-from .waiting import Signal
+from .loop import Signal
 
 Meta = dict[str, Any]  # JSON-like facts about a call; see State.get_meta_info
 Facts = Meta | list[Any]  # of a variable: a list for n above 1, and one entry per branch after a join
@@ -188,3 +190,46 @@ class VariableTable:
 def _set(future: "asyncio.Future[None]") -> None:
     if not future.done():  # its waiter may have been cancelled
         future.set_result(None)
+
+
+# (log-probability, token id, text or None), as SGLang writes a token.
+LogprobEntry = tuple[float, int, str | None]
+
+
+def meta_of_completion(final: Final, completion: Completion, *, with_text: bool) -> Meta:
+    """Describes one continuation. The prompt's numbers are those of the whole call, also when n is above 1."""
+    meta: Meta = {
+        "id": final.id,
+        "prompt_tokens": final.usage.prompt_tokens,
+        "cached_tokens": final.usage.cached_tokens,
+        "completion_tokens": len(completion.token_ids) or final.usage.completion_tokens,
+        "finish_reason": str(completion.finish_reason),
+        "matched_stop": completion.matched_stop,
+    }
+    if completion.logprobs:
+        meta |= _logprobs("output", completion.logprobs, with_text)
+    if final.prompt_logprobs:
+        meta |= _logprobs("input", final.prompt_logprobs, with_text)
+    return meta
+
+
+def meta_of_chunk(chunk: Chunk) -> Meta:
+    """Describes one piece of a stream."""
+    meta: Meta = {"id": chunk.id, "index": chunk.index, "completion_tokens": len(chunk.token_ids)}
+    if chunk.logprobs:
+        meta |= _logprobs("output", chunk.logprobs, with_text=True)
+    return meta
+
+
+def _logprobs(side: str, tokens: tuple[TokenLogprob, ...], with_text: bool) -> dict[str, Any]:
+    def entry(logprob: float, token_id: int, text: str) -> LogprobEntry:
+        return (logprob, token_id, text if with_text else None)
+
+    result: dict[str, Any] = {
+        f"{side}_token_logprobs": [entry(token.logprob, token.token_id, token.text) for token in tokens]
+    }
+    if any(token.top for token in tokens):
+        result[f"{side}_top_logprobs"] = [
+            [entry(logprob, token_id, text) for token_id, text, logprob in token.top] for token in tokens
+        ]
+    return result

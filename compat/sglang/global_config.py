@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ...interpreter.default import chosen_backend, set_default_backend
+from ...interpreter.run import chosen_backend, set_default_backend
 from ...lang.errors import ParameterError, unknown_option
 from ...lang.protocol import Backend
 

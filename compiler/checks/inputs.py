@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ...interpreter.grammar import REASONING_SUFFIX
+from ...interpreter.stream import REASONING_SUFFIX
 from ...lang.errors import GraphError
 from ...lang.ops import VarScopeEnd
 from ...lang.sampling import MAX_N

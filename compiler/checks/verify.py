@@ -11,7 +11,7 @@ No recursion: programs are long chains.
 
 from collections.abc import Sequence
 
-from ...interpreter.grammar import Grammar
+from ...interpreter.stream import Grammar
 from ...lang import sampling
 from ...lang.errors import GraphError, ProgramError
 from ...lang.ops import RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd

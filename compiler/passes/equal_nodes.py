@@ -6,7 +6,7 @@ Fork ─┬► Append "A" ─► select x ─► Append "B" ...        the first
 
 from dataclasses import replace
 
-from ...interpreter.grammar import REASONING_SUFFIX
+from ...interpreter.stream import REASONING_SUFFIX
 from ...lang.ops import VarScopeEnd
 from ..graph import Graph, Node, frozen
 from ..operations import Begin, Choose, Fork, Generate, GetForkItem, Join, Object, Operation, Options, Variable

@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...interpreter import media
-from ...interpreter.steps import BranchOff, Concatenate, Gather, Late, Mark, ReasoningTags, Step
+from ...interpreter.reasoning import ReasoningTags
+from ...interpreter.steps import BranchOff, Concatenate, Gather, Late, Mark, Step
 from ...lang import ops
 from ...lang.source import Source
 from ..graph import Node

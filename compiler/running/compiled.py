@@ -10,10 +10,9 @@ from inspect import BoundArguments, Parameter, Signature
 from typing import Any, Literal, overload
 
 from ...interpreter import batch as _batch
-from ...interpreter.arguments import Arguments, RunOptions, run_options
+from ...interpreter.body import Arguments, RunOptions, run_options
 from ...interpreter.budgets.budget import allowance_of
-from ...interpreter.recording import recording
-from ...interpreter.speculation.settings import Setting
+from ...interpreter.run import SpeculationSetting, recording
 from ...lang import checks
 from ...lang.errors import BudgetError, ParameterError, shown
 from ...lang.state import AsyncState, State
@@ -44,7 +43,7 @@ class CompiledProgram:
         graph: Graph,
         *,
         report: Report | None = None,
-        speculation: Setting | None = None,
+        speculation: SpeculationSetting | None = None,
         server: Server = "auto",
     ) -> None:
         if not isinstance(server, bool) and not (isinstance(server, str) and checks.plain(server) == "auto"):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from ...interpreter.queue import StepQueue
+from ...interpreter.executor import StepQueue
 from ...interpreter.run import Run
 from ...interpreter.steps import Step
 from ...interpreter.stream import Stream
@@ -89,7 +89,7 @@ class Execution:
         """Ends the run where the body of the program would, and calls `ended` there."""
         self._ended = ended
         if self._run.speculation is not None:
-            self._run.speculation.rest.start()  # what the program says has been said
+            self._run.speculation.waits.start()  # what the program says has been said
         self._advance()
 
     async def run(self) -> Any:
@@ -209,7 +209,7 @@ class Execution:
                 if read.slot is not None:
                     self.bindings[read.slot].fail(error)
         if run.speculation is not None:
-            run.speculation.rest.end()
+            run.speculation.waits.end()
         run.end(error)
         ended(result, error)
 

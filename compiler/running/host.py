@@ -15,11 +15,10 @@ from inspect import BoundArguments
 from typing import Any
 
 from ...interpreter import body, loop
-from ...interpreter.arguments import RunOptions
+from ...interpreter.body import RunOptions
 from ...interpreter.budgets.budget import Allowance
-from ...interpreter.run import Run, ending
+from ...interpreter.run import Run, SpeculationSetting, ending, speculation_of_run
 from ...interpreter.speculation.planner import Planner
-from ...interpreter.speculation.settings import Rest, Setting, Speculating
 from ...interpreter.stream import Stream
 from ...lang import inline
 from ...lang.errors import ProgramError
@@ -40,7 +39,7 @@ class Host:
     program: OutgoingProgram
     server: Server
     defaults: Mapping[str, Any]
-    speculation: Setting | None = None
+    speculation: SpeculationSetting | None = None
     planner: Planner = field(default_factory=Planner, compare=False)
 
     @property
@@ -52,8 +51,6 @@ class Host:
         return self.plan.graph.name
 
     def open(self, options: RunOptions, allowance: Allowance | None) -> tuple[Run, State]:
-        setting = options.speculation or self.speculation
-        speculates = setting is not None and setting.tokens != 0
         run = Run(
             options.backend,
             timeout=options.timeout,
@@ -61,7 +58,7 @@ class Host:
             streaming=options.stream,
             salt=options.salt,
             priority=options.priority,
-            speculation=Speculating(setting, self.planner, Rest()) if setting is not None and speculates else None,
+            speculation=speculation_of_run(options.speculation or self.speculation, self.planner),
         )
         stream = Stream(run, None, options.sampling)
         if options.verbose:

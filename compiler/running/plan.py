@@ -9,7 +9,7 @@ reads      what the body of the program waited for, in its order: where the inte
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...interpreter.grammar import Grammar
+from ...interpreter.stream import Grammar
 from ...lang import ops, sampling
 from ...lang.sampling import SamplingParams
 from ..graph import Graph, Node, frozen

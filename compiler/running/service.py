@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from ...interpreter.arguments import sampling_defaults
+from ...interpreter.body import sampling_defaults
 from ...interpreter.budgets.budget import Allowance, Budget
 from ...interpreter.cache_explain.history import History
 from ...interpreter.loop import RunningLoop

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...interpreter.grammar import REASONING_SUFFIX
+from ...interpreter.stream import REASONING_SUFFIX
 from ...lang.ops import VarScopeEnd
 from ...lang.result import Result
 from ..graph import Graph, Node

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from ...interpreter.steps import ReasoningTags, Step
+from ...interpreter.reasoning import ReasoningTags
+from ...interpreter.steps import Step
 from ...lang import ops
 from ...lang.source import Source, SourceKind
 from ..graph import Graph, Node

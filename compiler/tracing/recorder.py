@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from ...interpreter import media
-from ...interpreter.grammar import REASONING_SUFFIX, Grammar
+from ...interpreter.stream import REASONING_SUFFIX, Grammar
 from ...interpreter.variables import Binding, VariableTable
 from ...lang import ops, sampling
 from ...lang.cost import Cost

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVarTuple, Unpack
 
-from ...interpreter.arguments import RUN_OPTIONS, Arguments, sampling_defaults
 from ...interpreter.batch import MAX_ARGUMENTS
-from ...interpreter.body import Body, Call
-from ...interpreter.recording import recorded, recording
+from ...interpreter.body import RUN_OPTIONS, Arguments, Body, Call, sampling_defaults
+from ...interpreter.run import recorded, recording
 from ...lang import checks
 from ...lang.errors import ProgramError, TraceError, shown
 from ...lang.state import AsyncState, Sink, State

@@ -27,10 +27,9 @@ from ...lang.ops import Gen
 from ...lang.prompt import Part, Text
 from ...lang.protocol import Capabilities, Chunk, Completion, ConstraintSpec, Final, FinishReason, GenRequest, Usage
 from ...lang.sampling import SamplingParams
-from .. import meta
 from ..calls import Calls, OnChunk
 from ..position import Position
-from ..variables import Meta
+from ..variables import Meta, meta_of_completion
 from . import enforcement, reask_prompts, validation
 from .validation import Verdict
 
@@ -77,7 +76,7 @@ async def ask(
 
 
 def _facts(op: Gen, final: Final) -> list[Meta]:
-    return [meta.of_completion(final, completion, with_text=op.text_in_logprobs) for completion in final.completions]
+    return [meta_of_completion(final, completion, with_text=op.text_in_logprobs) for completion in final.completions]
 
 
 class _Judged:

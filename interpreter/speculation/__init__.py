@@ -13,7 +13,6 @@ is made from that place. A constrained `gen` that the provider does not enforce 
 
 Draws from a seed are left alone: a call of its own begins the seed's draws anew, a surplus goes on with them.
 
-    settings    the options of a program or a run
     replies     the text of one call, with the ends of its tokens
     fields      finds the end of a gen inside a reply
     leftover    keeps the rest of a reply, and matches it with the stream

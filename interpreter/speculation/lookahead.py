@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 from ...lang import ops
 from ...lang.errors import DeadlineError
 from ...lang.sampling import SamplingParams
+from ..loop import wait_until_async
 from ..steps import BranchOff, Gather, Mark, Step
-from ..waiting import wait_until_async
 from .fields import Field
 
 if TYPE_CHECKING:
-    from ..queue import StepQueue
+    from ..executor import StepQueue
     from ..run import Run
 
-PATIENCE = 0.05  # seconds that a program has to say what follows, when it neither rests nor ends; a call takes more
+PATIENCE = 0.05  # seconds that a program has to say what follows, when it neither waits nor ends; a call takes more
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +96,13 @@ def read(steps: Iterable[Step], takes: Takes) -> Outlook:
 async def look(queue: "StepQueue", run: "Run", takes: Takes, enough: Callable[[Outlook], bool]) -> Outlook:
     """Waits until `enough` of the following steps are queued, or the program adds none, and returns them."""
     assert run.speculation is not None, "only streams of runs that speculate look ahead"
-    rest = run.speculation.rest
+    waits = run.speculation.waits
 
     def ready() -> bool:
-        return run.ended or rest.resting or enough(read(queue.upcoming(), takes))
+        return run.ended or waits.waiting or enough(read(queue.upcoming(), takes))
 
     with suppress(DeadlineError):
-        signals = (queue.pushed, run.changed, rest.changed)
+        signals = (queue.pushed, run.changed, waits.changed)
         await wait_until_async(ready, signals, time.monotonic() + PATIENCE, "what follows")
     seen = read(queue.upcoming(), takes)
     return Outlook(seen.literal, seen.coming, seen.closed or run.ended)

@@ -21,23 +21,23 @@ from ...lang.ops import Gen, Select
 from ...lang.prompt import Prompt
 from ...lang.protocol import Final, GenRequest, Usage
 from ...lang.sampling import MAX_TOKENS, SamplingParams
-from .. import meta, selecting
+from .. import selecting
 from ..calls import OnChunk
 from ..guarantees import enforcement, reask
 from ..guarantees.reask import Reply
 from ..position import Position, text_of
+from ..run import RunSpeculation
 from ..steps import Step
-from ..variables import Meta
+from ..variables import Meta, meta_of_completion
 from . import lookahead
 from .fields import End, Field, completion_of, end_of, reaches_end
 from .leftover import Pieces, Surplus, lead_of, manner_of, speaks_plainly
 from .lookahead import Outlook
 from .planner import tokens_of
 from .replies import LongReply, reply_of
-from .settings import Speculating
 
 if TYPE_CHECKING:
-    from ..queue import StepQueue
+    from ..executor import StepQueue
     from ..run import Run
 
 USUAL_PRICES = (1.0, 4.0)  # of an input and an output token, for models without a price: the ratio is what counts
@@ -58,7 +58,7 @@ class Speculator:
 
     __slots__ = ("_answered", "_queue", "_run", "_shared", "_surplus")
 
-    def __init__(self, run: "Run", shared: Speculating, queue: "StepQueue", position: Position) -> None:
+    def __init__(self, run: "Run", shared: RunSpeculation, queue: "StepQueue", position: Position) -> None:
         self._run = run
         self._shared = shared
         self._queue = queue
@@ -295,7 +295,7 @@ class Speculator:
 
 def _facts(final: Final, end: End, tokens: int, *, calls: int) -> Meta:
     """Returns facts about a variable answered from a long reply. `tokens`: its share."""
-    facts = meta.of_completion(final, final.completions[0], with_text=False)
+    facts = meta_of_completion(final, final.completions[0], with_text=False)
     facts["completion_tokens"] = tokens
     facts["speculated"] = calls == 0
     if end.guarantee:

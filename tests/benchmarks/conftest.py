@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import count
 
-from umbel.interpreter import choices as deciding
+from umbel.interpreter import selecting as deciding
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Backend, Final, GenRequest, ScoreRequest
 from umbel.lang.sampling import SamplingParams

@@ -8,10 +8,10 @@ from umbel.compiler.program import function
 from umbel.compiler.running.compiled import CompiledProgram
 from umbel.compiler.shared_prefix import BatchPlan
 from umbel.interpreter import loop
-from umbel.interpreter.arguments import run_options
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.batch import Failure
-from umbel.interpreter.default import get_server_info
+from umbel.interpreter.body import run_options
+from umbel.interpreter.run import get_server_info
 from umbel.lang.errors import CapabilityError
 from umbel.lang.generation import gen
 from umbel.lang.prompt import Text

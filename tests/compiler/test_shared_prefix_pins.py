@@ -11,7 +11,7 @@ from umbel.compiler.shared_prefix import SHORTEST, Cached, cache_head, pin
 from umbel.interpreter import loop
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.backends.runtime import Runtime
-from umbel.interpreter.default import get_server_info
+from umbel.interpreter.run import get_server_info
 from umbel.lang.errors import CapabilityError, ParameterError
 from umbel.lang.generation import gen
 from umbel.lang.prompt import Text

@@ -10,7 +10,7 @@ import umbel as ul
 from umbel.interpreter import loop
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.backends.gate import Gate
-from umbel.interpreter.queue import StepQueue
+from umbel.interpreter.executor import StepQueue
 from umbel.interpreter.run import Run
 
 from .conftest import PATIENCE

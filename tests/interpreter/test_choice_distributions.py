@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import umbel as ul
 from umbel import Echo
-from umbel.interpreter.choices import chance, decide
+from umbel.interpreter.selecting import chance, decide
 from umbel.lang.errors import BackendError, CapabilityError, ParameterError, RequestError
 from umbel.lang.ops import CHOICES_METHODS
 from umbel.lang.protocol import Capabilities, ScoredChoice, ScoreRequest

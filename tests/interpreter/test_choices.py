@@ -1,7 +1,7 @@
 """The three methods of `select`, and a table on which they disagree."""
 
 import pytest
-from umbel.interpreter.choices import decide
+from umbel.interpreter.selecting import decide
 from umbel.lang.errors import BackendError
 from umbel.lang.protocol import ScoredChoice
 

@@ -10,7 +10,7 @@ from umbel.interpreter import chat as chat_module
 from umbel.interpreter.backends.echo_tokens import prompt_text
 from umbel.interpreter.chat import check_sees, conversation
 from umbel.interpreter.cli import COMMANDS, main
-from umbel.interpreter.default import chosen_backend
+from umbel.interpreter.run import chosen_backend
 from umbel.lang.protocol import Capabilities
 
 

@@ -1,7 +1,7 @@
 """Which backend a program runs on when nobody says."""
 
 import umbel as ul
-from umbel.interpreter.default import chosen_backend
+from umbel.interpreter.run import chosen_backend
 
 
 def test_where_nobody_chose_programs_run_on_the_embedded_model() -> None:

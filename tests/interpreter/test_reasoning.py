@@ -3,8 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from umbel.interpreter.executor import Split, Splitter, split_reasoning
-from umbel.interpreter.steps import ReasoningTags
+from umbel.interpreter.reasoning import ReasoningTags, Split, Splitter, split_reasoning
 
 TAGS = ReasoningTags("<think>", "</think>")
 

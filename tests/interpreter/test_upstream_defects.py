@@ -10,7 +10,7 @@ import pytest
 import umbel as ul
 from umbel.interpreter.backends.echo import Echo, FailCall
 from umbel.interpreter.backends.gate import Gate
-from umbel.interpreter.choices import decide
+from umbel.interpreter.selecting import decide
 from umbel.lang.chat_template import ChatTemplate, TemplateWarning
 from umbel.lang.prompt import Media
 from umbel.lang.protocol import Capabilities, Hint, ScoredChoice

@@ -5,8 +5,8 @@ import threading
 import time
 
 import pytest
+from umbel.interpreter.loop import Signal, earliest, wait_until, wait_until_async
 from umbel.interpreter.variables import Binding, VariableTable
-from umbel.interpreter.waiting import Signal, earliest, wait_until, wait_until_async
 from umbel.lang.errors import DeadlineError, VariableError
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from ....interpreter import default
-from ....interpreter.default import set_default_backend as set_default_backend
+from ....interpreter import run
+from ....interpreter.run import set_default_backend as set_default_backend
 from ....lang import generation, ops
 from ....lang.errors import ParameterError
 from ....lang.ops import (
@@ -142,9 +142,9 @@ def flush_cache(backend: Backend | None = None, empty_cache: bool = True) -> Non
     """
     if empty_cache is not True:
         raise ParameterError(f"flush_cache() takes no empty_cache={empty_cache!r}; leave it out")
-    default.flush_cache(backend)
+    run.flush_cache(backend)
 
 
 def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
     """Asks the backend, or the default one, for its description."""
-    return default.get_server_info(backend)
+    return run.get_server_info(backend)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ....interpreter.choices import decide
+from ....interpreter.selecting import decide
 from ....lang.errors import ParameterError
 from ....lang.ops import ChoicesMethod
 from ....lang.protocol import ScoredChoice

@@ -12,8 +12,8 @@ from ....compiler.shared_prefix import Cached, common_head
 from ....interpreter import loop
 from ....interpreter.batch import Item
 from ....interpreter.body import Body
-from ....interpreter.default import checked, chosen_backend
-from ....interpreter.function import maker
+from ....interpreter.program import maker
+from ....interpreter.run import checked, chosen_backend
 from ....lang.errors import ParameterError
 from ....lang.protocol import Backend, Hint, Origin
 from ....lang.state import State

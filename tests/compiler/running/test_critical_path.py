@@ -9,7 +9,7 @@ from umbel.compiler.program import function
 from umbel.compiler.running.critical_path import CriticalPaths
 from umbel.interpreter import loop
 from umbel.interpreter.backends.echo import Echo
-from umbel.interpreter.default import get_server_info
+from umbel.interpreter.run import get_server_info
 from umbel.lang.generation import gen
 from umbel.lang.ops import select
 from umbel.lang.protocol import GenRequest

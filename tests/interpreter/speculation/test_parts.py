@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.interpreter.backends.echo_answers import cut
 from umbel.interpreter.backends.echo_tokens import pieces
+from umbel.interpreter.run import SpeculationSetting, speculation_of
 from umbel.interpreter.speculation.fields import End, Field, end_of
 from umbel.interpreter.speculation.leftover import Pieces
 from umbel.interpreter.speculation.lookahead import Coming, Outlook
 from umbel.interpreter.speculation.planner import MOST_REFUSALS, MOST_SITES, Planner
 from umbel.interpreter.speculation.replies import LongReply, reply_of
-from umbel.interpreter.speculation.settings import Setting, setting_of
 from umbel.lang.protocol import Chunk, Completion, ConstraintSpec, Final, FinishReason, TokenLogprob, Usage
 from umbel.lang.sampling import SamplingParams
 
@@ -265,9 +265,9 @@ def test_a_backend_refuses_after_some_refusals():
 
 
 def test_settings():
-    assert setting_of(None, None) is None
-    assert setting_of(64, None) == Setting(64)
-    assert setting_of(None, "auto") == Setting(None)
+    assert speculation_of(None, None) is None
+    assert speculation_of(64, None) == SpeculationSetting(64)
+    assert speculation_of(None, "auto") == SpeculationSetting(None)
 
 
 @pytest.mark.parametrize(

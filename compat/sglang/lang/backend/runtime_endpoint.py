@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 from .....interpreter.backends import runtime as core
 from .....interpreter.backends.hosted import named_templates
 from .....interpreter.backends.hosted.sglang import endpoint as core_endpoint
-from .....interpreter.default import flush_cache, get_server_info
 from .....interpreter.loop import streams
-from .....interpreter.meta import of_completion
+from .....interpreter.run import flush_cache, get_server_info
+from .....interpreter.variables import meta_of_completion
 from .....lang import checks
 from .....lang.chat_template import ChatTemplate
 from .....lang.constraint import demand_of
@@ -105,7 +105,7 @@ def _events(backend: Backend, request: GenRequest) -> AsyncGenerator[Chunk | Fin
 
 
 def _written(final: Final, completion: Completion) -> dict[str, Any]:
-    meta = of_completion(final, completion, with_text=True)
+    meta = meta_of_completion(final, completion, with_text=True)
     reason = meta.pop("finish_reason")
     matched = meta.pop("matched_stop")
     length = meta["completion_tokens"]
