@@ -32,9 +32,8 @@ from ..lang.protocol import (
 )
 from ..lang.runtime_options import ORACLE, KeywordOptions, options_of
 from ..lang.transport.exchange import Exchange, Outgoing
-from .constraints.compiled_cache import CompiledCache
-from .constraints.compiler import InlineCompiler
-from .constraints.matcher_cache import OPENING_POLL
+from .constraints.compiler import CompiledCache, InlineCompiler
+from .constraints.matcher import OPENING_POLL
 from .core.config import CompilerLimits, GatewayLimits, PictureLimits
 from .core.instruments import Clock, FaultHook, SystemClock, no_faults
 from .core.messages import ToEngine

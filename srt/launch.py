@@ -24,7 +24,7 @@ from .multimodal.format import PictureFormat
 from .tokenizer.tokenizer import ByteTokenizer, Tokenizer
 
 if TYPE_CHECKING:
-    from .constraints.matcher_cache import MatcherCache
+    from .constraints.matcher import MatcherCache
     from .distributed.communicator import Communicator
     from .scheduler.config import SchedulerConfig
     from .scheduler.scheduler import Scheduler
@@ -134,7 +134,7 @@ def open_engine(
         ParameterError: options that do not fit it or this machine.
         MissingExtraError: a package is not installed.
     """
-    from .constraints.matcher_cache import ImmediateExecutor
+    from .constraints.matcher import ImmediateExecutor
     from .scheduler.scheduler import Scheduler
     from .testing.launched_oracle import LaunchedOracle, Slowed
     from .testing.oracle import OracleRunner
@@ -227,7 +227,7 @@ def _matcher_cache(
     lasting: Callable[[], object] | None,
 ) -> "MatcherCache":
     """Makes the cache of open constraints. tries: folder that keeps the vocabulary's trie."""
-    from .constraints.matcher_cache import MatcherCache, MatcherFactory
+    from .constraints.matcher import MatcherCache, MatcherFactory
 
     def load() -> MatcherFactory:
         from .constraints.matcher_factory import (

@@ -24,7 +24,7 @@ from ...lang.errors import EngineError, UmbelError
 from ...lang.sampling import SamplingParams
 from ...lang.transport.inlet import prepare
 from ...lang.transport.link import FrameError, Inbound, Outbound
-from ..constraints.matcher_cache import OPENING_POLL
+from ..constraints.matcher import OPENING_POLL
 from ..core.config import MAX_ENGINE_FRAME, MAX_PULSE_FRAME, SupervisionLimits, fault_hook
 from ..core.instruments import SystemClock
 from ..core.messages import (

@@ -38,8 +38,7 @@ from ...lang.protocol import (
     TokenLogprob,
     Usage,
 )
-from ..constraints.compiled_cache import CompileInquiry
-from ..constraints.compiler import Compiled
+from ..constraints.compiler import Compiled, CompileInquiry
 from ..core.messages import (
     ChooseEnded,
     ControlEnded,

@@ -40,14 +40,12 @@ from ...lang.protocol import (
     ScoreRequest,
     ToBackend,
 )
-from ..constraints.compiled_cache import CompiledCache
-from ..constraints.compiler import Answer, Compiled, InlineCompiler, Refused
+from ..constraints.compiler import Answer, Compiled, CompiledCache, InlineCompiler, Refused
 from ..core.config import CompilerLimits, GatewayLimits
 from ..core.instruments import Clock, FaultHook, no_faults
 from ..core.messages import EngineAbort, EngineControl, EngineFailed, FromEngine, Heartbeat, ToEngine
 from ..multimodal.cache import PictureCache
-from ..multimodal.prompts import Showable
-from ..tokenizer.prompt import CACHE_BYTES, PromptEncoder
+from ..tokenizer.prompt import CACHE_BYTES, PromptEncoder, Showable
 from ..tokenizer.tokenizer import Tokenizer
 from .calls import CallIndex, CallPhase, Client, ControlCall, GenCall, PendingCall, ScoreCall
 from .hints import Hints

@@ -8,7 +8,7 @@ from ...lang.protocol import Hint
 from ..core.instruments import Clock, FaultHook
 from ..core.messages import EngineRelease, ToEngine
 from ..multimodal.cache import Picture
-from ..multimodal.prompts import pictures_of
+from ..tokenizer.prompt import pictures_of
 from .calls import Client
 from .validation import RequestValidator
 

@@ -1,4 +1,7 @@
-"""Pictures of requests: waits for them to be decoded, holds them for calls, and sends them to the engine."""
+"""Replaces the media of requests by decoded pictures, holds the pictures for calls, and sends them to the engine.
+
+Media(bytes) … Media(bytes)    ──▶ Showing ──▶    Shown(pictures) … Shown(pictures)
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -10,9 +13,74 @@ from ...lang.errors import UmbelError
 from ...lang.prompt import Media
 from ...lang.protocol import FromBackend, GenRequest, Hint, ScoreRequest, ToBackend
 from ..core.messages import FromEngine, ToEngine
-from ..multimodal.cache import Picture, PictureCache
-from ..multimodal.prompts import Showable, Showing, media_of, pictures_of, without_bytes
+from ..multimodal.cache import Picture, PictureCache, PictureInquiry
+from ..tokenizer.prompt import Showable, Shown, media_of, pictures_of, replace_media, without_bytes
 from .calls import Client, PendingCall, ProtocolBreach
+
+log = logging.getLogger("umbel.gateway")
+
+
+class Showing:
+    """Decodes the media of one message. The pictures found are held until `close`."""
+
+    def __init__(self, cache: PictureCache, media: Sequence[Media], salt: str) -> None:
+        self._cache = cache
+        self._media = media
+        self._salt = salt
+        self._found: list[tuple[Picture, ...] | None] = [None] * len(media)
+        self._inquiries: list[PictureInquiry] = []
+        self._notify: Callable[[UmbelError | None], None] | None = None
+        self._closed = False
+
+    def begin(self, notify: Callable[[UmbelError | None], None]) -> None:
+        """Starts decoding; calls `notify` once, now or later, unless it is closed before.
+
+        It is called when all media are decoded, or with the error of the first that cannot be."""
+        self._notify = notify
+        media, self._media = self._media, ()  # the decoder has the bytes now
+        for index, part in enumerate(media):
+            if self._closed:
+                return
+            self._inquiries.append(self._cache.find(part, self._salt, self._listener(index)))
+
+    def replace(self, message: Showable) -> Showable:
+        """Returns the message with pictures for its media."""
+        found = iter(self._found)
+        return replace_media(message, lambda part: _shown(part, next(found)))
+
+    def close(self) -> None:
+        """Ends the wait and releases the pictures; may be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        for inquiry in self._inquiries:
+            inquiry.forget()
+        for pictures in self._found:
+            self._cache.release(pictures or ())
+
+    def _listener(self, index: int) -> Callable[[tuple[Picture, ...] | UmbelError], None]:
+        def on_found(found: tuple[Picture, ...] | UmbelError) -> None:
+            if self._closed:
+                return
+            if isinstance(found, UmbelError):
+                self.close()
+                self._end(found)
+                return
+            self._cache.hold(found)
+            self._found[index] = found
+            if all(pictures is not None for pictures in self._found):
+                self._end(None)
+
+        return on_found
+
+    def _end(self, error: UmbelError | None) -> None:
+        assert self._notify is not None, "it has begun"
+        self._notify(error)
+
+
+def _shown(media: Media, pictures: tuple[Picture, ...] | None) -> Shown:
+    assert pictures is not None, "all of them have been found"
+    return Shown(media.kind, media.digest, b"", media.num_frames, pictures=pictures)
 
 
 @dataclass(slots=True, eq=False)
@@ -40,9 +108,6 @@ class PictureCall(PendingCall):
 
     def accept(self, event: FromEngine) -> list[FromBackend]:
         raise ProtocolBreach(f"a {type(event).__name__} for a call that the engine does not have")
-
-
-log = logging.getLogger("umbel.gateway")
 
 
 class Images:
@@ -108,7 +173,7 @@ class Images:
 
     def _forget(self) -> None:
         """Tells the engine which pictures to forget. Those that could not be sent are sent the next time."""
-        assert self._cache is not None, "somebody has held one"
+        assert self._cache is not None, "a call has held one"
         try:
             self._cache.send_forgotten(self._to_engine)
         except Exception:

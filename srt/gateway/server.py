@@ -40,7 +40,7 @@ from ...lang.transport.link import (
     Welcome,
 )
 from ...lang.transport.process_life import machine_in_words, read_process, read_this_thread
-from ..constraints.compiled_cache import CompiledCache
+from ..constraints.compiler import CompiledCache
 from ..constraints.compiler_process import CompilerProcess
 from ..core.config import CompilerLimits, GatewayLimits, PictureLimits, SupervisionLimits, fault_hook
 from ..core.instruments import SystemClock

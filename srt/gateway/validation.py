@@ -18,9 +18,8 @@ from ..core.image_token_ids import PICTURE_BASE
 from ..core.messages import EngineChoose, EngineGenerate, EnginePrefill, EngineScore, Schedule
 from ..multimodal.budget import check_media
 from ..multimodal.format import PictureFormat
-from ..multimodal.prompts import Showable, prompts_of
 from ..tokenizer.offsets import media_places, text_of, token_places
-from ..tokenizer.prompt import PromptEncoder
+from ..tokenizer.prompt import PromptEncoder, Showable, prompts_of
 from ..tokenizer.tokenizer import CompiledStops, Tokenizer
 from .calls import Client, GenCall, ScoreCall
 

@@ -1,4 +1,4 @@
-"""Draws tokens with the Gumbel-max method: defines a request to sample, and the noise.
+"""Draws tokens with the Gumbel-max method: defines a request to sample and the noise, and draws in torch.
 
 The score of a token is
 
@@ -28,14 +28,16 @@ nothing but ties closer than 10⁻¹⁵. `kernels/cpu/source/noise.h` is the sam
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ...lang.errors import ParameterError
 from ...lang.sampling import SamplingParams
-from ..core.batch import Draws
+from ..core.batch import Draws, LogitsError, Summary
 
 _MASK = (1 << 64) - 1
 _LARGEST_INT32 = 2**31 - 1
@@ -151,3 +153,264 @@ def _mix_all(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: NDArray[np.uint64] = values ^ (values >> np.uint64(31))
     return mixed
+
+
+_BLOCK = 128  # tokens whose maximum is taken first; divides the vocabularies of Llama, Qwen and Gemma
+_NUCLEUS = 64  # tokens among which a nucleus is looked for first
+_ROWS = 16  # rows of whole-vocabulary work at once: 16 MiB at 262,144 tokens
+_BIN_SHIFT = 16  # of the bits of a weight: sign, exponent and 7 bits of the fraction stay
+_ROUNDING = 1e-6  # of a mass that is summed in float32
+
+
+class TorchSampling:
+    """Implements `batch.Chooser` in torch, from full logits, on any device: the kernels' reference.
+
+    A vocabulary has up to 262,144 tokens, and nothing here sorts it. The best token or the top of a row comes from the
+    maxima of blocks, then from the few blocks that can contain it. A wider nucleus (top_p) comes from a histogram over
+    the leading bits of the weights; only the decisive bin is sorted. Passes over whole rows write to one buffer that is
+    kept: allocating that size costs more than the arithmetic.
+    """
+
+    def __init__(self) -> None:
+        self._weights = torch.empty(0)  # [_ROWS, vocab], made when it is needed
+
+    def choose(self, logits: torch.Tensor, draws: Draws) -> NDArray[np.int64]:
+        """Chooses one token for each draw. logits: [_, vocab]."""
+        tokens = np.zeros(len(draws), dtype=np.int64)
+        greedy = draws.inverse_temperatures == 0
+        for group, choose in ((np.flatnonzero(greedy), self._best), (np.flatnonzero(~greedy), self._race)):
+            for first in range(0, len(group), _ROWS):
+                some = group[first : first + _ROWS]
+                rows = _allowed(_rows(logits, draws.rows[some]), draws, some)
+                tokens[some] = choose(rows, draws, some)
+        return tokens
+
+    def summarise(self, logits: torch.Tensor, rows: NDArray[np.int64], top: int) -> Summary:
+        """Computes log-normalisers of rows and their `top` largest logits."""
+        chosen = _rows(logits, rows).float()
+        normalisers = torch.logsumexp(chosen.double() if chosen.shape[1] < 4096 else chosen, dim=-1)
+        _require_numbers(normalisers)
+        top = min(top, logits.shape[1])
+        top_tokens = np.empty((len(rows), top), dtype=np.int32)
+        top_logits = np.empty((len(rows), top), dtype=np.float32)
+        if top:
+            least = _kth_largest(chosen, np.full(len(rows), top))
+            places, tokens = (chosen >= least[:, None]).nonzero(as_tuple=True)
+            values = chosen[places, tokens].cpu().numpy()
+            ids, owners = tokens.cpu().numpy(), places.cpu().numpy()
+            order = np.lexsort((ids, -values, owners))
+            firsts = np.searchsorted(owners[order], np.arange(len(rows)))
+            kept = order[(firsts[:, None] + np.arange(top)).ravel()]
+            top_tokens[:], top_logits[:] = ids[kept].reshape(-1, top), values[kept].reshape(-1, top)
+        return Summary(normalisers.double().cpu().numpy(), top_tokens, top_logits)
+
+    # ------------------------------------------------------------------------------------- the most likely
+
+    def _best(self, logits: torch.Tensor, draws: Draws, some: NDArray[np.int64]) -> NDArray[np.int64]:
+        return _best(logits)[1].cpu().numpy()
+
+    # ------------------------------------------------------------------------------------- the race
+
+    def _race(self, logits: torch.Tensor, draws: Draws, some: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Chooses the token with the largest score among those that the limits keep. logits: [n, vocab]."""
+        best, winners = _best(logits)
+        inverse, keys = draws.inverse_temperatures[some], draws.keys[some]
+        top = best.double().cpu().numpy()
+        own = gumbel(keys, winners.cpu().numpy())  # the best token's noise: no token wins with less than its score
+        possible = logits >= self._floors(logits, best, draws, some)[:, None]
+        for row in range(len(some)):  # row by row it stays in the caches
+            possible[row] &= _may_win(logits[row], best[row], float(inverse[row]), int(keys[row]), float(own[row]))
+        places, ids = (index.cpu().numpy() for index in possible.nonzero(as_tuple=True))
+        values = logits[possible].double().cpu().numpy()
+        with np.errstate(divide="ignore"):
+            kept = (values - top[places]) * inverse[places] >= np.log(draws.min_p[some][places])
+        scores = np.where(kept, values * inverse[places] + gumbel(keys[places], ids), -np.inf)
+        return _first_largest(places, ids, scores, len(some))
+
+    def _floors(self, logits: torch.Tensor, best: torch.Tensor, draws: Draws, some: NDArray[np.int64]) -> torch.Tensor:
+        """Returns the smallest logit of each row that top_k and top_p keep: [n]."""
+        floors = torch.full((len(some),), torch.finfo(torch.float32).min, device=logits.device)
+        top_k, top_p = draws.top_k[some], draws.top_p[some]
+        limited = np.flatnonzero((top_k > 0) & (top_k < logits.shape[1]))
+        if len(limited):
+            floors[limited] = _kth_largest(_rows(logits, limited), top_k[limited])
+        nuclei = np.flatnonzero(top_p < 1)
+        if len(nuclei):
+            ends = self._nucleus_ends(
+                _rows(logits, nuclei),
+                best[nuclei],
+                floors[nuclei],
+                draws.inverse_temperatures[some][nuclei],
+                top_p[nuclei],
+            )
+            floors[nuclei] = torch.maximum(floors[nuclei], ends)
+        return floors
+
+    def _nucleus_ends(
+        self,
+        logits: torch.Tensor,
+        best: torch.Tensor,
+        floors: torch.Tensor,
+        inverse: NDArray[np.float64],
+        top_p: NDArray[np.float64],
+    ) -> torch.Tensor:
+        """Returns the logit at which the mass, summed from the best token down, reaches top_p: [n].
+
+        top_p is a share of the mass at or above the row's floor.
+        """
+        scale = torch.from_numpy(inverse).to(logits.device)[:, None]
+        weights = self._weigh(logits, best, scale.float())
+        weights.masked_fill_(logits < floors[:, None], 0.0)
+        wanted = torch.from_numpy(top_p * (1 - _ROUNDING)).to(logits.device)[:, None] * _mass(weights)
+        top = _top(logits, min(_NUCLEUS, logits.shape[1]))[0]
+        known = torch.exp((top.double() - best[:, None]) * scale)
+        known.masked_fill_(top < floors[:, None], 0.0)
+        reached = known.cumsum(dim=-1) >= wanted
+        ends = top.gather(1, reached.int().max(dim=-1, keepdim=True).indices)[:, 0]
+        for row in (~reached[:, -1]).nonzero()[:, 0].tolist():
+            ends[row] = _nucleus_end(logits[row], weights[row], wanted[row, 0])
+        return ends
+
+    def _weigh(self, logits: torch.Tensor, best: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """Computes exp((logits − best) · scale) in the kept buffer; the best token's is 1: [n, vocab]."""
+        if self._weights.shape != (_ROWS, logits.shape[1]) or self._weights.device != logits.device:
+            self._weights = torch.zeros((_ROWS, logits.shape[1]), device=logits.device)
+        weights = self._weights[: len(logits)]
+        torch.sub(logits, best[:, None], out=weights)
+        return weights.mul_(scale).exp_()
+
+
+def _best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the largest logit of each row and its token, the first of equal ones."""
+    rows, size = logits.shape
+    if size % _BLOCK:
+        values, tokens = logits.max(dim=-1)
+        _require_numbers(values)
+        return values, tokens
+    blocks = logits.view(rows, -1, _BLOCK)
+    values, block = blocks.amax(dim=-1).max(dim=-1)
+    _require_numbers(values)
+    inside = blocks[torch.arange(rows, device=logits.device), block].max(dim=-1).indices
+    return values, block * _BLOCK + inside
+
+
+def _may_win(logits: torch.Tensor, best: torch.Tensor, inverse: float, key: int, noise: float) -> torch.Tensor:
+    """Returns a mask of tokens whose score may reach the best token's, whose noise is known. logits: [vocab].
+
+    Noise of at least x has a hash of at most exp(−x) · 2³². Here hashes lose their last 8 bits, and an exponential in
+    float32 may be a little too large, never too small.
+    """
+    needed = logits.sub(best).mul_(inverse).sub_(noise)  # minus the noise that is needed
+    hashes = _leading_hash_bits(key, torch.arange(len(logits), dtype=torch.int32, device=logits.device))
+    return hashes <= needed.exp_().mul_(2.0**24 * 1.0001).add_(1)
+
+
+def _leading_hash_bits(key: int, tokens: torch.Tensor) -> torch.Tensor:
+    """Computes `gumbel.token_hash` without its last 8 bits, in signed 32-bit arithmetic. tokens: int32, overwritten."""
+    low, high = np.array([key], dtype=np.uint64).view(np.int32).tolist()  # little-endian, as all of torch's machines
+    h = tokens.bitwise_xor_(low)
+    h = _mixed(h, 17).mul_(0xED5AD4BB - 2**32)
+    h = _mixed(h, 11).add_(high)
+    h = h.mul_(0xAC4C1B51 - 2**32)
+    h = _mixed(h, 15).mul_(0x31848BAB)
+    return _mixed(h, 14).bitwise_right_shift_(8).bitwise_and_(0xFFFFFF)
+
+
+def _mixed(h: torch.Tensor, shift: int) -> torch.Tensor:
+    """Computes h ^ (h >> shift), unsigned."""
+    return h.bitwise_xor_((h >> shift).bitwise_and_((1 << (32 - shift)) - 1))
+
+
+def _kth_largest(logits: torch.Tensor, counts: NDArray[np.integer]) -> torch.Tensor:
+    """Returns the counts[row]-th largest logit of each row."""
+    least = torch.empty(len(logits), device=logits.device)
+    for count in np.unique(counts).tolist():
+        same = np.flatnonzero(counts == count)
+        least[same] = _top(_rows(logits, same), count)[0][:, -1]
+    return least
+
+
+def _nucleus_end(logits: torch.Tensor, weights: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Returns the logit at which the mass, summed from the largest weight down, reaches `wanted`.
+
+    weights: [vocab], 0 to 1.
+
+    The bits of floats that are not negative are ordered like the floats, so their leading bits are bins in order.
+    """
+    bins = weights.view(torch.int32) >> _BIN_SHIFT
+    mass = torch.bincount(bins, weights=weights.double()).flip(0).cumsum(0)  # from the highest bin down
+    above = int(torch.searchsorted(mass, wanted))
+    if above >= len(mass):
+        return float(torch.finfo(torch.float32).min)  # rounding: the whole row does not reach it
+    inside = bins == len(mass) - 1 - above
+    ordered, order = logits[inside].sort(descending=True)
+    before = mass[above - 1] if above else mass.new_zeros(())
+    reached = int(torch.searchsorted(weights[inside][order].double().cumsum(0) + before, wanted))
+    return float(ordered[min(reached, len(ordered) - 1)])
+
+
+def _mass(weights: torch.Tensor) -> torch.Tensor:
+    """Sums rows to [n, 1] in float64, exactly enough to find where a nucleus ends."""
+    size = weights.shape[1]
+    if size % _BLOCK:
+        return weights.sum(dim=-1, keepdim=True, dtype=torch.float64)
+    return weights.view(len(weights), -1, _BLOCK).sum(dim=-1).double().sum(dim=-1, keepdim=True)
+
+
+def _allowed(logits: torch.Tensor, draws: Draws, some: NDArray[np.int64]) -> torch.Tensor:
+    """Returns the rows with −∞ where a mask forbids a token; copies only if there is a mask."""
+    if draws.masks is None or all(draws.masks[i] is None for i in some):
+        return logits
+    logits = logits.clone()
+    for row, i in enumerate(some):
+        mask = draws.masks[i]
+        if mask is not None:
+            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: logits.shape[1]]
+            logits[row].masked_fill_(torch.from_numpy(bits == 0).to(logits.device), -torch.inf)
+    return logits
+
+
+def _rows(logits: torch.Tensor, rows: NDArray[np.integer]) -> torch.Tensor:
+    """Returns the rows, without a copy when they are an interval."""
+    if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((np.diff(rows) == 1).all()):
+        return logits[int(rows[0]) : int(rows[-1]) + 1]
+    return logits[torch.from_numpy(rows.astype(np.int64)).to(logits.device)]
+
+
+def _require_numbers(values: torch.Tensor) -> None:
+    """Raises LogitsError if a value is not finite: a NaN would silently choose an arbitrary token."""
+    if not bool(values.isfinite().all()):
+        raise LogitsError
+
+
+def _first_largest(
+    rows: NDArray[np.int64], tokens: NDArray[np.int64], scores: NDArray[np.float64], count: int
+) -> NDArray[np.int64]:
+    """Returns the token with the largest score of each of `count` rows, of equal ones the first. rows: ascending."""
+    edges = np.searchsorted(rows, np.arange(count + 1)).tolist()
+    return np.array(
+        [tokens[first + int(scores[first:last].argmax())] for first, last in pairwise(edges)],
+        dtype=np.int64,
+    )
+
+
+def _top(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the `count` largest values of each row, best first, and their ids.
+
+    They lie in the `count` blocks with the largest maxima.
+    """
+    rows, size = logits.shape
+    blocks = size // _BLOCK
+    if count * 2 > blocks:
+        top = logits.topk(count, dim=-1)
+        return top.values, top.indices
+    body = logits[:, : blocks * _BLOCK].reshape(rows, blocks, _BLOCK)  # a view
+    best_blocks = body.amax(dim=-1).topk(count, dim=-1).indices  # [n, count]
+    values = body.gather(1, best_blocks[:, :, None].expand(-1, -1, _BLOCK)).flatten(1)
+    within = torch.arange(_BLOCK, device=logits.device)
+    ids = (best_blocks[:, :, None] * _BLOCK + within).flatten(1)
+    rest = torch.arange(blocks * _BLOCK, size, device=logits.device)
+    values = torch.cat([values, logits[:, blocks * _BLOCK :]], dim=1)
+    ids = torch.cat([ids, rest.expand(rows, -1)], dim=1)
+    top = values.topk(count, dim=-1)
+    return top.values, ids.gather(1, top.indices)

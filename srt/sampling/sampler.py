@@ -27,8 +27,7 @@ from ...lang.sampling import SamplingParams
 from ..core.batch import Allowed, Chooser, Draws, LogitsError, RowNeed, RowRequests
 from ..core.image_token_ids import PICTURE_BASE
 from ..core.messages import IdLogprob
-from .gumbel import SampleRequest, gumbel, stack_draws
-from .torch_sampler import TorchSampling
+from .gumbel import SampleRequest, TorchSampling, gumbel, stack_draws
 
 _LARGEST_SHIFT = 1e300  # in float64: a sum with a scaled logit stays finite
 _LARGEST_SCALE = 1e250  # times or through it, a float32 stays finite in float64

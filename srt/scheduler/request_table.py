@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ...lang.errors import WIRE_ERRORS, EngineError, RequestError, UmbelError
 from ...lang.protocol import FinishReason
 from ..cache.slot_allocator import IntegrityError
-from ..constraints.matcher_cache import MatcherCache
+from ..constraints.matcher import MatcherCache
 from ..core.batch import LogitsError, PictureStore
 from ..core.image_token_ids import PICTURE_BASE, PICTURE_END, picture_spans
 from ..core.instruments import Clock, Counters, FaultHook

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ...lang.errors import CapabilityError, DeadlineError, ParameterError, UmbelError
 from ..cache.slot_allocator import IntegrityError
-from ..constraints.matcher_cache import MatcherCache
+from ..constraints.matcher import MatcherCache
 from ..core.batch import AsyncRunner, Runner
 from ..core.instruments import Clock, Counters, FaultHook, no_faults
 from ..core.messages import (

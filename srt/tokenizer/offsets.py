@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ...lang.prompt import Generated, Part, Text, told_apart
 from ..core.image_token_ids import PICTURE_BASE
-from ..multimodal.prompts import Shown
+from .prompt import Shown
 from .tokenizer import Tokenizer
 
 _NEAR = 32  # bytes in which a token is searched

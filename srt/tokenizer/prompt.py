@@ -1,4 +1,4 @@
-"""Turns a prompt's parts into one list of ids, encoding only new text.
+"""Turns a prompt's parts into one list of ids, encoding only new text. Its media are decoded pictures by then: `Shown`.
 
     parts     [ Text  Text ][ Generated ][ Text(control) Text ]
     runs      "constant text"    ids      <id> "constant text"       a run is encoded as one string
@@ -12,16 +12,60 @@ ones, and encoding begins at the last small block.
 
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from copy import copy
 from sys import getsizeof
 
+import msgspec
+
 from ...lang.errors import CapabilityError
 from ...lang.prompt import Generated, Media, Part, Text
+from ...lang.protocol import GenRequest, Hint, Locate, ScoreRequest
 from ..core.image_token_ids import picture_tokens
+from ..multimodal.cache import Picture
 from ..multimodal.format import PictureFormat
-from ..multimodal.prompts import Shown
 from .tokenizer import Tokenizer
+
+Showable = GenRequest | ScoreRequest | Hint | Locate  # the messages that have a prompt
+
+
+class Shown(Media, frozen=True, kw_only=True, tag="shown"):
+    """A decoded picture, or the frames of a clip. It is never sent and has no bytes: the cache has the pixels."""
+
+    pictures: tuple[Picture, ...]
+
+
+def pictures_of(prompt: Iterable[Part]) -> tuple[Picture, ...]:
+    """Returns all pictures of a prompt, in order."""
+    return tuple(picture for part in prompt if isinstance(part, Shown) for picture in part.pictures)
+
+
+def media_of(message: Showable) -> list[Media]:
+    """Returns the media of a message that are not decoded yet."""
+    return [part for prompt in prompts_of(message) for part in prompt if type(part) is Media]
+
+
+def prompts_of(message: Showable) -> tuple[tuple[Part, ...], ...]:
+    """Returns the prompts of a message: a Locate may have several."""
+    return (message.prompt, *message.others) if isinstance(message, Locate) else (message.prompt,)
+
+
+def without_bytes(message: Showable) -> Showable:
+    """Removes the media bytes of a waiting message: the decoder holds them once for all messages."""
+    return replace_media(message, lambda part: msgspec.structs.replace(part, data=b""))
+
+
+def replace_media(message: Showable, change: Callable[[Media], Media]) -> Showable:
+    """Replaces the media of a message, in the order of `media_of`."""
+
+    def changed(prompt: tuple[Part, ...]) -> tuple[Part, ...]:
+        return tuple(change(part) if type(part) is Media else part for part in prompt)
+
+    prompt = changed(message.prompt)
+    if isinstance(message, Locate):
+        return msgspec.structs.replace(message, prompt=prompt, others=tuple(map(changed, message.others)))
+    return msgspec.structs.replace(message, prompt=prompt)
+
 
 _ENTRY = 250  # bytes: the entry of the dictionary, two tuples
 _TOKEN = 36  # bytes: an integer and the reference to it

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from umbel.lang.protocol import FinishReason
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.constraints.matcher_cache import MatcherCache
+from umbel.srt.constraints.matcher import MatcherCache
 from umbel.srt.core.instruments import FaultHook, VirtualClock, no_faults
 from umbel.srt.core.messages import (
     ControlEnded,

@@ -3,7 +3,7 @@
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import ConstraintSpec, FinishReason, GenRequest, Origin, ToBackend
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.constraints.compiled_cache import CompiledCache
+from umbel.srt.constraints.compiler import CompiledCache
 from umbel.srt.core.config import GatewayLimits
 from umbel.srt.core.instruments import FaultHook, VirtualClock, no_faults
 from umbel.srt.core.messages import Ended, EngineAbort, EngineGenerate, EngineScore, ToEngine

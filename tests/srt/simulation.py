@@ -35,7 +35,7 @@ from umbel.lang.protocol import (
 from umbel.lang.runtime_options import DebugOptions, RuntimeOptions
 from umbel.lang.sampling import SamplingParams
 from umbel.lang.transport.link import FromGateway, Inbound, Outbound, Pong, ToGateway
-from umbel.srt.constraints.compiled_cache import CompiledCache
+from umbel.srt.constraints.compiler import CompiledCache
 from umbel.srt.core.config import GatewayLimits
 from umbel.srt.core.instruments import VirtualClock, no_faults
 from umbel.srt.core.messages import (

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from umbel.fsm.errors import ConstraintRefused, LimitExceeded
 from umbel.fsm.tokens.masks import Mask
 from umbel.fsm.tokens.vocabulary import pack
-from umbel.srt.constraints.matcher_cache import ImmediateExecutor, MatcherCache
+from umbel.srt.constraints.matcher import ImmediateExecutor, MatcherCache
 from umbel.srt.core.messages import EngineConstraint
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 

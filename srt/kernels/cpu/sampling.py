@@ -1,4 +1,4 @@
-"""Chooses tokens and computes log-probabilities from full logits, in C++. Reference: sampling/torch_sampler.py."""
+"""Chooses tokens and computes log-probabilities from full logits, in C++. Reference: sampling/gumbel.py."""
 
 import ctypes
 from collections.abc import Sequence

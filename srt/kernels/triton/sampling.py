@@ -1,4 +1,4 @@
-"""Logits → tokens on the device, by the definition of a draw (gumbel.py). The reference is torch_sampler.py.
+"""Logits → tokens on the device, by the definition of a draw (gumbel.py). The reference is TorchSampling.
 
     scan     row × chunk of the vocabulary, one read of the logits. Of each tile of 128 tokens stay its largest logit
              and, by what is drawn, a bound of its scores or its mass. The program that comes last to a row finishes a

@@ -11,7 +11,7 @@ from ...attention.backend import AttentionCounters, AttentionGeometry
 from ...attention.torch_backend import TorchBackend, TorchPlan
 from ...cache.kv_pool import FLOAT8, KVPool
 from ...core.batch import Batch, Draws
-from ...sampling.torch_sampler import TorchSampling
+from ...sampling.gumbel import TorchSampling
 
 
 @dataclass(slots=True)

@@ -14,8 +14,15 @@ import msgspec
 import pytest
 from umbel.lang.errors import BackendError, ConstraintError, OverloadedError
 from umbel.lang.protocol import ConstraintEngine, ConstraintSpec
-from umbel.srt.constraints.compiled_cache import CompiledCache
-from umbel.srt.constraints.compiler import MAX_COMPILED, Answer, Compiled, InlineCompiler, Refused, compile_constraint
+from umbel.srt.constraints.compiler import (
+    MAX_COMPILED,
+    Answer,
+    Compiled,
+    CompiledCache,
+    InlineCompiler,
+    Refused,
+    compile_constraint,
+)
 from umbel.srt.constraints.compiler_process import CompilerProcess, explained
 from umbel.srt.constraints.compiler_worker import CompileJob, compile_within
 from umbel.srt.core.config import CompilerLimits, WorkerLimits, worker_environment

@@ -5,7 +5,7 @@ from umbel.lang.errors import ConstraintError
 from umbel.lang.prompt import Generated, Text
 from umbel.lang.protocol import Abort, Chunk, ConstraintSpec, Failure, Final, FinishReason, GenRequest, Origin
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.constraints.compiled_cache import CompiledCache
+from umbel.srt.constraints.compiler import CompiledCache
 from umbel.srt.core.messages import EngineGenerate, EnginePrefill, Tokens
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 

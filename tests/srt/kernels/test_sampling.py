@@ -13,8 +13,8 @@ from umbel.lang.errors import EngineError
 from umbel.srt.core.batch import Draws
 from umbel.srt.kernels.cpu.library import load_library
 from umbel.srt.kernels.cpu.sampling import CpuSampling
+from umbel.srt.sampling.gumbel import TorchSampling
 from umbel.srt.sampling.sampler import Wanted, describe
-from umbel.srt.sampling.torch_sampler import TorchSampling
 
 from .native import native_isas
 

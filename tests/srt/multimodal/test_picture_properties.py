@@ -9,7 +9,7 @@ from umbel.lang.errors import RequestError
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Abort, ConstraintSpec, Failure, Final, GenRequest, Hint, Origin, Scored, ScoreRequest
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.constraints.compiled_cache import CompiledCache
+from umbel.srt.constraints.compiler import CompiledCache
 from umbel.srt.core.config import GatewayLimits, PictureLimits
 from umbel.srt.core.image_token_ids import PICTURE_BASE
 from umbel.srt.core.instruments import VirtualClock

@@ -16,6 +16,8 @@ from umbel.srt.sampling.gumbel import (
     LARGEST_NOISE,
     SMALLEST_NOISE,
     SampleRequest,
+    TorchSampling,
+    _top,
     draw_key,
     draw_keys,
     gumbel,
@@ -23,7 +25,6 @@ from umbel.srt.sampling.gumbel import (
     token_hash,
 )
 from umbel.srt.sampling.sampler import PROCESSORS, Sampler, Wanted, describe
-from umbel.srt.sampling.torch_sampler import TorchSampling, _top
 
 torch.set_num_threads(1)
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from umbel.lang.protocol import FinishReason
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.constraints.matcher_cache import ImmediateExecutor, MatcherCache
+from umbel.srt.constraints.matcher import ImmediateExecutor, MatcherCache
 from umbel.srt.core.instruments import FailAt
 from umbel.srt.core.messages import Ended, EngineAbort, EngineConstraint, EngineFailed
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from umbel.lang.errors import RequestError
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.constraints.matcher_cache import ImmediateExecutor, MatcherCache
+from umbel.srt.constraints.matcher import ImmediateExecutor, MatcherCache
 from umbel.srt.constraints.matcher_factory import VocabularyMatcherFactory
 from umbel.srt.core.batch import Draws, RowRequests
 from umbel.srt.core.messages import EngineAbort, EngineChoose, EngineFailed, Schedule
@@ -225,10 +225,10 @@ ROWS = [
     Row("sampling.sampler:Sampler.choose", RICH_ONE),
     Row("sampling.sampler:Sampler.choose", PLAIN_ONE),
     Row("sampling.gumbel:stack_draws", RICH_ONE, "sampling.sampler:stack_draws"),
-    Row("sampling.gumbel:gumbel", LIMITED_ONE, "sampling.torch_sampler:gumbel"),
+    Row("sampling.gumbel:gumbel", LIMITED_ONE),
     Row("sampling.gumbel:gumbel", generates(msgspec.structs.replace(PLAIN, top_k=9)), "testing.oracle:gumbel"),
-    Row("sampling.torch_sampler:TorchSampling.choose", PLAIN_ONE),
-    Row("sampling.torch_sampler:TorchSampling.summarise", DESCRIBED_ONE),
+    Row("sampling.gumbel:TorchSampling.choose", PLAIN_ONE),
+    Row("sampling.gumbel:TorchSampling.summarise", DESCRIBED_ONE),
     Row("sampling.sampler:describe", RICH_ONE, "scheduler.commit:describe"),
     Row("sampling.sampler:describe", DESCRIBED_ONE, "scheduler.commit:describe"),
     Row("sampling.sampler:look_up", searches, "scheduler.commit:look_up"),
@@ -306,6 +306,26 @@ NOT_OF_ONE_ROW = {  # function, or Class.* for all of its methods → why it is 
     "sampling.gumbel:token_hash": "within gumbel",
     "sampling.gumbel:_mix": "the definition: arithmetic of integers",
     "sampling.gumbel:_mix_all": "the definition: arithmetic of integers",
+    "sampling.gumbel:_best": "of many rows, within TorchSampling",
+    "sampling.gumbel:_may_win": "of many rows, within TorchSampling",
+    "sampling.gumbel:_leading_hash_bits": "of many rows, within TorchSampling",
+    "sampling.gumbel:_mixed": "of many rows, within TorchSampling",
+    "sampling.gumbel:_kth_largest": "of many rows, within TorchSampling",
+    "sampling.gumbel:_nucleus_end": "of many rows, within TorchSampling",
+    "sampling.gumbel:_mass": "of many rows, within TorchSampling",
+    "sampling.gumbel:_allowed": "of many rows, within TorchSampling",
+    "sampling.gumbel:_rows": "of many rows, within TorchSampling",
+    "sampling.gumbel:_require_numbers": "of many rows, within TorchSampling",
+    "sampling.gumbel:_first_largest": "of many rows, within TorchSampling",
+    "sampling.gumbel:_top": "of many rows, within TorchSampling",
+    "sampling.gumbel:TorchSampling._best": "of many rows",
+    "sampling.gumbel:TorchSampling._race": "of many rows",
+    "sampling.gumbel:TorchSampling._floors": "of many rows",
+    "sampling.gumbel:TorchSampling._nucleus_ends": "of many rows",
+    "sampling.gumbel:TorchSampling._weigh": "of many rows",
+    "constraints.matcher:MatcherCache.*": "when a message arrives: it is refused",
+    "constraints.matcher:ImmediateExecutor.*": "when a message arrives: it is refused",
+    "constraints.matcher:_size": "when a message arrives: it is refused",
     "scheduler.request_table:failure": "words of an error",
     "scheduler.request_table:RequestTable.add": "moves requests between tables",
     "scheduler.request_table:RequestTable.extend": "moves requests between tables",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.constraints.matcher_cache import ImmediateExecutor, MatcherCache
+from umbel.srt.constraints.matcher import ImmediateExecutor, MatcherCache
 from umbel.srt.constraints.matcher_factory import VocabularyMatcherFactory
 from umbel.srt.core.image_token_ids import picture_tokens
 from umbel.srt.core.messages import (
