@@ -42,10 +42,9 @@ from .gateway.calls import Answer, Client
 from .gateway.gateway import Gateway
 from .gateway.programs import Programs, capabilities_of
 from .launch import Engine, LoadedModel, ModelReading, open_engine, open_tokenizer
-from .multimodal.budget import most_tokens
-from .multimodal.cache import PictureCache
+from .multimodal.cache import InlineDigests, PictureCache
 from .multimodal.decode import InlineDecoder
-from .multimodal.digests import InlineDigests
+from .multimodal.format import most_tokens
 from .tokenizer.prompt import CACHE_BYTES
 
 T = TypeVar("T")

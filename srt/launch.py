@@ -280,7 +280,7 @@ def _runner_of_all_ranks(
     from .distributed.communicator import SINGLE_RANK
     from .distributed.launch import launch_ranks
     from .models.sharding import require_shardable
-    from .models.vision.text_config import sees, text_config
+    from .models.vision.config import sees, text_config
 
     ranks = options.tensor_parallel
     if ranks == 1:
@@ -298,7 +298,7 @@ def _model_runner(options: RuntimeOptions, source: "ModelSource", communicator: 
 
     from .distributed.launch import device_of
     from .runners.build import build_runner, resolve_device
-    from .runners.cuda.memory import StepLimits
+    from .runners.cuda.device import StepLimits
 
     if options.threads is not None or communicator.ranks > 1:  # ranks on the CPU share its cores
         torch.set_num_threads(max(1, (options.threads or torch.get_num_threads()) // communicator.ranks))

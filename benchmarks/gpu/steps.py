@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from umbel.srt.core.batch import Batch, RowNeed, RowRequests
 from umbel.srt.runners.build import build_runner
-from umbel.srt.runners.cuda.memory import StepLimits
+from umbel.srt.runners.cuda.device import StepLimits
 from umbel.srt.runners.cuda.runner import CudaRunner
 
 from .batches import Rows, Step, forked_step, step_of

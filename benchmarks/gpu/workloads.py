@@ -19,7 +19,7 @@ from umbel.interpreter import loop
 from umbel.lang.errors import UmbelError
 from umbel.srt.in_process import LocalBackend
 from umbel.srt.launch import LoadedModel
-from umbel.srt.runners.cuda.memory import StepLimits
+from umbel.srt.runners.cuda.device import StepLimits
 from umbel.srt.tokenizer.prompt import PromptEncoder
 
 from ..configuration import ALL, FULL, Configuration

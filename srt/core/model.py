@@ -17,7 +17,7 @@ class Given:
 
 
 class VisionModel(Protocol):
-    """Encodes pictures. Implemented by `models.vision.sight.Sight` for all families of `models.vision.registry`."""
+    """Encodes pictures. Implemented by `models.vision.sight.Sight` for all of its families."""
 
     both_ways: bool  # rows of a picture see all of it; else only what is before them
 

@@ -46,11 +46,9 @@ from ..core.config import CompilerLimits, GatewayLimits, PictureLimits, Supervis
 from ..core.instruments import SystemClock
 from ..core.messages import EngineFrame, EnginePhase, EngineReady, EngineStartFailed, Heartbeat, ToEngine
 from ..launch import open_tokenizer
-from ..multimodal.budget import most_tokens
-from ..multimodal.cache import PictureCache
-from ..multimodal.decode_process import DecoderProcess
-from ..multimodal.digests import ThreadedDigests
-from ..multimodal.format import PictureFormat
+from ..multimodal.cache import PictureCache, ThreadedDigests
+from ..multimodal.decode import DecoderProcess
+from ..multimodal.format import PictureFormat, most_tokens
 from ..processes import lifeline
 from ..tokenizer.prompt import CACHE_BYTES
 from ..tokenizer.tokenizer import Tokenizer

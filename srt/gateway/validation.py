@@ -16,8 +16,7 @@ from ...lang.sampling import SamplingParams
 from ..core.config import MAX_ENGINE_FRAME, GatewayLimits, PictureLimits
 from ..core.image_token_ids import PICTURE_BASE
 from ..core.messages import EngineChoose, EngineGenerate, EnginePrefill, EngineScore, Schedule
-from ..multimodal.budget import check_media
-from ..multimodal.format import PictureFormat
+from ..multimodal.format import PictureFormat, check_media
 from ..tokenizer.offsets import media_places, text_of, token_places
 from ..tokenizer.prompt import PromptEncoder, Showable, prompts_of
 from ..tokenizer.tokenizer import CompiledStops, Tokenizer

@@ -24,8 +24,7 @@ from ..kernels.cpu.linear import PackedMatrix
 from ..layers.checkpoint import Checkpoint, LinearTensors, Tensors
 from ..layers.linear import QuantMethod
 from ..layers.rope import Rope, RopeConfig
-from .decoder_config import DecoderConfig
-from .layer_tensors import EMBEDDING, FINAL_NORM, HEAD, landmarks, layer_tensors, unused
+from .decoder_config import EMBEDDING, FINAL_NORM, HEAD, DecoderConfig, landmarks, layer_tensors, unused
 
 ACTIVATION_CODES = {
     "silu": 0,

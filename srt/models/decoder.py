@@ -1,4 +1,4 @@
-"""Runs the families' decoder in torch, on any device: dense or with experts. Families are configurations.
+"""Runs the families' decoder in torch, on any device, dense or with experts; `build_model` takes it or transformers.
 
     token ids → embedding → layers × [ norm → attention → +   norm → MLP → + ] → norm → logits of the rows asked for
                     ↑ in the rows of pictures what a tower sees in them
@@ -10,22 +10,53 @@ With several ranks each has some of the heads and a slice of every MLP (sharding
 are summed over the ranks; everything else is the same on all of them.
 """
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
-from ..attention.backend import AttentionStep
+from ...lang.errors import ModelError, ParameterError
+from ..attention.backend import AttentionGeometry, AttentionStep
 from ..cache.kv_pool import KVGeometry
+from ..core.model import Given
 from ..distributed.communicator import SINGLE_RANK, Communicator
 from ..layers.checkpoint import Checkpoint, Tensors
-from ..layers.linear import ACTIVATIONS, Linear, QuantMethod, RMSNorm, TorchHead, dense_method
+from ..layers.config_values import Config
+from ..layers.linear import ACTIVATIONS, Linear, QuantMethod, RMSNorm, TorchHead, can_pack, dense_method
 from ..layers.rope import Rope, apply_rope
-from .decoder_config import DecoderConfig
+from .decoder_config import EMBEDDING, FINAL_NORM, HEAD, DecoderConfig, LayerTensors, landmarks, layer_tensors, unused
 from .experts import Experts, expert_kernels
-from .layer_tensors import EMBEDDING, FINAL_NORM, HEAD, LayerTensors, landmarks, layer_tensors, unused
-from .model import Rows
-from .sharding import shard_range
-from .vocab_parallel import VocabParallelEmbedding, VocabParallelHead
+from .families import is_family, read_config
+from .sharding import VocabParallelEmbedding, VocabParallelHead, shard_range
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one step, on the model's device."""
+
+    token_ids: torch.Tensor  # int64 [R] all of the vocabulary; those of given rows are not used
+    positions: torch.Tensor  # int64 [R]
+    logit_rows: torch.Tensor  # int64 [L]
+    given: Given | None = None
+
+
+class Model(Protocol):
+    """A causal language model: `decoder.TorchDecoder` for the families, `transformers_model` for the rest."""
+
+    vocab_size: int
+    context_length: int
+    heads: int
+    kv_geometry: KVGeometry
+    windows: tuple[int | None, ...]  # the window classes that it passes to `AttentionStep`
+    device: torch.device
+
+    def forward(self, rows: Rows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor:
+        """Computes logits of `rows.logit_rows`, writes them to `out` (float32 [L, vocab_size]) and returns them."""
+
+
+def attention_geometry(model: Model) -> AttentionGeometry:
+    return AttentionGeometry(model.heads, model.kv_geometry.kv_heads, model.kv_geometry.head_dim)
+
 
 MLP_ROWS = 1024  # rows of one pass through an MLP, which has by far the widest intermediates
 
@@ -202,3 +233,49 @@ class TorchDecoder:
         x = self._norm(x.index_select(0, rows.logit_rows))  # [L, hidden]
         self._head(x, out)
         return out
+
+
+def build_model(
+    config: Config,
+    tensors: Tensors,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    pack: bool | None = None,
+    communicator: Communicator = SINGLE_RANK,
+    method: QuantMethod[Any] | None = None,  # Any: only the method reads its weights
+) -> Model:
+    """Builds the model that `config["model_type"]` names.
+
+    Args:
+        config: config.json as a mapping.
+        tensors: parameter name → tensor; may read each tensor lazily.
+        dtype: of weights, activations and KV pool.
+        device: holds weights and KV pool.
+        pack: lay weights out for oneDNN; None: on a CPU that supports it for `dtype`. Models that run in transformers
+            have no packed form.
+        communicator: connects the ranks; `config` and `tensors` are those of this rank's part (sharding.py).
+
+    Raises:
+        ModelError: a configuration or tensors that cannot be used; the message says why.
+    """
+    target = torch.device(device)
+    if config.get("quantization_config"):
+        raise ModelError(
+            f"quantization_config {config['quantization_config']!r}: packed weights cannot be read; "
+            "load the unquantised checkpoint, or a GGUF file"
+        )
+    if is_family(config):
+        offered = target.type == "cpu" and can_pack(dtype)
+        if pack and not offered:
+            raise ParameterError(f"pack=True: this machine cannot pack {dtype} on {target}; write pack=None")
+        packed = offered if pack is None else pack
+        decoder = read_config(config)
+        return TorchDecoder(
+            decoder, tensors, dtype=dtype, device=target, pack=packed, communicator=communicator, method=method
+        )
+    if pack:
+        raise ParameterError(f"pack=True: {config.get('model_type')!r} runs in transformers; write pack=None")
+    from .transformers_model import build_transformers_model  # imports transformers: seconds, so only when needed
+
+    return build_transformers_model(config, tensors, dtype=dtype, device=target)

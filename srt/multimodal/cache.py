@@ -11,9 +11,13 @@ A picture that no request in flight holds is then forgotten at the engine too; o
 has, is forgotten when it is released.
 """
 
+import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Protocol
 
 import msgspec
 
@@ -23,8 +27,9 @@ from ..core.config import PictureLimits
 from ..core.image_token_ids import PICTURE_BASE
 from ..core.messages import EngineForget, EnginePicture
 from .decode import Answer, Decoded, DecodedPicture, DecodeJob, PictureDecoder, RefusedMedia
-from .digests import Digests
 from .format import PictureFormat, Raster
+
+LARGE = 1 << 19  # bytes whose digest takes about a millisecond
 
 _Source = tuple[str, str, int, bytes]  # salt, kind, frames, SHA-256 of the bytes
 _Identity = tuple[str, bytes]  # salt, key
@@ -62,6 +67,13 @@ class _DecodeWork:
 
     def wanted(self) -> bool:
         return any(inquiry.wanted for inquiry in self.inquiries)
+
+
+class Digests(Protocol):
+    """Computes SHA-256 of media, one after the other."""
+
+    def compute(self, data: bytes, tell: Callable[[bytes], None]) -> None:
+        """Computes a digest; calls `tell` once, now or later on the caller's loop."""
 
 
 class PictureCache:
@@ -310,3 +322,37 @@ class PictureCache:
             picture.at_engine = False
             if picture.raster is None:
                 del self._pictures[picture.identity]
+
+
+class InlineDigests:
+    """Computes digests in the caller's thread."""
+
+    def compute(self, data: bytes, tell: Callable[[bytes], None]) -> None:
+        tell(sha256(data).digest())
+
+
+class ThreadedDigests:
+    """Computes digests on the running loop, large ones in a thread.
+
+    Args:
+        after: called after each answer of the thread, to flush the messages that it led to.
+    """
+
+    def __init__(self, after: Callable[[], None]) -> None:
+        self._after = after
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="umbel-digests")
+        self._waiting: set[asyncio.Future[bytes]] = set()
+
+    def compute(self, data: bytes, tell: Callable[[bytes], None]) -> None:
+        if len(data) < LARGE:
+            tell(sha256(data).digest())
+            return
+
+        def hear(future: asyncio.Future[bytes]) -> None:
+            self._waiting.discard(future)
+            tell(future.result())
+            self._after()
+
+        future = asyncio.get_running_loop().run_in_executor(self._pool, lambda: sha256(data).digest())
+        self._waiting.add(future)
+        future.add_done_callback(hear)

@@ -1,18 +1,27 @@
 """Decodes media as programs send them → rasters for the cache, and keys that are equal for equal pictures.
 
 Libraries that read untrusted pictures may take long, use much memory, or crash, so the runtime runs them in a process
-that can be killed (decode_process.py). Tests, simulations and the in-process backend call them directly, with
-`InlineDecoder`. The seam is `PictureDecoder`.
+that can be killed (`DecoderProcess`, decode_worker.py). Tests, simulations and the in-process backend call them
+directly, with `InlineDecoder`. The seam is `PictureDecoder`.
 """
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal, Protocol, assert_never
 
 import msgspec
 
-from ...lang.errors import WIRE_ERRORS, CapabilityError, ParameterError, RequestError, UmbelError
-from ..core.config import PictureLimits
+from ...lang.errors import (
+    WIRE_ERRORS,
+    BackendError,
+    CapabilityError,
+    OverloadedError,
+    ParameterError,
+    RequestError,
+    UmbelError,
+)
+from ..core.config import PictureLimits, WorkerLimits
+from ..processes.worker import Cause, Trouble, WorkerProcess
 from .format import PictureFormat, Raster, frame_format
 
 
@@ -115,8 +124,7 @@ def too_long(job: DecodeJob) -> str:
 
 
 def _still(job: DecodeJob) -> tuple[DecodedPicture, ...]:
-    from .prepare import prepare
-    from .stills import key_of, open_still
+    from .stills import key_of, open_still, prepare
 
     image = open_still(job.data, job.limits)
     return (DecodedPicture(key_of(image, job.form), prepare(image, job.form)),)
@@ -124,11 +132,75 @@ def _still(job: DecodeJob) -> tuple[DecodedPicture, ...]:
 
 def _clip(job: DecodeJob) -> tuple[DecodedPicture, ...]:
     from .clips import frames_of
-    from .prepare import prepare
-    from .stills import key_of
+    from .stills import key_of, prepare
 
     form = frame_format(job.form)
     return tuple(
         DecodedPicture(key_of(image, form), prepare(image, form))
         for image in frames_of(job.data, job.frames, job.limits)
     )
+
+
+class DecoderProcess:
+    """Decodes pictures in a process (decode_worker.py), as a `PictureDecoder` on the gateway's running loop.
+
+    Args:
+        after: called after each answer, to flush the messages that it led to.
+        worker_limits: limits for a process that hangs.
+    """
+
+    def __init__(
+        self, limits: PictureLimits, after: Callable[[], None], worker_limits: WorkerLimits | None = None
+    ) -> None:
+        self._limits = limits
+        self._worker: WorkerProcess[DecodeJob, Decoded | RefusedMedia] = WorkerProcess(
+            "umbel.srt.multimodal.decode_worker", "picture", Decoded | RefusedMedia, after=after, limits=worker_limits
+        )
+        self.counters: Counter[str] = self._worker.counters
+
+    @property
+    def process_id(self) -> int | None:
+        return self._worker.process_id
+
+    def decode(self, job: DecodeJob, answer: Callable[[Answer | None], None], wanted: Callable[[], bool]) -> None:
+        what, late, large = job.kind, too_long(job), too_much_memory(job)
+
+        def hear(given: Decoded | RefusedMedia | Trouble | None) -> None:  # does not hold the job's bytes
+            answer(explained(given, what, late, large) if isinstance(given, Trouble) else given)
+
+        self._worker.submit(job, hear, wanted, cpu_seconds=job.seconds + self._limits.library_seconds)
+
+    async def close(self) -> None:
+        """Ends the process; waiting jobs are never answered."""
+        await self._worker.close()
+
+
+def explained(trouble: Trouble, what: str, late: str, large: str) -> RequestError | BackendError:
+    """Makes the error for a failed job. It blames the picture only for exceeding its CPU time or memory.
+
+    Args:
+        what: "image" or "video".
+        late: message for one that takes too long.
+        large: message for one that takes too much memory.
+    """
+    not_its_fault = f"the {what} is not the cause; send the request again"
+    match trouble.cause:
+        case Cause.CPU:
+            return RequestError(late)
+        case Cause.MEMORY:
+            return RequestError(large)
+        case Cause.CRASHED:
+            return RequestError(
+                f"decoding the {what} ended the process that did it, in every try ({trouble.how}); save it anew"
+            )
+        case Cause.KILLED | Cause.HUNG | Cause.NOT_STARTED:
+            return BackendError(f"the process that decodes pictures was lost ({trouble.how}); {not_its_fault}")
+        case Cause.BUSY:
+            return OverloadedError(
+                f"the machine is busy: decoding the {what} got {trouble.cpu_seconds:.1f} s of CPU time in "
+                f"{trouble.wall_seconds:.0f} s; {not_its_fault} when it has less to do"
+            )
+        case Cause.UNREADABLE:
+            return BackendError("internal error while decoding a picture; see the log")
+        case _:
+            assert_never(trouble.cause)

@@ -17,7 +17,7 @@ class Decoder:
 
     def load(self) -> None:
         with contextlib.suppress(ImportError):  # reported when a picture comes
-            from . import prepare, stills  # noqa: F401
+            from . import stills  # noqa: F401
         limit_memory(self._limits.memory)
 
     def work(self, job: DecodeJob) -> Decoded | RefusedMedia:

@@ -15,7 +15,7 @@ from ..core.batch import PictureRows
 from ..core.instruments import Clock, Stopwatch, SystemClock
 from ..core.messages import EnginePicture
 from ..core.model import Given, VisionModel
-from .references import HeldPictures
+from .sequence import HeldPictures
 
 FEATURE_BYTES = 128 << 20  # 28 pictures of 576 rows of 4,096 bfloat16 numbers
 

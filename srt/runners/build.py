@@ -17,13 +17,13 @@ from ..kernels.cpu.library import load_library, load_walk
 from ..kernels.cpu.trie_walk import CpuTrieWalk
 from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config
-from ..models.model import attention_geometry
-from ..models.registry import build_model
+from ..models.decoder import attention_geometry, build_model
 from ..models.sharding import ShardedTensors, shard_config
-from ..models.vision.registry import build_vision, sees, text_part
+from ..models.vision.config import sees
+from ..models.vision.sight import build_vision, text_part
 from ..multimodal.store import VisionStore
 from ..weights.quantization import require_dense
-from .cuda.memory import StepLimits, measured_workspace, pool_slots, probe_slots
+from .cuda.device import StepLimits, measured_workspace, pool_slots, probe_slots
 from .torch_runner import TorchRunner
 
 if TYPE_CHECKING:

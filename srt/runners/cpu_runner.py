@@ -25,7 +25,7 @@ from ..models.families import is_family, read_config
 from ..multimodal.store import VisionStore
 from ..sampling.sampler import choose_few
 from ..weights.quantization import cpu_method
-from .logits_buffer import LogitsBuffer
+from .torch_runner import LogitsBuffer
 
 
 class CpuRunner:

@@ -20,7 +20,7 @@ from ...lang.sampling import SamplingParams
 from ..core.batch import DUMMY_SLOT, Batch, Logits, PictureRows, RowNeed, RowRequests
 from ..core.image_token_ids import PICTURE_BASE, PictureSpan
 from ..core.messages import EnginePicture
-from ..multimodal.references import HeldPictures
+from ..multimodal.sequence import HeldPictures
 from ..sampling.gumbel import SampleRequest, gumbel
 from ..sampling.sampler import Sampler, choose_few
 

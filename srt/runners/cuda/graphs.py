@@ -26,8 +26,7 @@ import torch
 
 from ...attention.backend import AttentionBackend
 from ...core.batch import DUMMY_SLOT, Batch
-from .device import Accelerator, Graph, Staging
-from .memory import StepLimits
+from .device import Accelerator, Graph, Staging, StepLimits
 
 _OWN_KEY = np.array([DUMMY_SLOT], dtype=np.int32)
 

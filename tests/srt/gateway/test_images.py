@@ -33,8 +33,7 @@ from umbel.srt.core.messages import (
     ToEngine,
 )
 from umbel.srt.gateway.gateway import Gateway
-from umbel.srt.multimodal.cache import PictureCache
-from umbel.srt.multimodal.digests import InlineDigests
+from umbel.srt.multimodal.cache import InlineDigests, PictureCache
 from umbel.srt.multimodal.format import PictureFormat
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 

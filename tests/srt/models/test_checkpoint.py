@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 import torch
 from umbel.lang.errors import ModelError
-from umbel.srt.models.registry import build_model
+from umbel.srt.models.decoder import build_model
 
 from .reference import reference_model, tensors_of
 

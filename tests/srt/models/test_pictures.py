@@ -14,14 +14,12 @@ from umbel.srt.core.image_token_ids import PICTURE_BASE, picture_spans, picture_
 from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.core.messages import Ended, EngineGenerate
 from umbel.srt.kernels.cpu.library import load_library
-from umbel.srt.models.model import attention_geometry
-from umbel.srt.models.registry import build_model
+from umbel.srt.models.decoder import attention_geometry, build_model
 from umbel.srt.multimodal.sequence import SequencePictures
 from umbel.srt.multimodal.store import VisionStore
 from umbel.srt.runners.cpu_runner import CpuRunner, build_cpu_runner
 from umbel.srt.runners.cuda.build import build_cuda_runner, reference_parts
-from umbel.srt.runners.cuda.device import HostAccelerator
-from umbel.srt.runners.cuda.memory import StepLimits
+from umbel.srt.runners.cuda.device import HostAccelerator, StepLimits
 from umbel.srt.runners.cuda.runner import CudaRunner
 from umbel.srt.runners.torch_runner import TorchRunner
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig

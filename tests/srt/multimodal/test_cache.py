@@ -8,9 +8,8 @@ from umbel.lang.errors import EngineError, OverloadedError, ParameterError, Requ
 from umbel.lang.prompt import Media
 from umbel.srt.core.config import PictureLimits
 from umbel.srt.core.messages import EngineForget, EnginePicture
-from umbel.srt.multimodal.cache import Picture, PictureCache
+from umbel.srt.multimodal.cache import InlineDigests, Picture, PictureCache, ThreadedDigests
 from umbel.srt.multimodal.decode import InlineDecoder, PictureDecoder
-from umbel.srt.multimodal.digests import InlineDigests, ThreadedDigests
 
 from .patient_decoder import PatientDecoder
 from .samples import FORM, media, noise, saved

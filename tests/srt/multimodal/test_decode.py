@@ -8,9 +8,8 @@ import msgspec
 import pytest
 from PIL import Image
 from umbel.srt.core.config import PictureLimits
-from umbel.srt.multimodal.budget import check_media, most_tokens
 from umbel.srt.multimodal.decode import Decoded, DecodeJob, InlineDecoder, RefusedMedia, decode_media
-from umbel.srt.multimodal.format import PictureFormat, picture_tokens_at
+from umbel.srt.multimodal.format import PictureFormat, check_media, most_tokens, picture_tokens_at
 from umbel.srt.multimodal.stills import FORMATS, open_still, webp_size
 
 from .samples import FORM, bomb, decoded, media, noise, refusal, saved

@@ -15,12 +15,13 @@ from umbel.srt.multimodal.decode import (
     Answer,
     Decoded,
     DecodeJob,
+    DecoderProcess,
     RefusedMedia,
     decode_media,
+    explained,
     too_long,
     too_much_memory,
 )
-from umbel.srt.multimodal.decode_process import DecoderProcess, explained
 from umbel.srt.multimodal.decode_worker import decode_within
 from umbel.srt.processes.worker import Cause, Trouble
 from umbel.srt.processes.worker_child import HEADER

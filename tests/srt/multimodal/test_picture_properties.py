@@ -26,8 +26,7 @@ from umbel.srt.core.messages import (
 )
 from umbel.srt.gateway.calls import Answer, Client
 from umbel.srt.gateway.gateway import EngineState, Gateway
-from umbel.srt.multimodal.cache import PictureCache
-from umbel.srt.multimodal.digests import InlineDigests
+from umbel.srt.multimodal.cache import InlineDigests, PictureCache
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
 from ..gateway_harness import ended

@@ -19,7 +19,7 @@ from transformers import (
 )
 from umbel.srt.models.vision.preprocessor import PREPROCESSOR, read_picture_format
 from umbel.srt.multimodal.format import PictureFormat, Raster, frame_format, picture_tokens_at
-from umbel.srt.multimodal.prepare import SQUARE_PIXELS, STRIP_PIXELS, prepare
+from umbel.srt.multimodal.stills import SQUARE_PIXELS, STRIP_PIXELS, prepare
 
 SIDE, PATCH = 28, 4
 GRIDS = [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]]

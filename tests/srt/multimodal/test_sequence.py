@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from umbel.srt.core.batch import PictureRows
 from umbel.srt.core.image_token_ids import PictureSpan
-from umbel.srt.multimodal.references import HeldPictures
-from umbel.srt.multimodal.sequence import NO_PICTURES, SequencePictures
+from umbel.srt.multimodal.sequence import NO_PICTURES, HeldPictures, SequencePictures
 
 # tokens     0 1 2 3 4 5 6 7 8 9
 #            t t A A A A B B t t

@@ -10,8 +10,8 @@ from umbel.srt.cache.kv_pool import KVGeometry, KVPool, slots_for_bytes
 from umbel.srt.core.batch import Runner
 from umbel.srt.layers import linear
 from umbel.srt.layers.linear import can_pack
-from umbel.srt.models import decoder, registry
-from umbel.srt.runners import build, logits_buffer
+from umbel.srt.models import decoder
+from umbel.srt.runners import build, torch_runner
 from umbel.srt.runners.build import build_runner, resolve_dtype
 from umbel.srt.runners.cpu_runner import CpuRunner
 from umbel.srt.runners.torch_runner import TorchRunner
@@ -63,7 +63,7 @@ def test_logits_lie_in_one_buffer_that_the_sampler_may_write_to(runner: TorchRun
 def test_a_buffer_of_unusual_size_is_given_back(
     runner: TorchRunner | CpuRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logits_buffer, "KEPT_BYTES", 20 * 97 * 4)
+    monkeypatch.setattr(torch_runner, "KEPT_BYTES", 20 * 97 * 4)
     assert runner.forward(sequences().batch([Piece(0, 0, 30)])).values.shape == (30, 97)
     after = runner.forward(sequences().batch([Piece(0, 29, 1)])).values
     assert after.untyped_storage().nbytes() <= 20 * 97 * 4
@@ -101,7 +101,7 @@ def test_packed_bfloat16_weights_give_the_same_logits() -> None:
 
 
 def test_packing_that_this_machine_does_not_offer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "can_pack", lambda dtype: False)
+    monkeypatch.setattr(decoder, "can_pack", lambda dtype: False)
     with pytest.raises(ParameterError, match="cannot pack"):
         build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype="float16", kernels="torch", pack=True)
 

@@ -14,7 +14,7 @@ from umbel.lang.prompt import Text
 from umbel.srt.tokenizer.hf import HFTokenizer
 from umbel.srt.tokenizer.prompt import PromptEncoder
 from umbel.srt.weights import ModelSource, list_models, open_model
-from umbel.srt.weights.default_model import make_default_model
+from umbel.srt.weights.source import make_default_model
 
 pytestmark = pytest.mark.model
 

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from umbel.lang.errors import ModelError, UmbelError
 from umbel.srt.weights import ModelSource, open_model
+from umbel.srt.weights.convert import to_bfloat16
 from umbel.srt.weights.gguf_config import llama3_factors
 from umbel.srt.weights.gguf_file import open_gguf, tensor_types
-from umbel.srt.weights.gguf_tensors import to_bfloat16
 from umbel.srt.weights.gguf_tokenizer import recover_merges
 
 from .tiny import BY_NAME, FAMILIES, LLAMA3_ROPE, Family, write_gguf

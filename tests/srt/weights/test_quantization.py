@@ -10,7 +10,7 @@ from umbel.lang.errors import ParameterError
 from umbel.lang.runtime_options import Weights
 from umbel.srt.kernels.cpu.library import load_library
 from umbel.srt.layers.checkpoint import Checkpoint, LinearTensors
-from umbel.srt.models.registry import build_model
+from umbel.srt.models.decoder import build_model
 from umbel.srt.runners.torch_runner import TorchRunner
 from umbel.srt.weights.quantization import FORMATS, DenseMethod, cpu_method, require_dense
 

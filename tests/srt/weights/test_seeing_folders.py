@@ -8,7 +8,7 @@ import pytest
 import torch
 from umbel.lang.errors import ModelError
 from umbel.srt.models.vision.preprocessor import PREPROCESSOR
-from umbel.srt.models.vision.registry import build_vision, text_part
+from umbel.srt.models.vision.sight import build_vision, text_part
 from umbel.srt.multimodal.format import PictureFormat
 from umbel.srt.weights import ModelSource, open_model
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from umbel.lang.errors import ModelError, RequestError
 from umbel.srt.core.model import VisionModel
-from umbel.srt.models.vision import towers
+from umbel.srt.models.vision import sight
 from umbel.srt.models.vision.preprocessor import PREPROCESSOR
-from umbel.srt.models.vision.registry import build_vision, text_part
+from umbel.srt.models.vision.sight import build_vision, text_part
 
 from ..reference import relative_error
 from .tiny import Tiny, gemma3, llava, llava_next, noise
@@ -83,7 +83,7 @@ def test_tiles_in_several_passes_give_the_same(monkeypatch: pytest.MonkeyPatch) 
     tiny = llava_next()
     picture = tiny.picture(noise(48, 47))
     together = sight_of(tiny).encode(picture)
-    monkeypatch.setattr(towers, "BATCH_ROWS", 1)
+    monkeypatch.setattr(sight, "BATCH_ROWS", 1)
     assert relative_error(sight_of(tiny).encode(picture), together) < 1e-6
 
 

@@ -6,9 +6,8 @@ import pytest
 from transformers import AutoConfig
 from umbel.lang.errors import ModelError
 from umbel.srt.models.families import read_config
-from umbel.srt.models.vision.config import read_vision
+from umbel.srt.models.vision.config import read_vision, text_config
 from umbel.srt.models.vision.preprocessor import PREPROCESSOR, Normalisation, read_normalisation, read_picture_format
-from umbel.srt.models.vision.text_config import text_config
 
 # As the model's own files have them, which leave out what is transformers' default. Any: JSON values.
 LLAVA_15: dict[str, Any] = {

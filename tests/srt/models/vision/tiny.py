@@ -23,7 +23,7 @@ from transformers import (
 )
 from umbel.srt.core.messages import EnginePicture
 from umbel.srt.models.vision.preprocessor import PREPROCESSOR, read_picture_format
-from umbel.srt.multimodal.prepare import prepare
+from umbel.srt.multimodal.stills import prepare
 
 from ..reference import TINY
 

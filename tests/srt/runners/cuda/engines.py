@@ -10,8 +10,7 @@ from umbel.srt.core.batch import Batch
 from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cuda.build import Parts, build_cuda_runner, reference_parts
-from umbel.srt.runners.cuda.device import Accelerator, HostAccelerator
-from umbel.srt.runners.cuda.memory import StepLimits
+from umbel.srt.runners.cuda.device import Accelerator, HostAccelerator, StepLimits
 from umbel.srt.runners.cuda.runner import CudaRunner
 from umbel.srt.runners.torch_runner import TorchRunner
 

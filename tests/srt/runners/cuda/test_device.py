@@ -14,8 +14,7 @@ from umbel.srt.core.batch import AsyncRunner
 from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cuda.build import build_cuda_runner
-from umbel.srt.runners.cuda.device import CudaAccelerator
-from umbel.srt.runners.cuda.memory import StepLimits
+from umbel.srt.runners.cuda.device import CudaAccelerator, StepLimits
 from umbel.srt.runners.cuda.runner import CudaRunner
 from umbel.srt.runners.torch_runner import TorchRunner
 

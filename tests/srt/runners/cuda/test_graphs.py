@@ -11,9 +11,8 @@ from umbel.srt.cache.kv_pool import FLOAT8
 from umbel.srt.core.batch import DUMMY_SLOT, PictureRows
 from umbel.srt.runners.cuda import graphs as captured_steps
 from umbel.srt.runners.cuda.build import warm_up, warming_steps
-from umbel.srt.runners.cuda.device import ALIGNMENT, Graph, HostAccelerator, Staging
+from umbel.srt.runners.cuda.device import ALIGNMENT, Graph, HostAccelerator, Staging, StepLimits
 from umbel.srt.runners.cuda.graphs import StepGraphs, idle, padded, sizes_upto
-from umbel.srt.runners.cuda.memory import StepLimits
 
 from ...models.reference import Piece
 from .engines import FAMILIES, mixed_steps, on_host, only_last_rows, sequences, tiny_model

@@ -10,11 +10,12 @@ from umbel.srt.cache.kv_pool import FLOAT8, KVGeometry
 from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.multimodal.store import VisionStore
 from umbel.srt.runners.build import build_runner
-from umbel.srt.runners.cuda import memory
+from umbel.srt.runners.cuda import device
 from umbel.srt.runners.cuda.build import build_cuda_runner, obstacle, reference_parts
 from umbel.srt.runners.cuda.decoder import CudaDecoder
-from umbel.srt.runners.cuda.device import CudaAccelerator, HostAccelerator
-from umbel.srt.runners.cuda.memory import (
+from umbel.srt.runners.cuda.device import (
+    CudaAccelerator,
+    HostAccelerator,
     StepLimits,
     largest_step,
     measured_workspace,
@@ -60,11 +61,11 @@ def test_the_pool_is_a_share_of_what_the_largest_step_leaves(model: tuple[dict[s
     # The largest step beside the logits of one that is still read, by itself and as a graph; the plans of graphs, and
     # the logits that they write.
     beside = free - 2 * (peak + LIMITS.logits * 97 * 4) - peak - LIMITS.logits * 97 * 4
-    assert runner.num_slots == int(memory.POOL_SHARE * beside) // GEOMETRY.bytes_per_slot
+    assert runner.num_slots == int(device.POOL_SHARE * beside) // GEOMETRY.bytes_per_slot
 
 
 def test_a_pool_is_no_larger_than_it_can_be_checked() -> None:
-    assert pool_slots(GEOMETRY, HostAccelerator(free=1 << 50), workspace=0) == memory.MOST_POOL_TOKENS + 1
+    assert pool_slots(GEOMETRY, HostAccelerator(free=1 << 50), workspace=0) == device.MOST_POOL_TOKENS + 1
 
 
 def test_too_little_memory_for_a_pool_names_numbers_and_remedies() -> None:
