@@ -183,7 +183,7 @@ def _of(pairs: Iterable[tuple[int, int]]) -> str:
 
 def open_vocabulary(model: str) -> tuple[Masks, Encode]:
     """Of a model, with the native walk where it runs."""
-    from umbel.srt.kernels.cpu.build import NoKernels
+    from umbel.srt.kernels.cpu.library import NoKernels
     from umbel.srt.weights import open_model
 
     source = open_model(model)

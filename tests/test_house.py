@@ -146,7 +146,6 @@ SMALL_FILES = {
     "srt/gateway/engine_client.py": "one life of the engine; the server outlives it",
     "srt/gateway/hints.py": "best effort: what goes wrong in it may not reach the calls of the gateway",
     "srt/gateway/images.py": "the gateway runs without pictures, and without the packages that read them",
-    "srt/kernels/triton/linear_rows.py": "a kernel",
     "srt/models/families/gemma3.py": "a family, and the place that a new one is copied from",
     "srt/models/families/llama.py": "a family",
     "srt/models/families/mistral.py": "a family",

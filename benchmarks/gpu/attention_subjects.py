@@ -6,8 +6,7 @@ import torch
 from torch.nn import functional
 from umbel.srt.attention.backend import AttentionGeometry
 from umbel.srt.cache.kv_pool import KVPool
-from umbel.srt.kernels.triton.attention_backend import TritonBackend
-from umbel.srt.kernels.triton.attention_plan import TritonPlan
+from umbel.srt.kernels.triton.attention_backend import TritonBackend, TritonPlan
 
 from .batches import Rows, Step, forked_step, normal, pool_for, step_of
 from .figures import Unit

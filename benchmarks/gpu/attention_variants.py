@@ -3,9 +3,8 @@
 import torch
 from umbel.srt.attention.backend import AttentionGeometry
 from umbel.srt.cache.kv_pool import FLOAT8
-from umbel.srt.kernels.triton.attention import attend_items, merge_parts, store_rows
+from umbel.srt.kernels.triton.attention import attend_items, merge_parts, store_rows, tiles_for
 from umbel.srt.kernels.triton.attention_backend import item_constants, merge_constants, store_constants
-from umbel.srt.kernels.triton.attention_tiles import tiles_for
 
 from .variants import Variant
 

@@ -2,9 +2,18 @@
 
 import torch
 from umbel.srt.kernels.triton.activation import SILU
-from umbel.srt.kernels.triton.linear import GATES, ROWS, WARPS, depth_for, gate_row, multiply_row
-from umbel.srt.kernels.triton.linear_rows import DEPTH, OUTPUTS, STAGES, multiply_few_rows
-from umbel.srt.kernels.triton.linear_rows import WARPS as ROWS_WARPS
+from umbel.srt.kernels.triton.linear import (
+    DEPTH,
+    GATES,
+    OUTPUTS,
+    ROWS,
+    STAGES,
+    WARPS,
+    depth_for,
+    gate_row,
+    multiply_few_rows,
+    multiply_row,
+)
 
 from .variants import Variant
 
@@ -72,7 +81,7 @@ def _rows(rows: int, *, gated: bool) -> Variant:
             "BLOCK_K": DEPTH,
             "PDL": True,
         },
-        warps=ROWS_WARPS,
+        warps=WARPS,
         stages=STAGES,
         aligned=frozenset({"outputs", "x_stride", "out_stride"}),
         products=True,

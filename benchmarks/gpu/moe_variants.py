@@ -15,14 +15,12 @@ from umbel.srt.kernels.triton.moe import (
     MIDDLE_TILES,
     PREFILL_TILES,
     MoeTiles,
-    down_tokens,
-    gate_up_pairs,
-)
-from umbel.srt.kernels.triton.moe_kernels import (
     arrange_pairs,
     combine_pairs,
     down_blocks,
+    down_tokens,
     gate_up_blocks,
+    gate_up_pairs,
     route_tokens,
 )
 

@@ -2,9 +2,8 @@
 
 from umbel.srt.kernels.triton.jit import block_of
 from umbel.srt.kernels.triton.sampling import summarise_rows
-from umbel.srt.kernels.triton.sampling_kernels import scan
+from umbel.srt.kernels.triton.sampling_kernels import TILE, scan
 from umbel.srt.kernels.triton.sampling_select import select
-from umbel.srt.kernels.triton.sampling_tiles import TILE
 
 from .variants import Variant
 

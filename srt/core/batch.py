@@ -232,7 +232,7 @@ class AsyncRunner(Runner, Protocol):
 
 
 class Chooser(Protocol):
-    """Computes tokens from logits: `TorchSampling` anywhere, `kernels.cpu.sampling.CpuSampling` on the CPU."""
+    """Computes tokens from logits: `TorchSampling` anywhere, `kernels.cpu.head.CpuSampling` on the CPU."""
 
     def choose(self, logits: torch.Tensor, draws: Draws) -> NDArray[np.int64]:
         """Chooses one token for each draw. logits: float32 [_, vocab].

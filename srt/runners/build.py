@@ -12,8 +12,7 @@ from ...lang.runtime_options import Kernels, KVDType, Weights
 from ..attention.torch_backend import TorchBackend
 from ..cache.kv_pool import FLOAT8, KVGeometry, slots_for_bytes
 from ..distributed.communicator import SINGLE_RANK, Communicator
-from ..kernels.cpu.build import NoKernels
-from ..kernels.cpu.library import load_library, load_walk
+from ..kernels.cpu.library import NoKernels, load_library, load_walk
 from ..kernels.cpu.trie_walk import CpuTrieWalk
 from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config

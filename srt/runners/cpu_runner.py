@@ -15,8 +15,8 @@ from ..cache.kv_pool import KVGeometry, KVPool
 from ..core.batch import Batch, Logits, LogitsError, RowNeed, RowRequests, isolate
 from ..core.image_token_ids import without_pictures
 from ..kernels.cpu.attention import HEAD_DIM_UNIT, CpuBackend
+from ..kernels.cpu.head import CpuSampling
 from ..kernels.cpu.library import isa_of
-from ..kernels.cpu.sampling import CpuSampling
 from ..kernels.cpu.trie_walk import CpuTrieWalk
 from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config

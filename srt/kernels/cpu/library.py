@@ -1,13 +1,279 @@
-"""Loads the libraries, one of each per process. Each family of kernels declares its own functions."""
+"""Compiles the kernels with the system's compiler, once, into the cache folder, and loads one library per process.
+
+<cache>/kernels/<isa>-<digest>/umbel-kernels.so, where the digest is of the sources, the flags and the compiler. The
+instruction set is the widest of this CPU, or the one in UMBEL_CPU_ISA. No torch headers are needed, so it takes
+seconds. A library is checked in a process of its own before it gets its name: an instruction that this machine refuses
+costs the kernels, never the runtime. Its length and digest lie next to it, and are compared whenever it is loaded: a
+damaged library is compiled again, one that another user could have written is not loaded.
+
+The trie walk is in it, and in a library of its own, <cache>/kernels/walk-<digest>, which runs on any CPU: with a GPU,
+the host still makes masks, and needs no other kernel. Each family of kernels declares its own functions.
+"""
 
 import ctypes
+import hashlib
 import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
 from functools import cache
+from pathlib import Path
 
-from .build import NoKernels, WrongKernels, library_path, walk_path
-from .isa import Isa, choose_isa, narrower
+import msgspec
+
+from ....lang.errors import ModelError, ParameterError
+from ...core.cache_folder import build_once, cache_folder
+from ...core.trust import read_trusted, trusted
 
 _log = logging.getLogger("umbel.engine")
+
+SOURCES = Path(__file__).parent / "source"
+LIBRARY = "umbel-kernels.so"
+SEAL = "umbel-kernels.json"  # length and digest of the library
+FLAGS = ("-O3", "-std=c++20", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi")
+COMPILE_SECONDS = 300.0
+CHECK_SECONDS = 60.0
+
+_CHECK = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+sys.exit(library.umbel_self_check())
+"""
+_CHECK_WALK = """
+import ctypes, sys
+ctypes.CDLL(sys.argv[1]).umbel_walk_trie
+"""
+
+
+class Isa(Enum):
+    """Instruction sets, slowest first. `AMX_EMULATED` runs the tile code of AMX on any CPU with AVX2, for tests."""
+
+    PORTABLE = "portable"
+    AVX2 = "avx2"
+    AVX512 = "avx512"
+    AMX = "amx"
+    AMX_EMULATED = "amx-emulated"
+
+    @property
+    def compiler_flags(self) -> tuple[str, ...]:
+        return _FLAGS[self]
+
+
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")  # as /proc/cpuinfo spells them
+_NEEDS: dict[Isa, tuple[str, ...]] = {
+    Isa.PORTABLE: (),
+    Isa.AVX2: ("avx2", "fma", "f16c"),
+    Isa.AVX512: ("avx2", "fma", "f16c", *_AVX512),
+    Isa.AMX: ("avx2", "fma", "f16c", *_AVX512, "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
+}
+_WIDEST_FIRST = (Isa.AMX, Isa.AVX512, Isa.AVX2, Isa.PORTABLE)
+_VECTOR_512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=512")
+_FLAGS: dict[Isa, tuple[str, ...]] = {
+    Isa.PORTABLE: (),
+    Isa.AVX2: ("-mavx2", "-mfma", "-mf16c"),
+    Isa.AVX512: ("-mavx2", "-mfma", "-mf16c", *_VECTOR_512),
+    Isa.AMX: (
+        *("-mavx2", "-mfma", "-mf16c", *_VECTOR_512, "-mavx512bf16"),
+        *("-mamx-tile", "-mamx-bf16", "-mamx-int8", "-DUMBEL_AMX"),
+    ),
+    Isa.AMX_EMULATED: ("-mavx2", "-mfma", "-mf16c", "-DUMBEL_AMX", "-DUMBEL_AMX_EMULATED"),
+}
+
+
+def cpu_flags() -> frozenset[str]:
+    """Returns the features that the operating system lists; empty if it lists none (not Linux)."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return frozenset()
+    for line in text.splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.split(":", 1)[1].split())
+    return frozenset()
+
+
+def usable(isa: Isa, flags: frozenset[str]) -> bool:
+    """Returns whether a CPU with these features runs it. The emulation needs AVX2."""
+    return flags.issuperset(_NEEDS[Isa.AVX2 if isa is Isa.AMX_EMULATED else isa])
+
+
+def narrower(isa: Isa, flags: frozenset[str] | None = None) -> Isa | None:
+    """Returns the next one to try when `isa` does not work here; None after the last."""
+    here = cpu_flags() if flags is None else flags
+    below = _WIDEST_FIRST[_WIDEST_FIRST.index(isa) + 1 :] if isa in _WIDEST_FIRST else ()
+    return next((other for other in below if usable(other, here)), None)
+
+
+def choose_isa(environment: Mapping[str, str] | None = None, flags: frozenset[str] | None = None) -> Isa:
+    """Returns `$UMBEL_CPU_ISA`, or the fastest that this CPU runs.
+
+    Raises:
+        ParameterError: the variable names none, or one that this CPU does not run.
+    """
+    here = cpu_flags() if flags is None else flags
+    asked = (os.environ if environment is None else environment).get("UMBEL_CPU_ISA", "")
+    if asked:
+        names = ", ".join(isa.value for isa in Isa)
+        if asked not in {isa.value for isa in Isa}:
+            raise ParameterError(f"UMBEL_CPU_ISA={asked}: write one of {names}, or unset it")
+        if not usable(Isa(asked), here):
+            raise ParameterError(f"UMBEL_CPU_ISA={asked}: this CPU ({platform.machine()}) does not run it; unset it")
+        return Isa(asked)
+    return next(isa for isa in _WIDEST_FIRST if usable(isa, here))
+
+
+class NoKernels(Exception):
+    """The kernels are not available here; the message says why and what would help."""
+
+
+class WrongKernels(NoKernels):
+    """They compile, but fail their self-check on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """One library.
+
+    Attributes:
+        name: of its folder, and of its kernels in messages.
+        pattern: of its source files.
+        flags: added to the common ones.
+        check: Python that runs in a process of its own, with the library's path; it fails when the library is wrong.
+    """
+
+    name: str
+    pattern: str
+    flags: tuple[str, ...]
+    check: str
+
+
+def library_path(isa: Isa, environment: Mapping[str, str] | None = None) -> Path:
+    """Returns the path of the library for `isa`, compiled now unless it is in the cache.
+
+    Raises:
+        NoKernels: there is no compiler, it fails, the cache folder cannot be written, or the result is wrong here.
+    """
+    return _path_of(_Recipe(isa.value, "*.cpp", isa.compiler_flags, _CHECK), environment)
+
+
+def walk_path(environment: Mapping[str, str] | None = None) -> Path:
+    """Returns the path of the trie walk's library, compiled in a second unless it is in the cache.
+
+    Raises:
+        NoKernels: as `library_path`.
+    """
+    return _path_of(_Recipe("walk", "trie_walk.cpp", (), _CHECK_WALK), environment)
+
+
+def _path_of(recipe: _Recipe, environment: Mapping[str, str] | None) -> Path:
+    compiler = find_compiler(environment)
+    folder = cache_folder(environment) / "kernels" / f"{recipe.name}-{_digest(recipe, compiler)}"
+
+    try:
+        build_once(folder, lambda making: _build(making, recipe, compiler), complete=_is_whole)
+        return trusted(folder / LIBRARY)
+    except (ModelError, OSError) as error:  # of the cache folder
+        raise NoKernels(str(error)) from error
+
+
+def _is_whole(folder: Path) -> bool:
+    """Returns whether a library is unchanged since its compilation: a damaged one would crash or compute nonsense.
+
+    Raises:
+        ModelError: another user could have written it.
+    """
+    try:
+        seal = msgspec.json.decode(read_trusted(folder / SEAL), type=_Seal)
+        library = read_trusted(folder / LIBRARY)
+    except (OSError, ValueError):
+        return False
+    return seal == _seal(library)
+
+
+class _Seal(msgspec.Struct, frozen=True):
+    """Length and digest of a library, in a file next to it."""
+
+    length: int  # bytes
+    sha256: str
+
+
+def _seal(library: bytes) -> _Seal:
+    return _Seal(len(library), hashlib.sha256(library).hexdigest())
+
+
+def find_compiler(environment: Mapping[str, str] | None = None) -> str:
+    """Finds `$CXX`, or the first of g++, clang++ and c++ that is installed."""
+    environment = os.environ if environment is None else environment
+    asked = environment.get("CXX")
+    for name in [asked] if asked else ["g++", "clang++", "c++"]:
+        found = shutil.which(name, path=environment.get("PATH"))
+        if found:
+            return found
+    raise NoKernels(
+        f"CXX={asked} is not a program; unset it or name a C++ compiler"
+        if asked
+        else "there is no C++ compiler; install one (Debian and Ubuntu: apt-get install g++)"
+    )
+
+
+def _digest(recipe: _Recipe, compiler: str) -> str:
+    """Hashes everything that determines the library. The compiler counts by path, size and time: running it is slow."""
+    state = os.stat(compiler)
+    digest = hashlib.sha256(repr((recipe.name, recipe.flags, FLAGS)).encode())
+    digest.update(f"{os.path.realpath(compiler)} {state.st_size} {state.st_mtime_ns}".encode())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _build(folder: Path, recipe: _Recipe, compiler: str) -> None:
+    print(f"umbel: compiling the {recipe.name} kernels; this happens once", file=sys.stderr, flush=True)
+    flags = [*FLAGS, *recipe.flags, f'-DUMBEL_ISA="{recipe.name}"']
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        sources = sorted(SOURCES.glob(recipe.pattern))
+        objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+            list(
+                pool.map(
+                    lambda pair: _compile([compiler, *flags, "-c", str(pair[0]), "-o", str(pair[1])]),
+                    zip(sources, objects, strict=True),
+                )
+            )
+        _compile([compiler, *flags, *map(str, objects), "-o", str(folder / LIBRARY)])
+    try:
+        _run([sys.executable, "-c", recipe.check, str(folder / LIBRARY)], CHECK_SECONDS)
+    except _Failed as error:
+        raise WrongKernels(f"the {recipe.name} kernels fail their self-check: {error}") from error
+    (folder / SEAL).write_bytes(msgspec.json.encode(_seal((folder / LIBRARY).read_bytes())))
+
+
+class _Failed(Exception):
+    """A command failed; the message is the line that says why."""
+
+
+def _compile(command: list[str]) -> None:
+    try:
+        _run(command, COMPILE_SECONDS)
+    except _Failed as error:
+        raise NoKernels(f"the compiler failed: {error}") from error
+
+
+def _run(command: list[str], seconds: float) -> None:
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds)
+    except subprocess.CalledProcessError as error:
+        lines = (error.stderr or "").strip().splitlines()
+        status = f"status {error.returncode}"
+        raise _Failed(next((line for line in lines if "error" in line), lines[-1] if lines else status)) from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _Failed(str(error)) from error
 
 
 def load_library(isa: Isa | None = None) -> ctypes.CDLL:

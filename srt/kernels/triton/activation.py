@@ -4,8 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .jit import jit, rounded
-from .pdl import pdl_options, wait_for_previous_kernels
+from .jit import jit, pdl_options, rounded, wait_for_previous_kernels
 
 _BLOCK = 1024  # columns of a program: eight for each of its threads
 

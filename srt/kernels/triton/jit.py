@@ -1,13 +1,25 @@
 """Wraps Triton's compiler in one typed decorator, so that the files of kernels are type-checked like all others.
 
 Triton reads TRITON_INTERPRET when it is imported: with it, every kernel runs in the interpreter, on the CPU.
+
+Programmatic dependent launch (PDL), from Hopper on: programs are there before the kernel in front of them is done.
+
+    without     kernel 1 ─────────┤ drain, launch ├─ kernel 2 ─────────
+    PDL         kernel 1 ─────────┤─ kernel 2 ─────────
+                     └ programs of kernel 2 are there, their first weights on their way
+
+A kernel that is launched with PDL may read what no kernel writes, weights for one, before it waits. It reads and writes
+nothing else before. Every program waits: only so is all that came before the kernel in front done, too.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 # Any: what Triton makes of a function is launched as `kernel[grid](...)`, or called from another kernel.
@@ -22,13 +34,13 @@ def block_of(size: int, *, least: int = 1) -> int:
 
 
 FP8_LARGEST = tl.constexpr(448.0)  # of float8_e4m3fn, which has no infinity
-_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @jit
 def rounded(x: tl.tensor, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
     """Rounds x, float32, to a dtype; for float8 x is at most FP8_LARGEST."""
-    if _INTERPRETED:
+    if INTERPRETED:
         if dtype == tl.bfloat16:
             bits = x.to(tl.uint32, bitcast=True)
             bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
@@ -43,6 +55,30 @@ def rounded(x: tl.tensor, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
 @jit
 def multiplied(left: tl.tensor, right: tl.tensor, total: tl.tensor, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
     """Computes total + left · right, in float32."""
-    if _INTERPRETED:
+    if INTERPRETED:
         return tl.dot(left.to(tl.float32), right.to(tl.float32), total)
     return tl.dot(left, right, total, input_precision=PRECISION)
+
+
+CAPABILITY = (9, 0)  # of devices with PDL
+
+
+# Any: a switch that the kernel is compiled for, and an option of the launch.
+def pdl_options(device: torch.device) -> dict[str, Any]:
+    """Options for the launch of a kernel that calls `wait_for_previous_kernels`, on devices of all kinds."""
+    return {"PDL": True, "launch_pdl": True} if supports_pdl(device) else {"PDL": False}
+
+
+@cache
+def supports_pdl(device: torch.device) -> bool:
+    if device.type != "cuda" or triton.knobs.runtime.interpret:
+        return False
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= CAPABILITY
+
+
+@jit
+def wait_for_previous_kernels(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Waits until all that was launched before is done; from then on the kernel after this one may be there."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()

@@ -8,8 +8,7 @@ those of attention they are compiled without fused products and sums, which roun
 import torch
 import triton.language as tl
 
-from .jit import block_of, jit, rounded
-from .pdl import pdl_options, wait_for_previous_kernels
+from .jit import block_of, jit, pdl_options, rounded, wait_for_previous_kernels
 
 _MOST_HIDDEN = 65_536  # elements of a row that a program holds in registers
 

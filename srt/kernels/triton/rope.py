@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 
 from ...layers.linear import HeadNorm
-from .jit import FP8_LARGEST, block_of, jit, rounded
-from .pdl import pdl_options, wait_for_previous_kernels
+from .jit import FP8_LARGEST, block_of, jit, pdl_options, rounded, wait_for_previous_kernels
 
 _FEW_ROWS = 64  # up to here programs take few heads each, so that there are enough of them
 _HEADS_OF_FEW = 2

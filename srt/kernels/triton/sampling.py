@@ -23,13 +23,9 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from ...core.batch import Draws, LogitsError, Summary
-from .jit import block_of, jit
-from .pdl import pdl_options
-from .sampling_kernels import scan
-from .sampling_noise import NO_TOKEN
-from .sampling_search import next_of
-from .sampling_select import copy, select
-from .sampling_tiles import COPIED, LINE, TILE, kth_bound
+from .jit import block_of, jit, pdl_options
+from .sampling_kernels import COPIED, LINE, NO_TOKEN, TILE, kth_bound, scan
+from .sampling_select import copy, next_of, select
 
 _COLUMNS = 7
 _LINE = LINE.value // 2  # numbers of 8 bytes

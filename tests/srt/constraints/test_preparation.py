@@ -14,8 +14,7 @@ from umbel.srt.constraints.compiler import Compiled, compile_constraint
 from umbel.srt.constraints.matcher_factory import VocabularyMatcherFactory
 from umbel.srt.core.instruments import SystemClock, no_faults
 from umbel.srt.engine.process import await_constraints
-from umbel.srt.kernels.cpu.build import NoKernels
-from umbel.srt.kernels.cpu.library import load_walk
+from umbel.srt.kernels.cpu.library import NoKernels, load_walk
 from umbel.srt.kernels.cpu.trie_walk import CpuTrieWalk
 from umbel.srt.launch import Engine, open_engine
 from umbel.srt.tokenizer.hf import HFTokenizer

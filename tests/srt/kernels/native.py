@@ -3,8 +3,7 @@
 import warnings
 from functools import cache
 
-from umbel.srt.kernels.cpu.build import WrongKernels, library_path
-from umbel.srt.kernels.cpu.isa import Isa, cpu_flags, usable
+from umbel.srt.kernels.cpu.library import Isa, WrongKernels, cpu_flags, library_path, usable
 
 WIDE = (Isa.AVX512, Isa.AMX)  # a machine that lists them may still fail their self-check; the runtime then goes without
 

@@ -16,8 +16,7 @@ from umbel.srt.attention.torch_backend import TorchBackend
 from umbel.srt.cache.kv_pool import KVGeometry, KVPool
 from umbel.srt.core.batch import DUMMY_SLOT, Batch
 from umbel.srt.kernels.cpu.attention import CpuBackend
-from umbel.srt.kernels.cpu.isa import Isa
-from umbel.srt.kernels.cpu.library import load_library
+from umbel.srt.kernels.cpu.library import Isa, load_library
 
 from ..attention.batches import (
     Branch,

@@ -8,11 +8,22 @@ from pathlib import Path
 
 import pytest
 from umbel.lang.errors import ParameterError
-from umbel.srt.kernels.cpu import build
+from umbel.srt.kernels.cpu import library
 from umbel.srt.kernels.cpu import library as kernel_library
-from umbel.srt.kernels.cpu.build import NoKernels, WrongKernels, find_compiler, library_path, walk_path
-from umbel.srt.kernels.cpu.isa import Isa, choose_isa, narrower, usable
-from umbel.srt.kernels.cpu.library import isa_of, load_library, load_walk
+from umbel.srt.kernels.cpu.library import (
+    Isa,
+    NoKernels,
+    WrongKernels,
+    choose_isa,
+    find_compiler,
+    isa_of,
+    library_path,
+    load_library,
+    load_walk,
+    narrower,
+    usable,
+    walk_path,
+)
 from umbel.srt.runners import build as runner_build
 from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cpu_runner import CpuRunner
@@ -72,7 +83,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing_behind(tmp_path: Pat
 
 def test_a_library_that_fails_its_check_never_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine that refuses an instruction: the process that tries it dies."""
-    monkeypatch.setattr(build, "_CHECK", "import os; os.kill(os.getpid(), 4)")
+    monkeypatch.setattr(library, "_CHECK", "import os; os.kill(os.getpid(), 4)")
     compiler = script(tmp_path, 'for last; do :; done; : > "$last"')  # makes empty files of the right names
     environment = {"UMBEL_CACHE": str(tmp_path / "cache"), "CXX": compiler, "PATH": os.environ["PATH"]}
     with pytest.raises(WrongKernels, match="the portable kernels fail their self-check: status -4"):

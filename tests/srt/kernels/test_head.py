@@ -1,6 +1,7 @@
 """The head chooses what all its logits choose, on every instruction set that this machine runs."""
 
 import ctypes
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,14 +10,42 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from umbel.lang.errors import ParameterError
 from umbel.srt.core.batch import Allowed, RowNeed, RowRequests
-from umbel.srt.kernels.cpu.head import Head, choose_from_logits
+from umbel.srt.kernels.cpu.head import Head
 from umbel.srt.kernels.cpu.library import load_library
 from umbel.srt.kernels.cpu.linear import Format, PackedMatrix
-from umbel.srt.sampling.gumbel import draw_key, inverse_temperature
+from umbel.srt.sampling.gumbel import draw_key, gumbel, inverse_temperature
 
 from .native import native_isas
+
+
+def choose_from_logits(logits: torch.Tensor, row_requests: RowRequests) -> NDArray[np.int32]:
+    """Chooses tokens by definition, as the reference; −1 where a logit is not finite. logits: float32 [rows, vocab]"""
+    values = logits.double().numpy()
+    return np.array([_choose_row(values[row], row_requests, row) for row in range(len(values))], dtype=np.int32)
+
+
+def _choose_row(logits: NDArray[np.float64], row_requests: RowRequests, row: int) -> int:
+    if not np.isfinite(logits).all():
+        return -1
+    if row in row_requests.allowed:
+        bits = row_requests.allowed[row].bits
+        assert bits is not None, "a choice among few tokens needs no head"
+        allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[: len(logits)]
+        logits = np.where(allowed, logits, -np.inf)
+    if row_requests.kinds[row] == RowNeed.ARGMAX:
+        return int(logits.argmax())
+    kept = logits > -np.inf
+    if 0 < row_requests.top_k[row] < np.count_nonzero(kept):
+        kept &= logits >= np.sort(logits)[-int(row_requests.top_k[row])]
+    scale = row_requests.inverse_temperatures[row]
+    if row_requests.min_p[row] > 0:
+        kept &= (logits - logits.max()) * scale >= math.log(row_requests.min_p[row])
+    scores = logits * scale + gumbel(row_requests.keys[row : row + 1], np.arange(len(logits)))
+    return int(np.where(kept, scores, -np.inf).argmax())
+
 
 FORMATS = list(Format)
 

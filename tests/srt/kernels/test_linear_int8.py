@@ -7,8 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.srt.kernels.cpu.isa import Isa
-from umbel.srt.kernels.cpu.library import load_library
+from umbel.srt.kernels.cpu.library import Isa, load_library
 from umbel.srt.kernels.cpu.linear import Format, PackedMatrix
 
 from .native import native_isas

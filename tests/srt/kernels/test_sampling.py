@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from umbel.lang.errors import EngineError
 from umbel.srt.core.batch import Draws
+from umbel.srt.kernels.cpu.head import CpuSampling
 from umbel.srt.kernels.cpu.library import load_library
-from umbel.srt.kernels.cpu.sampling import CpuSampling
 from umbel.srt.sampling.gumbel import TorchSampling
 from umbel.srt.sampling.sampler import Wanted, describe
 

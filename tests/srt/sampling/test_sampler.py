@@ -87,7 +87,7 @@ def mixed(value: int) -> int:
 
 
 def noise(seed: int, position: int, tokens: np.ndarray) -> np.ndarray:
-    """The definition in draw.py, in 64 bits of which 32 are kept."""
+    """The definition in gumbel.py, in 64 bits of which 32 are kept."""
     key = mixed(mixed(seed) ^ position)
     low32 = np.uint64(2**32 - 1)
     h = tokens.astype(np.uint64) ^ np.uint64(key % 2**32)

@@ -17,8 +17,8 @@ from umbel.srt.constraints import matcher_factory
 from umbel.srt.core.cache_folder import make_private
 from umbel.srt.core.trust import read_trusted, trusted
 from umbel.srt.engine import process
-from umbel.srt.kernels.cpu import build
-from umbel.srt.kernels.cpu.build import LIBRARY, SEAL, NoKernels, walk_path
+from umbel.srt.kernels.cpu import library
+from umbel.srt.kernels.cpu.library import LIBRARY, SEAL, NoKernels, walk_path
 from umbel.srt.weights import open_model
 from umbel.srt.weights.convert import MANIFEST, WEIGHTS
 
@@ -183,14 +183,14 @@ def test_a_folder_that_everybody_may_write_to_is_no_cache(shared: Path) -> None:
 def test_no_kernels_of_another_user_are_loaded(mode: int, shared: Path) -> None:
     """The attacker's folder has the right name, a library and its seal."""
     environment = {"UMBEL_CACHE": str(shared / "umbel"), "PATH": os.environ["PATH"]}
-    compiler = build.find_compiler(environment)
-    recipe = build._Recipe("walk", "trie_walk.cpp", (), build._CHECK_WALK)
-    folder = shared / "umbel" / "kernels" / f"walk-{build._digest(recipe, compiler)}"
+    compiler = library.find_compiler(environment)
+    recipe = library._Recipe("walk", "trie_walk.cpp", (), library._CHECK_WALK)
+    folder = shared / "umbel" / "kernels" / f"walk-{library._digest(recipe, compiler)}"
 
     def attack() -> None:
         folder.mkdir(parents=True)
         (folder / LIBRARY).write_bytes(b"evil")
-        (folder / SEAL).write_bytes(msgspec.json.encode(build._seal(b"evil")))
+        (folder / SEAL).write_bytes(msgspec.json.encode(library._seal(b"evil")))
         for path in (shared / "umbel", *(shared / "umbel").rglob("*")):
             path.chmod(mode)
 
@@ -292,8 +292,8 @@ Damage = Callable[[Path, random.Random], None]
 
 @pytest.mark.parametrize("name", [LIBRARY, SEAL])
 def test_a_damaged_library_is_compiled_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_compile", lambda command: Path(command[-1]).write_bytes(b"library" * 1000))
-    monkeypatch.setattr(build, "_run", lambda command, seconds: None)
+    monkeypatch.setattr(library, "_compile", lambda command: Path(command[-1]).write_bytes(b"library" * 1000))
+    monkeypatch.setattr(library, "_run", lambda command, seconds: None)
     environment = {"UMBEL_CACHE": str(tmp_path / "cache"), "PATH": os.environ["PATH"]}
     path = walk_path(environment)
     whole = {file.name: file.read_bytes() for file in path.parent.iterdir()}

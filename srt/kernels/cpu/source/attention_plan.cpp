@@ -10,7 +10,7 @@
 namespace umbel {
 namespace {
 
-constexpr long ITEMS_PER_WORKER = 4;  // these are those of the Python twin, which says what they mean
+constexpr long ITEMS_PER_WORKER = 4;  // these are those of the Python reference, which says what they mean
 constexpr long SHORTEST_RUN = 128;
 constexpr long SINGLE_RUN = 256;
 constexpr long LOAD_COST = 4;

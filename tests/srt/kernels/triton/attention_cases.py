@@ -7,8 +7,8 @@ from umbel.srt.attention.backend import AttentionGeometry
 from umbel.srt.attention.torch_backend import TorchBackend
 from umbel.srt.cache.kv_pool import KVPool, rounded
 from umbel.srt.core.batch import Batch
+from umbel.srt.kernels.triton.attention import AttentionTiles, Tile
 from umbel.srt.kernels.triton.attention_backend import TritonBackend
-from umbel.srt.kernels.triton.attention_tiles import AttentionTiles, Tile
 
 from ...attention.batches import random_pool
 

@@ -14,8 +14,8 @@ from umbel.srt.attention.torch_backend import TorchBackend
 from umbel.srt.cache.kv_pool import FLOAT8, KVPool
 from umbel.srt.core.batch import DUMMY_SLOT, Batch
 from umbel.srt.kernels.triton import attention_backend
+from umbel.srt.kernels.triton.attention import tiles_for
 from umbel.srt.kernels.triton.attention_backend import BLOCK_PARTS, TritonBackend
-from umbel.srt.kernels.triton.attention_tiles import tiles_for
 
 from ...attention.batches import Branch, Sequence, branches, make_batch, make_tree_batch, sequences, with_pictures
 from .attention_cases import SCALE, attend_reference, normal, pool_for, tiny_backend

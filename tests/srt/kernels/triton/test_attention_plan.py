@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from umbel.srt.attention.backend import AttentionGeometry
 from umbel.srt.attention.plan import Cut, make_plan
 from umbel.srt.core.batch import Batch
-from umbel.srt.kernels.triton.attention_plan import pack
+from umbel.srt.kernels.triton.attention_backend import pack
 
 from ...attention.batches import Branch, Sequence, branches, make_batch, make_tree_batch, sequences
 from .attention_cases import SCALE, attend_reference, normal, pool_for, tiny_backend

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 from umbel.srt.kernels.triton import linear, reference
+from umbel.srt.kernels.triton.jit import pdl_options, supports_pdl
 from umbel.srt.kernels.triton.linear import depth_for
-from umbel.srt.kernels.triton.pdl import pdl_options, supports_pdl
 
 from .closeness import DTYPES, TOLERANCES, random, relative_error
 

@@ -115,7 +115,7 @@ def test_the_cuts_for_many_tokens_give_the_same(tiles: MoeTiles, activation: str
     assert relative_error(actual, expected) < 2e-6
 
 
-def test_the_twin_is_the_sum_that_the_definition_says() -> None:
+def test_the_reference_is_the_sum_that_the_definition_says() -> None:
     x, (gate_up, down) = random(4, 12), weights_of(3, 12, 8)
     weights, chosen = routed(4, 3, 2)
     result = reference.fused_experts(x, gate_up, down, weights, chosen, activation="relu")

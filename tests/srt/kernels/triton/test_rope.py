@@ -61,7 +61,7 @@ def test_heads_are_normed_turned_and_stored_as_in_torch(
     assert torch.equal(pools[1], expected_pools[1]), "values are copied"
 
 
-def test_the_twin_does_what_the_decoder_in_torch_does() -> None:
+def test_the_reference_does_what_the_decoder_in_torch_does() -> None:
     qkv = random(5, 8 * 32, dtype=torch.bfloat16)
     table = rope_table(ROPE, 32, POSITIONS, dtype=torch.bfloat16, device=torch.get_default_device())
     norm = head_norm(32, torch.bfloat16, centered=True)

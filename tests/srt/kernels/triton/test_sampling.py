@@ -208,7 +208,7 @@ def test_logits_may_have_16_bits_and_rows_may_lie_apart(dtype: torch.dtype) -> N
 
 @settings(max_examples=8, deadline=None)
 @given(st.data())
-def test_random_batches_give_the_tokens_of_the_twin(data: st.DataObject) -> None:
+def test_random_batches_give_the_tokens_of_the_reference(data: st.DataObject) -> None:
     vocab, count = data.draw(st.integers(1, 600)), data.draw(st.integers(1, 4))
     scale = data.draw(st.sampled_from([0.1, 1.0, 5.0]))
     logits = random(count, vocab, seed=data.draw(st.integers(0, 9))) * scale
@@ -261,7 +261,7 @@ def test_no_draws_are_no_work() -> None:
 
 @pytest.mark.parametrize(("vocab", "top"), [(20, 3), (700, 0), (700, 5), (700, 12), (9000, 20), (7, 20)])
 @pytest.mark.parametrize("candidates", [8192, 4])
-def test_normalisers_and_largest_logits_are_those_of_the_twin(vocab: int, top: int, candidates: int) -> None:
+def test_normalisers_and_largest_logits_are_those_of_the_reference(vocab: int, top: int, candidates: int) -> None:
     logits = (random(3, vocab) * 8).round() / 2  # ties
     rows = np.array([2, 0], dtype=np.int64)
     actual = TritonSampling(candidates=candidates).summarise(logits, rows, top)
