@@ -9,8 +9,7 @@ import numpy as np
 from umbel.fsm.boolean.resolution import resolve
 from umbel.fsm.engines.selection import Engines, TextState
 from umbel.fsm.engines.source import Source
-from umbel.fsm.errors import ConstraintRefused
-from umbel.fsm.limits import Limits
+from umbel.fsm.errors import ConstraintRefused, Limits
 from umbel.fsm.schema import SchemaOptions, compile_schema
 from umbel.fsm.tokens.masks import Masks
 from umbel.fsm.tokens.vocabulary import Vocabulary

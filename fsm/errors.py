@@ -1,9 +1,28 @@
-"""The refusals of front ends and automata, each with its place.
+"""What a constraint may cost, and the refusals of front ends and automata, each with its place.
 
 ConstraintRefused            a ValueError
 ├── Unsupported              the expression is valid, and means something that is not honoured here
 └── LimitExceeded            honouring it would take more states, bytes, depth or time than allowed
 """
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of one constraint.
+
+    Sizes are bytes, times are left to the process that compiles, which can be killed.
+    """
+
+    pattern_bytes: int = 16 << 10  # of a regular expression's source; the longest real ones have a few kB
+    schema_bytes: int = 256 << 10  # of a schema's source; real ones of 70 kB exist
+    depth: int = 64  # of nesting, in sources and in texts of a recursive grammar
+    dfa_states: int = 20_000  # of an automaton that is built ahead: intersections, differences
+    states: int = 50_000  # of a lazy automaton, as far as it was explored
+    ambiguity: int = 2_000  # positions that one state of a lazy automaton stands for
+    forced_bytes: int = 4_096  # of one forced run
+    shortest_bytes: int = 64 << 10  # of the shortest text: its end is spelled in tokens again as a text grows
 
 
 class ConstraintRefused(ValueError):

@@ -26,10 +26,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .algebra import nullable
-from .boolean.character_dfa import determinised
-from .errors import ConstraintRefused, LimitExceeded
+from .boolean.character_automata import determinised
+from .errors import ConstraintRefused, LimitExceeded, Limits
 from .language import Dfa, Ranges
-from .limits import Limits
 from .regex.parser import plain_regex
 
 

@@ -139,7 +139,6 @@ SMALL_FILES = {
     "compiler/passes/text.py": "one pass, with its law; the pipeline lists them",
     "compiler/running/critical_path.py": "arithmetic over a graph that needs nothing of a run",
     "compiler/views/listing.py": "text for terminals and files; the importer writes SVG",
-    "fsm/schema/refusals.py": "finds the keyword to blame in the source, and knows nothing of how it is compiled",
     "fsm/schema/satisfiability.py": "a test of its own for emptiness, which the normalizer and it call in turn",
     "lang/templates/child.py": "a process started as a module: it loads jinja2, msgspec and nothing of its parent",
     "srt/constraints/compiler_worker.py": "a process, started as a module, that loads the automata and no torch",

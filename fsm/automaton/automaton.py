@@ -14,9 +14,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import LimitExceeded
+from ..errors import LimitExceeded, Limits
 from ..language import Grammar
-from ..limits import Limits
 from .frames import Closure, Frame, Frames, Position, united
 from .lookahead import Lookahead, plain_limit, plain_run, shortest_text
 from .lowering import lower

@@ -21,10 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-from ..errors import LimitExceeded
-from ..limits import Limits
-from .nodes import Leaf, Loop, Nested, Node, Options, Sequence
-from .orders import Unfolding
+from ..errors import LimitExceeded, Limits
+from .nodes import Leaf, Loop, Nested, Node, Options, Sequence, Unfolding
 from .places import ENDLESS, Place
 
 Position = tuple[Place, "Frame"]

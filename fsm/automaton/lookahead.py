@@ -21,8 +21,7 @@ from collections.abc import Iterable
 
 from .characters import PLAIN, Character
 from .frames import Again, Frame, Frames, Position, Rest, Return, Root, one_less
-from .nodes import Leaf, Loop, Nested, Node, Options, Sequence
-from .orders import Opened, Remaining
+from .nodes import Leaf, Loop, Nested, Node, Opened, Options, Remaining, Sequence
 from .places import ENDLESS, Place
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from ..algebra import children
-from ..errors import ConstraintRefused
+from ..errors import ConstraintRefused, Limits
 from ..language import (
     AnyOrder,
     Arrangement,
@@ -21,10 +21,22 @@ from ..language import (
     Spelled,
     Union,
 )
-from ..limits import Limits
 from .characters import character_automaton, characters, spell
-from .nodes import Leaf, Loop, Nested, Node, Options, Sequence, literal, loop, options, sequence, without_empty_text
-from .orders import Order, Remaining
+from .nodes import (
+    Leaf,
+    Loop,
+    Nested,
+    Node,
+    Options,
+    Order,
+    Remaining,
+    Sequence,
+    literal,
+    loop,
+    options,
+    sequence,
+    without_empty_text,
+)
 from .places import ENDLESS
 
 

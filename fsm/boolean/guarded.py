@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..errors import Limits
 from ..language import Chars, Language
-from ..limits import Limits
-from .character_dfa import DEAD, UNIVERSAL, Alphabet, Side, reduced, step_fuel, too_many_states
-from .character_nfa import CharacterNfa, Fuel
+from .character_automata import DEAD, UNIVERSAL, Alphabet, CharacterNfa, Fuel, Side, reduced, step_fuel, too_many_states
 
 _FIRST_MARK = 0x110000
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ..algebra import children, fold, intersection, nullable, rebuilt
-from ..errors import ConstraintRefused, LimitExceeded, Unsupported
+from ..errors import ConstraintRefused, LimitExceeded, Limits, Unsupported
 from ..language import (
     EMPTY_TEXT,
     NOTHING,
@@ -28,8 +28,7 @@ from ..language import (
     Spelled,
     Union,
 )
-from ..limits import Limits
-from .character_dfa import determinised
+from .character_automata import determinised
 from .lengths import as_length_limit, with_length
 
 

@@ -18,9 +18,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ..charset import CharSet
-from ..errors import ConstraintRefused, LimitExceeded, Unsupported
+from ..errors import ConstraintRefused, LimitExceeded, Limits, Unsupported
 from ..language import Dfa, Grammar
-from ..limits import Limits
 from .source import MissingEngine, Source
 
 _END = 0  # the byte after the text; texts cannot hold it

@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..boolean.resolution import resolve
-from ..errors import Unsupported
+from ..errors import Limits, Unsupported
 from ..language import Grammar
-from ..limits import Limits
 from ..regex.parser import parse_regex
 from ..schema import SchemaOptions, resolved_schema
 from ..tokens.constraint import Constraint, Encode, JumpCounters

@@ -21,9 +21,8 @@ from typing import Any
 from typing import Literal as OneOf
 
 from ..charset import ANY, CharSet
-from ..errors import ConstraintRefused, Unsupported
+from ..errors import ConstraintRefused, Limits, Unsupported
 from ..language import Chars, Concat, Language, Literal, Repeat, Union
-from ..limits import Limits
 from ..regex.parser import parse_regex, search_regex
 
 Kind = OneOf["regex", "json_schema", "lark"]

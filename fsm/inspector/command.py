@@ -14,9 +14,8 @@ import msgspec
 
 from ..automaton.automaton import Automaton
 from ..boolean.resolution import resolve
-from ..errors import ConstraintRefused
+from ..errors import ConstraintRefused, Limits
 from ..language import Grammar
-from ..limits import Limits
 from ..regex.parser import parse_regex
 from ..schema import SchemaOptions, resolved_schema
 from .compress import CompressedGraph, Exploration, ForcedShare, Graph, compress, cut, explore, folded, forced_share

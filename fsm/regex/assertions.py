@@ -19,9 +19,9 @@ from ..algebra import ANY_TEXT, admits_newline, concat, difference, intersection
 from ..boolean.guarded import Guard, guarded_automaton, mark
 from ..boolean.resolution import settled
 from ..charset import CharSet
+from ..errors import Limits
 from ..language import EMPTY_TEXT, NOTHING, Chars, Concat, Language, Literal, Repeat, Union
-from ..limits import Limits
-from .reader import exceeded, unsupported
+from .classes import exceeded, unsupported
 
 
 @dataclass(frozen=True, slots=True)

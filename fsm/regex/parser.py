@@ -11,10 +11,8 @@ from enum import Enum
 from ..algebra import characters
 from ..boolean.lengths import lengths
 from ..charset import ANY, CharSet
-from ..errors import LimitExceeded
+from ..errors import LimitExceeded, Limits
 from ..language import Language
-from ..limits import Limits
-from . import unicode_classes as unicode
 from .assertions import (
     Assertive,
     BeginAnchor,
@@ -28,8 +26,20 @@ from .assertions import (
     repetition,
     search_match,
 )
-from .classes import bracketed, character_escape, class_escape, folded
-from .reader import Dialect, Flags, PatternReader, exceeded, refused, unsupported
+from .classes import (
+    ECMA_LINE_ENDS,
+    LINE_END,
+    Dialect,
+    Flags,
+    PatternReader,
+    bracketed,
+    character_escape,
+    class_escape,
+    exceeded,
+    folded,
+    refused,
+    unsupported,
+)
 
 
 class GroupKind(Enum):
@@ -241,7 +251,7 @@ class _Parser:
     def dot(self, flags: Flags) -> CharSet:
         if flags.dot_all:
             return ANY
-        return ANY - (unicode.ECMA_LINE_ENDS if self.source.ecma else unicode.LINE_END)
+        return ANY - (ECMA_LINE_ENDS if self.source.ecma else LINE_END)
 
     def line_ending(self, flags: Flags) -> Ending:
         if flags.lines:

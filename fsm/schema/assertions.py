@@ -1,7 +1,7 @@
 """Turns the keywords of one type into conjuncts: numbers, strings, arrays, objects.
 
 Each function reads all keywords of its type in one schema, so that bounds which contradict each other are an error of
-that schema, and not a silent absence. The `not_` twin gives the conjuncts of which one holds when the keywords do not.
+that schema, and not a silent absence. `not_...` gives the conjuncts of which one holds when the keywords do not.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from .conjuncts import (
     inexpressible,
 )
 from .document import Schema
-from .formats import format_language, is_format
 from .keywords import Deviations, at, branches, count, flag, invalid, mapping, names, number, text
 from .numbers import Bound, Number, Numbers
-from .strings import Strings
+from .strings import Strings, format_language, is_format
 
 # Of OpenAPI.
 _RANGES = {

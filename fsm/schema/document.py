@@ -15,8 +15,7 @@ from decimal import Decimal
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urldefrag, urljoin
 
-from ..errors import ConstraintRefused, LimitExceeded, Unsupported
-from ..limits import Limits
+from ..errors import ConstraintRefused, LimitExceeded, Limits, Unsupported
 
 # A JSON value. Recursive aliases and Any meet here only: everything that leaves a keyword is checked and typed.
 Value: TypeAlias = Any

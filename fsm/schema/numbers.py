@@ -14,7 +14,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 
 from ..algebra import concat, difference, intersection, repeat
-from ..boolean.character_dfa import minimal, trimmed
+from ..boolean.character_automata import minimal, trimmed
 from ..errors import Unsupported
 from ..language import EMPTY_TEXT, NOTHING, Dfa, Language
 from .expressions import DIGIT, NONZERO, digits, literal, optional, union

@@ -22,9 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..automaton.automaton import DEAD, Automaton
-from ..errors import ConstraintRefused
+from ..errors import ConstraintRefused, Limits
 from ..language import Grammar
-from ..limits import Limits
 from .jump import Plan, Planner
 from .masks import NODES_PER_FUEL, NODES_PER_WALK, SEPARATORS, Fuelled, Mask, Masks, work_of
 from .trie import END, Section, fewest_of_any_text, fewest_tokens

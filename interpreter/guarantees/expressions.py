@@ -172,8 +172,8 @@ def _compiled(kind: Kind, source: str) -> "Grammar | None":
 def _searching(pattern: str) -> "Grammar":
     """Compiles the language of all texts in which a pattern matches. Raises ConstraintRefused."""
     from ...fsm.boolean.resolution import resolve
+    from ...fsm.errors import Limits
     from ...fsm.language import Grammar
-    from ...fsm.limits import Limits
     from ...fsm.regex.parser import search_regex
 
     return resolve(Grammar(search_regex(pattern)), Limits())
@@ -255,8 +255,7 @@ def _by_automaton(grammar: "Grammar") -> _Automaton:
 def _by_matcher(kind: Kind, source: str) -> _Matcher:
     """Builds llguidance's matcher. Raises ConstraintRefused, with our reason if our automata refused it too."""
     from ...fsm.engines.selection import own_grammar
-    from ...fsm.errors import ConstraintRefused
-    from ...fsm.limits import Limits
+    from ...fsm.errors import ConstraintRefused, Limits
 
     read = _source(kind, source)
     try:

@@ -25,7 +25,7 @@ from ..core.messages import EnforcedBy, EngineConstraint
 
 if TYPE_CHECKING:
     from ...fsm.engines.source import Source
-    from ...fsm.limits import Limits
+    from ...fsm.errors import Limits
     from ...fsm.schema import SchemaGrammar
 
 
@@ -130,7 +130,7 @@ def _compile(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled:
     from ...fsm.automaton.automaton import Automaton
     from ...fsm.engines.selection import compile_source
     from ...fsm.engines.source import Source
-    from ...fsm.limits import Limits
+    from ...fsm.errors import Limits
 
     limits = Limits()
     schema = _own_reading(spec, engine, limits)

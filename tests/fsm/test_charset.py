@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from umbel.fsm.charset import ANY, CharSet
-from umbel.fsm.regex import unicode_classes
-from umbel.fsm.regex.unicode_classes import _orbits, category, ignoring_ascii_case, ignoring_case
+from umbel.fsm.regex import classes
+from umbel.fsm.regex.classes import _orbits, category, ignoring_ascii_case, ignoring_case
 
 SCALARS = [code for code in range(0x110000) if not 0xD800 <= code < 0xE000]
 CODES = st.one_of(st.integers(0, 20), st.integers(0xD7FA, 0xE005), st.integers(0x10FFF0, 0x10FFFF))
@@ -53,12 +53,12 @@ def test_ranges_are_normal(ranges: list[tuple[int, int]]) -> None:
 @pytest.mark.parametrize(
     ("found", "pattern"),
     [
-        (unicode_classes.word(), r"\w"),
-        (unicode_classes.digit(), r"\d"),
-        (unicode_classes.space(), r"\s"),
-        (unicode_classes.ASCII_WORD, r"(?a)\w"),
-        (unicode_classes.ASCII_DIGIT, r"(?a)\d"),
-        (unicode_classes.ASCII_SPACE, r"(?a)\s"),
+        (classes.word(), r"\w"),
+        (classes.digit(), r"\d"),
+        (classes.space(), r"\s"),
+        (classes.ASCII_WORD, r"(?a)\w"),
+        (classes.ASCII_DIGIT, r"(?a)\d"),
+        (classes.ASCII_SPACE, r"(?a)\s"),
     ],
 )
 def test_classes_are_those_of_re(found: CharSet, pattern: str) -> None:

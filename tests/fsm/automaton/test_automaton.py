@@ -9,9 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from umbel.fsm.automaton.automaton import DEAD, UNKNOWN, Automaton
 from umbel.fsm.automaton.places import ENDLESS
-from umbel.fsm.errors import ConstraintRefused, LimitExceeded
+from umbel.fsm.errors import ConstraintRefused, LimitExceeded, Limits
 from umbel.fsm.language import NOTHING, Call, Chars, Concat, Dfa, Grammar, Language, Literal, Repeat, Spelled, Union
-from umbel.fsm.limits import Limits
 
 from ..languages import CHARACTERS, FEW_LETTERS, LANGUAGES, recursive_grammars
 from ..matcher import matches

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from umbel.fsm.algebra import ANY_CHARACTER, ANY_TEXT, children
 from umbel.fsm.boolean.lengths import lengths
 from umbel.fsm.boolean.resolution import resolve
-from umbel.fsm.errors import ConstraintRefused, LimitExceeded, Unsupported
+from umbel.fsm.errors import ConstraintRefused, LimitExceeded, Limits, Unsupported
 from umbel.fsm.language import (
     EMPTY_TEXT,
     NOTHING,
@@ -26,7 +26,6 @@ from umbel.fsm.language import (
     Spelled,
     Union,
 )
-from umbel.fsm.limits import Limits
 from umbel.fsm.regex.parser import parse_regex, search_regex
 
 from ..matcher import matches

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from umbel.fsm.automaton.automaton import DEAD, Automaton
+from umbel.fsm.errors import Limits
 from umbel.fsm.inspector.compress import Graph, compress, explore, forced_share
 from umbel.fsm.inspector.drawing import character_set, edge_label, quoted
 from umbel.fsm.language import Chars, Concat, Grammar, Language, Literal, Repeat, Spelled, Union
-from umbel.fsm.limits import Limits
 
 from ..languages import FEW_LETTERS, LANGUAGES
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import regex
 from umbel.fsm.boolean.resolution import resolve
-from umbel.fsm.errors import Unsupported
+from umbel.fsm.errors import Limits, Unsupported
 from umbel.fsm.language import Grammar
-from umbel.fsm.limits import Limits
 from umbel.fsm.regex.parser import parse_regex
 
 from ..matcher import matches

@@ -8,9 +8,8 @@ import warnings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.fsm.boolean.resolution import resolve
-from umbel.fsm.errors import ConstraintRefused, LimitExceeded, Unsupported
+from umbel.fsm.errors import ConstraintRefused, LimitExceeded, Limits, Unsupported
 from umbel.fsm.language import NOTHING, Grammar, Language
-from umbel.fsm.limits import Limits
 from umbel.fsm.regex.parser import parse_regex, search_regex
 
 from ..matcher import matches

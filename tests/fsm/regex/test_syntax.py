@@ -7,9 +7,8 @@ import warnings
 import pytest
 from umbel.fsm.algebra import ANY_TEXT
 from umbel.fsm.boolean.resolution import resolve
-from umbel.fsm.errors import ConstraintRefused, LimitExceeded, Unsupported
+from umbel.fsm.errors import ConstraintRefused, LimitExceeded, Limits, Unsupported
 from umbel.fsm.language import EMPTY_TEXT, NOTHING, Grammar, Language, Literal, Repeat
-from umbel.fsm.limits import Limits
 from umbel.fsm.regex.parser import parse_regex, search_regex
 
 from ..matcher import matches

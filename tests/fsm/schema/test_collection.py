@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 from umbel.fsm.automaton.automaton import Automaton
-from umbel.fsm.errors import ConstraintRefused
-from umbel.fsm.limits import Limits
+from umbel.fsm.errors import ConstraintRefused, Limits
 from umbel.fsm.schema import SchemaOptions, resolved_schema
 
 from .texts import LITERAL, SPACED, takes, written

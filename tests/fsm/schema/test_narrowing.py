@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from umbel.fsm.schema import SchemaOptions, resolved_schema
-from umbel.fsm.schema.formats import FORMATS
 from umbel.fsm.schema.keywords import KEYWORDS
+from umbel.fsm.schema.strings import FORMATS
 
 PAGE = Path(__file__).parents[3] / "docs" / "constraints.md"
 OF_PARTS = {"minContains", "maxContains", "unevaluatedProperties", "unevaluatedItems", "nullable"}

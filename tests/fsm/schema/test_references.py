@@ -1,8 +1,7 @@
 """References: inside a document, into itself, to nowhere."""
 
 import pytest
-from umbel.fsm.errors import ConstraintRefused, LimitExceeded
-from umbel.fsm.limits import Limits
+from umbel.fsm.errors import ConstraintRefused, LimitExceeded, Limits
 from umbel.fsm.schema import compile_schema
 
 from .texts import admits, automaton

@@ -4,8 +4,7 @@ import re
 
 import jsonschema
 import pytest
-from umbel.fsm.errors import ConstraintRefused, LimitExceeded, Unsupported
-from umbel.fsm.limits import Limits
+from umbel.fsm.errors import ConstraintRefused, LimitExceeded, Limits, Unsupported
 from umbel.fsm.schema import SchemaOptions, compile_schema, resolved_schema
 
 from .texts import admits, automaton

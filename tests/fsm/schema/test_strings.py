@@ -5,9 +5,8 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.fsm.boolean.character_dfa import determinised
-from umbel.fsm.errors import LimitExceeded
-from umbel.fsm.limits import Limits
+from umbel.fsm.boolean.character_automata import determinised
+from umbel.fsm.errors import LimitExceeded, Limits
 from umbel.fsm.regex.parser import parse_regex
 from umbel.fsm.schema.expressions import none_of, one_of
 from umbel.fsm.schema.strings import admits

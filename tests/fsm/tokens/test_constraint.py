@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.fsm.errors import ConstraintRefused, LimitExceeded
+from umbel.fsm.errors import ConstraintRefused, LimitExceeded, Limits
 from umbel.fsm.language import Chars, Concat, Grammar, Language, Literal, Repeat, Spelled, Union
-from umbel.fsm.limits import Limits
 from umbel.fsm.tokens.constraint import LONGEST_REMEMBERED, Constraint, ConstraintState
 from umbel.fsm.tokens.masks import Masks
 from umbel.fsm.tokens.vocabulary import Vocabulary, unpack

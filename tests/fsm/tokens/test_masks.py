@@ -7,9 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from umbel.fsm.automaton.automaton import DEAD, Automaton
-from umbel.fsm.errors import LimitExceeded
+from umbel.fsm.errors import LimitExceeded, Limits
 from umbel.fsm.language import Chars, Concat, Grammar, Language, Literal, Repeat, Spelled
-from umbel.fsm.limits import Limits
 from umbel.fsm.tokens.masks import FEW, Mask, Masks
 from umbel.fsm.tokens.vocabulary import Vocabulary, unpack
 

@@ -10,8 +10,7 @@ import pytest
 from umbel.fsm.automaton.automaton import DEAD, Automaton
 from umbel.fsm.engines.selection import Engines, own_grammar
 from umbel.fsm.engines.source import Source
-from umbel.fsm.errors import ConstraintRefused
-from umbel.fsm.limits import Limits
+from umbel.fsm.errors import ConstraintRefused, Limits
 from umbel.fsm.tokens.masks import Masks
 from umbel.fsm.tokens.vocabulary import Vocabulary, unpack
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from umbel.fsm.algebra import any_order
 from umbel.fsm.automaton.automaton import DEAD, Automaton
 from umbel.fsm.boolean.resolution import resolve
-from umbel.fsm.errors import ConstraintRefused
+from umbel.fsm.errors import ConstraintRefused, Limits
 from umbel.fsm.language import NOTHING, AnyOrder, Call, Chars, Concat, Grammar, Language, Literal, Union
-from umbel.fsm.limits import Limits
 
 from ..languages import any_orders
 from ..matcher import matches
