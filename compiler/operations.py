@@ -22,11 +22,11 @@ A *value node* is something that is known when its inputs are. It stands in no s
     Object                        (setter)                          `state.value(name)`
     StreamText                    (place)                           `state.text()` at a place of a stream
     Concat                        (text, text, ...)
-    Apply                         (value)                           a pure function of `text_functions.py`
+    Apply                         (value)                           a pure function of `FUNCTIONS`
     Structure                     (value, ...)                      a list, tuple or dict with values inside
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,7 +142,7 @@ class Concat:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """`function` of `text_functions.FUNCTIONS` on its input, with constant arguments."""
+    """`function` of `FUNCTIONS` on its input, with constant arguments."""
 
     function: str
     arguments: tuple[Any, ...] = ()  # str, int, None, and tuples of them
@@ -178,3 +178,66 @@ StreamOperation = (
 )
 ValueOperation = Constant | Argument | Variable | Object | StreamText | Concat | Apply | Structure
 Operation = StreamOperation | ValueOperation
+
+MAX_NESTING = 30  # of lists, tuples and dicts in one value; one that contains itself ends here, too
+
+# Functions that `Apply` may name. Each takes the value and constants. They are those of `str` that look at nothing but
+# their arguments, and the few that Python's syntax has: `text[a:b]`, `mapping[key]`, `f"{value:>8}"`, `text * 3`.
+
+STR_METHODS = (
+    "capitalize",
+    "casefold",
+    "center",
+    "expandtabs",
+    "ljust",
+    "lower",
+    "lstrip",
+    "removeprefix",
+    "removesuffix",
+    "replace",
+    "rjust",
+    "rstrip",
+    "strip",
+    "swapcase",
+    "title",
+    "upper",
+    "zfill",
+)
+
+
+def _method(name: str) -> Callable[..., Any]:
+    method = getattr(str, name)
+
+    def call(value: Any, *arguments: Any) -> Any:
+        return method(str(value), *arguments)
+
+    return call
+
+
+def _slice(value: Any, start: int | None, stop: int | None, step: int | None) -> Any:
+    return value[start:stop:step]
+
+
+def _item(value: Any, key: Any) -> Any:
+    return value[key]
+
+
+def _format(value: Any, specification: str) -> str:
+    return format(value, specification)
+
+
+def _multiply(value: Any, times: int) -> Any:
+    return value * times
+
+
+# Name → function of the value and the constants of `Apply.arguments`. The parameters are whatever the function takes.
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    **{name: _method(name) for name in STR_METHODS},
+    "ascii": ascii,
+    "format": _format,
+    "item": _item,
+    "multiply": _multiply,
+    "repr": repr,
+    "slice": _slice,
+    "str": str,
+}

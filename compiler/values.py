@@ -12,8 +12,7 @@ from ..lang.errors import ParameterError, shown
 from ..lang.ops import Op
 from ..lang.state import BaseState
 from .graph import Node
-from .operations import Apply, Argument, Concat, Constant, Leaf, Object, StreamText, Structure, Variable
-from .text_functions import FUNCTIONS
+from .operations import FUNCTIONS, Apply, Argument, Concat, Constant, Leaf, Object, StreamText, Structure, Variable
 
 
 class Values:

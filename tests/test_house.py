@@ -134,11 +134,6 @@ SMALL = 130  # lines
 # Path → why it is a file of its own though one other file, in the same folder, imports it.
 SMALL_FILES = {
     "compat/sglang/global_config.py": "SGLang has a module of this name",
-    "compiler/passes/equal_calls.py": "one pass, with its law; the pipeline lists them",
-    "compiler/passes/samples.py": "one pass, with its law; the pipeline lists them",
-    "compiler/passes/text.py": "one pass, with its law; the pipeline lists them",
-    "compiler/running/critical_path.py": "arithmetic over a graph that needs nothing of a run",
-    "compiler/views/listing.py": "text for terminals and files; the importer writes SVG",
     "fsm/schema/satisfiability.py": "a test of its own for emptiness, which the normalizer and it call in turn",
     "lang/templates/child.py": "a process started as a module: it loads jinja2, msgspec and nothing of its parent",
     "srt/constraints/compiler_worker.py": "a process, started as a module, that loads the automata and no torch",

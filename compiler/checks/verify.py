@@ -17,7 +17,7 @@ from ...lang.errors import GraphError, ProgramError
 from ...lang.ops import RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
 from ..graph import Graph, Node, Parameter, frozen, reachable
 from ..operations import Argument, Begin, GetForkItem, Join
-from . import attributes, inputs
+from .nodes import check_attributes, check_inputs
 
 
 def verify(graph: Graph) -> None:
@@ -33,8 +33,8 @@ def verify(graph: Graph) -> None:
     known = {parameter.name for parameter in graph.parameters}
     for number, node in enumerate(graph.nodes):
         try:
-            attributes.check(node.op)
-            inputs.check(node)
+            check_attributes(node.op)
+            check_inputs(node)
             _check_argument(node, known)
         except GraphError as error:
             raise GraphError(f"{place(number, node)}: {error}") from None

@@ -31,7 +31,7 @@ from ...lang.forms import (
 )
 from ...lang.result import Members, Result
 from ...lang.typed import SCALARS, Typed
-from ..checks.inputs import MAX_NESTING
+from ..operations import MAX_NESTING
 from . import values as file_values
 from .values import Json, expect, members
 

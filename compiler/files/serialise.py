@@ -36,7 +36,7 @@ from ...lang import checks, ops
 from ...lang.errors import GraphError, ParameterError
 from ...lang.protocol import ConstraintSpec
 from ...lang.source import public_name
-from ..checks.attributes import OPERATIONS
+from ..checks.nodes import OPERATIONS
 from ..checks.verify import place, verify
 from ..graph import Builder, Graph, Line, Node, Parameter
 from ..operations import Apply, Choose, Constant, Generate, Look, Operation, Structure

@@ -26,8 +26,7 @@ from pathlib import Path, PurePath
 from typing import Any, NoReturn
 
 from ...lang.errors import GraphError
-from ..checks.inputs import MAX_NESTING
-from ..operations import Leaf
+from ..operations import MAX_NESTING, Leaf
 
 Json = Any  # what json.loads gives
 Value = Any  # what a user's program holds

@@ -6,12 +6,23 @@ from dataclasses import dataclass, field, replace
 
 from ..graph import Graph, Line, Node
 from ..operations import Fork
-from .findings import Finding, audible
-from .pieces import PRIVATE, Call, Kind, Marked, Piece, Segment, calls_of, segments_of
+from .pieces import (
+    PRIVATE,
+    Call,
+    Counter,
+    Kind,
+    Marked,
+    Piece,
+    Segment,
+    Shareable,
+    calls_of,
+    free_tokens,
+    segments_of,
+    sentences_of,
+)
+from .rules import LEAST_BEHIND, NO_GAIN, Finding, audible, source_findings, volatile_text
 from .scopes import LOOKS_VOLATILE, volatile_call
 from .source import Aligned, SourceFile, SourceProgram, aligned
-from .source_rules import LEAST_BEHIND, NO_GAIN, source_findings, volatile_text
-from .tokens import Counter, Shareable, free_tokens, sentences_of
 
 LEAST_COMMON = 16  # common tokens of branches; fewer are a label
 
@@ -22,7 +33,7 @@ class Subject:
 
     Attributes:
         file, program: its source.
-        graph: traced, or read from the source as far as that says what the program says (`loading.sketch`).
+        graph: traced, or read from the source as far as that says what the program says (`command.sketch`).
         volatile_lines: see `Origins`.
     """
 

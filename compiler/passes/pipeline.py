@@ -8,12 +8,10 @@ from ...lang import checks
 from ...lang.errors import ParameterError, remedy, shown
 from ..checks.verify import verify
 from ..graph import Graph
-from .equal_calls import merge_equal
-from .folding import fold
+from .equal_calls import merge_equal, merge_samples
+from .folding import fold, merge_text
 from .independence import check_declared, fork_independent
 from .rules import PassResult
-from .samples import merge_samples
-from .text import merge_text
 from .unused import drop_unused
 
 

@@ -44,8 +44,7 @@ from . import service
 from .actions import AppendText, RunLateSelect
 from .execution import Execution
 from .plan import Plan
-from .reporting import ReportedSlots
-from .text_limit import TextLimit
+from .service import ReportedSlots, TextLimit
 
 Server = Literal["auto"] | bool  # whether a program is shipped: where it gains, always, never
 

@@ -20,8 +20,7 @@ import msgspec
 
 from ...lang.ops import RecordedText
 from ..graph import Node
-from ..operations import Apply, Argument, Concat, Constant, Object, StreamText, Structure, Variable
-from ..text_functions import STR_METHODS
+from ..operations import STR_METHODS, Apply, Argument, Concat, Constant, Object, StreamText, Structure, Variable
 from .lines import is_ours
 
 

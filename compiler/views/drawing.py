@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 from ..graph import Graph, Node
 from ..operations import Fork, GetForkItem, Join
 from . import listing
-from .labels import Label, Labels, signature
+from .listing import Label, Labels, signature
 from .places import Edge, places
 
 _LONGEST = 34  # characters of a label

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
-from umbel.compiler.checks.attributes import OPERATIONS
+from umbel.compiler.checks.nodes import OPERATIONS
 from umbel.compiler.checks.verify import verify
 from umbel.compiler.files import results as file_results
 from umbel.compiler.files import serialise

@@ -3,10 +3,10 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from umbel.compiler.lint.findings import Finding
+from umbel.compiler.lint.command import load
 from umbel.compiler.lint.linter import findings_of
-from umbel.compiler.lint.loading import load
-from umbel.compiler.lint.tokens import Counter
+from umbel.compiler.lint.pieces import Counter
+from umbel.compiler.lint.rules import Finding
 
 # A token is a character: what is shared can be counted on paper.
 CHARACTERS = Counter("characters", lambda text: [ord(character) for character in text])

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from umbel.compiler.lint.findings import Finding
+from umbel.compiler.lint.rules import Finding
 
 from .programs import lint
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from umbel.compiler.lint.command import load
 from umbel.compiler.lint.linter import findings_of
-from umbel.compiler.lint.loading import load
-from umbel.compiler.lint.tokens import ESTIMATE
+from umbel.compiler.lint.pieces import ESTIMATE
 
 from .templates.table import TEMPLATES, Template
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from umbel.compiler.graph import Builder, Graph, Node, rebuilt
 from umbel.compiler.operations import Constant
 from umbel.compiler.passes import optimise
-from umbel.compiler.passes.text import merge_text
+from umbel.compiler.passes.folding import merge_text
 from umbel.compiler.running.compiled import CompiledProgram
 from umbel.interpreter.backends.echo import Echo
 from umbel.lang.chat_template import ChatTemplate

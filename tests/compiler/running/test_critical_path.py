@@ -6,7 +6,7 @@ import pytest
 from umbel.compiler.graph import Graph
 from umbel.compiler.operations import Choose, Generate
 from umbel.compiler.program import function
-from umbel.compiler.running.critical_path import CriticalPaths
+from umbel.compiler.running.plan import CriticalPaths
 from umbel.interpreter import loop
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.run import get_server_info

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import umbel as ul
-from umbel.compiler.text_functions import STR_METHODS
+from umbel.compiler.operations import STR_METHODS
 
 from .traces import refused, said, traced
 

@@ -9,7 +9,7 @@ import pytest
 import umbel as ul
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.compiler.text_functions import FUNCTIONS, STR_METHODS
+from umbel.compiler.operations import FUNCTIONS, STR_METHODS
 
 from .traces import said, traced, value_of
 

@@ -7,8 +7,7 @@ import pytest
 import umbel as ul
 from umbel.compiler.checks.verify import verify
 from umbel.compiler.graph import Graph, Node
-from umbel.compiler.operations import Append, Apply, Argument, Concat, Constant, Leaf, Structure, Variable
-from umbel.compiler.text_functions import FUNCTIONS
+from umbel.compiler.operations import FUNCTIONS, Append, Apply, Argument, Concat, Constant, Leaf, Structure, Variable
 
 
 def value_of(node: Node, known: Mapping[str, Any]) -> Any:

@@ -24,7 +24,7 @@ from umbel.compiler.operations import (
     Structure,
     Variable,
 )
-from umbel.compiler.views.labels import Labels
+from umbel.compiler.views.listing import Labels
 from umbel.compiler.views.places import places
 from umbel.lang import ops
 from umbel.lang.generation import gen
