@@ -229,7 +229,7 @@ def _application(function: object, arguments: object) -> None:
     if not len(required) <= len(arguments) <= len(required) + len(optional):
         most = len(required) + len(optional)
         wanted = str(most) if not optional else f"{len(required)} to {most}"
-        raise GraphError(f"{function} takes {wanted} constants behind the value, got {len(arguments)}")
+        raise GraphError(f"{function} takes {wanted} constants after the value, got {len(arguments)}")
     for letter, argument in zip(required + optional, arguments, strict=False):
         kinds, wanted = _KINDS[letter]
         if not isinstance(argument, kinds) or (isinstance(argument, tuple) and not _is_key(argument)):

@@ -85,9 +85,9 @@ def _check_order(graph: Graph) -> None:
 def _check_equals(graph: Graph) -> None:
     first: dict[object, int] = {}
     for number, node in enumerate(graph.nodes):
-        twin = first.setdefault((frozen(node.op), tuple(graph.numbers[taken] for taken in node.inputs)), number)
-        if twin != number:
-            raise GraphError(f"{place(number, node)} says the same as node {twin}; equal nodes are one")
+        known = first.setdefault((frozen(node.op), tuple(graph.numbers[taken] for taken in node.inputs)), number)
+        if known != number:
+            raise GraphError(f"{place(number, node)} says the same as node {known}; equal nodes are one")
 
 
 def _check_roots(graph: Graph) -> None:

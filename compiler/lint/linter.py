@@ -20,7 +20,7 @@ from .pieces import (
     segments_of,
     sentences_of,
 )
-from .rules import LEAST_BEHIND, NO_GAIN, Finding, audible, source_findings, volatile_text
+from .rules import LEAST_AFTER, NO_GAIN, Finding, audible, source_findings, volatile_text
 from .scopes import LOOKS_VOLATILE, volatile_call
 from .source import Aligned, SourceFile, SourceProgram, aligned
 
@@ -65,8 +65,8 @@ class _GraphLinter:
     def findings(self) -> Iterator[Finding]:
         segments = segments_of(self._graph, self._shared)
         for call in calls_of(self._graph, self._shared, segments, self._origins.refine):
-            for rule, place, behind in self._late(call):
-                yield self._finding(rule, call.pieces, place, behind)
+            for rule, place, after in self._late(call):
+                yield self._finding(rule, call.pieces, place, after)
             yield from self._late_media(call)
         yield from branch_findings(self._graph, self._counter)
 
@@ -87,20 +87,20 @@ class _GraphLinter:
             if piece.kind is Kind.GENERATED:
                 return  # from here on no two runs share anything, however it is ordered
             if piece.kind in PRIVATE and not told:
-                behind = self._constant_behind(call.pieces, place)
-                rule = self._rule(call.pieces, place, role, behind)
+                after = self._constant_after(call.pieces, place)
+                rule = self._rule(call.pieces, place, role, after)
                 if rule is not None and rule not in seen:
                     seen.add(rule)
                     told = True
-                    yield rule, place, behind
+                    yield rule, place, after
 
-    def _rule(self, pieces: tuple[Piece, ...], place: int, role: str, behind: int) -> str | None:
+    def _rule(self, pieces: tuple[Piece, ...], place: int, role: str, after: int) -> str | None:
         """Returns the rule that a piece breaks at its place; None for none."""
-        if behind < LEAST_BEHIND:
-            return "shared-late" if self._shared_behind(pieces, place) else None
+        if after < LEAST_AFTER:
+            return "shared-late" if self._shared_after(pieces, place) else None
         return _rule_of_kind(pieces, place, role)
 
-    def _shared_behind(self, pieces: Sequence[Piece], place: int) -> str:
+    def _shared_after(self, pieces: Sequence[Piece], place: int) -> str:
         """Returns the first shared argument after a piece that could come before it; empty where there is none."""
         for piece in pieces[place + 1 :]:
             if piece.kind is Kind.GENERATED:
@@ -109,7 +109,7 @@ class _GraphLinter:
                 return piece.name
         return ""
 
-    def _constant_behind(self, pieces: Sequence[Piece], place: int) -> int:
+    def _constant_after(self, pieces: Sequence[Piece], place: int) -> int:
         tokens, run = 0, [pieces[place]]
         for piece in (*pieces[place + 1 :], Piece(Kind.GENERATED)):
             if piece.kind in (Kind.ROLE, Kind.MEDIA, Kind.GENERATED):
@@ -121,14 +121,14 @@ class _GraphLinter:
                 break
         return tokens
 
-    def _finding(self, rule: str, pieces: tuple[Piece, ...], place: int, behind: int) -> Finding:
+    def _finding(self, rule: str, pieces: tuple[Piece, ...], place: int, after: int) -> Finding:
         piece = pieces[place]
         first, last = self._lines(piece.line)
-        what = _what(rule, piece, behind)
+        what = _what(rule, piece, after)
         if rule == "shared-late":
-            name = self._shared_behind(pieces, place)
+            name = self._shared_after(pieces, place)
             what = f"{piece.name} stands in front of {name}, which runs have in common; put {name} first"
-        return Finding(rule, first, last, self._graph.name, what, Shareable(behind, behind))
+        return Finding(rule, first, last, self._graph.name, what, Shareable(after, after))
 
     def _lines(self, line: Line | None) -> tuple[int, int]:
         """Returns the first and the last line of the statement that is on a line."""
@@ -164,17 +164,17 @@ def _rule_of_kind(pieces: tuple[Piece, ...], place: int, role: str) -> str:
     return "counter-early" if is_counter(pieces, place) else "constants-late"
 
 
-def _what(rule: str, piece: Piece, behind: int) -> str:
+def _what(rule: str, piece: Piece, after: int) -> str:
     value = piece.text if piece.kind is Kind.VOLATILE else piece.name
     if rule == "volatile-early":
-        return volatile_text(repr(value), behind)
+        return volatile_text(repr(value), after)
     how = "say these first, in words that fit there"
     if rule == "instance-in-system":
-        how = f"say {value} behind them, in the user's turn for instance"
-        return f"the system turn has {value} in front of {behind} tokens that never change; {how}"
+        how = f"say {value} after them, in the user's turn for instance"
+        return f"the system turn has {value} in front of {after} tokens that never change; {how}"
     if rule == "counter-early":
-        return f"the counter {value} stands in front of {behind} tokens that never change; {how}"
-    return f"{value} stands in front of {behind} tokens that never change; {how}"
+        return f"the counter {value} stands in front of {after} tokens that never change; {how}"
+    return f"{value} stands in front of {after} tokens that never change; {how}"
 
 
 # ------------------------------------------------------------------------------------ branches of a fork
@@ -295,5 +295,5 @@ def is_counter(pieces: tuple[Piece, ...], place: int) -> bool:
     if COUNTER_NAME.fullmatch(pieces[place].name):
         return True
     before = pieces[place - 1].text if place else ""
-    behind = pieces[place + 1].text if place + 1 < len(pieces) else ""
-    return COUNTER_LEAD.search(before) is not None and re.match(r"\s*(?:of\b|/|\))", behind) is not None
+    after = pieces[place + 1].text if place + 1 < len(pieces) else ""
+    return COUNTER_LEAD.search(before) is not None and re.match(r"\s*(?:of\b|/|\))", after) is not None

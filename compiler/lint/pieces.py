@@ -336,8 +336,8 @@ def sentences_of(text: str) -> Iterator[str]:
 def _cut(line: str) -> list[str]:
     sentences, start = [], 0
     for end in SENTENCE_END.finditer(line):
-        behind = line[end.end() : end.end() + 1]
-        if behind and (not behind.islower() or is_mark(behind)):
+        after = line[end.end() : end.end() + 1]
+        if after and (not after.islower() or is_mark(after)):
             sentences.append(line[start : end.end()])
             start = end.end()
     return [*sentences, line[start:]]

@@ -16,24 +16,24 @@ from .source import Run, SourceProgram
 # Rule → why what it finds costs something.
 RULES = {
     "constants-late": "Runs share the beginning of their prompts. Text that is the same in every run is computed for "
-    "each of them when it stands behind an argument.",
+    "each of them when it stands after an argument.",
     "shared-late": "Runs that have an argument in common, a document for instance, share it only where nothing of "
     "their own stands in front of it.",
     "instance-in-system": "A system turn stands in front of everything. With an argument in it, no two runs share it, "
-    "nor anything behind it.",
-    "counter-early": "A number that changes from call to call ends what these calls share; what stands behind it is "
+    "nor anything after it.",
+    "counter-early": "A number that changes from call to call ends what these calls share; what stands after it is "
     "computed for each of them.",
     "volatile-early": "The time, an identifier or a random choice is another text at every run, even of the same "
-    "question: nothing behind it is ever found in the cache.",
+    "question: nothing after it is ever found in the cache.",
     "unstable-order": "The same values can be printed in another order, which is another prompt.",
-    "image-late": "Questions about one image share it when the image stands in front of them. Behind a question, it is "
+    "image-late": "Questions about one image share it when the image stands in front of them. After a question, it is "
     "encoded and computed for each.",
     "history-rewritten": "A history that grows at its end keeps its beginning, which is in the cache. Printed newest "
     "first, or cut at its beginning, it is another text at every turn.",
 }
 _NOQA = re.compile(r"#\s*umbel:\s*noqa(?:\[([^\]]*)\])?")
 NO_GAIN = Shareable(0, 0)
-LEAST_BEHIND = 16  # tokens of constant text; a cue and a closing tag are less
+LEAST_AFTER = 16  # tokens of constant text; a cue and a closing tag are less
 # --------------------------------------------------------------------------------- order
 
 _Found = tuple[ast.AST, str]
@@ -210,22 +210,22 @@ def _volatile(program: SourceProgram, counter: Counter) -> Iterator[Finding]:
             call = None if source.text is not None else volatile_call(source.expression, program.scope)
             if call is None:
                 continue
-            behind = free_tokens(_as_text(run, place, program), counter)
-            behind += sum(free_tokens(_as_text(other, -1, program), counter) for other in program.runs[number + 1 :])
-            if behind >= LEAST_BEHIND:
+            after = free_tokens(_as_text(run, place, program), counter)
+            after += sum(free_tokens(_as_text(other, -1, program), counter) for other in program.runs[number + 1 :])
+            if after >= LEAST_AFTER:
                 statement = source.statement
                 yield Finding(
                     "volatile-early",
                     statement.lineno,
                     statement.end_lineno or statement.lineno,
                     program.function.name,
-                    volatile_text(ast.unparse(call), behind),
-                    Shareable(behind, behind),
+                    volatile_text(ast.unparse(call), after),
+                    Shareable(after, after),
                 )
 
 
-def volatile_text(what: str, behind: int) -> str:
-    return f"{what} stands in front of {behind} tokens that never change; put it behind them, or leave it out"
+def volatile_text(what: str, after: int) -> str:
+    return f"{what} stands in front of {after} tokens that never change; put it after them, or leave it out"
 
 
 def _as_text(run: Run, place: int, program: SourceProgram) -> Marked:

@@ -128,7 +128,7 @@ def _check_apart(graph: Graph, wanted: set[str]) -> None:
         other = next((other for other in calls if other in seen), None)
         if other is not None:
             raise ParameterError(
-                f"independent: {call_label(call)} sees the text of {call_label(other)}; write them one behind the "
+                f"independent: {call_label(call)} sees the text of {call_label(other)}; write them one after the "
                 "other with nothing but text between them, in one turn, or fork() where they part"
             )
 

@@ -142,7 +142,7 @@ class _Picture:
             return _path(self._across(source, target, source), "between")
         if isinstance(target.op, Join) and source in target.inputs:
             return _path(self._across(source, target, target), "between")
-        return _path(self._beside(source, target), "between", dashed=True)
+        return _path(self._sideways(source, target), "between", dashed=True)
 
     def _across(self, source: Node, target: Node, owner: Node) -> str:
         """Draws down, along the owner's lane of the strip between two rows, and down to the target."""
@@ -158,7 +158,7 @@ class _Picture:
             f"Q {end:.1f} {level:.1f} {end:.1f} {level + 5:.1f} V {self._top(target) - 1:.1f}"
         )
 
-    def _beside(self, source: Node, target: Node) -> str:
+    def _sideways(self, source: Node, target: Node) -> str:
         """Draws from side to side, or around the right side of a column that both stand in."""
         start_y, end_y = self._top(source) + _BOX / 2, self._top(target) + _BOX / 2
         right, left = self._left(source) + self._width(source), self._left(target)
