@@ -119,10 +119,6 @@ class Lengths:
         """Tokens before every prompt."""
         return self._base
 
-    def call_tokens(self, node: Node) -> int:
-        """Returns the most tokens that a call generates one after the other."""
-        return self.calls[node].longest
-
     # -------------------------------------------------------------------------------- values
 
     def _measured(self, node: Node) -> int:

@@ -1,4 +1,4 @@
-"""What a constraint may cost, and the refusals of front ends and automata, each with its place.
+"""Limits what a constraint may cost, and refuses with the place that a refusal is about.
 
 ConstraintRefused            a ValueError
 ├── Unsupported              the expression is valid, and means something that is not honoured here

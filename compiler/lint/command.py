@@ -29,8 +29,7 @@ from ..tracing.trace import Trace, trace
 from .linter import Subject, findings_of
 from .pieces import Counter, default_counter
 from .rules import Finding
-from .scopes import Scope, volatile_call
-from .source import Run, Source, SourceFile, SourceProgram, Stop, Turn
+from .source import Run, Scope, Source, SourceFile, SourceProgram, Stop, Turn, volatile_call
 
 Note = tuple[int, str]  # a line, and why the program there was looked at by its source alone
 

@@ -21,8 +21,7 @@ from .pieces import (
     sentences_of,
 )
 from .rules import LEAST_AFTER, NO_GAIN, Finding, audible, source_findings, volatile_text
-from .scopes import LOOKS_VOLATILE, volatile_call
-from .source import Aligned, SourceFile, SourceProgram, aligned
+from .source import LOOKS_VOLATILE, Aligned, SourceFile, SourceProgram, aligned, volatile_call
 
 LEAST_COMMON = 16  # common tokens of branches; fewer are a label
 

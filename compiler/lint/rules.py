@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .pieces import Counter, Kind, Marked, Piece, Shareable, free_tokens
-from .scopes import Scope, volatile_call, walk_here
-from .source import Run, SourceProgram
+from .source import Run, Scope, SourceProgram, volatile_call, walk_here
 
 # Rule → why what it finds costs something.
 RULES = {

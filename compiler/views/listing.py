@@ -3,6 +3,11 @@
 Nodes have the names of the paper's appendix D.1: ConstantText, Argument, Gen, Select, Variable, Fork, GetForkItem,
 Join. What is appended stands for its Append, and a value is written as an expression. Numbers are places in
 `Graph.nodes`, as in files and messages. What takes something from elsewhere has "<- number".
+
+Edges are of the two kinds of that appendix. *Intra-stream*: a stream says one thing after the other. *Inter-stream*:
+one stream needs what another one has said. A branch needs its fork, a join needs the ends of its branches, and text
+needs the streams that generate it, through however many values: `"".join(s["x"].upper() for s in forks)` is one piece
+of text with an edge from every branch.
 """
 
 import os
@@ -10,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
 
 from ...lang.errors import GraphError
 from ...lang.ops import RoleBegin, RoleEnd, Select, VarScopeBegin, VarScopeEnd
@@ -35,14 +40,50 @@ from ..operations import (
     Structure,
     Variable,
 )
-from .places import Edge, edges
 
 _DEPTH = 4  # of values inside of values that are written out; what is deeper is named by its number
-_MEMBERS = 8  # of a list that are written out where texts are shortened
-_USUAL_METHOD = Select(None, ()).method
-_LONGEST = 60  # characters of one text
-_LONGEST_IN_DOT = 40
-_WIDTH = 100  # most columns before the line of the source; what is longer pushes it away
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """`target` cannot run before `source` has. Both say something in a stream.
+
+    Attributes:
+        kind: "intra" inside of one stream, "inter" between two.
+    """
+
+    source: Node
+    target: Node
+    kind: Literal["intra", "inter"]
+
+
+def edges(graph: Graph) -> tuple[Edge, ...]:
+    """Returns all edges, in the order of their targets; of one target, the intra-stream one first."""
+    said = _said(graph)
+    found: list[Edge] = []
+    for node in graph.nodes:
+        if not node.in_stream:
+            continue
+        if node.before is not None:
+            found.append(Edge(node.before, node, "intra"))
+        found += [
+            Edge(source, node, "inter")
+            for source in dict.fromkeys(source for taken in node.inputs for source in said[taken])
+            if graph.stream_of[source] != graph.stream_of[node]
+        ]
+    return tuple(found)
+
+
+def _said(graph: Graph) -> dict[Node, tuple[Node, ...]]:
+    """Returns what has to have been said for a node to be known: a stream node itself, and of values what they are made
+    of."""
+    said: dict[Node, tuple[Node, ...]] = {}
+    for node in graph.nodes:
+        if node.in_stream:
+            said[node] = (node,)
+        else:
+            said[node] = tuple(dict.fromkeys(source for taken in node.inputs for source in said[taken]))
+    return said
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +95,21 @@ class Label:
 
     def __str__(self) -> str:
         return f"{self.kind} {self.text}".rstrip()
+
+
+_MEMBERS = 8  # of a list that are written out where texts are shortened
+
+
+_USUAL_METHOD = Select(None, ()).method
+
+
+_LONGEST = 60  # characters of one text
+
+
+_LONGEST_IN_DOT = 40
+
+
+_WIDTH = 100  # most columns before the line of the source; what is longer pushes it away
 
 
 class Labels:

@@ -1,7 +1,7 @@
 """Regular expressions as two other packages read them: oracles of the tests, and engines to compare with.
 
-`selection` imports this module only when one of them is asked for by name; the default engine never does. Each builds
-an automaton over characters, which our own automaton runs.
+Only `constraint_engine="interegular"` and `"outlines-core"` load this module; the default engine never does. Each
+package builds an automaton over characters, which our own automaton runs.
 
 interegular: an independent implementation. Its classes \\w, \\d and \\s are ASCII.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..algebra import characters
-from ..boolean.lengths import lengths
+from ..boolean.resolution import lengths
 from ..charset import ANY, CharSet
 from ..errors import LimitExceeded, Limits
 from ..language import Language

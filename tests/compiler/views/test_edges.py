@@ -2,7 +2,7 @@
 
 from umbel.compiler.graph import Graph
 from umbel.compiler.operations import Append, Apply, Begin, Concat, StreamText
-from umbel.compiler.views.places import edges, inter_stream, intra_stream
+from umbel.compiler.views.listing import Edge, edges
 
 from ..broken_graphs import Parts
 
@@ -16,9 +16,13 @@ def listed(graph: Graph, found) -> list[tuple[str, str]]:
     return [(named(edge.source), named(edge.target)) for edge in found]
 
 
+def of_kind(kind: str, graph: Graph) -> list[Edge]:
+    return [edge for edge in edges(graph) if edge.kind == kind]
+
+
 def test_a_stream_says_one_thing_after_the_other():
     graph = Parts().graph()
-    assert listed(graph, intra_stream(graph)) == [
+    assert listed(graph, of_kind("intra", graph)) == [
         ("0 Begin", "3 Append"),
         ("3 Append", "4 Append"),
         ("4 Append", "5 Fork"),
@@ -30,7 +34,7 @@ def test_a_stream_says_one_thing_after_the_other():
 
 def test_branches_need_their_fork_and_a_join_its_branches():
     graph = Parts().graph()
-    assert listed(graph, inter_stream(graph)) == [
+    assert listed(graph, of_kind("inter", graph)) == [
         ("5 Fork", "6 GetForkItem"),
         ("5 Fork", "7 GetForkItem"),
         ("8 Generate", "12 Join"),
@@ -57,6 +61,6 @@ def test_what_a_stream_reads_of_itself_is_no_edge_more():
     graph = parts.builder.graph(
         "tips", parts.parameters, (parts.join, said, parts.gens[1], other), [("tip", parts.both)], parts.nothing
     )
-    into = {target for _, target in listed(graph, inter_stream(graph))}
+    into = {target for _, target in listed(graph, of_kind("inter", graph))}
     assert f"{graph.numbers[said]} Append" not in into
     assert f"{graph.numbers[other]} Append" in into

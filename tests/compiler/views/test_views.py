@@ -24,8 +24,8 @@ from umbel.compiler.operations import (
     Structure,
     Variable,
 )
+from umbel.compiler.views.drawing import places
 from umbel.compiler.views.listing import Labels
-from umbel.compiler.views.places import places
 from umbel.lang import ops
 from umbel.lang.generation import gen
 

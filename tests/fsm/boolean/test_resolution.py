@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.fsm.algebra import ANY_CHARACTER, ANY_TEXT, children
-from umbel.fsm.boolean.lengths import lengths
-from umbel.fsm.boolean.resolution import resolve
+from umbel.fsm.boolean.resolution import lengths, resolve
 from umbel.fsm.errors import ConstraintRefused, LimitExceeded, Limits, Unsupported
 from umbel.fsm.language import (
     EMPTY_TEXT,
