@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from .interpreter.backends.hosted.vertexai import VertexAI as VertexAI
     from .interpreter.backends.runtime import Runtime as Runtime
     from .interpreter.batch import Failure as Failure
-    from .interpreter.budgets.budget import Budget as Budget
-    from .interpreter.budgets.estimate import Estimate as Estimate
-    from .interpreter.budgets.prices import Price as Price
-    from .interpreter.budgets.prices import prices as prices
+    from .interpreter.budget import Budget as Budget
+    from .interpreter.budget import Price as Price
+    from .interpreter.budget import prices as prices
+    from .interpreter.estimate import Estimate as Estimate
     from .interpreter.remote_images import fetch_image as fetch_image
     from .interpreter.run import default_backend as default_backend
     from .interpreter.run import flush_cache as flush_cache
@@ -117,10 +117,9 @@ _HOMES = {
     "interpreter.backends.hosted.vertexai": ("VertexAI",),
     "interpreter.backends.runtime": ("Runtime",),
     "interpreter.batch": ("Failure",),
-    "interpreter.budgets.budget": ("Budget",),
     "interpreter.run": ("default_backend", "flush_cache", "get_server_info", "set_default_backend"),
-    "interpreter.budgets.estimate": ("Estimate",),
-    "interpreter.budgets.prices": ("Price", "prices"),
+    "interpreter.estimate": ("Estimate",),
+    "interpreter.budget": ("Budget", "Price", "prices"),
     "interpreter.remote_images": ("fetch_image",),
     "lang.cache_report": ("CacheCause", "CacheReport"),
     "lang.chat_template": ("ChatTemplate", "TemplateWarning"),

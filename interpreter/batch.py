@@ -22,7 +22,7 @@ from ..lang import checks
 from ..lang.errors import ParameterError, shown
 from ..lang.state import State
 from .body import Arguments, RunOptions
-from .budgets.budget import Allowance, allowance_of
+from .budget import Allowance, allowance_of
 from .run import Run
 
 if TYPE_CHECKING:

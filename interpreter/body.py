@@ -24,7 +24,7 @@ from ..lang.errors import BudgetError, DeadlineError, ParameterError, ProgramErr
 from ..lang.protocol import MAX_PRIORITY, Backend
 from ..lang.state import AsyncState, BaseState, State
 from . import loop
-from .budgets.budget import Allowance, Budget
+from .budget import Allowance, Budget
 from .loop import seconds_left
 from .run import Run, SpeculationSetting, chosen_backend, ending, recording, speculation_of, speculation_of_run
 from .speculation.planner import Planner

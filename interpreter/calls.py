@@ -12,7 +12,7 @@ import msgspec
 from ..lang.errors import BackendError, DeadlineError
 from ..lang.prompt import Part
 from ..lang.protocol import Backend, Chunk, Final, GenRequest, Scored, ScoreRequest, Usage
-from .budgets.charges import Charge
+from .budget import Charge
 
 if TYPE_CHECKING:
     from .run import Run

@@ -26,8 +26,8 @@ from ..lang.protocol import Capabilities, Chunk, Completion, Final, GenRequest, 
 from ..lang.source import Source, SourceKind
 from . import loop, media, selecting
 from .calls import OnChunk
-from .guarantees import enforcement, reask
-from .guarantees.reask import Reply
+from .guarantees import guarantee
+from .guarantees.guarantee import Reply
 from .loop import Signal
 from .position import Position, Reached, media_text, since, text_of
 from .reasoning import Splitter, split_reasoning
@@ -150,7 +150,7 @@ class Executor:
         capabilities = await self._start_backend()
         sampling = step.sampling
         assert sampling is not None, "a Gen is submitted with its merged parameters"
-        enforcement.check(capabilities, op, sampling)
+        guarantee.check_gen(capabilities, op, sampling)
         self.spoken.append(self.position.settle("gen()"), {})
         request = GenRequest(
             self._run.request_id(),
@@ -169,7 +169,7 @@ class Executor:
 
     async def select(self, op: ops.Select, step: Step) -> None:
         capabilities = await self._start_backend()
-        enforcement.check_choices(capabilities, op)
+        guarantee.check_select(capabilities, op)
         self.spoken.append(self.position.settle("select()"), {})
         request_id = self._run.request_id()
         intent = self._run.journal.intend(request_id, "select", op.name, self.position.prompt, step.source)
@@ -239,7 +239,7 @@ class Executor:
         capabilities = self._run.backend.capabilities
         if self._speculator is not None and capabilities.speculation:
             return await self._speculator.reply(op, request, self.position, on_chunk, thinks=thinks)
-        return await reask.ask(self._run.calls, capabilities, op, request, on_chunk, self.position)
+        return await guarantee.ask(self._run.calls, capabilities, op, request, on_chunk, self.position)
 
     def _drop_surplus(self) -> None:
         if self._speculator is not None:

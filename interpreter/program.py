@@ -22,8 +22,8 @@ from ..lang.ops import MAX_NAME_LENGTH
 from ..lang.state import AsyncState, BaseState, State
 from . import batch as _batch
 from .body import Arguments, Body, RunOptions, run_options, sampling_defaults
-from .budgets.budget import allowance_of
-from .budgets.estimate import Estimate, StandIn
+from .budget import allowance_of
+from .estimate import Estimate, StandIn
 from .run import Recording, default_backend, recording, speculation_of
 
 Function = Callable[..., Any]  # the user's: its parameters and result are the user's

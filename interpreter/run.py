@@ -26,7 +26,7 @@ from ..lang.protocol import Backend, Done, Origin
 from ..lang.sampling import MAX_TOKENS
 from ..lang.state import AsyncState, Sink, State
 from . import loop
-from .budgets.budget import Allowance, Ledger
+from .budget import Allowance, Ledger
 from .cache_explain.history import History, Journal, history_of
 from .calls import Calls
 from .loop import Signal, earliest, seconds_left

@@ -1,7 +1,7 @@
 """Runs a `select`: requests the backend's scores and takes a choice.
 
 A backend that scores returns the log-probabilities of the choices. Any other one generates one of them: a `gen` whose
-constraint is the list, which is enforced, or validated and asked for again (`guarantees.reask`).
+constraint is the list, which is enforced, or validated and asked for again (`guarantees.guarantee`).
 
     token_length_normalized               the highest mean log-probability per token
     greedy_token_selection                token by token, keeping the choices with the best token
@@ -38,11 +38,11 @@ from ..lang.protocol import (
 )
 from ..lang.sampling import SamplingParams
 from .calls import Calls, OnChunk
-from .guarantees.reask import Reply
+from .guarantees.guarantee import Reply
 from .position import Position
 from .variables import Meta
 
-# Answers a gen: `reask.ask`, or the speculator from text it has ahead.
+# Answers a gen: `guarantee.ask`, or the speculator from text it has ahead.
 Ask = Callable[[ops.Gen, GenRequest, OnChunk], Awaitable[Reply]]
 
 # Tokens apart from those of a choice: for what a provider wraps it in, and for white space and quotes that models add.
@@ -86,7 +86,7 @@ async def choose(
         ask: answers a choice that is generated.
 
     Raises:
-        As `reask.ask`.
+        As `guarantee.ask`.
     """
     if not capabilities.score:
         return await _generated(capabilities, op, request_id, origin, position, seed, ask)

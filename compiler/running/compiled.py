@@ -22,7 +22,7 @@ from typing import Any, Literal, overload
 from ...interpreter import batch as _batch
 from ...interpreter import body, loop
 from ...interpreter.body import Arguments, RunOptions, run_options
-from ...interpreter.budgets.budget import Allowance, allowance_of
+from ...interpreter.budget import Allowance, allowance_of
 from ...interpreter.run import Run, SpeculationSetting, ending, recording, speculation_of_run
 from ...interpreter.speculation.planner import Planner
 from ...interpreter.stream import Stream

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from ...interpreter.body import sampling_defaults
-from ...interpreter.budgets.budget import Allowance, Budget
+from ...interpreter.budget import Allowance, Budget
 from ...interpreter.cache_explain.history import History
 from ...interpreter.loop import RunningLoop
 from ...interpreter.position import Reached

@@ -18,13 +18,13 @@ from ...lang.protocol import ConstraintSpec
 from ..position import Position, since, text_of
 
 # In a conversation, after what the program itself says last. `demand`: see `demand`.
-NOTE = "Write your answer as {demand}\nWrite nothing before it, nothing behind it, and no code fence around it."
+NOTE = "Write your answer as {demand}\nWrite nothing before it, nothing after it, and no code fence around it."
 # ... where the program has begun the answer. `said`: its last words.
 NEXT_NOTE = (
     "Your answer is written piece by piece. Write the next piece of it as {demand}\nWrite nothing before it, nothing "
-    "behind it, and no code fence around it. The answer so far ends with {said}"
+    "after it, and no code fence around it. The answer so far ends with {said}"
 )
-# After an answer that cannot be used. `problem`: of `validation.holds`; `note`: one of those above.
+# After an answer that cannot be used. `problem`: of `guarantee.holds`; `note`: one of those above.
 COMPLAINT = "That cannot be used: {problem}.\n\n{note}"
 # In front of a text outside of roles. `correction`: "", or what it does not go on with.
 FOREWORD = "(Below is the beginning of a text. It goes on with {demand}{correction})\n\n"

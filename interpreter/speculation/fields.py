@@ -13,7 +13,7 @@ from ...lang.errors import UmbelError
 from ...lang.protocol import Completion, ConstraintSpec, FinishReason
 from ...lang.result import Result
 from ...lang.sampling import SamplingParams
-from ..guarantees import expressions, validation
+from ..guarantees import expressions, guarantee
 from .replies import LongReply
 
 
@@ -103,12 +103,12 @@ def _validated_end(
     whole = _plain_end(field, reply, start)
     if whole is not None:
         text = reply.text[start : whole.stop]
-        verdict = validation.judge(constraint, completion_of(reply, start, whole), field.sampling)
+        verdict = guarantee.judge(constraint, completion_of(reply, start, whole), field.sampling)
         if verdict.accepted:
             return replace(whole, guarantee=verdict.guarantee) if verdict.completion.text == text else None
     elif field.stops:
         return None
-    length = validation.longest(constraint, reply.text[start:])
+    length = guarantee.longest(constraint, reply.text[start:])
     if not length or not following or not reply.text.startswith(following, start + length):
         return None
     text = reply.text[start : start + length]
@@ -123,8 +123,8 @@ def _enforced_end(field: Field, constraint: ConstraintSpec, reply: LongReply, st
     if constraint.kind not in ("regex", "choices"):
         return None
     rest = reply.text[start:]
-    length = validation.longest(constraint, rest)
-    if not length or validation.longest(constraint, rest[:length]) != length:
+    length = guarantee.longest(constraint, rest)
+    if not length or guarantee.longest(constraint, rest[:length]) != length:
         return None
     return _constrained(field, reply, start, start + length)
 

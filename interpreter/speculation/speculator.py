@@ -23,8 +23,8 @@ from ...lang.protocol import Final, GenRequest, Usage
 from ...lang.sampling import MAX_TOKENS, SamplingParams
 from .. import selecting
 from ..calls import OnChunk
-from ..guarantees import enforcement, reask
-from ..guarantees.reask import Reply
+from ..guarantees import guarantee
+from ..guarantees.guarantee import Reply
 from ..position import Position, text_of
 from ..run import RunSpeculation
 from ..steps import Step
@@ -69,7 +69,7 @@ class Speculator:
     async def reply(
         self, op: Gen, request: GenRequest, position: Position, on_chunk: OnChunk, *, thinks: bool
     ) -> Reply:
-        """Answers as `reask.ask` does, with fewer calls. `thinks`: not all of the text stays in the prompt."""
+        """Answers as `guarantee.ask` does, with fewer calls. `thinks`: not all of the text stays in the prompt."""
         plain = speaks_plainly(request.sampling) and not thinks
         reply = await self._taken(op, plain, request, position)
         if reply is None:
@@ -137,7 +137,7 @@ class Speculator:
                     refused = True  # perhaps for its length; the plain call says whether that was the reason
                 except BudgetError:
                     pass  # others have spent meanwhile what there was room for
-        reply = await reask.ask(self._run.calls, capabilities, op, request, on_chunk, position)
+        reply = await guarantee.ask(self._run.calls, capabilities, op, request, on_chunk, position)
         if refused:
             planner.note_refusal(capabilities.name, "more tokens")
         planner.note_length(op.name or "", reply.final.usage.completion_tokens)
@@ -280,7 +280,7 @@ class Speculator:
         """Builds the field of a gen. Raises CapabilityError for a constraint that cannot be served here."""
         if op.constraint is None:
             return Field(sampling)
-        sent = enforcement.lower(self._run.backend, op.constraint, allow_best_effort=op.allow_best_effort)
+        sent = guarantee.lower(self._run.backend, op.constraint, allow_best_effort=op.allow_best_effort)
         return Field(sampling, op.constraint, sent is not None, op.result)
 
     async def _end(self, field: Field, reply: LongReply, start: int) -> End | None:

@@ -11,8 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from umbel.interpreter.backends.echo import Echo, FailCall
 from umbel.interpreter.backends.gate import Gate
-from umbel.interpreter.budgets.budget import Allowance
-from umbel.interpreter.budgets.charges import at_most
+from umbel.interpreter.budget import Allowance, charge_at_most
 from umbel.lang.protocol import Capabilities, Chunk, Final, GenRequest
 
 from .conftest import PATIENCE
@@ -453,7 +452,7 @@ def test_what_is_affordable_fits_and_one_more_does_not(limit: int, prompt: int, 
 
     async def fits(generated: int) -> bool:
         try:
-            await Allowance(budget).reserve(at_most(prompt, generated, 1, price))
+            await Allowance(budget).reserve(charge_at_most(prompt, generated, 1, price))
         except ul.BudgetError:
             return False
         return True

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pytest
 import umbel as ul
 from umbel.interpreter.backends.echo import Echo
-from umbel.interpreter.budgets.estimate import Estimate
-from umbel.interpreter.budgets.prices import prices
+from umbel.interpreter.budget import prices
+from umbel.interpreter.estimate import Estimate
 from umbel.lang.protocol import Capabilities, ConstraintSpec
 
 from .conftest import PATIENCE

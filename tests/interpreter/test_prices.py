@@ -2,10 +2,9 @@
 
 import pytest
 import umbel as ul
+from umbel.interpreter import budget
 from umbel.interpreter.backends.echo import Echo
-from umbel.interpreter.budgets import prices
-from umbel.interpreter.budgets.budget import Ledger
-from umbel.interpreter.budgets.prices import PriceTable
+from umbel.interpreter.budget import Ledger, PriceTable
 from umbel.lang.protocol import Capabilities
 
 
@@ -64,7 +63,7 @@ def test_a_price_is_numbers(numbers: tuple[float, ...], problem: str) -> None:
 
 
 def test_the_list_is_plausible() -> None:
-    for model in prices.PRICES:
+    for model in budget.PRICES:
         price = ul.prices[model]
         assert 0 < price.input < price.output
         assert price.cached_input is None or price.cached_input < price.input

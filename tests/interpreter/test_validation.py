@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.interpreter.guarantees import validation
+from umbel.interpreter.guarantees import guarantee
 from umbel.lang.constraint import INTEGER, NUMBER
 from umbel.lang.errors import CapabilityError, ConstraintError, MissingExtraError
 from umbel.lang.protocol import ConstraintSpec
@@ -50,9 +50,9 @@ def choices(source: str) -> ConstraintSpec:
     ],
 )
 def test_a_text_that_holds_breaks_nothing(constraint: ConstraintSpec, text: str) -> None:
-    validation.check(constraint)
-    assert validation.holds(constraint, text) == []
-    assert validation.begins(constraint, text)
+    guarantee.check_validatable(constraint)
+    assert guarantee.holds(constraint, text) == []
+    assert guarantee.begins(constraint, text)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_a_text_that_holds_breaks_nothing(constraint: ConstraintSpec, text: str)
     [
         (regex("[ab]+"), "", "the text is empty"),
         (regex("[ab]+"), "xa", "no such text begins with 'xa'"),
-        (regex("[ab]+"), "abc", "no such text goes on with 'c' behind 'ab'"),
-        (regex("abc"), "ab", "the text ends too early, behind 'ab'"),
+        (regex("[ab]+"), "abc", "no such text goes on with 'c' after 'ab'"),
+        (regex("abc"), "ab", "the text ends too early, after 'ab'"),
         (regex("(a+)+b"), "a" * 5_000, "the text ends too early"),
         (regex("."), "\ud800", "no such text begins"),
         (schema('{"type": "integer"}'), "seven", "the text is no JSON"),
@@ -75,7 +75,7 @@ def test_a_text_that_holds_breaks_nothing(constraint: ConstraintSpec, text: str)
     ],
 )
 def test_what_a_text_breaks_is_told(constraint: ConstraintSpec, text: str, problem: str) -> None:
-    (told,) = validation.holds(constraint, text)
+    (told,) = guarantee.holds(constraint, text)
     assert re.search(problem, told)
 
 
@@ -98,7 +98,7 @@ def test_what_a_text_breaks_is_told(constraint: ConstraintSpec, text: str, probl
 )
 def test_a_wrong_constraint_is_refused(constraint: ConstraintSpec, problem: str) -> None:
     with pytest.raises(ConstraintError, match=problem):
-        validation.check(constraint)
+        guarantee.check_validatable(constraint)
 
 
 def test_references_inside_a_schema_are_followed() -> None:
@@ -107,13 +107,13 @@ def test_references_inside_a_schema_are_followed() -> None:
         '{"$id": "http://x.y/s", "items": {"$ref": "#a"}, "$defs": {"b": {"$anchor": "a", "type": "integer"}}}',
         '{"items": {"$ref": "inner"}, "$defs": {"b": {"$id": "inner", "type": "integer"}}}',
     ):
-        validation.check(schema(source))
-        assert validation.holds(schema(source), "[1]") == []
-        assert len(validation.holds(schema(source), '["a"]')) == 1
+        guarantee.check_validatable(schema(source))
+        assert guarantee.holds(schema(source), "[1]") == []
+        assert len(guarantee.holds(schema(source), '["a"]')) == 1
 
 
 def test_data_in_a_schema_is_not_taken_for_patterns() -> None:
-    validation.check(schema('{"enum": [{"pattern": "(a"}], "properties": {"pattern": {"type": "string"}}}'))
+    guarantee.check_validatable(schema('{"enum": [{"pattern": "(a"}], "properties": {"pattern": {"type": "string"}}}'))
 
 
 @pytest.mark.parametrize("name", ["patternProperties", "pattern", "enum", "const", "default", "examples", "properties"])
@@ -128,16 +128,16 @@ def test_names_in_a_schema_are_not_taken_for_keywords(place: str, name: str) -> 
     if place == "dependencies":
         written["$schema"] = "http://json-schema.org/draft-07/schema#"
     constraint = schema(json.dumps(written))
-    validation.check(constraint)
+    guarantee.check_validatable(constraint)
     good, bad = (7, "seven") if place == "properties" else ("xx", "y")
-    assert validation.holds(constraint, json.dumps({name: good})) == []
-    assert len(validation.holds(constraint, json.dumps({name: bad}))) == 1
+    assert guarantee.holds(constraint, json.dumps({name: good})) == []
+    assert len(guarantee.holds(constraint, json.dumps({name: bad}))) == 1
 
 
 def test_patterns_below_a_name_that_is_a_keyword_are_ours() -> None:
     source = '{"properties": {"enum": {"pattern": "(a"}}}'
     with pytest.raises(ConstraintError, match=r"pattern '\(a': position"):
-        validation.check(schema(source))
+        guarantee.check_validatable(schema(source))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_patterns_below_a_name_that_is_a_keyword_are_ours() -> None:
 def test_the_longest_beginning_that_holds_and_is_complete(
     constraint: ConstraintSpec, text: str, end: int | None
 ) -> None:
-    assert validation.longest(constraint, text) == end
+    assert guarantee.longest(constraint, text) == end
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_the_longest_beginning_that_holds_and_is_complete(
     ],
 )
 def test_the_beginning_of_a_text(constraint: ConstraintSpec, text: str, found: bool) -> None:
-    assert validation.begins(constraint, text) is found
+    assert guarantee.begins(constraint, text) is found
 
 
 @pytest.mark.parametrize(
@@ -206,24 +206,24 @@ def test_the_beginning_of_a_text(constraint: ConstraintSpec, text: str, found: b
 def test_what_stands_around_an_answer_is_taken_off_if_the_answer_holds(
     constraint: ConstraintSpec, text: str, tidy: str
 ) -> None:
-    assert validation.tidied(constraint, text) == tidy
+    assert guarantee.tidied(constraint, text) == tidy
 
 
 @given(st.text("ab0 é\n", max_size=8))
 @settings(max_examples=60)
 def test_expressions_are_read_as_fullmatch_reads_them(text: str) -> None:
     for pattern in ("[ab]*", "(a|b0)+", ".é?", INTEGER, "a{2,4}[^0]*"):
-        assert (validation.holds(regex(pattern), text) == []) == (re.fullmatch(pattern, text) is not None)
+        assert (guarantee.holds(regex(pattern), text) == []) == (re.fullmatch(pattern, text) is not None)
 
 
 @given(st.text("ab0", max_size=6), st.text("ab0", max_size=3))
 @settings(max_examples=60)
 def test_the_longest_beginning_stays_the_longest(text: str, more: str) -> None:
     for pattern in ("[ab]*0", "a(bb)?", "(a|b0)+", "a{2,4}"):
-        end = validation.longest(regex(pattern), text)
+        end = guarantee.longest(regex(pattern), text)
         if end is not None:
-            assert validation.longest(regex(pattern), text + more) == end
-            assert validation.holds(regex(pattern), text[:end]) == []
+            assert guarantee.longest(regex(pattern), text + more) == end
+            assert guarantee.holds(regex(pattern), text[:end]) == []
 
 
 @pytest.mark.parametrize(
@@ -240,19 +240,19 @@ def test_a_package_that_is_missing_is_named(
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == package else found(name))
     with pytest.raises(error, match=problem):
-        validation.check(constraint)
+        guarantee.check_validatable(constraint)
 
 
 def test_no_optional_checker_is_imported_on_the_way_to_an_answer() -> None:
     """jsonschema imports whatever checkers of formats are installed beside it, which may take a minute."""
     program = (
         "import sys\n"
-        "from umbel.interpreter.guarantees import validation\n"
+        "from umbel.interpreter.guarantees import guarantee\n"
         "from umbel.lang.protocol import ConstraintSpec\n"
         'spec = ConstraintSpec(\'json_schema\', \'{"type": "string", "format": "uri"}\')\n'
-        "validation.check(spec)\n"
-        "assert validation.holds(spec, '\"http://a.b\"') == []\n"
-        "assert validation.holds(spec, '\"no uri\"')\n"
+        "guarantee.check_validatable(spec)\n"
+        "assert guarantee.holds(spec, '\"http://a.b\"') == []\n"
+        "assert guarantee.holds(spec, '\"no uri\"')\n"
         "print({'jsonschema', 'referencing', 'rfc3987', 'webcolors', 'fqdn', 'interegular'} & set(sys.modules))"
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
@@ -269,4 +269,4 @@ def test_what_holds_is_what_an_independent_validator_says(seed: int, choice: int
     )
     judge = jsonschema.Draft202012Validator(known, format_checker=jsonschema.FormatChecker())
     spec = ConstraintSpec("json_schema", json.dumps(known))
-    assert (validation.holds(spec, json.dumps(value)) == []) == judge.is_valid(value)
+    assert (guarantee.holds(spec, json.dumps(value)) == []) == judge.is_valid(value)

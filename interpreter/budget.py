@@ -13,24 +13,248 @@ A call that exceeds the free part waits for calls in flight, which mostly cost l
 fit even if they cost nothing ends with BudgetError. Waiting calls are served in order of arrival.
 
 The user gives a `Budget`; an `Allowance` is the rest of it for a run or a batch; a `Ledger` holds the cost of one run.
+A `Charge` is the upper bound or the actual cost of a call, in every unit of a budget.
 `Ledger.cost` is replaced as a whole on the streams' loop, so other threads read it at any time.
+
+Dollars come from `prices`, a table that users edit:
+
+    umbel.prices["my-model"] = umbel.Price(0.1, 0.4)
+    umbel.prices["gpt-4o"].cached_input
+
+The table begins with the list prices that providers gave on `DATE`: standard requests, without discounts for batches
+and without surcharges for very long prompts or regions; what is stored in a cache is stored for the shortest time on
+offer. A model whose price was not certain is not there. Providers change their prices: a budget in dollars is as good
+as the table.
 """
 
 import asyncio
 import contextlib
+import re
 import time
 from collections import deque
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from typing import Final
 
-from ...lang import checks
-from ...lang.cost import Cost, Speculation
-from ...lang.errors import BudgetError, ParameterError
-from ...lang.programs import ProgramBudget
-from ...lang.prompt import Part
-from ...lang.protocol import Backend, GenRequest, ScoreRequest, Usage
-from . import charges
-from .charges import NOTHING, PICODOLLARS, Charge, each
-from .prices import Price, prices
+from ..lang import checks
+from ..lang.cost import Cost, Speculation
+from ..lang.errors import BudgetError, ParameterError, shown
+from ..lang.programs import ProgramBudget
+from ..lang.prompt import Part, Text
+from ..lang.protocol import Backend, GenRequest, ScoreRequest, Usage
+
+DATE: Final = "2026-11-22"
+
+# name → (input, output, cached input, cache write), dollars per million tokens; see Price
+PRICES: Final[dict[str, tuple[float, float, float | None, float | None]]] = {
+    "gpt-4o": (2.5, 10.0, 1.25, None),
+    "gpt-4o-2024-05-13": (5.0, 15.0, None, None),  # the first one was dearer
+    "gpt-4o-mini": (0.15, 0.6, 0.075, None),
+    "gpt-4.1": (2.0, 8.0, 0.5, None),
+    "gpt-4.1-mini": (0.4, 1.6, 0.1, None),
+    "gpt-4.1-nano": (0.1, 0.4, 0.025, None),
+    "gpt-5": (1.25, 10.0, 0.125, None),
+    "gpt-5-mini": (0.25, 2.0, 0.025, None),
+    "gpt-5-nano": (0.05, 0.4, 0.005, None),
+    "gpt-5.4": (2.5, 15.0, 0.25, None),
+    "gpt-5.4-mini": (0.75, 4.5, 0.075, None),
+    "gpt-5.4-nano": (0.2, 1.25, 0.02, None),
+    "claude-opus-4-1": (15.0, 75.0, 1.5, 18.75),
+    "claude-opus-4-5": (5.0, 25.0, 0.5, 6.25),
+    "claude-opus-4-6": (5.0, 25.0, 0.5, 6.25),
+    "claude-opus-4-7": (5.0, 25.0, 0.5, 6.25),
+    "claude-opus-4-8": (5.0, 25.0, 0.5, 6.25),
+    "claude-opus-5": (5.0, 25.0, 0.5, 6.25),
+    "claude-sonnet-4-5": (3.0, 15.0, 0.3, 3.75),
+    "claude-sonnet-4-6": (3.0, 15.0, 0.3, 3.75),
+    "claude-haiku-4-5": (1.0, 5.0, 0.1, 1.25),
+}
+
+# What may stand after a name of the table: dates and snapshots of the same model. A bare prefix would be wrong as
+# often as right: gpt-4o is no price of gpt-4o-mini, nor claude-opus-4 one of claude-opus-4-5.
+_VERSION = re.compile(r"[-@](\d{4}-\d{2}-\d{2}|\d{8}|\d{6}|\d{4}|latest)")
+
+MOST_PRICE = 1e9  # per million tokens
+_PRICE = "dollars per million tokens, such as umbel.Price(0.15, 0.6)"
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Dollars per million tokens.
+
+    Args:
+        input: of prompt tokens.
+        output: of generated tokens.
+        cached_input: of prompt tokens that the provider had cached; None: as `input`.
+        cache_write: of prompt tokens that the provider charged for storing; None: as `input`.
+
+    Raises:
+        ParameterError: not a number from 0 to a billion.
+    """
+
+    input: float
+    output: float
+    cached_input: float | None = None
+    cache_write: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("input", "output", "cached_input", "cache_write"):
+            value = getattr(self, name)
+            if value is None and name.startswith("cache"):
+                continue
+            object.__setattr__(self, name, checks.number(f"Price: {name}", value, 0, MOST_PRICE, _PRICE))
+
+    def dollars(self, usage: Usage) -> float:
+        """Returns the price of these tokens, in dollars."""
+        cached = self.input if self.cached_input is None else self.cached_input
+        stored = self.input if self.cache_write is None else self.cache_write
+        plain = usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens
+        millions = (
+            plain * self.input
+            + usage.cached_tokens * cached
+            + usage.cache_write_tokens * stored
+            + usage.completion_tokens * self.output
+        )
+        return millions / 1e6
+
+    @property
+    def dearest_input(self) -> float:
+        """The higher price of a prompt token, stored or not."""
+        return max(self.input, self.cache_write or 0.0)
+
+
+FREE = Price(0.0, 0.0)
+
+
+class PriceTable(MutableMapping[str, Price]):
+    """Names of models → prices. `find` also knows dated versions of a name."""
+
+    def __init__(self, prices: Mapping[str, Price] | None = None) -> None:
+        self._prices = dict(prices or {})
+
+    def find(self, model: str) -> Price | None:
+        """Returns the price under exactly this name, else under the longest name that it is a dated version of
+        ("gpt-4o" for "gpt-4o-2024-08-06"), else None. A model without a name runs here and costs nothing."""
+        if not isinstance(model, str):
+            raise ParameterError(f"prices.find({shown(model)}): model: write the name of one, such as 'my-model'")
+        model = checks.plain(model)
+        if not model:
+            return FREE
+        if len(model) > checks.LONGEST_PATH:  # every beginning of the name is looked up below
+            return None
+        exact = self._prices.get(model)
+        if exact is not None:
+            return exact
+        for end in range(len(model) - 1, 0, -1):
+            price = self._prices.get(model[:end])
+            if price is not None and _VERSION.fullmatch(model, end):
+                return price
+        return None
+
+    def __getitem__(self, model: str) -> Price:
+        return self._prices[model]
+
+    def __setitem__(self, model: str, price: Price) -> None:
+        """Raises ParameterError for a name that is no text, or a price that is no Price."""
+        if not isinstance(model, str) or not checks.plain(model):
+            raise ParameterError(f"prices[{shown(model)}]; write the name of a model, such as prices['my-model']")
+        if not isinstance(price, Price):
+            raise ParameterError(
+                f"prices[{shown(model)}] = {shown(price)}; write prices[{shown(model)}] = umbel.Price(input, output) "
+                "in dollars per million tokens"
+            )
+        self._prices[checks.plain(model)] = price
+
+    def __delitem__(self, model: str) -> None:
+        del self._prices[model]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._prices)
+
+    def __len__(self) -> int:
+        return len(self._prices)
+
+    def __repr__(self) -> str:
+        return f"<prices of {len(self)} models>"
+
+
+prices = PriceTable({model: Price(*row) for model, row in PRICES.items()})
+
+_AROUND_CONSTRAINT = 64  # tokens apart from the bytes of a schema, of which a provider makes fewer tokens
+PICODOLLARS = 10**12  # of a dollar; whole numbers, so that what is held and given back leaves no rest
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """The charge of one call, or the sum of several. `picodollars` are 0 where no price is known."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    calls: int = 0
+    picodollars: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+    def __add__(self, other: "Charge") -> "Charge":
+        return Charge(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.calls + other.calls,
+            self.picodollars + other.picodollars,
+        )
+
+    def __sub__(self, other: "Charge") -> "Charge":
+        return Charge(
+            self.prompt_tokens - other.prompt_tokens,
+            self.completion_tokens - other.completion_tokens,
+            self.calls - other.calls,
+            self.picodollars - other.picodollars,
+        )
+
+
+NOTHING = Charge()
+
+
+def charge_of_usage(usage: Usage, price: Price | None) -> Charge:
+    """Returns the actual cost of a call."""
+    dollars = (price or FREE).dollars(usage)
+    return Charge(usage.prompt_tokens, usage.completion_tokens, usage.calls, round(dollars * PICODOLLARS))
+
+
+def charge_at_most(prompt_tokens: int, completion_tokens: int, calls: int, price: Price | None) -> Charge:
+    """Returns the cost of calls if nothing is cached and the whole prompt is stored."""
+    read, written = picodollars_each(price)
+    return Charge(prompt_tokens, completion_tokens, calls, prompt_tokens * read + completion_tokens * written)
+
+
+def picodollars_each(price: Price | None) -> tuple[int, int]:
+    """Returns the most a prompt token and a generated token cost, in picodollars."""
+    price = price or FREE
+    return round(price.dearest_input * PICODOLLARS / 1e6), round(price.output * PICODOLLARS / 1e6)
+
+
+def worst_charge_of(backend: Backend, request: GenRequest | ScoreRequest, price: Price | None) -> Charge:
+    """Returns the most that a request can cost."""
+    hosted = backend.capabilities.model != ""
+    if isinstance(request, GenRequest):
+        sampling, prompt = request.sampling, backend.tokens_at_most(request.prompt)
+        answer = sampling.max_tokens
+        if hosted and request.constraint is not None:  # providers may show it to the model
+            prompt += _AROUND_CONSTRAINT + len(request.constraint.source.encode("utf-8", "surrogatepass"))
+            answer += backend.capabilities.wrapping_tokens
+        return charge_at_most(prompt, sampling.n * answer, 1, price)
+    choices = [(Text(choice),) for choice in request.choices]
+    if hosted:  # it reads the prompt again for every choice, and writes a token
+        prompts = sum(backend.tokens_at_most((*request.prompt, *choice)) for choice in choices)
+        written = calls = len(choices)
+    else:
+        prompts = backend.tokens_at_most(request.prompt) + sum(map(backend.tokens_at_most, choices))
+        written, calls = 0, 1
+    twice = 2 if request.unconditional else 1  # the choices are scored without their prompt, too
+    return charge_at_most(twice * prompts, twice * written, calls, price)
+
 
 MOST_TOKENS = 10**15  # of a budget, and calls; beyond it sums are no whole numbers of a float any more
 MOST_DOLLARS = 1e12
@@ -148,7 +372,7 @@ class Allowance:
         if budget.tokens is not None:
             most.append(budget.tokens - used.tokens - prompt_tokens)
         if budget.dollars is not None:
-            read, written = each(price)
+            read, written = picodollars_each(price)
             left = round(budget.dollars * PICODOLLARS) - used.picodollars - prompt_tokens * read
             if written or left < 0:
                 most.append(left // max(1, written))
@@ -253,7 +477,7 @@ class Ledger:
             BudgetError: there will be no room, or the budget is in dollars and the model has no price.
         """
         if self._allowance is None:
-            return charges.NOTHING
+            return NOTHING
         price = self.price
         if price is None and self._allowance.budget.dollars is not None:
             raise BudgetError(
@@ -261,7 +485,7 @@ class Ledger:
                 f"does not have; write umbel.prices[{self._backend.capabilities.model!r}] = umbel.Price(input, output) "
                 "in dollars per million tokens"
             )
-        held = charges.worst_of(self._backend, request, price)
+        held = worst_charge_of(self._backend, request, price)
         await self._allowance.reserve(held)
         return held
 
@@ -270,7 +494,7 @@ class Ledger:
         price = self.price
         self.cost += Cost(usage, None if price is None else price.dollars(usage))
         if self._allowance is not None:
-            self._allowance.settle(held, charges.of_usage(usage, price))
+            self._allowance.settle(held, charge_of_usage(usage, price))
 
     def settle_unfinished(self, held: Charge, generated: int) -> None:
         """Ends a call that was left, or failed, after `generated` tokens; the provider does not report its usage.
@@ -279,7 +503,7 @@ class Ledger:
         before the first token, since refused requests are free, then the prompt and the tokens that came."""
         if self._allowance is None:
             return
-        cost = charges.at_most(held.prompt_tokens, generated, held.calls, self.price) if generated else charges.NOTHING
+        cost = charge_at_most(held.prompt_tokens, generated, held.calls, self.price) if generated else NOTHING
         self._allowance.settle(held, cost)
 
     # -------------------------------------------------------------------------------- calls that others make
@@ -288,7 +512,7 @@ class Ledger:
         """Holds the rest of the budget until `settle_rest`. Returns it, and the limits for the gateway that makes the
         calls. Such calls cost no dollars: runtimes make them."""
         if self._allowance is None:
-            return charges.NOTHING, None
+            return NOTHING, None
         budget, rest = self._allowance.budget, self._allowance.hold_rest()
         if budget.tokens is None and budget.calls is None:
             return rest, None
@@ -304,7 +528,7 @@ class Ledger:
     def settle_rest(self, held: Charge, usage: Usage) -> None:
         """Ends the gateway's calls, and charges their usage."""
         if self._allowance is not None:
-            self._allowance.settle(held, charges.of_usage(usage, self.price))
+            self._allowance.settle(held, charge_of_usage(usage, self.price))
 
     # -------------------------------------------------------------------------------- speculation
 

@@ -12,10 +12,10 @@ from typing import get_args
 
 import msgspec
 
-from ...lang.chat_template import ChatTemplate
-from ...lang.errors import CapabilityError, UmbelError
-from ...lang.prompt import Generated, Part, Text
-from ...lang.protocol import (
+from ..lang.chat_template import ChatTemplate
+from ..lang.errors import CapabilityError, UmbelError
+from ..lang.prompt import Generated, Part, Text
+from ..lang.protocol import (
     Backend,
     Capabilities,
     Chunk,
@@ -33,11 +33,9 @@ from ...lang.protocol import (
     TokenLogprob,
     Usage,
 )
-from .. import loop
-from ..guarantees import expressions, reask_prompts
-from . import charges
-from .charges import PICODOLLARS, Charge
-from .prices import prices
+from . import loop
+from .budget import NOTHING, PICODOLLARS, Charge, charge_at_most, prices, worst_charge_of
+from .guarantees import expressions, reask_prompts
 
 _TOKEN = " x"  # what the model is made to say
 
@@ -75,7 +73,7 @@ class StandIn:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._cost = charges.NOTHING
+        self._cost = NOTHING
 
     def estimate(self) -> Estimate:
         """Returns the estimate of the requests so far."""
@@ -156,10 +154,10 @@ class StandIn:
     def _charged(self, request: GenRequest | ScoreRequest) -> Charge:
         """Adds the request's largest cost to the estimate, and returns it."""
         price = prices.find(self._backend.capabilities.model)
-        cost = charges.worst_of(self, request, price)
+        cost = worst_charge_of(self, request, price)
         if isinstance(request, GenRequest) and request.constraint is not None:
             told = self._told(request.constraint)
-            cost = charges.at_most(cost.prompt_tokens + told, cost.completion_tokens, cost.calls, price)
+            cost = charge_at_most(cost.prompt_tokens + told, cost.completion_tokens, cost.calls, price)
         self._cost += cost
         return cost
 

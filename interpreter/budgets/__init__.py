@@ -1,1 +1,0 @@
-"""Budgets of runs, their costs, and prices of models."""
