@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from ..lang.errors import MAX_MESSAGE, ParameterError, UmbelError, shortened, shown
+from ..lang.errors import MAX_MESSAGE, ParameterError, UmbelError, shortened
 from . import passes
 from .files import serialise
 from .graph import Graph
-from .script import by_name, program_of
+from .script import add_static, by_name, pair, program_of
 from .tracing.trace import trace
 
 _SUFFIX = ".umbel.json"
@@ -59,14 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     printed.add_argument("--dot", action="store_true", help="print the graph for Graphviz")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the graph")
     parser.add_argument("-o", "--output", type=Path, metavar=f"FILE{_SUFFIX}", help="keep the graph, for umbel.load")
-    parser.add_argument(
-        "--static",
-        action="append",
-        default=[],
-        type=_static,
-        metavar="NAME=JSON",
-        help="the value of an argument that decides what the program does, as static_args of trace()",
-    )
+    add_static(parser)
     parser.add_argument(
         "--given",
         action="append",
@@ -89,20 +80,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _static(text: str) -> tuple[str, Any]:  # Any: JSON
-    return _pair(text, '--static n=3, or --static \'names=["a", "b"]\'')
-
-
 def _given(text: str) -> tuple[str, Any]:  # Any: JSON
-    return _pair(text, "--given 'answer=\"yes\"'")
-
-
-def _pair(text: str, example: str) -> tuple[str, Any]:  # Any: JSON
-    name, _, value = text.partition("=")
-    try:
-        return name, msgspec.json.decode(value)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        raise argparse.ArgumentTypeError(f"{shown(text)} is no NAME=JSON; write {example}") from None
+    return pair(text, "--given 'answer=\"yes\"'")
 
 
 def _names(text: str) -> list[str]:

@@ -4,12 +4,12 @@
     branch 0             ├── gen ───────┤                  longest call in flight has, once; a branch adds what it says
     branch 1             └── gen ── gen ┘                  itself; and what may run at the same time adds up
 
-Which calls run at the same time is read off forks and joins. That one branch may have to wait for a variable of
-another is not: a bound that counts them as running together is a bound all the same.
+Which calls run at the same time is read off forks and joins. A branch that waits for a variable of another one is
+counted as running together with it: the bound is larger than it has to be then, and still a bound.
 
 Lengths of prompts: constants and arguments are measured by the backend (`tokens_at_most`), scaffolding is that of its
 template, and what a model will say is as long as `max_tokens` allows. A text that a model said and that the program
-says again counts as the tokens that it took; an encoding of the whole may differ by a few.
+says again counts as the tokens that it took; encoding the whole may give a few more or fewer.
 """
 
 import re

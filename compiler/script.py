@@ -1,5 +1,6 @@
 """Runs a user's file as Python runs a script, for the names that it defines, without what stands under its __main__."""
 
+import argparse
 import os
 import runpy
 import sys
@@ -8,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ..interpreter.program import Program
 from ..lang.errors import ParameterError, UmbelError, shown
@@ -64,6 +67,31 @@ def by_name(option: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
             )
         found[name] = value
     return found
+
+
+def pair(text: str, example: str) -> tuple[str, Any]:  # Any: JSON
+    """Reads NAME=JSON. Raises ArgumentTypeError, with what to write, for other text."""
+    name, _, value = text.partition("=")
+    try:
+        return name, msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no NAME=JSON; write {example}") from None
+
+
+def add_static(parser: argparse.ArgumentParser) -> None:
+    """Adds the option --static: values of arguments, by name."""
+    parser.add_argument(
+        "--static",
+        action="append",
+        default=[],
+        type=_static,
+        metavar="NAME=JSON",
+        help="the value of an argument that decides what the program does, as static_args of trace()",
+    )
+
+
+def _static(text: str) -> tuple[str, Any]:  # Any: JSON
+    return pair(text, '--static n=3, or --static \'names=["a", "b"]\'')
 
 
 def _line(path: Path, error: BaseException) -> str:

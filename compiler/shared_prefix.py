@@ -204,14 +204,11 @@ def pin(backend: Backend, parts: Sequence[Part], *, salt: str = "", seconds: flo
     return Cached(backend, name, head, tokens)
 
 
-async def cache_head(
-    graph: Graph, backend: Backend, *, salt: str = "", ttl: float | None = None, shortest: int = SHORTEST
-) -> Cached:
+async def cache_head(graph: Graph, backend: Backend, *, salt: str = "", ttl: float | None = None) -> Cached:
     """Computes the head that all runs of a graph share, and pins it. On the streams' loop.
 
     Args:
         ttl: seconds after its last use for which it is kept; None: until it is released, or this process ends.
-        shortest: heads of fewer tokens are left alone.
 
     Raises:
         CapabilityError: the backend keeps nothing that it is asked to keep.
@@ -226,11 +223,11 @@ async def cache_head(
             "they see by themselves, see state.usage.cached_tokens), or run the program on umbel.Runtime()"
         )
     head = await backend.chat_template.away(common_head, graph, backend.chat_template)
-    if not head or backend.tokens_at_most(head) < shortest:
+    if not head or backend.tokens_at_most(head) < SHORTEST:
         return Cached(backend, "", (), 0)
     name = _name()
     tokens = await _computed(backend, f"{name}-head", head, salt)
-    if tokens < shortest:
+    if tokens < SHORTEST:
         return Cached(backend, "", (), 0)
     _advise(backend, Hint(name, head, Origin(salt=salt), seconds))
     return Cached(backend, name, head, tokens)

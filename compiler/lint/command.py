@@ -23,7 +23,7 @@ from ...lang.ops import Gen, RoleBegin, RoleEnd
 from ...lang.source import shown_name
 from ..graph import Builder, Graph, Line, Node, Parameter
 from ..operations import Append, Argument, Begin, Constant, Generate
-from ..script import by_name, names_of
+from ..script import add_static, by_name, names_of
 from ..tracing.effects import TraceWarning
 from ..tracing.trace import Trace, trace
 from .linter import Subject, findings_of
@@ -79,26 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--shared", action="append", default=[], metavar="NAME", help="an argument that many runs have in common"
     )
-    parser.add_argument(
-        "--static",
-        action="append",
-        default=[],
-        type=_static,
-        metavar="NAME=JSON",
-        help="the value of an argument that decides what the program does, as static_args of trace()",
-    )
+    add_static(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
-
-
-def _static(text: str) -> tuple[str, Any]:  # Any: JSON
-    name, _, value = text.partition("=")
-    try:
-        return name, msgspec.json.decode(value)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        raise argparse.ArgumentTypeError(
-            f'{shown(text)} is no NAME=JSON; write --static n=3, or --static \'names=["a", "b"]\''
-        ) from None
 
 
 def _print(found: list[Finding], file: SourceFile, counter: Counter, options: argparse.Namespace) -> None:

@@ -144,17 +144,6 @@ def _names(option: str, given: Iterable[str]) -> tuple[str, ...]:
 _MOST_ROUNDS = 20  # each makes a graph smaller, or moves something to where it stays, so few are ever needed
 
 
-def optimise(
-    graph: Graph,
-    passes: str | Iterable[str] = "default",
-    *,
-    keep: Iterable[str] | None = None,
-    independent: Iterable[str] | None = None,
-) -> Graph:
-    """Rewrites a graph as `rewrite` does, without the report."""
-    return rewrite(graph, passes, keep=keep, independent=independent).graph
-
-
 def rewrite(
     graph: Graph,
     passes: str | Iterable[str] = "default",

@@ -33,7 +33,7 @@ from ..files import serialise
 from ..graph import Graph
 from ..passes import Report
 from ..shared_prefix import BatchPlan
-from .execution import Execution
+from .execution import Execution, settle_future
 from .plan import Plan
 from .shipping import OutgoingProgram, Server, execution
 
@@ -318,7 +318,7 @@ class Host:
 
         def settle(result: Any, error: BaseException | None) -> None:
             with contextlib.suppress(RuntimeError):  # the waiter's loop is closed
-                here.call_soon_threadsafe(_set, future, result, error)
+                here.call_soon_threadsafe(settle_future, future, result, error)
 
         run.home.call(begun.go, settle)
         try:
@@ -407,12 +407,3 @@ def _keep(state: BaseState, result: Any, error: BaseException | None) -> None:
     """Keeps the result of a program that no caller waits for; its run has the error, which reading the state raises."""
     if error is None:
         state.ret_value = result
-
-
-def _set(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
-    if future.done():  # its waiter was cancelled
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)

@@ -103,10 +103,10 @@ class Execution:
         outcome: asyncio.Future[Any] = loop.create_future()
         finished: asyncio.Future[None] = loop.create_future()
         self.launch()
-        self.follow(partial(_settle, outcome))
+        self.follow(partial(settle_future, outcome))
         try:
             await asyncio.wait((outcome,))
-            self._run.when_finished(partial(_settle, finished, None, None))
+            self._run.when_finished(partial(settle_future, finished, None, None))
             await finished
         except asyncio.CancelledError:
             self._run.cancel()
@@ -214,7 +214,7 @@ class Execution:
         ended(result, error)
 
 
-def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
+def settle_future(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
     if future.done():  # its waiter was cancelled
         return
     if error is not None:

@@ -155,31 +155,29 @@ class Engines:
     Args:
         masks: of the vocabulary.
         encode: see constraint.Constraint.
-        limits: of automata.
     """
 
-    def __init__(self, masks: Masks, *, encode: Encode | None = None, limits: Limits | None = None) -> None:
+    def __init__(self, masks: Masks, *, encode: Encode | None = None) -> None:
         self.masks = masks
         self.counters = JumpCounters()
         self._encode = encode
-        self._limits = limits or Limits()
         self._tokens: LlguidanceTokens | None = None
 
     def open(self, source: Source, engine: Engine = "auto") -> TextConstraint:
         """Compiles and opens. Raises ConstraintRefused; what neither ours nor llguidance honours, with our reason."""
-        compiled = compile_source(source, engine, self._limits)
+        compiled = compile_source(source, engine)
         if isinstance(compiled, Grammar):
             return self.open_grammar(compiled)
         try:
             return self.open_llguidance(compiled)
         except Unsupported:
             if engine == "auto" and source.kind != "lark":
-                compile_source(source, "fsm", self._limits)
+                compile_source(source, "fsm")
             raise
 
     def open_grammar(self, grammar: Grammar) -> Constraint:
         """Opens a compiled one. Raises ConstraintRefused."""
-        return Constraint(grammar, self.masks, encode=self._encode, limits=self._limits, counters=self.counters)
+        return Constraint(grammar, self.masks, encode=self._encode, counters=self.counters)
 
     def open_llguidance(self, source: Source, nbytes: int = 0) -> LlguidanceConstraint:
         """Opens by llguidance, whose view of the vocabulary is made at the first of them.

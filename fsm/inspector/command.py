@@ -68,10 +68,10 @@ def inspect(
     source: str,
     *,
     schema_options: SchemaOptions = SchemaOptions(),  # noqa: B008 (frozen)
-    limits: Limits = Limits(),  # noqa: B008 (frozen)
     most_states: int = 2_000,
 ) -> Inspection:
     """Builds the automaton and walks it breadth first. Raises ConstraintRefused and its kinds."""
+    limits = Limits()
     unenforced: tuple[tuple[str, str], ...] = ()
     if kind == "regex":
         grammar = resolve(Grammar(parse_regex(source, limits)), limits)

@@ -136,13 +136,13 @@ def search_regex(pattern: str, limits: Limits = Limits(), dialect: Dialect = "ec
     return _checked(search_match(_Parser(pattern, limits, dialect).expression(), limits))
 
 
-def plain_regex(pattern: str, limits: Limits = Limits(), dialect: Dialect = "python") -> Language:  # noqa: B008
+def plain_regex(pattern: str) -> Language:
     """Parses as `parse_regex` an expression that looks at nothing but the characters it takes.
 
     Raises:
         Unsupported: an anchor or a lookahead; else as `parse_regex`.
     """
-    item = _Parser(pattern, limits, dialect).expression()
+    item = _Parser(pattern, Limits(), "python").expression()
     if isinstance(item, Assertive):
         raise unsupported("anchor or lookahead", "leave it out: what stands around a match is not looked at", 0)
     return _checked(item)

@@ -336,7 +336,7 @@ def estimate(asked: Asked, usage: Usage, text: str, neighbours: Neighbours, *, m
     whole = common == len(text)
     if whole and (reached + step >= len(text) or usage.cached_tokens >= minimum > 0):
         return Diagnosis(CacheCause.HIT, common)  # all that the provider stores of it
-    # One that is told what to store stores nothing of a part in which something changes, however late.
+    # A provider that stores what a request marks stores nothing of a part in which something changes, however late.
     if common > reached + step and (whole or not usage.cache_write_tokens):
         ended = any(found.had_ended(asked) for found in neighbours.same_salt if found.common > reached + step)
         return Diagnosis(CacheCause.EVICTED if ended else CacheCause.CONCURRENT, reached)

@@ -25,6 +25,7 @@ from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 from umbel.srt.testing.launched_oracle import Computes, LaunchedOracle
 from umbel.srt.testing.oracle import OracleRunner, Reference, reference_generate
 
+POINTS = ["engine.plan", "engine.forward", "engine.sample", "engine.commit", "memory.allocate"]  # of faults
 VOCABULARY = 24
 EOS = frozenset({0})
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from umbel.compiler.graph import Builder, Graph, Node, rebuilt
 from umbel.compiler.operations import Constant
-from umbel.compiler.passes import optimise
+from umbel.compiler.passes import rewrite
 from umbel.compiler.passes.folding import merge_text
 from umbel.compiler.running.compiled import CompiledProgram
 from umbel.interpreter.backends.echo import Echo
@@ -69,7 +69,7 @@ def test_nothing_said_behind_an_owed_turn_is_still_refused() -> None:
     llama2 = next(family for family in FAMILIES if family.name == "llama2")
     backend = Echo(chat_template=ChatTemplate(llama2.source, tokens=llama2.tokens))
     graph = saying_nothing_for(program.trace(), "!")
-    for each in (graph, optimise(graph)):
+    for each in (graph, rewrite(graph).graph):
         assert isinstance(CompiledProgram(each).run(backend=backend).error(), ul.TemplateError)
 
 
@@ -106,7 +106,7 @@ def check_pieces(family: Family, turns: list[tuple[tuple[str, ...], tuple[str, .
     interpreted = ran(program, backend, **arguments)
     graph = program.trace()
     for pieces in (graph, shredded(graph), put_together(graph), put_together(shredded(graph))):
-        for each in (pieces, optimise(pieces)):
+        for each in (pieces, rewrite(pieces).graph):
             assert ran(CompiledProgram(each), backend, **arguments) == interpreted
 
 

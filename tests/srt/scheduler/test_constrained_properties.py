@@ -10,7 +10,7 @@ from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.instruments import FailAt
 from umbel.srt.core.messages import Ended, EngineAbort, EngineFailed
 
-from ..engine_harness import Engine
+from ..engine_harness import POINTS, Engine
 from ..toy_constraint import TOKENIZER, encode, texts, toy_shelf
 
 CONSTRAINTS = (
@@ -167,9 +167,6 @@ def judge(engine: Engine, sent: dict[int, Arrival], *, injected: bool = False) -
 def test_every_text_is_the_one_its_request_would_get_alone(config: dict[str, object], events: list[Arrival]) -> None:
     engine = machine(**config)
     judge(engine, drive(engine, events))
-
-
-POINTS = ["engine.plan", "engine.forward", "engine.sample", "engine.commit", "memory.allocate"]
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])

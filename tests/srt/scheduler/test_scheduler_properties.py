@@ -13,7 +13,7 @@ from umbel.srt.core.messages import Ended, EngineAbort, EngineControl, EngineFai
 from umbel.srt.scheduler.scheduler import PolicyName
 from umbel.srt.testing.oracle import OracleError
 
-from ..engine_harness import Engine
+from ..engine_harness import POINTS, Engine
 
 # Few tokens and few stems, so that prompts share prefixes of every length.
 stems = st.sampled_from([(1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 9, 9, 9), (4, 4, 4), (1,)])
@@ -164,9 +164,6 @@ def test_every_request_ends_once_and_equals_the_run_without_cache(
 ) -> None:
     engine = Engine(**config)  # type: ignore[arg-type]
     judge(engine, drive(engine, events))
-
-
-POINTS = ["engine.plan", "engine.forward", "engine.sample", "engine.commit", "memory.allocate"]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
