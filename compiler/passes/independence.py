@@ -1,4 +1,4 @@
-"""Makes calls side by side that a program declares independent, and forks as early as it can."""
+"""Lets calls run side by side that a program declares independent, and forks as early as it can."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

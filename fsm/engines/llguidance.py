@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConstraintRefused, LimitExceeded
-from ..tokens.constraint import Encode, JumpCounters
+from ..tokens.constraint import JumpCounters
 from ..tokens.masks import SEPARATORS, Mask
 from ..tokens.trie import EVERYTHING, Trie
-from ..tokens.vocabulary import Vocabulary, unpack_few
+from ..tokens.vocabulary import Encode, Vocabulary, unpack_few
 from .llguidance_tokens import LlguidanceTokens, require_sound
 from .source import Source
 

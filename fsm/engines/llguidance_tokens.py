@@ -11,10 +11,9 @@ from functools import cache
 from typing import Any
 
 from ..errors import ConstraintRefused, LimitExceeded, Unsupported
-from ..tokens.constraint import Encode
 from ..tokens.masks import Endings
 from ..tokens.trie import Trie, build_trie, fewest_tokens
-from ..tokens.vocabulary import Vocabulary
+from ..tokens.vocabulary import Encode, Vocabulary
 from .source import MissingEngine, Source
 
 
@@ -89,15 +88,8 @@ class LlguidanceTokens:
 
     def spell(self, text: bytes) -> list[int]:
         """Spells in canonical tokens where the tokenizer has them, else in the fewest; [] where there are none."""
-        if self._encode is not None:
-            try:
-                tokens = self._encode(text.decode())
-            except UnicodeDecodeError:
-                pass
-            else:
-                if self.vocabulary.spells(tokens, text):
-                    return tokens
-        return fewest_tokens(self.trie, text) or []
+        tokens = self.vocabulary.canonical(text, self._encode)
+        return (fewest_tokens(self.trie, text) or []) if tokens is None else tokens
 
     def _library_limits(self, limits: MatcherLimits) -> Any:  # Any: llguidance.LLParserLimits, a compiled class
         return self._library.LLParserLimits(

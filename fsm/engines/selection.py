@@ -25,8 +25,9 @@ from ..errors import Limits, Unsupported
 from ..language import Grammar
 from ..regex.parser import parse_regex
 from ..schema import SchemaOptions, resolved_schema
-from ..tokens.constraint import Constraint, Encode, JumpCounters
+from ..tokens.constraint import Constraint, JumpCounters
 from ..tokens.masks import Masks
+from ..tokens.vocabulary import Encode
 from .llguidance import LlguidanceConstraint
 from .llguidance_tokens import LlguidanceTokens
 from .source import Engine, Source, in_common_syntax

@@ -14,7 +14,7 @@ a beginning that it has never seen, so the first token of the text may begin ins
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -27,13 +27,12 @@ from ..language import Grammar
 from .jump import Plan, Planner
 from .masks import NODES_PER_FUEL, NODES_PER_WALK, SEPARATORS, Fuelled, Mask, Masks, work_of
 from .trie import END, Section, fewest_of_any_text, fewest_tokens
-from .vocabulary import pack
+from .vocabulary import Encode, pack
 
 MOST_VISITED = 20_000  # nodes of the trie, in the search for the fewest tokens of a text: 20 ms
 MOST_HEALINGS = 64  # that a constraint remembers; then they are made again
 MOST_REMEMBERED = 4_096  # of plans and of ends, each; then they are found again
 LONGEST_REMEMBERED = 256  # tokens of an end; of longer ones the last is remembered
-Encode = Callable[[str], list[int]]  # the canonical tokens of plain text in the middle of a sequence
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
@@ -303,7 +302,7 @@ class Explored:
         encode: see constraint.Constraint.
     """
 
-    def __init__(self, automaton: Automaton, masks: Masks, encode: Callable[[str], list[int]] | None) -> None:
+    def __init__(self, automaton: Automaton, masks: Masks, encode: Encode | None) -> None:
         self.automaton = automaton
         self.masks = masks
         self._encode = encode
@@ -399,19 +398,13 @@ class Explored:
         return False
 
     def _spell(self, text: bytes) -> list[int]:
-        """Spells in canonical tokens if the tokenizer has them; in the middle of a character it has none."""
-        if self._encode is not None:
-            try:
-                tokens = self._encode(text.decode())
-            except UnicodeDecodeError:
-                pass
-            else:
-                if self.masks.vocabulary.spells(tokens, text):
-                    return tokens
-        fewest = fewest_tokens(self.masks.trie, text)
-        if fewest is None:
+        """Spells in canonical tokens where the tokenizer has them, else in the fewest."""
+        tokens = self.masks.vocabulary.canonical(text, self._encode)
+        if tokens is None:
+            tokens = fewest_tokens(self.masks.trie, text)
+        if tokens is None:
             raise ConstraintRefused(f"the model's vocabulary has no tokens that spell {text!r}; allow another text")
-        return fewest
+        return tokens
 
 
 def _remember(entries: dict[Key, Value], key: Key, value: Value) -> None:

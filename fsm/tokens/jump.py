@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..automaton.automaton import DEAD, Automaton
 from .trie import END, NO_TOKEN, STEP, TOKEN, Trie
-from .vocabulary import Vocabulary
+from .vocabulary import Encode, Vocabulary
 
 MOST_ENTERED = 64  # nodes of one search for a longer token, each perhaps a new state; beyond, there is taken to be one
 
@@ -41,9 +41,7 @@ class Planner:
         encode: the canonical tokens of plain text in the middle of a sequence.
     """
 
-    def __init__(
-        self, automaton: Automaton, vocabulary: Vocabulary, trie: Trie, encode: Callable[[str], list[int]]
-    ) -> None:
+    def __init__(self, automaton: Automaton, vocabulary: Vocabulary, trie: Trie, encode: Encode) -> None:
         self._automaton = automaton
         self._vocabulary = vocabulary
         self._trie = trie
@@ -63,7 +61,7 @@ class Planner:
         text = _whole_characters(past + forced)
         if len(text) <= len(past):
             return Plan(seen=len(known))
-        tokens = self._encode_whole(text)
+        tokens = self._vocabulary.canonical(text, self._encode) or []
         spelled = [self._vocabulary.token_bytes(token) for token in tokens]
         if not tokens or spelled[: len(known)] != known:
             return Plan((), cut=True, seen=len(known))
@@ -71,14 +69,6 @@ class Planner:
         certain = self._certain(text, len(past), starts[len(known) : -1], state)
         kept = bisect.bisect_right(starts, certain) - 1  # tokens that end where the text is certain
         return Plan(tuple(tokens[len(known) : kept]), seen=len(known))
-
-    def _encode_whole(self, text: bytes) -> list[int]:
-        """Encodes in canonical tokens; [] when the tokenizer has none that spell the text as it is."""
-        try:
-            tokens = self._encode(text.decode())
-        except UnicodeDecodeError:  # the token before the constrained text is a piece of a character
-            return []
-        return tokens if self._vocabulary.spells(tokens, text) else []
 
     def _certain(self, text: bytes, past: int, starts: Sequence[int], state: int) -> int:
         """Measures the text before the first token that may become a longer one, beyond the text's end.

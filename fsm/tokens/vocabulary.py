@@ -10,7 +10,7 @@ may spell the same bytes: masks allow all of them, and the tokenizer says which 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from hashlib import sha256
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 WORD_BYTES = np.array(sorted(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"), np.uint8)
 TOKEN_BYTES = 1 << 20  # longest token; longer ones exist in no vocabulary, and 2**23 is what a trie's node can count
+Encode = Callable[[str], list[int]]  # the canonical tokens of plain text in the middle of a sequence
 
 
 class Vocabulary:
@@ -80,6 +81,17 @@ class Vocabulary:
         if not all(0 <= token < self.size and self.token_bytes(token) for token in tokens):
             return False
         return self.spell(tokens) == text
+
+    def canonical(self, text: bytes, encode: Encode | None) -> list[int] | None:
+        """Returns the tokenizer's own tokens of a text; None without a tokenizer, in the middle of a character, and
+        where they spell another text."""
+        if encode is None:
+            return None
+        try:
+            tokens = encode(text.decode())
+        except UnicodeDecodeError:
+            return None
+        return tokens if self.spells(tokens, text) else None
 
     @property
     def words(self) -> int:
