@@ -38,8 +38,6 @@ from ..operations import (
     Variable,
 )
 
-# ------------------------------------------------------------------------------------ text with holes
-
 _FIRST_MARK = 0xF0000  # of a private plane
 LIST_ITEM = re.compile(
     r"[ \t]*(?:[-*•+]|\(?\d{1,3}[.):]|\(?[a-zA-Z][.)])[ \t]+\S|[ \t]*(?:First|Step \d+)\b", re.IGNORECASE
@@ -226,6 +224,9 @@ def _said(
             return ()
 
 
+# ------------------------------------------------------------------------------------ text with holes
+
+
 def is_mark(character: str) -> bool:
     """Returns whether a character is from the planes that marks are taken from."""
     return ord(character) >= _FIRST_MARK
@@ -272,6 +273,9 @@ class Marked:
             yield hole
         if constant:
             yield Piece(Kind.CONSTANT, constant)
+
+
+# ------------------------------------------------------------------------------------ counting tokens
 
 
 @dataclass(frozen=True, slots=True)

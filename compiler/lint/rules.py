@@ -33,8 +33,6 @@ RULES = {
 _NOQA = re.compile(r"#\s*umbel:\s*noqa(?:\[([^\]]*)\])?")
 NO_GAIN = Shareable(0, 0)
 LEAST_AFTER = 16  # tokens of constant text; a cue and a closing tag are less
-# --------------------------------------------------------------------------------- order
-
 _Found = tuple[ast.AST, str]
 
 
@@ -106,6 +104,9 @@ def _printed(program: SourceProgram) -> Iterator[tuple[ast.expr, ast.stmt]]:
 
 def _clause(loop: ast.For | ast.AsyncFor) -> ast.comprehension:
     return ast.comprehension(loop.target, loop.iter, [], 0)
+
+
+# --------------------------------------------------------------------------------- order
 
 
 def _unstable(expression: ast.expr, scope: Scope) -> Iterator[_Found]:

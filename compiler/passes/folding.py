@@ -16,8 +16,6 @@ from ..operations import FUNCTIONS, Append, Apply, Begin, Choose, Concat, Consta
 from .rules import PassResult, Replacement, Rule, Site, apply_rules
 
 _MOST = 1 << 20  # a number in a call that would fold, and characters of what comes out: files hold what they hold
-
-
 _PLAIN = (str, int, float, bool, bytes, type(None))
 
 

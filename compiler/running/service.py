@@ -219,6 +219,9 @@ def _at(node: Node) -> str:
     return f" at {node.line}" if node.line is not None else ""
 
 
+# ------------------------------------------------------------------------------------------ reports
+
+
 class ReportedSlots:
     """The reported slots of a plan. Client and server compute them from the same graph.
 
@@ -314,6 +317,9 @@ class _Pieces:
             text, facts = self._feed.pieces[self._sent]
             self._sent += 1
             self._notify(text, facts)
+
+
+# --------------------------------------------------------------------------------- lengths of texts
 
 
 class TextLimit:

@@ -43,12 +43,6 @@ from .tape import Tape
 if TYPE_CHECKING:
     from ...interpreter.program import Program
 
-# ------------------------------------------------------------------------------------ the event loop of a trace
-
-# An async program awaits its variables, which a trace has at once. What waits for anything else, a timer, a thread, a
-# socket, would wait for ever: the loop runs what is ready, and a body that has not ended then is the error.
-
-Ts = TypeVarTuple("Ts")
 # Modules whose functions look at text through C, or at what it is of.
 _LOOKING_MODULES = frozenset({"ast", "difflib", "json", "re"})
 _ASKING = frozenset({"callable", "isinstance", "type"})
@@ -251,6 +245,14 @@ def _described(parameter: inspect.Parameter) -> Parameter:
     return Parameter(parameter.name, False, parameter.default)
 
 
+# ------------------------------------------------------------------------------------ the event loop of a trace
+
+# An async program awaits its variables, which a trace has at once. What waits for anything else, a timer, a thread, a
+# socket, would wait for ever: the loop runs what is ready, and a body that has not ended then is the error.
+
+Ts = TypeVarTuple("Ts")
+
+
 def _finish(coroutine: Coroutine[Any, Any, Any], tape: Tape) -> Any:
     """Runs the coroutine to its end here and now, also inside a running loop, and returns what it returns.
 
@@ -347,6 +349,9 @@ class _ReadyLoop(asyncio.AbstractEventLoop):
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         return
+
+
+# ------------------------------------------------------------------------------------ looks that no symbol sees
 
 
 def check_source(

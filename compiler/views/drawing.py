@@ -29,22 +29,11 @@ from . import listing
 from .listing import Edge, Label, Labels, edges, signature
 
 _LONGEST = 34  # characters of a label
-
-
 _HOVER = 2000  # characters of a text that hovering shows
-
-
 _CHARACTER = 7.25  # width of one, in pixels
-
-
 _BOX, _STRIP, _LANE = 26.0, 14.0, 6.0  # heights: of a box, from it to the next one, and of what a further lane takes
-
-
 _GAP = 44.0  # between columns
-
-
 _MARGIN, _HEAD = 24.0, 44.0
-
 
 # What a node is → its class. Calls of a model stand out; marks without text of their own keep back.
 _CLASSES = {
@@ -60,8 +49,6 @@ _CLASSES = {
     "Concat": "value",
     "Apply": "value",
 }
-
-
 _COLOURS = {  # class → ink and ground on light paper, and on dark
     "text": ("#3d444d", "#f6f8fa", "#d1d7e0", "#1c2129"),
     "argument": ("#1a7f37", "#eefbf1", "#57d375", "#12261a"),
@@ -69,14 +56,8 @@ _COLOURS = {  # class → ink and ground on light paper, and on dark
     "value": ("#8a5a00", "#fff6e0", "#e3b341", "#2a210c"),
     "mark": ("#6e7781", "#ffffff", "#8b949e", "#0d1117"),
 }
-
-
 _PAPER = ("#ffffff", "#0d1117")
-
-
 _LINE = ("#8b949e", "#6e7681")
-
-
 _BETWEEN = ("#0b57d0", "#7cb0ff")
 
 

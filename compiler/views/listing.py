@@ -98,17 +98,9 @@ class Label:
 
 
 _MEMBERS = 8  # of a list that are written out where texts are shortened
-
-
 _USUAL_METHOD = Select(None, ()).method
-
-
 _LONGEST = 60  # characters of one text
-
-
 _LONGEST_IN_DOT = 40
-
-
 _WIDTH = 100  # most columns before the line of the source; what is longer pushes it away
 
 

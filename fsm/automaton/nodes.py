@@ -148,8 +148,6 @@ def literal(data: bytes) -> Leaf:
 
 
 EMPTY = literal(b"")
-
-
 NEVER = Options(())
 
 

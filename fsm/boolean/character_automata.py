@@ -54,8 +54,6 @@ class Fuel:
 
 
 _ESCAPED = CharSet.of(((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)))
-
-
 _RAW = ~_ESCAPED
 
 
@@ -210,30 +208,19 @@ class CharacterNfa:
 
 
 _STEPS_PER_STATE = 60  # of determinisation, on average; a million steps are about half a second
-
-
 _RANGES_PER_STATE = 20  # of characters, on average; \\w alone has 734
-
-
 _TOO_MANY_STEPS = (
     "an intersection, a difference or a lookahead takes too many steps; "
     "write smaller bounds, or alternatives that begin differently"
 )
-
-
 _TOO_MANY_RANGES = (
     "an intersection, a difference or a lookahead has too many ranges of characters; "
     "write [A-Za-z0-9_] for \\w, [0-9] for \\d, or smaller bounds"
 )
 
-
 # A formula says how sides combine: a side by its number, or ("and" | "but not", formula, formula).
 Formula = int | tuple[str, "Formula", "Formula"]
-
-
 DEAD = 0  # of a side: no text is accepted from here
-
-
 UNIVERSAL = 1  # of a side: every text is
 
 

@@ -39,17 +39,9 @@ from .numbers import Numbers
 from .strings import Strings, quoted
 
 MOST_RULES = 50_000
-
-
 KeyOrder = OneOf["declared", "any"]
-
-
 ANY = "any value"
-
-
 ANY_ARRAY = "any array"
-
-
 ANY_OBJECT = "any object"
 
 
@@ -379,8 +371,6 @@ _BLAMED = (
     *("minItems", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "$ref", "$dynamicRef"),
     *("then", "else", "type", "$defs", "definitions"),
 )
-
-
 _TRIES = 200_000  # bytes of schemas that are compiled once more to find out which keyword leaves nothing
 
 

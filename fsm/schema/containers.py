@@ -1,4 +1,4 @@
-"""Arrays and objects of a schema as languages.
+"""Compiles arrays and objects of a schema to languages.
 
     { a  b?  c  d?  e?                                       }     no others: in the order of the schema
     { a  b?  c   then what is left of b, d, e, and others     }     in any order, once all that is required has come

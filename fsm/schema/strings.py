@@ -1,4 +1,4 @@
-"""Strings of a schema as languages of characters, whether a text is of such a language, and the formats.
+"""Expresses strings of a schema as languages of characters, tells whether a text is of one, and knows the formats.
 
 A format is inside what its standard admits, never beyond: a generator may leave out rare spellings (lower-case "t" in
 date-times, leap seconds, quoted local parts of addresses, non-ASCII domain names), a validator may not complain.
@@ -190,33 +190,18 @@ def _holds(ranges: Ranges, character: str) -> bool:
 
 # RFC 3339. Years 0001 to 9999; 29 February in leap years only.
 _YEAR = r"(?:[1-9]\d{3}|0[1-9]\d\d|00[1-9]\d|000[1-9])"
-
-
 _MULTIPLE_OF_FOUR = r"(?:0[48]|[2468][048]|[13579][26])"
-
-
 _LEAP_YEAR = rf"(?:\d\d{_MULTIPLE_OF_FOUR}|{_MULTIPLE_OF_FOUR}00)"
-
-
 _DATE = (
     rf"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)"
     rf"|02-(?:0[1-9]|1\d|2[0-8]))|{_LEAP_YEAR}-02-29)"
 )
-
-
 _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
-
 
 # RFC 3339, appendix A.
 _COUNT = r"\d{1,9}"
-
-
 _CLOCK = rf"T(?:{_COUNT}H(?:{_COUNT}M(?:{_COUNT}S)?)?|{_COUNT}M(?:{_COUNT}S)?|{_COUNT}S)"
-
-
 _DAYS = rf"(?:{_COUNT}Y(?:{_COUNT}M(?:{_COUNT}D)?)?|{_COUNT}M(?:{_COUNT}D)?|{_COUNT}D)"
-
-
 _DURATION = rf"P(?:{_DAYS}(?:{_CLOCK})?|{_CLOCK}|{_COUNT}W)"
 
 
@@ -237,14 +222,8 @@ def _email(atom: str, longest: int) -> str:
 
 
 _ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]"
-
-
 _WIDE_ATOM = r"[a-zA-Z0-9!#$%&'*+/=?^_`{|}~\u00a1-\U0010ffff-]"  # of at most four octets
-
-
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
-
-
 _IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
 
 
@@ -265,11 +244,7 @@ def _ipv6() -> str:
 
 # RFC 3986.
 _ENCODED = "%[0-9A-Fa-f]{2}"
-
-
 _PLAIN = r"a-zA-Z0-9._~!$&'()*+,;=\-"
-
-
 _WIDE = r"\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef\U00010000-\U0001fffd\U00020000-\U0002fffd"  # of RFC 3987
 
 
@@ -293,10 +268,7 @@ def _reference(plain: str) -> str:
 
 # RFC 6570.
 _VARIABLE = rf"(?:[a-zA-Z0-9_]|{_ENCODED})+(?:\.(?:[a-zA-Z0-9_]|{_ENCODED})+)*(?::[1-9]\d{{0,3}}|\*)?"
-
-
 _TEMPLATE = rf"(?:[a-zA-Z0-9._~!$&()*+,;=:@/?#\[\]-]|{_ENCODED}|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*"
-
 
 # RFC 6901, and draft-bhutton-relative-json-pointer.
 _POINTER = r"(?:/(?:[^~/]|~[01])*)*"
@@ -338,15 +310,10 @@ _PATTERNS = {
     "relative-json-pointer": rf"(?:0|[1-9]\d{{0,3}})(?:#|{_POINTER})",
     "regex": _expression(),
 }
-
-
 FORMATS = frozenset(_PATTERNS)
-
 
 # Counters are smaller than states.
 _COUNTED = frozenset({"email", "idn-email", "hostname", "host-name", "idn-hostname"})
-
-
 _LIMITS = Limits(pattern_bytes=1 << 20)  # these are ours, however long
 
 
