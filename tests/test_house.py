@@ -145,9 +145,7 @@ SMALL_FILES = {
     "srt/models/families/mistral.py": "a family",
     "srt/models/families/mixtral.py": "a family",
     "srt/models/families/qwen3.py": "a family",
-    "srt/runners/cuda/reference.py": "the reference that kernels are checked against, in plain torch",
     "srt/runners/cuda/triton_kernels.py": "imports Triton when it is loaded, which needs a GPU",
-    "srt/runners/torch_runner.py": "a runner next to the others; `build` chooses",
     "srt/weights/safetensors_folder.py": "a format of weights",
 }
 UNEXPLAINED = 3  # 0; files that need no reason any more are counted, too

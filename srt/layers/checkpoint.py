@@ -26,6 +26,11 @@ class LinearTensors:
     inputs: int
     biased: bool = False
 
+    @property
+    def weights(self) -> list[str]:
+        """The names of the matrices, where a checkpoint stores them as floats."""
+        return [f"{name}.weight" for name in self.names]
+
 
 class Checkpoint:
     """Reads `tensors` in the model's dtype and onto its device."""
@@ -67,10 +72,7 @@ class Checkpoint:
     def take_weights(self, tensors: LinearTensors, *, as_stored: bool = False) -> list[torch.Tensor]:
         """Takes the matrix of each map, [width, inputs], in the model's dtype or as the file stores it."""
         take = self.take_as_stored if as_stored else self.take
-        return [
-            take(f"{name}.weight", width, tensors.inputs)
-            for name, width in zip(tensors.names, tensors.widths, strict=True)
-        ]
+        return [take(name, width, tensors.inputs) for name, width in zip(tensors.weights, tensors.widths, strict=True)]
 
     def take_bias(self, tensors: LinearTensors) -> torch.Tensor | None:
         """Takes the biases of all maps as one, [sum of widths]; None: they have none."""

@@ -36,13 +36,16 @@ class QuantMethod(Protocol[Weight]):
     """A weight format: reads a linear map from a checkpoint, keeps it in memory, and multiplies it.
 
     A format that converts weights when they are loaded (int8) has a `create` of its own. One that checkpoints store
-    (GPTQ, AWQ) has a `load` of its own, which takes other tensors than `NAME.weight`.
+    (GPTQ, AWQ) has a `stored` and a `load` of its own, for other tensors than `NAME.weight`.
     """
 
     name: str  # in the runner's facts
 
     def create(self, sources: Sequence[torch.Tensor]) -> Weight:
         """Stacks matrices, each [n_i, inputs], along their outputs and lays them out in this format."""
+
+    def stored(self, tensors: LinearTensors) -> list[str]:
+        """Returns the names of the tensors that a checkpoint in this format has for the maps."""
 
     def load(self, checkpoint: Checkpoint, tensors: LinearTensors) -> Weight:
         """Reads the tensors that this format stores for the maps, and creates one weight of them."""
@@ -58,6 +61,9 @@ class DenseMethod:
 
     def create(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
         return sources[0] if len(sources) == 1 else torch.cat(list(sources))
+
+    def stored(self, tensors: LinearTensors) -> list[str]:
+        return tensors.weights
 
     def load(self, checkpoint: Checkpoint, tensors: LinearTensors) -> torch.Tensor:
         return self.create(checkpoint.take_weights(tensors))

@@ -151,7 +151,7 @@ class CpuDecoder:
         self.windows = config.windows
         self._kept: list[object] = []  # tensors that the native structures point to
         self._checkpoint = Checkpoint(tensors, dtype=torch.float32, device=torch.device("cpu"))
-        self._checkpoint.require(landmarks(config))
+        self._checkpoint.require(landmarks(config, method))
         self.method = method
         self._ropes = {rope: Angles(rope, config) for rope in dict.fromkeys(layer.rope for layer in config.layers)}
 

@@ -188,7 +188,7 @@ class TorchDecoder:
     ) -> None:
         method = method or dense_method(packed=pack)
         weights = Checkpoint(tensors, dtype=dtype, device=device)
-        weights.require(landmarks(config))
+        weights.require(landmarks(config, method))
         self.config = config
         self.device = device
         self.vocab_size = config.vocab_size
@@ -201,12 +201,7 @@ class TorchDecoder:
         take = weights.take if config.tied and not pack else weights.take_as_stored
         first, end = shard_range(config.vocab_size, communicator.rank, communicator.ranks)
         embedding = take(EMBEDDING, end - first, config.hidden_size)
-        self._embedding = VocabParallelEmbedding(
-            embedding, vocab_size=config.vocab_size, dtype=dtype, communicator=communicator
-        )
-        self._embedding_scale = None
-        if config.embedding_scale is not None:  # rounded to the model's dtype before the product, as trained
-            self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device)
+        self._embedding = VocabParallelEmbedding(embedding, config, dtype=dtype, communicator=communicator)
         self._layers = [TorchLayer(index, config, weights, communicator, method) for index in range(len(config.layers))]
         final = weights.take(FINAL_NORM, config.hidden_size)
         self._norm = RMSNorm(final, eps=config.norm_eps, centered=config.centered_norm)
@@ -222,11 +217,7 @@ class TorchDecoder:
         self._ropes = {rope: Rope(rope, config.head_dim, device) for rope in {layer.rope for layer in config.layers}}
 
     def forward(self, rows: Rows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor:
-        x = self._embedding(rows.token_ids)  # [R, hidden]
-        if self._embedding_scale is not None:
-            x = x * self._embedding_scale
-        if rows.given is not None:
-            x = x.index_copy(0, rows.given.rows, rows.given.values)
+        x = self._embedding(rows.token_ids, rows.given)  # [R, hidden]
         angles = {config: rope.angles(rows.positions, x.dtype) for config, rope in self._ropes.items()}
         for layer in self._layers:
             x = layer(x, angles[layer.rope], attention)

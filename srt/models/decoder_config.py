@@ -10,8 +10,10 @@ Only some families have the parts in brackets. Several maps (queries, keys and v
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..layers.checkpoint import LinearTensors
+from ..layers.linear import QuantMethod
 from ..layers.rope import RopeConfig
 
 
@@ -134,16 +136,21 @@ def layer_tensors(config: DecoderConfig, index: int) -> LayerTensors:
     )
 
 
-def landmarks(config: DecoderConfig) -> list[str]:
-    """Returns names that show, before any tensor is read, whether the checkpoint is of this family and complete."""
+# Any: only the method reads its weights.
+def landmarks(config: DecoderConfig, method: QuantMethod[Any]) -> list[str]:
+    """Returns names that show, before any tensor is read, whether the checkpoint is of this family and complete.
+
+    Args:
+        method: the weight format of the layers' linear maps, which says which tensors they have.
+    """
     names = [EMBEDDING, FINAL_NORM]
     if not config.tied:
         names.append(HEAD)
     for index, layer in enumerate(config.layers):
         tensors = layer_tensors(config, index)
-        names += [tensors.before_attention, f"{tensors.qkv.names[0]}.weight"]
+        names += [tensors.before_attention, method.stored(tensors.qkv)[0]]
         if layer.experts is None:  # experts are spelled in several ways: see `experts.py`
-            names.append(f"{tensors.down.names[0]}.weight")
+            names.append(method.stored(tensors.down)[0])
     return names
 
 

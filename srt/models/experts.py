@@ -62,7 +62,7 @@ class Experts:
 
     Args:
         prefix: of the layer's names in the checkpoint, `model.layers.3`.
-        activation: one of `layers.ACTIVATIONS`.
+        activation: one of `linear.ACTIVATIONS`.
 
     Raises:
         ModelError: tensors that are missing or have other shapes.

@@ -22,6 +22,7 @@ import torch
 from torch.nn import functional
 
 from ...lang.errors import ParameterError
+from ..core.model import Given
 from ..distributed.communicator import Communicator
 from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config
@@ -151,23 +152,31 @@ class ShardedTensors(Mapping[str, torch.Tensor]):
 
 
 class VocabParallelEmbedding:
-    """Embeds token ids as rows of a matrix in the model's dtype.
+    """Embeds token ids as rows of a matrix in the model's dtype, and puts the rows of pictures in their places.
 
     Args:
         weight: [own tokens, hidden] the part of this rank; with one rank all of it.
-        vocab_size: of the whole model.
     """
 
     def __init__(
-        self, weight: torch.Tensor, *, vocab_size: int, dtype: torch.dtype, communicator: Communicator
+        self, weight: torch.Tensor, config: DecoderConfig, *, dtype: torch.dtype, communicator: Communicator
     ) -> None:
         self._weight = weight
         self._dtype = dtype
         self._communicator = communicator
-        self._first, _ = shard_range(vocab_size, communicator.rank, communicator.ranks)
+        self._first, _ = shard_range(config.vocab_size, communicator.rank, communicator.ranks)
+        self._scale = None
+        if config.embedding_scale is not None:  # rounded to the model's dtype before the product, as trained
+            self._scale = torch.tensor(config.embedding_scale, dtype=dtype, device=weight.device)
 
-    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def __call__(self, token_ids: torch.Tensor, given: Given | None) -> torch.Tensor:
         """int64 [R] → [R, hidden]"""
+        x = self._of_tokens(token_ids)
+        if self._scale is not None:
+            x = x * self._scale
+        return x if given is None else x.index_copy_(0, given.rows, given.values)
+
+    def _of_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
         if self._communicator.ranks == 1:
             return functional.embedding(token_ids, self._weight).to(self._dtype)
         places = token_ids - self._first

@@ -1,7 +1,7 @@
 """Builds a runner from a configuration and its tensors: chooses device, dtype and kernels, sizes the pool."""
 
-import ctypes
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -67,84 +67,144 @@ def build_runner(
         ParameterError: the pool is too small, the dtype or device unknown, or kernels or weights not available here.
     """
     target = resolve_device(device)
-    left_out = kv_bytes is None and num_slots is None
-    if (kv_bytes is not None and num_slots is not None) or (left_out and target.type == "cpu"):
+    sizes = [size for size in (kv_bytes, num_slots) if size is not None]
+    if len(sizes) > 1 or (not sizes and target.type == "cpu"):
         raise ParameterError(f"kv_bytes={kv_bytes}, num_slots={num_slots}: write exactly one of them")
     resolved = resolve_dtype(dtype, target)
-    pool_dtype = FLOAT8 if kv_dtype == "fp8" else resolved
-    limits = limits or StepLimits()
     pictures = None
     if sees(config):
         pictures = VisionStore(build_vision(config, tensors, dtype=resolved, device=target))
         config, tensors = text_part(config, tensors)
     if communicator.ranks > 1:
         config, tensors = shard_config(config, communicator.ranks), ShardedTensors(tensors, config, communicator)
-        cuda_graphs = False
-
-    def slots(geometry: KVGeometry) -> int:
-        if num_slots is not None:
-            return num_slots
-        assert kv_bytes is not None, "one of the two is given"
-        return slots_for_bytes(geometry, kv_bytes)
-
+    build = _Build(
+        config=config,
+        tensors=tensors,
+        device=target,
+        dtype=resolved,
+        kv_dtype=FLOAT8 if kv_dtype == "fp8" else resolved,
+        kv_bytes=kv_bytes,
+        num_slots=num_slots,
+        weights=weights,
+        tree_attention=tree_attention,
+        limits=limits or StepLimits(),
+        pictures=pictures,
+        communicator=communicator,
+    )
     if kernels == "triton" or (kernels == "auto" and target.type == "cuda"):
-        from .cuda.build import accelerator_for, build_cuda_runner
-        from .cuda.build import obstacle as cuda_obstacle
-
-        reason = cuda_obstacle(config, dtype=resolved, kv_dtype=pool_dtype, device=target)
-        if reason is None:
-            require_dense(weights, resolved, "the Triton kernels compute")
-            return build_cuda_runner(
-                config,
-                tensors,
-                accelerator=accelerator_for(target),
-                dtype=resolved,
-                kv_dtype=pool_dtype,
-                num_slots=None if left_out else slots,
-                limits=limits,
-                tree_attention=tree_attention,
-                cuda_graphs=cuda_graphs,
-                pictures=pictures,
-                trie_walk=_host_walk(),
-                communicator=communicator,
-            )
-        _torch_instead("triton", reason, asked=kernels)
+        on_cuda = build.on_triton(cuda_graphs=cuda_graphs and communicator.ranks == 1)
+        if not isinstance(on_cuda, str):
+            return on_cuda
+        _torch_instead("triton", on_cuda, asked=kernels)
     if kernels == "native" or (kernels == "auto" and target.type == "cpu"):
+        on_cpu = build.on_native(screened_head=screened_head)
+        if not isinstance(on_cpu, str):
+            return on_cpu
+        _torch_instead("native", on_cpu, asked=kernels)
+    return build.on_torch(pack=pack)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Build:
+    """The arguments of `build_runner`, checked, for one kind of kernels after the other."""
+
+    config: Config  # of the decoder, and of this rank's part, as the tensors
+    tensors: Tensors
+    device: torch.device
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    kv_bytes: int | None
+    num_slots: int | None
+    weights: Weights
+    tree_attention: bool
+    limits: StepLimits
+    pictures: VisionStore | None
+    communicator: Communicator
+
+    def on_triton(self, *, cuda_graphs: bool) -> "CudaRunner | str":
+        """Returns a runner on the Triton kernels, or why they cannot run this model."""
+        from .cuda.build import accelerator_for, build_cuda_runner, obstacle
+
+        reason = obstacle(self.config, dtype=self.dtype, kv_dtype=self.kv_dtype, device=self.device)
+        if reason is not None:
+            return reason
+        require_dense(self.weights, self.dtype, "the Triton kernels compute")
+        return build_cuda_runner(
+            self.config,
+            self.tensors,
+            accelerator=accelerator_for(self.device),
+            dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+            num_slots=self._slots if self._sized else None,
+            limits=self.limits,
+            tree_attention=self.tree_attention,
+            cuda_graphs=cuda_graphs,
+            pictures=self.pictures,
+            trie_walk=_host_walk(),
+            communicator=self.communicator,
+        )
+
+    def on_native(self, *, screened_head: bool) -> "CpuRunner | str":
+        """Returns a runner on the native CPU kernels, or why they cannot run this model."""
         from .cpu_runner import build_cpu_runner, obstacle
 
-        reason = obstacle(config, dtype=pool_dtype, device=target)
-        if communicator.ranks > 1:
-            reason = f"they compute a step in one call, in which {communicator.ranks} ranks cannot meet"
-        library = None if reason else _library()
-        if isinstance(library, ctypes.CDLL):
-            library.umbel_set_threads(torch.get_num_threads())
-            return build_cpu_runner(
-                config,
-                tensors,
-                library=library,
-                num_slots=slots,
-                dtype=resolved,
-                weights=weights,
-                tree_attention=tree_attention,
-                screened_head=screened_head,
-                pictures=pictures,
-            )
-        _torch_instead("native", reason or str(library), asked=kernels)
-    require_dense(weights, resolved, "torch computes")
-    model = build_model(config, tensors, dtype=resolved, device=target, pack=pack, communicator=communicator)
+        if self.communicator.ranks > 1:
+            return f"they compute a step in one call, in which {self.communicator.ranks} ranks cannot meet"
+        reason = obstacle(self.config, dtype=self.kv_dtype, device=self.device)
+        if reason is not None:
+            return reason
+        try:
+            library = load_library()
+        except NoKernels as error:
+            return str(error)
+        library.umbel_set_threads(torch.get_num_threads())
+        return build_cpu_runner(
+            self.config,
+            self.tensors,
+            library=library,
+            num_slots=self._slots,
+            dtype=self.dtype,
+            weights=self.weights,
+            tree_attention=self.tree_attention,
+            screened_head=screened_head,
+            pictures=self.pictures,
+        )
 
-    def runner(slots: int) -> TorchRunner:
-        backend = TorchBackend(attention_geometry(model), model.device, tree_attention=tree_attention)
-        return TorchRunner(model, num_slots=slots, backend=backend, pictures=pictures, kv_dtype=pool_dtype)
+    def on_torch(self, *, pack: bool | None) -> TorchRunner:
+        """Returns a runner in torch, which runs every model on every device."""
+        require_dense(self.weights, self.dtype, "torch computes")
+        model = build_model(
+            self.config,
+            self.tensors,
+            dtype=self.dtype,
+            device=self.device,
+            pack=pack,
+            communicator=self.communicator,
+        )
 
-    geometry = model.kv_geometry.rounded_to(pool_dtype)
-    if left_out:
+        def runner(slots: int) -> TorchRunner:
+            backend = TorchBackend(attention_geometry(model), model.device, tree_attention=self.tree_attention)
+            return TorchRunner(model, num_slots=slots, backend=backend, pictures=self.pictures, kv_dtype=self.kv_dtype)
+
+        geometry = model.kv_geometry.rounded_to(self.kv_dtype)
+        if self._sized:
+            return runner(self._slots(geometry))
         from .cuda.build import accelerator_for
 
-        accelerator = accelerator_for(target)
-        workspace = measured_workspace(runner(probe_slots(limits)), accelerator, limits, pictures)
-        return runner(communicator.minimum(pool_slots(geometry, accelerator, workspace=workspace)))
-    return runner(slots(geometry))
+        accelerator = accelerator_for(self.device)
+        workspace = measured_workspace(runner(probe_slots(self.limits)), accelerator, self.limits, self.pictures)
+        return runner(self.communicator.minimum(pool_slots(geometry, accelerator, workspace=workspace)))
+
+    @property
+    def _sized(self) -> bool:
+        """Returns whether the pool's size is given; otherwise it takes all memory that is left."""
+        return self.kv_bytes is not None or self.num_slots is not None
+
+    def _slots(self, geometry: KVGeometry) -> int:
+        if self.num_slots is not None:
+            return self.num_slots
+        assert self.kv_bytes is not None, "one of the two is given"
+        return slots_for_bytes(geometry, self.kv_bytes)
 
 
 def _torch_instead(tried: Kernels, reason: str, *, asked: Kernels) -> None:
@@ -164,14 +224,6 @@ def _host_walk() -> Walk | None:
     except NoKernels as error:
         _log.warning("numpy walks through the vocabulary for masks: %s", error)
         return None
-
-
-def _library() -> ctypes.CDLL | NoKernels:
-    """Loads the native kernels, or returns the reason why there are none."""
-    try:
-        return load_library()
-    except NoKernels as error:
-        return error
 
 
 def resolve_device(name: str) -> torch.device:

@@ -5,7 +5,7 @@
     bf16      dtype bfloat16      Format.BF16
     int8      no                  Format.INT8: symmetric, one scale for each output
 
-`QuantMethod` is the interface: create, load, apply (layers/linear.py). A new format is a line here, its name in
+`QuantMethod` is the interface: create, stored, load, apply (layers/linear.py). A new format is a line here, its name in
 `lang.runtime_options.Weights`, and a method if none of those below fits.
 """
 
@@ -19,9 +19,6 @@ from ...lang.errors import ParameterError
 from ...lang.runtime_options import Weights
 from ..kernels.cpu.linear import Format, PackedMatrix
 from ..layers.checkpoint import Checkpoint, LinearTensors, Tensors
-from ..layers.linear import DenseMethod, PackedMethod, QuantMethod
-
-__all__ = ["FORMATS", "CpuMethod", "DenseMethod", "PackedMethod", "QuantMethod", "cpu_method", "require_dense"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +52,9 @@ class CpuMethod:
     def create(self, sources: Sequence[torch.Tensor]) -> PackedMatrix:
         """Packs the sources, which may be freed afterwards. Raises EngineError when there is no memory."""
         return PackedMatrix(self._library, list(map(_readable, sources)), self._form, exact=self._exact)
+
+    def stored(self, tensors: LinearTensors) -> list[str]:
+        return tensors.weights
 
     def load(self, checkpoint: Checkpoint, tensors: LinearTensors) -> PackedMatrix:
         return self.create(checkpoint.take_weights(tensors, as_stored=True))

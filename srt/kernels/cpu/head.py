@@ -90,7 +90,7 @@ class Head:
                 another length; a row that is allowed few tokens, not bits of all.
         """
         rows = len(x)
-        _check_picks(row_requests, rows)
+        _check_requests(row_requests, rows)
         arrays = (
             np.ascontiguousarray(row_requests.kinds, dtype=np.uint8),
             np.ascontiguousarray(row_requests.inverse_temperatures, dtype=np.float64),
@@ -157,7 +157,7 @@ class Head:
             self._library.umbel_head_free(self._handle)
 
 
-def _check_picks(row_requests: RowRequests, rows: int) -> None:
+def _check_requests(row_requests: RowRequests, rows: int) -> None:
     arrays = (
         row_requests.kinds,
         row_requests.inverse_temperatures,
@@ -166,11 +166,11 @@ def _check_picks(row_requests: RowRequests, rows: int) -> None:
         row_requests.min_p,
     )
     if any(array.shape != (rows,) for array in arrays):
-        raise ParameterError(f"picks of shapes {[array.shape for array in arrays]} for {rows} rows; give one of each")
-    if not np.isin(row_requests.kinds, (RowNeed.ARGMAX, RowNeed.SAMPLE)).all():
         raise ParameterError(
-            f"kinds={row_requests.kinds}; a row that wants ALL its logits has to be computed with `all`"
+            f"row requests of shapes {[array.shape for array in arrays]} for {rows} rows; give one of each"
         )
+    if not np.isin(row_requests.kinds, (RowNeed.ARGMAX, RowNeed.SAMPLE)).all():
+        raise ParameterError(f"kinds={row_requests.kinds}; rows that need LOGITS are computed by `all`")
     drawn = row_requests.kinds == RowNeed.SAMPLE
     scales, least = row_requests.inverse_temperatures[drawn], row_requests.min_p[drawn]
     if not (np.isfinite(scales).all() and (scales > 0).all()):

@@ -53,7 +53,7 @@ class MakeAttention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The kernels of a runner: those in Triton, or their references in torch.
+    """The kernels of a runner: those in Triton, or in tests their references in torch.
 
     Triton is imported only when used: that takes a second, and not every system has it.
     """
@@ -76,14 +76,6 @@ def triton_parts() -> Parts:
     from . import triton_kernels
 
     return Parts("triton", triton_kernels, TritonSampling, TritonBackend, anywhere=triton_kernels.INTERPRETED)
-
-
-def reference_parts() -> Parts:
-    """Returns the references in plain torch, which run on any device."""
-    from ...kernels.triton import reference as kernels
-    from .reference import ReferenceBackend, ReferenceChooser
-
-    return Parts("reference of triton", kernels, ReferenceChooser, ReferenceBackend, anywhere=True)
 
 
 def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device) -> str | None:

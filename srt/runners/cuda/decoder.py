@@ -57,15 +57,6 @@ class FusedKernels(ExpertKernels, Protocol):
         after: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
-    def linear(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        *,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
-
     def gated(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str
     ) -> torch.Tensor: ...
@@ -116,7 +107,7 @@ class DeviceRows:
 
 
 class CudaDecoder:
-    """A whole model on one device, or the part of it that a rank of `communicator` has, see `models.decoder.Decoder`.
+    """A whole model on one device, or the part of it that a rank of `communicator` has; see `TorchDecoder`.
 
     Args:
         kv_dtype: of the KV pool, which may be float8.
@@ -141,7 +132,7 @@ class CudaDecoder:
     ) -> None:
         method = method or KernelMethod(kernels)
         weights = Checkpoint(tensors, dtype=dtype, device=device)
-        weights.require(landmarks(config))
+        weights.require(landmarks(config, method))
         self.config = config
         self.device = device
         self.dtype = dtype
@@ -153,12 +144,7 @@ class CudaDecoder:
         self._communicator = communicator
         first, end = shard_range(config.vocab_size, communicator.rank, communicator.ranks)
         embedding = weights.take(EMBEDDING, end - first, config.hidden_size)
-        self._embedding = VocabParallelEmbedding(
-            embedding, vocab_size=config.vocab_size, dtype=dtype, communicator=communicator
-        )
-        self._embedding_scale = None
-        if config.embedding_scale is not None:  # rounded to the model's dtype before the product, as trained
-            self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device)
+        self._embedding = VocabParallelEmbedding(embedding, config, dtype=dtype, communicator=communicator)
         self._layers = [_LayerWeights(index, config, weights, kernels, method) for index in range(len(config.layers))]
         self._norm = weights.take(FINAL_NORM, config.hidden_size)
         head = embedding
@@ -175,7 +161,7 @@ class CudaDecoder:
     def forward(self, rows: DeviceRows, attention: AttentionStep, *, out: torch.Tensor) -> None:
         """Writes keys and values of all rows to the pool, and logits to `out` (float32 [L, vocab])."""
         config, kernels = self.config, self._kernels
-        residual = self._embed(rows)  # [R, hidden]
+        residual = self._embedding(rows.token_ids, rows.given)  # [R, hidden]
         x = kernels.rms_norm(residual, self._layers[0].before_attention, eps=config.norm_eps, centered=self._centered)
         last = self._layers[-1]
         for layer, following in zip(self._layers, [*self._layers[1:], None], strict=True):
@@ -189,12 +175,6 @@ class CudaDecoder:
             following_norm = self._norm if following is None else following.before_attention
             x = self._add_norm(x, residual, following_norm, after=layer.after_mlp)
         self._head(x, out)
-
-    def _embed(self, rows: DeviceRows) -> torch.Tensor:
-        x = self._embedding(rows.token_ids)
-        if self._embedding_scale is not None:
-            x = x * self._embedding_scale
-        return x if rows.given is None else x.index_copy_(0, rows.given.rows, rows.given.values)
 
     @property
     def _centered(self) -> bool:

@@ -34,8 +34,7 @@ from .graphs import CapturedSteps, GraphBackend, StepInputs
 
 
 class DeviceChooser(Chooser, Protocol):
-    """Chooses tokens without waiting. Implemented by `kernels.triton.sampling.TritonSampling`, in torch by
-    `reference.ReferenceChooser`."""
+    """Chooses tokens without waiting. Implemented by `kernels.triton.sampling.TritonSampling`."""
 
     def choose_async(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
         """Chooses one token for each draw, int64 [n] on the device; −1 where the logits of a row are not numbers.

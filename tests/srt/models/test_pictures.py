@@ -18,13 +18,14 @@ from umbel.srt.models.decoder import attention_geometry, build_model
 from umbel.srt.multimodal.sequence import SequencePictures
 from umbel.srt.multimodal.store import VisionStore
 from umbel.srt.runners.cpu_runner import CpuRunner, build_cpu_runner
-from umbel.srt.runners.cuda.build import build_cuda_runner, reference_parts
+from umbel.srt.runners.cuda.build import build_cuda_runner
 from umbel.srt.runners.cuda.device import HostAccelerator, StepLimits
 from umbel.srt.runners.cuda.runner import CudaRunner
 from umbel.srt.runners.torch_runner import TorchRunner
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 
 from ..multimodal.toy_vision import ToyVision, picture
+from ..runners.cuda.reference import reference_parts
 from .reference import Piece, Sequences, random_tokens, reference_model, relative_error, tensors_of
 
 NUM_SLOTS = 120

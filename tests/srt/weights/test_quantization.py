@@ -10,9 +10,10 @@ from umbel.lang.errors import ParameterError
 from umbel.lang.runtime_options import Weights
 from umbel.srt.kernels.cpu.library import load_library
 from umbel.srt.layers.checkpoint import Checkpoint, LinearTensors
+from umbel.srt.layers.linear import DenseMethod
 from umbel.srt.models.decoder import build_model
 from umbel.srt.runners.torch_runner import TorchRunner
-from umbel.srt.weights.quantization import FORMATS, DenseMethod, cpu_method, require_dense
+from umbel.srt.weights.quantization import FORMATS, cpu_method, require_dense
 
 from ..models.reference import Piece, Sequences, random_tokens, reference_model, relative_error, run_steps, tensors_of
 

@@ -9,12 +9,13 @@ import torch
 from umbel.srt.core.batch import Batch
 from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.runners.build import build_runner
-from umbel.srt.runners.cuda.build import Parts, build_cuda_runner, reference_parts
+from umbel.srt.runners.cuda.build import Parts, build_cuda_runner
 from umbel.srt.runners.cuda.device import Accelerator, HostAccelerator, StepLimits
 from umbel.srt.runners.cuda.runner import CudaRunner
 from umbel.srt.runners.torch_runner import TorchRunner
 
 from ...models.reference import Piece, Sequences, random_tokens, reference_model, tensors_of
+from .reference import reference_parts
 
 NUM_SLOTS = 200
 LENGTHS = (23, 9, 31)

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
-from umbel.srt.runners.cuda.build import Parts, reference_parts
+from umbel.srt.runners.cuda.build import Parts
 from umbel.srt.runners.cuda.device import Graph, HostAccelerator
-from umbel.srt.runners.cuda.reference import ReferenceBackend
+
+from .reference import ReferenceBackend, reference_parts
 
 
 @dataclass(frozen=True)

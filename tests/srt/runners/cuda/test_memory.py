@@ -11,7 +11,7 @@ from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.multimodal.store import VisionStore
 from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cuda import device
-from umbel.srt.runners.cuda.build import build_cuda_runner, obstacle, reference_parts
+from umbel.srt.runners.cuda.build import build_cuda_runner, obstacle
 from umbel.srt.runners.cuda.decoder import CudaDecoder
 from umbel.srt.runners.cuda.device import (
     CudaAccelerator,
@@ -27,6 +27,7 @@ from umbel.srt.runners.cuda.runner import CudaRunner
 
 from ...multimodal.toy_vision import ToyVision
 from .engines import in_torch, on_host, tiny_model
+from .reference import reference_parts
 
 GEOMETRY = KVGeometry(layers=3, kv_heads=2, head_dim=16, dtype=torch.float32)
 LIMITS = StepLimits(rows=40, sequences=8, logits=16)

@@ -6,12 +6,13 @@ The references of the decoder's kernels are in `kernels.triton.reference`.
 from dataclasses import dataclass
 
 import torch
-
-from ...attention.backend import AttentionCounters, AttentionGeometry
-from ...attention.torch_backend import TorchBackend, TorchPlan
-from ...cache.kv_pool import FLOAT8, KVPool
-from ...core.batch import Batch, Draws
-from ...sampling.gumbel import TorchSampling
+from umbel.srt.attention.backend import AttentionCounters, AttentionGeometry
+from umbel.srt.attention.torch_backend import TorchBackend, TorchPlan
+from umbel.srt.cache.kv_pool import FLOAT8, KVPool
+from umbel.srt.core.batch import Batch, Draws
+from umbel.srt.kernels.triton import reference
+from umbel.srt.runners.cuda.build import Parts
+from umbel.srt.sampling.gumbel import TorchSampling
 
 
 @dataclass(slots=True)
@@ -77,3 +78,8 @@ class ReferenceChooser(TorchSampling):
 
     def choose_async(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
         return torch.from_numpy(self.choose(logits, draws)).to(logits.device)
+
+
+def reference_parts() -> Parts:
+    """The references in plain torch, which run on any device."""
+    return Parts("reference of triton", reference, ReferenceChooser, ReferenceBackend, anywhere=True)
