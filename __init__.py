@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .compiler.tracing.effects import TraceWarning as TraceWarning
     from .interpreter.backends.echo import Echo as Echo
     from .interpreter.backends.echo import FailCall as FailCall
-    from .interpreter.backends.gate import Gate as Gate
+    from .interpreter.backends.echo import Gate as Gate
     from .interpreter.backends.hosted.anthropic.backend import Anthropic as Anthropic
     from .interpreter.backends.hosted.litellm import LiteLLM as LiteLLM
     from .interpreter.backends.hosted.openai.backend import OpenAI as OpenAI
@@ -107,8 +107,7 @@ _HOMES = {
     "compiler.graph": ("Graph",),
     "compiler.shared_prefix": ("Cached",),
     "compiler.program": ("Program", "function"),
-    "interpreter.backends.echo": ("Echo", "FailCall"),
-    "interpreter.backends.gate": ("Gate",),
+    "interpreter.backends.echo": ("Echo", "FailCall", "Gate"),
     "interpreter.backends.hosted.anthropic.backend": ("Anthropic",),
     "interpreter.backends.hosted.litellm": ("LiteLLM",),
     "interpreter.backends.hosted.openai.backend": ("OpenAI",),

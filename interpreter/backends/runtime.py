@@ -60,8 +60,7 @@ from ...lang.sampling import SamplingParams, merge, overrides
 from ...lang.transport.exchange import Exchange
 from ...lang.transport.link import Welcome
 from ..loop import streams
-from .runtime_link import Link
-from .runtime_process import GatewayProcess
+from .runtime_link import GatewayProcess, Link
 
 STARTUP_TIMEOUT = 900.0  # seconds; the first start of a GGUF file converts it
 NEEDED = ("numpy", "torch")  # by every engine

@@ -18,10 +18,9 @@ from ...lang import checks
 from ...lang.prompt import Part, Text
 from ...lang.protocol import Usage
 from ...lang.runtime_options import MAX_MODEL_LENGTH
-from ..backends.echo import MOST_RECORDED
-from ..backends.echo_script import Script, ScriptReader
+from ..backends.echo import MOST_RECORDED, Gate
+from ..backends.echo_answers import Script, ScriptReader
 from ..backends.echo_tokens import prompt_text
-from ..backends.gate import Gate
 from ..backends.hosted.conversation import Content, Conversation, Message, PlainText, asked_to_continue
 from . import faults as broken
 from .faults import Fault, Faults, Scene

@@ -23,10 +23,9 @@ from msgspec import Meta
 from ...lang.prompt import Part, Text
 from ...lang.protocol import ConstraintSpec, TokenLogprob, Usage
 from ...lang.sampling import SamplingParams
-from ..backends.echo_answers import cut, hashed_logprobs
-from ..backends.echo_script import Script
+from ..backends.echo import Gate
+from ..backends.echo_answers import Script, cut, hashed_logprobs
 from ..backends.echo_tokens import PrefixCache, pieces, token_id
-from ..backends.gate import Gate
 from .faults import Faults
 from .openai.provider import FakeOpenAI, checked_grammar
 from .openai.replies import Json, Said, Scores, prompt_logprobs

@@ -10,8 +10,7 @@ import pytest
 import umbel as ul
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from umbel.interpreter.backends.echo import Echo
-from umbel.interpreter.backends.gate import Gate
+from umbel.interpreter.backends.echo import Echo, Gate
 from umbel.lang.prompt import Text as TextPart
 from umbel.lang.protocol import Chunk, Final, GenRequest
 from umbel.srt.in_process import LocalBackend

@@ -15,7 +15,7 @@ import pytest
 import umbel as ul
 import umbel.compat.sglang as sgl
 from umbel.interpreter import loop
-from umbel.interpreter.backends.hosted.environment import Environment
+from umbel.interpreter.backends.hosted.session import Environment
 from umbel.interpreter.fakes.structured import Form
 from umbel.interpreter.guarantees import expressions
 from umbel.lang.chat_template import CHATML

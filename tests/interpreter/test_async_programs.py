@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import umbel as ul
-from umbel.interpreter.backends.echo import Echo
-from umbel.interpreter.backends.gate import Gate
+from umbel.interpreter.backends.echo import Echo, Gate
 
 from .conftest import PATIENCE
 

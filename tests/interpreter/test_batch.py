@@ -5,8 +5,7 @@ import threading
 import pytest
 import umbel as ul
 from umbel.interpreter import loop
-from umbel.interpreter.backends.echo import Echo
-from umbel.interpreter.backends.gate import Gate
+from umbel.interpreter.backends.echo import Echo, Gate
 
 from .conftest import PATIENCE
 

@@ -9,8 +9,7 @@ import pytest
 import umbel as ul
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from umbel.interpreter.backends.echo import Echo, FailCall
-from umbel.interpreter.backends.gate import Gate
+from umbel.interpreter.backends.echo import Echo, FailCall, Gate
 from umbel.interpreter.budget import Allowance, charge_at_most
 from umbel.lang.protocol import Capabilities, Chunk, Final, GenRequest
 

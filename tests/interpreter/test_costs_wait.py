@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import umbel as ul
-from umbel.interpreter.backends.echo import Echo
-from umbel.interpreter.backends.gate import Gate
+from umbel.interpreter.backends.echo import Echo, Gate
 
 from .conftest import PATIENCE
 

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 import umbel as ul
 from umbel.interpreter import loop
-from umbel.interpreter.backends.echo import Echo
-from umbel.interpreter.backends.gate import Gate
+from umbel.interpreter.backends.echo import Echo, Gate
 
 PATIENCE = 60.0
 

@@ -5,8 +5,7 @@ import time
 
 import pytest
 import umbel as ul
-from umbel.interpreter.backends.echo import Echo, FailCall
-from umbel.interpreter.backends.gate import Gate
+from umbel.interpreter.backends.echo import Echo, FailCall, Gate
 from umbel.lang.prompt import Generated, Text
 from umbel.lang.protocol import GenRequest, Hint
 

@@ -80,7 +80,7 @@ def test_all_errors_of_the_tree_are_public() -> None:
 def test_a_forked_child_runs_programs_of_its_own() -> None:
     code = """
 import os, umbel as ul
-from umbel.interpreter.backends.gate import Gate
+from umbel.interpreter.backends.echo import Gate
 @ul.function
 def program(s, x):
     s += x + ul.gen("y")
@@ -124,7 +124,7 @@ for _ in range(50):
 def test_a_process_ends_although_calls_are_pending() -> None:
     code = """
 import umbel as ul
-from umbel.interpreter.backends.gate import Gate
+from umbel.interpreter.backends.echo import Gate
 @ul.function
 def program(s):
     s += "a" + ul.gen("x")

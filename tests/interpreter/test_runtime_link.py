@@ -9,8 +9,7 @@ from typing import cast
 import pytest
 import zmq
 from umbel.interpreter.backends import runtime_link
-from umbel.interpreter.backends.runtime_link import Link
-from umbel.interpreter.backends.runtime_process import GatewayProcess
+from umbel.interpreter.backends.runtime_link import GatewayProcess, Link
 from umbel.lang.errors import ConnectionLostError, ParameterError, RequestError
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Done, Failure, Final, GenRequest, Usage

@@ -5,8 +5,7 @@ import threading
 
 import pytest
 import umbel as ul
-from umbel.interpreter.backends.echo import Echo, FailCall
-from umbel.interpreter.backends.gate import Gate
+from umbel.interpreter.backends.echo import Echo, FailCall, Gate
 from umbel.lang.protocol import GenRequest
 
 from .conftest import PATIENCE

@@ -8,8 +8,7 @@ import threading
 
 import pytest
 import umbel as ul
-from umbel.interpreter.backends.echo import Echo, FailCall
-from umbel.interpreter.backends.gate import Gate
+from umbel.interpreter.backends.echo import Echo, FailCall, Gate
 from umbel.interpreter.selecting import decide
 from umbel.lang.chat_template import ChatTemplate, TemplateWarning
 from umbel.lang.prompt import Media

@@ -23,8 +23,7 @@ import psutil
 import pytest
 import zmq
 from umbel.interpreter.backends.runtime import Runtime
-from umbel.interpreter.backends.runtime_link import Link
-from umbel.interpreter.backends.runtime_process import GatewayProcess
+from umbel.interpreter.backends.runtime_link import GatewayProcess, Link
 from umbel.lang.errors import BackendError, ConnectionLostError, DeadlineError, EngineError, ModelError, UmbelError
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Chunk, ConstraintSpec, Final, GenRequest, Locate, ScoreRequest

@@ -1,6 +1,6 @@
 """`sglang.lang.chat_template`: templates by the names of model families."""
 
-from ....interpreter.backends.hosted import named_templates
+from ....interpreter.backends.hosted.sglang import endpoint
 from ....lang.chat_template import ChatTemplate
 
 __all__ = ["ChatTemplate", "get_chat_template", "get_chat_template_by_model_path"]
@@ -13,7 +13,7 @@ def get_chat_template(name: str) -> ChatTemplate:
         ParameterError: the name is no string.
         TemplateError: there is none.
     """
-    return named_templates.named(name)
+    return endpoint.named_template(name)
 
 
 def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
@@ -22,4 +22,4 @@ def get_chat_template_by_model_path(model_path: str) -> ChatTemplate:
     Raises:
         ParameterError: the path is no string.
     """
-    return named_templates.named(named_templates.name_of_model(model_path) or "default")
+    return endpoint.named_template(endpoint.template_name_of(model_path) or "default")

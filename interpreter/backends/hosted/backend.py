@@ -38,12 +38,9 @@ from ....lang.protocol import (
     ScoreRequest,
 )
 from ....lang.sampling import SamplingParams
-from .content import conversation_tokens_at_most, count_bytes
-from .conversation import template
-from .environment import Environment, Timeouts
+from .conversation import conversation_tokens_at_most, count_bytes, template
 from .errors import Provider
-from .retries import Retries
-from .session import MOST_AT_ONCE, Session
+from .session import MOST_AT_ONCE, Environment, Retries, Session, Timeouts
 
 C = TypeVar("C")
 

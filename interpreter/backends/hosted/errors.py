@@ -13,8 +13,10 @@ Both SDKs have the same tree of exceptions, read here by shape.
 Messages are made anew: an SDK's exception holds the request, and the request holds the key.
 """
 
+import email.utils
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +29,6 @@ from ....lang.errors import (
     RequestError,
     UmbelError,
 )
-from .retries import Transient, retry_after
 
 _MOST_SAID = 400  # characters of a provider's own words
 _KEY_LIKE = re.compile(r"(?i)\b(?:sk-|bearer\s+)[\w*.-]{4,}")
@@ -38,6 +39,20 @@ _NOT_OFFERED = ("unsupported_parameter", "unsupported_value", "unknown_parameter
 _SAYS_NOT_OFFERED = re.compile(
     r"(?i)(?:not|n't|no longer) support|unsupported|unrecognized request argument|extra inputs are not permitted"
 )
+
+
+class Transient(Exception):
+    """An attempt failed before the first byte of its answer, and may succeed later.
+
+    Args:
+        error: what to raise when it is not tried again.
+        reason: for counters: "429", "503", "connect", "timeout", ...
+        retry_after: seconds to wait, as the server says; None when it does not.
+    """
+
+    def __init__(self, error: UmbelError, reason: str, retry_after: float | None = None) -> None:
+        super().__init__(str(error))
+        self.error, self.reason, self.retry_after = error, reason, retry_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,3 +207,37 @@ def _code(body: Any) -> str:  # Any: whatever a server puts there
     if not isinstance(inner, dict):
         return ""
     return f"{inner.get('type') or ''} {inner.get('code') or ''}".lower()
+
+
+def retry_after(headers: Mapping[str, str], now: Callable[[], float] = time.time) -> float | None:
+    """Returns the seconds a response asks to wait: `retry-after-ms`, or Retry-After as a number or an HTTP date.
+
+    A date is compared with the response's own Date, so that clocks that differ do no harm; without one with ours.
+    """
+    milliseconds = _number(headers.get("retry-after-ms"))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    given = headers.get("retry-after")
+    seconds = _number(given)
+    if seconds is not None or given is None:
+        return seconds
+    moment = _date(given)
+    if moment is None:
+        return None
+    sent = _date(headers.get("date"))
+    return max(0.0, moment - (now() if sent is None else sent))
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if 0.0 <= value < float("inf") else None
+
+
+def _date(text: str | None) -> float | None:
+    try:
+        return email.utils.parsedate_to_datetime(text or "").timestamp()
+    except (ValueError, OverflowError):
+        return None

@@ -12,11 +12,11 @@ from ....lang.errors import ParameterError
 from ....lang.runtime_options import MAX_MODEL_LENGTH
 from .backend import CallOptions
 from .constraint_params import Fields
-from .credentials import checked_address, checked_headers, checked_key, secrets_of
 from .errors import Provider
 from .openai.dialect import TranslatedBackend, checked_chat_profile
 from .openai.profiles import COMPATIBLE, Profile
-from .translated import Object, TranslatedStream, Translator
+from .openai.wire import Object, TranslatedStream, Translator
+from .transport import checked_address, checked_headers, checked_key, secrets_of
 
 _EXAMPLE = "https://models.example.com/v1"
 

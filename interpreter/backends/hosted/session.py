@@ -2,25 +2,185 @@
 
 A client's connections belong to the loop on which they were opened. The interpreter has one loop; tests and blocking
 helpers bring others. So a session opens one client of the provider's SDK for each event loop.
+
+An attempt says by `Transient` that it failed before anything of an answer had come; then it is tried again. Waits are
+drawn from the whole interval up to a bound that doubles ("full jitter"), so that clients that failed together do not
+retry together; a server's Retry-After is honoured, within a bound.
+
+Clock, randomness, network and environment variables come in by `Environment`.
 """
 
 import asyncio
+import os
+import random
 import threading
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ....lang import checks
-from ....lang.errors import DeadlineError, UmbelError
-from .environment import Environment, Timeouts
-from .errors import Provider
-from .retries import Retries, Transient
+from ....lang.errors import DeadlineError, ParameterError, UmbelError
+from .errors import Provider, Transient
+from .transport import answered
+
+if TYPE_CHECKING:
+    import httpx2
+
 
 C = TypeVar("C")
 C_co = TypeVar("C_co", covariant=True)  # a session gives clients, and takes none
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Clock, randomness, network and environment variables; tests give their own.
+
+    Attributes:
+        clock: seconds that never go back.
+        sleep: waits a number of seconds.
+        chance: returns a random number in [0, 1).
+        wire: carries requests instead of the network (environment variables for proxies do not apply then).
+        variables: where keys and addresses are looked for; None: those of this process, as they are now.
+
+    Raises:
+        ParameterError: the variables are no mapping.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    chance: Callable[[], float] = random.random
+    wire: "httpx2.AsyncBaseTransport | None" = None
+    variables: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        checks.instance("variables", self.variables, Mapping | None)
+
+    def variable(self, name: str) -> str:
+        """Returns the value of an environment variable; "" where it is not set."""
+        return (os.environ if self.variables is None else self.variables).get(name, "")
+
+
+# Fields of Timeouts, and what they are called where users give them.
+_NAMES = {
+    "whole": "timeout",
+    "first_byte": "first_byte_timeout",
+    "connect": "connect_timeout",
+    "idle": "idle_timeout",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Bounds on how long a call takes, in seconds.
+
+    Attributes:
+        whole: of the call: its tries, the waits between them, and the answer.
+        first_byte: until an answer begins; None for as long as `whole`. Without streaming an answer begins when it is
+            complete.
+        connect: until a connection stands.
+        idle: of silence inside an answer; never more than `first_byte`.
+
+    Raises:
+        ParameterError: one of them is no number above 0 and up to 10**9, or `first_byte` is more than `whole`.
+    """
+
+    whole: float = 600.0
+    first_byte: float | None = None
+    connect: float = 10.0
+    idle: float = 120.0
+
+    @classmethod
+    def of(cls, options: Mapping[str, float | None]) -> "Timeouts":
+        """Reads the timeouts among a backend's options."""
+        return cls(**{field: options[name] for field, name in _NAMES.items() if name in options})  # type: ignore[arg-type]  # checked below
+
+    def __post_init__(self) -> None:
+        for field, name in _NAMES.items():
+            if (value := getattr(self, field)) is not None or field != "first_byte":
+                object.__setattr__(self, field, checks.seconds(name, value))
+        if self.silent > self.whole:
+            raise ParameterError(
+                f"first_byte_timeout={self.silent} is more than timeout={self.whole}, which ends the call before; "
+                "raise timeout, or leave first_byte_timeout out"
+            )
+
+    @property
+    def silent(self) -> float:
+        """Limit until the first byte, in seconds."""
+        return self.whole if self.first_byte is None else self.first_byte
+
+
+FIRST_WAIT = 0.5  # seconds at most before the second try; doubled for each further one
+LONGEST_WAIT = 8.0  # seconds at most between tries, unless the server asks for more
+LONGEST_RETRY_AFTER = 60.0  # seconds that a server may make us wait
+MOST_RETRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """Bounds on retries, and the waits before them.
+
+    Args:
+        most: tries after the first one.
+
+    Raises:
+        ParameterError: a number that is none of 0 to 20.
+    """
+
+    most: int = 3
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "most", checks.integer("max_retries", self.most, 0, MOST_RETRIES))
+
+    def wait(self, failed: int, retry_after: float | None, chance: float) -> float:
+        """Returns the seconds until the next try, after `failed` of them. `chance`: a random number in [0, 1)."""
+        bound: float = min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** (failed - 1))
+        if retry_after is None:
+            return chance * bound
+        return min(LONGEST_RETRY_AFTER, retry_after) + chance * FIRST_WAIT
+
+    async def run(
+        self,
+        attempt: Callable[[], Awaitable[T]],
+        environment: Environment,
+        deadline: float | None,
+        counts: "Counter[str]",
+    ) -> T:
+        """Runs attempts and returns the result of the first that succeeds.
+
+        Args:
+            attempt: raises Transient for what may be tried again; whatever else it raises is final.
+            deadline: on the environment's clock; no wait goes past it.
+            counts: gets one for every retry, under its reason.
+
+        Raises:
+            UmbelError: that of the last attempt, with the number of tries.
+            DeadlineError: the next try would come too late.
+        """
+        failed = 0
+        while True:
+            try:
+                return await attempt()
+            except Transient as transient:
+                failure = transient
+            failed += 1
+            if failed > self.most:
+                raise _after(failure.error, failed)
+            wait = self.wait(failed, failure.retry_after, environment.chance())
+            if deadline is not None and environment.clock() + wait >= deadline:
+                raise DeadlineError(f"no time is left for another try in {wait:.1f} s; the last one ended: {failure}")
+            counts[failure.reason] += 1
+            await environment.sleep(wait)
+
+
+def _after(error: UmbelError, tries: int) -> UmbelError:
+    """Makes a new error with the number of tries: it holds no reference to the attempt."""
+    return error if tries == 1 else type(error)(f"{error} (tried {tries} times)")
+
 
 MOST_AT_ONCE = 4096
 
@@ -142,14 +302,8 @@ class Session(Generic[C_co]):
                 and type(error).__module__.split(".")[0] not in _LIBRARIES
             ):
                 raise
-            problem = self.provider.failure(error, answered=_answered(error))
+            problem = self.provider.failure(error, answered=answered(getattr(error, "request", None)))
         raise problem
-
-
-def _answered(error: Exception) -> bool:
-    from .transport import answered  # late: something was sent, so it is imported
-
-    return answered(getattr(error, "request", None))
 
 
 @dataclass(frozen=True, slots=True)

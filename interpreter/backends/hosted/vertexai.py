@@ -14,11 +14,11 @@ from ....lang.errors import CapabilityError, ParameterError, RequestError, shown
 from ....lang.runtime_options import MAX_MODEL_LENGTH
 from .backend import CallOptions
 from .constraint_params import Fields
-from .credentials import checked_key, secrets_of
 from .errors import Provider
 from .openai.dialect import TranslatedBackend, checked_chat_profile
 from .openai.profiles import Profile
-from .translated import Object, ProviderError, Translator
+from .openai.wire import Object, ProviderError, Translator
+from .transport import checked_key, secrets_of
 
 # Of the Gemini models: which parameters they take, and that they enforce any JSON schema.
 GEMINI = Profile(

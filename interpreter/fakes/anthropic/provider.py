@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from ....lang import checks
 from ....lang.protocol import Completion, FinishReason, Usage
 from ....lang.sampling import SamplingParams
-from ...backends.echo_answers import cut
-from ...backends.echo_script import Script
+from ...backends.echo import Gate
+from ...backends.echo_answers import Script, cut
 from ...backends.echo_tokens import pieces
-from ...backends.gate import Gate
 from ...backends.hosted.conversation import Conversation
 from .. import provider
 from ..faults import Faults

@@ -28,11 +28,9 @@ from ....lang.errors import UmbelError
 from ....lang.prompt import Part, Text
 from ....lang.protocol import ConstraintSpec, Usage
 from ....lang.sampling import MAX_TOKENS, SamplingParams
-from ...backends.echo import MOST_RECORDED
-from ...backends.echo_answers import checked_scores, cut, hashed_logprobs
-from ...backends.echo_script import Script
+from ...backends.echo import MOST_RECORDED, Gate
+from ...backends.echo_answers import Script, checked_scores, cut, hashed_logprobs
 from ...backends.echo_tokens import PrefixCache, prompt_tokens
-from ...backends.gate import Gate
 from ...backends.hosted.conversation import Conversation
 from ...guarantees import expressions
 from .. import provider

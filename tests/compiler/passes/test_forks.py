@@ -6,8 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from umbel.compiler.graph import Graph
 from umbel.compiler.operations import Fork, Join
 from umbel.compiler.passes import rewrite
-from umbel.interpreter.backends.echo import Echo
-from umbel.interpreter.backends.gate import Gate
+from umbel.interpreter.backends.echo import Echo, Gate
 
 from ..random_programs import bodies, program_of
 from ..watching import Watched

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import umbel as ul
 import umbel.testing
-from umbel.interpreter.backends.gate import Gate
+from umbel.interpreter.backends.echo import Gate
 from umbel.interpreter.fakes.anthropic import provider as anthropic
 from umbel.interpreter.fakes.openai import provider as openai
 from umbel.testing import FakeAnthropic, FakeOpenAI, Fault, Unreachable

@@ -6,7 +6,7 @@ from typing import Any
 
 import anthropic
 import umbel as ul
-from umbel.interpreter.backends.hosted.environment import Environment
+from umbel.interpreter.backends.hosted.session import Environment
 from umbel.interpreter.backends.hosted.transport import http_library
 
 http = http_library(anthropic)  # httpx or httpx2, as the SDK is written for

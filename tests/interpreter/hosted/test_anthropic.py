@@ -7,7 +7,7 @@ import anthropic
 import pytest
 import umbel as ul
 from umbel.interpreter.backends.hosted.anthropic.backend import Anthropic
-from umbel.interpreter.backends.hosted.environment import Environment
+from umbel.interpreter.backends.hosted.session import Environment
 from umbel.interpreter.backends.hosted.transport import http_library
 
 from .messages_wire import Event, MessagesWire, events

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import umbel as ul
-from umbel.interpreter.backends.hosted.anthropic.profiles import Sampling, Thinking, profile_of
+from umbel.interpreter.backends.hosted.anthropic.request import Sampling, Thinking, profile_of
 from umbel.interpreter.backends.hosted.conversation import CONTINUE_TEXT, CONTINUE_TURN
 from umbel.interpreter.backends.hosted.stops import Lead, sendable
 from umbel.lang.protocol import ConstraintSpec

@@ -3,7 +3,7 @@
 import httpx2
 import pytest
 import umbel as ul
-from umbel.interpreter.backends.hosted.environment import Environment
+from umbel.interpreter.backends.hosted.session import Environment
 
 DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
 EVENTS = {"content-type": "text/event-stream"}

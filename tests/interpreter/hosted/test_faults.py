@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pytest
 import umbel as ul
 from umbel.interpreter.backends.hosted import transport
-from umbel.interpreter.backends.hosted.environment import Environment
+from umbel.interpreter.backends.hosted.session import Environment
 from umbel.interpreter.fakes.provider import FakeProvider
 from umbel.lang.chat_template import Turn
 from umbel.lang.errors import UmbelError

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pydantic
 import pytest
 import umbel as ul
-from umbel.interpreter.backends.echo_script import Script
+from umbel.interpreter.backends.echo_answers import Script
 from umbel.interpreter.backends.hosted.anthropic.backend import Anthropic
 from umbel.interpreter.backends.hosted.openai.backend import OpenAI
 from umbel.interpreter.fakes.anthropic.provider import FakeAnthropic

@@ -11,7 +11,7 @@ import openai
 import pytest
 import umbel as ul
 from umbel.interpreter import loop
-from umbel.interpreter.backends.hosted.environment import Environment
+from umbel.interpreter.backends.hosted.session import Environment
 from umbel.interpreter.backends.hosted.transport import http_library
 from umbel.interpreter.fakes.openai.requests import LLAMA_CPP, OPENAI, REASONING, SGLANG, VLLM
 from umbel.lang.chat_template import TemplateWarning

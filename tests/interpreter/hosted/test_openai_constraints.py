@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.interpreter.backends.hosted.constraint_params import MOST_VALUES, NotStrict, beginning, strict, unwrap
-from umbel.interpreter.backends.hosted.openai.constraints import kinds, lower
-from umbel.interpreter.backends.hosted.openai.profiles import SERVERS, Profile, of_model
+from umbel.interpreter.backends.hosted.openai.profiles import SERVERS, Profile, kinds, lower, of_model
 from umbel.lang.protocol import ConstraintSpec
 
 GPT = of_model("gpt-4o")

@@ -11,9 +11,9 @@ import pytest
 import umbel as ul
 import umbel.compat.sglang as sgl
 from umbel.compat.sglang.lang.chat_template import get_chat_template
-from umbel.interpreter.backends.hosted import named_templates
-from umbel.interpreter.backends.hosted.environment import Environment
 from umbel.interpreter.backends.hosted.errors import Provider
+from umbel.interpreter.backends.hosted.session import Environment
+from umbel.interpreter.backends.hosted.sglang.endpoint import _IMAGE_TOKENS, _MODELS, named_template, template_name_of
 from umbel.interpreter.backends.hosted.sglang.wire import Reader
 from umbel.interpreter.fakes.server import Exchange, HttpRequest
 from umbel.lang.chat_template import CHATML, chat_template_by_name
@@ -260,7 +260,7 @@ def test_roles_are_written_by_the_template_of_the_models_family():
     with FakeSGLang(lambda text: "yes", model="nobody/knows-it") as server, pytest.warns(ul.TemplateWarning):
         program.run(backend=endpoint(server)).sync()
     with FakeSGLang(lambda text: "yes", model="nobody/knows-it") as server:
-        for template in (named_templates.named("gemma-it"), "gemma-it"):
+        for template in (named_template("gemma-it"), "gemma-it"):
             program.run(backend=endpoint(server, chat_template=template)).sync()
             assert server.requests[-1].text == "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n"
 
@@ -278,7 +278,7 @@ def test_a_name_gives_one_prompt_and_no_process_wherever_it_is_written(name: str
     expected = chat_template_by_name(name).render(CONVERSATION, add_generation_prompt=True)
     chat = "http://127.0.0.1:9"
     made = {
-        "named": named_templates.named(name),
+        "named": named_template(name),
         "endpoint": ul.RuntimeEndpoint(chat, chat_template=name).chat_template,
         "openai": ul.OpenAI("m", base_url=chat, chat_template=name, mode="completion").chat_template,
         "frame": get_chat_template(name),
@@ -302,18 +302,18 @@ def test_a_file_is_a_template_at_every_endpoint(tmp_path: Path):
 
 
 def test_the_template_of_every_known_family_is_there():
-    for _, name in named_templates._MODELS:
+    for _, name in _MODELS:
         assert name in NAMES
-    assert set(named_templates._IMAGE_TOKENS) <= set(NAMES)
+    assert set(_IMAGE_TOKENS) <= set(NAMES)
 
 
 def test_an_unknown_template_name_is_an_error():
     with pytest.raises(ul.ParameterError, match="got int"):
         ul.RuntimeEndpoint("http://127.0.0.1:1", chat_template=3)
-    for make in (named_templates.named, lambda name: ul.RuntimeEndpoint("http://127.0.0.1:1", chat_template=name)):
+    for make in (named_template, lambda name: ul.RuntimeEndpoint("http://127.0.0.1:1", chat_template=name)):
         with pytest.raises(ul.TemplateError, match="did you mean 'chatml'"):
             make("chat-ml")
-    for call in (named_templates.named, named_templates.name_of_model):
+    for call in (named_template, template_name_of):
         for wrong in (3, None, ["chatml"], "x" * 5000):
             with pytest.raises(ul.ParameterError):
                 call(wrong)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import umbel as ul
 import umbel.compat.sglang as sgl
-from umbel.interpreter.backends.hosted.environment import Environment
-from umbel.interpreter.backends.hosted.translated import ProviderError
+from umbel.interpreter.backends.hosted.openai.wire import ProviderError
+from umbel.interpreter.backends.hosted.session import Environment
 from umbel.interpreter.fakes.server import Exchange, HttpRequest, Server
 from umbel.testing import FakeOpenAI
 

@@ -9,8 +9,8 @@ from email.utils import formatdate
 import openai
 import pytest
 from umbel.interpreter.backends.hosted import transport
-from umbel.interpreter.backends.hosted.environment import Timeouts
-from umbel.interpreter.backends.hosted.retries import Retries, retry_after
+from umbel.interpreter.backends.hosted.errors import retry_after
+from umbel.interpreter.backends.hosted.session import Retries, Timeouts
 from umbel.interpreter.backends.hosted.transport import http_library
 from umbel.lang.errors import (
     BackendError,

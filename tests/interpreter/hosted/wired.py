@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import openai
 from umbel import OpenAI
-from umbel.interpreter.backends.hosted.environment import Environment
+from umbel.interpreter.backends.hosted.session import Environment
 from umbel.interpreter.backends.hosted.transport import http_library
 from umbel.lang.prompt import Part, Text
 from umbel.lang.protocol import Chunk, ConstraintSpec, Final, GenRequest, Origin

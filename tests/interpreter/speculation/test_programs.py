@@ -5,8 +5,7 @@ import asyncio
 import msgspec
 import pytest
 import umbel as ul
-from umbel.interpreter.backends.echo import Echo, FailCall
-from umbel.interpreter.backends.gate import Gate
+from umbel.interpreter.backends.echo import Echo, FailCall, Gate
 from umbel.lang.cost import Speculation
 
 from ..conftest import PATIENCE

@@ -3,7 +3,7 @@
 from typing import Any
 
 from .....interpreter.backends.hosted import litellm as core
-from .....interpreter.backends.hosted.credentials import checked_key
+from .....interpreter.backends.hosted.transport import checked_key
 from .....lang import checks
 from .....lang.chat_template import ChatTemplate
 from .....lang.errors import ParameterError

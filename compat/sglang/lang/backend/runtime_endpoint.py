@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from .....interpreter.backends import runtime as core
-from .....interpreter.backends.hosted import named_templates
+from .....interpreter.backends.hosted.sglang import endpoint
 from .....interpreter.backends.hosted.sglang import endpoint as core_endpoint
 from .....interpreter.loop import streams
 from .....interpreter.run import flush_cache, get_server_info
@@ -327,7 +327,7 @@ class RuntimeEndpoint(core_endpoint.RuntimeEndpoint):
                 "RuntimeEndpoint() takes no verify=; set SSL_CERT_FILE to the file of the server's authority"
             )
         if chat_template_name is not None:
-            options["chat_template"] = named_templates.named(chat_template_name)
+            options["chat_template"] = endpoint.named_template(chat_template_name)
         super().__init__(base_url, api_key=api_key, **options)
 
     def get_model_name(self) -> str | None:

@@ -14,9 +14,8 @@ from ..constraint_params import beginning, unwrap
 from ..errors import Provider
 from ..session import Session
 from ..stops import StopCutter
-from ..translated import TranslatedStream, Translator
 from .requests import Plan
-from .wire import Choice, Counted, Piece, logprobs_of, parsed
+from .wire import Choice, Counted, Piece, TranslatedStream, Translator, logprobs_of, parsed
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, AsyncStream

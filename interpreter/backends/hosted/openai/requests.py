@@ -12,10 +12,8 @@ from .....lang.protocol import ConstraintSpec, GenRequest
 from .....lang.sampling import SamplingParams
 from .. import conversation
 from ..constraint_params import WRAPPING_TOKENS, ConstraintParams, Fields
-from ..content import in_base64, media_type
-from ..conversation import Content, Message, PlainText, read, text_of
-from .constraints import Mode, lower
-from .profiles import Profile
+from ..conversation import Content, Message, PlainText, in_base64, media_type, read, text_of
+from .profiles import Mode, Profile, lower
 
 _DEFAULTS = SamplingParams()
 _ROLES = ("system", "developer", "user", "assistant")

@@ -1,12 +1,19 @@
-"""Answers of servers of the OpenAI dialect, as types. Fields that are not used are not read."""
+"""Types answers of the OpenAI dialect, and translates providers' own clients into it.
 
-from collections.abc import Mapping
+A `Translator` stands in for OpenAI's SDK: requests come to it as bodies of `/chat/completions`, and answers go back as
+its objects, so that planning, stops, constraints, budgets and retries are those of `OpenAI`. Fields of answers that are
+not used are not read.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any
 
 import msgspec
 
 from .....lang.errors import BackendError
 from .....lang.protocol import TokenLogprob
+from ..constraint_params import Fields
 from ..errors import Provider
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -112,3 +119,68 @@ def logprobs_of(given: Logprobs | tuple[TokenLogprob, ...] | None) -> tuple[Toke
 def _ranked(top: dict[str, float] | None) -> tuple[tuple[int, str, float], ...]:
     ranked = sorted((top or {}).items(), key=lambda each: -each[1])
     return tuple((-1, token, value) for token, value in ranked)
+
+
+Object = dict[str, Any]  # Any: JSON
+
+
+class ProviderError(OSError):
+    """A provider refused a request, or failed. The attributes are those of an SDK's exception.
+
+    Args:
+        status: of HTTP.
+        message: in the provider's words.
+        headers: of its answer.
+    """
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status_code, self.body = status, {"error": {"message": message}}
+        self.response = Response(headers or {})
+
+
+class Response:
+    """The headers of an HTTP response."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self.headers = headers
+
+
+class TranslatedStream:
+    """Objects of a streamed answer."""
+
+    response = Response({})
+
+    def __init__(self, objects: AsyncIterator[Object]) -> None:
+        self._objects = objects
+
+    def __aiter__(self) -> AsyncIterator[object]:
+        return self
+
+    async def __anext__(self) -> object:
+        return await anext(self._objects)
+
+    async def close(self) -> None:
+        close = getattr(self._objects, "aclose", None)
+        if close is not None:
+            await close()
+
+
+class Translator(ABC):
+    """A client of a provider that is asked in the OpenAI dialect."""
+
+    async def post(self, path: str, *, cast_to: type[object], body: Fields) -> object:
+        """Requests a whole answer."""
+        return await self.whole(body)
+
+    @abstractmethod
+    async def whole(self, body: Fields) -> Object:
+        """Answers a body of `/chat/completions`. Raises ProviderError, or what the provider's client raises."""
+
+    @abstractmethod
+    async def stream(self, body: Fields) -> AsyncIterator[Object]:
+        """Answers a body as a stream of objects, once the answer has begun."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Closes the connections that it owns."""

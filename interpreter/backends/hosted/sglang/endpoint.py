@@ -2,42 +2,36 @@
 
 model = umbel.RuntimeEndpoint("http://127.0.0.1:30000")          # SGLang, by its own API
 model = umbel.RuntimeEndpoint("http://127.0.0.1:8000")           # vLLM, llama.cpp and others, by /v1/completions
+
+These servers do not publish the model's chat template: it is taken by the model's name. The templates are those of
+`lang/templates/formats.py`, so a name gives the same prompt wherever it is written.
 """
 
 import contextlib
+import re
 from collections.abc import AsyncIterator, Container, Mapping
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
 
 from .....lang import checks
-from .....lang.chat_template import ChatTemplate, read_chat_template
+from .....lang.chat_template import ChatTemplate, chat_template_by_name, read_chat_template
 from .....lang.errors import EngineError, OverloadedError, ParameterError, RequestError
 from .....lang.prompt import Part
-from .....lang.protocol import (
-    Capabilities,
-    Chunk,
-    ConstraintSpec,
-    Done,
-    Final,
-    GenRequest,
-    Hint,
-    Scored,
-    ScoreRequest,
-)
+from .....lang.protocol import Capabilities, Chunk, ConstraintSpec, Done, Final, GenRequest, Hint, Scored, ScoreRequest
 from .....lang.runtime_options import MAX_MODEL_LENGTH
-from .. import content, named_templates
+from .. import conversation
 from ..backend import ConnectionOptions, HostedBackend
 from ..errors import Provider
 from ..openai import profiles
-from ..openai.backend import OpenAI
-from ..openai.endpoint import listed, plain_endpoint
+from ..openai.backend import OpenAI, listed, plain_endpoint
 from ..openai.profiles import Profile
-from .requests import SGLangPlanner, checked_extra
 from .server import SGLangServer
+from .wire import SGLangPlanner, checked_extra
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+
 
 Dialect = Literal["auto", "sglang", "openai"]
 
@@ -174,7 +168,7 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
         if self._served is None:
-            return content.text_tokens_at_most(prompt, content.count_bytes)
+            return conversation.text_tokens_at_most(prompt, conversation.count_bytes)
         return self._served.tokens_at_most(prompt)
 
     async def control(self, verb: str) -> Done:
@@ -245,13 +239,13 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
             served, asked = model[:_MOST_NAMED], self._model[:_MOST_NAMED]
             raise RequestError(f"{self._name} serves {served!r}, not {asked!r}; leave model= out, or write its own")
         self._model = model
-        family = named_templates.name_of_model(model)
+        family = template_name_of(model)
         if self._given_template is None and family is not None:
-            self._template = named_templates.named(family)
+            self._template = named_template(family)
 
     def _picture_token(self) -> str:
-        family = named_templates.name_of_model(self._model or "")
-        return self._image_token or named_templates.image_token_of(family or "default")
+        family = template_name_of(self._model or "")
+        return self._image_token or image_token_of(family or "default")
 
     async def _told_of_model(self, path: str) -> Mapping[str, Any]:  # Any: JSON
         """Requests facts as `_facts` does. For an unidentified server, any refusal means that it lacks the address:
@@ -291,3 +285,56 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
 
     async def close_client(self, client: "AsyncOpenAI") -> None:
         await client.close()
+
+
+_LONGEST_NAME = 4096  # of a template, or of a model, which may be a path
+
+# Name of a template → placeholder of a picture in its prompts.
+_IMAGE_TOKENS: Mapping[str, str] = {
+    "chatml-llava": "<image>\n",
+    "qwen2-vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "llama-3-instruct": "<|image|>",
+    "llama-3-instruct-llava": "<image>\n",
+    "vicuna_v1.1": " <image>\n",
+}
+
+# The path or name of a model, in lower case → the name of its template; the first that is found.
+_MODELS: tuple[tuple[str, str], ...] = (
+    (r"deepseek-(v3|r1)(?!.*(base|distill))", "deepseek-v3"),
+    (r"vicuna|llava-v1\.5|llava-next-video-7b", "vicuna_v1.1"),
+    (r"llama-?2.*chat|codellama.*instruct|(mistral|mixtral).*instruct", "llama-2-chat"),
+    (r"llama-?3.*llava|llava.*llama-?3", "llama-3-instruct-llava"),
+    (r"llama-?3.*instruct", "llama-3-instruct"),
+    (r"qwen.*vl", "qwen2-vl"),
+    (r"qwen(?!.*base)", "qwen"),
+    (r"llava-v1\.6-34b|llava.*qwen|tinyllama.*chat|hermes", "chatml"),
+    (r"gemma.*(it|instruct)\b", "gemma-it"),
+)
+
+
+def named_template(name: str) -> ChatTemplate:
+    """Returns the template of that name; "default" warns when roles are written: no model was trained on it.
+
+    Raises:
+        ParameterError: the name is no string.
+        TemplateError: no template has it.
+    """
+    name = checks.text("the name of a chat template", name, _LONGEST_NAME, "a name such as 'chatml'")
+    return ChatTemplate(None, name=name) if name == "default" else chat_template_by_name(name)
+
+
+def template_name_of(model: str) -> str | None:
+    """Returns the name of a model's template, by its path; None for an unknown model.
+
+    Raises:
+        ParameterError: the path is no string.
+    """
+    path = checks.text(
+        "the path of a model", model, _LONGEST_NAME, "a path such as 'Qwen/Qwen3-8B'", empty=True
+    ).lower()
+    return next((name for pattern, name in _MODELS if re.search(pattern, path)), None)
+
+
+def image_token_of(name: str) -> str:
+    """Returns the placeholder of a picture in the prompts of a template."""
+    return _IMAGE_TOKENS.get(name, "<image>")
