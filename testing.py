@@ -21,11 +21,9 @@ from .lang.errors import MissingExtraError
 if importlib.util.find_spec("h11") is None:
     raise MissingExtraError("h11", "testing")
 
-from .interpreter.fakes.anthropic.provider import FakeAnthropic
-from .interpreter.fakes.anthropic.requests import AnthropicFeatures
-from .interpreter.fakes.faults import Fault, Unreachable
-from .interpreter.fakes.openai.provider import FakeOpenAI
-from .interpreter.fakes.openai.requests import LLAMA_CPP, REASONING, SGLANG, VLLM, OpenAIFeatures
+from .interpreter.fakes.anthropic import AnthropicFeatures, FakeAnthropic
+from .interpreter.fakes.openai import LLAMA_CPP, REASONING, SGLANG, VLLM, FakeOpenAI, OpenAIFeatures
+from .interpreter.fakes.server import Fault, Unreachable
 from .interpreter.fakes.sglang import FakeSGLang
 
 __all__ = [

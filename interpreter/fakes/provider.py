@@ -1,30 +1,43 @@
-"""The base of all fake providers: a server that reads a script, counts, and breaks on demand.
+"""The base of all fake providers: a server that reads a script, checks requests, counts, and breaks on demand.
 
 Scripts are asked about the text that Echo would have been asked: conversations are written as ChatML here, as the
 hosted backends have them (`hosted/conversation.py`), so that one script answers Echo and every fake.
+
+A dialect says which fields a request may have (`fitted`), what it refuses of them (`refuse`), which form an answer must
+have (`Form`), and how answers and errors are written.
 """
 
 import asyncio
+import base64
+import binascii
+import contextlib
+import hashlib
+import json
+import re
 import secrets
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self, TypedDict, TypeVar
 
 import msgspec
 
 from ...lang import checks
-from ...lang.prompt import Part, Text
-from ...lang.protocol import Usage
+from ...lang.errors import RequestError
+from ...lang.prompt import Media, Part, Text
+from ...lang.protocol import ConstraintSpec, Usage
 from ...lang.runtime_options import MAX_MODEL_LENGTH
+from ...lang.sampling import MAX_TOKENS, SamplingParams
 from ..backends.echo import MOST_RECORDED, Gate
-from ..backends.echo_answers import Script, ScriptReader
+from ..backends.echo_answers import Script, ScriptReader, check, cut
 from ..backends.echo_tokens import prompt_text
-from ..backends.hosted.conversation import Content, Conversation, Message, PlainText, asked_to_continue
-from . import faults as broken
-from .faults import Fault, Faults, Scene
-from .server import AnswerEvents, Exchange, HttpRequest, Server
+from ..backends.hosted.conversation import Conversation, Message, PlainText, asked_to_continue
+from .server import AnswerEvents, Exchange, Faults, HttpRequest, Scene, Server, checked_faults, event, fault_at
+
+MOST_MODELS = 10_000
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +59,9 @@ class ReceivedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An answer of a provider: the JSON of an answer that comes at once, its events when it is streamed, its cost."""
+    """An answer of a provider, as it is sent, and its cost."""
 
-    whole: object
-    told: AnswerEvents | None
+    events: AnswerEvents
     usage: Usage
 
 
@@ -58,20 +70,36 @@ class Refused(Exception):
 
     Args:
         status: of HTTP.
-        message: what is wrong with it, as the provider says it.
-        kind: the provider's name for such errors.
+        message: what is wrong with it, as the provider says it; "" for a missing key.
         parameter: which parameter is wrong, where the provider says so.
         code: the provider's code for it.
     """
 
-    def __init__(
-        self, status: int, message: str, *, kind: str = "", parameter: str | None = None, code: str | None = None
-    ) -> None:
+    def __init__(self, status: int, message: str, *, parameter: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.message, self.kind, self.parameter, self.code = status, message, kind, parameter, code
+        self.status, self.message, self.parameter, self.code = status, message, parameter, code
 
 
-MOST_MODELS = 10_000
+def refuse(when: object, message: str, parameter: str | None = None, code: str | None = None) -> None:
+    """Raises Refused (400) where something is wrong."""
+    if when:
+        raise Refused(400, message, parameter=parameter, code=code)
+
+
+class FakeOptions(TypedDict, total=False):
+    """Options of every fake provider.
+
+    faults: for each request for text in order, or a function of its number (from 1): a Fault, a status of HTTP, or
+        None.
+    gate: if given, every request for text and every streamed piece waits at it.
+    retry_after: the header's value, for the fault that has one ("1").
+    record: how many requests `requests` keeps (1000).
+    """
+
+    faults: Faults
+    gate: Gate | None
+    retry_after: str
+    record: int
 
 
 class FakeProvider(ABC):
@@ -89,11 +117,14 @@ class FakeProvider(ABC):
         elsewhere: requests that followed a redirect to the other host, as they came; there must be none.
     """
 
+    KEY_HEADER: ClassVar[str]  # where the key may be, next to "authorization: Bearer"
+    ERROR_EVENT: ClassVar[str] = ""  # the name of the event that tells an error
+
     def __init__(
         self,
-        script: Script | None = None,
-        *,
+        script: Script | None,
         models: Sequence[str],
+        *,
         faults: Faults = (),
         gate: Gate | None = None,
         retry_after: str = "1",
@@ -105,11 +136,10 @@ class FakeProvider(ABC):
             checks.text("models: a name", model, MAX_MODEL_LENGTH)
             for model in checks.members("models", models, MOST_MODELS, "a list of names of models")
         )
-        self._faults = broken.checked_faults(faults)
+        self._faults = checked_faults(faults)
         checks.instance("gate", gate, Gate | None)
-        checks.text("retry_after", retry_after, 256, "the value of a header, such as '1'")
         self._gate = gate
-        self._retry_after = retry_after
+        self._retry_after = checks.text("retry_after", retry_after, 256, "the value of a header, such as '1'")
         self._server = Server(self._serve, name)
         self._other_host = Server(self._serve_elsewhere, f"{name}, another host")
         self.api_key = f"sk-fake-{secrets.token_hex(12)}"
@@ -153,9 +183,6 @@ class FakeProvider(ABC):
     # -------------------------------------------------------------------------------- of dialects
 
     @abstractmethod
-    def _authorised(self, request: HttpRequest) -> bool: ...
-
-    @abstractmethod
     def _listing(self, path: str) -> object | None:
         """Returns the answer to a GET; None for an unknown path."""
 
@@ -167,10 +194,6 @@ class FakeProvider(ABC):
     def _failure(self, refused: Refused) -> object:
         """Writes an error in the provider's format."""
 
-    @abstractmethod
-    def _error_event(self, refused: Refused) -> bytes:
-        """Writes an error inside a stream."""
-
     # -------------------------------------------------------------------------------- the walk of a request
 
     async def _serve(self, request: HttpRequest, exchange: Exchange) -> None:
@@ -178,6 +201,8 @@ class FakeProvider(ABC):
         self.concurrent = max(self.concurrent, self._active)
         try:
             await self._respond(request, exchange)
+        except Refused as refused:
+            await _json(exchange, refused.status, self._failure(refused))
         except asyncio.CancelledError:
             self.abandoned += 1
             raise
@@ -185,19 +210,21 @@ class FakeProvider(ABC):
             self._active -= 1
 
     async def _respond(self, request: HttpRequest, exchange: Exchange) -> None:
+        """Answers a request. Raises Refused for one that the provider does not take."""
         path = request.path.partition("?")[0]
-        try:
-            if not self._authorised(request):
-                raise Refused(401, "", kind="key")
-            if request.method == "GET":
-                listing = self._listing(path)
-                if listing is None:
-                    raise Refused(404, f"Not found: GET {path}", kind="path")
-                await _json(exchange, 200, listing)
-                return
+        if not self._authorised(request):
+            raise Refused(401, "")
+        if request.method != "GET":
             await self._generate(request, path, exchange)
-        except Refused as refused:
-            await _json(exchange, refused.status, self._failure(refused))
+            return
+        listing = self._listing(path)
+        if listing is None:
+            raise Refused(404, f"Not found: GET {path}")
+        await _json(exchange, 200, listing)
+
+    def _authorised(self, request: HttpRequest) -> bool:
+        headers = request.headers
+        return headers.get("authorization") == f"Bearer {self.api_key}" or headers.get(self.KEY_HEADER) == self.api_key
 
     async def _generate(self, request: HttpRequest, path: str, exchange: Exchange) -> None:
         self._number += 1
@@ -212,44 +239,30 @@ class FakeProvider(ABC):
             question = refused
         text = prompt_text(question.meant) if isinstance(question, Question) else ""
         self.requests.append(ReceivedRequest(path, request.headers, body if isinstance(body, dict) else {}, text))
-        fault = broken.at(self._faults, self._number)  # it may look at the requests, this one the last
-        if self._gate is not None:
-            await self._gate.passes()
+        fault = fault_at(self._faults, self._number)  # it may look at the requests, this one the last
+        await self._passes()
         scene = self._scene(request, exchange)
         if await scene.instead(fault):
             return
         if isinstance(question, Refused):
             raise question
-        await self._tell(self._answered(question, text), fault, scene)
+        assert not isinstance(fault, int), "a status is played instead of an answer"
+        await scene.play(self._answered(question, text).events, fault, self._passes)
+
+    async def _passes(self) -> None:
+        if self._gate is not None:
+            await self._gate.passes()
 
     def _answered(self, question: "Question", text: str) -> Answered:
         """Answers a question. Raises Refused (500) if the script has no answer that the provider could give."""
         try:
-            said = self._script.answers(text, question.meant, question.n) if question.n else []
-            answered = question.answer(said)
+            answered = question.answer(self._script.answers(text, question.meant, question.n) if question.n else [])
         except Exception as error:  # of the script, which is the test's: the test is told, and the client gets a 500
             self.errors.append(error)
-            raise Refused(500, f"the script of the test failed: {error}", kind="script") from None
+            raise Refused(500, f"the script of the test failed: {error}") from None
         self.calls += 1
         self.usage += answered.usage
         return answered
-
-    async def _tell(self, answered: Answered, fault: Fault | int | None, scene: Scene) -> None:
-        whole = msgspec.json.encode(answered.whole)
-        match answered.told, fault:
-            case None, None:
-                await _json(scene.exchange, 200, answered.whole)
-            case None, _:
-                await scene.whole(fault, whole)
-            case told, None:
-                await scene.exchange.start(200, {**_HEADERS, "content-type": "text/event-stream; charset=utf-8"})
-                for event in told.all():
-                    if self._gate is not None and event in told.pieces:
-                        await self._gate.passes()
-                    await scene.exchange.send(event)
-                await scene.exchange.end()
-            case told, _:
-                await scene.stream(fault, told)
 
     def _scene(self, request: HttpRequest, exchange: Exchange) -> Scene:
         """Makes a scene whose errors repeat the request, key included, so that tests see whether logs leak it."""
@@ -258,14 +271,14 @@ class FakeProvider(ABC):
             exchange,
             _HEADERS,
             lambda status: msgspec.json.encode(self._failure(Refused(status, trouble))),
-            self._error_event(Refused(500, trouble)),
+            event(self._failure(Refused(500, trouble)), self.ERROR_EVENT),
             self._retry_after,
             f"http://localhost:{self._other_host.port}{request.path}",
         )
 
     async def _serve_elsewhere(self, request: HttpRequest, exchange: Exchange) -> None:
         self.elsewhere.append(request)
-        await _json(exchange, 404, {"error": {"message": "nobody should have come here"}})
+        await _json(exchange, 404, {"error": {"message": "no request should have come here"}})
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,20 +313,116 @@ def meant(messages: tuple[Message, ...]) -> tuple[Part, ...]:
 
 def written(asked: Conversation | PlainText) -> tuple[Part, ...]:
     """Returns the parts of a prompt as the interpreter writes it."""
-    match asked:
-        case PlainText(content):
-            return content
-        case Conversation(turns, begun):
-            return (*_closed(turns), Text("<|im_start|>assistant\n", control=True), *begun)
+    if isinstance(asked, PlainText):
+        return asked.content
+    parts: list[Part] = []
+    for turn in asked.turns:
+        parts += [Text(f"<|im_start|>{turn.role}\n", control=True), *turn.content, Text("<|im_end|>\n", control=True)]
+    return (*parts, Text("<|im_start|>assistant\n", control=True), *asked.begun)
 
 
-def sent(messages: tuple[Message, ...], begun: Content = ()) -> tuple[Part, ...]:
-    """Returns all parts of a request, for counting tokens."""
-    return written(Conversation(messages, begun))
+_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
+_MISSING = re.compile(r"missing required field `([^`]*)`")
+_PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 
 
-def _closed(turns: Iterable[Message]) -> Iterable[Part]:
-    for turn in turns:
-        yield Text(f"<|im_start|>{turn.role}\n", control=True)
-        yield from turn.content
-        yield Text("<|im_end|>\n", control=True)
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """Describes what is wrong with a field of a request.
+
+    Attributes:
+        place: its path, such as "messages[0].role"; "" for the body itself.
+        unknown, missing: the name of a field that there is not, or that must be there.
+        problem: in words.
+    """
+
+    place: str
+    unknown: str
+    missing: str
+    problem: str
+
+
+def fitted(body: object, kind: type[T], words: Callable[[Misfit], Refused]) -> T:
+    """Parses a body by the table of its fields: names, types and ranges.
+
+    Raises:
+        Refused: as `words` says it of the first field that is wrong.
+    """
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        said = str(error)
+    place, unknown, missing = (pattern.search(said) for pattern in (_PLACE, _UNKNOWN, _MISSING))
+    raise words(
+        Misfit(
+            place[1] if place else "",
+            unknown[1] if unknown else "",
+            missing[1] if missing else "",
+            _PLACE.sub("", said),
+        )
+    )
+
+
+def picture(data: str, broken: Refused) -> Media:
+    """Returns an image of a message. Raises `broken` where the data is no base64."""
+    try:
+        decoded = base64.b64decode(data, validate=True)
+    except binascii.Error:
+        raise broken from None
+    return Media("image", hashlib.sha256(decoded).hexdigest(), decoded)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form that an answer must have. `kind` and `source` as of a ConstraintSpec."""
+
+    constraint: ConstraintSpec
+
+    def shaped(self, said: str, sampling: SamplingParams) -> str:
+        """Writes a script's answer as the model does: as it is, or wrapped into the requested object.
+
+        A script may say what comes after a stop as well, as without a form.
+
+        Raises:
+            AssertionError: no model that is held to the form says this.
+        """
+        try:
+            check(said, self.constraint)
+        except RequestError as error:
+            problem = error
+        else:
+            return said
+        bounded = SamplingParams(stop=sampling.stop, max_tokens=MAX_TOKENS)
+        for text in dict.fromkeys((said, cut(said, bounded)[0].text)):
+            for candidate in (text, *self._wrapped(text)):
+                if self._holds(candidate):
+                    return candidate
+        raise AssertionError(f"the script breaks the form that the request asks for: {problem}")
+
+    def _wrapped(self, text: str) -> list[str]:
+        """Wraps a bare answer, where the schema has one member: a string, or a value spelled as JSON."""
+        if self.constraint.kind != "json_schema":
+            return []
+        schema = json.loads(self.constraint.source)
+        members = list(schema.get("properties", ()))
+        if len(members) != 1:
+            return []
+        values: list[Any] = [text]  # Any: JSON
+        with contextlib.suppress(ValueError):
+            values.append(json.loads(text))
+        return [json.dumps({members[0]: value}, ensure_ascii=False) for value in values]
+
+    def _holds(self, text: str) -> bool:
+        try:
+            check(text, self.constraint)
+        except RequestError:
+            return False
+        return True
+
+
+def of_schema(schema: object) -> Form:
+    return Form(ConstraintSpec("json_schema", json.dumps(schema)))
+
+
+def of_any_object() -> Form:
+    return of_schema({"type": "object"})

@@ -1,18 +1,35 @@
-"""An HTTP server on loopback, in a thread with an event loop of its own, and the server-sent events that it writes.
+"""An HTTP server on loopback, in a thread with an event loop of its own, and what can be wrong with its answers.
 
-All fake providers stand on it. It parses with h11 and lets a handler do what a broken server does: stop in the middle,
-say nothing, never end.
+All fake providers stand on it. It parses with h11, writes server-sent events, and does what a broken server does:
+
+    before the model is asked                       in the middle of its answer
+    RATE_LIMIT_AND_WHEN  429 with Retry-After       IDLE           half of it, then silence
+    RATE_LIMIT           429 without                CUT            half of it, then the connection closes
+    SERVER_ERROR         500                        SPLIT_UTF8     in pieces that end inside characters (legal)
+    UNAVAILABLE          503                        SPLIT_JSON     in pieces of a few bytes (legal)
+    DISCONNECT           closed without an answer   ERROR_EVENT    half of it, then an error; or one, with 200
+    SILENCE              no byte ever               NO_DONE        all of it, but its end is never told
+    HTML                 a page, with 200           ENDLESS        it never ends
+    GZIP_BOMB            much in few bytes
+    REDIRECT             ask another host
+
+A connection that cannot be made at all is `Unreachable`: no request arrives there, so nothing can be counted.
 """
 
 import asyncio
 import contextlib
+import socket
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+import zlib
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from enum import StrEnum
+from typing import Any, Self, TypeVar
 
 import h11
 import msgspec
+
+from ...lang import checks
 
 _LARGEST_BODY = 64 << 20  # bytes of a request; a test that sends more has a mistake in it
 _PATIENCE = 10.0  # seconds until the thread must have started, or ended
@@ -185,25 +202,31 @@ def event(data: object, name: str = "") -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class AnswerEvents:
-    """An answer as the events of a stream, in order.
+    """An answer as it is sent, in order: the events of a stream, or JSON that comes at once.
 
     opening   before any text
-    pieces    of the text, at least one event if there is any text
+    pieces    of the text, at least one if there is any text
     closing   why it ended, and what it cost
-    last      what says that nothing follows
+    last      what says that nothing follows; () for JSON
     """
 
     opening: tuple[bytes, ...]
     pieces: tuple[bytes, ...]
-    closing: tuple[bytes, ...]
-    last: tuple[bytes, ...]
+    closing: tuple[bytes, ...] = ()
+    last: tuple[bytes, ...] = ()
 
     def all(self) -> tuple[bytes, ...]:
         return (*self.opening, *self.pieces, *self.closing, *self.last)
 
     def begun(self) -> tuple[bytes, ...]:
-        """Returns the opening events and the first half of the text."""
+        """Returns the opening and the first half of the text."""
         return (*self.opening, *self.pieces[: (len(self.pieces) + 1) // 2])
+
+
+def at_once(answer: object) -> AnswerEvents:
+    """Writes an answer as JSON, in halves."""
+    data = msgspec.json.encode(answer)
+    return AnswerEvents((), (data[: len(data) // 2], data[len(data) // 2 :]))
 
 
 def inside_characters(data: bytes) -> Iterable[bytes]:
@@ -220,3 +243,203 @@ def in_lengths(data: bytes, length: int) -> Iterable[bytes]:
     """Cuts into pieces of `length` bytes."""
     for start in range(0, len(data), length):
         yield data[start : start + length]
+
+
+class Fault(StrEnum):
+    """One wrong answer. See the drawing above."""
+
+    RATE_LIMIT_AND_WHEN = "429 with Retry-After"
+    RATE_LIMIT = "429 without Retry-After"
+    SERVER_ERROR = "500"
+    UNAVAILABLE = "503"
+    DISCONNECT = "connection closed without an answer"
+    SILENCE = "no first byte"
+    IDLE = "silence in the middle"
+    CUT = "connection closed in the middle"
+    SPLIT_UTF8 = "characters arrive in pieces"
+    SPLIT_JSON = "events arrive in pieces"
+    HTML = "an HTML page with status 200"
+    ERROR_EVENT = "an error inside an answer with status 200"
+    NO_DONE = "the end is not told"
+    ENDLESS = "the answer never ends"
+    GZIP_BOMB = "a gigabyte in a megabyte"
+    REDIRECT = "a redirect to another host"
+
+
+Faults = Callable[[int], "Fault | int | None"] | Sequence["Fault | int | None"]
+
+_STATUSES = {
+    Fault.RATE_LIMIT_AND_WHEN: 429,
+    Fault.RATE_LIMIT: 429,
+    Fault.SERVER_ERROR: 500,
+    Fault.UNAVAILABLE: 503,
+}
+_SPLIT = 7  # bytes of a piece: shorter than "data: {"
+_BOMB_BLOCKS = 1024  # of a mebibyte each
+_BLANKS = b" " * 65536  # JSON may end with any number of them
+_JSON = "application/json"
+
+
+def checked_faults(faults: object) -> Faults:
+    """Checks faults. Raises ParameterError for anything else; a function's results are checked when it is called."""
+    if callable(faults) and not isinstance(faults, type):
+        return faults
+    wanted = "a list with a Fault, a status of HTTP or None for each request, or a function of its number"
+    if isinstance(faults, Fault):
+        wanted = f"[Fault.{faults.name}], one for each request"
+    given = checks.members("faults", faults, 100_000, wanted)
+    for fault in given:
+        if fault is not None and not isinstance(fault, Fault):
+            checks.integer("faults: a status", fault, 400, 599)
+    return given
+
+
+def fault_at(faults: Faults, number: int) -> Fault | int | None:
+    """Returns the fault of the k-th request, counted from 1; None after the end of a list."""
+    if callable(faults):
+        return faults(number)
+    return faults[number - 1] if number <= len(faults) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Sends one answer, as it is or with a fault.
+
+    Attributes:
+        exchange: where.
+        headers: of every answer of the provider.
+        failure: status → the body of an error, in the provider's shape.
+        error_event: the same as an event of a stream.
+        retry_after: the header's value.
+        elsewhere: where a redirect points.
+    """
+
+    exchange: Exchange
+    headers: Mapping[str, str]
+    failure: Callable[[int], bytes]
+    error_event: bytes
+    retry_after: str
+    elsewhere: str
+
+    async def instead(self, fault: Fault | int | None) -> bool:
+        """Plays a fault instead of an answer. Returns False for a fault within an answer, and for none."""
+        match fault:
+            case int():
+                await self._respond(fault, self.failure(fault))
+            case Fault.DISCONNECT:
+                self.exchange.drop()
+            case Fault.SILENCE:
+                await _forever()
+            case Fault.HTML:
+                page = b"<!DOCTYPE html><html><head><title>Welcome</title></head><body>Please log in.</body></html>"
+                await self._respond(200, page, {"content-type": "text/html"})
+            case Fault.GZIP_BOMB:
+                await self._explode()
+            case Fault.REDIRECT:
+                await self.exchange.respond(307, {**self.headers, "location": self.elsewhere}, b"")
+            case Fault() if fault in _STATUSES:
+                when = {"retry-after": self.retry_after} if fault is Fault.RATE_LIMIT_AND_WHEN else {}
+                await self._respond(_STATUSES[fault], self.failure(_STATUSES[fault]), when)
+            case _:
+                return False
+        return True
+
+    async def play(self, events: AnswerEvents, fault: Fault | None, passes: Callable[[], Awaitable[None]]) -> None:
+        """Sends an answer, with a fault in its middle.
+
+        Args:
+            passes: awaited before each piece of a stream without a fault.
+        """
+        streams = bool(events.last)
+        if not streams and fault in (None, Fault.ERROR_EVENT):
+            await self._respond(200, b"".join(events.all()) if fault is None else self.failure(500))
+            return
+        headers = {**self.headers, "content-type": "text/event-stream; charset=utf-8" if streams else _JSON}
+        if not streams and fault in (Fault.IDLE, Fault.CUT):
+            headers["content-length"] = str(sum(map(len, events.all())))
+        await self.exchange.start(200, headers)
+        match fault:
+            case None:
+                for event in events.all():
+                    if event in events.pieces:
+                        await passes()
+                    await self.exchange.send(event)
+            case Fault.IDLE:
+                await self._send(events.begun())
+                await _forever()
+            case Fault.CUT:
+                await self._send((*events.begun(), events.all()[-1][: _SPLIT + 1]))
+                self.exchange.drop()
+                return
+            case Fault.SPLIT_UTF8:
+                await self._send(inside_characters(b"".join(events.all())))
+            case Fault.SPLIT_JSON:
+                await self._send(in_lengths(b"".join(events.all()), _SPLIT))
+            case Fault.ERROR_EVENT:
+                await self._send((*events.begun(), self.error_event))
+            case Fault.NO_DONE:
+                await self._send((*events.opening, *events.pieces, *events.closing))
+                if not streams:
+                    self.exchange.drop()
+                    return
+            case Fault.ENDLESS:
+                await self._send((*events.opening, *events.pieces))
+                again = (events.pieces or events.opening)[-1] if streams else _BLANKS
+                while True:
+                    await self.exchange.send(again)
+                    await asyncio.sleep(0)  # a fast client must not keep the loop from others
+            case _:
+                raise AssertionError(f"{fault!r} is no fault in the middle of an answer")
+        await self.exchange.end()
+
+    async def _send(self, pieces: Iterable[bytes]) -> None:
+        for piece in pieces:
+            await self.exchange.send(piece)
+
+    async def _respond(self, status: int, body: bytes, more: Mapping[str, str] | None = None) -> None:
+        await self.exchange.respond(status, {**self.headers, "content-type": _JSON, **(more or {})}, body)
+
+    async def _explode(self) -> None:
+        """Sends blanks in a gzip stream: a mebibyte of them takes about a kilobyte."""
+        packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+        await self.exchange.start(200, {**self.headers, "content-type": _JSON, "content-encoding": "gzip"})
+        block = b" " * (1 << 20)
+        for _ in range(_BOMB_BLOCKS):
+            await self.exchange.send(packer.compress(block) + packer.flush(zlib.Z_SYNC_FLUSH))
+        await self.exchange.send(packer.flush())
+        await self.exchange.end()
+
+
+async def _forever() -> None:
+    """Waits until the client leaves or the server closes: both cancel."""
+    await asyncio.get_running_loop().create_future()
+
+
+class Unreachable:
+    """An address where no connection can be made: its queue is full, so the system does not answer.
+
+    with Unreachable() as nowhere:
+        backend = OpenAI("gpt-4o", base_url=nowhere.base_url, connect_timeout=0.1)
+    """
+
+    def __init__(self) -> None:
+        self._listener = socket.socket()
+        self._callers: list[socket.socket] = []
+
+    def __enter__(self) -> Self:
+        self._listener.bind(("127.0.0.1", 0))
+        self._listener.listen(0)
+        for _ in range(4):  # the queue holds one or two; they are never taken out
+            caller = socket.socket()
+            caller.setblocking(False)
+            caller.connect_ex(self._listener.getsockname())
+            self._callers.append(caller)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for caller in (*self._callers, self._listener):
+            caller.close()
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}/v1"

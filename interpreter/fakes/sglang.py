@@ -12,10 +12,9 @@ It has the server's own API (`/generate`, `/get_model_info`, `/get_server_info`,
 OpenAI dialect, that of FakeOpenAI. Tokens are Echo's, after one that begins every text.
 """
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 import msgspec
 from msgspec import Meta
@@ -23,16 +22,12 @@ from msgspec import Meta
 from ...lang.prompt import Part, Text
 from ...lang.protocol import ConstraintSpec, TokenLogprob, Usage
 from ...lang.sampling import SamplingParams
-from ..backends.echo import Gate
 from ..backends.echo_answers import Script, cut, hashed_logprobs
 from ..backends.echo_tokens import PrefixCache, pieces, token_id
-from .faults import Faults
-from .openai.provider import FakeOpenAI, checked_grammar
-from .openai.replies import Json, Said, Scores, prompt_logprobs
-from .openai.requests import SGLANG, OpenAIFeatures
-from .provider import Answered, Question, Refused
-from .server import DONE, AnswerEvents, Exchange, HttpRequest, event
-from .structured import Form, of_schema
+from .openai import SGLANG, FakeOpenAI, OpenAIFeatures, checked_grammar
+from .openai_replies import Json, Said, Scores, prompt_logprobs, said_of
+from .provider import Answered, FakeOptions, Form, Misfit, Question, Refused, fitted, of_schema, refuse
+from .server import DONE, AnswerEvents, Exchange, HttpRequest, at_once, event
 
 _Natural = Annotated[int, Meta(ge=0)]
 
@@ -101,18 +96,17 @@ def read(body: object) -> GenerateBody:
     Raises:
         Refused: with what is wrong.
     """
-    try:
-        request = msgspec.convert(body, GenerateBody)
-    except msgspec.ValidationError as error:
-        raise Refused(400, str(error)) from None
-    if (request.text is None) == (request.input_ids is None):
-        raise Refused(400, "Either text or input_ids should be provided.")
-    if request.text == [] or request.input_ids == []:
-        raise Refused(400, "The input is empty.")
-    constraints = (request.sampling_params.regex, request.sampling_params.json_schema, request.sampling_params.ebnf)
-    if sum(each is not None for each in constraints) > 1:
-        raise Refused(400, "Only one of regex, json_schema, or ebnf can be set.")
+    request = fitted(body, GenerateBody, _misfit)
+    refuse((request.text is None) == (request.input_ids is None), "Either text or input_ids should be provided.")
+    refuse(request.text == [] or request.input_ids == [], "The input is empty.")
+    asked = request.sampling_params
+    constraints = [each for each in (asked.regex, asked.json_schema, asked.ebnf) if each is not None]
+    refuse(len(constraints) > 1, "Only one of regex, json_schema, or ebnf can be set.")
     return request
+
+
+def _misfit(found: Misfit) -> Refused:
+    return Refused(400, f"{found.problem} - at `$.{found.place}`" if found.place else found.problem)
 
 
 BEGINNING = (1, "")  # id and text of the token that begins every text
@@ -124,11 +118,12 @@ class FakeSGLang(FakeOpenAI):
     """An SGLang server: its own API, and its OpenAI dialect.
 
     Args:
-        script, features, scores, cache_tokens, faults, gate, retry_after, record: as of FakeOpenAI.
+        script, features, scores, cache_tokens: as of FakeOpenAI.
         model: the path of the model.
         native: it has its own API; without, it is any server of the OpenAI dialect.
         incremental: streams have what is new, instead of all of the text so far.
         deterministic: it takes seeds.
+        options: as of `FakeOptions`.
 
     Attributes:
         flushes: how often the cache was emptied.
@@ -145,22 +140,9 @@ class FakeSGLang(FakeOpenAI):
         features: OpenAIFeatures = SGLANG,
         scores: Scores | None = None,
         cache_tokens: int = 20_000,
-        faults: Faults = (),
-        gate: Gate | None = None,
-        retry_after: str = "1",
-        record: int = 1000,
+        **options: Unpack[FakeOptions],
     ) -> None:
-        super().__init__(
-            script,
-            models=[model],
-            features=features,
-            scores=scores,
-            cache_tokens=cache_tokens,
-            faults=faults,
-            gate=gate,
-            retry_after=retry_after,
-            record=record,
-        )
+        super().__init__(script, models=[model], features=features, scores=scores, cache_tokens=cache_tokens, **options)
         self._model, self._native, self._incremental = model, native, incremental
         self._deterministic = deterministic
         self._known = {BEGINNING[0]: BEGINNING[1]}  # texts of the tokens that were told
@@ -203,8 +185,8 @@ class FakeSGLang(FakeOpenAI):
         texts = self._texts(asked)
         meant: tuple[Part, ...] = (Text(texts[0]),)
         generates = asked.sampling_params.max_new_tokens > 0
-        if generates and len(texts) > 1:
-            raise Refused(400, "FakeSGLang generates for one text at a time; send the others as requests of their own")
+        words = "FakeSGLang generates for one text at a time; send the others as requests of their own"
+        refuse(generates and len(texts) > 1, words)
         rows = [self._row(text, asked) for text in texts]
         n = asked.sampling_params.n if generates else 0
         return _GenerateQuestion(meant, n, self._cache, asked, rows, _form(asked.sampling_params), self._incremental)
@@ -213,8 +195,8 @@ class FakeSGLang(FakeOpenAI):
         if asked.text is not None:
             return asked.text if isinstance(asked.text, list) else [asked.text]
         rows: Any = asked.input_ids if asked.several else [asked.input_ids]  # Any: lists of numbers
-        if unknown := [token for row in rows for token in row if token not in self._known]:
-            raise Refused(400, f"FakeSGLang knows the ids that it has told; it has not told {unknown[0]}")
+        for token in (token for row in rows for token in row):
+            refuse(token not in self._known, f"FakeSGLang knows the ids that it has told; it has not told {token}")
         return ["".join(self._known[token] for token in row) for row in rows]
 
     def _row(self, text: str, asked: GenerateBody) -> "_Row":
@@ -260,7 +242,10 @@ class _GenerateQuestion(Question):
 
     def answer(self, said: list[str]) -> Answered:
         cached = [self._cached(row) for row in self.rows]
-        continuations = [self._said(text) for text in said]
+        asked = self.body
+        sampling = asked.sampling_params.ending(logprobs=asked.return_logprob, top_logprobs=asked.top_logprobs_num)
+        prompt = "".join(piece for _, piece in self.rows[0].tokens)
+        continuations = [said_of(text, prompt, self.form, sampling) for text in said]
         for one in continuations:
             self.cache.insert("", [*self.rows[0].ids, *one.completion.token_ids])
         rows = [
@@ -273,8 +258,9 @@ class _GenerateQuestion(Question):
             sum(len(one.completion.token_ids) for one in continuations),
             1,
         )
-        several = self.body.several or len(told) > 1
-        return Answered(told if several else told[0], self._events(rows) if self.body.stream else None, usage)
+        if asked.stream:
+            return Answered(self._events(rows), usage)
+        return Answered(at_once(told if asked.several or len(told) > 1 else told[0]), usage)
 
     # -------------------------------------------------------------------------------- how
 
@@ -282,19 +268,6 @@ class _GenerateQuestion(Question):
         matched = self.cache.match("", row.ids)
         self.cache.insert("", row.ids)
         return matched
-
-    def _said(self, text: str) -> Said:
-        asked = self.body
-        sampling = asked.sampling_params.ending(logprobs=asked.return_logprob, top_logprobs=asked.top_logprobs_num)
-        if self.form is not None:
-            text = self.form.shaped(text, sampling)
-        completion, texts = cut(text, sampling)
-        if asked.return_logprob:
-            seed = zlib.crc32("".join(piece for _, piece in self.rows[0].tokens).encode("utf-8", "surrogatepass"))
-            tokens = zip(completion.token_ids, texts, strict=True)
-            logprobs = hashed_logprobs(seed, tokens, asked.top_logprobs_num)
-            completion = msgspec.structs.replace(completion, logprobs=logprobs)
-        return Said(completion, texts)
 
     def _events(self, rows: Sequence[tuple[_Row, int, Said]]) -> AnswerEvents:
         """Makes the events, token by token, the continuations in turn."""

@@ -16,7 +16,7 @@ import umbel as ul
 import umbel.compat.sglang as sgl
 from umbel.interpreter import loop
 from umbel.interpreter.backends.hosted.session import Environment
-from umbel.interpreter.fakes.structured import Form
+from umbel.interpreter.fakes.provider import Form
 from umbel.interpreter.guarantees import expressions
 from umbel.lang.chat_template import CHATML
 from umbel.lang.protocol import Backend, GenRequest

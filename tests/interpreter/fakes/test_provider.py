@@ -9,8 +9,7 @@ import pytest
 import umbel as ul
 import umbel.testing
 from umbel.interpreter.backends.echo import Gate
-from umbel.interpreter.fakes.anthropic import provider as anthropic
-from umbel.interpreter.fakes.openai import provider as openai
+from umbel.interpreter.fakes import anthropic, openai
 from umbel.testing import FakeAnthropic, FakeOpenAI, Fault, Unreachable
 
 from .wire import PATIENCE, chat, chat_body, headers, http, message_body, post

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import umbel as ul
-from umbel.interpreter.fakes.faults import Faults
+from umbel.interpreter.fakes.server import Faults
 from umbel.testing import AnthropicFeatures, FakeAnthropic
 
 from .storyteller import Storyteller, StorytellingEcho

@@ -10,10 +10,8 @@ import umbel as ul
 from umbel.interpreter.backends.echo_answers import Script
 from umbel.interpreter.backends.hosted.anthropic.backend import Anthropic
 from umbel.interpreter.backends.hosted.openai.backend import OpenAI
-from umbel.interpreter.fakes.anthropic.provider import FakeAnthropic
-from umbel.interpreter.fakes.anthropic.requests import AnthropicFeatures
-from umbel.interpreter.fakes.openai.provider import FakeOpenAI
-from umbel.interpreter.fakes.openai.requests import REASONING, OpenAIFeatures
+from umbel.interpreter.fakes.anthropic import AnthropicFeatures, FakeAnthropic
+from umbel.interpreter.fakes.openai import REASONING, FakeOpenAI, OpenAIFeatures
 from umbel.lang.protocol import Backend
 
 from ..conftest import PATIENCE

@@ -15,7 +15,7 @@ from umbel.interpreter.backends.hosted.errors import Provider
 from umbel.interpreter.backends.hosted.session import Environment
 from umbel.interpreter.backends.hosted.sglang.endpoint import _IMAGE_TOKENS, _MODELS, named_template, template_name_of
 from umbel.interpreter.backends.hosted.sglang.wire import Reader
-from umbel.interpreter.fakes.server import Exchange, HttpRequest
+from umbel.interpreter.fakes.server import Exchange, HttpRequest, at_once
 from umbel.lang.chat_template import CHATML, chat_template_by_name
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Hint
@@ -513,7 +513,7 @@ class Hostile(FakeSGLang):
 
     def _answered(self, question: Any, text: str) -> Any:
         answered = super()._answered(question, text)
-        return answered if self._told_instead is None else replace(answered, whole=self._told_instead)
+        return answered if self._told_instead is None else replace(answered, events=at_once(self._told_instead))
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,18 @@
-"""Answers of the OpenAI dialect: at once and as events, in both modes."""
+"""Writes answers of the OpenAI dialect, at once and as events, for both of its APIs."""
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
-from ....lang.protocol import Completion, FinishReason, TokenLogprob, Usage
-from ...backends.echo_answers import scores_of
-from ...backends.echo_tokens import pieces
-from ..server import DONE, AnswerEvents, event
+import msgspec
+
+from ...lang.protocol import Completion, FinishReason, TokenLogprob, Usage
+from ...lang.sampling import SamplingParams
+from ..backends.echo_answers import cut, hashed_logprobs, scores_of
+from ..backends.echo_tokens import pieces
+from .provider import Form
+from .server import DONE, AnswerEvents, at_once, event
 
 Json = dict[str, object]
 Scores = Mapping[str, float | Sequence[float]]
@@ -37,78 +42,60 @@ class Said:
         return [(text, part, logprobs[i] if logprobs else None) for i, (text, part) in enumerate(seen)]
 
 
-def usage_of(usage: Usage) -> Json:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
+def said_of(text: str, prompt: str, form: Form | None, sampling: SamplingParams) -> Said:
+    """Cuts a script's answer as the server does, with log-probabilities where they are asked for.
 
-
-class Mode(Protocol):
-    """Writes a choice of one of the two modes. `name`, `event`: what its objects are called."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def event(self) -> str: ...
-
-    def whole(self, said: Said) -> Json: ...
-
-    def opening(self) -> list[Json]: ...
-
-    def pieces(self, said: Said) -> list[Json]: ...
-
-    def closing(self) -> Json: ...
+    Args:
+        prompt: seeds the log-probabilities.
+    """
+    completion, texts = cut(text if form is None else form.shaped(text, sampling), sampling)
+    if sampling.logprobs:
+        seed = zlib.crc32(prompt.encode("utf-8", "surrogatepass"))
+        tokens = zip(completion.token_ids, texts, strict=True)
+        logprobs = hashed_logprobs(seed, tokens, sampling.top_logprobs)
+        completion = msgspec.structs.replace(completion, logprobs=logprobs)
+    return Said(completion, texts)
 
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """Writes what both modes have around their choices.
+    """Writes what both APIs have around their choices.
 
     Attributes:
-        modes: how each choice is written; all of one kind.
+        mode: how each choice is written.
         usage: of the request.
         include_usage: streams end with it.
         names_stop: choices say which stop ended them.
     """
 
     model: str
-    modes: Sequence[Mode]
+    mode: "ChatChoices | TextChoices"
     usage: Usage
     include_usage: bool
     names_stop: bool
 
-    def whole(self, said: Sequence[Said]) -> Json:
-        choices = [
-            {"index": index, **mode.whole(one), **self._ending(one)}
-            for index, (mode, one) in enumerate(zip(self.modes, said, strict=True))
-        ]
-        return {**self._head(self.modes[0].name), "choices": choices, "usage": usage_of(self.usage)}
+    def whole(self, said: Sequence[Said]) -> AnswerEvents:
+        choices = [{"index": index, **self.mode.whole(one), **self._ending(one)} for index, one in enumerate(said)]
+        return at_once({**self._head(self.mode.NAME), "choices": choices, "usage": self._usage})
 
     def events(self, said: Sequence[Said]) -> AnswerEvents:
         """Makes the events of the continuations, token by token in turn, as if computed in one batch."""
-        opening = [self._event(index, opening) for index, mode in enumerate(self.modes) for opening in mode.opening()]
-        told = [mode.pieces(one) for mode, one in zip(self.modes, said, strict=True)]
+        mode = self.mode
+        opening = [self._event(index, each) for index in range(len(said)) for each in mode.opening()]
+        told = [mode.pieces(one) for one in said]
         between = [
             self._event(index, piece[place])
             for place in range(max(map(len, told), default=0))
             for index, piece in enumerate(told)
             if place < len(piece)
         ]
-        closing = [
-            self._event(index, {**mode.closing(), **self._ending(one)})
-            for index, (mode, one) in enumerate(zip(self.modes, said, strict=True))
-        ]
+        closing = [self._event(index, {**mode.closing(), **self._ending(one)}) for index, one in enumerate(said)]
         if self.include_usage:
-            closing.append(event({**self._head(self.modes[0].event), "choices": [], "usage": usage_of(self.usage)}))
+            closing.append(event({**self._head(mode.EVENT), "choices": [], "usage": self._usage}))
         return AnswerEvents(tuple(opening), tuple(between), tuple(closing), (DONE,))
 
     def _event(self, index: int, choice: Json) -> bytes:
-        choices = [{"index": index, "finish_reason": None, **choice}]
-        return event({**self._head(self.modes[0].event), "choices": choices})
+        return event({**self._head(self.mode.EVENT), "choices": [{"index": index, "finish_reason": None, **choice}]})
 
     def _ending(self, said: Said) -> Json:
         reason = "length" if said.completion.finish_reason is FinishReason.LENGTH else "stop"
@@ -117,14 +104,24 @@ class Telling:
     def _head(self, name: str) -> Json:
         return {"id": "fake-1", "object": name, "created": _MADE, "model": self.model}
 
+    @property
+    def _usage(self) -> Json:
+        usage = self.usage
+        return {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class ChatChoices:
     """Choices of a chat request. `logprobs`: they are asked for."""
 
+    NAME: ClassVar[str] = "chat.completion"
+    EVENT: ClassVar[str] = "chat.completion.chunk"
     logprobs: bool
-    name: str = "chat.completion"
-    event: str = "chat.completion.chunk"
 
     def whole(self, said: Said) -> Json:
         message = {"role": "assistant", "content": said.completion.text, "refusal": None}
@@ -160,64 +157,54 @@ class TextChoices:
         logprobs: how many alternatives are told; None for no log-probabilities at all.
     """
 
+    NAME: ClassVar[str] = "text_completion"
+    EVENT: ClassVar[str] = "text_completion"
     prompt: str
     echo: Sequence[tuple[str, float | None]] | None
     logprobs: int | None
-    name: str = "text_completion"
-    event: str = "text_completion"
 
     def whole(self, said: Said) -> Json:
-        head = "" if self.echo is None else self.prompt
-        return {"text": head + said.completion.text, "logprobs": self._logprobs(said, with_prompt=True)}
+        told = self._logprobs([(text, token) for text, _, token in said.tokens], len(self.prompt), self.echo or ())
+        return {"text": ("" if self.echo is None else self.prompt) + said.completion.text, "logprobs": told}
 
     def opening(self) -> list[Json]:
-        return [] if self.echo is None else [{"text": self.prompt, "logprobs": self._logprobs(None, with_prompt=True)}]
+        if self.echo is None:
+            return []
+        return [{"text": self.prompt, "logprobs": self._logprobs([], len(self.prompt), self.echo)}]
 
     def pieces(self, said: Said) -> list[Json]:
         start = len(self.prompt)
         told: list[Json] = []
         for text, seen, token in said.tokens:
-            told.append({"text": seen, "logprobs": self._told([(text, token)], start)})
+            told.append({"text": seen, "logprobs": self._logprobs([(text, token)], start)})
             start += len(text)
         return told
 
     def closing(self) -> Json:
         return {"text": "", "logprobs": None}
 
-    def _logprobs(self, said: Said | None, *, with_prompt: bool) -> Json | None:
-        """Writes log-probabilities of the prompt, where it is echoed, and of the answer."""
+    def _logprobs(
+        self,
+        tokens: Sequence[tuple[str, TokenLogprob | None]],
+        start: int,
+        echo: Sequence[tuple[str, float | None]] = (),
+    ) -> Json | None:
+        """Writes log-probabilities of tokens from the character `start` on, after those of an echoed prompt."""
         if self.logprobs is None:
             return None
-        told = self._told([(text, token) for text, _, token in said.tokens] if said else [], len(self.prompt))
-        assert told is not None, "log-probabilities are asked for"
-        if self.echo is None or not with_prompt:
-            return told
-        place, offsets = 0, []
-        for text, _ in self.echo:
+        rows = [(text, own, None if own is None else {text: own}) for text, own in echo]
+        rows += [
+            (text, own.logprob, {each: its for _, each, its in own.top}) for text, own in tokens if own is not None
+        ]
+        offsets = []
+        place = 0 if echo else start
+        for text, _, _ in rows:
             offsets.append(place)
             place += len(text)
-        top = [None if own is None else {text: own} for text, own in self.echo]
-        before: Json = {
-            "tokens": [text for text, _ in self.echo],
-            "token_logprobs": [own for _, own in self.echo],
-            "top_logprobs": top if self.logprobs else None,
-            "text_offset": offsets,
-        }
-        return {key: _joined(before[key], told[key]) for key in before}
-
-    def _told(self, tokens: Sequence[tuple[str, TokenLogprob | None]], start: int) -> Json | None:
-        if self.logprobs is None:
-            return None
-        offsets, top = [], []
-        for text, token in tokens:
-            assert token is not None, "log-probabilities are asked for"
-            offsets.append(start)
-            top.append({other: own for _, other, own in token.top})
-            start += len(text)
         return {
-            "tokens": [text for text, _ in tokens],
-            "token_logprobs": [token.logprob for _, token in tokens if token is not None],
-            "top_logprobs": top if self.logprobs else None,
+            "tokens": [text for text, _, _ in rows],
+            "token_logprobs": [own for _, own, _ in rows],
+            "top_logprobs": [top for *_, top in rows] if self.logprobs else None,
             "text_offset": offsets,
         }
 
@@ -240,7 +227,3 @@ def prompt_logprobs(prompt: str, hashed: Sequence[float], scores: Scores) -> lis
 
 def _token(text: str, logprob: float) -> Json:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "surrogatepass"))}
-
-
-def _joined(before: object, after: object) -> object:
-    return [*before, *after] if isinstance(before, list) and isinstance(after, list) else None

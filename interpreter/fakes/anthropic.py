@@ -1,0 +1,544 @@
+"""FakeAnthropic: a server of the Anthropic dialect on loopback, for tests of programs.
+
+It ships with umbel, as `umbel.testing.FakeAnthropic`:
+
+    from umbel.testing import FakeAnthropic
+
+    with FakeAnthropic({"capital of France?": "Paris."}) as server:
+        backend = ul.Anthropic("claude-haiku-4-5", base_url=server.base_url, api_key=server.api_key)
+        assert capital.run(country="France", backend=backend)["answer"] == "Paris."
+        assert server.calls == 1 and server.usage.cached_tokens == 0
+        assert server.requests[0].body["messages"][0]["role"] == "user"
+
+The script is that of FakeOpenAI and of Echo. Requests come first: their fields, with types and ranges, what the
+provider refuses of them, and its prompt cache:
+
+blocks       [tools][system][turn 1]*[turn 2][turn 3]*        * a breakpoint: the prefix up to here is stored
+read         the longest stored prefix that ends with one of the blocks, at most 20 before a breakpoint
+written      what lies between that and the last breakpoint
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Unpack
+
+import msgspec
+from msgspec import Meta
+
+from ...lang import checks
+from ...lang.prompt import Media, Part, Text
+from ...lang.protocol import Completion, FinishReason, Usage
+from ...lang.sampling import SamplingParams
+from ..backends.echo_answers import Script, cut
+from ..backends.echo_tokens import pieces, prompt_tokens
+from ..backends.hosted.conversation import Content, Conversation, Message
+from .provider import (
+    Answered,
+    FakeOptions,
+    FakeProvider,
+    Form,
+    Misfit,
+    Question,
+    Refused,
+    fitted,
+    meant,
+    of_schema,
+    picture,
+    refuse,
+    written,
+)
+from .server import AnswerEvents, at_once, event
+
+Schema = dict[str, Any]  # Any: JSON Schema
+NonEmpty = Annotated[str, Meta(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class AnthropicFeatures:
+    """The abilities of a model of the Anthropic dialect.
+
+    Attributes:
+        prefill: an assistant message at the end of a request is continued; newer models refuse it.
+        structured_outputs: answers can be held to a JSON Schema.
+        images: parts of messages.
+        sampling: "all", "one" (temperature or top_p, not both), or "none" of temperature, top_p and top_k.
+        thinks: thoughts come before the answer, unless the request switches them off.
+        cache_minimum: tokens of the shortest prefix that is stored.
+        models: GET /v1/models is there.
+    """
+
+    prefill: bool = True
+    structured_outputs: bool = True
+    images: bool = True
+    sampling: Literal["all", "one", "none"] = "one"
+    thinks: bool = False
+    cache_minimum: int = 0
+    models: bool = True
+
+    def __post_init__(self) -> None:
+        checks.record(self)
+
+
+CLAUDE = AnthropicFeatures()
+
+
+class _AnthropicBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Base of everything a client sends."""
+
+
+class CacheControl(_AnthropicBody):
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] = "5m"
+
+
+class TextBlock(_AnthropicBody, tag="text"):
+    text: str
+    cache_control: CacheControl | None = None
+
+
+class ImageSource(_AnthropicBody):
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str
+
+
+class ImageBlock(_AnthropicBody, tag="image"):
+    source: ImageSource
+    cache_control: CacheControl | None = None
+
+
+class ClaudeMessage(_AnthropicBody):
+    role: Literal["user", "assistant"]
+    content: str | list[TextBlock | ImageBlock]
+
+    @property
+    def blocks(self) -> list[TextBlock | ImageBlock]:
+        return [TextBlock(self.content)] if isinstance(self.content, str) else self.content
+
+
+class Tool(_AnthropicBody):
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    input_schema: Schema
+    description: str = ""
+    type: Literal["custom"] = "custom"
+    cache_control: CacheControl | None = None
+
+
+class ToolChoice(_AnthropicBody):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class OutputFormat(_AnthropicBody):
+    type: Literal["json_schema"]
+    schema: Schema
+
+
+class OutputConfig(_AnthropicBody):
+    format: OutputFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class ThinkingField(_AnthropicBody):
+    type: Literal["disabled"]
+
+
+class Metadata(_AnthropicBody):
+    user_id: str | None = None
+
+
+class MessagesBody(_AnthropicBody, kw_only=True):
+    """POST /v1/messages"""
+
+    model: str
+    messages: list[ClaudeMessage]
+    max_tokens: Annotated[int, Meta(ge=0)]  # 0 stores the prompt and says nothing
+    system: str | list[TextBlock] | None = None
+    stop_sequences: list[NonEmpty] | None = None
+    stream: bool = False
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    output_config: OutputConfig | None = None
+    thinking: ThinkingField | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+    @property
+    def system_blocks(self) -> list[TextBlock]:
+        return [TextBlock(self.system)] if self.system and isinstance(self.system, str) else list(self.system or ())
+
+
+_LOOKBACK = 20  # blocks before a breakpoint in which an earlier prefix is found
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBlock:
+    """A piece of a prompt. `ids`: of its tokens, the scaffolding before it included."""
+
+    ids: tuple[int, ...]
+    breakpoint: bool = False
+
+
+class PrefixStore:
+    """Prefixes that were stored, for as long as the server runs.
+
+    Args:
+        minimum: tokens of the shortest prefix that is stored.
+    """
+
+    def __init__(self, minimum: int) -> None:
+        self._minimum = minimum
+        self._stored: set[tuple[int, ...]] = set()
+
+    def charge(self, blocks: Sequence[PromptBlock]) -> tuple[int, int]:
+        """Returns the tokens a prompt reads from and writes to the cache, and stores its breakpoints."""
+        ids: list[int] = []
+        read = last = 0
+        ends: list[int] = []
+        stored: list[tuple[int, ...]] = []
+        for index, block in enumerate(blocks):
+            ids.extend(block.ids)
+            ends.append(len(ids))
+            if not block.breakpoint or len(ids) < self._minimum:
+                continue
+            last = len(ids)
+            stored.append(tuple(ids))
+            for end in ends[max(0, index - _LOOKBACK) :]:
+                if end > read and tuple(ids[:end]) in self._stored:
+                    read = end
+        self._stored.update(stored)
+        return read, last - read
+
+
+MOST_BREAKPOINTS = 4
+
+
+def read(body: object, features: AnthropicFeatures, models: Sequence[str]) -> MessagesBody:
+    """Parses and checks a request as the provider does before it runs its model.
+
+    Raises:
+        Refused: with the provider's words.
+    """
+    request = fitted(body, MessagesBody, _misfit)
+    if request.model not in models:
+        raise Refused(404, f"model: {request.model}")
+    given = [name for name in ("temperature", "top_p", "top_k") if getattr(request, name) is not None]
+    refuse(features.sampling == "none" and given, f"`{given[0] if given else ''}` is not supported for this model.")
+    words = "`temperature` and `top_p` cannot both be specified for this model. Please use only one."
+    refuse(features.sampling == "one" and {"temperature", "top_p"} <= set(given), words)
+    _check_messages(request, features)
+    blank = any(not stop.strip() for stop in request.stop_sequences or ())
+    refuse(blank, "stop_sequences: each stop sequence must contain non-whitespace")
+    found = sum(block.breakpoint for block in blocks(request))
+    words = f"A maximum of {MOST_BREAKPOINTS} blocks with cache_control may be provided. Found {found}."
+    refuse(found > MOST_BREAKPOINTS, words)
+    if request.output_config is not None and request.output_config.format is not None:
+        words = "output_config.format: This model does not support structured outputs."
+        refuse(not features.structured_outputs, words)
+        words = "Prefilling assistant messages is not supported together with output_config.format."
+        refuse(request.messages[-1].role == "assistant", words)
+    return request
+
+
+def _check_messages(request: MessagesBody, features: AnthropicFeatures) -> None:
+    refuse(not request.messages, "messages: at least one message is required")
+    refuse(request.messages[0].role != "user", 'messages: first message must use the "user" role')
+    lists = [request.system, *(said.content for said in request.messages)]
+    for block in [block for given in lists if isinstance(given, list) for block in given]:
+        if isinstance(block, TextBlock):
+            refuse(not block.text, "messages: text content blocks must be non-empty")
+            refuse(not block.text.strip(), "messages: text content blocks must contain non-whitespace text")
+    last = request.messages[-1]
+    for index, said in enumerate(request.messages):
+        words = "all messages must have non-empty content except for the optional final assistant message"
+        refuse(not said.content and (said is not last or said.role != "assistant"), f"messages.{index}: {words}")
+    if last.role == "assistant":
+        words = "This model does not support assistant message prefill. The conversation must end with a user message."
+        refuse(not features.prefill, words)
+        ending = getattr(last.blocks[-1], "text", "") if last.content else ""
+        refuse(ending != ending.rstrip(), "messages: final assistant content cannot end with trailing whitespace")
+
+
+def conversation(request: MessagesBody, features: AnthropicFeatures) -> tuple[tuple[Message, ...], Content | None]:
+    """Returns the turns, system first, and the content that the answer continues: None without a last answer."""
+    turns: list[Message] = []
+    if request.system:
+        turns.append(Message("system", tuple(Text(block.text) for block in request.system_blocks)))
+    turns.extend(Message(said.role, content(said, features)) for said in request.messages)
+    if turns[-1].role == "assistant":
+        return tuple(turns[:-1]), turns[-1].content
+    return tuple(turns), None
+
+
+def content(said: ClaudeMessage, features: AnthropicFeatures) -> Content:
+    """Returns a turn's content. Raises Refused for images that the model does not take."""
+    parts: list[Text | Media] = []
+    for block in said.blocks if said.content else ():
+        if isinstance(block, TextBlock):
+            parts.append(Text(block.text))
+            continue
+        taken = features.images and said.role == "user"
+        refuse(not taken, f"messages: images are not supported in {said.role} messages of this model")
+        parts.append(picture(block.source.data, Refused(400, "messages: image source data is no valid base64")))
+    return tuple(parts)
+
+
+def blocks(request: MessagesBody) -> list[PromptBlock]:
+    """Returns the prompt's blocks in cache order: tools, system, messages."""
+    told: list[PromptBlock] = []
+    for tool in request.tools or ():
+        text = json.dumps([tool.name, tool.description, tool.input_schema])
+        told.append(_block("", Text(text), tool.cache_control))
+    before = ""  # scaffolding that stands before the next block
+    if request.system:
+        before = "<|im_start|>system\n"
+        for block in request.system_blocks:
+            told.append(_block(before, Text(block.text), block.cache_control))
+            before = ""
+        before = "<|im_end|>\n"
+    for said in request.messages:
+        before += f"<|im_start|>{said.role}\n"
+        for each in said.blocks:
+            part: Part
+            if isinstance(each, TextBlock):
+                part = Text(each.text)
+            else:
+                part = Media("image", hashlib.sha256(each.source.data.encode()).hexdigest(), b"")
+            told.append(_block(before, part, each.cache_control))
+            before = ""
+        before += "<|im_end|>\n" if said is not request.messages[-1] or said.role == "user" else ""
+    ending = "<|im_start|>assistant\n" if request.messages[-1].role == "user" else ""
+    return [*told, _block(before + ending, Text(""), None)]
+
+
+def _block(before: str, part: Part, cached: CacheControl | None) -> PromptBlock:
+    ids = tuple(token for token, _ in prompt_tokens((Text(before, control=True), part)))
+    return PromptBlock(ids, cached is not None)
+
+
+def _misfit(found: Misfit) -> Refused:
+    place = re.sub(r"\[(\d+|\.\.\.)\]", r".\1", found.place)
+    if found.unknown:
+        return Refused(400, f"{place}.{found.unknown}: Extra inputs are not permitted".lstrip("."))
+    if found.missing:
+        return Refused(400, f"{place}.{found.missing}: Field required".lstrip("."))
+    return Refused(400, f"{place}: {found.problem}")
+
+
+_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
+_REASONS = {FinishReason.STOP: "end_turn", FinishReason.LENGTH: "max_tokens"}
+_THOUGHT = "Let me think about this."
+
+Json = dict[str, object]
+
+
+class FakeAnthropic(FakeProvider):
+    """A server of the Anthropic dialect: /v1/messages, /v1/models.
+
+    Prompts are cached as the provider does it: where `cache_control` says so, and never else. `usage` counts what is
+    read as `cached_tokens`, and what is written as `cache_write_tokens`.
+
+    Args:
+        script: as Echo's. With a schema, the answer has to satisfy it; a bare one is put into the object that the
+            schema asks for where that has one member. So has the input of a tool that the model must use.
+        models: names that exist.
+        features: what the models can do, to play older and newer ones.
+        options: as of `FakeOptions`.
+    """
+
+    KEY_HEADER = "x-api-key"
+    ERROR_EVENT = "error"
+
+    def __init__(
+        self,
+        script: Script | None = None,
+        *,
+        models: Sequence[str] = ("claude-haiku-4-5", "claude-sonnet-4-5", "claude-opus-4-6"),
+        features: AnthropicFeatures = CLAUDE,
+        **options: Unpack[FakeOptions],
+    ) -> None:
+        super().__init__(script, models, **options)
+        checks.instance("features", features, AnthropicFeatures)
+        self.features = features
+        self._store = PrefixStore(features.cache_minimum)
+
+    @property
+    def base_url(self) -> str:
+        return self.address
+
+    # -------------------------------------------------------------------------------- the dialect
+
+    def _listing(self, path: str) -> object | None:
+        entries: dict[str, Json] = {
+            model: {"type": "model", "id": model, "display_name": model, "created_at": "2026-01-01T00:00:00Z"}
+            for model in self.models
+        }
+        if not self.features.models:
+            return None
+        if path == "/v1/models":
+            data = list(entries.values())
+            return {"data": data, "has_more": False, "first_id": self.models[0], "last_id": self.models[-1]}
+        return entries.get(path.removeprefix("/v1/models/"))
+
+    def _question(self, path: str, body: object) -> Question:
+        if path != "/v1/messages":
+            raise Refused(404, f"Not found: POST {path}")
+        request = read(body, self.features, self.models)
+        turns, begun = conversation(request, self.features)
+        asked = meant(turns) if begun is None else written(Conversation(turns, begun))
+        thinks = self.features.thinks and request.thinking is None
+        return _AnthropicQuestion(asked, 1, request, self._store, *_form(request), thinks)
+
+    def _failure(self, refused: Refused) -> object:
+        message = refused.message or "invalid x-api-key"
+        kind = _KINDS.get(refused.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_fake"}
+
+
+@dataclass(frozen=True, slots=True)
+class _AnthropicQuestion(Question):
+    """A request for a message.
+
+    Attributes:
+        body: as it came.
+        store: the server's prompt cache.
+        form: what the answer must be.
+        tool: the tool that the model must use; "" for none.
+        thinks: thoughts come before the answer.
+    """
+
+    body: MessagesBody
+    store: PrefixStore
+    form: Form | None
+    tool: str
+    thinks: bool
+
+    def answer(self, said: list[str]) -> Answered:
+        sampling = SamplingParams(max_tokens=self.body.max_tokens, stop=tuple(self.body.stop_sequences or ()))
+        text = said[0] if self.form is None else self.form.shaped(said[0], sampling)
+        completion, texts = cut(text, sampling)
+        prompt = blocks(self.body)
+        read, stored = self.store.charge(prompt)
+        thought = len(pieces(_THOUGHT)) if self.thinks else 0
+        tokens = sum(len(block.ids) for block in prompt)
+        usage = Usage(tokens, read, len(completion.token_ids) + thought, 1, stored)
+        message = self._message(usage)
+        ending: Json = {"stop_reason": self._reason(completion), "stop_sequence": self._matched(completion)}
+        if self.body.stream:
+            return Answered(self._events(message, completion, texts, ending, usage), usage)
+        content = [*self._thoughts(), *([self._block(completion.text)] if completion.text else [])]
+        return Answered(at_once({**message, "content": content, **ending, "usage": _counted(usage)}), usage)
+
+    def _events(
+        self, message: Json, completion: Completion, texts: list[str], ending: Json, usage: Usage
+    ) -> AnswerEvents:
+        begun = {**message, "usage": {**_counted(usage), "output_tokens": 1}}
+        opening = [event({"type": "message_start", "message": begun}, "message_start")]
+        closing = []
+        place = 0
+        for thought in self._thoughts():
+            opening += _at(place, "content_block_start", content_block={**thought, "thinking": ""})
+            delta = {"type": "thinking_delta", "thinking": thought["thinking"]}
+            opening += [*_at(place, "content_block_delta", delta=delta), *_at(place, "content_block_stop")]
+            place += 1
+        told = []
+        if completion.text:
+            opening += _at(place, "content_block_start", content_block=self._block(""))
+            opening.append(event({"type": "ping"}, "ping"))
+            seen = [*texts[: completion.kept], *([completion.tail] if completion.tail else [])]
+            told = [line for text in seen for line in _at(place, "content_block_delta", delta=self._delta(text))]
+            closing += _at(place, "content_block_stop")
+        cost = {"output_tokens": usage.completion_tokens}
+        closing.append(event({"type": "message_delta", "delta": ending, "usage": cost}, "message_delta"))
+        return AnswerEvents(
+            tuple(opening), tuple(told), tuple(closing), (event({"type": "message_stop"}, "message_stop"),)
+        )
+
+    def _message(self, usage: Usage) -> Json:
+        """Writes a message without content."""
+        return {
+            "id": "msg_fake",
+            "type": "message",
+            "role": "assistant",
+            "model": self.body.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _counted(usage),
+        }
+
+    def _thoughts(self) -> list[Json]:
+        return [{"type": "thinking", "thinking": _THOUGHT, "signature": "fake"}] if self.thinks else []
+
+    def _block(self, text: str) -> Json:
+        """Writes a block. A tool's input cut off by max_tokens is no object and is left out."""
+        if not self.tool:
+            return {"type": "text", "text": text}
+        try:
+            given = json.loads(text or "{}")
+        except (ValueError, RecursionError):
+            given = {}
+        return {"type": "tool_use", "id": "toolu_fake", "name": self.tool, "input": given}
+
+    def _delta(self, text: str) -> Json:
+        return {"type": "input_json_delta", "partial_json": text} if self.tool else {"type": "text_delta", "text": text}
+
+    def _reason(self, completion: Completion) -> str:
+        if completion.matched_stop is not None:
+            return "stop_sequence"
+        reason = _REASONS[completion.finish_reason]
+        return "tool_use" if self.tool and reason == "end_turn" else reason
+
+    def _matched(self, completion: Completion) -> str | None:
+        return str(completion.matched_stop) if completion.matched_stop is not None else None
+
+
+def _form(request: MessagesBody) -> tuple[Form | None, str]:
+    """Returns the required form of an answer, and the tool that must be used.
+
+    Raises:
+        Refused: a tool that is not there.
+    """
+    tools = {tool.name: tool for tool in request.tools or ()}
+    match request.tool_choice:
+        case None:
+            pass
+        case choice if choice.type == "tool" or (choice.type == "any" and len(tools) == 1):
+            name = choice.name if choice.type == "tool" else next(iter(tools))
+            if name not in tools:
+                raise Refused(400, f"tool_choice.name: tool {name!r} is not in the list of tools")
+            return of_schema(tools[name].input_schema), name
+        case choice if choice.type == "any":
+            raise Refused(400, "FakeAnthropic does not choose among tools; name one in tool_choice")
+    if request.output_config is not None and request.output_config.format is not None:
+        return of_schema(request.output_config.format.schema), ""
+    return None, ""
+
+
+def _at(place: int, name: str, **fields: object) -> list[bytes]:
+    """Makes an event about one block of the answer."""
+    return [event({"type": name, "index": place, **fields}, name)]
+
+
+def _counted(usage: Usage) -> Json:
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens,
+        "cache_creation_input_tokens": usage.cache_write_tokens,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }

@@ -1,1 +1,0 @@
-"""A provider of the Anthropic dialect, for tests."""

@@ -1,1 +1,0 @@
-"""A provider of the OpenAI dialect, for tests."""
