@@ -1,12 +1,23 @@
 """`sglang.utils`: helpers that programs import."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from ...lang.errors import CapabilityError
 from .lang.interpreter import ProgramState
-from .refusals import refused
+
+
+def refused(name: str, instead: str) -> Callable[..., NoReturn]:
+    """A function of SGLang's that only says what to write instead."""
+
+    def refuse(*arguments: object, **keywords: object) -> NoReturn:
+        raise CapabilityError(f"{name}() has no counterpart here; {instead}")
+
+    refuse.__name__ = refuse.__qualname__ = name
+    refuse.__doc__ = f"Raises CapabilityError: {instead}."
+    return refuse
 
 
 def read_jsonl(filename: str) -> Iterator[Any]:  # Any: JSON

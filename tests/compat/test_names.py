@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import umbel as ul
 import umbel.compat.sglang as sgl
-from umbel.compat.sglang.lang.backend.server_options import runtime_options
+from umbel.compat.sglang.lang.backend.runtime_endpoint import runtime_options
 from umbel.compat.sglang.lang.chat_template import get_chat_template
 from umbel.interpreter import loop
 from umbel.lang.protocol import Backend

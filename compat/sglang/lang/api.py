@@ -20,7 +20,7 @@ from ....lang.ops import (
 from ....lang.protocol import Backend
 from .backend.runtime_endpoint import Engine, Runtime
 from .choices import ChoicesSamplingMethod, method_of
-from .programs import function
+from .ir import function
 
 __all__ = [
     "Engine",
