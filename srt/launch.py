@@ -26,7 +26,7 @@ from .tokenizer.tokenizer import ByteTokenizer, Tokenizer
 if TYPE_CHECKING:
     from .constraints.matcher import MatcherCache
     from .distributed.communicator import Communicator
-    from .scheduler.config import SchedulerConfig
+    from .scheduler.policy import SchedulerConfig
     from .scheduler.scheduler import Scheduler
     from .weights import ModelSource
 
@@ -197,7 +197,7 @@ def open_engine(
 
 def _scheduler_config(options: RuntimeOptions, *, overlap: bool) -> "SchedulerConfig":
     """Makes the scheduler's settings: options of the same name, and values derived from the others."""
-    from .scheduler.config import PolicyName, SchedulerConfig
+    from .scheduler.policy import PolicyName, SchedulerConfig
 
     shared = {field.name for field in fields(SchedulerConfig)} & set(RuntimeOptions.__struct_fields__)
     same = {name: getattr(options, name) for name in shared - {"policy", "overlap"}}

@@ -18,7 +18,7 @@ import numpy as np
 from ..cache.radix_cache import Match, RadixCache
 from ..cache.slot_allocator import SlotAllocator, Slots
 from ..core.instruments import Clock, Counters, FaultHook, Stopwatch
-from .config import SchedulerConfig
+from .policy import SchedulerConfig
 from .request import Generation, Request
 
 

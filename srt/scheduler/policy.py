@@ -1,4 +1,4 @@
-"""Orders waiting requests for admission.
+"""Sets how requests share the engine's steps, and orders waiting requests for admission.
 
     policy   order
     lpm      priority · aged · oldest of the salt · called siblings of a fork · longest cached prefix · least usage of
@@ -12,6 +12,8 @@ comes next. The AdmissionPolicy makes orders and keeps the state that outlives a
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol, assert_never
 
 import numpy as np
@@ -19,8 +21,61 @@ from numpy.typing import NDArray
 
 from ..cache.radix_cache import common_length
 from ..core.instruments import Counters
-from .config import PolicyName, SchedulerConfig
 from .request import Request
+
+
+class PolicyName(StrEnum):
+    LPM = "lpm"  # longest prefix match first
+    FCFS = "fcfs"  # first come, first served
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Settings by which requests share the engine's steps and its KV pool. lang/runtime_options.py checks the user's.
+
+    Attributes:
+        max_running: sequences that hold slots at the same time.
+        max_step_tokens: rows of one step; decode rows come first, prompts are cut into chunks that fit
+            in the rest (at least one row, so that prompts advance under any load). None: no chunks.
+        max_step_logits: rows of one step whose logits are computed; log-probabilities of long prompts would
+            otherwise take gigabytes at a vocabulary of 262,144. At least max_running.
+        policy: order of waiting requests; see above.
+        policy_window: waiting requests that are ordered by their cached prefix; the others keep their order of arrival.
+        radix_cache: keep and reuse keys and values of finished and running requests.
+        in_step_sharing: a request may use keys that another request computes in the same step.
+        least_ahead: a hint that misses fewer tokens than this is dropped, unless it pins.
+        pin_share: the part of the pool that all pins together may hold.
+        max_wait: seconds after which a waiting request precedes every cache-aware order; Ageing bounds its
+            whole wait.
+        headroom: slots left for every running sequence when another one is admitted, against early retraction.
+        partial_logits: the runner may answer a row that only chooses a token with the token, without its logits.
+        jump_forward: tokens that a constraint forces are appended without a decode step of their own.
+        constraint_fuel: automaton transitions that one step may compute, some 6 ms of Python; masks that need more
+            are finished in later steps.
+        overlap: a step is planned while the previous one runs (step.py); the runner is a batch.AsyncRunner.
+        check_every_step: verify pool and tree after every step (tests; costs time in the size of the pool).
+    """
+
+    max_running: int = 64
+    max_step_tokens: int | None = 512
+    max_step_logits: int = 256
+    policy: PolicyName = PolicyName.LPM
+    policy_window: int = 256
+    radix_cache: bool = True
+    in_step_sharing: bool = True
+    least_ahead: int = 0
+    pin_share: float = 0.5
+    max_wait: float = 10.0
+    headroom: int = 8
+    partial_logits: bool = True
+    jump_forward: bool = True
+    constraint_fuel: int = 250
+    overlap: bool = False
+    check_every_step: bool = False
+
+    def __post_init__(self) -> None:
+        assert 0 < self.max_running <= self.max_step_logits, "each running sequence may need logits"
+
 
 Peek = Callable[[Request], int]  # cached tokens of a waiting request
 PriorityKey = tuple[int, bool]  # (−priority, not aged): smaller goes first

@@ -34,8 +34,8 @@ from ..core.messages import (
 )
 from ..multimodal.sequence import NO_PICTURES, SequencePictures
 from ..tokenizer.tokenizer import CompiledStops
-from .config import SchedulerConfig
 from .kv_manager import KVManager
+from .policy import SchedulerConfig
 from .request import Choosing, Generation, Job, Phase, Prefilling, Request, ScoreGroup, Scoring, Stop, accept
 
 
@@ -227,7 +227,11 @@ MOST_SEARCHED = 16_384  # tokens of choices; a step makes a node for each
 
 
 class RequestFactory:
-    """Checks messages against the model's limits and makes requests from them.
+    """Makes requests from messages. It finds every error in a message before a request holds slots.
+
+    The gateway's RequestValidator has explained the mistakes of clients; here they are asserted. It cannot know the
+    pool, the model's vocabulary (a tokenizer may have more tokens) and the pictures that the engine has: what does not
+    fit these is refused here.
 
     Args:
         vocab_size: token ids are below it.
@@ -260,12 +264,11 @@ class RequestFactory:
     def generate(self, message: EngineGenerate, now: float) -> Request:
         sampling = msgspec.structs.replace(message.sampling)  # which checks every number again
         tokens, pictures = self._sequence(message.token_ids, "the prompt")
-        _check_healing(message.heal, message.token_ids)
+        assert not (message.heal and message.token_ids[-1] >= PICTURE_BASE), "no token can replace a picture"
         room = 1 if sampling.max_tokens else 0
         if len(tokens) + room > self.longest:
             raise RequestError(
-                f"the prompt has {len(tokens)} tokens and {room} must fit behind it, more than"
-                f" {self._limit}; shorten it"
+                f"the prompt has {len(tokens)} tokens and {room} must fit after it, more than {self._limit}; shorten it"
             )
         self._known("stop_token_ids", sampling.stop_token_ids)
         self._known("logit_bias", tuple(sampling.logit_bias))
@@ -275,13 +278,8 @@ class RequestFactory:
                 f"logprob_start_len (prompt_logprobs_from={start}) is past the prompt of {len(tokens)} tokens; "
                 f"write 0 to {len(tokens)}"
             )
-        if start is not None and start < pictures.end:
-            raise RequestError(
-                f"logprob_start_len (prompt_logprobs_from={start}): the tokens of a picture have no log-probability, "
-                f"and the prompt's last picture ends at {pictures.end}; write {pictures.end} to {len(tokens)}"
-            )
-        if sampling.seed is None and not sampling.greedy:
-            raise RequestError("the request has no seed; the gateway sets one for every continuation")
+        assert start is None or start >= pictures.end, "tokens of a picture have no log-probability"
+        assert sampling.seed is not None or sampling.greedy, "the gateway sets a seed for every continuation"
         ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos_ids)
         job = Generation(
             sampling=sampling,
@@ -294,19 +292,17 @@ class RequestFactory:
         return self._request(message.id, tokens, pictures, job, message.schedule, now)
 
     def score(self, message: EngineScore, now: float) -> list[Request]:
-        if not message.sequences:
-            raise RequestError("a score request without sequences; give at least one choice")
-        if message.start < 1:
-            raise RequestError(f"start={message.start}: the first token has no log-probability; write 1 or more")
+        assert message.sequences, "a score has a choice"
+        assert message.start >= 1, "the first token has no log-probability"
         group = ScoreGroup(message.start)
         sequences = [self._sequence(ids, f"sequence {i}") for i, ids in enumerate(message.sequences)]
         first = sequences[0][0]
         for i, (tokens, pictures) in enumerate(sequences):
             if len(tokens) > self.longest:
                 raise RequestError(f"sequence {i} has {len(tokens)} tokens, more than {self._limit}; shorten it")
-            _check_start(message.start, pictures, f"sequence {i}")
-            if len(tokens) < message.start or not np.array_equal(tokens[: message.start], first[: message.start]):
-                raise RequestError(f"sequence {i} does not share its first {message.start} tokens with sequence 0")
+            assert message.start >= pictures.end, "tokens of a picture have no log-probability"
+            assert len(tokens) >= message.start, "a choice has a token"
+            assert np.array_equal(tokens[: message.start], first[: message.start]), "choices share their prompt"
         group.members.extend(
             self._request(message.id, tokens, pictures, Scoring(group), message.schedule, now)
             for tokens, pictures in sequences
@@ -315,13 +311,12 @@ class RequestFactory:
 
     def choose(self, message: EngineChoose, now: float) -> Request:
         """Makes the request that waits for the search; it runs the first choice's tokens."""
-        if not message.choices or not all(message.choices):
-            raise RequestError("a search without choices, or with an empty one; give each at least one token")
+        assert message.choices, "a search has a choice"
+        assert all(message.choices), "a choice has a token"
         prompt, pictures = self._sequence(message.prompt, "the prompt")
-        _check_healing(message.heal, message.prompt)
-        if not 1 <= message.start <= len(prompt):
-            raise RequestError(f"start={message.start} with a prompt of {len(prompt)} tokens; write 1 to {len(prompt)}")
-        _check_start(message.start, pictures, "the prompt")
+        assert not (message.heal and message.prompt[-1] >= PICTURE_BASE), "no token can replace a picture"
+        assert 1 <= message.start <= len(prompt), "choices share a token of the prompt"
+        assert message.start >= pictures.end, "tokens of a picture have no log-probability"
         for i, ids in enumerate(message.choices):
             self._known(f"choice {i}", ids)
             length = message.start + len(ids)
@@ -348,8 +343,7 @@ class RequestFactory:
         tokens, pictures = self._sequence(message.token_ids, "the hinted prefix")
         if len(tokens) > self.longest:
             raise RequestError(f"the hinted prefix has {len(tokens)} tokens, more than {self._limit}")
-        if message.pin is not None and math.isnan(message.pin):
-            raise RequestError("pin is not a number; write seconds or nothing")
+        assert message.pin is None or not math.isnan(message.pin), "the clock is compared with it"
         return self._request(message.id, tokens, pictures, Prefilling(message.pin), message.schedule, now)
 
     def _request(
@@ -361,24 +355,21 @@ class RequestFactory:
         schedule: Schedule,
         now: float,
     ) -> Request:
-        if schedule.timeout is not None and math.isnan(schedule.timeout):
-            raise RequestError("timeout is not a number; write seconds or nothing")
-        if not (isinstance(schedule.priority, int) and isinstance(schedule.ahead, int)):
-            raise RequestError(f"priority={schedule.priority!r}, ahead={schedule.ahead!r}; write integers")
+        assert isinstance(schedule.priority, int), "orders compare it"
+        assert isinstance(schedule.ahead, int), "orders compare it"
+        assert schedule.timeout is None or not math.isnan(schedule.timeout), "the clock is compared with it"
         self._arrived += 1
         return Request(self._arrived, message_id, tokens, job, schedule, now, pictures)
 
     def _sequence(self, ids: Sequence[int], what: str) -> tuple[NDArray[np.int32], SequencePictures]:
         """Checks that `ids` are tokens of the vocabulary and whole pictures, and returns both."""
-        if not ids:
-            raise RequestError(f"{what} is empty; give at least one token")
+        assert ids, "a sequence has a token"
         lowest, highest = min(ids), max(ids)
         if highest < PICTURE_BASE:
             self._check_range(what, lowest, highest)
             return np.array(ids, dtype=np.int32), NO_PICTURES
         self._known(what, [token for token in ids if not PICTURE_BASE <= token < PICTURE_END])
-        if self._pictures is None:
-            raise RequestError(f"{what} holds a picture, and the model reads text only; load one that sees")
+        assert self._pictures is not None, "the model reads text only"
         try:
             spans = picture_spans(np.array(ids, dtype=np.int64), self._pictures.tokens)
         except ValueError as error:
@@ -394,19 +385,6 @@ class RequestFactory:
         if lowest < 0 or highest >= self._vocab_size:
             wrong = lowest if lowest < 0 else highest
             raise RequestError(f"{what}: token id {wrong} is outside the vocabulary; write 0 to {self._vocab_size - 1}")
-
-
-def _check_start(start: int, pictures: SequencePictures, what: str) -> None:
-    if start < pictures.end:
-        raise RequestError(
-            f"start={start}: the tokens of a picture have no log-probability, and the last picture of {what} ends at "
-            f"{pictures.end}; write {pictures.end} or more"
-        )
-
-
-def _check_healing(heal: bool, ids: Sequence[int]) -> None:
-    if heal and ids[-1] >= PICTURE_BASE:
-        raise RequestError("heal=True: the prompt ends in a picture, which no token can replace; write heal=False")
 
 
 @dataclass(frozen=True, slots=True)

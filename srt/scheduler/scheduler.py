@@ -40,10 +40,10 @@ from ..core.messages import (
 from ..sampling.sampler import Sampler
 from .choice_search import ChoiceSearches
 from .commit import Commit, StepResult, read_step_result
-from .config import PolicyName, SchedulerConfig
 from .constrained import ConstrainedTexts
 from .kv_manager import KVManager
 from .planner import Planner
+from .policy import PolicyName, SchedulerConfig
 from .request import Phase, Prefilling
 from .request_table import RequestFactory, RequestTable, SchedulerContext, aborted, failure
 from .step import NO_REQUESTS, FinishedStep, InFlightStep, PlannedRows, StepPlan, build_row_requests, pending_tokens

@@ -9,7 +9,6 @@ from umbel.lang.runtime_options import RuntimeOptions
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.batch import Batch, Logits
 from umbel.srt.core.messages import Ended, EngineControl, ScoreEnded
-from umbel.srt.scheduler.scheduler import SchedulerConfig
 
 from ..engine_harness import Engine
 
@@ -215,8 +214,6 @@ def test_without_a_tree_nothing_is_pinned() -> None:
 
 @pytest.mark.parametrize("share", [-0.1, 1.5])
 def test_the_share_is_a_part_of_the_pool(share: float) -> None:
-    with pytest.raises(ParameterError, match="pin_share"):
-        SchedulerConfig(pin_share=share)
     with pytest.raises(ParameterError, match="pin_share"):
         RuntimeOptions(pin_share=share)
 

@@ -164,9 +164,6 @@ def test_a_search_ends_at_its_deadline_and_when_it_is_aborted() -> None:
 @pytest.mark.parametrize(
     ("prompt", "choices", "start", "words"),
     [
-        (PROMPT, [], len(PROMPT), "without choices"),
-        (PROMPT, [[97], []], len(PROMPT), "without choices"),
-        (PROMPT, [[97]], 0, "write 1 to"),
         (PROMPT, [[999]], len(PROMPT), "outside the vocabulary"),
         (PROMPT, [[97] * 5000], len(PROMPT), "shorten it"),
         (PROMPT, [[97] * 100] * 200, len(PROMPT), "have 20000 tokens, and a search takes at most 16384"),

@@ -293,7 +293,6 @@ class TestEndings:
                 greedy(2, prompt_logprobs_from=18),
                 "logprob_start_len (prompt_logprobs_from=18) is past the prompt of 17 tokens; write 0 to 17",
             ),
-            (SamplingParams(), "no seed"),
         ],
     )
     def test_what_cannot_be_served_is_refused_by_name(self, sampling: SamplingParams, named: str) -> None:
@@ -304,22 +303,26 @@ class TestEndings:
         assert isinstance(ending, EngineFailed)
         assert named in ending.message
 
-    @pytest.mark.parametrize("tokens", [[], [-1], [1, VOCABULARY]])
+    @pytest.mark.parametrize("tokens", [[-1], [1, VOCABULARY]])
     def test_tokens_outside_the_vocabulary_never_reach_the_model(self, tokens: list[int]) -> None:
         engine = Engine()
-        ids = [engine.generate(tokens), engine.score([tokens], 1), engine.score([[1, *tokens]], 0), engine.score([], 1)]
+        ids = [engine.generate(tokens), engine.score([tokens], 1)]
         engine.run()
-        kinds = [ending.kind for ending in (engine.endings[i] for i in ids) if isinstance(ending, EngineFailed)]
-        assert kinds == ["RequestError"] * 4
+        failures = [ending for ending in (engine.endings[i] for i in ids) if isinstance(ending, EngineFailed)]
+        assert ["outside the vocabulary" in failure.message for failure in failures] == [True] * 2
         assert engine.runner.batches == []
 
-    def test_choices_must_share_their_prompt(self) -> None:
+    @pytest.mark.parametrize(
+        ("sequences", "start"), [([], 1), ([[]], 1), ([[1]], 0), ([[1]], 2), ([[1, 2, 3], [1, 4, 3]], 2)]
+    )
+    def test_a_score_that_no_gateway_sends_fails_alone(self, sequences: list[list[int]], start: int) -> None:
         engine = Engine()
-        score = engine.score([[1, 2, 3], [1, 4, 3]], 2)
+        score, text = engine.score(sequences, start), engine.generate(PREFIX)
         engine.run()
         ending = engine.endings[score]
         assert isinstance(ending, EngineFailed)
-        assert "sequence 1" in ending.message
+        assert ending.kind == "EngineError"
+        assert engine.tokens(text)
 
     def test_an_id_in_use_is_refused_to_the_caller(self) -> None:
         engine = Engine()
