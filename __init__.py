@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from .lang.cache_report import CacheReport as CacheReport
     from .lang.chat_template import ChatTemplate as ChatTemplate
     from .lang.chat_template import TemplateWarning as TemplateWarning
-    from .lang.cost import Cost as Cost
-    from .lang.cost import Speculation as Speculation
     from .lang.errors import BackendError as BackendError
     from .lang.errors import BudgetError as BudgetError
     from .lang.errors import CancelledError as CancelledError
@@ -75,6 +73,7 @@ if TYPE_CHECKING:
     from .lang.generation import gen as gen
     from .lang.generation import gen_int as gen_int
     from .lang.generation import gen_string as gen_string
+    from .lang.generation import select as select
     from .lang.ops import assistant as assistant
     from .lang.ops import assistant_begin as assistant_begin
     from .lang.ops import assistant_end as assistant_end
@@ -83,7 +82,6 @@ if TYPE_CHECKING:
     from .lang.ops import image as image
     from .lang.ops import overshoot as overshoot
     from .lang.ops import role as role
-    from .lang.ops import select as select
     from .lang.ops import separate_reasoning as separate_reasoning
     from .lang.ops import system as system
     from .lang.ops import system_begin as system_begin
@@ -94,6 +92,8 @@ if TYPE_CHECKING:
     from .lang.ops import user_begin as user_begin
     from .lang.ops import user_end as user_end
     from .lang.ops import video as video
+    from .lang.protocol import Cost as Cost
+    from .lang.protocol import Speculation as Speculation
     from .lang.protocol import Usage as Usage
     from .lang.sampling import SamplingParams as SamplingParams
     from .lang.state import AsyncState as AsyncState
@@ -122,7 +122,6 @@ _HOMES = {
     "interpreter.remote_images": ("fetch_image",),
     "lang.cache_report": ("CacheCause", "CacheReport"),
     "lang.chat_template": ("ChatTemplate", "TemplateWarning"),
-    "lang.cost": ("Cost", "Speculation"),
     "lang.errors": (
         "BackendError",
         "BudgetError",
@@ -146,7 +145,7 @@ _HOMES = {
         "UmbelError",
         "VariableError",
     ),
-    "lang.generation": ("gen", "gen_int", "gen_string"),
+    "lang.generation": ("gen", "gen_int", "gen_string", "select"),
     "lang.ops": (
         "assistant",
         "assistant_begin",
@@ -156,7 +155,6 @@ _HOMES = {
         "image",
         "overshoot",
         "role",
-        "select",
         "separate_reasoning",
         "system",
         "system_begin",
@@ -168,7 +166,7 @@ _HOMES = {
         "user_end",
         "video",
     ),
-    "lang.protocol": ("Usage",),
+    "lang.protocol": ("Cost", "Speculation", "Usage"),
     "lang.sampling": ("SamplingParams",),
     "lang.state": ("AsyncState", "State", "StateGroup"),
 }

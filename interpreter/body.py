@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from ..lang import checks, inline, sampling
+from ..lang import checks, ops, sampling
 from ..lang.errors import BudgetError, DeadlineError, ParameterError, ProgramError, remedy, shown
 from ..lang.protocol import MAX_PRIORITY, Backend
 from ..lang.state import AsyncState, BaseState, State
@@ -200,7 +200,7 @@ def run_options(options: Mapping[str, Any]) -> RunOptions:
         ParameterError: an unknown option or a wrong value.
         ProgramError: an option holds an operation, which can only be said.
     """
-    inline.refuse(options, "an option of the run")
+    ops.refuse_operations(options, "an option of the run")
     inner = options.get("sampling")
     merged = {name: value for name, value in options.items() if name != "sampling"}
     if inner is not None:

@@ -37,11 +37,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..lang import checks
-from ..lang.cost import Cost, Speculation
 from ..lang.errors import BudgetError, ParameterError, shown
 from ..lang.programs import ProgramBudget
 from ..lang.prompt import Part, Text
-from ..lang.protocol import Backend, GenRequest, ScoreRequest, Usage
+from ..lang.protocol import Backend, Cost, GenRequest, ScoreRequest, Speculation, Usage
 
 DATE: Final = "2026-11-22"
 

@@ -21,9 +21,8 @@ from typing import Any, cast
 from ..lang import ops
 from ..lang.chat_template import ChatTemplate
 from ..lang.errors import CancelledError, CapabilityError, ProgramError, UmbelError
-from ..lang.prompt import Generated, Part, Text
+from ..lang.prompt import Generated, Part, Source, SourceKind, Text
 from ..lang.protocol import Capabilities, Chunk, Completion, Final, GenRequest, Hint
-from ..lang.source import Source, SourceKind
 from . import loop, media, selecting
 from .calls import OnChunk
 from .guarantees import guarantee

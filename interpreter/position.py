@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..lang.chat_template import ChatTemplate, Turn
 from ..lang.errors import TemplateError
-from ..lang.prompt import EMPTY, Generated, Media, Part, Prompt, Text
-from ..lang.source import Source, SourceKind
+from ..lang.prompt import EMPTY, Generated, Media, Part, Prompt, Source, SourceKind, Text
 
 
 @dataclass(slots=True)

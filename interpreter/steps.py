@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..lang.ops import Op
+from ..lang.prompt import Source
 from ..lang.sampling import SamplingParams
-from ..lang.source import Source
 from .reasoning import ReasoningTags
 from .variables import Binding
 

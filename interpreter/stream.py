@@ -15,11 +15,11 @@ from typing import Any, cast
 
 from ..lang import ops, sampling
 from ..lang.cache_report import CacheReport
-from ..lang.cost import Cost
 from ..lang.errors import DeadlineError, ParameterError, ProgramError
 from ..lang.ops import Op, checked_name
+from ..lang.prompt import Source, SourceKind, calling_place
+from ..lang.protocol import Cost
 from ..lang.sampling import SamplingParams
-from ..lang.source import Source, SourceKind, calling_place
 from ..lang.state import JoinMode, Sink, Value
 from . import loop, media
 from .cache_explain.report import explained

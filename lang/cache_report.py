@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from .source import public_name, shown_name
+from .prompt import public_name, shown_name
 
 
 class CacheCause(StrEnum):

@@ -155,7 +155,7 @@ class _Short(reprlib.Repr):
 
     def repr_str(self, x: str, level: int) -> str:
         """An operation in it as the program wrote it, without the secret of the process that stands for it."""
-        from .inline import readable  # which raises our errors
+        from .ops import readable  # which raises our errors
 
         return super().repr_str(readable(x), level)
 

@@ -1,13 +1,41 @@
-"""`gen`: what users write to generate text, checked at the line that writes it."""
+"""`gen` and `select`: what users write to generate text, checked at the line that writes it.
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+A constraint among the arguments of a `gen` becomes the spec that travels to the backend, and the way from its text to
+an object. Only what can be seen without a compiler is checked here; the backend refuses the rest before it generates.
+"""
 
-from . import checks, inline, sampling
-from .constraint import demand_of
-from .errors import ParameterError, shown, unknown_option
-from .ops import ChoicesMethod, Gen, Select, checked_name, checked_tries, select
-from .protocol import ConstraintEngine, JsonKeyOrder, JsonWhitespace
+import enum
+import json
+import re
+import typing
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+from . import checks, ops, sampling
+from .errors import ConstraintError, ParameterError, UmbelError, shown, unknown_option
+from .ops import ChoicesMethod, Gen, Select, checked_name
+from .protocol import ConstraintEngine, ConstraintKind, ConstraintSpec, JsonKeyOrder, JsonWhitespace
+from .result import Members, Result
+from .typed import name_of, typed
+
+# An open end: after a digit a model has to be able to say that the number is over, and few say so with end-of-sequence.
+# The blank stops the text and is not part of it. At most 19 digits, so that no number goes on without end.
+ENDINGS = (" ", "\n")
+INTEGER = r"(0|-?[1-9][0-9]{0,18})[ \n]?"
+NUMBER = r"-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,17})?[ \n]?"
+OPEN_ENDED = frozenset({INTEGER, NUMBER})
+
+MAX_DEPTH = 128  # of a schema's nesting; our own automata take less
+MAX_SOURCE = 1 << 20  # characters of a regex, schema or grammar; compilers and providers take less
+# A rule of a GBNF grammar, at the beginning of a line: `root ::= ...`. Lark's rules have one colon.
+_GBNF = re.compile(r"^[ \t]*[A-Za-z][\w-]*[ \t]*::=", re.MULTILINE)
+
+KINDS = ("regex", "json_schema", "dtype", "ebnf", "grammar", "choices")  # at most one of them in a gen
+
+
+# --------------------------------------------------------------------------------- what users write
 
 
 def gen(
@@ -114,7 +142,7 @@ def gen(
             "top_logprobs_num": top_logprobs_num,
         }
     )
-    inline.refuse((given, regex, json_schema, ebnf, grammar), f"an option of gen({name!r})")
+    ops.refuse_operations((given, regex, json_schema, ebnf, grammar), f"an option of gen({name!r})")
     demand = demand_of(
         {
             "regex": regex,
@@ -188,3 +216,317 @@ def gen_int(name: str | None = None, max_tokens: int | None = None, **options: A
 def gen_string(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen | Select:
     """A double-quoted string; `gen(dtype=str)`, which checks the options. `s.value(name)` is what the quotes hold."""
     return gen(name, max_tokens, dtype=str, **options)
+
+
+def select(
+    name: str | None = None,
+    choices: Iterable[str] | None = None,
+    temperature: float = 0.0,
+    choices_method: ChoicesMethod | None = None,
+    method: ChoicesMethod | None = None,
+    max_tries: int | None = None,
+    allow_best_effort: bool | None = None,
+) -> Select:
+    """Choose one of `choices` as the continuation, store it under `name` and append it.
+
+    Methods (also public names; `choices_method` is SGLang's name for `method`):
+
+    - `token_length_normalized`, the default, compares the mean log-probability per token.
+    - `greedy_token_selection` goes token by token.
+    - `unconditional_likelihood_normalized` subtracts what each choice would score without the prompt.
+    - `overshoot` is the probability that the text goes on with the choice, written in its usual tokens, the last of
+      which may go past its end ("A" inside " An"). It takes one forward pass.
+    - `exact` is that probability over all the tokens that spell the choice, within bounds that
+      `get_meta_info(name)["bounds"]` gives. It takes some dozens of short forward passes.
+
+    For the last two, a choice that another one begins with ("A", "A+") is chosen when the text goes on with it and not
+    with the longer one.
+
+    `temperature` 0 takes the best choice. Above 0 one is drawn, with the run's seed if it has one, in proportion to
+    probability ** (1 / temperature); `get_meta_info(name)["probabilities"]` has the probabilities.
+
+    A hosted model that scores nothing generates one of the choices instead, with this temperature, where the method is
+    the default one: `get_meta_info(name)["choices_method"]` is then "generated", and there are no probabilities.
+    `max_tries` and `allow_best_effort` are for such models, and mean what they do in `gen`.
+
+    Raises:
+        ParameterError: no choices or more than 1,024, a choice that is not a string of 1 to 16,384 characters,
+            duplicates, an unknown method, two methods, a temperature that is not 0 to 100, max_tries that are not 1 to
+            10, or max_tries and allow_best_effort with another method than the default one.
+    """
+    if name is not None:
+        name = checked_name(name)
+    owner = f"select({shown(name)})"
+    if isinstance(choices, str | Mapping) or not isinstance(choices, Iterable):
+        raise ParameterError(f"{owner} needs choices=[...], a list of strings; got {shown(choices)}")
+    options = _checked_choices(owner, choices)
+    chosen = _checked_method(owner, method, choices_method)
+    warmth = checks.number(f"{owner}: temperature", temperature, 0, 100, "0 for the best choice, or a number up to 100")
+    tries = checked_tries(max_tries, allow_best_effort)
+    for option, given in (("max_tries", max_tries), ("allow_best_effort", allow_best_effort)):
+        if given is not None and chosen != ops.CHOICES_METHODS[0]:
+            raise ParameterError(
+                f"{owner}: {option}={given!r} is for models that generate the choice, which method={chosen!r} never "
+                f"does; remove {option}"
+            )
+    return Select(name, options, chosen, float(warmth), *tries)
+
+
+def _checked_choices(owner: str, choices: Iterable[str]) -> tuple[str, ...]:
+    options = checks.members(f"{owner}: choices", choices, ops.MAX_CHOICES, "a list of strings")
+    if not options:
+        raise ParameterError(f"{owner}: choices is empty; give at least one string")
+    ops.refuse_operations(options, f"{owner}: a choice")
+    for option in options:
+        if not isinstance(option, str) or not checks.plain(option):
+            raise ParameterError(f"{owner}: choices: a choice must be a non-empty string, got {shown(option)}")
+    texts = tuple(map(checks.plain, options))
+    longest = max(map(len, texts))
+    if longest > ops.MAX_CHOICE_LENGTH:
+        raise ParameterError(
+            f"{owner}: one of the choices has {longest} characters; write at most {ops.MAX_CHOICE_LENGTH}"
+        )
+    repeated = sorted(text for text, times in Counter(texts).items() if times > 1)
+    if repeated:
+        raise ParameterError(f"{owner}: choices repeat: {shown(repeated)}")
+    return texts
+
+
+def _checked_method(owner: str, method: object, choices_method: object) -> ChoicesMethod:
+    given = [
+        checks.one_of(name, value, ops.CHOICES_METHODS)
+        for name, value in (("method", method), ("choices_method", choices_method))
+        if value is not None
+    ]
+    if len(set(given)) > 1:
+        raise ParameterError(
+            f"{owner}: method={given[0]!r} and choices_method={given[1]!r} are two names of one parameter; give one of "
+            "them"
+        )
+    return cast(ChoicesMethod, given[0]) if given else ops.CHOICES_METHODS[0]
+
+
+def checked_tries(max_tries: int | None, allow_best_effort: bool | None) -> tuple[int, bool]:
+    """Both with their defaults.
+
+    Raises:
+        ParameterError: tries that are not 1 to 10, or no bool.
+    """
+    tries = ops.USUAL_TRIES
+    if max_tries is not None:
+        tries = checks.integer(
+            "max_tries", max_tries, 1, ops.MAX_TRIES, f"1 to {ops.MAX_TRIES}, {ops.USUAL_TRIES} being usual"
+        )
+    if allow_best_effort is not None:
+        checks.switch("allow_best_effort", allow_best_effort)
+    return tries, bool(allow_best_effort)
+
+
+# --------------------------------------------------------------------------------- constraints
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A constraint as a program gave it. `stops`: stop strings that belong to it."""
+
+    spec: ConstraintSpec
+    result: Result
+    stops: tuple[str, ...] = ()
+
+
+def _check_one(given: Mapping[str, Any]) -> None:
+    kinds = [name for name in KINDS if given.get(name) is not None]
+    if len(kinds) > 1:
+        raise ParameterError(f"gen() takes one constraint, got {kinds[0]}= and {kinds[1]}=; remove one of them")
+
+
+def demand_of(given: Mapping[str, Any]) -> Demand | None:
+    """Arguments of `gen` → its demand, or None when there is none.
+
+    Args:
+        given: `KINDS` (choices are no demand of their own), json_whitespace, json_key_order,
+            allow_unenforced and constraint_engine;
+            None means "not given".
+
+    Raises:
+        ParameterError: two constraints, an argument of a wrong type, or an option without the constraint it belongs to.
+        ConstraintError: a schema that is no JSON.
+    """
+    _check_one(given)
+    demand = _demand(given)
+    options: dict[str, Any] = {}
+    for name, field, belongs_to, known in (
+        ("json_whitespace", "whitespace", "json_schema", get_args(JsonWhitespace)),
+        ("json_key_order", "key_order", "json_schema", get_args(JsonKeyOrder)),
+        ("allow_unenforced", "allow_unenforced", "json_schema", None),
+        ("constraint_engine", "engine", "a constraint", get_args(ConstraintEngine)),
+    ):
+        value = given.get(name)
+        if value is None:
+            continue
+        if demand is None or (belongs_to == "json_schema" and demand.spec.kind != "json_schema"):
+            raise ParameterError(f"{name}={shown(value)} needs {belongs_to}= to apply to; remove it, or give one")
+        options[field] = checks.switch(name, value) if known is None else checks.one_of(name, value, known)
+    if demand is None or not options:
+        return demand
+    spec = ConstraintSpec(demand.spec.kind, demand.spec.source, **options)
+    return Demand(spec, demand.result, demand.stops)
+
+
+def _demand(given: Mapping[str, Any]) -> Demand | None:
+    if (regex := given.get("regex")) is not None:
+        return Demand(_spec("regex", _source("regex", regex, r'r"[a-z]+"')), Result("text", str))
+    if (schema := given.get("json_schema")) is not None:
+        return _of_schema(schema)
+    if (dtype := given.get("dtype")) is not None:
+        return _read_type("dtype", dtype, _of_type)
+    for name in ("ebnf", "grammar"):
+        if (grammar := given.get(name)) is not None:
+            source = _source(name, grammar, '\'start: "yes" | "no"\'')
+            return Demand(_spec("gbnf" if _GBNF.search(source) else "lark", source), Result("text", str))
+    return None
+
+
+def _spec(kind: ConstraintKind, source: str) -> ConstraintSpec:
+    if len(source) > MAX_SOURCE:
+        raise ConstraintError(f"{kind}: {len(source)} characters; write at most {MAX_SOURCE}")
+    try:
+        source.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConstraintError(
+            f"{kind}: the character at {error.start} is half of a surrogate pair, which no text holds; write the "
+            "whole character"
+        ) from None
+    return ConstraintSpec(kind, source)
+
+
+def _source(name: str, value: object, example: str) -> str:
+    if isinstance(value, str) and checks.plain(value):
+        return checks.plain(value)
+    if isinstance(value, re.Pattern):
+        raise ParameterError(f"{name}= takes the text of a pattern, without flags; write {name}=pattern.pattern")
+    raise ParameterError(f"{name}={shown(value)}; write a non-empty string such as {name}={example}")
+
+
+# --------------------------------------------------------------------------------- JSON Schemas
+
+
+def _of_schema(schema: object) -> Demand:
+    match schema:
+        case str():
+            return Demand(_spec("json_schema", _checked_json(checks.plain(schema))), Result("JSON", json.loads))
+        case bool() | Mapping():
+            return Demand(_spec("json_schema", _written(schema)), Result("JSON", json.loads))
+        case int() | float() | bytes() | list() | tuple():
+            raise ParameterError(
+                f"json_schema={shown(schema)}; write a schema as a dict, its JSON text, or a type such as list[int]"
+            )
+        case _:
+            return _read_type("json_schema", schema, _of_json_type)
+
+
+def _read_type(name: str, annotation: object, read: Callable[[Any], Demand]) -> Demand:
+    """Reads a type from any object; looking at it may run code of the object."""
+    try:
+        return read(annotation)
+    except UmbelError:
+        raise
+    except Exception as error:  # of the object's own code, or it contains itself
+        raise ParameterError(
+            f"{name}={shown(annotation)} cannot be read as a type ({type(error).__name__}: {error}); write int, float, "
+            "bool, str, or a type such as list[int]"
+        ) from error
+
+
+def _of_json_type(annotation: object) -> Demand:
+    known = typed(annotation)
+    return Demand(_spec("json_schema", known.schema), Result(known.name, known.parse, known.judges))
+
+
+def _checked_json(text: str) -> str:
+    if len(text) > MAX_SOURCE:
+        raise ConstraintError(f"json_schema has {len(text)} characters; write at most {MAX_SOURCE}")
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConstraintError(f"json_schema is no JSON text: {error or 'nested too deep'}") from None
+    if isinstance(schema, dict):
+        _check_keys(schema, "#")
+    if not isinstance(schema, dict | bool):
+        raise ConstraintError(f"json_schema={shown(text)}; a JSON Schema is an object, true or false")
+    return text
+
+
+def _written(schema: bool | Mapping[Any, Any]) -> str:
+    try:
+        _check_keys(schema, "#")
+        return json.dumps(dict(schema) if isinstance(schema, Mapping) else schema, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConstraintError(f"json_schema cannot be written as JSON: {error}") from None
+    except RecursionError:
+        raise ConstraintError("json_schema is nested too deep, or contains itself") from None
+    except UmbelError:
+        raise
+    except Exception as error:  # of the mapping's own code
+        raise ConstraintError(f"json_schema cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _check_keys(value: object, path: str, depth: int = MAX_DEPTH) -> None:
+    """json.dumps would turn other keys into strings and say nothing. Compilers walk a schema level by level."""
+    if depth == 0:
+        raise ConstraintError(f"json_schema is nested more than {MAX_DEPTH} deep, or contains itself; flatten it")
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"key {shown(key)} at {path} is no string")
+            _check_keys(inner, f"{path}/{key}", depth - 1)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_keys(inner, path, depth - 1)
+
+
+# --------------------------------------------------------------------------------- types
+
+
+_NAMED_TYPES: Mapping[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
+
+
+def _of_type(dtype: Any) -> Demand:  # Any: whatever stands in an annotation
+    if isinstance(dtype, str):
+        named = _NAMED_TYPES.get(checks.plain(dtype))
+        if named is None:
+            raise ParameterError(f"dtype={shown(dtype)}; write int, float, bool, str, or a type such as list[int]")
+        return _of_type(named)
+    if dtype is int:
+        return Demand(_spec("regex", INTEGER), Result("int", int), ENDINGS)
+    if dtype is float:
+        return Demand(_spec("regex", NUMBER), Result("float", float), ENDINGS)
+    if dtype is bool:  # as Python writes it, and as SGLang does
+        return _of_members(dtype, [(True, True), (False, False)])
+    if typing.get_origin(dtype) is typing.Literal:
+        return _of_members(dtype, [(value, value) for value in typing.get_args(dtype)])
+    if isinstance(dtype, type) and issubclass(dtype, enum.Enum):
+        return _of_members(dtype, [(member.value, member) for member in dtype])
+    return _of_json_type(dtype)
+
+
+def _of_members(dtype: Any, members: list[tuple[Any, Any]]) -> Demand:
+    """One of some values, written without quotes: the text of (value, object) is str(value)."""
+    named: dict[str, Any] = {}
+    for value, member in members:
+        text = str(value)
+        if not isinstance(value, str | int | float | None) or not text or text in named:
+            why = "written like another one" if text in named else "neither text nor a number"
+            raise ParameterError(
+                f"dtype={name_of(dtype)}: {shown(value)} is {why}; write json_schema={name_of(dtype)}, which has quotes"
+            )
+        named[text] = member
+    if not named:
+        raise ParameterError(f"dtype={name_of(dtype)} has no members; give it at least one")
+    choices = json.dumps(list(named), ensure_ascii=False)
+    return Demand(_spec("choices", choices), Result(name_of(dtype), Members(named).parse))
+
+
+def alternatives(texts: Iterable[str]) -> str:
+    """The regular expression of exactly these texts."""
+    return "|".join(re.sub(r"[\\.^$*+?{}\[\]|()]", r"\\\g<0>", text) for text in texts)

@@ -2,17 +2,31 @@
 
 `gen`, `select`, `image` and the roles return operations; `state += operation` hands them to
 the interpreter or the tracer. Operations add up: `"Q: " + gen("a") + "\\n"` is a `Sequence`.
+
+An operation may be formatted into a text: `f"Hello {gen('x')}"`. Python makes an ordinary string of it, so the
+operation leaves a placeholder there, and `expression` takes it back out where the text becomes part of a prompt:
+
+    f"Hello {gen('x')}!"   →   "Hello " + placeholder + "!"   →   "Hello " + gen("x") + "!"
+
+    mark gen('x') mark word_number mark      printed, it reads: gen('x')
+
+No text of a user can hold one: the word is a secret of the process, and a placeholder stands only for an operation of
+its thread that has not been said yet. The remainder of one that was cut or changed is found by its marks and its word,
+and refused.
 """
 
 import contextlib
-from collections import Counter
-from collections.abc import Awaitable, Coroutine, Iterable, Mapping
+import itertools
+import re
+import secrets
+import threading
+from collections.abc import Awaitable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
-from . import checks, inline
+from . import checks
 from .chat_template import ROLES
-from .errors import ParameterError, shown
+from .errors import ParameterError, ProgramError, shown
 from .protocol import ConstraintSpec
 from .result import Result
 
@@ -42,7 +56,7 @@ USUAL_TRIES = 3
 
 class Op:
     """Base of all operations. `a + b` is a Sequence; strings join in as ConstantText. An f-string keeps an operation
-    where it is written, as in `s += f"Hello {gen('x')}"` (see `inline`)."""
+    where it is written, as in `s += f"Hello {gen('x')}"`."""
 
     __slots__ = ()
 
@@ -55,7 +69,7 @@ class Op:
         return str(self)
 
     def __str__(self) -> str:
-        return inline.placeholder(self, label_of(self))
+        return placeholder(self, label_of(self))
 
     def __add__(self, other: object) -> "Sequence":
         return Sequence((*_flatten(self), *_flatten(expression(other))))
@@ -180,7 +194,7 @@ def expression(value: object, depth: int = MAX_NESTING) -> Op:
         return value
     if isinstance(value, str):
         text = value if isinstance(value, RecordedText) else checks.plain(value)
-        return _inlined(text) if inline.touches(text) else ConstantText(text)
+        return _inlined(text) if holds_operation(text) else ConstantText(text)
     if isinstance(value, list | tuple):
         if depth == 0:
             raise ParameterError(
@@ -213,7 +227,7 @@ def refuse_awaitable(value: object, what: str) -> None:
 
 
 def _inlined(text: str) -> Op:
-    parts = [part if isinstance(part, Op) else ConstantText(part) for part in inline.split(text)]
+    parts = [ConstantText(part) if isinstance(part, str) else part for part in split_operations(text)]
     return parts[0] if len(parts) == 1 else Sequence(tuple(op for part in parts for op in _flatten(part)))
 
 
@@ -242,122 +256,19 @@ def _flatten(op: Op) -> tuple[Op, ...]:
     return op.ops if isinstance(op, Sequence) else (op,)
 
 
-# --------------------------------------------------------------------------------- what users write
-
-
-def select(
-    name: str | None = None,
-    choices: Iterable[str] | None = None,
-    temperature: float = 0.0,
-    choices_method: ChoicesMethod | None = None,
-    method: ChoicesMethod | None = None,
-    max_tries: int | None = None,
-    allow_best_effort: bool | None = None,
-) -> Select:
-    """Choose one of `choices` as the continuation, store it under `name` and append it.
-
-    Methods (also public names; `choices_method` is SGLang's name for `method`):
-
-    - `token_length_normalized`, the default, compares the mean log-probability per token.
-    - `greedy_token_selection` goes token by token.
-    - `unconditional_likelihood_normalized` subtracts what each choice would score without the prompt.
-    - `overshoot` is the probability that the text goes on with the choice, written in its usual tokens, the last of
-      which may go past its end ("A" inside " An"). It takes one forward pass.
-    - `exact` is that probability over all the tokens that spell the choice, within bounds that
-      `get_meta_info(name)["bounds"]` gives. It takes some dozens of short forward passes.
-
-    For the last two, a choice that another one begins with ("A", "A+") is chosen when the text goes on with it and not
-    with the longer one.
-
-    `temperature` 0 takes the best choice. Above 0 one is drawn, with the run's seed if it has one, in proportion to
-    probability ** (1 / temperature); `get_meta_info(name)["probabilities"]` has the probabilities.
-
-    A hosted model that scores nothing generates one of the choices instead, with this temperature, where the method is
-    the default one: `get_meta_info(name)["choices_method"]` is then "generated", and there are no probabilities.
-    `max_tries` and `allow_best_effort` are for such models, and mean what they do in `gen`.
-
-    Raises:
-        ParameterError: no choices or more than 1,024, a choice that is not a string of 1 to 16,384 characters,
-            duplicates, an unknown method, two methods, a temperature that is not 0 to 100, max_tries that are not 1 to
-            10, or max_tries and allow_best_effort with another method than the default one.
-    """
-    if name is not None:
-        name = checked_name(name)
-    owner = f"select({shown(name)})"
-    if isinstance(choices, str | Mapping) or not isinstance(choices, Iterable):
-        raise ParameterError(f"{owner} needs choices=[...], a list of strings; got {shown(choices)}")
-    options = _checked_choices(owner, choices)
-    chosen = _checked_method(owner, method, choices_method)
-    warmth = checks.number(f"{owner}: temperature", temperature, 0, 100, "0 for the best choice, or a number up to 100")
-    tries = checked_tries(max_tries, allow_best_effort)
-    for option, given in (("max_tries", max_tries), ("allow_best_effort", allow_best_effort)):
-        if given is not None and chosen != CHOICES_METHODS[0]:
-            raise ParameterError(
-                f"{owner}: {option}={given!r} is for models that generate the choice, which method={chosen!r} never "
-                f"does; remove {option}"
-            )
-    return Select(name, options, chosen, float(warmth), *tries)
-
-
-def _checked_choices(owner: str, choices: Iterable[str]) -> tuple[str, ...]:
-    options = checks.members(f"{owner}: choices", choices, MAX_CHOICES, "a list of strings")
-    if not options:
-        raise ParameterError(f"{owner}: choices is empty; give at least one string")
-    inline.refuse(options, f"{owner}: a choice")
-    for option in options:
-        if not isinstance(option, str) or not checks.plain(option):
-            raise ParameterError(f"{owner}: choices: a choice must be a non-empty string, got {shown(option)}")
-    texts = tuple(map(checks.plain, options))
-    longest = max(map(len, texts))
-    if longest > MAX_CHOICE_LENGTH:
-        raise ParameterError(f"{owner}: one of the choices has {longest} characters; write at most {MAX_CHOICE_LENGTH}")
-    repeated = sorted(text for text, times in Counter(texts).items() if times > 1)
-    if repeated:
-        raise ParameterError(f"{owner}: choices repeat: {shown(repeated)}")
-    return texts
-
-
-def _checked_method(owner: str, method: object, choices_method: object) -> ChoicesMethod:
-    given = [
-        checks.one_of(name, value, CHOICES_METHODS)
-        for name, value in (("method", method), ("choices_method", choices_method))
-        if value is not None
-    ]
-    if len(set(given)) > 1:
-        raise ParameterError(
-            f"{owner}: method={given[0]!r} and choices_method={given[1]!r} are two names of one parameter; give one of "
-            "them"
-        )
-    return cast(ChoicesMethod, given[0]) if given else CHOICES_METHODS[0]
-
-
-def checked_tries(max_tries: int | None, allow_best_effort: bool | None) -> tuple[int, bool]:
-    """Both with their defaults.
-
-    Raises:
-        ParameterError: tries that are not 1 to 10, or no bool.
-    """
-    tries = USUAL_TRIES
-    if max_tries is not None:
-        tries = checks.integer("max_tries", max_tries, 1, MAX_TRIES, f"1 to {MAX_TRIES}, {USUAL_TRIES} being usual")
-    if allow_best_effort is not None:
-        checks.switch("allow_best_effort", allow_best_effort)
-    return tries, bool(allow_best_effort)
-
-
 def image(source: Any) -> Image:  # Any: see Image.source
     """An image at this place of the prompt: a path, the bytes of a file, or a PIL image.
 
     A URL is refused, because a program that fetches whatever it is handed lets strangers look around in its network.
     `image(fetch_image(url, hosts=[...]))` takes it from hosts that are trusted.
     """
-    inline.refuse(source, "the path of an image")
+    refuse_operations(source, "the path of an image")
     return Image(source)
 
 
 def video(source: Any, num_frames: int) -> Video:
     """`num_frames` frames, 1 to 1,024, of a clip at this place of the prompt. Backends take fewer of them."""
-    inline.refuse(source, "the path of a video")
+    refuse_operations(source, "the path of a video")
     return Video(source, checks.integer("video num_frames", num_frames, 1, MAX_FRAMES))
 
 
@@ -444,5 +355,135 @@ def checked_name(name: object) -> str:
     """The name of a variable. Raises ParameterError for what cannot be one."""
     if not isinstance(name, str) or not checks.plain(name):
         raise ParameterError(f"a variable name must be a non-empty string, got name={shown(name)}")
-    inline.refuse(name, "the name of a variable")
+    refuse_operations(name, "the name of a variable")
     return checks.text("the name of a variable", name, MAX_NAME_LENGTH)
+
+
+# --------------------------------------------------------------------------------- operations inside of text
+
+MOST_WAITING = 1000  # operations of a thread in texts that no program has said; the oldest are forgotten
+
+# Three characters of a plane that no script uses: fonts have single ones, which any text may hold. They read the same
+# from the end, as what is left of an operation in a reversed text does.
+_OUTER, _INNER = (chr(0x100000 + number) for number in secrets.SystemRandom().sample(range(0xFFFD), 2))
+_MARK = _OUTER + _INNER + _OUTER
+_WORD = "".join(secrets.choice("abcdefghijkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789") for _ in range(10))
+_LOWERED = _WORD.lower()
+_WHOLE = re.compile(f"({_MARK}[^{_MARK}]*{_MARK}{_WORD}_[0-9]+{_MARK})")
+_LABEL = re.compile(f"[{_MARK}]([^{_MARK}]+)")
+_NO_MARKS = {ord(character): None for character in _MARK}
+_SHOWN = 80  # characters of a label
+
+_numbers = itertools.count(1)  # of all threads together: a placeholder of one is none of another
+_used = threading.Event()  # set when the first placeholder is made: until then no text has to be searched
+
+
+class _Waiting(threading.local):
+    """The placeholders of one thread with their operations, in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self.operations: dict[str, Op] = {}
+
+
+_waiting = _Waiting()
+
+
+def placeholder(operation: Op, label: str) -> str:
+    """Returns a text that stands for `operation` until it is said once. `label`: how a person reads it."""
+    waiting = _waiting
+    text = _written(label, next(_numbers))
+    waiting.operations[text] = operation
+    if len(waiting.operations) > MOST_WAITING:
+        del waiting.operations[next(iter(waiting.operations))]
+    return text
+
+
+def misplaced(label: str) -> str:
+    """Returns a text for what may be printed and must not be said, such as a state."""
+    return _written(label, 0)
+
+
+def _written(label: str, number: int) -> str:
+    _used.set()
+    shown = " ".join(label.translate(_NO_MARKS).split())
+    shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
+    return f"{_MARK}{shown}{_MARK}{_WORD}_{number}{_MARK}"
+
+
+def holds_operation(text: str) -> bool:
+    """Returns whether a placeholder, or a remainder of one, is in the text."""
+    if not _used.is_set():
+        return False
+    return str.__contains__(text, _MARK) or _LOWERED in str.lower(text)
+
+
+def split_operations(text: str) -> Iterator[str | Op]:
+    """Yields texts and operations, in order; no text is empty. Each operation is given out once.
+
+    Raises:
+        ProgramError: what is left of a placeholder, or one whose operation is not there for the taking.
+    """
+    for index, part in enumerate(_WHOLE.split(text)):
+        if index % 2:
+            yield _taken(part)
+        elif holds_operation(part):
+            raise _cut(part)
+        elif part:
+            yield part
+
+
+def readable(text: str) -> str:
+    """Returns a text for a message: with the labels of the operations in it."""
+    return _WHOLE.sub(lambda found: _label_in(found[0]), text) if holds_operation(text) else text
+
+
+def refuse_operations(value: object, what: str) -> None:
+    """Raises ProgramError when there is an operation in a text that is not said. `what`: the value is, for messages."""
+    waiting, seen = [value] if _used.is_set() else [], set[int]()
+    while waiting:
+        match waiting.pop():
+            case str(text):
+                if holds_operation(text):
+                    raise ProgramError(
+                        f"{what} holds {_label_in(text)}, which can only be said: s += ... ; write a text there, such "
+                        "as s[name]"
+                    )
+            case (list() | tuple() | dict()) as members if id(members) not in seen:
+                seen.add(id(members))
+                waiting += _members(members)
+
+
+def _members(found: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Iterator[Any]:
+    """Iterates by the methods of the base: a subclass's are user code, and may raise or never end."""
+    if isinstance(found, dict):
+        return itertools.chain.from_iterable(dict.items(found))
+    return list.__iter__(found) if isinstance(found, list) else tuple.__iter__(found)
+
+
+def _taken(part: str) -> Op:
+    operation = _waiting.operations.pop(part, None)
+    if operation is not None:
+        return operation
+    label = _label_in(part)
+    if label.startswith("<"):
+        raise ProgramError(
+            f"a text holds {label}, which is no text; write its text(), or one of its variables, s[name]"
+        )
+    raise ProgramError(
+        f"a text holds {label}, which was said before, or was put into the text by another thread or long ago; put it "
+        f'into a new text where it is said: s += f"... {{{label}}}", or s += "..." + {label}'
+    )
+
+
+def _cut(part: str) -> ProgramError:
+    label = _label_in(part)
+    return ProgramError(
+        f"a text that holds {label} was cut, split, escaped or changed, and {label} is not whole any more; change the "
+        f'text before it is put together: write s += "...".strip() + {label}'
+    )
+
+
+def _label_in(text: str) -> str:
+    """Names the first operation in the text as it was written; where it was cut, in general."""
+    found = _LABEL.search(text)
+    return found[1] if found is not None and len(found[1]) <= _SHOWN and _WORD not in found[1] else "gen(...)"

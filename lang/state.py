@@ -9,12 +9,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Itera
 from contextlib import contextmanager
 from typing import Any, Generic, Literal, NoReturn, Protocol, Self, TypeVar, get_origin, overload
 
-from . import checks, inline
+from . import checks, ops
 from .cache_report import CacheReport
-from .cost import Cost
 from .errors import ParameterError, ProgramError, shown
 from .ops import Op, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, checked_name, expression, refuse_awaitable, role
-from .protocol import Usage
+from .protocol import Cost, Usage
 
 JoinMode = Literal["gather_variable", "concate_and_append"]
 MAX_BRANCHES = 16_384  # of one fork; each is a stream of its own
@@ -178,7 +177,7 @@ class BaseState:
     def __setitem__(self, name: str, value: Value) -> None:
         """Raises ProgramError where the value holds an operation, or has to be waited for."""
         name = checked_name(name)
-        inline.refuse(value, f"variable {name!r}")
+        ops.refuse_operations(value, f"variable {name!r}")
         for each in list.__iter__(value) if isinstance(value, list) else (value,):
             refuse_awaitable(each, "cannot assign {} to a variable")
         self._sink.assign(name, value)
@@ -220,7 +219,7 @@ class BaseState:
 
     def __str__(self) -> str:
         """Describes the state for messages; raises ProgramError in a prompt, since it is not the state's text."""
-        return inline.misplaced(repr(self))
+        return ops.misplaced(repr(self))
 
     def __format__(self, specification: str) -> str:
         return str(self)
@@ -529,7 +528,7 @@ class StateGroup(Generic[S]):
 
     def __str__(self) -> str:
         """As of a state."""
-        return inline.misplaced(repr(self))
+        return ops.misplaced(repr(self))
 
     def __format__(self, specification: str) -> str:
         return str(self)

@@ -34,8 +34,8 @@ import msgspec
 
 from ...lang import checks, ops
 from ...lang.errors import GraphError, ParameterError
+from ...lang.prompt import public_name
 from ...lang.protocol import ConstraintSpec
-from ...lang.source import public_name
 from ..checks.nodes import OPERATIONS
 from ..checks.verify import place, verify
 from ..graph import Builder, Graph, Line, Node, Parameter

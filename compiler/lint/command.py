@@ -20,7 +20,7 @@ from ...interpreter.program import Program
 from ...lang.errors import MAX_MESSAGE, ParameterError, UmbelError, shortened, shown
 from ...lang.generation import gen
 from ...lang.ops import Gen, RoleBegin, RoleEnd
-from ...lang.source import shown_name
+from ...lang.prompt import shown_name
 from ..graph import Builder, Graph, Line, Node, Parameter
 from ..operations import Append, Argument, Begin, Constant, Generate
 from ..script import add_static, by_name, names_of

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...interpreter import media
 from ...interpreter.reasoning import ReasoningTags
 from ...interpreter.steps import BranchOff, Concatenate, Gather, Late, Mark, Step
-from ...lang import ops
-from ...lang.source import Source
+from ...lang import generation, ops
+from ...lang.prompt import Source
 from ..graph import Node
 from ..values import Values
 
@@ -120,7 +120,7 @@ class RunLateSelect:
 
     def _select(self, values: Values) -> ops.Op:
         select = self.choose.select
-        return ops.select(
+        return generation.select(
             select.name,
             [values.value(choice) for choice in self.choices],
             select.temperature,

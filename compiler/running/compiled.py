@@ -26,7 +26,7 @@ from ...interpreter.budget import Allowance, allowance_of
 from ...interpreter.run import Run, SpeculationSetting, ending, recording, speculation_of_run
 from ...interpreter.speculation.planner import Planner
 from ...interpreter.stream import Stream
-from ...lang import checks, inline
+from ...lang import checks, ops
 from ...lang.errors import BudgetError, ParameterError, ProgramError, shown
 from ...lang.state import AsyncState, BaseState, State
 from ..files import serialise
@@ -361,7 +361,7 @@ class Host:
         assert isinstance(stream, Stream), "`open` made it"
         arguments = {**self.defaults, **call.arguments}
         for name, value in arguments.items():
-            inline.refuse(value, f"{self.name}({name}=...): an argument of a compiled program")
+            ops.refuse_operations(value, f"{self.name}({name}=...): an argument of a compiled program")
         try:
             return execution(self.program, arguments, run, stream=stream, options=stream.run_options, server=server)
         except BaseException as error:

@@ -25,8 +25,8 @@ from ...interpreter.reasoning import ReasoningTags
 from ...interpreter.steps import Step
 from ...interpreter.stream import Grammar
 from ...lang import ops, sampling
+from ...lang.prompt import Source, SourceKind
 from ...lang.sampling import SamplingParams
-from ...lang.source import Source, SourceKind
 from ..graph import Graph, Node, frozen
 from ..operations import Append, Choose, Constant, Fork, Generate, GetForkItem, Join, Look, Options, Structure, Variable
 from . import actions

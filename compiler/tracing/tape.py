@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
-from ...lang import inline
+from ...lang import ops
 from ...lang.errors import ParameterError, ProgramError, TraceError, UmbelError
 from ...lang.state import BaseState, StateGroup
 from ..graph import Builder, Line, Node
@@ -126,7 +126,7 @@ class Tape:
         with."""
         if isinstance(op, Constant | Apply):
             try:
-                inline.refuse(op.value if isinstance(op, Constant) else op.arguments, "a text")
+                ops.refuse_operations(op.value if isinstance(op, Constant) else op.arguments, "a text")
             except ProgramError as error:
                 raise self.refuse(str(error), "operations where they are said: s += ...") from None
         return self.builder.node(op, inputs, current_line() if line is None else line)

@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar, Unpack, get_args
 
 import msgspec
 
-from ...lang import checks, inline
+from ...lang import checks, ops
 from ...lang.chat_template import ChatTemplate, read_chat_template
 from ...lang.errors import (
     BackendError,
@@ -430,7 +430,7 @@ def _asked(method: str, prompt: object, params: Mapping[str, Any] | None, given:
     """Makes sampling parameters. Raises ParameterError for a wrong prompt, and for wrong or repeated parameters."""
     if not isinstance(prompt, str):
         raise ParameterError(f"{method}() takes one prompt, a string; got {type(prompt).__name__} {prompt!r:.200}")
-    inline.refuse(prompt, "a prompt")
+    ops.refuse_operations(prompt, "a prompt")
     params = {} if params is None else params
     both = sorted(given.keys() & params.keys()) if isinstance(params, Mapping) else []
     if both:

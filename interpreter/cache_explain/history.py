@@ -17,9 +17,8 @@ from typing import Any
 
 import msgspec
 
-from ...lang.prompt import Media, Part, Prompt
+from ...lang.prompt import Media, Part, Prompt, Source
 from ...lang.protocol import Backend, GenRequest, ScoreRequest, Usage
-from ...lang.source import Source
 
 PROMPTS = 256
 CHARACTERS = 32 * 2**20  # and bytes of pictures; what prompts share is counted for each of them

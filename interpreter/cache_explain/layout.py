@@ -8,8 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...lang.prompt import Generated, Media, Part, Prompt, Text, told_apart
-from ...lang.source import Source, SourceKind
+from ...lang.prompt import Generated, Media, Part, Prompt, Source, SourceKind, Text, told_apart
 from .history import Asked
 
 

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...lang.cache_report import CacheCause, CacheMiss, CacheReport, CallReport, SourceLine
 from ...lang.errors import CapabilityError
-from ...lang.prompt import Media, Part
+from ...lang.prompt import Media, Part, Source, SourceKind
 from ...lang.protocol import Backend, Locate, Located, Locating, Origin, Usage
-from ...lang.source import Source, SourceKind
 from . import layout, statements
 from .history import Asked, Intent, Journal
 from .layout import EarlierCalls, Layout, Neighbour, Neighbours, PromptPiece

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ...lang.source import Place
+from ...lang.prompt import Place
 
 _LONGEST_CODE = 160  # characters that are shown
 _MOST_ITEMS = 64  # of one sum; longer ones are not looked into

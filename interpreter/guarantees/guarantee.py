@@ -45,8 +45,8 @@ from typing import Literal
 
 import msgspec
 
-from ...lang.constraint import ENDINGS, OPEN_ENDED, alternatives
 from ...lang.errors import BackendError, CapabilityError, ConstraintError, GuaranteeError, MissingExtraError
+from ...lang.generation import ENDINGS, OPEN_ENDED, alternatives
 from ...lang.ops import Gen, Select
 from ...lang.prompt import Part, Text
 from ...lang.protocol import (
@@ -207,7 +207,7 @@ def longest(constraint: ConstraintSpec, text: str) -> int | None:
     """Returns the length of the longest prefix of `text` that satisfies the constraint and that no later text could
     extend; None where there is none. Raises as `check_validatable`.
 
-    The blank that a number may end with (see `lang.constraint.NUMBER`) is counted.
+    The blank that a number may end with (see `lang.generation.NUMBER`) is counted.
     """
     match constraint.kind:
         case "regex" | "lark" | "gbnf":

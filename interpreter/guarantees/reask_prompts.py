@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ...lang.chat_template import ChatTemplate, Turn
-from ...lang.constraint import INTEGER, NUMBER
+from ...lang.generation import INTEGER, NUMBER
 from ...lang.prompt import EMPTY, Part, Text
 from ...lang.protocol import ConstraintSpec
 from ..position import Position, since, text_of

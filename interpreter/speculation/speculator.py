@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...lang.cost import Speculation
 from ...lang.errors import BudgetError, CapabilityError, EngineError, RequestError
 from ...lang.ops import Gen, Select
 from ...lang.prompt import Prompt
-from ...lang.protocol import Final, GenRequest, Usage
+from ...lang.protocol import Final, GenRequest, Speculation, Usage
 from ...lang.sampling import MAX_TOKENS, SamplingParams
 from .. import selecting
 from ..calls import OnChunk

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import msgspec
 
 from ...fsm.errors import ConstraintRefused, LimitExceeded
-from ...lang.constraint import alternatives
 from ...lang.errors import ConstraintError, UmbelError
+from ...lang.generation import alternatives
 from ...lang.protocol import ConstraintEngine, ConstraintSpec
 from ..core.messages import EnforcedBy, EngineConstraint
 

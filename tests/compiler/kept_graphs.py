@@ -5,7 +5,7 @@ from typing import Any, TypedDict
 from umbel.compiler.files import serialise
 from umbel.compiler.graph import Builder, Graph, Line, Node, Parameter, frozen
 from umbel.compiler.operations import Begin, Constant, Generate, Variable
-from umbel.lang.source import public_name
+from umbel.lang.prompt import public_name
 
 
 class Named(TypedDict):

@@ -13,8 +13,7 @@ from umbel.interpreter import loop
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.stream import Stream
 from umbel.lang.errors import ParameterError
-from umbel.lang.generation import gen
-from umbel.lang.ops import select
+from umbel.lang.generation import gen, select
 from umbel.srt.core.batch import Batch, Logits
 from umbel.srt.in_process import LocalBackend
 

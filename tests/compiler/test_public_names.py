@@ -10,7 +10,7 @@ import pytest
 import umbel as ul
 from umbel.compiler.files import serialise
 from umbel.compiler.lint.command import main as lint
-from umbel.lang.source import public_name
+from umbel.lang.prompt import public_name
 
 CANARY = "canary-of-somebody"
 PROGRAM = """

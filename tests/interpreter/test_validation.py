@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.interpreter.guarantees import guarantee
-from umbel.lang.constraint import INTEGER, NUMBER
 from umbel.lang.errors import CapabilityError, ConstraintError, MissingExtraError
+from umbel.lang.generation import INTEGER, NUMBER
 from umbel.lang.protocol import ConstraintSpec
 
 from ..srt.random_schemas import random_schema

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import pytest
-from umbel.lang.constraint import Demand, demand_of
 from umbel.lang.errors import ConstraintError, ParameterError, ResultError, UmbelError
+from umbel.lang.generation import Demand, demand_of
 from umbel.lang.protocol import ConstraintSpec
 from umbel.lang.result import Result
 

@@ -15,7 +15,7 @@ import umbel as ul
 from hypothesis import given
 from hypothesis import strategies as st
 from umbel.interpreter.backends.echo import Echo
-from umbel.lang import inline
+from umbel.lang import ops
 from umbel.lang.errors import ParameterError, ProgramError, TraceError, UmbelError
 from umbel.lang.ops import ConstantText, Op, Sequence, expression, label_of
 
@@ -147,7 +147,7 @@ def test_an_operation_is_said_once_and_in_its_thread() -> None:
     with pytest.raises(ProgramError, match="another thread"):
         expression(elsewhere[0])
     first = f"{ul.gen('first')}"
-    for _ in range(inline.MOST_WAITING):
+    for _ in range(ops.MOST_WAITING):
         str(ul.gen("more"))
     with pytest.raises(ProgramError, match="long ago"):
         expression(first)
@@ -220,10 +220,10 @@ class OwnDict(dict[str, str]):
 def test_the_search_for_operations_runs_no_code_of_the_values() -> None:
     str(ul.gen("x"))  # from now on texts are searched
     for harmless in (Raising(), Endless(), OwnList("ab"), OwnTuple("ab"), OwnDict(a="b")):
-        inline.refuse(harmless, "a value")
+        ops.refuse_operations(harmless, "a value")
     for members in (OwnList([f"{ul.gen('y')}"]), OwnTuple([f"{ul.gen('y')}"]), OwnDict(a=f"{ul.gen('y')}")):
         with pytest.raises(ProgramError, match=r"holds gen\('y'\)"):
-            inline.refuse([members], "a value")
+            ops.refuse_operations([members], "a value")
 
 
 @pytest.mark.parametrize("run", ["run", "run_batch", "compiled", "stream"])
@@ -328,7 +328,7 @@ def test_messages_show_operations_as_they_were_written() -> None:
     for fault in faults:
         with pytest.raises(ProgramError, match=r"a gen\('y'\)") as caught:
             fault(f"a {ul.gen('y')}")
-        assert not inline.touches(str(caught.value))
+        assert not ops.holds_operation(str(caught.value))
         assert "\\U0010" not in str(caught.value)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 from umbel.lang.errors import ParameterError
-from umbel.lang.generation import gen, gen_int, gen_string
+from umbel.lang.generation import gen, gen_int, gen_string, select
 from umbel.lang.ops import (
     ConstantText,
     Gen,
@@ -13,7 +13,6 @@ from umbel.lang.ops import (
     assistant,
     expression,
     role,
-    select,
     separate_reasoning,
     user,
     video,

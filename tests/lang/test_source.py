@@ -1,7 +1,7 @@
 """Places of the user's program, kept as instructions and read as lines."""
 
 import umbel as ul
-from umbel.lang.source import Source, SourceKind, calling_place
+from umbel.lang.prompt import Source, SourceKind, calling_place
 
 
 def test_a_place_is_the_line_that_called() -> None:

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from umbel.lang.cost import Cost
 from umbel.lang.errors import ParameterError
 from umbel.lang.generation import gen
 from umbel.lang.ops import ConstantText, Gen, Op, RoleBegin, RoleEnd, Sequence, VarScopeBegin, VarScopeEnd
-from umbel.lang.protocol import Usage
+from umbel.lang.protocol import Cost, Usage
 from umbel.lang.state import AsyncState, State, StateGroup
 
 

@@ -105,7 +105,7 @@ def select(
     choices_method: ChoicesSamplingMethod | str | None = None,
 ) -> ops.Select:
     """Chooses among texts, as `umbel.select` does."""
-    return ops.select(name, choices, temperature, method_of(choices_method))
+    return generation.select(name, choices, temperature, method_of(choices_method))
 
 
 def system(expr: object = None) -> ops.Op:

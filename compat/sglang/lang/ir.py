@@ -14,8 +14,8 @@ from ....interpreter.batch import Item
 from ....interpreter.body import Body
 from ....interpreter.program import maker
 from ....interpreter.run import checked, chosen_backend
-from ....lang.constraint import INTEGER, NUMBER
 from ....lang.errors import ParameterError
+from ....lang.generation import INTEGER, NUMBER
 from ....lang.ops import ConstantText as SglConstantText
 from ....lang.ops import Gen as SglGen
 from ....lang.ops import Image as SglImage

@@ -10,8 +10,7 @@ from umbel.compiler.running.plan import CriticalPaths
 from umbel.interpreter import loop
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.run import get_server_info
-from umbel.lang.generation import gen
-from umbel.lang.ops import select
+from umbel.lang.generation import gen, select
 from umbel.lang.protocol import GenRequest
 from umbel.srt.in_process import LocalBackend
 

@@ -4,8 +4,8 @@ import pytest
 from umbel.fsm.engines.source import lark_of_gbnf
 from umbel.fsm.errors import ConstraintRefused
 from umbel.interpreter.guarantees import expressions
-from umbel.lang.constraint import demand_of
 from umbel.lang.errors import ConstraintError
+from umbel.lang.generation import demand_of
 from umbel.lang.protocol import ConstraintSpec
 from umbel.srt.constraints.compiler import Compiled, Refused, compile_constraint
 

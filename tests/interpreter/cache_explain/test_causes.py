@@ -5,9 +5,8 @@ from umbel.interpreter.cache_explain.history import Asked, Intent
 from umbel.interpreter.cache_explain.layout import Layout, Neighbour, Neighbours, common_length
 from umbel.interpreter.cache_explain.report import Ending, decide, estimate, of_sources
 from umbel.lang.cache_report import CacheCause
-from umbel.lang.prompt import EMPTY
+from umbel.lang.prompt import EMPTY, Source, SourceKind
 from umbel.lang.protocol import Usage
-from umbel.lang.source import Source, SourceKind
 
 TEXT = "the same for all and this is not"
 NOW = 10  # when the call in question began

@@ -11,8 +11,8 @@ from umbel.interpreter.loop import streams
 from umbel.lang.cache_report import CacheCause
 from umbel.lang.chat_template import CHATML
 from umbel.lang.errors import ProgramError
+from umbel.lang.prompt import shown_name
 from umbel.lang.protocol import Backend
-from umbel.lang.source import shown_name
 from umbel.srt.in_process import LocalBackend
 
 from ..conftest import PATIENCE

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import umbel as ul
 from umbel.interpreter.backends.echo import Echo, FailCall, Gate
-from umbel.lang.cost import Speculation
+from umbel.lang.protocol import Speculation
 
 from ..conftest import PATIENCE
 from .models import ASKED, BLIND, FREE, PAID, Follower, follower

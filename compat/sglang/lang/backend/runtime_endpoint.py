@@ -18,8 +18,8 @@ from .....interpreter.run import flush_cache, get_server_info
 from .....interpreter.variables import meta_of_completion
 from .....lang import checks
 from .....lang.chat_template import ChatTemplate
-from .....lang.constraint import demand_of
 from .....lang.errors import BackendError, CapabilityError, ParameterError, shown, unknown_option
+from .....lang.generation import demand_of
 from .....lang.prompt import Text
 from .....lang.protocol import Backend, Chunk, Completion, Final, GenRequest
 from .....lang.runtime_options import GONE, OPTION_NAMES, LogLevel, Policy
