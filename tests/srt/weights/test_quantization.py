@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from torch.nn import functional
-from umbel.lang.errors import ParameterError
+from umbel.lang.errors import ModelError, ParameterError
 from umbel.lang.runtime_options import Weights
 from umbel.srt.kernels.cpu.library import load_library
 from umbel.srt.layers.checkpoint import Checkpoint, LinearTensors
@@ -39,6 +39,9 @@ class ScaledMethod:
         scale = weight.abs().max()
         return weight / scale, scale
 
+    def stored(self, tensors: LinearTensors) -> list[str]:
+        return tensors.weights
+
     def load(self, checkpoint: Checkpoint, tensors: LinearTensors) -> tuple[torch.Tensor, torch.Tensor]:
         self.loaded.extend(tensors.names)
         return self.create(checkpoint.take_weights(tensors))
@@ -62,6 +65,26 @@ def test_the_torch_decoder_keeps_and_multiplies_its_weights_as_a_method_says() -
     assert relative_error(actual, expected) < 1e-5
     assert len(method.loaded) == 7 * config["num_hidden_layers"]
     assert method.applied == 4 * config["num_hidden_layers"], "gate and up are one product, and so are q, k and v"
+
+
+class RenamedMethod(ScaledMethod):
+    """A format that checkpoints store, under names of its own."""
+
+    def stored(self, tensors: LinearTensors) -> list[str]:
+        return [f"{name}.packed" for name in tensors.names]
+
+    def load(self, checkpoint: Checkpoint, tensors: LinearTensors) -> tuple[torch.Tensor, torch.Tensor]:
+        pairs = zip(self.stored(tensors), tensors.widths, strict=True)
+        return self.create([checkpoint.take(name, width, tensors.inputs) for name, width in pairs])
+
+
+def test_a_format_says_which_tensors_a_layer_has() -> None:
+    reference = reference_model("qwen2")
+    config, tensors = reference.config.to_dict(), dict(tensors_of(reference))
+    packed = {name.replace("_proj.weight", "_proj.packed"): tensor for name, tensor in tensors.items()}
+    build_model(config, packed, dtype=torch.float32, method=RenamedMethod())
+    with pytest.raises(ModelError, match=r"lacks \d+ tensors: .*down_proj\.packed"):
+        build_model(config, tensors, dtype=torch.float32, method=RenamedMethod())
 
 
 def test_every_format_of_the_cpu_multiplies_what_it_has_loaded() -> None:
