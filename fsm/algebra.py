@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import TypeVar
 
-from .charset import ANY, CharSet
 from .language import (
+    ANY,
     EMPTY_TEXT,
     NOTHING,
     AnyOrder,
     Chars,
+    CharSet,
     Concat,
     Dfa,
     Difference,

@@ -18,11 +18,12 @@ import json
 from collections import deque
 from collections.abc import Iterable
 
-from ..charset import SCALARS, CharSet, common, normal
 from ..errors import LimitExceeded, Limits
 from ..language import (
     NOTHING,
+    SCALARS,
     Chars,
+    CharSet,
     Concat,
     Dfa,
     Difference,
@@ -33,6 +34,8 @@ from ..language import (
     Repeat,
     Spelled,
     Union,
+    common_ranges,
+    normal_ranges,
 )
 
 
@@ -159,9 +162,9 @@ class CharacterNfa:
         if not spelled:
             self._edge(source, ranges, target)
             return
-        if raw := common(ranges, _RAW.ranges):
+        if raw := common_ranges(ranges, _RAW.ranges):
             self._edge(source, raw, target)
-        for first, last in common(ranges, _ESCAPED.ranges):
+        for first, last in common_ranges(ranges, _ESCAPED.ranges):
             for code in range(first, last + 1):
                 self._chain(chr(code), source, target, True)
 
@@ -383,7 +386,7 @@ class _Edges:
     def _ranges(self, classes: tuple[int, ...]) -> Ranges:
         known = self._known.get(classes)
         if known is None:
-            known = normal(range_ for each in classes for range_ in self._alphabet.classes[each])
+            known = normal_ranges(range_ for each in classes for range_ in self._alphabet.classes[each])
             self._known[classes] = known
         self._fuel.spend(len(known))
         return known

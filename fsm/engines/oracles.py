@@ -17,9 +17,8 @@ import importlib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from ..charset import CharSet
 from ..errors import ConstraintRefused, LimitExceeded, Limits, Unsupported
-from ..language import Dfa, Grammar
+from ..language import CharSet, Dfa, Grammar
 from .source import MissingEngine, Source
 
 _END = 0  # the byte after the text; texts cannot hold it

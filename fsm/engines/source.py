@@ -20,9 +20,8 @@ from decimal import Decimal
 from typing import Any
 from typing import Literal as OneOf
 
-from ..charset import ANY, CharSet
 from ..errors import ConstraintRefused, Limits, Unsupported
-from ..language import Chars, Concat, Language, Literal, Repeat, Union
+from ..language import ANY, Chars, CharSet, Concat, Language, Literal, Repeat, Union
 from ..regex.parser import parse_regex, search_regex
 
 Kind = OneOf["regex", "json_schema", "lark"]

@@ -18,9 +18,8 @@ from typing import assert_never
 from ..algebra import ANY_TEXT, admits_newline, concat, difference, intersection, nullable, repeat, size, union
 from ..boolean.guarded import Guard, guarded_automaton, mark
 from ..boolean.resolution import settled
-from ..charset import CharSet
 from ..errors import Limits
-from ..language import EMPTY_TEXT, NOTHING, Chars, Concat, Language, Literal, Repeat, Union
+from ..language import EMPTY_TEXT, NOTHING, Chars, CharSet, Concat, Language, Literal, Repeat, Union
 from .classes import exceeded, unsupported
 
 

@@ -18,9 +18,8 @@ from typing import Literal as OneOf
 
 import numpy as np
 
-from ..charset import ANY, CharSet
 from ..errors import ConstraintRefused, LimitExceeded, Unsupported
-from ..language import Ranges
+from ..language import ANY, CharSet, Ranges
 
 Dialect = OneOf["python", "ecma"]
 

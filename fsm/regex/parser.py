@@ -10,9 +10,8 @@ from enum import Enum
 
 from ..algebra import characters
 from ..boolean.resolution import lengths
-from ..charset import ANY, CharSet
 from ..errors import LimitExceeded, Limits
-from ..language import Language
+from ..language import ANY, CharSet, Language
 from .assertions import (
     Assertive,
     BeginAnchor,

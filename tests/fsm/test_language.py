@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from umbel.fsm.charset import ANY, CharSet
+from umbel.fsm.language import ANY, CharSet
 from umbel.fsm.regex import classes
 from umbel.fsm.regex.classes import _orbits, category, ignoring_ascii_case, ignoring_case
 
