@@ -22,7 +22,8 @@ if importlib.util.find_spec("h11") is None:
     raise MissingExtraError("h11", "testing")
 
 from .interpreter.fakes.anthropic import AnthropicFeatures, FakeAnthropic
-from .interpreter.fakes.openai import LLAMA_CPP, REASONING, SGLANG, VLLM, FakeOpenAI, OpenAIFeatures
+from .interpreter.fakes.openai import FakeOpenAI
+from .interpreter.fakes.openai_requests import LLAMA_CPP, REASONING, SGLANG, VLLM, OpenAIFeatures
 from .interpreter.fakes.server import Fault, Unreachable
 from .interpreter.fakes.sglang import FakeSGLang
 

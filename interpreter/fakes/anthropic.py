@@ -25,7 +25,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Unpack
 
-import msgspec
 from msgspec import Meta
 
 from ...lang import checks
@@ -40,6 +39,7 @@ from .provider import (
     FakeOptions,
     FakeProvider,
     Form,
+    JsonBody,
     Misfit,
     Question,
     Refused,
@@ -85,32 +85,28 @@ class AnthropicFeatures:
 CLAUDE = AnthropicFeatures()
 
 
-class _AnthropicBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Base of everything a client sends."""
-
-
-class CacheControl(_AnthropicBody):
+class CacheControl(JsonBody):
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] = "5m"
 
 
-class TextBlock(_AnthropicBody, tag="text"):
+class TextBlock(JsonBody, tag="text"):
     text: str
     cache_control: CacheControl | None = None
 
 
-class ImageSource(_AnthropicBody):
+class ImageSource(JsonBody):
     type: Literal["base64"]
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
     data: str
 
 
-class ImageBlock(_AnthropicBody, tag="image"):
+class ImageBlock(JsonBody, tag="image"):
     source: ImageSource
     cache_control: CacheControl | None = None
 
 
-class ClaudeMessage(_AnthropicBody):
+class ClaudeMessage(JsonBody):
     role: Literal["user", "assistant"]
     content: str | list[TextBlock | ImageBlock]
 
@@ -119,7 +115,7 @@ class ClaudeMessage(_AnthropicBody):
         return [TextBlock(self.content)] if isinstance(self.content, str) else self.content
 
 
-class Tool(_AnthropicBody):
+class Tool(JsonBody):
     name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
     input_schema: Schema
     description: str = ""
@@ -127,31 +123,31 @@ class Tool(_AnthropicBody):
     cache_control: CacheControl | None = None
 
 
-class ToolChoice(_AnthropicBody):
+class ToolChoice(JsonBody):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool = False
 
 
-class OutputFormat(_AnthropicBody):
+class OutputFormat(JsonBody):
     type: Literal["json_schema"]
     schema: Schema
 
 
-class OutputConfig(_AnthropicBody):
+class OutputConfig(JsonBody):
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
-class ThinkingField(_AnthropicBody):
+class ThinkingField(JsonBody):
     type: Literal["disabled"]
 
 
-class Metadata(_AnthropicBody):
+class Metadata(JsonBody):
     user_id: str | None = None
 
 
-class MessagesBody(_AnthropicBody, kw_only=True):
+class MessagesBody(JsonBody, kw_only=True):
     """POST /v1/messages"""
 
     model: str

@@ -13,403 +13,268 @@ It ships with umbel, as `umbel.testing.FakeOpenAI`:
 The script is Echo's: a dict, a list, or a function of the text. The text is what Echo would be asked: conversations are
 written as ChatML, and a continuation request is the open turn that it quotes. So one script answers for Echo, for both
 APIs here, and for FakeAnthropic.
-
-Requests come first: the fields that each API takes, with their types and ranges, and what is refused of them.
 """
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar, Unpack
+from typing import ClassVar, Unpack
 
 import msgspec
-from msgspec import Meta
 
 from ...lang import checks
 from ...lang.errors import UmbelError
-from ...lang.prompt import Media, Part, Text
-from ...lang.protocol import ConstraintSpec, Usage
+from ...lang.prompt import Part, Text
+from ...lang.protocol import Completion, ConstraintSpec, FinishReason, TokenLogprob, Usage
 from ...lang.sampling import MAX_TOKENS, SamplingParams
 from ..backends.echo import MOST_RECORDED
-from ..backends.echo_answers import Script, checked_scores, hashed_logprobs
-from ..backends.echo_tokens import PrefixCache, prompt_tokens
-from ..backends.hosted.conversation import Content, Conversation, Message
+from ..backends.echo_answers import Script, checked_scores, cut, hashed_logprobs, scores_of
+from ..backends.echo_tokens import PrefixCache, pieces, prompt_tokens
+from ..backends.hosted.conversation import Conversation, Message
 from ..guarantees import expressions
-from .openai_replies import ChatChoices, Said, Scores, Telling, TextChoices, prompt_logprobs, said_of
+from .openai_requests import (
+    OPENAI,
+    ChatBody,
+    CompletionBody,
+    ObjectFormat,
+    OpenAIFeatures,
+    SchemaFormat,
+    StructuredOutputs,
+    content_of,
+    read_chat,
+    read_completion,
+)
 from .provider import (
     Answered,
     FakeOptions,
     FakeProvider,
     Form,
-    Misfit,
     Question,
     Refused,
-    fitted,
     meant,
     of_any_object,
     of_schema,
-    picture,
-    refuse,
     written,
 )
+from .server import DONE, AnswerEvents, at_once, event
 
-Count = Annotated[int, Meta(ge=1)]
-Probability = Annotated[float, Meta(ge=0, le=1)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Bias = dict[str, Annotated[float, Meta(ge=-100, le=100)]]
-Schema = dict[str, Any]  # Any: JSON Schema
+Json = dict[str, object]
+Scores = Mapping[str, float | Sequence[float]]
+
+_MADE = 1_700_000_000  # seconds since 1970, of every answer
+_ROUTE = re.compile(r"/(?:v1|openai/v1|openai/deployments/[^/]+|openai)/(.*)")
+_KINDS = {401: "invalid_request_error", 429: "rate_limit_exceeded", 500: "server_error", 503: "server_error"}
 
 
 @dataclass(frozen=True, slots=True)
-class OpenAIFeatures:
-    """The abilities of a server of the OpenAI dialect; the defaults are OpenAI's own recent models.
+class Said:
+    """One continuation.
 
     Attributes:
-        chat, completions, models: which routes there are.
-        response_format: structured outputs; without, the parameter is refused, as older models do.
-        stops: most stop strings of a request; reasoning models take none.
-        temperature: reasoning models take the default alone (and top_p, penalties).
-        max_tokens: reasoning models take max_completion_tokens alone.
-        logprobs: of chat requests, and of completion requests.
-        images: parts of messages.
-        prompt_logprobs: echo together with logprobs; OpenAI has ended it, vLLM and llama-cpp-python have it.
-        extras: parameters of other servers: "structured_outputs", "continue_final_message", "top_k", "grammar", ...
-        names_stop: answers say which stop ended them, as vLLM's.
-        owned_by: what GET /v1/models says.
+        completion: what is left of the script's answer.
+        texts: of its tokens.
     """
 
-    chat: bool = True
-    completions: bool = True
-    models: bool = True
-    response_format: bool = True
-    stops: int = 4
-    temperature: bool = True
-    max_tokens: bool = True
-    logprobs: bool = True
-    images: bool = True
-    prompt_logprobs: bool = True
-    extras: frozenset[str] = frozenset()
-    names_stop: bool = False
-    owned_by: str = "system"
+    completion: Completion
+    texts: list[str]
 
-    def __post_init__(self) -> None:
-        checks.record(self)
+    @property
+    def tokens(self) -> list[tuple[str, str, TokenLogprob | None]]:
+        """Returns (text, visible part, log-probability) of the tokens that are visible at least in part."""
+        kept, logprobs = self.completion.kept, self.completion.logprobs
+        seen = [(text, text) for text in self.texts[:kept]]
+        if self.completion.tail:
+            seen.append((self.texts[kept], self.completion.tail))
+        return [(text, part, logprobs[i] if logprobs else None) for i, (text, part) in enumerate(seen)]
 
 
-OPENAI = OpenAIFeatures()
+def said_of(text: str, prompt: str, form: Form | None, sampling: SamplingParams) -> Said:
+    """Cuts a script's answer as the server does, with log-probabilities where they are asked for.
+
+    Args:
+        prompt: seeds the log-probabilities.
+    """
+    completion, texts = cut(text if form is None else form.shaped(text, sampling), sampling)
+    if sampling.logprobs:
+        seed = zlib.crc32(prompt.encode("utf-8", "surrogatepass"))
+        tokens = zip(completion.token_ids, texts, strict=True)
+        logprobs = hashed_logprobs(seed, tokens, sampling.top_logprobs)
+        completion = msgspec.structs.replace(completion, logprobs=logprobs)
+    return Said(completion, texts)
 
 
-class _OpenAIBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Base of everything a client sends."""
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """Writes what both APIs have around their choices.
 
-
-class StreamOptions(_OpenAIBody):
-    include_usage: bool = False
-
-
-class StructuredOutputs(_OpenAIBody):
-    """vLLM's; exactly one of them."""
-
-    regex: str | None = None
-    choice: Annotated[list[str], Meta(min_length=1)] | None = None
-    json: Schema | str | None = None
-    json_object: bool | None = None
-    grammar: str | None = None
-
-
-class JsonSchema(_OpenAIBody):
-    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
-    schema: Schema
-    strict: bool | None = None
-    description: str | None = None
-
-
-class TextFormat(_OpenAIBody, tag="text"):
-    pass
-
-
-class ObjectFormat(_OpenAIBody, tag="json_object"):
-    schema: Schema | None = None  # llama.cpp's
-
-
-class SchemaFormat(_OpenAIBody, tag="json_schema"):
-    json_schema: JsonSchema
-
-
-class TextPart(_OpenAIBody, tag="text"):
-    text: str
-
-
-class ImageUrl(_OpenAIBody):
-    url: str
-    detail: Literal["auto", "low", "high"] = "auto"
-
-
-class ImagePart(_OpenAIBody, tag="image_url"):
-    image_url: ImageUrl
-
-
-class ChatMessage(_OpenAIBody):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart | ImagePart]
-    name: str | None = None
-
-
-class _Sampled(_OpenAIBody, kw_only=True):
-    """The fields that both routes have in common."""
+    Attributes:
+        mode: how each choice is written.
+        usage: of the request.
+        include_usage: streams end with it.
+        names_stop: choices say which stop ended them.
+    """
 
     model: str
-    frequency_penalty: Penalty | None = None
-    logit_bias: Bias | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    presence_penalty: Penalty | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Probability | None = None
-    user: str | None = None
-    # Of other servers; refused where `features.extras` does not name them.
-    structured_outputs: StructuredOutputs | None = None
-    top_k: int | None = None
-    min_p: Probability | None = None
-    repetition_penalty: float | None = None
-    min_tokens: Annotated[int, Meta(ge=0)] | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
-    cache_salt: str | None = None
-    regex: str | None = None
-    json_schema: str | None = None
-    grammar: str | None = None
-    ebnf: str | None = None
+    mode: "ChatChoices | TextChoices"
+    usage: Usage
+    include_usage: bool
+    names_stop: bool
+
+    def whole(self, said: Sequence[Said]) -> AnswerEvents:
+        choices = [{"index": index, **self.mode.whole(one), **self._ending(one)} for index, one in enumerate(said)]
+        return at_once({**self._head(self.mode.NAME), "choices": choices, "usage": self._usage})
+
+    def events(self, said: Sequence[Said]) -> AnswerEvents:
+        """Makes the events of the continuations, token by token in turn, as if computed in one batch."""
+        mode = self.mode
+        opening = [self._event(index, each) for index in range(len(said)) for each in mode.opening()]
+        told = [mode.pieces(one) for one in said]
+        between = [
+            self._event(index, piece[place])
+            for place in range(max(map(len, told), default=0))
+            for index, piece in enumerate(told)
+            if place < len(piece)
+        ]
+        closing = [self._event(index, {**mode.closing(), **self._ending(one)}) for index, one in enumerate(said)]
+        if self.include_usage:
+            closing.append(event({**self._head(mode.EVENT), "choices": [], "usage": self._usage}))
+        return AnswerEvents(tuple(opening), tuple(between), tuple(closing), (DONE,))
+
+    def _event(self, index: int, choice: Json) -> bytes:
+        return event({**self._head(self.mode.EVENT), "choices": [{"index": index, "finish_reason": None, **choice}]})
+
+    def _ending(self, said: Said) -> Json:
+        reason = "length" if said.completion.finish_reason is FinishReason.LENGTH else "stop"
+        return {"finish_reason": reason} | ({"stop_reason": said.completion.matched_stop} if self.names_stop else {})
+
+    def _head(self, name: str) -> Json:
+        return {"id": "fake-1", "object": name, "created": _MADE, "model": self.model}
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-
-    def sampling(self, max_tokens: int, logprobs: bool, top_logprobs: int) -> SamplingParams:
-        """Returns the request's parameters that end an answer."""
-        return SamplingParams(
-            max_tokens=max_tokens,
-            min_tokens=min(self.min_tokens or 0, max_tokens),
-            stop=self.stops,
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            ignore_eos=bool(self.ignore_eos),
-            logprobs=logprobs,
-            top_logprobs=top_logprobs,
-        )
+    def _usage(self) -> Json:
+        usage = self.usage
+        return {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        }
 
 
-class ChatBody(_Sampled, kw_only=True):
-    """POST /v1/chat/completions"""
+@dataclass(frozen=True, slots=True)
+class ChatChoices:
+    """Choices of a chat request. `logprobs`: they are asked for."""
 
-    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
-    response_format: TextFormat | ObjectFormat | SchemaFormat | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    store: bool | None = None
-    metadata: dict[str, str] | None = None
-    prompt_cache_key: str | None = None
-    # Of other servers, too.
-    continue_final_message: bool | None = None
-    add_generation_prompt: bool | None = None
+    NAME: ClassVar[str] = "chat.completion"
+    EVENT: ClassVar[str] = "chat.completion.chunk"
+    logprobs: bool
 
+    def whole(self, said: Said) -> Json:
+        message = {"role": "assistant", "content": said.completion.text, "refusal": None}
+        return {"message": message, "logprobs": self._logprobs([token for *_, token in said.tokens])}
 
-class CompletionBody(_Sampled, kw_only=True):
-    """POST /v1/completions"""
+    def opening(self) -> list[Json]:
+        return [{"delta": {"role": "assistant", "content": "", "refusal": None}, "logprobs": None}]
 
-    prompt: str
-    best_of: Count | None = None
-    echo: bool | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    max_tokens: Annotated[int, Meta(ge=0)] | None = 16
+    def pieces(self, said: Said) -> list[Json]:
+        return [{"delta": {"content": seen}, "logprobs": self._logprobs([token])} for _, seen, token in said.tokens]
 
-    @property
-    def scores(self) -> bool:
-        """True if only the prompt's log-probabilities are requested; a generated token is ignored."""
-        return bool(self.echo) and self.logprobs is not None and self.max_tokens is not None and self.max_tokens <= 1
+    def closing(self) -> Json:
+        return {"delta": {}, "logprobs": None}
 
-
-_SAMPLING = {"top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids"}
-_CONTINUING = {"continue_final_message", "add_generation_prompt"}
-EXTRAS = frozenset(
-    {*_SAMPLING, *_CONTINUING, "structured_outputs", "cache_salt", "regex", "json_schema", "grammar", "ebnf"}
-)
-
-# Servers and models to play.
-REASONING = OpenAIFeatures(completions=False, stops=0, temperature=False, max_tokens=False, logprobs=False)
-VLLM = OpenAIFeatures(
-    stops=16,
-    extras=frozenset({*_SAMPLING, *_CONTINUING, "structured_outputs", "cache_salt"}),
-    names_stop=True,
-    owned_by="vllm",
-)
-SGLANG = OpenAIFeatures(
-    stops=16, extras=frozenset({*_SAMPLING, *_CONTINUING, "regex", "json_schema", "ebnf"}), owned_by="sglang"
-)
-LLAMA_CPP = OpenAIFeatures(stops=16, extras=frozenset({"top_k", "min_p", "grammar"}), owned_by="llamacpp")
-
-B = TypeVar("B", "ChatBody", "CompletionBody")
-
-MOST_LOGPROBS = 5  # alternatives in completion mode, at OpenAI
-
-_DATA_URL = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,(.*)", re.DOTALL)
-_DATA_URL = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,(.*)", re.DOTALL)
-_DEFAULT_ALONE = {"temperature": 1, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0}
-
-# Keywords that OpenAI's strict mode refuses.
-_NOT_STRICT = (
-    "allOf", "oneOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "patternProperties",
-)  # fmt: skip
+    def _logprobs(self, tokens: Sequence[TokenLogprob | None]) -> Json | None:
+        if not self.logprobs:
+            return None
+        content = [
+            {**_token(token.text, token.logprob), "top_logprobs": [_token(text, own) for _, text, own in token.top]}
+            for token in tokens
+            if token is not None
+        ]
+        return {"content": content, "refusal": None}
 
 
-def read(body: object, kind: type[B], features: OpenAIFeatures, models: tuple[str, ...]) -> B:
-    """Parses a request and checks each field.
+@dataclass(frozen=True, slots=True)
+class TextChoices:
+    """Choices of a completion request.
 
-    Raises:
-        Refused: with the provider's words, and the parameter that is wrong.
+    Attributes:
+        prompt: its text; offsets count from its beginning.
+        echo: the prompt's tokens and their log-probabilities (None for the first), where they are given back.
+        logprobs: how many alternatives are told; None for no log-probabilities at all.
     """
-    request = fitted(body, kind, _misfit)
-    if request.model not in models:
-        message = f"The model `{request.model}` does not exist or you do not have access to it."
-        raise Refused(404, message, parameter="model", code="model_not_found")
-    given = {name for name in kind.__struct_fields__ if getattr(request, name) is not None}
-    for name in sorted(given & (EXTRAS - features.extras)):
-        raise _unknown(name)
-    unstreamed = "stream_options" in given and not request.stream
-    refuse(unstreamed, "The 'stream_options' parameter is only allowed when 'stream' is enabled.", "stream_options")
-    refuse("" in request.stops, "Invalid 'stop': empty string.", "stop")
-    _unsupported(request.stops and not features.stops, "stop")
-    too_long = f"Invalid 'stop': array too long. Expected an array with maximum length {features.stops}."
-    refuse(len(request.stops) > features.stops, too_long, "stop", "array_above_max_length")
-    _unsupported(request.logprobs and not features.logprobs, "logprobs")
-    for name in _DEFAULT_ALONE if not features.temperature else ():
-        value = getattr(request, name)
-        refuse(
-            name in given and value != _DEFAULT_ALONE[name],
-            f"Unsupported value: '{name}' does not support {value} with this model. Only the default (1) value is "
-            "supported.",
-            name,
-            "unsupported_value",
-        )
-    return request
+
+    NAME: ClassVar[str] = "text_completion"
+    EVENT: ClassVar[str] = "text_completion"
+    prompt: str
+    echo: Sequence[tuple[str, float | None]] | None
+    logprobs: int | None
+
+    def whole(self, said: Said) -> Json:
+        told = self._logprobs([(text, token) for text, _, token in said.tokens], len(self.prompt), self.echo or ())
+        return {"text": ("" if self.echo is None else self.prompt) + said.completion.text, "logprobs": told}
+
+    def opening(self) -> list[Json]:
+        if self.echo is None:
+            return []
+        return [{"text": self.prompt, "logprobs": self._logprobs([], len(self.prompt), self.echo)}]
+
+    def pieces(self, said: Said) -> list[Json]:
+        start = len(self.prompt)
+        told: list[Json] = []
+        for text, seen, token in said.tokens:
+            told.append({"text": seen, "logprobs": self._logprobs([(text, token)], start)})
+            start += len(text)
+        return told
+
+    def closing(self) -> Json:
+        return {"text": "", "logprobs": None}
+
+    def _logprobs(
+        self,
+        tokens: Sequence[tuple[str, TokenLogprob | None]],
+        start: int,
+        echo: Sequence[tuple[str, float | None]] = (),
+    ) -> Json | None:
+        """Writes log-probabilities of tokens from the character `start` on, after those of an echoed prompt."""
+        if self.logprobs is None:
+            return None
+        rows = [(text, own, None if own is None else {text: own}) for text, own in echo]
+        rows += [
+            (text, own.logprob, {each: its for _, each, its in own.top}) for text, own in tokens if own is not None
+        ]
+        offsets = []
+        place = 0 if echo else start
+        for text, _, _ in rows:
+            offsets.append(place)
+            place += len(text)
+        return {
+            "tokens": [text for text, _, _ in rows],
+            "token_logprobs": [own for _, own, _ in rows],
+            "top_logprobs": [top for *_, top in rows] if self.logprobs else None,
+            "text_offset": offsets,
+        }
 
 
-def read_chat(body: object, features: OpenAIFeatures, models: tuple[str, ...]) -> ChatBody:
-    """Parses a chat request as `read` does, and checks its fields together."""
-    request = read(body, ChatBody, features, models)
-    words = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
-    limited = request.max_tokens is not None
-    refuse(limited and not features.max_tokens, words, "max_tokens", "unsupported_parameter")
-    words = "Setting 'max_tokens' and 'max_completion_tokens' at the same time is not supported."
-    refuse(limited and request.max_completion_tokens is not None, words, "max_tokens")
-    words = "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled."
-    refuse(request.top_logprobs is not None and not request.logprobs, words, "top_logprobs")
-    if request.continue_final_message:
-        words = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
-        refuse(request.add_generation_prompt is not False, words)
-        words = "Cannot set `continue_final_message` when the last message is not from the assistant."
-        refuse(request.messages[-1].role != "assistant", words)
-    _check_format(request, features)
-    return request
+def prompt_logprobs(prompt: str, hashed: Sequence[float], scores: Scores) -> list[tuple[str, float | None]]:
+    """Returns the tokens of a prompt with their log-probabilities; None for the first.
+
+    Args:
+        hashed: one for each token, where nothing else is known.
+        scores: of choices, as Echo has them; the longest one that the prompt ends with counts, for its tokens.
+    """
+    texts = pieces(prompt)
+    logprobs = list(hashed)
+    choice = max((choice for choice in scores if choice and prompt.endswith(choice)), key=len, default="")
+    if choice:
+        given = scores_of(scores[choice], choice, 0)
+        logprobs[-len(given) :] = given  # a choice's first token may begin before it, and is one token all the same
+    return [(text, own if i else None) for i, (text, own) in enumerate(zip(texts, logprobs, strict=True))]
 
 
-def read_completion(body: object, features: OpenAIFeatures, models: tuple[str, ...]) -> CompletionBody:
-    """Parses a completion request as `read` does, and checks its fields together."""
-    request = read(body, CompletionBody, features, models)
-    if request.logprobs is not None:
-        words = f"Invalid 'logprobs': the maximum is {MOST_LOGPROBS}."
-        refuse(request.logprobs > MOST_LOGPROBS and not features.extras, words, "logprobs")
-        words = "Setting 'echo' and 'logprobs' at the same time is not supported for this model."
-        refuse(request.echo and not features.prompt_logprobs, words)
-    return request
-
-
-def _check_format(request: ChatBody, features: OpenAIFeatures) -> None:
-    asked = request.response_format
-    _unsupported(asked is not None and not features.response_format, "response_format")
-    match asked:
-        case ObjectFormat(None):
-            said = " ".join(str(message.content) for message in request.messages).lower()
-            words = (
-                "'messages' must contain the word 'json' in some form, to use 'response_format' of type 'json_object'."
-            )
-            refuse("json" not in said, words, "messages")
-        case SchemaFormat(form) if form.strict:
-            problem = strictness(form.schema)
-            refuse(problem, f"Invalid schema for response_format '{form.name}': {problem}", "response_format")
-
-
-def _content(said: ChatMessage, features: OpenAIFeatures) -> Content:
-    given = [TextPart(said.content)] if isinstance(said.content, str) else said.content
-    parts: list[Text | Media] = []
-    for part in given:
-        match part:
-            case TextPart(text):
-                parts += [Text(text)] if text else []
-            case ImagePart(image):
-                taken = features.images and said.role == "user"
-                refuse(not taken, f"Invalid content type. image_url is not supported for {said.role} messages.")
-                found = _DATA_URL.fullmatch(image.url)
-                words = "Invalid image URL: this server takes data URLs of png, jpeg, gif and webp in base64."
-                refuse(found is None, words, "messages", "invalid_image_url")
-                assert found is not None, "else it was refused"
-                broken = Refused(400, "Invalid base64 image_url.", parameter="messages", code="invalid_base64")
-                parts.append(picture(found[1], broken))
-    return tuple(parts)
-
-
-def _misfit(found: Misfit) -> Refused:
-    if found.unknown and not found.place:
-        return _unknown(found.unknown)
-    place = found.place or None
-    return Refused(400, f"Invalid value for '{place}': {found.problem}", parameter=place)
-
-
-def _unknown(name: str) -> Refused:
-    return Refused(400, f"Unrecognized request argument supplied: {name}", parameter=name, code="unknown_parameter")
-
-
-def _unsupported(when: object, name: str) -> None:
-    words = f"Unsupported parameter: '{name}' is not supported with this model."
-    refuse(when, words, name, "unsupported_parameter")
-
-
-def strictness(schema: dict[str, Any]) -> str | None:
-    """Returns OpenAI's error for a schema outside its strict mode; None for a valid one."""
-    if schema.get("type") != "object":
-        return f"schema must be a JSON Schema of 'type: \"object\"', got 'type: \"{schema.get('type')}\"'."
-    return _strictness(schema, ())
-
-
-def _strictness(schema: object, context: tuple[str, ...]) -> str | None:
-    if not isinstance(schema, dict):
-        return None
-    if found := [keyword for keyword in _NOT_STRICT if keyword in schema]:
-        return f"In context={context}, '{found[0]}' is not permitted."
-    properties = schema.get("properties", {})
-    if schema.get("type") == "object":
-        if schema.get("additionalProperties") is not False:
-            return f"In context={context}, 'additionalProperties' is required to be supplied and to be false."
-        if missing := [name for name in properties if name not in schema.get("required", ())]:
-            return (
-                f"In context={context}, 'required' is required to be supplied and to be an array including every key "
-                f"in properties. Missing '{missing[0]}'."
-            )
-    inner = [((*context, "properties", name), value) for name, value in properties.items()]
-    inner += [((*context, "$defs", name), value) for name, value in schema.get("$defs", {}).items()]
-    inner += [((*context, "anyOf", str(i)), value) for i, value in enumerate(schema.get("anyOf", ()))]
-    inner.append(((*context, "items"), schema.get("items")))
-    return next((problem for place, value in inner if (problem := _strictness(value, place)) is not None), None)
-
-
-_ROUTE = re.compile(r"/(?:v1|openai/v1|openai/deployments/[^/]+|openai)/(.*)")
-_KINDS = {401: "invalid_request_error", 429: "rate_limit_exceeded", 500: "server_error", 503: "server_error"}
+def _token(text: str, logprob: float) -> Json:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "surrogatepass"))}
 
 
 class FakeOpenAI(FakeProvider):
@@ -485,7 +350,7 @@ class FakeOpenAI(FakeProvider):
     # -------------------------------------------------------------------------------- questions
 
     def _chat(self, body: ChatBody) -> Question:
-        turns = tuple(Message(said.role, _content(said, self.features)) for said in body.messages)
+        turns = tuple(Message(said.role, content_of(said, self.features)) for said in body.messages)
         if body.continue_final_message:
             sent = asked = written(Conversation(turns[:-1], turns[-1].content))
         else:

@@ -321,6 +321,10 @@ def written(asked: Conversation | PlainText) -> tuple[Part, ...]:
     return (*parts, Text("<|im_start|>assistant\n", control=True), *asked.begun)
 
 
+class JsonBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Base of everything that a client sends: the table of its fields, with their types and ranges."""
+
+
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")

@@ -24,15 +24,15 @@ from ...lang.protocol import ConstraintSpec, TokenLogprob, Usage
 from ...lang.sampling import SamplingParams
 from ..backends.echo_answers import Script, cut, hashed_logprobs
 from ..backends.echo_tokens import PrefixCache, pieces, token_id
-from .openai import SGLANG, FakeOpenAI, OpenAIFeatures, checked_grammar
-from .openai_replies import Json, Said, Scores, prompt_logprobs, said_of
-from .provider import Answered, FakeOptions, Form, Misfit, Question, Refused, fitted, of_schema, refuse
+from .openai import FakeOpenAI, Json, Said, Scores, checked_grammar, prompt_logprobs, said_of
+from .openai_requests import SGLANG, OpenAIFeatures
+from .provider import Answered, FakeOptions, Form, JsonBody, Misfit, Question, Refused, fitted, of_schema, refuse
 from .server import DONE, AnswerEvents, Exchange, HttpRequest, at_once, event
 
 _Natural = Annotated[int, Meta(ge=0)]
 
 
-class SGLangSampling(msgspec.Struct, forbid_unknown_fields=True):
+class SGLangSampling(JsonBody):
     """`sampling_params` of a request; the defaults are the server's."""
 
     max_new_tokens: _Natural = 128
@@ -69,7 +69,7 @@ class SGLangSampling(msgspec.Struct, forbid_unknown_fields=True):
         )
 
 
-class GenerateBody(msgspec.Struct, forbid_unknown_fields=True):
+class GenerateBody(JsonBody):
     """POST /generate. A list of texts or of token ids asks for all of them."""
 
     text: str | list[str] | None = None

@@ -11,7 +11,8 @@ from umbel.interpreter.backends.echo_answers import Script
 from umbel.interpreter.backends.hosted.anthropic.backend import Anthropic
 from umbel.interpreter.backends.hosted.openai.backend import OpenAI
 from umbel.interpreter.fakes.anthropic import AnthropicFeatures, FakeAnthropic
-from umbel.interpreter.fakes.openai import REASONING, FakeOpenAI, OpenAIFeatures
+from umbel.interpreter.fakes.openai import FakeOpenAI
+from umbel.interpreter.fakes.openai_requests import REASONING, OpenAIFeatures
 from umbel.lang.protocol import Backend
 
 from ..conftest import PATIENCE

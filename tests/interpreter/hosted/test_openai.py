@@ -13,7 +13,7 @@ import umbel as ul
 from umbel.interpreter import loop
 from umbel.interpreter.backends.hosted.session import Environment
 from umbel.interpreter.backends.hosted.transport import http_library
-from umbel.interpreter.fakes.openai import LLAMA_CPP, OPENAI, REASONING, SGLANG, VLLM
+from umbel.interpreter.fakes.openai_requests import LLAMA_CPP, OPENAI, REASONING, SGLANG, VLLM
 from umbel.lang.chat_template import TemplateWarning
 from umbel.lang.errors import (
     BackendError,
