@@ -37,10 +37,11 @@ from ...lang.programs import (
     ProgramPiece,
     ProgramValue,
     RunProgram,
+    pack_values,
     trouble_of,
+    unpack_values,
 )
 from ...lang.protocol import Backend
-from ...lang.transport import packing
 from ..files import serialise
 from ..graph import Graph, Node
 from ..operations import (
@@ -175,7 +176,7 @@ def _sampling(plan: Plan, request: RunProgram) -> Mapping[str, Any]:
 
 
 def _packed(data: bytes, what: str) -> dict[str, Any]:
-    values = packing.unpack(data) if data else {}
+    values = unpack_values(data) if data else {}
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise ParameterError(f"the program's {what} are no dict of names")
     return values
@@ -288,7 +289,7 @@ class Reporter:
         value = binding.value()
         if isinstance(value, Reached):
             value = value.position.prompt.text
-        facts = packing.pack(binding.meta) if binding.meta else b""
+        facts = pack_values(binding.meta) if binding.meta else b""
         self._value(slot, binding, tuple(value) if isinstance(value, list) else value, facts)
 
     def _gathered(self, slot: int, binding: Binding) -> None:
@@ -299,7 +300,7 @@ class Reporter:
         self._notify(ProgramValue(self._label, slot, binding.name, value, facts, trouble, self._run.ledger.cost.usage))
 
     def _piece(self, slot: int, name: str, text: str, facts: Meta) -> None:
-        self._notify(ProgramPiece(self._label, slot, name, text, packing.pack(facts)))
+        self._notify(ProgramPiece(self._label, slot, name, text, pack_values(facts)))
 
 
 class _Pieces:

@@ -33,10 +33,11 @@ from ...lang.programs import (
     ProgramValue,
     RunProgram,
     digest_of,
+    pack_values,
+    unpack_values,
 )
 from ...lang.prompt import EMPTY, Prompt, Text
 from ...lang.protocol import Backend, Usage
-from ...lang.transport import packing
 from ..files import serialise
 from ..graph import Builder, Graph, Node, reachable, rebuilt
 from ..operations import Argument, Choose, Generate, Look, Object, Options
@@ -155,7 +156,7 @@ def _packed(program: OutgoingProgram, backend: Backend, arguments: Mapping[str, 
     if program.obstacle is not None:
         raise GraphError(program.obstacle)
     program.text_limit.check(arguments)
-    packed = packing.pack({name: value for name, value in arguments.items() if name not in program.pictures})
+    packed = pack_values({name: value for name, value in arguments.items() if name not in program.pictures})
     if len(packed) > service.MOST_ARGUMENT_BYTES:
         raise ParameterError(
             f"the arguments have {len(packed)} bytes, and {service.MOST_ARGUMENT_BYTES} can be shipped; write "
@@ -213,7 +214,7 @@ class RemoteExecution(Execution):
                 len(self.bindings),
                 self._program.data,
                 await self._all_arguments(),
-                packing.pack(dict(self._options)),
+                pack_values(dict(self._options)),
                 stream=run.streaming or self.queues[self._plan.root].streaming,
                 origin=run.origin(""),
                 budget=budget,
@@ -237,13 +238,13 @@ class RemoteExecution(Execution):
         if not pictures:
             return self._packed_arguments
         shown = {name: (await asyncio.to_thread(_loaded, self._arguments[name])) for name in pictures}
-        return packing.pack({**self._arguments, **shown})
+        return pack_values({**self._arguments, **shown})
 
     async def _on_event(self, event: ProgramEvent, executor: Executor) -> None:
         match event:
             case ProgramPiece(slot=slot, text=text, facts=facts):
                 feed = executor.spoken if slot == OWN_STREAM else self._named(slot, event.name).feed
-                feed.append(text, packing.unpack(facts))
+                feed.append(text, unpack_values(facts))
             case ProgramValue():
                 self._usage = event.usage
                 await self._settle(event)
@@ -267,7 +268,7 @@ class RemoteExecution(Execution):
             binding.resolve(Reached(EMPTY, 0, Position(EMPTY.append(Text(text)) if text else EMPTY)))
         else:
             value = list(event.value) if isinstance(event.value, tuple) else event.value
-            binding.resolve(value, packing.unpack(event.facts) if event.facts else None)
+            binding.resolve(value, unpack_values(event.facts) if event.facts else None)
 
     def _finish(self, ended: ProgramEnded, executor: Executor) -> None:
         """Ends the program's own stream. Raises why it did not come to its end."""

@@ -13,10 +13,7 @@ is made from that place. A constrained `gen` that the provider does not enforce 
 
 Draws from a seed are left alone: a call of its own begins the seed's draws anew, a surplus goes on with them.
 
-    replies     the text of one call, with the ends of its tokens
-    fields      finds the end of a gen inside a reply
-    leftover    keeps the rest of a reply, and matches it with the stream
-    lookahead   the steps queued after a gen
-    planner     decides whether more text is worth its price
+    replies     the text of one call: finds the end of a gen in it, keeps the rest, and matches it with the stream
+    planner     collects the steps queued after a gen, and decides whether more text is worth its price
     speculator  all of these, for one stream
 """

@@ -28,12 +28,21 @@ from ..position import Position, text_of
 from ..run import RunSpeculation
 from ..steps import Step
 from ..variables import Meta, meta_of_completion
-from . import lookahead
-from .fields import End, Field, completion_of, end_of, reaches_end
-from .leftover import Pieces, Surplus, lead_of, manner_of, speaks_plainly
-from .lookahead import Outlook
-from .planner import tokens_of
-from .replies import LongReply, reply_of
+from .planner import Outlook, look, tokens_of
+from .replies import (
+    End,
+    Field,
+    LongReply,
+    Pieces,
+    Surplus,
+    completion_of,
+    end_of,
+    lead_of,
+    manner_of,
+    reaches_end,
+    reply_of,
+    speaks_plainly,
+)
 
 if TYPE_CHECKING:
     from ..executor import StepQueue
@@ -157,7 +166,7 @@ class Speculator:
         def enough(seen: Outlook) -> bool:
             return seen.closed or (most is not None and bool(seen.coming))
 
-        seen = await lookahead.look(self._queue, self._run, takes, enough)
+        seen = await look(self._queue, self._run, takes, enough)
         if not seen.can_follow(field):
             return 0
         own, extra = sampling.max_tokens, most
@@ -287,7 +296,7 @@ class Speculator:
             return end_of(field, reply, start, "")
         following = ""
         if field.constraint is not None and not field.enforced:
-            seen = await lookahead.look(self._queue, self._run, self._sampling, lambda seen: seen.closed or seen.says)
+            seen = await look(self._queue, self._run, self._sampling, lambda seen: seen.closed or seen.says)
             following = seen.literal
         return await asyncio.to_thread(end_of, field, reply, start, following)  # expressions may take long
 

@@ -29,9 +29,8 @@ from umbel.lang.errors import (
     ParameterError,
     UmbelError,
 )
-from umbel.lang.programs import ProgramEnded, RunProgram, digest_of
+from umbel.lang.programs import ProgramEnded, RunProgram, digest_of, pack_values
 from umbel.lang.protocol import Backend
-from umbel.lang.transport import packing
 from umbel.srt.core.instruments import FailAt
 from umbel.srt.in_process import LocalBackend
 
@@ -311,7 +310,7 @@ def test_pictures_are_read_by_who_ships_them(backend: LocalBackend, tmp_path: Pa
     data = serialise.encode(program.trace())
     request = RunProgram("a", digest_of(data), len(Plan(program.trace()).slots.bindings), data)
     for shown, error in ((str(file), "a server opens no files"), (b"bytes of a picture", "is no PNG")):
-        arguments = packing.pack({"picture": shown})
+        arguments = pack_values({"picture": shown})
         assert error in asyncio.run(told_error(backend, msgspec.structs.replace(request, arguments=arguments)))
 
 
@@ -491,19 +490,19 @@ def test_mutated_bytes_are_refused_and_nothing_else_is_raised(shipped: tuple[byt
         ({"digest": "0" * 64}, GraphError, "another digest"),
         ({"graph": b"[" * 100_000}, GraphError, "another digest"),
         ({"arguments": b"\xff\xff"}, ParameterError, "are no dict of names|cannot be read"),
-        ({"arguments": packing.pack([1])}, ParameterError, "are no dict of names"),
-        ({"arguments": packing.pack({})}, ParameterError, "misses its argument 'topic'"),
-        ({"arguments": packing.pack({"topic": "x", "other": 1})}, ParameterError, "no parameter 'other'"),
-        ({"arguments": packing.pack({"topic": "x", "count": b"\xff"}), "slots": 0}, GraphError, "the same version"),
-        ({"sampling": packing.pack({"temprature": 3})}, ParameterError, "did you mean 'temperature'"),
-        ({"sampling": packing.pack({"temperature": -3})}, ParameterError, "temperature=-3"),
+        ({"arguments": pack_values([1])}, ParameterError, "are no dict of names"),
+        ({"arguments": pack_values({})}, ParameterError, "misses its argument 'topic'"),
+        ({"arguments": pack_values({"topic": "x", "other": 1})}, ParameterError, "no parameter 'other'"),
+        ({"arguments": pack_values({"topic": "x", "count": b"\xff"}), "slots": 0}, GraphError, "the same version"),
+        ({"sampling": pack_values({"temprature": 3})}, ParameterError, "did you mean 'temperature'"),
+        ({"sampling": pack_values({"temperature": -3})}, ParameterError, "temperature=-3"),
     ],
 )
 def test_requests_that_lie_end_with_an_error(
     change: dict[str, Any], kind: type[UmbelError], says: str, shipped: tuple[bytes, int], backend: LocalBackend
 ) -> None:
     data, slots = shipped
-    fields = {"digest": digest_of(data), "slots": slots, "graph": data, "arguments": packing.pack({"topic": "x"})}
+    fields = {"digest": digest_of(data), "slots": slots, "graph": data, "arguments": pack_values({"topic": "x"})}
 
     async def ask() -> None:
         async for _ in backend.run_program(RunProgram("a", **{**fields, **change})):

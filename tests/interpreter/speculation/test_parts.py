@@ -10,11 +10,8 @@ from hypothesis import strategies as st
 from umbel.interpreter.backends.echo_answers import cut
 from umbel.interpreter.backends.echo_tokens import pieces
 from umbel.interpreter.run import SpeculationSetting, speculation_of
-from umbel.interpreter.speculation.fields import End, Field, end_of
-from umbel.interpreter.speculation.leftover import Pieces
-from umbel.interpreter.speculation.lookahead import Coming, Outlook
-from umbel.interpreter.speculation.planner import MOST_REFUSALS, MOST_SITES, Planner
-from umbel.interpreter.speculation.replies import LongReply, reply_of
+from umbel.interpreter.speculation.planner import MOST_REFUSALS, MOST_SITES, Coming, Outlook, Planner
+from umbel.interpreter.speculation.replies import End, Field, LongReply, Pieces, end_of, reply_of
 from umbel.lang.protocol import Chunk, Completion, ConstraintSpec, Final, FinishReason, TokenLogprob, Usage
 from umbel.lang.sampling import SamplingParams
 

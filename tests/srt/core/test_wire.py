@@ -16,6 +16,7 @@ from umbel.lang.programs import (
     ProgramValue,
     RunProgram,
     Trouble,
+    pack_values,
 )
 from umbel.lang.prompt import Generated, Media, Text
 from umbel.lang.protocol import (
@@ -37,7 +38,6 @@ from umbel.lang.protocol import (
     Usage,
 )
 from umbel.lang.sampling import SamplingParams
-from umbel.lang.transport import packing
 from umbel.lang.transport.link import (
     Bye,
     Codec,
@@ -86,7 +86,7 @@ TO_GATEWAY = [
     Hint("h", (Text("x"),), pin=60.0),
     Release("h"),
     Abort("a"),
-    RunProgram("p", "00", 3, b"graph", packing.pack({"x": (1,)}), b"", True, Origin("p"), ProgramBudget(5)),
+    RunProgram("p", "00", 3, b"graph", pack_values({"x": (1,)}), b"", True, Origin("p"), ProgramBudget(5)),
     Control("c", "info"),
     Hello(),
     Ping(),
@@ -101,7 +101,7 @@ FROM_GATEWAY = [
     Failure("a", "EngineError", "no"),
     GraphWanted("p"),
     ProgramPiece("p", OWN_STREAM, "", "é"),
-    ProgramValue("p", 2, "x", ("a", "b"), packing.pack([{}, {}]), None, Usage(1, 2, 3, 4)),
+    ProgramValue("p", 2, "x", ("a", "b"), pack_values([{}, {}]), None, Usage(1, 2, 3, 4)),
     ProgramValue("p", 3, "y", error=Trouble("KeyError", "z")),
     ProgramEnded("p", (Text("x", True), Generated("y", (1, 2))), (("user", "x"), ("assistant", None)), True, Usage(1)),
     Welcome("m", 1, 2, 3, 4, 5.0, None, {"bos_token": "<s>"}, 6),

@@ -25,9 +25,9 @@ from umbel.lang.programs import (
     ProgramValue,
     RunProgram,
     digest_of,
+    unpack_values,
 )
 from umbel.lang.protocol import Abort, Failure, GenRequest, Origin
-from umbel.lang.transport import packing
 from umbel.srt.core.config import GatewayLimits
 from umbel.srt.core.messages import EngineFailed, Tokens
 from umbel.srt.gateway.calls import Answer
@@ -141,7 +141,7 @@ def test_variables_come_as_they_are_known_and_then_one_ending() -> None:
         (first,) = world.of("p")
         assert isinstance(first, ProgramValue)
         assert (first.name, first.value, first.usage.calls) == ("x0", "one", 1)
-        assert packing.unpack(first.facts)["finish_reason"] == "length"
+        assert unpack_values(first.facts)["finish_reason"] == "length"
         world.answer(1, "two")
         await until(lambda: world.ending("p"))
         ending = world.ending("p")

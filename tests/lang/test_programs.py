@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.lang.errors import ParameterError
-from umbel.lang.transport import packing
+from umbel.lang.programs import MAX_DEPTH, pack_values, unpack_values
 
 SCALARS = (
     st.none()
@@ -30,7 +30,7 @@ VALUES = st.recursive(
 @settings(max_examples=200, deadline=None)
 @given(VALUES)
 def test_values_come_out_as_they_went_in(value: Any) -> None:
-    again = packing.unpack(packing.pack(value))
+    again = unpack_values(pack_values(value))
     assert repr(again) == repr(value)  # also the kinds of numbers, and tuples that are no lists
 
 
@@ -59,36 +59,36 @@ class Loud(str):
 )
 def test_what_could_not_come_out_the_same_does_not_go_in(value: Any, says: str) -> None:
     with pytest.raises(ParameterError) as caught:
-        packing.pack(value)
+        pack_values(value)
     assert says in str(caught.value)
 
 
 def test_nesting_is_bounded() -> None:
     nested: Any = 1
-    for _ in range(packing.MAX_DEPTH):
+    for _ in range(MAX_DEPTH):
         nested = [nested]
-    assert packing.unpack(packing.pack(nested)) == nested
+    assert unpack_values(pack_values(nested)) == nested
     with pytest.raises(ParameterError, match="give a flatter one"):
-        packing.pack([nested])
+        pack_values([nested])
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=60))
 def test_whatever_bytes_come_nothing_else_is_raised(data: bytes) -> None:
     with contextlib.suppress(ParameterError):
-        packing.unpack(data)
+        unpack_values(data)
 
 
 @pytest.mark.parametrize("data", [b"\x91" * 100_000, b"\xc7\x01\x07\x00", b"\xc7\x01\x01\x05", b"\xdd\xff\xff\xff\xff"])
 def test_hostile_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(ParameterError):
-        packing.unpack(data)
+        unpack_values(data)
 
 
 def test_nested_extensions_do_not_overflow_the_stack() -> None:
-    data = packing.pack(())
+    data = pack_values(())
     for _ in range(3000):
         length = len(data) + 1
         data = b"\xc9" + length.to_bytes(4, "big") + b"\x01" + b"\x91" + data
     with pytest.raises(ParameterError):
-        packing.unpack(data)
+        unpack_values(data)
