@@ -1,16 +1,17 @@
 """Runs the whole runtime in the caller's process: gateway and scheduler on one event loop, no sockets.
 
-For tests, simulations and tiny uses. By default it runs the oracle model, which fails loudly when the
-engine reuses a wrong key. Steps of a real model run in a thread, so that the loop stays responsive; steps of
-the oracle run on the loop, so that a test is deterministic.
+For tests, simulations and tiny uses. By default it runs the oracle model, which fails loudly when the engine reuses a
+wrong key. Steps of a real model run in an EngineThread, so that the loop stays responsive; steps of the oracle run on
+the loop, so that a test is deterministic.
 """
 
 import asyncio
 import gc
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from typing import Generic, TypeVar, Unpack, get_args
+from typing import TYPE_CHECKING, Generic, TypeVar, Unpack, get_args
 
 from ..lang.chat_template import ChatTemplate
 from ..lang.errors import BackendError, EngineError
@@ -36,8 +37,7 @@ from .constraints.compiler import CompiledCache, InlineCompiler
 from .constraints.matcher import OPENING_POLL
 from .core.config import CompilerLimits, GatewayLimits, PictureLimits
 from .core.instruments import Clock, FaultHook, SystemClock, no_faults
-from .core.messages import ToEngine
-from .engine.thread import EngineThread
+from .core.messages import FromEngine, ToEngine
 from .gateway.calls import Answer, Client
 from .gateway.gateway import Gateway
 from .gateway.programs import Programs, capabilities_of
@@ -46,6 +46,51 @@ from .multimodal.cache import InlineDigests, PictureCache
 from .multimodal.decode import InlineDecoder
 from .multimodal.format import most_tokens
 from .tokenizer.prompt import CACHE_BYTES
+
+if TYPE_CHECKING:  # the scheduler needs torch, which importers of this module may not
+    from .scheduler.scheduler import Scheduler
+
+
+MOST_STEPS = 4  # in a row; then the loop checks deadlines
+
+
+class EngineThread:
+    """Runs all steps in one thread: the libraries below a model keep memory for each thread that calls them.
+
+    Args:
+        news: returns whether there are messages for the scheduler. Called in the thread.
+    """
+
+    def __init__(self, scheduler: "Scheduler", news: Callable[[], bool]) -> None:
+        self._scheduler = scheduler
+        self._news = news
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="local engine")
+
+    async def advance(self) -> list[FromEngine]:
+        """Runs some steps. A cancelled caller still waits for them: they use the engine's memory."""
+        running = asyncio.get_running_loop().run_in_executor(self._thread, self._some_steps)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait([running])
+            raise
+
+    def close(self) -> None:
+        """Ends the thread, which holds the objects of its last step. No caller may wait for steps."""
+        self._thread.shutdown()
+
+    def _some_steps(self) -> list[FromEngine]:
+        """Runs up to MOST_STEPS steps, until there are events or messages.
+
+        A return to the loop and back costs a millisecond without any step."""
+        scheduler = self._scheduler
+        for _ in range(MOST_STEPS):
+            events = scheduler.step()
+            resting = scheduler.idle and not scheduler.unchecked
+            if events or self._news() or resting or scheduler.opening:
+                return events
+        return []
+
 
 T = TypeVar("T")
 

@@ -16,13 +16,13 @@ infinite. In the measured layers of Gemma 3 270M keys reach 97 and values 107, a
 
 import ctypes
 import math
+import weakref
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from ...lang.errors import ParameterError
-from ..core.pages import zero_pages
 
 FLOAT8 = torch.float8_e4m3fn
 
@@ -105,6 +105,27 @@ class KVPool:
         if self._library is not None:
             return zero_pages(self._library, shape, self.geometry.dtype)
         return _zeros(shape, self.geometry.dtype, self.device)
+
+
+def zero_pages(library: ctypes.CDLL, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Returns zeros in 2 MiB pages: streaming through them is a third faster than with pages of 4 KiB.
+
+    They take memory when they are first written, and are freed with the last tensor that shares them.
+
+    Raises:
+        MemoryError: the address space is too small.
+    """
+    library.umbel_allocate.argtypes = [ctypes.c_long]
+    library.umbel_allocate.restype = ctypes.c_void_p
+    library.umbel_free.argtypes = [ctypes.c_void_p, ctypes.c_long]
+    library.umbel_free.restype = None
+    size = math.prod(shape) * dtype.itemsize
+    pointer = library.umbel_allocate(size) if size < 1 << 63 else None
+    if not pointer:
+        raise MemoryError(f"no {size} bytes of memory")
+    memory = (ctypes.c_char * size).from_address(pointer)  # the tensor keeps it, and with it the pages
+    weakref.finalize(memory, library.umbel_free, pointer, size).atexit = False
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

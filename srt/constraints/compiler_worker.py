@@ -4,7 +4,7 @@ import msgspec
 
 from ...lang.protocol import ConstraintEngine, ConstraintSpec
 from ..core.config import CompilerLimits
-from ..processes.worker_child import cpu_limit, limit_memory, run
+from ..processes.child import cpu_limit, limit_memory, run
 from .compiler import Compiled, Refused, compile_constraint
 
 

@@ -14,8 +14,8 @@ from ...fsm.tokens.masks import Masks, Walk
 from ...fsm.tokens.trie import kept_trie
 from ...fsm.tokens.vocabulary import Vocabulary
 from ...lang.errors import ModelError
+from ..core.cache_folder import read_trusted
 from ..core.messages import EngineConstraint
-from ..core.trust import read_trusted
 from ..tokenizer.tokenizer import Tokenizer
 from .matcher import SharedConstraint
 

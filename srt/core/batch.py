@@ -12,6 +12,9 @@ without computing 262,144 logits may answer with it; any runner may return the l
 
 A runner that does not wait for its steps is an `AsyncRunner`: the next step is launched while one still runs.
 `Batch.token_sources` refers to the tokens that the running step will choose. See step.py.
+
+Tokens of pictures have ids above every vocabulary. A VisionModel computes their embeddings, and the PictureStore of the
+runner keeps them.
 """
 
 from __future__ import annotations
@@ -22,9 +25,11 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ...lang.errors import EngineError
+from .messages import EnginePicture
 
 if TYPE_CHECKING:  # the gateway imports this file, and must start without torch
     import torch
@@ -85,6 +90,60 @@ class RowRequests:
             None if self.top_p is None else self.top_p[rows],
             None if self.described is None else self.described[rows],
         )
+
+
+# Ids of picture tokens take the place of a picture in a token sequence. They lie from here on; no vocabulary reaches
+# it, and int32 holds 2^30 numbers.
+PICTURE_BASE = 1 << 30
+PICTURE_END = 1 << 31
+
+
+class PictureSpan(NamedTuple):
+    """Tokens [start, end) of a sequence are the whole picture of this number."""
+
+    start: int
+    end: int
+    number: int
+
+
+def picture_tokens(number: int, tokens: int) -> list[int]:
+    """Returns the ids of a picture in a sequence."""
+    assert 0 <= number < PICTURE_BASE, "numbers are not used twice, and int32 ends there"
+    return [PICTURE_BASE + number] * tokens
+
+
+def without_pictures(token_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Replaces picture ids by 0, for an embedding table; their embeddings come from the vision tower."""
+    return np.where(token_ids < PICTURE_BASE, token_ids, 0)
+
+
+def picture_spans(
+    token_ids: Sequence[int] | NDArray[np.integer], tokens_of: Callable[[int], int | None]
+) -> tuple[PictureSpan, ...]:
+    """Finds the pictures of a sequence, in order.
+
+    Args:
+        tokens_of: a picture's number → its tokens; None when there is no such picture.
+
+    Raises:
+        ValueError: a picture that is unknown, or not whole.
+    """
+    ids = np.asarray(token_ids)
+    places = np.flatnonzero(ids >= PICTURE_BASE)
+    spans: list[PictureSpan] = []
+    done = 0
+    while done < len(places):
+        start = int(places[done])
+        number = int(ids[start]) - PICTURE_BASE
+        tokens = tokens_of(number)
+        if tokens is None:
+            raise ValueError(f"picture {number} is unknown")
+        end = start + tokens
+        if tokens < 1 or end > len(ids) or not (ids[start:end] == ids[start]).all():
+            raise ValueError(f"picture {number} has {tokens} tokens, and not all of them are here")
+        spans.append(PictureSpan(start, end, number))
+        done += tokens
+    return tuple(spans)
 
 
 class PictureRows(NamedTuple):
@@ -278,6 +337,29 @@ class Draws:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """G rows whose embeddings come from a vision tower. The decoder takes them as they are and does not scale them."""
+
+    rows: torch.Tensor  # int64 [G] ascending
+    values: torch.Tensor  # [G, hidden] in the model's dtype
+
+
+class VisionModel(Protocol):
+    """Encodes pictures. Implemented by `models.vision.sight.Sight` for all of its families."""
+
+    both_ways: bool  # rows of a picture see all of it; else only what is before them
+
+    def tokens(self, picture: EnginePicture) -> int:
+        """Returns the number of rows of `encode`. Raises RequestError for a picture cut for another model."""
+
+    def largest(self) -> EnginePicture:
+        """Returns a picture of as many tiles as there can be."""
+
+    def encode(self, picture: EnginePicture) -> torch.Tensor:
+        """Returns [tokens, hidden] in the model's dtype, to be put in place of embeddings without scaling."""
 
 
 P = TypeVar("P")

@@ -115,7 +115,7 @@ class EngineAbort(_Wire, frozen=True):
 
 
 class EnginePicture(_Wire, frozen=True):
-    """Brings a picture that later messages may use, by `core.image_token_ids`, until it is forgotten. Never answered.
+    """Brings a picture that later messages may use, by `batch.picture_tokens`, until it is forgotten. Never answered.
 
     `width` and `height` are those of the original; `columns` × `rows` is how it was cut into tiles (anyres), 0 × 0 when
     it was not. The tiles that the model's tower sees: an overview, then those of the grid, row by row.

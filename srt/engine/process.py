@@ -45,7 +45,7 @@ from ..core.messages import (
     too_large_for_gateway,
 )
 from ..launch import Engine, open_engine
-from ..processes import lifeline
+from ..processes import child
 
 YOUNG = 20_000  # objects made and still alive, before a young collection
 DUE = 200_000  # before a full collection, as soon as no request waits
@@ -223,10 +223,10 @@ def _ours_to_explain(error: Exception | None) -> Exception | None:
 
 
 def main() -> None:
-    start = msgspec.json.decode(lifeline.read_line(), type=EngineStart)
+    start = msgspec.json.decode(child.read_line(), type=EngineStart)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; this process ends when it ends
-    lifeline.die_with_parent_thread(start.parent)
-    lifeline.watch(start.parent, lambda: None)
+    child.die_with_parent_thread(start.parent)
+    child.watch(start.parent, lambda: None)
     logging.basicConfig(
         level=start.options.log_level.upper(),
         stream=sys.stderr,

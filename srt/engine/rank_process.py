@@ -13,16 +13,16 @@ import msgspec
 from ...lang.errors import EngineError, UmbelError
 from ..distributed.ranks import RankFailed, RankReady, RankStart, encode, follow, to_rank
 from ..launch import open_rank
-from ..processes import lifeline
+from ..processes import child
 
 log = logging.getLogger("umbel.engine")
 
 
 def main() -> None:
-    start = msgspec.json.decode(lifeline.read_line(), type=RankStart)
+    start = msgspec.json.decode(child.read_line(), type=RankStart)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; this process ends when it ends
-    lifeline.die_with_parent_thread(start.parent)
-    lifeline.watch(start.parent, lambda: None)
+    child.die_with_parent_thread(start.parent)
+    child.watch(start.parent, lambda: None)
     logging.basicConfig(
         level=start.options.log_level.upper(),
         stream=sys.stderr,

@@ -49,7 +49,7 @@ from ..launch import open_tokenizer
 from ..multimodal.cache import PictureCache, ThreadedDigests
 from ..multimodal.decode import DecoderProcess
 from ..multimodal.format import PictureFormat, most_tokens
-from ..processes import lifeline
+from ..processes import child
 from ..tokenizer.prompt import CACHE_BYTES
 from ..tokenizer.tokenizer import Tokenizer
 from .calls import Client
@@ -434,7 +434,7 @@ def _end_process(error: BaseException) -> None:
 
 
 def main() -> None:
-    start = msgspec.json.decode(lifeline.read_line(), type=GatewayStart)
+    start = msgspec.json.decode(child.read_line(), type=GatewayStart)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; we go when it goes
     os.umask(0o077)
     logging.basicConfig(
@@ -450,7 +450,7 @@ def main() -> None:
                 os.kill(process, signal.SIGKILL)
         shutil.rmtree(start.folder, ignore_errors=True)
 
-    lifeline.watch(start.parent, before_exit)
+    child.watch(start.parent, before_exit)
 
     async def serve() -> None:
         server.append(GatewayServer(start))

@@ -13,12 +13,11 @@ from ...lang.errors import CapabilityError, ParameterError, RequestError
 from ...lang.prompt import Generated, Media, Part, Text
 from ...lang.protocol import GenRequest, Hint, Locate, Located, Origin, ScoreRequest
 from ...lang.sampling import SamplingParams
+from ..core.batch import PICTURE_BASE
 from ..core.config import MAX_ENGINE_FRAME, GatewayLimits, PictureLimits
-from ..core.image_token_ids import PICTURE_BASE
 from ..core.messages import EngineChoose, EngineGenerate, EnginePrefill, EngineScore, Schedule
 from ..multimodal.format import PictureFormat, check_media
-from ..tokenizer.offsets import media_places, text_of, token_places
-from ..tokenizer.prompt import PromptEncoder, Showable, prompts_of
+from ..tokenizer.prompt import PromptEncoder, Showable, media_places, prompts_of, text_of, token_places
 from ..tokenizer.tokenizer import CompiledStops, Tokenizer
 from .calls import Client, GenCall, ScoreCall
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ...lang.errors import EngineError
 from ..attention.backend import AttentionGeometry
 from ..cache.kv_pool import KVGeometry, KVPool
-from ..core.model import Given
+from ..core.batch import Given
 from ..kernels.cpu.attention import CpuPlan, LayerArguments, layer_arguments
 from ..kernels.cpu.head import Head
 from ..kernels.cpu.linear import PackedMatrix

@@ -18,7 +18,7 @@ import torch
 from ...lang.errors import ModelError, ParameterError
 from ..attention.backend import AttentionGeometry, AttentionStep
 from ..cache.kv_pool import KVGeometry
-from ..core.model import Given
+from ..core.batch import Given
 from ..distributed.communicator import SINGLE_RANK, Communicator
 from ..layers.checkpoint import Checkpoint, Tensors
 from ..layers.config_values import Config

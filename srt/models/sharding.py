@@ -22,7 +22,7 @@ import torch
 from torch.nn import functional
 
 from ...lang.errors import ParameterError
-from ..core.model import Given
+from ..core.batch import Given
 from ..distributed.communicator import Communicator
 from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config

@@ -23,8 +23,8 @@ import msgspec
 
 from ...lang.errors import EngineError, OverloadedError, ParameterError, UmbelError
 from ...lang.prompt import Media
+from ..core.batch import PICTURE_BASE
 from ..core.config import PictureLimits
-from ..core.image_token_ids import PICTURE_BASE
 from ..core.messages import EngineForget, EnginePicture
 from .decode import Answer, Decoded, DecodedPicture, DecodeJob, PictureDecoder, RefusedMedia
 from .format import PictureFormat, Raster

@@ -4,7 +4,7 @@ import contextlib
 
 from ...lang.errors import CapabilityError, RequestError
 from ..core.config import PictureLimits
-from ..processes.worker_child import cpu_limit, lift_memory_limit, limit_memory, run
+from ..processes.child import cpu_limit, lift_memory_limit, limit_memory, run
 from .decode import Decoded, DecodeJob, RefusedMedia, decode_media, too_long
 
 

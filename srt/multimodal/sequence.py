@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from ..core.batch import PictureRows
-from ..core.image_token_ids import PictureSpan
+from ..core.batch import PictureRows, PictureSpan
 
 
 @dataclass(frozen=True, slots=True)

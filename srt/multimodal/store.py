@@ -11,10 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from ...lang.errors import RequestError
-from ..core.batch import PictureRows
+from ..core.batch import Given, PictureRows, VisionModel
 from ..core.instruments import Clock, Stopwatch, SystemClock
 from ..core.messages import EnginePicture
-from ..core.model import Given, VisionModel
 from .sequence import HeldPictures
 
 FEATURE_BYTES = 128 << 20  # 28 pictures of 576 rows of 4,096 bfloat16 numbers

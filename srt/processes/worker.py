@@ -1,7 +1,7 @@
 """The parent's side of a worker process that may be killed: runs one job after the other.
 
 The process is started for the first job, or before. It stays for the next job, and is killed when a job takes too much
-CPU time or the process hangs; the waiting jobs then get a new process. The child's side is worker_child.py.
+CPU time or the process hangs; the waiting jobs then get a new process. The child's side is child.py.
 
     start ──▶ ready ──▶ job ──▶ answer        the child's own start counts against no job
 
@@ -26,7 +26,7 @@ import msgspec
 
 from ...lang.transport.process_life import ProcessSample, ProcessState, read_process
 from ..core.config import WorkerLimits, worker_environment
-from .worker_child import HEADER, OUT_OF_MEMORY
+from .child import HEADER, OUT_OF_MEMORY
 
 log = logging.getLogger("umbel.gateway")
 
@@ -156,7 +156,7 @@ class _Waiting(Generic[Job, Answer]):
 
 
 class WorkerProcess(Generic[Job, Answer]):
-    """Runs jobs in a module that calls `worker_child.run`, on one running loop.
+    """Runs jobs in a module that calls `child.run`, on one running loop.
 
     Args:
         module: its full name, "umbel.srt.constraints.compiler_worker".

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from ...lang.runtime_options import Weights
 from ..cache.kv_pool import KVGeometry, KVPool
-from ..core.batch import Batch, Logits, LogitsError, RowNeed, RowRequests, isolate
-from ..core.image_token_ids import without_pictures
+from ..core.batch import Batch, Logits, LogitsError, RowNeed, RowRequests, isolate, without_pictures
 from ..kernels.cpu.attention import HEAD_DIM_UNIT, CpuBackend
 from ..kernels.cpu.head import CpuSampling
 from ..kernels.cpu.library import isa_of

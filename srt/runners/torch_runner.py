@@ -7,8 +7,7 @@ import torch
 from ..attention.backend import AttentionBackend, AttentionStep
 from ..attention.torch_backend import TorchBackend
 from ..cache.kv_pool import KVPool
-from ..core.batch import Batch, Logits
-from ..core.image_token_ids import without_pictures
+from ..core.batch import Batch, Logits, without_pictures
 from ..models.decoder import Model, Rows, attention_geometry
 from ..multimodal.store import VisionStore
 

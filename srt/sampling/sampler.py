@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from ...fsm.tokens.vocabulary import pack
 from ...lang.errors import ParameterError, RequestError
 from ...lang.sampling import SamplingParams
-from ..core.batch import Allowed, Chooser, Draws, LogitsError, RowNeed, RowRequests
-from ..core.image_token_ids import PICTURE_BASE
+from ..core.batch import PICTURE_BASE, Allowed, Chooser, Draws, LogitsError, RowNeed, RowRequests
 from ..core.messages import IdLogprob
 from .gumbel import SampleRequest, TorchSampling, gumbel, stack_draws
 

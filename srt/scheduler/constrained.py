@@ -13,7 +13,7 @@ from ...fsm.errors import ConstraintRefused
 from ...lang.errors import CapabilityError, ConstraintError
 from ...lang.protocol import FinishReason
 from ..constraints.matcher import Boundary, Matcher, SharedConstraint
-from ..core.image_token_ids import PICTURE_BASE
+from ..core.batch import PICTURE_BASE
 from ..core.messages import EngineGenerate
 from .request import Generation, Request, Stop, constraint_end
 from .request_table import SchedulerContext

@@ -18,8 +18,7 @@ from ...lang.errors import WIRE_ERRORS, EngineError, RequestError, UmbelError
 from ...lang.protocol import FinishReason
 from ..cache.slot_allocator import IntegrityError
 from ..constraints.matcher import MatcherCache
-from ..core.batch import LogitsError, PictureStore
-from ..core.image_token_ids import PICTURE_BASE, PICTURE_END, picture_spans
+from ..core.batch import PICTURE_BASE, PICTURE_END, LogitsError, PictureStore, picture_spans
 from ..core.instruments import Clock, Counters, FaultHook
 from ..core.messages import (
     Ended,

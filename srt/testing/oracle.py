@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from ...lang.errors import EngineError, RequestError
 from ...lang.protocol import FinishReason
 from ...lang.sampling import SamplingParams
-from ..core.batch import DUMMY_SLOT, Batch, Logits, PictureRows, RowNeed, RowRequests
-from ..core.image_token_ids import PICTURE_BASE, PictureSpan
+from ..core.batch import DUMMY_SLOT, PICTURE_BASE, Batch, Logits, PictureRows, PictureSpan, RowNeed, RowRequests
 from ..core.messages import EnginePicture
 from ..multimodal.sequence import HeldPictures
 from ..sampling.gumbel import SampleRequest, gumbel

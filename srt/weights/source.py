@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...lang.errors import MissingExtraError, ModelError
-from ..core.cache_folder import build_once, cache_folder, make_private, write_atomically
-from ..core.trust import read_trusted, trusted
+from ..core.cache_folder import build_once, cache_folder, make_private, read_trusted, trusted, write_atomically
 from ..models.vision.config import sees, text_config
 from ..models.vision.preprocessor import PREPROCESSOR, read_picture_format
 from ..multimodal.format import PictureFormat

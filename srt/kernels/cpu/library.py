@@ -29,8 +29,7 @@ from pathlib import Path
 import msgspec
 
 from ....lang.errors import ModelError, ParameterError
-from ...core.cache_folder import build_once, cache_folder
-from ...core.trust import read_trusted, trusted
+from ...core.cache_folder import build_once, cache_folder, read_trusted, trusted
 
 _log = logging.getLogger("umbel.engine")
 

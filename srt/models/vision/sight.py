@@ -27,9 +27,8 @@ from msgspec.structs import replace
 from torch.nn import functional
 
 from ....lang.errors import ModelError, RequestError
-from ...core.image_token_ids import PICTURE_BASE
+from ...core.batch import PICTURE_BASE, VisionModel
 from ...core.messages import EnginePicture
-from ...core.model import VisionModel
 from ...layers.checkpoint import Checkpoint, LinearTensors, Tensors
 from ...layers.config_values import Config
 from ...layers.linear import ACTIVATIONS, Linear, RMSNorm, can_pack, dense_method

@@ -17,7 +17,7 @@ import torch
 
 from ...attention.backend import AttentionGeometry, AttentionStep
 from ...cache.kv_pool import KVGeometry
-from ...core.model import Given
+from ...core.batch import Given
 from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...layers.checkpoint import Checkpoint, Tensors
 from ...layers.linear import HEAD_ROWS, DenseMethod, HeadNorm, Linear, QuantMethod

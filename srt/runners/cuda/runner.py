@@ -22,9 +22,18 @@ from numpy.typing import NDArray
 from ....fsm.tokens.masks import Walk
 from ...attention.backend import AttentionStep
 from ...cache.kv_pool import KVPool
-from ...core.batch import Batch, Chooser, Draws, Logits, LogitsError, RowNeed, RowRequests, isolate
-from ...core.image_token_ids import without_pictures
-from ...core.model import Given
+from ...core.batch import (
+    Batch,
+    Chooser,
+    Draws,
+    Given,
+    Logits,
+    LogitsError,
+    RowNeed,
+    RowRequests,
+    isolate,
+    without_pictures,
+)
 from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...multimodal.store import VisionStore
 from ...sampling.sampler import draws_of

@@ -26,8 +26,8 @@ from umbel.srt.constraints.compiler import (
 from umbel.srt.constraints.compiler_process import CompilerProcess, explained
 from umbel.srt.constraints.compiler_worker import CompileJob, compile_within
 from umbel.srt.core.config import CompilerLimits, WorkerLimits, worker_environment
+from umbel.srt.processes.child import HEADER, OUT_OF_MEMORY, cpu_limit
 from umbel.srt.processes.worker import Cause, Trouble
-from umbel.srt.processes.worker_child import HEADER, OUT_OF_MEMORY, cpu_limit
 
 from ..patient_compiler import PatientCompiler
 
@@ -374,12 +374,12 @@ def test_a_stopped_process_costs_no_answer() -> None:
 SLOW_START = """
 import time
 from umbel.srt.constraints import compiler_worker as worker
-from umbel.srt.processes import worker_child
+from umbel.srt.processes import child
 
 def prepare():
     while time.process_time() < 0.6: pass
 
-worker_child.run(0, prepare, worker.CompileJob, worker.compile_within)
+child.run(0, prepare, worker.CompileJob, worker.compile_within)
 """
 
 # Workers that end before they are ready, or with every job.
@@ -387,21 +387,21 @@ NEVER_READY = "raise SystemExit(3)"
 SELF_KILLING = """
 import os, signal
 from umbel.srt.constraints import compiler_worker as worker
-from umbel.srt.processes import worker_child
+from umbel.srt.processes import child
 
-worker_child.run(0, lambda: None, worker.CompileJob, lambda job: os.kill(os.getpid(), signal.{name}))
+child.run(0, lambda: None, worker.CompileJob, lambda job: os.kill(os.getpid(), signal.{name}))
 """
 SLEEPING = SELF_KILLING.replace("os.kill(os.getpid(), signal.{name})", "signal.pause()")
 
 # A library that computes for ever and never lets Python run: no timer's handler is heard.
 DEAF = """
 from umbel.srt.constraints import compiler_worker as worker
-from umbel.srt.processes import worker_child
+from umbel.srt.processes import child
 
 def compute(job):
     sum(range(10**12))
 
-worker_child.run(0, lambda: None, worker.CompileJob, compute)
+child.run(0, lambda: None, worker.CompileJob, compute)
 """
 
 

@@ -17,8 +17,8 @@ from umbel.lang.protocol import (
     ScoreRequest,
 )
 from umbel.lang.sampling import SamplingParams
+from umbel.srt.core.batch import PICTURE_BASE
 from umbel.srt.core.config import GatewayLimits, PictureLimits
-from umbel.srt.core.image_token_ids import PICTURE_BASE
 from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.core.messages import (
     EngineAbort,

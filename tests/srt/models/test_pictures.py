@@ -9,8 +9,7 @@ import torch
 from transformers import PreTrainedModel
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.attention.torch_backend import TorchBackend
-from umbel.srt.core.batch import Batch, Runner
-from umbel.srt.core.image_token_ids import PICTURE_BASE, picture_spans, picture_tokens
+from umbel.srt.core.batch import PICTURE_BASE, Batch, Runner, picture_spans, picture_tokens
 from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.core.messages import Ended, EngineGenerate
 from umbel.srt.kernels.cpu.library import load_library

@@ -23,8 +23,8 @@ from umbel.srt.multimodal.decode import (
     too_much_memory,
 )
 from umbel.srt.multimodal.decode_worker import decode_within
+from umbel.srt.processes.child import HEADER
 from umbel.srt.processes.worker import Cause, Trouble
-from umbel.srt.processes.worker_child import HEADER
 
 from .samples import FORM, bomb, clip, noise, saved
 

@@ -10,8 +10,8 @@ from umbel.lang.prompt import Text
 from umbel.lang.protocol import Abort, ConstraintSpec, Failure, Final, GenRequest, Hint, Origin, Scored, ScoreRequest
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.constraints.compiler import CompiledCache
+from umbel.srt.core.batch import PICTURE_BASE
 from umbel.srt.core.config import GatewayLimits, PictureLimits
-from umbel.srt.core.image_token_ids import PICTURE_BASE
 from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.core.messages import (
     EngineAbort,

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from umbel.srt.core.batch import PictureRows
-from umbel.srt.core.image_token_ids import PictureSpan
+from umbel.srt.core.batch import PictureRows, PictureSpan
 from umbel.srt.multimodal.sequence import NO_PICTURES, HeldPictures, SequencePictures
 
 # tokens     0 1 2 3 4 5 6 7 8 9

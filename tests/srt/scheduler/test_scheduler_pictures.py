@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.constraints.matcher import ImmediateExecutor, MatcherCache
 from umbel.srt.constraints.matcher_factory import VocabularyMatcherFactory
-from umbel.srt.core.image_token_ids import picture_tokens
+from umbel.srt.core.batch import picture_tokens
 from umbel.srt.core.messages import (
     ChooseEnded,
     Ended,

@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 from umbel.lang.errors import ParameterError
 from umbel.lang.prompt import Generated, Media, Part, Text
 from umbel.lang.protocol import Failure, Locate, Located, Origin
-from umbel.srt.tokenizer.offsets import text_of, token_places
-from umbel.srt.tokenizer.prompt import PromptEncoder
+from umbel.srt.tokenizer.prompt import PromptEncoder, text_of, token_places
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
 from ..gateway_harness import Harness

@@ -14,8 +14,7 @@ import pytest
 from umbel.lang.errors import ModelError
 from umbel.srt import launch
 from umbel.srt.constraints import matcher_factory
-from umbel.srt.core.cache_folder import make_private
-from umbel.srt.core.trust import read_trusted, trusted
+from umbel.srt.core.cache_folder import make_private, read_trusted, trusted
 from umbel.srt.engine import process
 from umbel.srt.kernels.cpu import library
 from umbel.srt.kernels.cpu.library import LIBRARY, SEAL, NoKernels, walk_path

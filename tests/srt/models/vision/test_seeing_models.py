@@ -10,8 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from umbel.lang.runtime_options import Kernels
-from umbel.srt.core.batch import Batch, PictureRows
-from umbel.srt.core.image_token_ids import PICTURE_BASE, PictureSpan, picture_spans, picture_tokens
+from umbel.srt.core.batch import PICTURE_BASE, Batch, PictureRows, PictureSpan, picture_spans, picture_tokens
 from umbel.srt.runners.build import build_runner
 
 from ..reference import Piece, Sequences, random_tokens, relative_error, run_steps

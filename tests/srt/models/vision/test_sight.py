@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import torch
 from umbel.lang.errors import ModelError, RequestError
-from umbel.srt.core.model import VisionModel
+from umbel.srt.core.batch import VisionModel
 from umbel.srt.models.vision import sight
 from umbel.srt.models.vision.preprocessor import PREPROCESSOR
 from umbel.srt.models.vision.sight import build_vision, text_part

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from umbel.srt.core.messages import FromEngine, Tokens
-from umbel.srt.engine.thread import MOST_STEPS, EngineThread
+from umbel.srt.in_process import MOST_STEPS, EngineThread
 
 TOLD = Tokens(1, [2])
 
