@@ -23,7 +23,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Unpack
+from typing import Annotated, Literal, Unpack
 
 from msgspec import Meta
 
@@ -43,6 +43,7 @@ from .provider import (
     Misfit,
     Question,
     Refused,
+    Schema,
     fitted,
     meant,
     of_schema,
@@ -52,7 +53,6 @@ from .provider import (
 )
 from .server import AnswerEvents, at_once, event
 
-Schema = dict[str, Any]  # Any: JSON Schema
 NonEmpty = Annotated[str, Meta(min_length=1)]
 
 

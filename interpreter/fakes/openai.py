@@ -356,14 +356,14 @@ class FakeOpenAI(FakeProvider):
         else:
             sent, asked = written(Conversation(turns, ())), meant(turns)
         most = body.max_completion_tokens or body.max_tokens or MAX_TOKENS
-        sampling = body.sampling(most, bool(body.logprobs), body.top_logprobs or 0)
+        sampling = body.ending(most, body.min_tokens, bool(body.logprobs), body.top_logprobs or 0)
         mode = ChatChoices(bool(body.logprobs))
         n = body.n or 1
         return _OpenAIQuestion(asked, n, self._cache, sent, sampling, _form(body), body, mode, n, self.features)
 
     def _completion(self, body: CompletionBody) -> Question:
         most = MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        sampling = body.sampling(most, body.logprobs is not None, body.logprobs or 0)
+        sampling = body.ending(most, body.min_tokens, body.logprobs is not None, body.logprobs or 0)
         prompt = (Text(body.prompt),)
         mode, n = self._text_choices(body), body.n or 1
         generated = 0 if body.scores else n

@@ -13,13 +13,12 @@ from ...lang import checks
 from ...lang.prompt import Media, Text
 from ...lang.sampling import SamplingParams
 from ..backends.hosted.conversation import Content
-from .provider import JsonBody, Misfit, Refused, fitted, picture, refuse
+from .provider import JsonBody, Misfit, Refused, Schema, fitted, picture, refuse
 
 Count = Annotated[int, Meta(ge=1)]
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = dict[str, Annotated[float, Meta(ge=-100, le=100)]]
-Schema = dict[str, Any]  # Any: JSON Schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,30 @@ class ChatMessage(JsonBody):
     name: str | None = None
 
 
-class _Sampled(JsonBody, kw_only=True):
+class Ending(JsonBody, kw_only=True):
+    """The fields that end an answer, of all servers of the dialect and of SGLang's own API."""
+
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def ending(self, max_tokens: int, min_tokens: int | None, logprobs: bool, top_logprobs: int) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=min(min_tokens or 0, max_tokens),
+            stop=self.stops,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            logprobs=logprobs,
+            top_logprobs=top_logprobs,
+        )
+
+
+class _Sampled(Ending, kw_only=True):
     """The fields that both routes have in common."""
 
     model: str
@@ -122,7 +144,6 @@ class _Sampled(JsonBody, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     presence_penalty: Penalty | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -134,29 +155,11 @@ class _Sampled(JsonBody, kw_only=True):
     min_p: Probability | None = None
     repetition_penalty: float | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
     cache_salt: str | None = None
     regex: str | None = None
     json_schema: str | None = None
     grammar: str | None = None
     ebnf: str | None = None
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-
-    def sampling(self, max_tokens: int, logprobs: bool, top_logprobs: int) -> SamplingParams:
-        """Returns the request's parameters that end an answer."""
-        return SamplingParams(
-            max_tokens=max_tokens,
-            min_tokens=min(self.min_tokens or 0, max_tokens),
-            stop=self.stops,
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            ignore_eos=bool(self.ignore_eos),
-            logprobs=logprobs,
-            top_logprobs=top_logprobs,
-        )
 
 
 class ChatBody(_Sampled, kw_only=True):

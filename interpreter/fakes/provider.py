@@ -38,6 +38,7 @@ from .server import AnswerEvents, Exchange, Faults, HttpRequest, Scene, Server, 
 MOST_MODELS = 10_000
 
 T = TypeVar("T")
+Schema = dict[str, Any]  # Any: JSON Schema
 
 
 @dataclass(frozen=True, slots=True)

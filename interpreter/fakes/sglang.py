@@ -25,21 +25,19 @@ from ...lang.sampling import SamplingParams
 from ..backends.echo_answers import Script, cut, hashed_logprobs
 from ..backends.echo_tokens import PrefixCache, pieces, token_id
 from .openai import FakeOpenAI, Json, Said, Scores, checked_grammar, prompt_logprobs, said_of
-from .openai_requests import SGLANG, OpenAIFeatures
+from .openai_requests import SGLANG, Ending, OpenAIFeatures
 from .provider import Answered, FakeOptions, Form, JsonBody, Misfit, Question, Refused, fitted, of_schema, refuse
 from .server import DONE, AnswerEvents, Exchange, HttpRequest, at_once, event
 
 _Natural = Annotated[int, Meta(ge=0)]
 
 
-class SGLangSampling(JsonBody):
+class SGLangSampling(Ending, kw_only=True):
     """`sampling_params` of a request; the defaults are the server's."""
 
     max_new_tokens: _Natural = 128
     min_new_tokens: _Natural = 0
     n: Annotated[int, Meta(ge=1)] = 1
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
     temperature: Annotated[float, Meta(ge=0)] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: int = -1
@@ -47,7 +45,6 @@ class SGLangSampling(JsonBody):
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[float, Meta(ge=0, le=2)] = 1.0
-    ignore_eos: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     logit_bias: dict[str, float] | None = None
@@ -55,18 +52,6 @@ class SGLangSampling(JsonBody):
     regex: str | None = None
     json_schema: str | None = None
     ebnf: str | None = None
-
-    def ending(self, *, logprobs: bool, top_logprobs: int) -> SamplingParams:
-        """Returns the request's parameters that end an answer."""
-        return SamplingParams(
-            max_tokens=self.max_new_tokens,
-            min_tokens=min(self.min_new_tokens, self.max_new_tokens),
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            ignore_eos=self.ignore_eos,
-            logprobs=logprobs,
-            top_logprobs=top_logprobs,
-        )
 
 
 class GenerateBody(JsonBody):
@@ -243,7 +228,10 @@ class _GenerateQuestion(Question):
     def answer(self, said: list[str]) -> Answered:
         cached = [self._cached(row) for row in self.rows]
         asked = self.body
-        sampling = asked.sampling_params.ending(logprobs=asked.return_logprob, top_logprobs=asked.top_logprobs_num)
+        given = asked.sampling_params
+        sampling = given.ending(
+            given.max_new_tokens, given.min_new_tokens, asked.return_logprob, asked.top_logprobs_num
+        )
         prompt = "".join(piece for _, piece in self.rows[0].tokens)
         continuations = [said_of(text, prompt, self.form, sampling) for text in said]
         for one in continuations:
@@ -328,7 +316,7 @@ def _finish(one: Said) -> Json:
     return {"type": "stop", "matched": 2 if completion.matched_stop is None else completion.matched_stop}
 
 
-_EMPTY = Said(cut("", SGLangSampling(max_new_tokens=0).ending(logprobs=False, top_logprobs=0))[0], [])
+_EMPTY = Said(cut("", SamplingParams(max_tokens=0))[0], [])
 
 
 def _form(asked: SGLangSampling) -> Form | None:

@@ -162,7 +162,7 @@ class RuntimeTokenizer:
 class Runtime(core.Runtime):
     """`umbel.Runtime` with SGLang's options, and prompts outside of programs.
 
-    Options are mapped by `server_options`; ours are taken as well. No HTTP server is started: a runtime is reached as
+    Options are mapped by `runtime_options`; ours are taken as well. No HTTP server is started: a runtime is reached as
     an object.
     """
 
