@@ -21,9 +21,8 @@ from ...lang.cache_report import CacheCause, CacheMiss, CacheReport, CallReport,
 from ...lang.errors import CapabilityError
 from ...lang.prompt import Media, Part, Source, SourceKind
 from ...lang.protocol import Backend, Locate, Located, Locating, Origin, Usage
-from . import layout, statements
-from .history import Asked, Intent, Journal
-from .layout import EarlierCalls, Layout, Neighbour, Neighbours, PromptPiece
+from . import statements
+from .history import Asked, EarlierCalls, Intent, Journal, Layout, Neighbour, Neighbours, PromptPiece, of_call
 
 if TYPE_CHECKING:
     from ..run import Run
@@ -124,7 +123,7 @@ def _created(backend: Backend, usage: Usage) -> int:
 async def _explained(
     backend: Backend, journal: Journal, earlier: EarlierCalls, asked: Asked, usage: Usage
 ) -> tuple[CacheCause, CacheMiss | None]:
-    laid = layout.of_call(asked)
+    laid = of_call(asked)
     if not backend.capabilities.prefix_cache:
         return CacheCause.OFF, None
     neighbours = earlier.of(asked, laid.text)

@@ -1,8 +1,7 @@
 """Causes, from what is known of prompts."""
 
 import pytest
-from umbel.interpreter.cache_explain.history import Asked, Intent
-from umbel.interpreter.cache_explain.layout import Layout, Neighbour, Neighbours, common_length
+from umbel.interpreter.cache_explain.history import Asked, Intent, Layout, Neighbour, Neighbours, common_length
 from umbel.interpreter.cache_explain.report import Ending, decide, estimate, of_sources
 from umbel.lang.cache_report import CacheCause
 from umbel.lang.prompt import EMPTY, Source, SourceKind

@@ -2,8 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.interpreter.cache_explain.history import Asked, Intent
-from umbel.interpreter.cache_explain.layout import common_length, of_call, with_answer
+from umbel.interpreter.cache_explain.history import Asked, Intent, common_length, of_call, with_answer
 from umbel.lang.prompt import EMPTY, Generated, Media, Part, Source, SourceKind, Text
 
 HERE = Source(SourceKind.TEXT, None, "here")

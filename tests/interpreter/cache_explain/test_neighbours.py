@@ -2,8 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.interpreter.cache_explain.history import History, Intent
-from umbel.interpreter.cache_explain.layout import COMPARED, EarlierCalls, common_length
+from umbel.interpreter.cache_explain.history import COMPARED, EarlierCalls, History, Intent, common_length
 from umbel.lang.prompt import EMPTY, Text
 
 
