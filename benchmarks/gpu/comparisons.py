@@ -6,14 +6,12 @@ Where pytest is not installed this is the test; where it is, it comes on top, wi
 from collections.abc import Iterator
 
 import torch
-from umbel.srt.attention.backend import AttentionGeometry
-from umbel.srt.attention.torch_backend import TorchBackend
+from umbel.srt.attention.backend import AttentionGeometry, TorchBackend
 from umbel.srt.cache.kv_pool import FLOAT8, KVPool
 from umbel.srt.core.batch import Batch
 from umbel.srt.kernels.triton import reference
-from umbel.srt.kernels.triton.activation import act_and_multiply
 from umbel.srt.kernels.triton.attention_backend import TritonBackend
-from umbel.srt.kernels.triton.linear import gated, linear
+from umbel.srt.kernels.triton.linear import act_and_multiply, gated, linear
 from umbel.srt.kernels.triton.moe import fused_experts, route
 from umbel.srt.kernels.triton.norm import add_rms_norm, rms_norm
 from umbel.srt.kernels.triton.rope import rope_and_store

@@ -1,12 +1,12 @@
 """Products of few rows as Llama 3 8B launches them: projections, the output map, gates; on Hopper they start early."""
 
 import torch
-from umbel.srt.kernels.triton.activation import SILU
 from umbel.srt.kernels.triton.linear import (
     DEPTH,
     GATES,
     OUTPUTS,
     ROWS,
+    SILU,
     STAGES,
     WARPS,
     depth_for,

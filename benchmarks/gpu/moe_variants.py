@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 import torch
-from umbel.srt.kernels.triton.activation import SILU
 from umbel.srt.kernels.triton.jit import block_of
-from umbel.srt.kernels.triton.linear import depth_for
+from umbel.srt.kernels.triton.linear import SILU, depth_for
 from umbel.srt.kernels.triton.moe import (
     DECODE_TILES,
     DOWN_ROWS,

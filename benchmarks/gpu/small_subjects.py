@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch.nn import functional
-from umbel.srt.kernels.triton.activation import act_and_multiply
-from umbel.srt.kernels.triton.linear import linear
+from umbel.srt.kernels.triton.linear import act_and_multiply, linear
 from umbel.srt.kernels.triton.moe import fused_experts
 from umbel.srt.kernels.triton.norm import add_rms_norm, rms_norm
 from umbel.srt.kernels.triton.rope import rope_and_store

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from umbel.srt.kernels.triton.activation import SILU, act_and_multiply_rows
 from umbel.srt.kernels.triton.jit import block_of
+from umbel.srt.kernels.triton.linear import SILU, act_and_multiply_rows
 from umbel.srt.kernels.triton.norm import add_and_normalise_rows, normalise_rows, warps_for
 from umbel.srt.kernels.triton.rope import rope_and_store_heads
 

@@ -22,8 +22,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, AutoCo
 from transformers.utils import logging
 
 from ...lang.errors import ModelError, UmbelError
-from ..attention.backend import AttentionStep
-from ..attention.torch_backend import TorchBackend
+from ..attention.backend import AttentionStep, TorchBackend
 from ..cache.kv_pool import KVGeometry, KVPool
 from ..core.batch import Batch
 from ..layers.checkpoint import Tensors, listing

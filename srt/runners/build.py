@@ -9,7 +9,7 @@ import torch
 from ...fsm.tokens.masks import Walk
 from ...lang.errors import ModelError, ParameterError
 from ...lang.runtime_options import Kernels, KVDType, Weights
-from ..attention.torch_backend import TorchBackend
+from ..attention.backend import TorchBackend
 from ..cache.kv_pool import FLOAT8, KVGeometry, slots_for_bytes
 from ..distributed.communicator import SINGLE_RANK, Communicator
 from ..kernels.cpu.library import NoKernels, load_library, load_walk

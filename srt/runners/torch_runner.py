@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 
-from ..attention.backend import AttentionBackend, AttentionStep
-from ..attention.torch_backend import TorchBackend
+from ..attention.backend import AttentionBackend, AttentionStep, TorchBackend
 from ..cache.kv_pool import KVPool
 from ..core.batch import Batch, Logits, without_pictures
 from ..models.decoder import Model, Rows, attention_geometry

@@ -1,7 +1,7 @@
 """Computes attention on the CPU in C++: the pool is read in place, at page size 1, once for all rows of an item.
 
-The torch reference is `attention/torch_backend.py`. The reference of the planner is `attention/plan.py`, which makes
-the same plans, array by array.
+The torch reference is `TorchBackend` in attention/backend.py. The reference of the planner is `attention/plan.py`,
+which makes the same plans, array by array.
 """
 
 import ctypes

@@ -6,8 +6,8 @@
                            result ──► out                                  rows with one part
                                   ──► part_out, part_lse ──► out           merge_parts, rows with several
 
-The reference is `attention/torch_backend.py`. Products are of the queries' dtype with float32 sums, softmax and partial
-results are float32. `TritonPlan` in `attention_backend.py` has the arrays that the kernels read.
+The reference is `TorchBackend` in attention/backend.py. Products are of the queries' dtype with float32 sums, softmax
+and partial results are float32. `TritonPlan` in `attention_backend.py` has the arrays that the kernels read.
 
 The grid is persistent: programs take units until those that the device's memory counts are done, so a captured graph
 runs plans of any size, in one launch: first items of many rows, then those of few, in a tile of their own. Where

@@ -21,8 +21,22 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
-from .activation import ACTIVATION_KINDS, act_and_multiply, activated
 from .jit import block_of, jit, multiplied, pdl_options, rounded, wait_for_previous_kernels
+
+SILU = tl.constexpr(0)
+GELU = tl.constexpr(1)
+GELU_TANH = tl.constexpr(2)
+RELU = tl.constexpr(3)
+
+# `layers.linear.ACTIVATIONS`, as numbers that kernels are compiled for.
+ACTIVATION_KINDS: dict[str, int] = {
+    "silu": SILU.value,
+    "swish": SILU.value,
+    "gelu": GELU.value,
+    "gelu_new": GELU_TANH.value,
+    "gelu_pytorch_tanh": GELU_TANH.value,
+    "relu": RELU.value,
+}
 
 ROWS = 4  # of the matrix, for each program
 GATES = 4  # for each program, and as many ups
@@ -33,6 +47,7 @@ LEAST_ROWS = 16  # of x in a product of tensor cores
 OUTPUTS = 64  # rows of the matrix, for each program
 DEPTH = 256
 STAGES = 4
+_BLOCK = 1024  # columns of a program of `act_and_multiply`: eight for each of its threads
 _ITEM = 2  # bytes of a number; those of four are not multiplied on tensor cores without being rounded
 
 
@@ -123,7 +138,7 @@ def gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, acti
         x: [R, inputs] of the model's dtype; rows may lie apart.
         weight: [2 width, inputs] of the same dtype, gates above ups.
         bias: [2 width].
-        activation: one of `linear.ACTIVATIONS`.
+        activation: one of `layers.linear.ACTIVATIONS`.
 
     Returns:
         [R, width] in the dtype of x, rounded where `linear` and `activation.act_and_multiply` round.
@@ -312,3 +327,66 @@ def multiply_few_rows(  # type: ignore[no-untyped-def]
     target = first + tl.arange(0, COLUMNS)
     inside = (target < outputs)[:, None] & real[None, :]
     tl.store(out + row.to(tl.int64)[None, :] * out_stride + target[:, None], rounded(total, dtype), mask=inside)
+
+
+def act_and_multiply(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    """Computes the activation of the first half of each row, times the second half.
+
+    Args:
+        gate_up: [R, 2 width] of the model's dtype; rows may lie apart.
+        activation: one of `layers.linear.ACTIVATIONS`.
+
+    Returns:
+        [R, width] in the same dtype; the activation is rounded before the product, as torch rounds it.
+    """
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    assert gate_up.shape[1] == 2 * width, "a gate for each column"
+    assert gate_up.stride(1) == 1, "the elements of a row lie side by side"
+    out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
+    if rows:
+        grid = (rows, triton.cdiv(width, _BLOCK))
+        act_and_multiply_rows[grid](
+            *(gate_up, out, gate_up.stride(0), width),
+            KIND=ACTIVATION_KINDS[activation],
+            BLOCK=_BLOCK,
+            num_warps=4,
+            enable_fp_fusion=False,
+            **pdl_options(gate_up.device),
+        )
+    return out
+
+
+@jit
+def activated(x: tl.tensor, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Computes the activation of float32 values, in float32."""
+    if KIND == SILU:
+        return x / (1.0 + tl.exp(-x))
+    elif KIND == GELU:
+        return 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
+    elif KIND == GELU_TANH:
+        # (1 + tanh u) / 2 is the sigmoid of 2u, and has no cancellation where tanh is near −1.
+        return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    else:
+        tl.static_assert(KIND == RELU)
+        return tl.maximum(x, 0.0)
+
+
+@jit
+def act_and_multiply_rows(  # type: ignore[no-untyped-def]
+    gate_up: tl.tensor,
+    out: tl.tensor,
+    stride: int,
+    width: int,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    wait_for_previous_kernels(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < width
+    dtype: tl.constexpr = out.dtype.element_ty
+    gate = tl.load(gate_up + row * stride + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * stride + width + at, mask=inside, other=0.0).to(tl.float32)
+    product = rounded(activated(gate, KIND), dtype).to(tl.float32) * up
+    tl.store(out + row * width + at, rounded(product, dtype), mask=inside)

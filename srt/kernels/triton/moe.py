@@ -25,9 +25,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .activation import ACTIVATION_KINDS, activated
 from .jit import block_of, jit, multiplied, pdl_options, rounded, wait_for_previous_kernels
-from .linear import depth_for, linear, sums_of_rows, weights_of_tile
+from .linear import ACTIVATION_KINDS, activated, depth_for, linear, sums_of_rows, weights_of_tile
 
 __all__ = ["MoeTiles", "fused_experts", "linear", "route", "tiles_for"]  # linear: of routers; `experts.ExpertKernels`
 

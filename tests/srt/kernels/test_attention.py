@@ -10,9 +10,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from umbel.lang.errors import ParameterError
-from umbel.srt.attention.backend import AttentionGeometry, AttentionStep
+from umbel.srt.attention.backend import AttentionGeometry, AttentionStep, TorchBackend
 from umbel.srt.attention.plan import make_plan
-from umbel.srt.attention.torch_backend import TorchBackend
 from umbel.srt.cache.kv_pool import KVGeometry, KVPool
 from umbel.srt.core.batch import DUMMY_SLOT, Batch
 from umbel.srt.kernels.cpu.attention import CpuBackend

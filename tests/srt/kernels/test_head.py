@@ -373,7 +373,7 @@ def test_what_is_no_draw_is_refused(library: ctypes.CDLL) -> None:
     head, x = head_of(library, normal(50, 30)), normal(2, 30)
     with pytest.raises(ParameterError, match=r"x is \(2, 29\)"):
         head.best(x[:, :29])
-    with pytest.raises(ParameterError, match="ALL"):
+    with pytest.raises(ParameterError, match="LOGITS"):
         head.choose(x, sampled_picks(2, kinds=np.zeros(2, dtype=np.uint8)))
     with pytest.raises(ParameterError, match="for 2 rows"):
         head.choose(x, sampled_picks(3))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.attention.torch_backend import TorchBackend
+from umbel.srt.attention.backend import TorchBackend
 from umbel.srt.core.batch import PICTURE_BASE, Batch, Runner, picture_spans, picture_tokens
 from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.core.messages import Ended, EngineGenerate

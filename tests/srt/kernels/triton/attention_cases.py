@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import torch
-from umbel.srt.attention.backend import AttentionGeometry
-from umbel.srt.attention.torch_backend import TorchBackend
+from umbel.srt.attention.backend import AttentionGeometry, TorchBackend
 from umbel.srt.cache.kv_pool import KVPool, rounded
 from umbel.srt.core.batch import Batch
 from umbel.srt.kernels.triton.attention import AttentionTiles, Tile

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.lang.errors import MissingExtraError, ParameterError
-from umbel.srt.attention.backend import AttentionGeometry, AttentionStep
-from umbel.srt.attention.torch_backend import TorchBackend
+from umbel.srt.attention.backend import AttentionGeometry, AttentionStep, TorchBackend
 from umbel.srt.cache.kv_pool import FLOAT8, KVPool
 from umbel.srt.core.batch import DUMMY_SLOT, Batch
 from umbel.srt.kernels.triton import attention_backend

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from umbel.srt.kernels.triton import linear, reference
-from umbel.srt.kernels.triton.activation import ACTIVATION_KINDS
-from umbel.srt.kernels.triton.linear import LEAST_OUTPUTS, MOST_ROWS, multiplies_few, multiply_few
+from umbel.srt.kernels.triton.linear import ACTIVATION_KINDS, LEAST_OUTPUTS, MOST_ROWS, multiplies_few, multiply_few
 
 from .closeness import TOLERANCES, random, relative_error
 

@@ -6,8 +6,7 @@ The references of the decoder's kernels are in `kernels.triton.reference`.
 from dataclasses import dataclass
 
 import torch
-from umbel.srt.attention.backend import AttentionCounters, AttentionGeometry
-from umbel.srt.attention.torch_backend import TorchBackend, TorchPlan
+from umbel.srt.attention.backend import AttentionCounters, AttentionGeometry, TorchBackend, TorchPlan
 from umbel.srt.cache.kv_pool import FLOAT8, KVPool
 from umbel.srt.core.batch import Batch, Draws
 from umbel.srt.kernels.triton import reference

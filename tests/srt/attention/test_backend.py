@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.lang.errors import ParameterError
-from umbel.srt.attention.backend import AttentionGeometry, AttentionStep
-from umbel.srt.attention.torch_backend import TorchBackend
+from umbel.srt.attention.backend import AttentionGeometry, AttentionStep, TorchBackend
 
 from .batches import (
     HEADS,
