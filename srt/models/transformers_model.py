@@ -342,7 +342,7 @@ def check_logits(model: "TransformersModel", module: Any, name: str) -> None:
         if not error <= TOLERANCES[model.kv_geometry.dtype]:  # NaN fails as well
             raise ModelError(
                 f"its logits on our KV pool differ from transformers' own by {error:.1%}; "
-                "it keeps state besides keys and values, or its attention is not plain causal attention"
+                "it keeps state other than keys and values, or its attention is not plain causal attention"
             )
 
 

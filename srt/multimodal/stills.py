@@ -198,7 +198,7 @@ def prepare(image: Image.Image, form: PictureFormat) -> Raster:
     Args:
         image: mode RGB, at least one pixel.
     """
-    assert image.mode == "RGB", "towers see three channels; whoever decodes converts"
+    assert image.mode == "RGB", "towers see three channels; the decoder converts"
     tiles = [_overview(image, form)]
     columns = rows = 0
     if form.layout == "anyres":

@@ -23,7 +23,7 @@ try:
     import triton.language as tl
 
     from .attention import LOG2_E, Tile, attend_items, merge_parts, store_rows, tiles_for
-    from .jit import block_of, pdl_options
+    from .jit import block_of, pdl_options, shared_memory
 except ImportError as error:
     raise MissingExtraError("triton", "runtime") from error
 
@@ -218,7 +218,7 @@ class TritonBackend:
     ) -> None:
         self.geometry = geometry
         self.device = torch.device(device)
-        self.tiles = tiles_for(geometry, dtype, kv_dtype or dtype, shared_memory=_shared_memory(self.device))
+        self.tiles = tiles_for(geometry, dtype, kv_dtype or dtype, shared_memory=shared_memory(self.device))
         self.multiprocessors = multiprocessors or _multiprocessors(self.device)
         self.cut = Cut(
             self.tiles.many.rows(geometry),
@@ -402,14 +402,6 @@ def _multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return HOST_MULTIPROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-def _shared_memory(device: torch.device) -> int | None:
-    """Returns the bytes of shared memory that a program may take; None: the interpreter has no limit."""
-    if device.type != "cuda":
-        return None
-    properties = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # it is not in torch's stubs
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:

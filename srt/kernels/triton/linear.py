@@ -14,14 +14,12 @@ need a launch more for gates and one for sums that they split. Tiles of both fac
 while others are multiplied. The references are `reference.linear` and `reference.gated`.
 """
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 from torch.nn import functional
 
-from .jit import block_of, jit, multiplied, pdl_options, rounded, wait_for_previous_kernels
+from .jit import block_of, jit, multiplied, pdl_options, rounded, shared_memory, wait_for_previous_kernels
 
 SILU = tl.constexpr(0)
 GELU = tl.constexpr(1)
@@ -232,7 +230,8 @@ def multiplies_few(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """It takes so many rows of this dtype on this device, and has enough programs for such a matrix."""
     if not 0 < len(x) <= MOST_ROWS or x.dtype.itemsize != _ITEM or len(weight) < LEAST_OUTPUTS:
         return False
-    return STAGES * (OUTPUTS + _block_rows(len(x))) * DEPTH * _ITEM <= _shared_memory(x.device)
+    room = shared_memory(x.device)
+    return room is None or STAGES * (OUTPUTS + _block_rows(len(x))) * DEPTH * _ITEM <= room
 
 
 def multiply_few(
@@ -265,15 +264,6 @@ def multiply_few(
 
 def _block_rows(rows: int) -> int:
     return block_of(rows, least=LEAST_ROWS)
-
-
-@cache
-def _shared_memory(device: torch.device) -> float:
-    """Bytes that a program may take; the interpreter knows no limit."""
-    if device.type != "cuda":
-        return float("inf")
-    properties = torch.cuda.get_device_properties(device)
-    return float(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # it is not in torch's stubs
 
 
 @jit

@@ -328,7 +328,7 @@ def pool_slots(geometry: KVGeometry, accelerator: Accelerator, *, workspace: int
         slots = slots_for_bytes(geometry, int(POOL_SHARE * max(0, free - workspace)))
     except ParameterError as error:
         raise ParameterError(
-            f"{accelerator.name} has {free} bytes free beside the weights, and the largest step takes {workspace} of "
+            f"{accelerator.name} has {free} bytes free after the weights, and the largest step takes {workspace} of "
             f'them: {error}; make room by a smaller chunk_size or max_running, by kv_dtype="fp8" or by tensor_parallel'
         ) from error
     return min(slots, MOST_POOL_TOKENS + 1)
