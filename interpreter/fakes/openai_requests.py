@@ -112,7 +112,7 @@ class ChatMessage(JsonBody):
     name: str | None = None
 
 
-class Ending(JsonBody, kw_only=True):
+class EndingFields(JsonBody, kw_only=True):
     """The fields that end an answer, of all servers of the dialect and of SGLang's own API."""
 
     stop: str | list[str] | None = None
@@ -135,7 +135,7 @@ class Ending(JsonBody, kw_only=True):
         )
 
 
-class _Sampled(Ending, kw_only=True):
+class _Sampled(EndingFields, kw_only=True):
     """The fields that both routes have in common."""
 
     model: str

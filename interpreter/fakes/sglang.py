@@ -25,14 +25,14 @@ from ...lang.sampling import SamplingParams
 from ..backends.echo_answers import Script, cut, hashed_logprobs
 from ..backends.echo_tokens import PrefixCache, pieces, token_id
 from .openai import FakeOpenAI, Json, Said, Scores, checked_grammar, prompt_logprobs, said_of
-from .openai_requests import SGLANG, Ending, OpenAIFeatures
+from .openai_requests import SGLANG, EndingFields, OpenAIFeatures
 from .provider import Answered, FakeOptions, Form, JsonBody, Misfit, Question, Refused, fitted, of_schema, refuse
 from .server import DONE, AnswerEvents, Exchange, HttpRequest, at_once, event
 
 _Natural = Annotated[int, Meta(ge=0)]
 
 
-class SGLangSampling(Ending, kw_only=True):
+class SGLangSampling(EndingFields, kw_only=True):
     """`sampling_params` of a request; the defaults are the server's."""
 
     max_new_tokens: _Natural = 128
