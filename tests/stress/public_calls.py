@@ -109,6 +109,9 @@ class Target:
         return tuple(each.name for each in found if each.kind in kinds and each.name not in ("environment", "web"))
 
 
+FAKE_OPTIONS = ("faults", "gate", "retry_after", "record")  # declared in the base of the fakes
+
+
 def echo() -> ul.Echo:
     return ul.Echo(lambda prompt: "hello", scores={"yes": -0.1})
 
@@ -278,8 +281,9 @@ def targets() -> list[Target]:
         Target("StateGroup.join", on_state(lambda s, mode: s.fork(2).join(mode)), {"mode": "gather_variable"},
         ("mode",)),
         Target("a finished state", lambda name, timeout: state.get_var(name, timeout), {"name": "x", "timeout": 1}),
-        Target("FakeOpenAI", fakes.FakeOpenAI),
-        Target("FakeAnthropic", fakes.FakeAnthropic),
+        Target("FakeOpenAI", fakes.FakeOpenAI,
+               parameters=("script", "models", "features", "scores", "cache_tokens", *FAKE_OPTIONS)),
+        Target("FakeAnthropic", fakes.FakeAnthropic, parameters=("script", "models", "features", *FAKE_OPTIONS)),
         Target("OpenAIFeatures", fakes.OpenAIFeatures),
         Target("AnthropicFeatures", fakes.AnthropicFeatures),
         Target("main", commanded, {"arguments": ["lint", "nowhere.py"]}, ("arguments",)),
