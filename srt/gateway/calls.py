@@ -103,14 +103,14 @@ class PendingCall(ABC):
     """Tracks one request of one client."""
 
     client: Client
-    label: str  # the client's id for it; means nothing but to the client
+    request_id: str  # the client's id for it; means nothing but to the client
     messages: tuple[Bounded, ...]  # the engine requests of the call
     deadline: float  # on the gateway's clock
     open: set[int] = field(init=False)  # ids of engine requests without an ending
     phase: CallPhase = field(default=CallPhase.HELD, init=False)
     pictures: tuple[Picture, ...] = field(default=(), init=False)  # held in the picture cache for this call
     losses: list[str] = field(default_factory=list, init=False)  # the reasons, one for each engine that lost its work
-    aborted: bool = field(default=False, init=False)  # by its client; the engine was told
+    aborted: bool = field(default=False, init=False)  # by its client; the engine knows
 
     def __post_init__(self) -> None:
         self.open = {message.id for message in self.messages}
@@ -122,7 +122,7 @@ class PendingCall(ABC):
 
     def failure(self, error: UmbelError) -> FromBackend | None:
         """Makes the message for its client when the call cannot be served."""
-        return Failure(self.label, type(error).__name__, str(error))
+        return Failure(self.request_id, type(error).__name__, str(error))
 
     def outgoing(self, now: float) -> tuple[Bounded, ...]:
         """Returns the engine messages without an ending, with the remaining time, to send now."""
@@ -168,7 +168,7 @@ class Continuation:
     index: int
     detokenizer: Detokenizer
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    told: int = 0  # tokens sent in chunks
+    sent: int = 0  # tokens sent in chunks
     told_logprobs: int = 0
     ended: Ended | None = None
 
@@ -198,7 +198,7 @@ class GenCall(PendingCall):
 
     @property
     def repeatable(self) -> bool:
-        return not any(self.continuations[id].told for id in self.open)
+        return not any(self.continuations[id].sent for id in self.open)
 
     def _renewed(self, message: Bounded, id: int) -> Bounded:
         if message.id in self.open:
@@ -249,13 +249,13 @@ class GenCall(PendingCall):
             return []
         token_ids = continuation.detokenizer.token_ids
         chunk = Chunk(
-            self.label,
+            self.request_id,
             continuation.index,
             text,
-            tuple(token_ids[continuation.told :]),
+            tuple(token_ids[continuation.sent :]),
             tuple(continuation.logprobs[continuation.told_logprobs :]),
         )
-        continuation.told = len(token_ids)
+        continuation.sent = len(token_ids)
         continuation.told_logprobs = len(continuation.logprobs)
         return [chunk]
 
@@ -271,7 +271,7 @@ class GenCall(PendingCall):
             calls=1,
         )
         completions = tuple(_completion(item, self.compiled) for item in continuations)
-        return Final(self.label, completions, usage, tuple(self._texts(ends[0].prompt_logprobs)))
+        return Final(self.request_id, completions, usage, tuple(self._texts(ends[0].prompt_logprobs)))
 
     def _texts(self, logprobs: Sequence[IdLogprob]) -> list[TokenLogprob]:
         return [
@@ -337,7 +337,7 @@ class ScoreCall(PendingCall):
         lower, upper = (found.lower, found.upper or nothing) if found is not None else (nothing, nothing)
         rows = zip(self.choices, given.logprobs, unconditional, lower, upper, strict=True)
         return Scored(
-            self.label,
+            self.request_id,
             tuple(
                 ScoredChoice(ids, tuple(logprobs), tuple(alone), least, most)
                 for ids, logprobs, alone, least, most in rows
@@ -368,7 +368,7 @@ class ControlCall(PendingCall):
         if not isinstance(event, ControlEnded):
             raise ProtocolBreach(f"a {type(event).__name__} for a control request")
         self.open.discard(event.id)
-        return [Done(self.label, {**(self.alone() if self.alone is not None else {}), **event.result})]
+        return [Done(self.request_id, {**(self.alone() if self.alone is not None else {}), **event.result})]
 
 
 _CLEARED_AT = 256  # entries: a call that ended early would be held until its deadline, prompt and all
@@ -385,7 +385,7 @@ class CallIndex:
     def __init__(self) -> None:
         self._live: dict[PendingCall, None] = {}  # a set in order of arrival
         self._by_request: dict[int, PendingCall] = {}
-        self._by_label: dict[tuple[Client, str], list[PendingCall]] = {}
+        self._by_request_id: dict[tuple[Client, str], list[PendingCall]] = {}
         self._deadlines: list[tuple[float, int, PendingCall]] = []
         self._order = itertools.count()  # between equal deadlines: calls do not compare
 
@@ -403,18 +403,18 @@ class CallIndex:
         self._live[call] = None
         for message in call.messages:
             self._by_request[message.id] = call
-        self._by_label.setdefault((call.client, call.label), []).append(call)
+        self._by_request_id.setdefault((call.client, call.request_id), []).append(call)
         self.watch(call, call.deadline)
 
     def remove(self, call: PendingCall) -> None:
         del self._live[call]
         for message in call.messages:
             self._by_request.pop(message.id, None)
-        key = (call.client, call.label)
-        calls = self._by_label[key]
+        key = (call.client, call.request_id)
+        calls = self._by_request_id[key]
         calls.remove(call)
         if not calls:
-            del self._by_label[key]
+            del self._by_request_id[key]
         if len(self._deadlines) > _CLEARED_AT and len(self._deadlines) > 4 * len(self._live):
             self._deadlines = [entry for entry in self._deadlines if entry[2] in self._live]
             heapq.heapify(self._deadlines)
@@ -435,8 +435,8 @@ class CallIndex:
         """Forgets an engine request that has ended; its call may have others."""
         self._by_request.pop(id, None)
 
-    def of_label(self, client: Client, label: str) -> tuple[PendingCall, ...]:
-        return tuple(self._by_label.get((client, label), ()))
+    def with_id(self, client: Client, request_id: str) -> tuple[PendingCall, ...]:
+        return tuple(self._by_request_id.get((client, request_id), ()))
 
     def of_client(self, client: Client) -> tuple[PendingCall, ...]:
         return tuple(call for call in self._live if call.client == client)

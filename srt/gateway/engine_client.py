@@ -19,7 +19,7 @@ from ..core.config import MAX_ENGINE_FRAME, MAX_PULSE_FRAME, engine_environment
 from ..core.messages import EngineFrame, EngineStart, ToEngine, from_engine_codec, to_engine_codec
 
 
-class EngineChild:
+class EngineClient:
     """Starts one engine process and talks to it, on one loop. A restart is another object with other addresses.
 
     Args:
@@ -34,8 +34,8 @@ class EngineChild:
         folder: Path,
         generation: int,
         *,
-        on_events: Callable[["EngineChild", list[EngineFrame]], None],
-        on_heartbeats: Callable[["EngineChild", list[EngineFrame]], None],
+        on_events: Callable[["EngineClient", list[EngineFrame]], None],
+        on_heartbeats: Callable[["EngineClient", list[EngineFrame]], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
         self.counters: Counter[str] = Counter()

@@ -159,10 +159,10 @@ class Gateway:
                     self._hints.take(client, message, self._context_length)
                 else:
                     self._hints.unused()
-            case Release(label):
-                self._release(client, label)
-            case Abort(label):
-                for call in self._calls.of_label(client, label):
+            case Release(request_id):
+                self._release(client, request_id)
+            case Abort(request_id):
+                for call in self._calls.with_id(client, request_id):
                     self._abort(call)
             case _:
                 assert_never(message)
@@ -208,7 +208,7 @@ class Gateway:
             self._abort_engine_requests(call)
             self._pictures.failed(call)
             kind = event.kind if event.kind in WIRE_ERRORS else EngineError.__name__
-            self._end(call, Failure(call.label, kind, event.message))
+            self._end(call, Failure(call.request_id, kind, event.message))
             return
         try:
             messages = call.accept(event)
@@ -253,7 +253,7 @@ class Gateway:
         """Holds a call whose work the engine has lost, to be sent again; fails it where that is not possible."""
         call.losses.append(reason)
         if isinstance(call, ControlCall) and call.alone is not None:
-            self._end(call, Done(call.label, call.alone()))
+            self._end(call, Done(call.request_id, call.alone()))
         elif call.aborted:
             self._fail(call, CancelledError(f"the request was cancelled; {reason}"))
         elif len(call.losses) > 1:
@@ -378,7 +378,7 @@ class Gateway:
                 call: PendingCall = self._validator.generate(message, client=client, now=now)
             case ScoreRequest():
                 call = self._validator.score(message, client=client, now=now)
-            case Control(label, verb):
+            case Control(request_id, verb):
                 if verb not in VERBS:
                     raise ParameterError(f"unknown control verb {verb!r}; write one of {', '.join(VERBS)}")
                 if self._state is not EngineState.READY:
@@ -388,7 +388,7 @@ class Gateway:
                         raise self._dead()
                 question = EngineControl(next(self._ids), verb)
                 alone = self.info if verb == "info" else None
-                call = ControlCall(client, label, (question,), now + self._limits.request_timeout, alone)
+                call = ControlCall(client, request_id, (question,), now + self._limits.request_timeout, alone)
             case _:
                 assert_never(message)
         self._check_length(call)
@@ -398,11 +398,11 @@ class Gateway:
         if self._context_length is not None and isinstance(call, GenCall | ScoreCall):
             self._validator.check_length(call, self._context_length, self._model)
 
-    def _release(self, client: Client, label: str) -> None:
-        for call in self._calls.of_label(client, label):
+    def _release(self, client: Client, request_id: str) -> None:
+        for call in self._calls.with_id(client, request_id):
             if isinstance(call, PictureCall) and isinstance(call.message, Hint):
                 self._end(call, None)
-        self._hints.release(client, label)
+        self._hints.release(client, request_id)
 
     def _locate(self, client: Client, question: Locate) -> None:
         """Answers at once from the tokenizer, without a call."""
@@ -492,9 +492,9 @@ class Gateway:
         self._abort_engine_requests(call)
         self._fail(call, BackendError(f"internal error while {doing}; see the log"))
 
-    def _refuse(self, client: Client, label: str, error: UmbelError) -> None:
+    def _refuse(self, client: Client, request_id: str, error: UmbelError) -> None:
         self.counters["refused"] += 1
-        client.deliver(_failure(label, error))
+        client.deliver(_failure(request_id, error))
 
     def _fail(self, call: PendingCall, error: UmbelError) -> None:
         self._end(call, call.failure(error))
@@ -524,5 +524,5 @@ def _waiting_for(call: PendingCall) -> str:
     return f"waiting for {call.waits_for or 'the engine to start'}"
 
 
-def _failure(label: str, error: UmbelError) -> Failure:
-    return Failure(label, type(error).__name__, str(error))
+def _failure(request_id: str, error: UmbelError) -> Failure:
+    return Failure(request_id, type(error).__name__, str(error))

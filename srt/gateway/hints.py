@@ -35,7 +35,7 @@ class Hints:
         counters: Counter[str],
     ) -> None:
         self._validator = validator
-        self._pins = PinTable(most_pins)
+        self._pins = ClientPins(most_pins)
         self._to_engine = to_engine
         self._upload = upload
         self._clock = clock
@@ -68,9 +68,9 @@ class Hints:
     def unused(self) -> None:
         self._counters["hints_unused"] += 1
 
-    def release(self, client: Client, label: str) -> None:
-        """Releases the pin of the client under this label, if there is one."""
-        self._release(self._pins.take(client, label))
+    def release(self, client: Client, request_id: str) -> None:
+        """Releases the pin of the client under this request id, if there is one."""
+        self._release(self._pins.take(client, request_id))
 
     def client_lost(self, client: Client) -> None:
         for number in self._pins.take_all(client):
@@ -89,8 +89,8 @@ class Hints:
             log.exception("the release of pin %d could not be sent", number)
 
 
-class PinTable:
-    """Maps clients and labels to the engine's pins: the engine knows no clients.
+class ClientPins:
+    """Maps clients and request ids to the engine's pins: the engine knows no clients.
 
     Args:
         most: pins of all clients together.
@@ -111,19 +111,19 @@ class PinTable:
             self._pins = {name: pin for name, pin in self._pins.items() if pin[1] > now}
         return len(self._pins) < self._most
 
-    def add(self, client: Client, label: str, number: int, ends: float) -> None:
-        assert (client, label) not in self._pins, "take the former one first"
-        self._pins[client, label] = (number, ends)
+    def add(self, client: Client, request_id: str, number: int, ends: float) -> None:
+        assert (client, request_id) not in self._pins, "take the former one first"
+        self._pins[client, request_id] = (number, ends)
 
-    def take(self, client: Client, label: str) -> int | None:
-        """Removes a pin → the engine's id; None for an unknown label."""
-        pin = self._pins.pop((client, label), None)
+    def take(self, client: Client, request_id: str) -> int | None:
+        """Removes a pin → the engine's id; None for an unknown request id."""
+        pin = self._pins.pop((client, request_id), None)
         return None if pin is None else pin[0]
 
     def take_all(self, client: Client) -> list[int]:
         """Removes all pins of one client → the engine's ids."""
-        labels = [label for owner, label in self._pins if owner == client]
-        return [self._pins.pop((client, label))[0] for label in labels]
+        request_ids = [request_id for owner, request_id in self._pins if owner == client]
+        return [self._pins.pop((client, request_id))[0] for request_id in request_ids]
 
     def clear(self) -> None:
         """Forgets all pins, when their engine is gone."""

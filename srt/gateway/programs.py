@@ -121,9 +121,9 @@ class Programs:
         running.task = asyncio.get_running_loop().create_task(self._serve(client, running), name="a shipped program")
         running.task.add_done_callback(lambda task: self._done(client, running, task))
 
-    def abort(self, client: Client, label: str) -> bool:
+    def abort(self, client: Client, request_id: str) -> bool:
         """Cancels a program of a client → whether there is one."""
-        running = self._running.get((client, label))
+        running = self._running.get((client, request_id))
         if running is None:
             return False
         running.stop(CancelledError("the program was cancelled"))
@@ -182,9 +182,9 @@ class Programs:
         """Runs a program → its ending. Raises TimeoutError when its time is over."""
         request = running.request
 
-        def tell(event: ProgramEvent) -> None:
-            if running.told:
-                self._say(client, event)
+        def notify(event: ProgramEvent) -> None:
+            if running.notifies:
+                self._send(client, event)
 
         longest = self._limits.program_timeout
         seconds = longest if request.origin.timeout is None else min(request.origin.timeout, longest)
@@ -193,7 +193,7 @@ class Programs:
             shipped = await graphs.find(request.digest, request.graph)
             if shipped is None:
                 return GraphWanted(request.id)
-            return await shipped.execute(request, self._backend, seconds, tell)
+            return await shipped.execute(request, self._backend, seconds, notify)
 
     async def _opened(self) -> "GraphCache[HostedProgram]":
         """Returns the graphs; loads the program host first, in a thread, which takes 0.1 s."""
@@ -209,13 +209,13 @@ class Programs:
     def _end(self, client: Client, running: "RunningProgram", ending: FromPrograms | None) -> None:
         """Removes a program and sends its ending. No other place removes programs."""
         request = running.request
-        running.told = False
+        running.notifies = False
         if self._running.get((client, request.id)) is not running:
             return
         del self._running[client, request.id]
         self._argument_bytes -= len(request.arguments)
         if ending is not None:
-            self._say(client, ending)
+            self._send(client, ending)
 
     def _done(self, client: Client, running: "RunningProgram", task: "asyncio.Task[None]") -> None:
         """Ends the program of a task that was cancelled or failed by a mistake of ours."""
@@ -230,7 +230,7 @@ class Programs:
         self._to_gateway(self.calls_client, message)
         self._will_stir()
 
-    def _say(self, client: Client, message: FromPrograms) -> None:
+    def _send(self, client: Client, message: FromPrograms) -> None:
         client.deliver(message)
         self._will_stir()
 
@@ -247,23 +247,23 @@ class Programs:
 class RunningProgram:
     """Tracks one program of one client."""
 
-    __slots__ = ("reason", "request", "task", "told")
+    __slots__ = ("notifies", "reason", "request", "task")
 
     def __init__(self, request: RunProgram) -> None:
         self.request = request
         self.task: asyncio.Task[None] | None = None
         self.reason: UmbelError | None = None  # sent to its client when it is cancelled; None: not sent
-        self.told = True  # its client receives its variables
+        self.notifies = True  # its client receives its variables
 
     def stop(self, reason: UmbelError | None) -> None:
         if self.task is not None and not self.task.done():
-            self.reason, self.told = reason, False
+            self.reason, self.notifies = reason, False
             self.task.cancel()
 
 
-def _failure(label: str, error: BaseException) -> Failure:
+def _failure(request_id: str, error: BaseException) -> Failure:
     trouble = trouble_of(error)
-    return Failure(label, trouble.kind, trouble.message)
+    return Failure(request_id, trouble.kind, trouble.message)
 
 
 T = TypeVar("T")

@@ -54,7 +54,7 @@ from ..tokenizer.prompt import CACHE_BYTES
 from ..tokenizer.tokenizer import Tokenizer
 from .calls import Client
 from .clients import Clients, Connection, LongPrompts, Received
-from .engine_client import EngineChild
+from .engine_client import EngineClient
 from .gateway import Gateway
 from .programs import Programs, capabilities_of
 from .supervisor import EngineLife, Kill, Start, StartFailure, Supervisor
@@ -157,7 +157,7 @@ class GatewayServer:
         self._compiler = CompilerProcess(CompilerLimits(), self._flush)
         self._decoder = DecoderProcess(PictureLimits(), self._flush)
         self._startup = Startup(self._clients, self._limits)
-        self._engine: EngineChild | None = None
+        self._engine: EngineClient | None = None
         self._generation = 0
         self._ended_because: str | None = None  # set when the gateway ended it
         self._tasks: set[asyncio.Task[None]] = set()
@@ -325,7 +325,7 @@ class GatewayServer:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stirred.wait(), max(0.0, self._looks_at - self._clock.now()))
 
-    def _observe(self, engine: EngineChild) -> None:
+    def _observe(self, engine: EngineClient) -> None:
         if self._supervisor.wants_readings and engine.process_id is not None:
             self._supervisor.observe(read_process(engine.process_id), read_this_thread())
 
@@ -345,7 +345,7 @@ class GatewayServer:
     async def _start_engine(self) -> None:
         self._generation += 1
         self._ended_because = None
-        self._engine = EngineChild(
+        self._engine = EngineClient(
             self._context,
             self._folder,
             self._generation,
@@ -369,7 +369,7 @@ class GatewayServer:
         if error is not None:
             _end_process(error)
 
-    def _on_engine_frames(self, engine: EngineChild, messages: list[EngineFrame]) -> None:
+    def _on_engine_frames(self, engine: EngineClient, messages: list[EngineFrame]) -> None:
         if self._engine is not engine:
             return
         if (lost := engine.lost()) and self._core is not None:
@@ -378,7 +378,7 @@ class GatewayServer:
             self._on_engine_frame(message)
         self._flush()
 
-    def _on_heartbeats(self, engine: EngineChild, messages: list[EngineFrame]) -> None:
+    def _on_heartbeats(self, engine: EngineClient, messages: list[EngineFrame]) -> None:
         if self._engine is not engine:
             return
         for message in messages:
@@ -407,12 +407,12 @@ class GatewayServer:
         assert self._engine is not None, "the core sends only while an engine is ready"
         self._engine.send(message)
 
-    async def _wait_for_exit(self, engine: EngineChild) -> None:
+    async def _wait_for_exit(self, engine: EngineClient) -> None:
         reason = await engine.exit_reason()
         self._engine_gone(engine, self._ended_because or reason)
         self._flush()
 
-    def _engine_gone(self, engine: EngineChild, reason: str) -> None:
+    def _engine_gone(self, engine: EngineClient, reason: str) -> None:
         level = logging.INFO if self._supervisor.start_explained else logging.ERROR  # the clients get the reason then
         log.log(level, "the engine is gone: %s", reason)
         was_ready = self._supervisor.life is EngineLife.READY

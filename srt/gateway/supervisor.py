@@ -61,7 +61,7 @@ class Supervisor:
         self._stepping = TimeSpent()  # in this step; before the engine is ready: in the start
         self._reading: ProcessSample | None = None  # the last one of this process
         self._killing = False
-        self._told: StartFailure | None = None
+        self._reported: StartFailure | None = None
         self.failure: StartFailure | None = None  # set with GIVEN_UP
 
     @property
@@ -71,7 +71,7 @@ class Supervisor:
     @property
     def start_explained(self) -> bool:
         """Whether the starting engine has reported why it cannot start."""
-        return self._told is not None
+        return self._reported is not None
 
     @property
     def wants_readings(self) -> bool:
@@ -90,7 +90,7 @@ class Supervisor:
     def started(self) -> None:
         """Notes that a process was started."""
         self._enter(EngineLife.STARTING)
-        self._told = None
+        self._reported = None
         self._killing = False
         self._reading = None
         self._silence.begin()
@@ -98,7 +98,7 @@ class Supervisor:
 
     def start_failed(self, failure: StartFailure) -> None:
         """Notes the cause that the engine reports for not starting; its exit follows."""
-        self._told = failure
+        self._reported = failure
 
     def ready(self) -> None:
         """Notes that the engine is ready."""
@@ -126,8 +126,10 @@ class Supervisor:
         if self._life is EngineLife.STARTING:
             self._failures += 1
             # A typed cause (an unknown model, a broken file) will not go away by trying again.
-            if self._told is not None or self._failures >= self._limits.max_start_failures:
-                self.failure = self._told or StartFailure("EngineError", f"the engine ended while it started: {reason}")
+            if self._reported is not None or self._failures >= self._limits.max_start_failures:
+                self.failure = self._reported or StartFailure(
+                    "EngineError", f"the engine ended while it started: {reason}"
+                )
                 self._enter(EngineLife.GIVEN_UP)
                 return
         elif now - self._since > self._limits.stable_life:
@@ -157,7 +159,7 @@ class Supervisor:
 
     def _start_trouble(self, now: float) -> str | None:
         """Returns why to end a start. Silence is no reason: loading libraries hold the interpreter lock for seconds."""
-        if self._told is not None:
+        if self._reported is not None:
             return "its start failed"
         if self._stepping.stopped > self._limits.longest_stop:
             return _stopped(self._stepping)

@@ -100,13 +100,13 @@ class ChoiceSearches:
         own, *others = search.begin()
         request.job = Choosing(search, own)
         running.prompt_tokens += request.prompt_length
-        self._table.let_go(request)
+        self._table.queue(request)
         self._add(request, running, others)
 
     def _grows(self, trie: Trie, last: int, choices: list[list[int]]) -> bool:
-        said = self._token_bytes(last)
+        data = self._token_bytes(last)
         texts = (b"".join(map(self._token_bytes, choice)) for choice in choices)
-        return bool(said) and grows(trie, said, texts)
+        return bool(data) and grows(trie, data, texts)
 
     # ------------------------------------------------------------------------------------------ rounds
 

@@ -87,18 +87,18 @@ class ConstrainedTexts:
         assert isinstance(generation, Generation), "only generations have constraints"
         _check_budget(request, generation, constraint)
         last = int(request.tokens[-1])
-        said = self._token_bytes(last) if last < PICTURE_BASE else b""
+        replaced = self._token_bytes(last) if last < PICTURE_BASE else b""
         boundary: Boundary | None = None
-        if held.heal and said and _replaceable(request, generation):
-            healing = constraint.healing(said)
+        if held.heal and replaced and _replaceable(request, generation):
+            healing = constraint.healing(replaced)
             if not self._spend(healing.prepare):
                 return False
             if healing.possible:
-                boundary = Boundary(last, said, healing.mask(last), constraint, self._token_bytes)
-        cursor = generation.cursor = Matcher(constraint.begin(said), eos_ids, boundary)
+                boundary = Boundary(last, replaced, healing.mask(last), constraint, self._token_bytes)
+        cursor = generation.cursor = Matcher(constraint.begin(replaced), eos_ids, boundary)
         if boundary is not None:
             request.drop_prompt_token()
-        self._table.let_go(request)
+        self._table.queue(request)
         stop = constraint_end(generation) if cursor.finished else self._jump(request, generation, cursor)
         if stop is not None:
             self._table.end_text(request, stop)

@@ -1,8 +1,8 @@
 """Keeps every request from its arrival to its one ending: made from a message, moved between tables, answered.
 
-held ──let_go──▶ waiting ──admit──▶ running      a message may have several requests (a score has one for each
-                    ▲                  │         choice); it is alive until its last request is done or the
-                    └────retract───────┘         first one fails. Held are those whose constraint is being opened,
+held ──queue──▶ waiting ──admit──▶ running      a message may have several requests (a score has one for each
+                   ▲                  │         choice); it is alive until its last request is done or the
+                   └────retract───────┘         first one fails. Held are those whose constraint is being opened,
                                                  and searches that wait for the vocabulary's trie
 """
 
@@ -121,7 +121,7 @@ class RequestTable:
         self.held[request.number] = request
         self.changes += 1
 
-    def let_go(self, request: Request) -> None:
+    def queue(self, request: Request) -> None:
         """Moves a held request to the waiting ones."""
         del self.held[request.number]
         self.waiting[request.number] = request

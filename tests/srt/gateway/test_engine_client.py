@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import zmq
 from umbel.srt.core.messages import EngineAbort
-from umbel.srt.gateway.engine_client import EngineChild
+from umbel.srt.gateway.engine_client import EngineClient
 
 pytestmark = pytest.mark.processes
 
@@ -16,7 +16,7 @@ def test_what_is_said_to_an_engine_that_has_just_died_is_lost_with_it(tmp_path: 
 
     async def run() -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        child = EngineChild(
+        child = EngineClient(
             context,
             tmp_path,
             1,

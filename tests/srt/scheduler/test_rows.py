@@ -330,7 +330,7 @@ NOT_OF_ONE_ROW = {  # function, or Class.* for all of its methods → why it is 
     "scheduler.request_table:RequestTable.add": "moves requests between tables",
     "scheduler.request_table:RequestTable.extend": "moves requests between tables",
     "scheduler.request_table:RequestTable.hold": "moves requests between tables",
-    "scheduler.request_table:RequestTable.let_go": "moves requests between tables",
+    "scheduler.request_table:RequestTable.queue": "moves requests between tables",
     "scheduler.request_table:RequestTable.admit": "moves requests between tables",
     "scheduler.request_table:RequestTable.retract": "moves requests between tables",
     "scheduler.request_table:RequestTable.retract_all": "moves requests between tables",
