@@ -194,7 +194,7 @@ def test_a_name_of_a_class_is_used_once_in_a_part(part: str) -> None:
 
 
 LONGEST = 60  # lines of a body
-LONG_FUNCTIONS = 1  # 0
+LONG_FUNCTIONS = 0
 
 
 def test_functions_are_short() -> None:
