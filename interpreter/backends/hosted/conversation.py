@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....lang.chat_template import CHATML, ChatTemplate
-from ....lang.errors import BackendError, CapabilityError
+from ....lang.errors import BackendError, CapabilityError, RequestError
 from ....lang.prompt import Media, Part, Text
 
 _SCAFFOLDING = re.compile(r"<\|im_start\|>(\w+)\n|<\|im_end\|>\n")
@@ -75,6 +75,18 @@ def message(role: str, text: str) -> Message:
 def text_of(content: Iterable[Part]) -> str:
     """Returns the text of content; media appear as <image> and <video>."""
     return "".join(f"<{part.kind}>" if isinstance(part, Media) else part.text for part in content)
+
+
+def sendable_text(text: str, backend: str) -> str:
+    """Returns a text that can be sent. Raises RequestError for half of a character."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the prompt holds {text[error.start]!r}, half of a character, which cannot be sent to {backend}; "
+            "decode its source with errors='replace'"
+        ) from None
+    return text
 
 
 def read(parts: Iterable[Part], backend: str) -> Conversation | PlainText:

@@ -28,7 +28,7 @@ from .....lang.protocol import ConstraintSpec, GenRequest
 from .....lang.sampling import SamplingParams
 from .. import conversation
 from ..constraint_params import ANSWER, WRAPPING_TOKENS, ConstraintParams, NotStrict, of_members, strict
-from ..conversation import Conversation, Message, PlainText, in_base64, media_type, read
+from ..conversation import Conversation, Message, PlainText, in_base64, media_type, read, sendable_text
 from ..stops import sendable
 from .cache import Block, Role
 
@@ -316,20 +316,10 @@ class Composer:
             told = [part for part in message.content if isinstance(part, Media) or part.text.strip()]
             into = system if role == "system" else others
             for number, part in enumerate(told):
-                content = part if isinstance(part, Media) else self._sendable(part.text)
+                content = part if isinstance(part, Media) else sendable_text(part.text, self._name)
                 closes = number == len(told) - 1 and not (role == "assistant" and index == len(messages) - 1)
                 into.append(Block(role, content, opens=number == 0, closes=closes))
         return system + others
-
-    def _sendable(self, text: str) -> str:
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"the prompt holds {text[error.start]!r}, half of a character, which cannot be sent to {self._name}; "
-                "decode its source with errors='replace'"
-            ) from None
-        return text
 
     def _role(self, message: Message) -> Role:
         match message.role:

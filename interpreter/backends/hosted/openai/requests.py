@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .....lang import checks
-from .....lang.errors import CapabilityError, ParameterError, RequestError
+from .....lang.errors import CapabilityError, ParameterError
 from .....lang.prompt import Media, Part
 from .....lang.protocol import ConstraintSpec, GenRequest
 from .....lang.sampling import SamplingParams
 from .. import conversation
 from ..constraint_params import WRAPPING_TOKENS, ConstraintParams, Fields
-from ..conversation import Content, Message, PlainText, in_base64, media_type, read, text_of
+from ..conversation import Content, Message, PlainText, in_base64, media_type, read, sendable_text, text_of
 from .profiles import Mode, Profile, lower
 
 _DEFAULTS = SamplingParams()
@@ -147,7 +147,7 @@ class OpenAIPlanner:
         parts = tuple(parts)
         if any(isinstance(part, Media) for part in parts):
             raise CapabilityError(f"{self.backend} in completion mode takes no images; write mode='chat'")
-        return self._sendable(text_of(parts))
+        return sendable_text(text_of(parts), self.backend)
 
     def _messages(self, messages: Iterable[Message]) -> list[Fields]:
         return [{"role": self._role(each.role), "content": self._content(each.content)} for each in messages]
@@ -162,11 +162,11 @@ class OpenAIPlanner:
 
     def _content(self, content: Content) -> str | list[Fields]:
         if not any(isinstance(part, Media) for part in content):
-            return self._sendable(text_of(content))
+            return sendable_text(text_of(content), self.backend)
         return [self._picture(p) if isinstance(p, Media) else self._words(p.text) for p in content]
 
     def _words(self, text: str) -> Fields:
-        return {"type": "text", "text": self._sendable(text)}
+        return {"type": "text", "text": sendable_text(text, self.backend)}
 
     def _picture(self, part: Media) -> Fields:
         if not self.profile.images:
@@ -175,16 +175,6 @@ class OpenAIPlanner:
             "type": "image_url",
             "image_url": {"url": f"data:{media_type(part, self.backend)};base64,{in_base64(part)}"},
         }
-
-    def _sendable(self, text: str) -> str:
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"the prompt holds {text[error.start]!r}, half of a character, which cannot be sent to {self.backend}; "
-                "decode its source with errors='replace'"
-            ) from None
-        return text
 
     # -------------------------------------------------------------------------------- sampling
 

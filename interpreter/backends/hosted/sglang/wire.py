@@ -14,12 +14,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from .....lang.errors import BackendError, CapabilityError, ParameterError, RequestError
+from .....lang.errors import BackendError, CapabilityError, ParameterError
 from .....lang.prompt import Media, Part
 from .....lang.protocol import ConstraintSpec, GenRequest, TokenLogprob
 from .....lang.sampling import SamplingParams
 from ..constraint_params import Fields
-from ..conversation import in_base64, media_type
+from ..conversation import in_base64, media_type, sendable_text
 from ..errors import Provider
 from ..openai import requests
 from ..openai.requests import Plan
@@ -110,15 +110,8 @@ class SGLangPlanner:
 
     def prompt(self, parts: tuple[Part, ...]) -> Fields:
         text = "".join(self.image_token if isinstance(part, Media) else part.text for part in parts)
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"the prompt holds {text[error.start]!r}, half of a character, which cannot be sent to {self.backend}; "
-                "decode its source with errors='replace'"
-            ) from None
         pictures = [self._picture(part) for part in parts if isinstance(part, Media)]
-        return {"text": text, **({"image_data": pictures} if pictures else {})}
+        return {"text": sendable_text(text, self.backend), **({"image_data": pictures} if pictures else {})}
 
     # -------------------------------------------------------------------------------- how
 
