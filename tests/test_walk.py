@@ -8,7 +8,7 @@ import pytest
 
 from .test_house import ROOT
 
-LIMITS = {"plain": 81, "constrained": 92}  # the aim: 50 and 62
+LIMITS = {"plain": 46, "constrained": 52}  # files
 
 
 @pytest.fixture(scope="module")

@@ -498,7 +498,7 @@ class RadixCache:
             if node.locks != locks.pop(node.id, 0):
                 raise IntegrityError(f"node {node.id} has {node.locks} locks that its holders do not explain")
             if node.pins != pins.pop(node.id, 0):
-                raise IntegrityError(f"node {node.id} has {node.pins} pins that nobody has put there")
+                raise IntegrityError(f"node {node.id} has {node.pins} pins that were not put there")
             require_node(node, self.eviction)
             if node not in self.idle_check:
                 raise IntegrityError(f"node {node.id} is not known to the check of idle time")

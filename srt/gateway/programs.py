@@ -311,11 +311,11 @@ class GraphCache(Generic[T]):
                 )
             if len(data) <= self._limits.long_graph:
                 return self._keep(digest, self._opened(digest, data), len(data))
-            reading = self._reading[digest] = asyncio.create_task(self._open_beside(digest, data), name="a long graph")
+            reading = self._reading[digest] = asyncio.create_task(self._open_aside(digest, data), name="a long graph")
             reading.add_done_callback(lambda _: self._reading.pop(digest, None))
         return await asyncio.shield(reading)  # other programs may wait for it, too
 
-    async def _open_beside(self, digest: str, data: bytes) -> T:
+    async def _open_aside(self, digest: str, data: bytes) -> T:
         graph = await asyncio.get_running_loop().run_in_executor(self._pool, self._opened, digest, data)
         return self._keep(digest, graph, len(data))
 

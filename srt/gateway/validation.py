@@ -183,7 +183,7 @@ class RequestValidator:
         alone, sequences = self._encoder.salted(request.origin.salt).encode_endings(request.prompt, request.choices)
         if sum(map(len, sequences)) > MOST_SCORED:
             raise RequestError(
-                f"{len(sequences)} choices behind a prompt of {len(alone)} tokens are more than {MOST_SCORED} tokens "
+                f"{len(sequences)} choices after a prompt of {len(alone)} tokens are more than {MOST_SCORED} tokens "
                 "in all; ask for fewer choices at once"
             )
         start = min(_common(alone, sequence) for sequence in sequences)
@@ -300,7 +300,7 @@ def _check_prompt_logprobs(start: int | None, token_ids: Sequence[int]) -> None:
     for index in range(len(token_ids) - 1, max(start, 1) - 1, -1):
         if token_ids[index] >= PICTURE_BASE:
             raise RequestError(
-                f"prompt_logprobs_from={start} (logprob_start_len): there is a picture behind it, whose tokens have no "
+                f"prompt_logprobs_from={start} (logprob_start_len): there is a picture after it, whose tokens have no "
                 f"log-probabilities; write {index + 1} or more"
             )
 

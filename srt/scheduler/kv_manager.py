@@ -232,7 +232,7 @@ class KVManager:
 
     def pin(self, request: Request, *, seconds: float, now: float) -> None:
         """Pins the request's tokens in the tree. Its rows have run, and it is still open."""
-        assert request.match is not None, "what nobody holds may be gone already"
+        assert request.match is not None, "what no request holds may be gone"
         whole = request.tree_length == request.length  # without a tree nothing is
         self.pins.put(
             request.message_id, request.match if whole else Match(request.match.node, 0), seconds=seconds, now=now

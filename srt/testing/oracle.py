@@ -149,7 +149,7 @@ class OracleRunner:
             wrong = self._histories[batch.slots[index]] != own
             if wrong.any():
                 raise OracleError(
-                    f"sequence {index}, position {int(wrong.argmax())}: the key was computed behind another prefix"
+                    f"sequence {index}, position {int(wrong.argmax())}: the key was computed after another prefix"
                 )
         of_rows = np.concatenate(
             [own[-count:] for own, count in zip(fingerprints, batch.query_lengths.tolist(), strict=True)]

@@ -464,12 +464,12 @@ def token_places(
     found: dict[int, int] = {}
     place = 0
     shown = iter(media)
-    left, behind = 0, 0  # remaining tokens of the pictures here, and where the text goes on
+    left, after = 0, 0  # remaining tokens of the pictures here, and where the text goes on
     for index, token_id in enumerate(token_ids[: last + 1]):
         if token_id >= PICTURE_BASE:
             if not left:
-                place, behind, left = next(shown)
-            found[index], place, left = place, behind, left - 1
+                place, after, left = next(shown)
+            found[index], place, left = place, after, left - 1
             continue
         spelled = tokenizer.token_bytes(token_id)
         start, place = _laid(data, place, spelled or names.get(token_id, b""), control=not spelled)

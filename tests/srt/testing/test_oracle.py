@@ -64,11 +64,11 @@ def test_wrong_slots_are_named(wrong: Batch, message: str) -> None:
         oracle.forward(wrong)
 
 
-def test_a_key_computed_behind_another_prefix_is_found_though_its_token_is_right() -> None:
+def test_a_key_computed_after_another_prefix_is_found_though_its_token_is_right() -> None:
     oracle = runner()
     oracle.forward(batch([1, 2, 3], [4, 5, 6]))
     oracle.forward(batch([9], [7]))
-    with pytest.raises(OracleError, match="position 1: the key was computed behind another prefix"):
+    with pytest.raises(OracleError, match="position 1: the key was computed after another prefix"):
         oracle.forward(batch([9, 2, 3, 7], [7, 5, 6, 8], prefix=3))
 
 
