@@ -156,12 +156,12 @@ class StandIn:
         price = prices.find(self._backend.capabilities.model)
         cost = worst_charge_of(self, request, price)
         if isinstance(request, GenRequest) and request.constraint is not None:
-            told = self._told(request.constraint)
-            cost = charge_at_most(cost.prompt_tokens + told, cost.completion_tokens, cost.calls, price)
+            shown = self._shown_to_model(request.constraint)
+            cost = charge_at_most(cost.prompt_tokens + shown, cost.completion_tokens, cost.calls, price)
         self._cost += cost
         return cost
 
-    def _told(self, constraint: ConstraintSpec) -> int:
+    def _shown_to_model(self, constraint: ConstraintSpec) -> int:
         """Returns the tokens of the instructions about a validated constraint."""
         if constraint.kind in self._backend.capabilities.constraints and self._enforced(constraint):
             return 0

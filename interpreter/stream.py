@@ -125,8 +125,8 @@ class Grammar:
 
 def _check_logprobs(gen: ops.Gen, sampling: SamplingParams) -> None:
     """Raises ParameterError where texts of log-probabilities are left out that are not asked for."""
-    asked = sampling.logprobs or sampling.top_logprobs or sampling.prompt_logprobs_from is not None
-    if not (gen.text_in_logprobs or asked):
+    asks_logprobs = sampling.logprobs or sampling.top_logprobs or sampling.prompt_logprobs_from is not None
+    if not (gen.text_in_logprobs or asks_logprobs):
         raise ParameterError(
             "return_text_in_logprobs=False does nothing without log-probabilities; remove it, or write "
             "return_logprob=True"

@@ -98,7 +98,7 @@ def gen(
     keywords that cannot be enforced are looked at when the text is there; `constraint_engine` says who enforces (see
     `RuntimeOptions`); `token_healing=False` keeps the first token from beginning inside the prompt's last one.
 
-    A hosted model that enforces no such constraint is told what is wanted, the text is looked at, and the model is
+    A hosted model that enforces no such constraint gets it in words, the text is validated, and the model is
     asked again, with what is wrong, until the text satisfies the constraint: at most `max_tries` calls, 3 if it is left
     out. Then reading the variable raises GuaranteeError, or, with `allow_best_effort=True`, the last text is kept.
     `get_meta_info(name)["guarantee"]` says how it went: "enforced", "validated" or "best_effort", `["tries"]` how many

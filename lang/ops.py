@@ -219,11 +219,11 @@ def refuse_awaitable(value: object, what: str) -> None:
         what: a sentence with {} for the value.
     """
     if isinstance(value, Awaitable):
-        told = what.format(shown(value))
+        problem = what.format(shown(value))
         if isinstance(value, Coroutine):
             with contextlib.suppress(Exception):  # one that runs, or does not want to end
                 value.close()
-        raise ParameterError(f"{told}; write await in front of it")
+        raise ParameterError(f"{problem}; write await in front of it")
 
 
 def _inlined(text: str) -> Op:

@@ -7,8 +7,8 @@ ends exactly once, with `ProgramEnded` or `Failure`. Before that, in the order i
     ProgramValue    what a variable is, or why it is not
 
 A variable is named by its slot among the bindings of a run, which both sides find in the same way from the same graph;
-the compiler's `reporting.py` says which are told of. What a program assigns and what it returns is made of these, so it
-is computed by its sender, in whose process its objects are.
+the compiler's `running/slots.py` lists those that are reported. What a program assigns and what it returns is made of
+these, so it is computed by its sender, in whose process its objects are.
 
 Plain values (arguments, facts about variables) are packed so that they come out exactly as they went in. Msgpack knows
 no tuples and no integers beyond 64 bits; both matter, since programs write values into prompts. They travel as
@@ -54,7 +54,7 @@ class RunProgram(_Wire, frozen=True):
         slots: how many bindings a run has, as the sender counts them: they have to be as many here.
         arguments: name → value, packed by `plain.pack`. Pictures are bytes.
         sampling: defaults of the run, as `sampling.overrides` gives them, packed.
-        stream: pieces are told as they come.
+        stream: pieces are sent as they come.
         origin: of the program: its timeout is for all of it. Its calls get a `program_id` that is made here.
     """
 

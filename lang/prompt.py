@@ -83,7 +83,7 @@ def public_name(file: str) -> str:
 
 
 def shown_name(file: str) -> str:
-    """A source file as a person is told of it: from the current folder on, or by its public name."""
+    """Returns the name of a source file for messages: from the current folder on, or by its public name."""
     if not os.path.isabs(file):
         return file
     below = os.path.relpath(file)

@@ -7,7 +7,7 @@ from typing import Any
 from .errors import ResultError
 
 _REFUSALS = (ValueError, TypeError, AssertionError, RecursionError)
-_MOST_WORDS = 400  # characters of a refusal that a model is told
+_MOST_WORDS = 400  # characters of a refusal that is quoted to a model
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,12 @@ def words_of(error: Exception) -> str:
     listed = getattr(error, "errors", None)
     if callable(listed):
         try:
-            told = [(".".join(map(str, each["loc"])), str(each["msg"])) for each in listed()]
+            problems = [(".".join(map(str, each["loc"])), str(each["msg"])) for each in listed()]
         except Exception:  # another library's idea of the name
-            told = [("", str(error))]
+            problems = [("", str(error))]
     else:
-        told = [("", str(error) or type(error).__name__)]
-    text = " ".join("; ".join(f"{where}: {what}" if where else what for where, what in told).split())
+        problems = [("", str(error) or type(error).__name__)]
+    text = " ".join("; ".join(f"{where}: {what}" if where else what for where, what in problems).split())
     return text if len(text) <= _MOST_WORDS else f"{text[:_MOST_WORDS]} …"
 
 

@@ -227,8 +227,8 @@ class _Book:
             needed: frozenset[str] = cls.__dict__["__required_keys__"]
             # The class itself does not see NotRequired in annotations that are strings.
             marks = {key: typing.get_origin(hint) for key, hint in _hints(cls).items()}
-            told: dict[Any, bool] = {typing.Required: True, typing.NotRequired: False}
-            return self._fields(cls, {key: told.get(mark, key in needed) for key, mark in marks.items()}, dict)
+            by_mark: dict[Any, bool] = {typing.Required: True, typing.NotRequired: False}
+            return self._fields(cls, {key: by_mark.get(mark, key in needed) for key, mark in marks.items()}, dict)
         if issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_field_defaults"):
             required = {key: key not in cls._field_defaults for key in cls._fields}
             return self._fields(cls, required, lambda values: cls(**values))

@@ -238,8 +238,8 @@ def with_answer(asked: Asked) -> Layout:
     layout = of_call(asked)
     if not asked.answer:
         return layout
-    said = asked.intent.source
-    source = None if said is None else said.of(SourceKind.GENERATED, asked.intent.name)
+    origin = asked.intent.source
+    source = None if origin is None else origin.of(SourceKind.GENERATED, asked.intent.name)
     piece = PromptPiece(len(layout.text), asked.answer, source)
     return Layout(layout.text + asked.answer, (*layout.pieces, piece))
 

@@ -273,8 +273,8 @@ def _overlap(value: str, text: str, start: int, end: int, offset: int) -> int:
     place = text.find(value, max(0, offset - len(value)))
     if 0 <= place <= offset < place + len(value):
         return len(value)
-    said = text[start:end].strip()
-    return len(said) if len(said) >= _SURE and said in value else 0
+    piece = text[start:end].strip()
+    return len(piece) if len(piece) >= _SURE and piece in value else 0
 
 
 def _values(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -256,8 +256,8 @@ def _where(text: str, walk: expressions.Walk) -> str:
     """Describes the character at which a text leaves its expression."""
     if walk.read == len(text):
         return f"the text ends too early, after {text[-40:]!r}" if text else "the text is empty"
-    rest, said = text[walk.read : walk.read + 40], text[: walk.read][-40:]
-    return f"no such text goes on with {rest!r} after {said!r}" if said else f"no such text begins with {rest!r}"
+    rest, before = text[walk.read : walk.read + 40], text[: walk.read][-40:]
+    return f"no such text goes on with {rest!r} after {before!r}" if before else f"no such text begins with {rest!r}"
 
 
 async def _facts_of_enforced(constraint: ConstraintSpec, completion: Completion, backend: str) -> Meta:
@@ -362,8 +362,8 @@ async def ask(
     judged = op.result is not None and op.result.judges and not capabilities.made_up
     if sent is None or judged:
         template = calls.backend.chat_template
-        asked = await template.away(_Judged, calls, capabilities, op, op.constraint, sent, request, position)
-        return await asked.reply()
+        judged_gen = await template.away(_Judged, calls, capabilities, op, op.constraint, sent, request, position)
+        return await judged_gen.reply()
     final = await calls.generate(msgspec.structs.replace(request, constraint=sent), on_chunk)
     facts = _facts(op, final)
     for completion, known in zip(final.completions, facts, strict=True):

@@ -59,9 +59,9 @@ def note(constraint: ConstraintSpec, said: str) -> str:
     return NEXT_NOTE.format(demand=demand(constraint), said=repr(said[-_SHOWN:]))
 
 
-def complaint(problem: str, told: str) -> str:
-    """Returns the message about a rejected answer. `told`: the note sent before."""
-    return COMPLAINT.format(problem=problem, note=told)
+def complaint(problem: str, note: str) -> str:
+    """Returns the message about a rejected answer. `note`: the one sent before."""
+    return COMPLAINT.format(problem=problem, note=note)
 
 
 def foreword(constraint: ConstraintSpec, correction: str = "") -> str:
@@ -118,7 +118,7 @@ class Dialogue:
         parts = (*parts, *self.template.open(turns, "assistant"), *self.begun, Text(failed))
         turns = (*turns, Turn("assistant", answer))
         parts = (*parts, *self.template.close(turns))
-        parts, turns = self._told(parts, turns, complaint)
+        parts, turns = self._with_note(parts, turns, complaint)
         return _joined((*parts, *self.template.open(turns, "assistant"), *self.begun))
 
     def _noted(self, note: str) -> tuple[tuple[Part, ...], tuple[Turn, ...]]:
@@ -129,9 +129,9 @@ class Dialogue:
                 longer = Turn(last.role, f"{last.content or ''}\n\n{note}")
                 turns = (*self.turns[:-1], longer)
                 return (*content, Text(f"\n\n{note}"), *self.template.close(turns)), turns
-        return self._told(self.before, self.turns, note)
+        return self._with_note(self.before, self.turns, note)
 
-    def _told(
+    def _with_note(
         self, parts: tuple[Part, ...], turns: tuple[Turn, ...], text: str
     ) -> tuple[tuple[Part, ...], tuple[Turn, ...]]:
         """Adds one more user turn."""

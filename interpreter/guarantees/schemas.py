@@ -59,7 +59,7 @@ def violations(schema: str, text: str) -> list[str]:
         return [f"the text is no JSON: {error}"]
     try:
         problems = itertools.islice(_validator(schema).iter_errors(instance), MOST)
-        return [f"{_path(problem.instance_path)}: {_shortened(_told(problem.message))}" for problem in problems]
+        return [f"{_path(problem.instance_path)}: {_shortened(_reworded(problem.message))}" for problem in problems]
     except (ConstraintError, RecursionError, ValueError) as error:
         return [f"the schema cannot be applied: {error}"]
 
@@ -82,7 +82,7 @@ def _validator(schema: str) -> Validator:
         raise ConstraintError(f"json_schema: {_reason(str(error))}") from None
 
 
-def _told(message: str) -> str:
+def _reworded(message: str) -> str:
     return message.replace("False schema does not allow", "the schema allows no such value or member:")
 
 

@@ -285,12 +285,12 @@ class Surplus:
 
     def reached(self, prompt: Prompt) -> int | None:
         """Returns the offset in the reply that the stream has reached; None if it differs, or is used up."""
-        said: list[str] = []
+        texts: list[str] = []
         for part in since(self.anchor, prompt):
             if not isinstance(part, Text) or part.control:
                 return None  # an image, another turn
-            said.append(part.text)
-        text = "".join(said)
+            texts.append(part.text)
+        text = "".join(texts)
         return len(text) if len(text) < len(self.reply.text) and self.reply.text.startswith(text) else None
 
 
@@ -305,14 +305,14 @@ class Pieces:
         on_chunk: gets the text.
     """
 
-    __slots__ = ("_done", "_field", "_lead", "_on_chunk", "_text", "told")
+    __slots__ = ("_done", "_field", "_lead", "_on_chunk", "_text", "delivered")
 
     def __init__(self, field: Field, lead: str, on_chunk: OnChunk) -> None:
         self._field = field
         self._lead = lead
         self._on_chunk = on_chunk
         self._text = ""
-        self.told = False  # readers have the text
+        self.delivered = False  # readers have the text
         self._done = field.constraint is not None  # looked at when all of it is there
 
     def feed(self, chunk: Chunk) -> None:
@@ -324,7 +324,7 @@ class Pieces:
         bytes_so_far = len(self._text.encode("utf-8", "surrogatepass"))
         end = end_of(self._field, LongReply(self._text, (), bytes_so_far, ended=False), len(self._lead), "")
         if end is not None:
-            self._done = self.told = True
+            self._done = self.delivered = True
             text = self._text[len(self._lead) : end.stop]
             self._on_chunk(msgspec.structs.replace(chunk, text=text, token_ids=(), logprobs=()))
 

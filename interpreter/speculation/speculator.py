@@ -249,21 +249,23 @@ class Speculator:
             _Refused: the provider does not take it, and readers have none of its text.
         """
         try:
-            return await self._generate_told(request, pieces)
+            return await self._generate_with_ends(request, pieces)
         except (RequestError, CapabilityError) as error:
-            if pieces.told:
+            if pieces.delivered:
                 raise
             raise _Refused from error
 
-    async def _generate_told(self, request: GenRequest, pieces: Pieces) -> Final:
+    async def _generate_with_ends(self, request: GenRequest, pieces: Pieces) -> Final:
         planner, capabilities = self._shared.planner, self._run.backend.capabilities
         if not capabilities.logprobs or planner.refuses(capabilities.name, "logprobs"):
             return await self._run.calls.generate(request, pieces.feed)
-        told = msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, logprobs=True))
+        with_logprobs = msgspec.structs.replace(
+            request, sampling=msgspec.structs.replace(request.sampling, logprobs=True)
+        )
         try:
-            return await self._run.calls.generate(told, pieces.feed)
+            return await self._run.calls.generate(with_logprobs, pieces.feed)
         except (RequestError, CapabilityError, EngineError):  # servers of unknown kind may not have them
-            if pieces.told:
+            if pieces.delivered:
                 raise
             final = await self._run.calls.generate(request, pieces.feed)
             planner.note_refusal(capabilities.name, "logprobs")

@@ -180,7 +180,7 @@ def told(wanted: Field, texts: list[str], lead: str = "") -> list[str]:
     sink = Pieces(wanted, lead, lambda chunk: said.append(chunk.text))
     for text in texts:
         sink.feed(Chunk("1", 0, text))
-    assert sink.told == bool(said)
+    assert sink.delivered == bool(said)
     return said
 
 
