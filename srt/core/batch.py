@@ -25,18 +25,15 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ...lang.errors import EngineError
-from .messages import EnginePicture
 
 if TYPE_CHECKING:  # the gateway imports this file, and must start without torch
     import torch
 
     from ...fsm.tokens.masks import Walk
     from .messages import EnginePicture
-
 
 DUMMY_SLOT = 0  # never allocated; rows whose key is already in the pool write here
 
