@@ -115,48 +115,14 @@ def gen(
         ConstraintError: a schema that is no JSON. What else is wrong with a constraint the backend says, and reading
             the variable raises it.
     """
+    arguments = locals().copy()  # each option by its name
     if name is not None:
         name = checked_name(name)
     if unknown:
         raise unknown_option("gen()", next(iter(unknown)), {*(gen.__kwdefaults__ or {}), "name", "max_tokens"})
-    given = sampling.overrides(
-        {
-            "max_tokens": max_tokens,
-            "min_tokens": min_tokens,
-            "n": n,
-            "stop": stop,
-            "stop_token_ids": stop_token_ids,
-            "stop_regex": stop_regex,
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "min_p": min_p,
-            "frequency_penalty": frequency_penalty,
-            "presence_penalty": presence_penalty,
-            "repetition_penalty": repetition_penalty,
-            "logit_bias": logit_bias,
-            "seed": seed,
-            "ignore_eos": ignore_eos,
-            "return_logprob": return_logprob,
-            "logprob_start_len": logprob_start_len,
-            "top_logprobs_num": top_logprobs_num,
-        }
-    )
+    given = sampling.overrides({option: value for option, value in arguments.items() if option in sampling.OPTIONS})
     ops.refuse_operations((given, regex, json_schema, ebnf, grammar), f"an option of gen({name!r})")
-    demand = demand_of(
-        {
-            "regex": regex,
-            "json_schema": json_schema,
-            "dtype": dtype,
-            "ebnf": ebnf,
-            "grammar": grammar,
-            "choices": choices,
-            "json_whitespace": json_whitespace,
-            "json_key_order": json_key_order,
-            "allow_unenforced": allow_unenforced,
-            "constraint_engine": constraint_engine,
-        }
-    )
+    demand = demand_of(arguments)
     if choices is not None:
         _check_choices(given, token_healing, return_text_in_logprobs)
         heat = 0.0 if temperature is None else temperature

@@ -46,7 +46,8 @@ class LogitsProcessor(Protocol):
     def process(self, logits: torch.Tensor, requests: Sequence[SampleRequest]) -> Callable[[], None]:
         """Changes the rows of the requests in place and returns what undoes it. logits: float32 [L, vocab].
 
-        Requests to which the processor does not apply are skipped.
+        Requests to which the processor does not apply are skipped. A constraint's mask comes afterwards: a processor
+        that removes tokens, or measures a row, reads `request.mask` and keeps a token that it allows.
 
         Raises:
             UmbelError: nothing can be drawn for a request; no row has changed then.

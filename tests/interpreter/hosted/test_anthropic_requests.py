@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 import umbel as ul
-from umbel.interpreter.backends.hosted.anthropic.request import Sampling, Thinking, profile_of
+from umbel.interpreter.backends.hosted.anthropic.request import Composer, Sampling, Thinking, profile_of
 from umbel.interpreter.backends.hosted.conversation import CONTINUE_TEXT, CONTINUE_TURN
 from umbel.interpreter.backends.hosted.stops import Lead, sendable
 from umbel.lang.protocol import ConstraintSpec
+from umbel.lang.sampling import SamplingParams
 
+from ...conformance import request
 from .messages_wire import MessagesWire
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 32
@@ -143,6 +145,16 @@ def test_what_no_model_takes_is_refused_before_a_call(option: str, value: object
         ask(ul.user("x"), ul.assistant(ul.gen("a", **{option: value})), wire=wire)
     assert "anthropic claude-haiku-4-5" in str(raised.value)
     assert wire.bodies == []
+
+
+@pytest.mark.filterwarnings("ignore::umbel.TemplateWarning")
+def test_a_parameter_that_is_added_later_is_refused():
+    class Later(SamplingParams, frozen=True):
+        warmth: float = 0.0
+
+    composer = Composer("anthropic x", "claude-haiku-4-5", profile_of("claude-haiku-4-5"), ())
+    with pytest.raises(ul.CapabilityError, match=r"does not take warmth=1\.0; remove it"):
+        composer.compose(request(sampling=Later(warmth=1.0)))
 
 
 def test_what_may_be_ignored_is_left_out():

@@ -180,21 +180,15 @@ IGNORABLE = (
     "logit_bias", "seed",
 )  # fmt: skip
 
-# Parameters that no Claude model takes, and what to write instead.
-_ABSENT = {
+_TAKEN = frozenset({"temperature", "top_p", "top_k"})
+# What to write instead of others; every parameter that is not here is refused with "remove it".
+_INSTEAD = {
     "min_tokens": "remove it and ask for a long answer in words",
     "stop_token_ids": "write stop= with the strings that may end the text",
     "stop_regex": "write stop= with the strings that may end the text",
-    "ignore_eos": "remove it",
     "min_p": "remove it, or use top_p",
-    "frequency_penalty": "remove it",
-    "presence_penalty": "remove it",
-    "repetition_penalty": "remove it",
     "logit_bias": "remove it, or use select() or choices= for a fixed set of answers",
     "seed": "remove it; the provider's answers cannot be repeated",
-    "logprobs": "remove it",
-    "top_logprobs": "remove it",
-    "prompt_logprobs_from": "remove it",
 }
 
 
@@ -344,12 +338,12 @@ class Composer:
         Raises:
             CapabilityError: a parameter that the model does not take.
         """
-        default = SamplingParams()
-        given = {name for name in SamplingParams.__struct_fields__ if getattr(sampling, name) != getattr(default, name)}
+        default = type(sampling)()
+        given = {name for name in sampling.__struct_fields__ if getattr(sampling, name) != getattr(default, name)}
         given -= {"max_tokens", "n", "stop"}
-        for name in sorted(given & _ABSENT.keys()):
-            self._without(name, sampling, _ABSENT[name])
-        taken = sorted(given - _ABSENT.keys())
+        for name in sorted(given - _TAKEN):
+            self._without(name, sampling, _INSTEAD.get(name, "remove it"))
+        taken = sorted(given & _TAKEN)
         match self._profile.sampling:
             case Sampling.NONE:
                 for name in taken:

@@ -212,7 +212,8 @@ class OpenAIPlanner:
             if getattr(sampling, field) != getattr(_DEFAULTS, field):
                 raise self._lacks(f"{field}={getattr(sampling, field)!r}", "leave it out")
         if sampling.n > profile.n:
-            raise self._lacks(f"n={sampling.n}", "fork the program instead")
+            most = "one continuation" if profile.n == 1 else f"{profile.n} continuations"
+            raise self._lacks(f"n={sampling.n}", f"fork the program instead, as it gives {most} a call")
         asks_logprobs = sampling.logprobs or sampling.top_logprobs
         if asks_logprobs and sampling.top_logprobs > profile.top_logprobs:
             raise self._lacks(
