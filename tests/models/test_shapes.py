@@ -47,6 +47,7 @@ def test_it_is_small() -> None:
     assert config["text_config"]["max_position_embeddings"] == CONTEXT
 
 
+@pytest.mark.nightly
 def test_it_answers_95_of_100_held_out_questions(shapes: LocalBackend) -> None:
     questions = list(held_out_questions(1000))
     right = [said == posed.answer for (_, posed), said in zip(questions, answers(shapes, questions), strict=True)]

@@ -34,6 +34,7 @@ def share_of_usual_tokens(meta: dict[str, Any], choice: str) -> float:
     return usual / meta["mass"][choice][0]
 
 
+@pytest.mark.nightly
 def test_words_are_nearly_all_in_their_usual_tokens(runtime: Runtime) -> None:
     choices = [" Paris", " London", " Madrid", " excellent"]
     meta = facts(runtime, "The capital of France is", choices)

@@ -78,6 +78,7 @@ def test_every_example_is_one_or_the_other() -> None:
     assert set(NAMES) == {*TRACED, *LOOKING, "radix_replay"}
 
 
+@pytest.mark.nightly
 @pytest.mark.model
 def test_compiled_is_interpreted_on_the_default_model() -> None:
     """In float32, where the same prompts give the same tokens however they were batched."""

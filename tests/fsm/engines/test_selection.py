@@ -329,7 +329,9 @@ def test_an_expression_that_our_parser_refuses_is_refused_with_place_and_remedy(
     assert refusal.value.keyword
 
 
-@pytest.mark.parametrize("engine", ["llguidance", "outlines-core"])  # large classes are interegular's slow side
+@pytest.mark.parametrize(  # large classes are interegular's slow side
+    "engine", ["llguidance", pytest.param("outlines-core", marks=pytest.mark.nightly)]
+)
 @settings(max_examples=40, deadline=None)
 @given(pattern=trees(PLAIN, looking=False))
 def test_random_expressions_mean_the_same_to_every_engine(of_bytes: Engines, engine: Engine, pattern: str) -> None:

@@ -24,6 +24,7 @@ def ask(s, question):
     s += ul.user("Please: " + question) + ul.assistant(ul.gen("answer", max_tokens=3, temperature=0))
 
 
+@pytest.mark.nightly
 def test_the_line_with_the_date_is_named() -> None:
     with ul.Runtime(chat_template=CHATML, progress=False) as backend:
         dated.run("Is water wet?", backend=backend).sync()

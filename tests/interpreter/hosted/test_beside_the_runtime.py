@@ -116,6 +116,7 @@ def test_a_text_that_is_cut_otherwise_when_it_is_sent_again_is_continued_otherwi
     assert as_tokens != as_text
 
 
+@pytest.mark.nightly
 @pytest.mark.model
 def test_the_default_model_gives_the_same_variables_in_completion_mode() -> None:
     """Three examples whose answers end at a stop before `max_tokens`, which a provider counts in its own tokens."""

@@ -288,6 +288,7 @@ def test_a_constraint_that_takes_longer_than_quick_ones_is_compiled_all_the_same
     asyncio.run(run())
 
 
+@pytest.mark.nightly
 @needs_llguidance
 @pytest.mark.processes
 def test_what_llguidance_takes_too_much_memory_for_is_refused_before_the_engine_hears_of_it() -> None:

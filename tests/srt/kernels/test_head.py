@@ -263,9 +263,15 @@ def test_the_number_of_threads_and_of_rows_changes_nothing(library: ctypes.CDLL,
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("temperature", [1e-9, 0.6, 1.0, 100.0])
 @pytest.mark.parametrize(
-    ("top_k", "min_p"), [(0, 0.0), (1, 0.0), (20, 0.0), (256, 0.0), (300, 0.0), (0, 0.1), (0, 1.0), (10, 0.02)]
+    "temperature", [0.6, 1.0, *(pytest.param(extreme, marks=pytest.mark.nightly) for extreme in (1e-9, 100.0))]
+)
+@pytest.mark.parametrize(
+    ("top_k", "min_p"),
+    [
+        *((0, 0.0), (20, 0.0), (300, 0.0), (10, 0.02)),
+        *(pytest.param(*limit, marks=pytest.mark.nightly) for limit in ((1, 0.0), (256, 0.0), (0, 0.1), (0, 1.0))),
+    ],
 )
 def test_a_draw_is_that_of_all_logits(
     library: ctypes.CDLL, form: Format, temperature: float, top_k: int, min_p: float
@@ -299,7 +305,13 @@ def masks(rows: int, vocab: int, share: float, *, seed: int = 5) -> dict[int, Al
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize(("share", "screen"), [(0.0, True), (0.002, True), (0.5, True), (0.5, False)])
+@pytest.mark.parametrize(
+    ("share", "screen"),
+    [
+        *((0.002, True), (0.5, False)),
+        *(pytest.param(share, True, marks=pytest.mark.nightly) for share in (0.0, 0.5)),
+    ],
+)
 def test_only_what_a_mask_allows_is_chosen(library: ctypes.CDLL, form: Format, share: float, screen: bool) -> None:
     head = head_of(library, normal(9001, 48), form, screen=screen)
     x, allowed = states(9, 48), masks(9, 9001, share)

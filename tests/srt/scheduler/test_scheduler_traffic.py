@@ -26,7 +26,9 @@ def run(workload: str, share: float, **settings: object) -> Run:
     return play(programs(workload), pool=round(share * working_set(workload)), **{**LIMITS, **settings})
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize(
+    "workload", [pytest.param(name, marks=[pytest.mark.nightly] * (index % 2)) for index, name in enumerate(WORKLOADS)]
+)
 def test_a_pool_of_one_working_set_reaches_98_percent_of_the_optimum(workload: str) -> None:
     result = run(workload, 1.0)
     assert 0.98 * result.optimal <= result.achieved <= result.optimal

@@ -77,9 +77,10 @@ def test_tokens_go_through_their_experts_as_in_torch(
 @pytest.mark.parametrize(
     ("tokens", "experts", "top_k", "width", "dtype"),
     [
-        *((1, 4, 3, 24, dtype) for dtype in DTYPES),
-        (1, 20, 16, 8, torch.bfloat16),
-        (4, 24, 1, 40, torch.bfloat16),
+        (1, 4, 3, 24, torch.bfloat16),
+        *(pytest.param(1, 4, 3, 24, dtype, marks=pytest.mark.nightly) for dtype in DTYPES if dtype != torch.bfloat16),
+        pytest.param(1, 20, 16, 8, torch.bfloat16, marks=pytest.mark.nightly),
+        pytest.param(4, 24, 1, 40, torch.bfloat16, marks=pytest.mark.nightly),
     ],
 )
 def test_few_tokens_go_through_their_experts_without_being_sorted(

@@ -45,7 +45,13 @@ def small(family: str, *, layers: int = 2) -> tuple[dict[str, Any], Tensors]:
     return tiny_model(family, num_hidden_layers=layers, sliding_window_pattern=2)
 
 
-@pytest.mark.parametrize("family", ["llama, biases everywhere", "qwen 3", "gemma 3", "mixtral"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "mixtral",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("llama, biases everywhere", "qwen 3", "gemma 3")),
+    ],
+)
 def test_logits_equal_those_of_torch(family: str) -> None:
     config, tensors = small(family)
     truth, runner = in_torch(config, tensors), on_device(config, tensors)
@@ -67,6 +73,7 @@ def test_it_is_what_is_built_where_triton_is_asked_for() -> None:
     assert (runner.trie_walk is None) is (build._host_walk() is None)  # masks are made on the host
 
 
+@pytest.mark.nightly
 def test_keys_in_float8_are_those_of_torch() -> None:
     config, tensors = small("qwen 3", layers=1)
     truth = in_torch(config, tensors, kv_dtype="fp8")
