@@ -93,6 +93,16 @@ def test_files_refer_to_no_numbered_notes_of_elsewhere() -> None:
     assert found == []
 
 
+def test_no_merge_is_left_half_done() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in tracked(".py", ".md", ".toml", ".txt", ".cpp", ".h", "Makefile")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if line.startswith(("<" * 7 + " ", ">" * 7 + " "))
+    ]
+    assert found == []
+
+
 def test_the_command_exists() -> None:
     module, _, function = project()["project"]["scripts"]["umbel"].partition(":")
     assert callable(getattr(importlib.import_module(module), function))
@@ -135,6 +145,7 @@ SMALL = 130  # lines
 SMALL_FILES = {
     "compat/sglang/global_config.py": "SGLang has a module of this name",
     "fsm/schema/satisfiability.py": "a test of its own for emptiness, which the normalizer and it call in turn",
+    "fsm/tokens/jump.py": "the rule of jump-forward, next to the matching that asks for it",
     "lang/templates/child.py": "a process started as a module: it loads jinja2, msgspec and nothing of its parent",
     "srt/constraints/compiler_worker.py": "a process, started as a module, that loads the automata and no torch",
     "srt/gateway/engine_client.py": "one life of the engine; the server outlives it",
@@ -142,7 +153,7 @@ SMALL_FILES = {
     "srt/runners/cuda/triton_kernels.py": "imports Triton when it is loaded, which needs a GPU",
     "srt/weights/safetensors_folder.py": "a format of weights",
 }
-UNEXPLAINED = 1  # 0; files that need no reason any more are counted, too
+UNEXPLAINED = 0  # files that need no reason any more are counted, too
 
 
 def imports() -> Mapping[str, set[str]]:
@@ -208,7 +219,7 @@ def test_functions_are_short() -> None:
 PEOPLE = re.compile(r"(?<![a-z])(whoever|somebody|nobody|anybody)(?![a-z])", re.IGNORECASE)
 PEOPLE_LEFT: dict[str, int] = {}  # parts that are not at 0 yet
 PLACES = re.compile(r"(?<![a-z])(behind|beside|besides)(?![a-z])", re.IGNORECASE)
-PLACES_LEFT = {"interpreter": 12, "compiler": 1}  # 0
+PLACES_LEFT = {"interpreter": 4, "compiler": 1}  # error texts and a finding that tests pin
 
 
 def places_of(pattern: re.Pattern[str], part: str) -> list[str]:

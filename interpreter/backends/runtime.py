@@ -413,7 +413,7 @@ def _checked_template_options(given: object, chat_template: object) -> dict[str,
         checks.text("a name in template_options", name, 256)
     if options and isinstance(chat_template, ChatTemplate):
         raise ParameterError(
-            "template_options= beside a ChatTemplate does nothing; write ChatTemplate(source, options={...})"
+            "template_options= next to a ChatTemplate does nothing; write ChatTemplate(source, options={...})"
         )
     return options
 

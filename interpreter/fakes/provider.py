@@ -12,6 +12,7 @@ import base64
 import binascii
 import contextlib
 import hashlib
+import inspect
 import json
 import re
 import secrets
@@ -19,12 +20,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypedDict, TypeVar
+from typing import Any, ClassVar, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
 
 from ...lang import checks
-from ...lang.errors import RequestError
+from ...lang.errors import RequestError, unknown_option
 from ...lang.prompt import Media, Part, Text
 from ...lang.protocol import ConstraintSpec, Usage
 from ...lang.runtime_options import MAX_MODEL_LENGTH
@@ -125,26 +126,32 @@ class FakeProvider(ABC):
         self,
         script: Script | None,
         models: Sequence[str],
-        *,
-        faults: Faults = (),
-        gate: Gate | None = None,
-        retry_after: str = "1",
-        record: int = 1000,
+        **options: Unpack[FakeOptions],
     ) -> None:
         name = type(self).__name__
+        known = FakeOptions.__annotations__.keys()
+        unknown = next((option for option in options if option not in known), None)
+        if unknown is not None:
+            raise unknown_option(
+                f"{name}()", unknown, ({*inspect.signature(type(self)).parameters} | known) - {"options"}
+            )
         self._script = ScriptReader(script, name)
         self.models = tuple(
             checks.text("models: a name", model, MAX_MODEL_LENGTH)
             for model in checks.members("models", models, MOST_MODELS, "a list of names of models")
         )
-        self._faults = checked_faults(faults)
-        checks.instance("gate", gate, Gate | None)
-        self._gate = gate
-        self._retry_after = checks.text("retry_after", retry_after, 256, "the value of a header, such as '1'")
+        self._faults = checked_faults(options.get("faults", ()))
+        self._gate = options.get("gate")
+        checks.instance("gate", self._gate, Gate | None)
+        self._retry_after = checks.text(
+            "retry_after", options.get("retry_after", "1"), 256, "the value of a header, such as '1'"
+        )
         self._server = Server(self._serve, name)
         self._other_host = Server(self._serve_elsewhere, f"{name}, another host")
         self.api_key = f"sk-fake-{secrets.token_hex(12)}"
-        self.requests: deque[ReceivedRequest] = deque(maxlen=checks.integer("record", record, 0, MOST_RECORDED))
+        self.requests: deque[ReceivedRequest] = deque(
+            maxlen=checks.integer("record", options.get("record", 1000), 0, MOST_RECORDED)
+        )
         self.calls = 0
         self.usage = Usage()
         self.concurrent = 0

@@ -103,7 +103,7 @@ class _Rewriting:
             case {"type": [*kinds], **others} if kinds and all(kind in _OF_TYPE for kind in kinds):
                 allowed = {word for kind in kinds for word in _OF_TYPE[kind]}
                 if not set(others) <= allowed:
-                    raise NotStrict(f"{sorted(set(others) - allowed)} beside types {kinds}")
+                    raise NotStrict(f"{sorted(set(others) - allowed)} next to types {kinds}")
                 options = [
                     self.part({"type": kind, **{k: v for k, v in others.items() if k in _OF_TYPE[kind]}}, level + 1)
                     for kind in kinds

@@ -304,7 +304,7 @@ class Composer:
             role = self._role(message)
             if role == "system" and others:
                 self._warn(
-                    f"{self._name} shows its model all system turns before the conversation; here one stands behind "
+                    f"{self._name} shows its model all system turns before the conversation; here one stands after "
                     "other turns and is moved to the front"
                 )
             told = [part for part in message.content if isinstance(part, Media) or part.text.strip()]

@@ -281,7 +281,7 @@ def _scored(piece: Piece, prompt: str, choice: str, provider: Provider) -> Score
         if offset + len(token) <= len(prompt) or offset >= len(prompt) + len(choice):
             continue
         if value is None:  # the first of all tokens: it has no predecessor
-            raise BackendError(f"{provider.name} can score choices behind a prompt only; write some text before them")
+            raise BackendError(f"{provider.name} can score choices after a prompt only; write some text before them")
         names.append(_name_of(token))
         values.append(value)
     if not values:

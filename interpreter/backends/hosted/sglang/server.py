@@ -179,7 +179,7 @@ async def score_choices(
     scoring = _Scoring(session, planner, deadline)
     prompt = planner.prompt(request.prompt)
     if not prompt["text"]:
-        raise CapabilityError(f"{planner.backend} scores choices behind a prompt only; write some text before them")
+        raise CapabilityError(f"{planner.backend} scores choices after a prompt only; write some text before them")
     head = await scoring.one(prompt)
     texts = [prompt["text"], *(prompt["text"] + choice for choice in request.choices)]
     found = await scoring.choices(prompt, texts, max(0, head.prompt_tokens - _BORDER))
