@@ -310,9 +310,8 @@ def demand_of(given: Mapping[str, Any]) -> Demand | None:
     """Arguments of `gen` → its demand, or None when there is none.
 
     Args:
-        given: `KINDS` (choices are no demand of their own), json_whitespace, json_key_order,
-            allow_unenforced and constraint_engine;
-            None means "not given".
+        given: `KINDS` (choices are no demand of their own), json_whitespace, json_key_order, allow_unenforced and
+            constraint_engine; None means "not given", and other names are ignored.
 
     Raises:
         ParameterError: two constraints, an argument of a wrong type, or an option without the constraint it belongs to.

@@ -38,7 +38,7 @@ def digest_of(graph: bytes) -> str:
 
 
 class ProgramBudget(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Limits of all calls of the program together; None: no limit. See `interpreter.budgets.budget.Budget`."""
+    """Limits of all calls of the program together; None: no limit. See `interpreter.budget.Budget`."""
 
     tokens: int | None = None
     calls: int | None = None

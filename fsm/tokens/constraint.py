@@ -299,7 +299,7 @@ class Explored:
     """Remembers plans, ends and masks by state of one automaton; shared by the texts that began with it.
 
     Args:
-        encode: see constraint.Constraint.
+        encode: see Constraint.
     """
 
     def __init__(self, automaton: Automaton, masks: Masks, encode: Encode | None) -> None:

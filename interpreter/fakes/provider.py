@@ -129,12 +129,7 @@ class FakeProvider(ABC):
         **options: Unpack[FakeOptions],
     ) -> None:
         name = type(self).__name__
-        known = FakeOptions.__annotations__.keys()
-        unknown = next((option for option in options if option not in known), None)
-        if unknown is not None:
-            raise unknown_option(
-                f"{name}()", unknown, ({*inspect.signature(type(self)).parameters} | known) - {"options"}
-            )
+        self.check_options(options)
         self._script = ScriptReader(script, name)
         self.models = tuple(
             checks.text("models: a name", model, MAX_MODEL_LENGTH)
@@ -160,6 +155,15 @@ class FakeProvider(ABC):
         self.elsewhere: list[HttpRequest] = []
         self._number = 0
         self._active = 0
+
+    @classmethod
+    def check_options(cls, options: FakeOptions) -> None:
+        """Raises ParameterError for an option that does not exist."""
+        known = FakeOptions.__annotations__.keys()
+        unknown = next((option for option in options if option not in known), None)
+        if unknown is not None:
+            names = {*inspect.signature(cls).parameters} | known
+            raise unknown_option(f"{cls.__name__}()", unknown, names - {"options"})
 
     # -------------------------------------------------------------------------------- of tests
 
@@ -208,9 +212,10 @@ class FakeProvider(ABC):
         self._active += 1
         self.concurrent = max(self.concurrent, self._active)
         try:
-            await self._respond(request, exchange)
-        except Refused as refused:
-            await _json(exchange, refused.status, self._failure(refused))
+            try:
+                await self._respond(request, exchange)
+            except Refused as refused:
+                await _json(exchange, refused.status, self._failure(refused))
         except asyncio.CancelledError:
             self.abandoned += 1
             raise

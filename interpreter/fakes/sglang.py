@@ -127,6 +127,7 @@ class FakeSGLang(FakeOpenAI):
         cache_tokens: int = 20_000,
         **options: Unpack[FakeOptions],
     ) -> None:
+        self.check_options(options)  # before `models`, which is no option here
         super().__init__(script, models=[model], features=features, scores=scores, cache_tokens=cache_tokens, **options)
         self._model, self._native, self._incremental = model, native, incremental
         self._deterministic = deterministic

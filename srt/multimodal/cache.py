@@ -53,7 +53,7 @@ class Picture:
 class PictureInquiry:
     """A wait for pictures. `forget` ends it without an answer."""
 
-    tell: Callable[[tuple[Picture, ...] | UmbelError], None]
+    notify: Callable[[tuple[Picture, ...] | UmbelError], None]
     wanted: bool = True
 
     def forget(self) -> None:
@@ -72,8 +72,8 @@ class _DecodeWork:
 class Digests(Protocol):
     """Computes SHA-256 of media, one after the other."""
 
-    def compute(self, data: bytes, tell: Callable[[bytes], None]) -> None:
-        """Computes a digest; calls `tell` once, now or later on the caller's loop."""
+    def compute(self, data: bytes, notify: Callable[[bytes], None]) -> None:
+        """Computes a digest; calls `notify` once, now or later on the caller's loop."""
 
 
 class PictureCache:
@@ -109,14 +109,16 @@ class PictureCache:
 
     # ------------------------------------------------------------------ from media to pictures
 
-    def find(self, media: Media, salt: str, tell: Callable[[tuple[Picture, ...] | UmbelError], None]) -> PictureInquiry:
-        """Finds or decodes a picture, or the frames of a clip; calls `tell` once, now or later, unless it is forgotten.
+    def find(
+        self, media: Media, salt: str, notify: Callable[[tuple[Picture, ...] | UmbelError], None]
+    ) -> PictureInquiry:
+        """Finds or decodes a picture, or the frames of a clip; calls `notify` once, now or later, unless forgotten.
 
         The error is ParameterError when the digest is not that of the bytes, OverloadedError when too much waits."""
-        inquiry = PictureInquiry(tell)
+        inquiry = PictureInquiry(notify)
         size = len(media.data)
         if self._waiting_bytes + size > self.limits.waiting_bytes:
-            tell(
+            notify(
                 OverloadedError(
                     f"pictures and clips of {self._waiting_bytes} bytes wait to be decoded, and with this one they are "
                     f"more than {self.limits.waiting_bytes}; try again when some have been"
@@ -132,7 +134,7 @@ class PictureCache:
         if not inquiry.wanted:
             return
         if digest.hex() != media.digest:
-            inquiry.tell(
+            inquiry.notify(
                 ParameterError(
                     f"{media.kind}() of {len(media.data)} bytes says that its digest is {media.digest[:16]}…, and it "
                     f"is {digest.hex()[:16]}…; send the SHA-256 of the bytes"
@@ -143,7 +145,7 @@ class PictureCache:
         known = self._known(source)
         if known is not None:
             self._counters["picture_hits"] += 1
-            inquiry.tell(known)
+            inquiry.notify(known)
         elif (work := self._works.get(source)) is not None and work.wanted():
             self._counters["picture_hits"] += 1
             work.inquiries.append(inquiry)
@@ -192,7 +194,7 @@ class PictureCache:
                 self._counters["pictures_refused"] += 1
         for inquiry in work.inquiries:
             if inquiry.wanted:
-                inquiry.tell(self._told(salt, answer))
+                inquiry.notify(self._told(salt, answer))
         self._trim()
 
     def _told(self, salt: str, answer: Answer) -> tuple[Picture, ...] | UmbelError:
@@ -327,8 +329,8 @@ class PictureCache:
 class InlineDigests:
     """Computes digests in the caller's thread."""
 
-    def compute(self, data: bytes, tell: Callable[[bytes], None]) -> None:
-        tell(sha256(data).digest())
+    def compute(self, data: bytes, notify: Callable[[bytes], None]) -> None:
+        notify(sha256(data).digest())
 
 
 class ThreadedDigests:
@@ -343,14 +345,14 @@ class ThreadedDigests:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="umbel-digests")
         self._waiting: set[asyncio.Future[bytes]] = set()
 
-    def compute(self, data: bytes, tell: Callable[[bytes], None]) -> None:
+    def compute(self, data: bytes, notify: Callable[[bytes], None]) -> None:
         if len(data) < LARGE:
-            tell(sha256(data).digest())
+            notify(sha256(data).digest())
             return
 
         def hear(future: asyncio.Future[bytes]) -> None:
             self._waiting.discard(future)
-            tell(future.result())
+            notify(future.result())
             self._after()
 
         future = asyncio.get_running_loop().run_in_executor(self._pool, lambda: sha256(data).digest())

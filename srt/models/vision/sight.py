@@ -237,10 +237,10 @@ def arranged_tokens(tile_tokens: int, columns: int, rows: int, width: int, heigh
 
 
 class Sight:
-    """Implements `model.VisionModel` for the families of `registry`.
+    """Implements `batch.VisionModel` for the families of `config.py`.
 
     Args:
-        tensors: of tower and projector only, by the names that `registry` gives them.
+        tensors: of tower and projector only, by the names that `build_vision` gives them.
 
     Raises:
         ModelError: tensors are missing, left over or of another shape.

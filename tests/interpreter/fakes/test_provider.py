@@ -10,7 +10,7 @@ import umbel as ul
 import umbel.testing
 from umbel.interpreter.backends.echo import Gate
 from umbel.interpreter.fakes import anthropic, openai
-from umbel.testing import FakeAnthropic, FakeOpenAI, Fault, Unreachable
+from umbel.testing import FakeAnthropic, FakeOpenAI, FakeSGLang, Fault, Unreachable
 
 from .wire import PATIENCE, chat, chat_body, headers, http, message_body, post
 
@@ -132,3 +132,16 @@ def test_a_redirect_leads_to_another_host_that_remembers_who_came() -> None:
 def test_nobody_can_connect_to_what_is_unreachable() -> None:
     with Unreachable() as nowhere, pytest.raises(http.ConnectTimeout):
         http.get(nowhere.base_url, timeout=0.05)
+
+
+@pytest.mark.parametrize(
+    ("fake", "option", "remedy"),
+    [
+        (FakeOpenAI, "fault", "did you mean 'faults'"),
+        (FakeAnthropic, "recrod", "did you mean 'record'"),
+        (FakeSGLang, "models", "did you mean 'model'"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_refused(fake: type, option: str, remedy: str) -> None:
+    with pytest.raises(ul.ParameterError, match=rf"{fake.__name__}\(\) has no option '{option}'; {remedy}"):
+        fake(**{option: 1})

@@ -96,10 +96,10 @@ def test_two_ranks_write_the_texts_of_one(on_two: ul.Runtime, expected: list[str
 def test_nothing_listens_but_on_the_loopback(on_two: ul.Runtime) -> None:
     assert on_two._process is not None
     gateway = psutil.Process(on_two._process.process_id)
-    launch = [gateway, *gateway.children(recursive=True)]
+    processes = [gateway, *gateway.children(recursive=True)]
     listening = [
         connection.laddr.ip
-        for process in launch
+        for process in processes
         for connection in process.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     ]

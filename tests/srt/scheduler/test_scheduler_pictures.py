@@ -270,8 +270,26 @@ def test_tokens_after_a_picture_have_log_probabilities() -> None:
         EngineScore(1000, [[1, *picture_tokens(3, 5), 2]], 5),
         EngineChoose(1000, [1, *picture_tokens(3, 5), 2], [[2, 3]], 4, heal=False, search=False),
         EngineGenerate(1000, picture_tokens(3, 5), GREEDY, False, Schedule(), None, True),
+        *(
+            EngineGenerate(
+                1000,
+                [1, *picture_tokens(3, 5), 2],
+                SamplingParams(temperature=0.0, prompt_logprobs_from=first),
+                False,
+                Schedule(),
+            )
+            for first in (0, 1, 5)
+        ),
+        EngineGenerate(1000, [1, 2], SamplingParams(max_tokens=1), False, Schedule()),
+        EngineChoose(1000, [1, 2], [], 2, heal=False, search=False),
+        EngineChoose(1000, [1, 2], [[2], []], 2, heal=False, search=False),
+        EngineChoose(1000, [1, 2], [[2]], 0, heal=False, search=False),
     ],
-    ids=["a score from inside a picture", "a search from inside a picture", "a picture that is healed"],
+    ids=[
+        *("a score from inside a picture", "a search from inside a picture", "a picture that is healed"),
+        *("log-probabilities from 0", "log-probabilities from 1", "log-probabilities from 5"),
+        *("no seed", "no choices", "an empty choice", "a search from 0"),
+    ],
 )
 def test_what_no_gateway_sends_fails_alone(message: EngineScore | EngineChoose | EngineGenerate) -> None:
     engine = engine_with(both_ways=False)

@@ -1,4 +1,4 @@
-"""How long a request waits: the bound of policy/priority.py, under traffic that never ends."""
+"""How long a request waits: the bound of `policy.Ageing`, under traffic that never ends."""
 
 import itertools
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-// The layout of fsm/tokens/trie.py and the work of fsm/tokens/trie_walk.py, where they are explained.
+// The layout of fsm/tokens/trie.py and the work of fsm/tokens/masks.py, where they are explained.
 #pragma once
 
 #include <cstdint>

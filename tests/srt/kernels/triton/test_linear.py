@@ -12,7 +12,7 @@ from umbel.srt.layers.linear import ACTIVATIONS
 from .closeness import DTYPES, TOLERANCES, random, relative_error
 
 # The interpreter says so when an exponential is too large for a float32, which the kernels mean.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+OVERFLOWS = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, in the interpreter: exp of large gates
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +105,7 @@ def test_every_activation_of_the_models_has_a_kernel() -> None:
     assert set(linear.ACTIVATION_KINDS) == set(ACTIVATIONS)
 
 
+@OVERFLOWS
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_gates_are_activated_and_multiplied_as_in_torch(name: str, dtype: torch.dtype) -> None:
@@ -115,6 +116,7 @@ def test_gates_are_activated_and_multiplied_as_in_torch(name: str, dtype: torch.
     assert relative_error(actual, reference.act_and_multiply(gate_up.float(), name)) < 1e-2
 
 
+@OVERFLOWS
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_gates_far_from_zero_are_what_they_tend_to(name: str) -> None:
     gate_up = torch.cat([torch.tensor([[-200.0, -60.0, 60.0, 200.0]]), torch.ones(1, 4)], dim=1)
@@ -122,6 +124,7 @@ def test_gates_far_from_zero_are_what_they_tend_to(name: str) -> None:
     torch.testing.assert_close(actual, torch.tensor([[0.0, 0.0, 60.0, 200.0]]))
 
 
+@OVERFLOWS
 def test_rows_may_lie_apart() -> None:
     wide = random(4, 100)
     assert (
