@@ -22,7 +22,7 @@ demo: $(VENV)/demo.stamp
 # to 3 GB, so there are at most four. What loads the machine on purpose comes last, alone.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cores + 1 : 4)))
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore=tests/stress
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore=tests/stress
 	$(BIN)/python -m pytest tests/stress
 
 # What `make test` leaves out: minutes of load on purpose, 40,000 calls of a fuzz, new examples of hypothesis.

@@ -4,8 +4,9 @@ Triton's kernels are compiled where there is a GPU, and run in Triton's interpre
 reads TRITON_INTERPRET when it is imported, and whatever imports it first decides for the whole process: so it is set
 here, before any file of tests is read. Processes that tests start inherit it.
 
-Files that start processes or load the default model come first: they take longest, and a worker that began one of them
-last would keep the others waiting.
+Files that start processes or load the default model come first, then kernels, steps and compiled programs: they take
+longest, and a worker that began one of them last would keep the others waiting. (pytest-xdist would begin with the
+files of most tests instead; the Makefile says --no-loadscope-reorder.)
 
 Hypothesis draws the same examples in every run, so that a change is judged by what it changed. `make nightly` draws
 others each time (`--hypothesis-profile=nightly`); what it finds becomes an `@example`.
@@ -39,6 +40,10 @@ settings.register_profile("nightly", derandomize=False, print_blob=True)
 settings.load_profile("same-examples")
 
 
+_LONG = ("srt/kernels/", "srt/runners/", "srt/scheduler/", "compiler/running/", "fsm/schema/")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = {item.path for item in items if item.get_closest_marker("processes") or item.get_closest_marker("model")}
-    items.sort(key=lambda item: item.path not in slow)
+    long = {item.path for item in items if item.nodeid.removeprefix("tests/").startswith(_LONG)}
+    items.sort(key=lambda item: (item.path not in slow, item.path not in long))
