@@ -79,7 +79,7 @@ _FUNCTIONS: Mapping[Any, Kind] = {
     **_of(_SYSTEM, _SYSTEM_VOLATILE, "volatile"),
     **_of(time, ("sleep",), "effect"),
     **_of(time, _TIMES, "volatile"),
-    **_of(_thread, ("start_new_thread",), "effect"),
+    **_of(_thread, ("start_new_thread", "start_joinable_thread"), "effect"),  # threading calls the second from 3.13 on
 }
 # Methods in C: name → the type of what they are called on, and what they are.
 _METHODS: Mapping[str, tuple[type, Kind]] = {
@@ -203,7 +203,8 @@ def _called(function: Any) -> str:
 
 
 def _called_in_python(frame: FrameType) -> str:
-    module, name = frame.f_globals.get("__name__"), frame.f_code.co_name
+    module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+    module = module.partition("._")[0]  # from 3.13 on pathlib is pathlib._local
     return "os.environ" if (module, name) == ("os", "__getitem__") else f"{module}.{name}()"
 
 
