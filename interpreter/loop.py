@@ -338,7 +338,7 @@ async def wait_until_async(
 
         def wake(future: "asyncio.Future[None]" = future) -> None:
             with contextlib.suppress(RuntimeError):  # the waiter's loop is closed: the waiter is gone
-                loop.call_soon_threadsafe(_settle, future)
+                loop.call_soon_threadsafe(set_done, future)
 
         for signal in signals:
             signal.add(wake)
@@ -354,6 +354,7 @@ async def wait_until_async(
                 signal.discard(wake)
 
 
-def _settle(future: "asyncio.Future[None]") -> None:
+def set_done(future: "asyncio.Future[None]") -> None:
+    """Ends the wait for `future`; its waiter may have been cancelled."""
     if not future.done():
         future.set_result(None)

@@ -17,7 +17,7 @@ from ..lang.errors import VariableError
 from ..lang.protocol import Chunk, Completion, Final, TokenLogprob
 from ..lang.result import Result
 from ..lang.state import Value
-from .loop import Signal
+from .loop import Signal, set_done
 
 Meta = dict[str, Any]  # JSON-like facts about a call; see State.get_meta_info
 Facts = Meta | list[Any]  # of a variable: a list for n above 1, and one entry per branch after a join
@@ -106,7 +106,7 @@ class Binding:
         """Waits until it is resolved or failed. Runs on the loop that resolves it, so no thread has to be woken."""
         while not self.done:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            wake = partial(_set, future)
+            wake = partial(set_done, future)
             self.settled.add(wake)
             try:
                 await future
@@ -185,11 +185,6 @@ class VariableTable:
         else:
             hint = "it has set none so far"
         return VariableError(f"the program sets no variable {name!r}; {hint}")
-
-
-def _set(future: "asyncio.Future[None]") -> None:
-    if not future.done():  # its waiter may have been cancelled
-        future.set_result(None)
 
 
 # (log-probability, token id, text or None), as SGLang writes a token.

@@ -6,8 +6,8 @@
     elsewhere                   a walk through the trie of all tokens, which ends early where little is allowed
 
 A walk follows the trie and the transition table together, and asks for what is UNKNOWN in the table. Making a mask
-takes fuel and can be interrupted, so no state of any constraint stalls the other requests: a walk that is told to stop,
-or has visited as many nodes as it may, returns where it has not been, as work for the next walk:
+takes fuel and can be interrupted, so no state of any constraint stalls the other requests. A walk that is interrupted,
+or has visited as many nodes as it may, returns the nodes that it has not visited, as work for the next walk:
 
     work    [n, 3]  (begin, end, state): the sibling nodes from `begin` on, with all below them, up to `end`;
                     the text before them has led to `state`

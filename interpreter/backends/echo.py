@@ -43,6 +43,7 @@ from ...lang.protocol import (
     ScoreRequest,
     Usage,
 )
+from ..loop import set_done
 from .echo_answers import (
     Script,
     ScriptReader,
@@ -139,12 +140,7 @@ class Gate:
         while self._waiting and (self._open or self._permits):
             loop, future = self._waiting.popleft()
             self._permits -= 0 if self._open else 1
-            loop.call_soon_threadsafe(_settle, future)
-
-
-def _settle(future: "asyncio.Future[None]") -> None:
-    if not future.done():
-        future.set_result(None)
+            loop.call_soon_threadsafe(set_done, future)
 
 
 class FailCall:

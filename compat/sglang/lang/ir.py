@@ -138,7 +138,7 @@ class SglFunction(Program):
         texts = True if "return_text_in_logprobs" in named else keywords.get("return_text_in_logprobs")
         if texts is False:
             raise ParameterError(
-                "run() takes no return_text_in_logprobs=False: a token is told with its text; leave it out"
+                "run() takes no return_text_in_logprobs=False: every token comes with its text; leave it out"
             )
         threads = True if "use_thread" in named else keywords.get("use_thread", True)
         if not isinstance(threads, bool) or not isinstance(texts, bool | None):
@@ -174,8 +174,8 @@ class SglFunction(Program):
     def cache(self, backend: Backend | None = None, **options: Any) -> Cached | None:  # type: ignore[override]  # SGLang's result
         """Has the backend compute what all runs of the program begin with.
 
-        On a Runtime it is kept, as of `Program.cache`. A server that only computes it is told so, and forgets it when
-        it needs the room: then the result is None.
+        A Runtime keeps it, as of `Program.cache`. Another server computes it, and evicts it when it needs the room;
+        then the result is None.
         """
         chosen = chosen_backend(backend)
         loop.streams.run(chosen.start())

@@ -87,7 +87,7 @@ def engine(**changes: object) -> Engine:
 def fill(machine: Engine, nodes: int) -> None:
     """So many leaves that no request will match, as sequences of another salt leave them."""
     space = machine.scheduler.kv
-    root = space.cache.match(np.empty(0, dtype=np.int32), "somebody else")
+    root = space.cache.match(np.empty(0, dtype=np.int32), "another tenant")
     space.cache.lock(root)
     for number in range(nodes):
         leaf = space.cache.extend(root, np.array([1000 + number], dtype=np.int32), space.pool.allocate(1))

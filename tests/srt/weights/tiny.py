@@ -1,7 +1,7 @@
 """Tiny models of every family: as transformers holds them, as safetensors folders, and as GGUF files.
 
 The GGUF files are written as llama.cpp's converter does it, with the `gguf` library's own table of
-names, so that reading them back is checked against somebody else's idea of the format.
+names, so that reading them back is checked against another library's idea of the format.
 """
 
 import json

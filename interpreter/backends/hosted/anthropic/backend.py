@@ -272,7 +272,7 @@ class AnthropicAnswer:
         name: of the backend, for messages.
         lead: white space that the request left out.
         stops: strings that end the text here.
-        wrapped: the answer is a member of a JSON object: it is told when it is complete.
+        wrapped: the answer is a member of a JSON object; the backend passes it on when it is complete.
         constrained: the provider enforces a constraint.
         max_tokens: that were asked for.
     """
