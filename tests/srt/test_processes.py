@@ -493,7 +493,7 @@ def test_a_process_that_sleeps_with_the_interpreter_lock_is_found_and_replaced(
     monkeypatch.setenv("UMBEL_FAULT", point)
     with Runtime("oracle") as runtime:
         with pytest.raises(kind, match=says) as caught:
-            runtime.complete("hello", {"max_tokens": 50})
+            runtime.complete("hello", max_tokens=50, temperature=0, ignore_eos=True)
         assert str(caught.value).count(says) == 2
 
 
@@ -506,7 +506,7 @@ def test_a_request_that_ends_two_processes_ends_with_an_error_that_says_so(
 ) -> None:
     monkeypatch.setenv("UMBEL_FAULT", point)
     with Runtime("oracle") as runtime, pytest.raises(kind, match=says) as caught:
-        runtime.complete("hello", {"max_tokens": 50})
+        runtime.complete("hello", max_tokens=50, temperature=0, ignore_eos=True)
     assert str(caught.value).count("status 70") == 2
 
 
