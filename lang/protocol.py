@@ -213,7 +213,35 @@ class Locate(_Wire, frozen=True):
     origin: Origin = Origin()
 
 
-ToBackend = GenRequest | ScoreRequest | Hint | Release | Abort | Control | Locate
+class Tokenize(_Wire, frozen=True):
+    """Asks for the token ids of a prompt, BOS included. Answered by `Tokenized`, without the engine.
+
+    Media have no ids: a prompt with media is refused, and `Locate` counts its tokens.
+    """
+
+    id: str
+    prompt: Parts
+    origin: Origin = Origin()
+
+
+MAX_DETOKENIZED = 1 << 18  # ids of one Detokenize
+
+
+class Detokenize(_Wire, frozen=True):
+    """Asks for the text of token ids. Answered by `Detokenized`, without the engine.
+
+    Bytes that are no character become U+FFFD.
+
+    Attributes:
+        control: writes the names of control tokens; they have no text otherwise.
+    """
+
+    id: str
+    token_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_DETOKENIZED)]
+    control: bool = False
+
+
+ToBackend = GenRequest | ScoreRequest | Hint | Release | Abort | Control | Locate | Tokenize | Detokenize
 
 # ---------------------------------------------------------------------------------------------- back
 
@@ -333,6 +361,20 @@ class Located(_Wire, frozen=True):
     shared: tuple[int, ...] = ()
 
 
+class Tokenized(_Wire, frozen=True):
+    """The end of a Tokenize."""
+
+    id: str
+    token_ids: tuple[int, ...]
+
+
+class Detokenized(_Wire, frozen=True):
+    """The end of a Detokenize."""
+
+    id: str
+    text: str
+
+
 class Failure(_Wire, frozen=True):
     """The end of any request that could not be served. `kind` names a class of `errors.WIRE_ERRORS`."""
 
@@ -344,10 +386,26 @@ class Failure(_Wire, frozen=True):
         return WIRE_ERRORS.get(self.kind, BackendError)(self.message)
 
 
-Ending = Final | Scored | Done | Located | Failure
+Ending = Final | Scored | Done | Located | Tokenized | Detokenized | Failure
 FromBackend = Chunk | Ending
 
 # ------------------------------------------------------------------------------------------- the seam
+
+
+class VocabularyInfo(msgspec.Struct, frozen=True):
+    """Describes the tokens of a model, for the checks of a server.
+
+    Attributes:
+        size: ids are 0 to size - 1.
+        bos_id: begins every sequence; None where the model has none.
+        eos_ids: end a text, in ascending order.
+        control: names of control tokens → ids.
+    """
+
+    size: int
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+    control: dict[str, int]
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -428,6 +486,22 @@ class Locating(Protocol):
     """A backend that knows its tokens."""
 
     async def locate(self, question: Locate) -> Located: ...
+
+
+class Tokenizing(Protocol):
+    """A backend that converts between text and token ids.
+
+    Raises (both methods):
+        ParameterError: ids outside the vocabulary; text that is no Unicode.
+    """
+
+    @property
+    def vocabulary(self) -> VocabularyInfo:
+        """Describes the model's tokens. Raises BackendError before the backend has started."""
+
+    async def tokenize(self, question: Tokenize) -> Tokenized: ...
+
+    async def detokenize(self, question: Detokenize) -> Detokenized: ...
 
 
 # -------------------------------------------------------------------------------- costs

@@ -22,6 +22,8 @@ from ..lang.protocol import (
     Capabilities,
     Chunk,
     ConstraintKind,
+    Detokenize,
+    Detokenized,
     Done,
     Final,
     GenRequest,
@@ -30,6 +32,9 @@ from ..lang.protocol import (
     Located,
     Scored,
     ScoreRequest,
+    Tokenize,
+    Tokenized,
+    VocabularyInfo,
 )
 from ..lang.runtime_options import ORACLE, KeywordOptions, options_of
 from ..lang.transport.exchange import Exchange, Outgoing
@@ -46,6 +51,7 @@ from .multimodal.cache import InlineDigests, PictureCache
 from .multimodal.decode import InlineDecoder
 from .multimodal.format import most_tokens
 from .tokenizer.prompt import CACHE_BYTES
+from .tokenizer.tokenizer import vocabulary_info
 
 if TYPE_CHECKING:  # the scheduler needs torch, which importers of this module may not
     from .scheduler.scheduler import Scheduler
@@ -205,6 +211,12 @@ class LocalBackend:
         return self._template
 
     @property
+    def vocabulary(self) -> VocabularyInfo:
+        engine, gateway = self.engine, self._gateway
+        assert gateway is not None, "it comes before the engine"
+        return vocabulary_info(gateway.encoder.tokenizer, engine.runner.vocab_size)
+
+    @property
     def engine(self) -> Engine:
         """The scheduler and its model, for tests that inspect them."""
         if self._engine is None:
@@ -264,6 +276,14 @@ class LocalBackend:
     async def locate(self, question: Locate) -> Located:
         await self.start()
         return await self._calls.locate(question)
+
+    async def tokenize(self, question: Tokenize) -> Tokenized:
+        await self.start()
+        return await self._calls.tokenize(question)
+
+    async def detokenize(self, question: Detokenize) -> Detokenized:
+        await self.start()
+        return await self._calls.detokenize(question)
 
     async def control(self, verb: str) -> Done:
         await self.start()

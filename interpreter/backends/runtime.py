@@ -35,6 +35,8 @@ from ...lang.protocol import (
     Capabilities,
     Chunk,
     ConstraintKind,
+    Detokenize,
+    Detokenized,
     Done,
     Facts,
     Final,
@@ -44,6 +46,9 @@ from ...lang.protocol import (
     Located,
     Scored,
     ScoreRequest,
+    Tokenize,
+    Tokenized,
+    VocabularyInfo,
 )
 from ...lang.runtime_options import (
     DEFAULT,
@@ -67,7 +72,8 @@ NEEDED = ("numpy", "torch")  # by every engine
 NEEDED_BY_MODELS = ("tokenizers", "safetensors", "gguf")
 
 Show = Callable[[str], None]
-R = TypeVar("R", GenRequest, RunProgram, ScoreRequest, Locate, str)  # a str: the verb of a control request
+# A str: the verb of a control request.
+R = TypeVar("R", GenRequest, RunProgram, ScoreRequest, Locate, Tokenize, Detokenize, str)
 T = TypeVar("T")
 
 
@@ -170,6 +176,13 @@ class Runtime:
             )
         return self._template
 
+    @property
+    def vocabulary(self) -> VocabularyInfo:
+        """The model's vocabulary, which is known once the runtime has started."""
+        if self._welcome is None:
+            raise BackendError("the vocabulary is known once the runtime has started; call wait_ready() first")
+        return self._welcome.vocabulary
+
     async def start(self) -> None:
         """Starts the processes unless they run, and waits for the first token. May be called again, from any loop.
 
@@ -208,6 +221,18 @@ class Runtime:
     async def locate(self, question: Locate) -> Located:
         """Finds where tokens of a prompt stand in its text; for `State.explain_cache`."""
         return await self._answer(question, Exchange.locate)
+
+    async def tokenize(self, question: Tokenize) -> Tokenized:
+        """Encodes a prompt → its token ids, BOS included.
+
+        Raises:
+            RequestError: the prompt holds media.
+        """
+        return await self._answer(question, Exchange.tokenize)
+
+    async def detokenize(self, question: Detokenize) -> Detokenized:
+        """Decodes token ids → their text. Raises ParameterError for ids outside the vocabulary."""
+        return await self._answer(question, Exchange.detokenize)
 
     async def control(self, verb: str) -> Done:
         return await self._answer(verb, Exchange.control)
@@ -420,7 +445,7 @@ def _checked_template_options(given: object, chat_template: object) -> dict[str,
 
 def _sooner(request: R, began: float) -> R:
     """Returns the request with the remaining time, if its time is limited."""
-    if isinstance(request, str) or request.origin.timeout is None:
+    if isinstance(request, str | Detokenize) or request.origin.timeout is None:
         return request
     left = max(0.0, request.origin.timeout - (time.monotonic() - began))
     return msgspec.structs.replace(request, origin=msgspec.structs.replace(request.origin, timeout=left))

@@ -19,6 +19,8 @@ from ..protocol import (
     Abort,
     Chunk,
     Control,
+    Detokenize,
+    Detokenized,
     Done,
     Failure,
     Final,
@@ -32,6 +34,8 @@ from ..protocol import (
     Scored,
     ScoreRequest,
     ToBackend,
+    Tokenize,
+    Tokenized,
 )
 
 # The other side ends every request by its deadline; this much later we stop believing that it will.
@@ -175,6 +179,14 @@ class Exchange:
         message = await self._ask(question, question.origin)
         return _expect(message, Located)
 
+    async def tokenize(self, question: Tokenize) -> Tokenized:
+        message = await self._ask(question, question.origin)
+        return _expect(message, Tokenized)
+
+    async def detokenize(self, question: Detokenize) -> Detokenized:
+        message = await self._ask(question, Origin())
+        return _expect(message, Detokenized)
+
     def hint(self, hint: Hint) -> None:
         """Sent when the channel is whole; a hint that is lost costs time only."""
         if self._broken is None:
@@ -187,7 +199,7 @@ class Exchange:
 
     # ------------------------------------------------------------------ how
 
-    async def _ask(self, request: ScoreRequest | Control | Locate, origin: Origin) -> Incoming:
+    async def _ask(self, request: ScoreRequest | Control | Locate | Tokenize | Detokenize, origin: Origin) -> Incoming:
         async with self._slots:
             box = self._open(request.id, origin)
             ended = False

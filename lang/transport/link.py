@@ -14,7 +14,7 @@ import msgspec
 
 from ..errors import ParameterError
 from ..programs import GraphWanted, ProgramEvent, RunProgram
-from ..protocol import FromBackend, ToBackend
+from ..protocol import FromBackend, ToBackend, VocabularyInfo
 
 MAX_FRAME = 32 * 2**20  # bytes
 MOST_MESSAGES = 1 << 14  # of one frame; what is read of them is a hundred bytes each, whatever they are
@@ -59,7 +59,7 @@ class Welcome(_Link, frozen=True):
 
     model: str
     context_length: int
-    vocab_size: int
+    vocabulary: VocabularyInfo
     pool_tokens: int
     max_queue: int
     request_timeout: float

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import zmq
 
-from ...lang.protocol import GenRequest, Hint, Locate, ScoreRequest, ToBackend
+from ...lang.protocol import ToBackend
 from ...lang.transport.inlet import Inlet, prepare
 from ...lang.transport.link import MAX_FRAME, FrameError, FromGateway, Inbound, Outbound, Pong, ToGateway
 from ..core.instruments import Clock
 from ..core.messages import from_gateway_codec, to_gateway_codec, too_large_for_client
+from ..tokenizer.prompt import Prompted
 from .calls import Client
 from .gateway import Gateway
 
@@ -205,7 +206,7 @@ class LongPrompts:
 
     async def _prepare(self, message: ToBackend) -> None:
         """Tokenizes the text. An error comes again when the gateway receives the message, and is answered there."""
-        if not isinstance(message, GenRequest | ScoreRequest | Hint | Locate) or not self._gateway.is_long(message):
+        if not isinstance(message, Prompted) or not self._gateway.is_long(message):
             return
         encoder = self._gateway.encoder.salted(message.origin.salt)
         try:

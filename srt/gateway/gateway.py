@@ -28,6 +28,7 @@ from ...lang.protocol import (
     Abort,
     ConstraintSpec,
     Control,
+    Detokenize,
     Done,
     Facts,
     Failure,
@@ -35,22 +36,22 @@ from ...lang.protocol import (
     GenRequest,
     Hint,
     Locate,
-    Located,
     Release,
     ScoreRequest,
     ToBackend,
+    Tokenize,
 )
 from ..constraints.compiler import Answer, Compiled, CompiledCache, InlineCompiler, Refused
 from ..core.config import CompilerLimits, GatewayLimits
 from ..core.instruments import Clock, FaultHook, no_faults
 from ..core.messages import EngineAbort, EngineControl, EngineFailed, FromEngine, Heartbeat, ToEngine
 from ..multimodal.cache import PictureCache
-from ..tokenizer.prompt import CACHE_BYTES, PromptEncoder, Showable
+from ..tokenizer.prompt import CACHE_BYTES, Prompted, PromptEncoder, Showable
 from ..tokenizer.tokenizer import Tokenizer
 from .calls import CallIndex, CallPhase, Client, ControlCall, GenCall, PendingCall, ScoreCall
 from .hints import Hints
 from .images import Images, PictureCall
-from .validation import RequestValidator
+from .validation import Question, RequestValidator
 
 log = logging.getLogger("umbel.gateway")
 
@@ -152,8 +153,8 @@ class Gateway:
         match message:
             case GenRequest() | ScoreRequest() | Control():
                 self._accept(client, message)
-            case Locate():
-                self._locate(client, message)
+            case Locate() | Tokenize() | Detokenize():
+                self._answer(client, message)
             case Hint():
                 if self._state is EngineState.READY:
                     self._hints.take(client, message, self._context_length)
@@ -169,7 +170,7 @@ class Gateway:
 
     def is_long(self, message: ToBackend) -> bool:
         """Returns whether its new text should be tokenized in a thread first (see `clients.LongPrompts`)."""
-        if not isinstance(message, GenRequest | ScoreRequest | Hint | Locate):
+        if not isinstance(message, Prompted):
             return False
         try:
             return self.encoder.salted(message.origin.salt).is_long(message.prompt)
@@ -404,16 +405,16 @@ class Gateway:
                 self._end(call, None)
         self._hints.release(client, request_id)
 
-    def _locate(self, client: Client, question: Locate) -> None:
+    def _answer(self, client: Client, question: Question) -> None:
         """Answers at once from the tokenizer, without a call."""
         try:
-            answer: Located | Failure = self._validator.locate(question)
+            answer = self._validator.answer(question)
         except UmbelError as error:
             answer = _failure(question.id, error)
         except Exception:
-            log.exception("tokens could not be located")
+            log.exception("a question about tokens could not be answered")
             self.counters["internal_errors"] += 1
-            answer = _failure(question.id, BackendError("internal error while locating tokens; see the log"))
+            answer = _failure(question.id, BackendError("internal error while reading tokens; see the log"))
         client.deliver(answer)
 
     # ------------------------------------------------------------------ pictures

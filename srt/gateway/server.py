@@ -51,7 +51,7 @@ from ..multimodal.decode import DecoderProcess
 from ..multimodal.format import PictureFormat, most_tokens
 from ..processes import child
 from ..tokenizer.prompt import CACHE_BYTES
-from ..tokenizer.tokenizer import Tokenizer
+from ..tokenizer.tokenizer import Tokenizer, vocabulary_info
 from .calls import Client
 from .clients import Clients, Connection, LongPrompts, Received
 from .engine_client import EngineClient
@@ -112,7 +112,7 @@ class Startup:
             answer = Welcome(
                 model=self._model,
                 context_length=self.engine.context_length,
-                vocab_size=self.engine.vocab_size,
+                vocabulary=vocabulary_info(self._tokenizer, self.engine.vocab_size),
                 pool_tokens=self.engine.pool_tokens,
                 max_queue=self._limits.max_queue,
                 request_timeout=self._limits.request_timeout,

@@ -6,12 +6,25 @@ index, texts are tokenized, and the prompt is measured against the context.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import assert_never
 
 import msgspec
 
 from ...lang.errors import CapabilityError, ParameterError, RequestError
 from ...lang.prompt import Generated, Media, Part, Text
-from ...lang.protocol import GenRequest, Hint, Locate, Located, Origin, ScoreRequest
+from ...lang.protocol import (
+    Detokenize,
+    Detokenized,
+    FromBackend,
+    GenRequest,
+    Hint,
+    Locate,
+    Located,
+    Origin,
+    ScoreRequest,
+    Tokenize,
+    Tokenized,
+)
 from ...lang.sampling import SamplingParams
 from ..core.batch import PICTURE_BASE
 from ..core.config import MAX_ENGINE_FRAME, GatewayLimits, PictureLimits
@@ -20,6 +33,8 @@ from ..multimodal.format import PictureFormat, check_media
 from ..tokenizer.prompt import PromptEncoder, Showable, media_places, prompts_of, text_of, token_places
 from ..tokenizer.tokenizer import CompiledStops, Tokenizer
 from .calls import Client, GenCall, ScoreCall
+
+Question = Locate | Tokenize | Detokenize  # answered without the engine
 
 _SALT = re.compile(r"[A-Za-z0-9_-]*")
 _SEEDS = 2**63
@@ -154,7 +169,31 @@ class RequestValidator:
                     f"shorten it to at most {context_length - room} tokens or load a model with a longer context"
                 )
 
-    def locate(self, question: Locate) -> Located:
+    # ------------------------------------------------------------------ questions about tokens
+
+    def answer(self, question: Question) -> FromBackend:
+        """Answers from the tokenizer. Raises an UmbelError that says what is wrong with the question."""
+        match question:
+            case Locate():
+                return self._locate(question)
+            case Tokenize(id, prompt, origin):
+                self._check(id, origin, prompt)
+                if any(isinstance(part, Media) for part in prompt):
+                    raise RequestError("pictures have no token ids; leave them out, or count the tokens with a Locate")
+                return Tokenized(id, tuple(self._encoder.salted(origin.salt).encode(prompt)))
+            case Detokenize(id, token_ids, control):
+                self._check(id, Origin(), ())
+                self._check_tokens("token", token_ids)
+                return Detokenized(id, self._text(token_ids, control=control))
+            case _:
+                assert_never(question)
+
+    def _text(self, token_ids: Sequence[int], *, control: bool) -> str:
+        names = {token: name.encode() for name, token in self._tokenizer.special_ids.items()} if control else {}
+        spelled = ((names.get(token) or self._tokenizer.token_bytes(token)) for token in token_ids)
+        return b"".join(spelled).decode("utf-8", "replace")
+
+    def _locate(self, question: Locate) -> Located:
         """Answers a Locate. Raises as `generate`; ParameterError for a token index below 0."""
         prompts = (question.prompt, *question.others)
         for prompt in prompts:

@@ -15,6 +15,7 @@ from typing import Protocol
 from ...fsm.errors import ConstraintRefused
 from ...fsm.stops import Stops, stops_of
 from ...lang.errors import ConstraintError
+from ...lang.protocol import VocabularyInfo
 from ...lang.sampling import SamplingParams
 
 
@@ -38,6 +39,12 @@ class Tokenizer(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes:
         """Returns the bytes of a token; b"" for control tokens."""
+
+
+def vocabulary_info(tokenizer: Tokenizer, model_size: int) -> VocabularyInfo:
+    """Describes the tokens of a model for its clients. `model_size`: ids that the model has a row for."""
+    size = min(tokenizer.vocab_size, model_size)  # a model may lack some tokens, or pad its rows
+    return VocabularyInfo(size, tokenizer.bos_id, tuple(sorted(tokenizer.eos_ids)), tokenizer.special_ids)
 
 
 class ByteTokenizer:

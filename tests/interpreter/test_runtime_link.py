@@ -12,7 +12,7 @@ from umbel.interpreter.backends import runtime_link
 from umbel.interpreter.backends.runtime_link import GatewayProcess, Link
 from umbel.lang.errors import ConnectionLostError, ParameterError, RequestError
 from umbel.lang.prompt import Text
-from umbel.lang.protocol import Done, Failure, Final, GenRequest, Usage
+from umbel.lang.protocol import Done, Failure, Final, GenRequest, Usage, VocabularyInfo
 from umbel.lang.transport.link import Codec, FromGateway, Hello, Inbound, Outbound, Ping, Progress, ToGateway, Welcome
 from umbel.lang.transport.process_life import ProcessSample, ProcessState, TimeSpent
 
@@ -67,7 +67,7 @@ class Gateway:
         self._socket.close(linger=0)
 
 
-WELCOME = Welcome("toy", 100, 300, 100, 8, 60.0, None, {}, 8)
+WELCOME = Welcome("toy", 100, VocabularyInfo(300, None, (), {}), 100, 8, 60.0, None, {}, 8)
 
 
 def play(

@@ -26,7 +26,16 @@ from umbel.interpreter.backends.runtime import Runtime
 from umbel.interpreter.backends.runtime_link import GatewayProcess, Link
 from umbel.lang.errors import BackendError, ConnectionLostError, DeadlineError, EngineError, ModelError, UmbelError
 from umbel.lang.prompt import Text
-from umbel.lang.protocol import Chunk, ConstraintSpec, Final, GenRequest, Locate, ScoreRequest
+from umbel.lang.protocol import (
+    Chunk,
+    ConstraintSpec,
+    Detokenize,
+    Final,
+    GenRequest,
+    Locate,
+    ScoreRequest,
+    Tokenize,
+)
 from umbel.lang.runtime_options import RuntimeOptions
 from umbel.lang.sampling import SamplingParams
 from umbel.lang.transport.link import Codec, Outbound, ToGateway
@@ -253,11 +262,16 @@ def test_requests_that_have_given_nothing_away_are_asked_a_second_gateway(
         async def located() -> object:
             return (await own_runtime.locate(Locate("l", (Text("prompt "),), (3,)))).tokens
 
+        async def tokens() -> object:
+            ids = (await own_runtime.tokenize(Tokenize("t", (Text("prompt "),)))).token_ids
+            return ids, (await own_runtime.detokenize(Detokenize("d", ids, control=True))).text
+
         async def flushed() -> object:
             return (await own_runtime.control("flush_cache")).result
 
         await own_runtime.start()
-        tasks = [asyncio.create_task(each) for each in (text(1, False), text(3, False), scored(), located(), flushed())]
+        asked = (text(1, False), text(3, False), scored(), located(), tokens(), flushed())
+        tasks = [asyncio.create_task(each) for each in asked]
         while_running()
         return await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
 
@@ -265,7 +279,9 @@ def test_requests_that_have_given_nothing_away_are_asked_a_second_gateway(
     assert own_runtime._process is not None
     gateway = psutil.Process(own_runtime._process.process_id)
     assert asyncio.run(answers(lambda: act(gateway))) == quiet
-    assert own_runtime.get_server_info()["client_retried_requests"] == 5
+    assert own_runtime.get_server_info()["client_retried_requests"] == 6
+    assert quiet[4] == ((256, *b"prompt "), "<s>prompt ")
+    assert own_runtime.vocabulary.control["<s>"] == own_runtime.vocabulary.bos_id == 256
 
 
 def test_links_of_several_threads_that_find_a_gateway_stopped_replace_it_once(own_runtime: Runtime) -> None:

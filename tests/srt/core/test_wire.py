@@ -24,6 +24,8 @@ from umbel.lang.protocol import (
     Chunk,
     Completion,
     Control,
+    Detokenize,
+    Detokenized,
     Done,
     Failure,
     Final,
@@ -34,8 +36,11 @@ from umbel.lang.protocol import (
     Scored,
     ScoredChoice,
     ScoreRequest,
+    Tokenize,
+    Tokenized,
     TokenLogprob,
     Usage,
+    VocabularyInfo,
 )
 from umbel.lang.sampling import SamplingParams
 from umbel.lang.transport.link import (
@@ -88,6 +93,8 @@ TO_GATEWAY = [
     Abort("a"),
     RunProgram("p", "00", 3, b"graph", pack_values({"x": (1,)}), b"", True, Origin("p"), ProgramBudget(5)),
     Control("c", "info"),
+    Tokenize("t", (Text("x", True),), Origin("p")),
+    Detokenize("t", (1, 2), control=True),
     Hello(),
     Ping(),
     Bye(),
@@ -104,7 +111,9 @@ FROM_GATEWAY = [
     ProgramValue("p", 2, "x", ("a", "b"), pack_values([{}, {}]), None, Usage(1, 2, 3, 4)),
     ProgramValue("p", 3, "y", error=Trouble("KeyError", "z")),
     ProgramEnded("p", (Text("x", True), Generated("y", (1, 2))), (("user", "x"), ("assistant", None)), True, Usage(1)),
-    Welcome("m", 1, 2, 3, 4, 5.0, None, {"bos_token": "<s>"}, 6),
+    Tokenized("t", (256, 97)),
+    Detokenized("t", "é"),
+    Welcome("m", 1, VocabularyInfo(2, 0, (1,), {"<s>": 0}), 3, 4, 5.0, None, {"bos_token": "<s>"}, 6),
     StartFailed("ModelError", "no"),
 ]
 TO_ENGINE = [

@@ -14,7 +14,17 @@ import umbel
 import zmq
 from msgspec import inspect
 from umbel.lang.prompt import MAX_PARTS, Text
-from umbel.lang.protocol import Abort, Completion, Failure, Final, FinishReason, ScoreRequest, Usage
+from umbel.lang.protocol import (
+    MAX_DETOKENIZED,
+    Abort,
+    Completion,
+    Detokenize,
+    Failure,
+    Final,
+    FinishReason,
+    ScoreRequest,
+    Usage,
+)
 from umbel.lang.transport.inlet import prepare
 from umbel.lang.transport.link import MOST_MESSAGES, Codec, FrameError, Inbound, Outbound, Ping, ToGateway
 from umbel.srt.core.config import MAX_ENGINE_FRAME
@@ -60,6 +70,8 @@ def hostile(size: int) -> dict[str, bytes]:
         "biases": sampled("logit_bias", b"\xdf" + struct.pack(">I", size // 6) + biases),
         "stops": sampled("stop", listed(size // 2) + b"\xa1a" * (size // 2)),
         "stop ids": sampled("stop_token_ids", listed(size) + b"\x01" * size),
+        "ids to detokenize": message({"type": "Detokenize", "id": "x"}, "token_ids", listed(size) + b"\x01" * size),
+        "parts to tokenize": message({"type": "Tokenize", "id": "x"}, "prompt", listed(size // 5) + parts),
         "choices": message({"type": "ScoreRequest", "id": "x", "prompt": []}, "choices", listed(size) + b"\xa0" * size),
         "a length that lies": b"\xdd\xff\xff\xff\xff",
         "an inner length that lies": message(call, "prompt", b"\xdd\xff\xff\xff\xff"),
@@ -172,6 +184,13 @@ def test_a_prompt_of_too_many_parts_is_refused_by_its_length() -> None:
     with pytest.raises(FrameError, match=rf"length <= {MAX_PARTS}") as caught:
         codec.decode(codec.encode([request]))
     assert caught.value.labels == ("s",)
+
+
+def test_a_list_of_too_many_ids_is_refused_by_its_length() -> None:
+    codec: Codec[ToGateway] = Codec(ToGateway)
+    with pytest.raises(FrameError, match=rf"length <= {MAX_DETOKENIZED}") as caught:
+        codec.decode(codec.encode([Detokenize("d", (1,) * (MAX_DETOKENIZED + 1))]))
+    assert caught.value.labels == ("d",)
 
 
 # ------------------------------------------------------------------------------------------ sockets

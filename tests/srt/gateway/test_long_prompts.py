@@ -5,7 +5,7 @@ import threading
 from collections.abc import Awaitable, Callable
 
 from umbel.lang.prompt import Media, Text
-from umbel.lang.protocol import Abort, Failure, GenRequest, ScoreRequest, ToBackend
+from umbel.lang.protocol import Abort, Failure, GenRequest, ScoreRequest, ToBackend, Tokenize, Tokenized
 from umbel.srt.gateway.clients import LongPrompts
 from umbel.srt.tokenizer.prompt import LONG
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
@@ -156,3 +156,13 @@ def test_a_long_text_whose_tokens_are_known_is_not_long() -> None:
         assert len(scene.harness.generates()) == 2
 
     play(story)
+
+
+def test_a_long_text_to_tokenize_is_tokenized_on_another_thread() -> None:
+    async def story(scene: Scene) -> None:
+        scene.receive(CLIENT, Tokenize("t", (Text(LONG_TEXT),)))
+        await until(lambda: bool(scene.harness.answers()))
+
+    scene = play(story)
+    assert threading.get_ident() not in scene.tokenizer.threads
+    assert scene.harness.answers() == [Tokenized("t", (256, *ByteTokenizer().encode(LONG_TEXT, first=True)))]
