@@ -272,9 +272,9 @@ class Reporter:
                 continue
             self._when_settled(binding, partial(self._settled, slot, binding))
             if spoken is not None and binding.name:
-                _Pieces(binding.feed, partial(self._piece, slot, binding.name))
+                FeedFollower(binding.feed, partial(self._piece, slot, binding.name))
         if spoken is not None:
-            _Pieces(spoken, partial(self._piece, OWN_STREAM, ""))
+            FeedFollower(spoken, partial(self._piece, OWN_STREAM, ""))
 
     def _when_settled(self, binding: Binding, report: Callable[[], None]) -> None:
         if binding.done:
@@ -303,8 +303,8 @@ class Reporter:
         self._notify(ProgramPiece(self._label, slot, name, text, pack_values(facts)))
 
 
-class _Pieces:
-    """Sends what is new in a feed whenever it grows."""
+class FeedFollower:
+    """Passes what is new in a feed to `notify` whenever it grows, with what is there already."""
 
     def __init__(self, feed: Feed, notify: Callable[[str, Meta], None]) -> None:
         self._feed = feed
