@@ -3,6 +3,8 @@
 Making one checks the arguments and starts nothing; the first use starts the processes. Each event
 loop that uses it gets a socket of its own, so one runtime serves the interpreter's streams, a test's
 `asyncio.run` and blocking helpers alike.
+
+With `address=` it joins the gateway of another process instead, which that process shares (`Runtime.share`).
 """
 
 import asyncio
@@ -14,8 +16,11 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from concurrent.futures import Future
 from contextlib import aclosing
+from functools import partial
 from os import PathLike
+from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack, get_args
 
 import msgspec
@@ -28,6 +33,8 @@ from ...lang.errors import (
     DeadlineError,
     MissingExtraError,
     ParameterError,
+    UmbelError,
+    shown,
 )
 from ...lang.programs import ProgramEvent, RunProgram
 from ...lang.prompt import Part, Text, tokens_at_most
@@ -55,6 +62,7 @@ from ...lang.runtime_options import (
     MAX_MODEL_LENGTH,
     ORACLE,
     KeywordOptions,
+    RuntimeOptions,
     described_options,
     facts_of,
     options_of,
@@ -65,9 +73,11 @@ from ...lang.sampling import SamplingParams, merge, overrides
 from ...lang.transport.exchange import Exchange
 from ...lang.transport.link import Welcome
 from ..loop import streams
-from .runtime_link import GatewayProcess, Link
+from .runtime_gateway import IPC, GatewayHandle, GatewayProcess, SharedFolder, join
+from .runtime_link import Link
 
 STARTUP_TIMEOUT = 900.0  # seconds; the first start of a GGUF file converts it
+RESTART_PAUSE = 5.0  # seconds between two starts of a shared gateway, the first of which has failed
 NEEDED = ("numpy", "torch")  # by every engine
 NEEDED_BY_MODELS = ("tokenizers", "safetensors", "gguf")
 
@@ -89,6 +99,8 @@ class Runtime:
         startup_timeout: seconds until a start counts as failed; otherwise only the end or the stop of a process ends a
             start.
         progress: prints the phases of a start to standard error; None does so when it is a terminal.
+        address: joins the runtime that another process shares, instead of starting one: the address that its `share()`
+            returned. Model and options are those of the owner, and only the owner can end or restart it.
 
     Options, which may also be given in groups, as in `cache={"pool_tokens": 65536}, scheduling={"policy": "fcfs"}`:
         {options}
@@ -108,6 +120,7 @@ class Runtime:
         template_options: Mapping[str, Any] | None = None,  # Any: whatever the template understands
         startup_timeout: float = STARTUP_TIMEOUT,
         progress: bool | None = None,
+        address: str | None = None,
         **options: Unpack[KeywordOptions],
     ) -> None:
         for name, given in (("model", model), ("model_path", model_path)):
@@ -116,9 +129,10 @@ class Runtime:
         if model is not None and model_path is not None and model != model_path:
             raise ParameterError(f"model={model!r} and model_path={model_path!r} name two models; give one")
         chosen = model if model is not None else model_path
-        self.options = plain_options(
-            options_of("Runtime()", DEFAULT if chosen is None else chosen, options, _PARAMETERS)
-        )
+        checked = plain_options(options_of("Runtime()", DEFAULT if chosen is None else chosen, options, _PARAMETERS))
+        self._join = None if address is None else _way_to(address, [*([] if chosen is None else ["model"]), *options])
+        self._address = address
+        self._options = checked if address is None else None  # of a joined one the owner says them
         self._startup_timeout = checks.seconds("startup_timeout", startup_timeout)
         if progress is not None:
             checks.switch("progress", progress)
@@ -134,22 +148,37 @@ class Runtime:
         self._welcome: Welcome | None = None
         self._closed = False
         self._retried = 0  # requests sent to a second gateway
-        _check_extras(self.options.model)
+        self._shared: SharedFolder | None = None
+        self._keeping: Future[None] | None = None  # of a shared one
+        if address is None:
+            _check_extras(checked.model)
         # A runtime that is not referenced any more does not keep its model in memory until the program ends.
         weakref.finalize(self, _end_forgotten, self._links, self._processes).atexit = False
 
     # ------------------------------------------------------------------ Backend
 
     @property
+    def options(self) -> RuntimeOptions:
+        """The options of the runtime. Those of a joined one are its owner's, and known once it is ready."""
+        if self._options is not None:
+            return self._options
+        if self._welcome is None:
+            raise BackendError("the options of a joined runtime are known once it is ready; call wait_ready() first")
+        return self._welcome.options
+
+    @property
     def capabilities(self) -> Capabilities:
         welcome = self._welcome
+        options = self._options if welcome is None else welcome.options
+        caches = options is None or options.radix_cache
+        named = welcome.model if welcome is not None else options.model if options is not None else self._address
         return Capabilities(
-            name=f"runtime {welcome.model if welcome else self.options.model}",
+            name=f"runtime {named}",
             score=True,
             hint=True,
-            pins=self.options.radix_cache,
+            pins=caches,
             token_ids=True,
-            prefix_cache=self.options.radix_cache,
+            prefix_cache=caches,
             logprobs=True,
             probability=True,
             stop_regex=True,
@@ -238,10 +267,16 @@ class Runtime:
         return await self._answer(verb, Exchange.control)
 
     async def close(self) -> None:
-        """Ends the processes; requests in flight end with an error. A closed runtime is not started again."""
+        """Ends the processes; requests in flight end with an error. A closed runtime is not started again.
+
+        A joined one leaves the processes to their owner."""
         loop = asyncio.get_running_loop()
         with self._lock:
             self._closed = True
+            if self._keeping is not None:
+                self._keeping.cancel()
+            if self._shared is not None:
+                self._shared.close()
             links = dict(self._links)
             self._links.clear()
             process = self._process
@@ -255,6 +290,36 @@ class Runtime:
                 asyncio.run_coroutine_threadsafe(link.close(), owner)
         if process is not None:
             await asyncio.to_thread(process.close)
+
+    def share(self, path: str | PathLike[str] | None = None) -> str:
+        """Lets other processes of this user join this runtime with `Runtime(address=...)` → the address.
+
+            address = runtime.share()          # here
+            runtime = ul.Runtime(address=...)  # in another process
+
+        The address stays the same until this runtime is closed. A gateway is started now, and one that is lost is
+        replaced at once, while this process asks for nothing, too: those that have joined find the next one.
+
+        Args:
+            path: of a folder that is made for the address; None takes one with a random name.
+
+        Raises:
+            ParameterError: the path is taken, or no folder can be made there.
+            BackendError: this runtime is joined itself, or closed.
+        """
+        if self._join is not None:
+            raise BackendError(f"this runtime has joined {self._address}; its owner alone can share it")
+        with self._lock:
+            if self._closed:
+                raise BackendError("this runtime was closed; make a new Runtime()")
+            if self._shared is None:
+                self._shared = SharedFolder(None if path is None else Path(checks.path("path", path)))
+                if self._process is not None:
+                    self._shared.lead_to(self._process)
+                self._keeping = streams.spawn(self._keep())
+            elif path is not None and Path(path).absolute() != self._shared.path:
+                raise ParameterError(f"this runtime is shared at {self._shared.path} already; leave path= out")
+            return self._shared.address
 
     # ------------------------------------------------------------------ blocking helpers
 
@@ -375,7 +440,7 @@ class Runtime:
         loop = asyncio.get_running_loop()
         link = self._links.get(loop)
         if link is None or link.broken:
-            link = self._open_link(loop)
+            link = self._open_link(loop, None if self._join is None else await self._join())
         try:
             async with asyncio.timeout(self._startup_timeout):
                 exchange = await link.ready()
@@ -393,26 +458,51 @@ class Runtime:
         self._welcome = link.welcome
         return exchange
 
-    def _open_link(self, loop: asyncio.AbstractEventLoop) -> Link:
+    def _open_link(self, loop: asyncio.AbstractEventLoop, joined: GatewayHandle | None) -> Link:
         with self._lock:
             if self._closed:
                 raise BackendError("this runtime was closed; make a new Runtime()")
+            link = self._links.get(loop)
+            if link is not None and not link.broken:  # another task has opened it while this one waited to join
+                return link
             for other in [other for other in self._links if other.is_closed() or other is loop]:
                 self._links.pop(other).abandon()
-            process = self._process
-            if process is not None and process.exit_reason() is not None:
-                process.close()
-                process = None
-            if process is None:
-                process = GatewayProcess(self.options, self._startup_timeout)
-                self._processes[:] = [process]
-            link = self._links[loop] = Link(process, self._show)
+            link = self._links[loop] = Link(self._running_process() if joined is None else joined, self._show)
             return link
+
+    def _running_process(self) -> GatewayProcess:
+        """Returns the gateway's process; starts one where there is none, or where it has ended."""
+        process = self._process
+        if process is not None and process.exit_reason() is not None:
+            process.close()
+            process = None
+        if process is None:
+            process = GatewayProcess(self.options, self._startup_timeout)
+            self._processes[:] = [process]
+            if self._shared is not None:
+                self._shared.lead_to(process)
+        return process
+
+    async def _keep(self) -> None:
+        """Keeps a gateway running, until the runtime is closed or cannot be started."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await self._connect()
+            except (ConnectionLostError, DeadlineError):
+                await asyncio.sleep(RESTART_PAUSE)
+                continue
+            except UmbelError:  # a model that is not there, or the runtime was closed: another start ends the same
+                return
+            link = self._links.get(loop)
+            if link is None:
+                return
+            await link.ended()
 
     async def _stop_failed_start(self, link: Link) -> None:
         """Removes what a failed start left; the next one begins anew."""
         with self._lock:
-            process = self._process if self._process is link.process else None
+            process = self._process if self._process is link.gateway else None
             if process is not None:
                 self._processes.clear()
         if process is not None:
@@ -427,6 +517,25 @@ class Runtime:
 _PARAMETERS = tuple(inspect.signature(Runtime.__init__).parameters)[1:-1]  # parameters that are no options
 spell_out(Runtime.__init__)
 Runtime.__doc__ = (Runtime.__doc__ or "").replace("{options}", described_options())
+
+
+def _way_to(address: str, others: list[str]) -> Callable[[], Awaitable[GatewayHandle]]:
+    """Returns the function that finds the gateway at an address.
+
+    Args:
+        others: options that were given with it.
+
+    Raises:
+        ParameterError: no address, or options next to it.
+    """
+    checks.text("address", address, MAX_MODEL_LENGTH, f"the address that share() of its owner returned ({IPC}...)")
+    if others:
+        raise ParameterError(
+            f"Runtime(address=...) joins a runtime that exists: {others[0]}= is its owner's to choose; leave it out"
+        )
+    if address.startswith(IPC):
+        return partial(join, Path(address.removeprefix(IPC)))
+    raise ParameterError(f"address={shown(address)} is none; write the {IPC} address that its owner's share() returned")
 
 
 def _checked_template_options(given: object, chat_template: object) -> dict[str, Any]:

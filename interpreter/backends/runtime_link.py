@@ -1,45 +1,24 @@
-"""The program's end of the socket to the gateway, on one event loop, and the gateway's process.
+"""The program's end of the socket to a gateway, on one event loop.
 
 The link tracks three things that the socket does not tell: whether the runtime is ready, whether the gateway is
 alive, and whether a frame was lost. When the gateway is gone, every request in flight ends with
 ConnectionLostError at once.
 
-It samples the process of a gateway that owes an answer. One that computes or waits for a core is
-alive. One that is stopped, or sleeps, hangs: the link ends it, so that the next request starts another.
-
-The process has a private folder and a pipe, both removed at the end:
-
-folder/lock      held by the gateway as long as it lives; a folder whose lock is free is stale
-folder/clients   the socket
-standard input   the gateway's lifeline: closing it, or dying, ends the gateway and its engine
+It samples a gateway that owes an answer (`GatewayHandle.sample`). One that hangs is given up, so that the next request
+finds or starts another.
 """
 
 import asyncio
-import atexit
-import contextlib
-import fcntl
 import itertools
 import os
-import re
-import shutil
-import signal
-import stat
-import subprocess
-import sys
-import tempfile
-import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import msgspec
 import zmq
 
 from ...lang.errors import WIRE_ERRORS, BackendError, ConnectionLostError, MissingExtraError, RequestError, UmbelError
-from ...lang.programs import PROGRAM_HOST
-from ...lang.runtime_options import CLIENTS_SOCKET, LOCK_FILE, GatewayStart, RuntimeOptions
 from ...lang.transport.exchange import Exchange
 from ...lang.transport.inlet import Inlet, prepare
 from ...lang.transport.link import (
@@ -60,170 +39,11 @@ from ...lang.transport.link import (
     ToGateway,
     Welcome,
 )
-from ...lang.transport.process_life import (
-    TimeSpent,
-    exit_in_words,
-    machine_in_words,
-    memory_kills,
-    read_process,
-    read_session,
-    read_this_thread,
-    share_in_words,
-)
-
-PREFIX = "umbel-runtime-"
-MAX_FOLDER = 80  # bytes of path; a socket's whole path may have about 104
-EXIT_SECONDS = 0.3  # to end by itself once its pipe is closed; then it is killed, which leaves nothing either
-
-_OUR_FILES = re.compile(rf"{LOCK_FILE}|{CLIENTS_SOCKET}|(engine|pulse)-\d+")
-
-_living: "weakref.WeakSet[GatewayProcess]" = weakref.WeakSet()
-
-
-class GatewayProcess:
-    """Starts a gateway and its engine; `close` ends both and removes the folder.
-
-    Args:
-        startup_timeout: seconds; no start of an engine may take longer.
-
-    Raises:
-        BackendError: the process or its folder could not be made.
-    """
-
-    def __init__(self, options: RuntimeOptions, startup_timeout: float) -> None:
-        remove_stale_folders()
-        self.owner = os.getpid()  # a forked process has this object too, but must not end it
-        self.was_ready = False  # reported to a link; from then on it owes answers to every link
-        self._hung: str | None = None  # why it was ended by a link
-        self._ending = threading.Lock()  # links of several threads may find that it hangs
-        self._memory_kills = memory_kills()
-        try:
-            self.folder = _private_folder()
-            lock = _hold_lock(self.folder)
-            try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "umbel.srt.gateway.server"],
-                    stdin=subprocess.PIPE,
-                    stdout=2,  # libraries must not print into the program's output
-                    pass_fds=(lock,),
-                    start_new_session=True,  # Ctrl-C in the terminal is for the program
-                )
-            finally:
-                os.close(lock)
-        except OSError as error:
-            raise BackendError(f"the runtime's process could not be started: {error}") from error
-        _living.add(self)
-        assert self._process.stdin is not None, "a pipe was asked for"
-        with contextlib.suppress(BrokenPipeError):  # it died already; `exit_reason` says so
-            start = GatewayStart(str(self.folder), self.owner, options, startup_timeout, PROGRAM_HOST)
-            self._process.stdin.write(msgspec.json.encode(start) + b"\n")
-            self._process.stdin.flush()
-
-    @property
-    def address(self) -> str:
-        return f"ipc://{self.folder / CLIENTS_SOCKET}"
-
-    @property
-    def process_id(self) -> int:
-        return self._process.pid
-
-    def exit_reason(self) -> str | None:
-        """Returns how the process ended, in words; None while it lives."""
-        if os.getpid() != self.owner:
-            return "it belongs to the process that this one was forked from"
-        if self._hung is not None:
-            return self._hung
-        code = self._process.poll()
-        return None if code is None else exit_in_words(code, self._memory_kills)
-
-    def end_hung(self, reason: str) -> None:
-        """Kills gateway, engine and their helpers, which may be stopped. The first reason counts."""
-        with self._ending:
-            if self.exit_reason() is None:
-                self._hung = reason
-                self._kill()
-
-    def close(self) -> None:
-        """Ends gateway and engine, and removes the folder. May be called again."""
-        if os.getpid() != self.owner:
-            return
-        _living.discard(self)
-        assert self._process.stdin is not None, "a pipe was asked for"
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._kill()
-            self._process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # a session of its own: gateway and engine
-
-
-def remove_stale_folders() -> None:
-    """Removes folders of gateways that were killed with their parents: only ours, only with a free lock."""
-    for place in {tempfile.gettempdir(), "/tmp"}:
-        for folder in Path(place).glob(f"{PREFIX}*"):
-            with contextlib.suppress(OSError):
-                if _made_by_us(folder) and _lock_is_free(folder / LOCK_FILE):
-                    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _made_by_us(folder: Path) -> bool:
-    """Returns whether this is a real, private folder of this user with files of a gateway only."""
-    state = folder.lstat()
-    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o077:
-        return False
-    return all(_OUR_FILES.fullmatch(entry.name) for entry in folder.iterdir())
-
-
-def _private_folder() -> Path:
-    """Makes a folder, 0700, with a random name and a path short enough for sockets in it."""
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    if len(os.fsencode(folder)) > MAX_FOLDER:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))
-    return folder
-
-
-def _hold_lock(folder: Path) -> int:
-    """Makes the lock file, locked before it gets its name, so no process finds it free → its descriptor."""
-    unnamed = folder / f"{LOCK_FILE}.new"
-    descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    unnamed.rename(folder / LOCK_FILE)
-    return descriptor
-
-
-def _lock_is_free(path: Path) -> bool:
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    else:
-        return True
-    finally:
-        os.close(descriptor)
-
-
-def _close_all() -> None:
-    for process in list(_living):
-        process.close()
-
-
-atexit.register(_close_all)
+from ...lang.transport.process_life import TimeSpent, machine_in_words, read_this_thread
+from .runtime_gateway import GatewayHandle
 
 PERIOD = 0.5  # seconds between two samples of a gateway that owes an answer; every other one sends a ping
 EXIT_LOOKS = 3  # per period, where the system does not report a process's end
-# Seconds of a gateway that owes an answer, as `TimeSpent` counts them. It is to be found within 5 s on a quiet machine.
-LONGEST_STOP = 1.5
-LONGEST_SILENCE = 2.5  # asleep
-LONGEST_COMPUTING = 60.0
-LONGEST_DISK_WAIT = 300.0
 
 MakeError = Callable[[], UmbelError]
 
@@ -245,11 +65,11 @@ class Link:
         show: called with the phases of the start.
     """
 
-    def __init__(self, process: GatewayProcess, show: Callable[[str], None]) -> None:
-        self.process = process
+    def __init__(self, gateway: GatewayHandle, show: Callable[[str], None]) -> None:
+        self.gateway = gateway
         self._show = show
         self._socket = prepare(_context().socket(zmq.DEALER), MAX_FRAME)
-        self._socket.connect(process.address)
+        gateway.attach(self._socket)
         self._loop = asyncio.get_running_loop()
         self._counters: Counter[str] = Counter()
         self._codec: Codec[ToGateway] = Codec(ToGateway)
@@ -264,8 +84,9 @@ class Link:
         self.exchange: Exchange | None = None  # set when the runtime is ready
         self.welcome: Welcome | None = None
         self._decided = asyncio.Event()  # ready, or broken
+        self._ended = asyncio.Event()  # broken
         self._inlet = Inlet(self._socket, self._read, self._failed)
-        self._exit_descriptor = _exit_descriptor(process)
+        self._exit_descriptor = gateway.exit_descriptor()
         if self._exit_descriptor is not None:
             self._loop.add_reader(self._exit_descriptor, self._look)
         self._watching = asyncio.create_task(self._watch())
@@ -284,11 +105,15 @@ class Link:
         assert self.exchange is not None, "decided and not broken is ready"
         return self.exchange
 
+    async def ended(self) -> None:
+        """Waits until the link is broken: its gateway is lost, or it was closed."""
+        await self._ended.wait()
+
     def start_in_words(self) -> str:
         """Returns the phase of the start and its share of the machine, in words for errors."""
         seconds = self._loop.time() - self._phase_since
-        share = share_in_words(read_session(self.process.process_id))
-        return f"it has been {self._phase} for {seconds:.0f} s, its processes {share}, and {machine_in_words()}"
+        share = self.gateway.start_in_words()
+        return f"it has been {self._phase} for {seconds:.0f} s, {share}, and {machine_in_words()}"
 
     def break_off(self, make_error: MakeError) -> None:
         """Ends every request, present and later, with this error, and stops reading. The first error counts."""
@@ -297,6 +122,7 @@ class Link:
         self._broken = make_error
         self._stop_listening()
         self._decided.set()
+        self._ended.set()
         if self.exchange is not None:
             self.exchange.fail(make_error)
 
@@ -379,7 +205,7 @@ class Link:
                     self._phase, self._phase_since = phase, self._loop.time()
                 self._show(phase)
             case Welcome():
-                self.process.was_ready = True
+                self.gateway.was_ready = True
                 self.welcome = message
                 self.exchange = Exchange(
                     self._send,
@@ -414,28 +240,14 @@ class Link:
                 await asyncio.sleep(PERIOD / looks)
 
     def _examine(self) -> None:
-        self._stay.look(self._loop.time(), read_process(self.process.process_id), read_this_thread())
-        reason = self._trouble(self._stay)
+        self._stay.look(self._loop.time(), self.gateway.sample(), read_this_thread())
+        reason = self.gateway.trouble(self._stay)
         if reason is not None:
-            self.process.end_hung(f"{reason}; {machine_in_words()}")
+            self.gateway.end_hung(f"{reason}; {machine_in_words()}")
             self._look()
 
-    def _trouble(self, stay: TimeSpent) -> str | None:
-        """Returns why the gateway hangs, or None. A starting one may be silent: imports hold the interpreter lock."""
-        if stay.stopped > LONGEST_STOP:
-            return f"its process was stopped for {stay.stopped:.1f} s (SIGSTOP, or a debugger)"
-        if not self.process.was_ready:
-            return None
-        if stay.idle > LONGEST_SILENCE:
-            return f"it has not answered for {stay.idle:.1f} s, in which it neither computed nor waited for a core"
-        if stay.computed > LONGEST_COMPUTING:
-            return f"it has computed for {stay.computed:.0f} s without an answer"
-        if stay.on_disk > LONGEST_DISK_WAIT:
-            return f"it has waited for a disk for {stay.on_disk:.0f} s without an answer"
-        return None
-
     def _look(self) -> None:
-        reason = self.process.exit_reason()
+        reason = self.gateway.exit_reason()
         if reason is not None:
             self._gone(reason)
 
@@ -462,16 +274,6 @@ class Link:
     def _gone(self, reason: str) -> None:
         when = "while it started" if self.welcome is None else "while requests were running"
         self.break_off(lambda: ConnectionLostError(f"the runtime's gateway is gone {when}: {reason}; run it again"))
-
-
-def _exit_descriptor(process: GatewayProcess) -> int | None:
-    """Returns a descriptor that becomes readable at the process's end; None where that is not supported."""
-    if process.owner != os.getpid() or not hasattr(os, "pidfd_open"):
-        return None
-    try:
-        return os.pidfd_open(process.process_id)
-    except OSError:
-        return None
 
 
 def _start_error(kind: str, message: str) -> UmbelError:

@@ -15,6 +15,7 @@ import msgspec
 from ..errors import ParameterError
 from ..programs import GraphWanted, ProgramEvent, RunProgram
 from ..protocol import FromBackend, ToBackend, VocabularyInfo
+from ..runtime_options import RuntimeOptions
 
 MAX_FRAME = 32 * 2**20  # bytes
 MOST_MESSAGES = 1 << 14  # of one frame; what is read of them is a hundred bytes each, whatever they are
@@ -67,6 +68,7 @@ class Welcome(_Link, frozen=True):
     template_tokens: dict[str, str]
     max_programs: int
     image_tokens: int = 0  # of a picture at most, see `Capabilities`; 0: the model reads text only
+    options: RuntimeOptions = RuntimeOptions()  # of the owner, for clients that have joined
 
 
 class StartFailed(_Link, frozen=True):

@@ -25,7 +25,7 @@ from ...lang.chat_template import ChatTemplate
 from ...lang.errors import EngineError, OverloadedError, ParameterError, UmbelError
 from ...lang.programs import RunProgram
 from ...lang.protocol import Abort, Failure, Hint, Release
-from ...lang.runtime_options import CLIENTS_SOCKET, GatewayStart
+from ...lang.runtime_options import CLIENTS_SOCKET, GatewayStart, RuntimeOptions
 from ...lang.transport.exchange import Outgoing
 from ...lang.transport.link import (
     Bye,
@@ -63,8 +63,9 @@ from .supervisor import EngineLife, Kill, Start, StartFailure, Supervisor
 class Startup:
     """Tracks the start of the runtime, and answers the clients that wait for its end."""
 
-    def __init__(self, clients: Clients, limits: GatewayLimits) -> None:
+    def __init__(self, clients: Clients, options: RuntimeOptions, limits: GatewayLimits) -> None:
         self._clients = clients
+        self._options = options
         self._limits = limits
         self._phase = "starting the engine"
         self._model = ""
@@ -120,6 +121,7 @@ class Startup:
                 template_tokens=self._tokenizer.template_tokens,
                 max_programs=self._limits.max_programs,
                 image_tokens=self._image_tokens,
+                options=self._options,
             )
         else:
             return
@@ -156,7 +158,7 @@ class GatewayServer:
         self._programs: Programs | None = None  # with the core
         self._compiler = CompilerProcess(CompilerLimits(), self._flush)
         self._decoder = DecoderProcess(PictureLimits(), self._flush)
-        self._startup = Startup(self._clients, self._limits)
+        self._startup = Startup(self._clients, self._options, self._limits)
         self._engine: EngineClient | None = None
         self._generation = 0
         self._ended_because: str | None = None  # set when the gateway ended it

@@ -4,12 +4,12 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import cast
 
 import pytest
 import zmq
-from umbel.interpreter.backends import runtime_link
-from umbel.interpreter.backends.runtime_link import GatewayProcess, Link
+from umbel.interpreter.backends import runtime_gateway, runtime_link
+from umbel.interpreter.backends.runtime_gateway import LocalGateway
+from umbel.interpreter.backends.runtime_link import Link
 from umbel.lang.errors import ConnectionLostError, ParameterError, RequestError
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Done, Failure, Final, GenRequest, Usage, VocabularyInfo
@@ -17,22 +17,27 @@ from umbel.lang.transport.link import Codec, FromGateway, Hello, Inbound, Outbou
 from umbel.lang.transport.process_life import ProcessSample, ProcessState, TimeSpent
 
 
-class FakeProcess:
+class FakeProcess(LocalGateway):
     """A gateway process as far as a link looks at it. It never tells of its end: the link has to look."""
 
     address = "inproc://gateway"
-    owner = -1  # somebody else's child
     process_id = os.getpid()
 
     def __init__(self) -> None:
+        super().__init__()
         self.ended: str | None = None
-        self.was_ready = False
+
+    def exit_descriptor(self) -> int | None:
+        return None
 
     def exit_reason(self) -> str | None:
         return self.ended
 
     def end_hung(self, reason: str) -> None:
         self.ended = reason
+
+    def close(self) -> None:
+        """It is the test's own process."""
 
 
 class Gateway:
@@ -87,7 +92,7 @@ def play(
 
     async def told() -> None:
         gateway = Gateway()
-        link = Link(cast(GatewayProcess, gateway.process), lambda _: None)
+        link = Link(gateway.process, lambda _: None)
         try:
             async with asyncio.timeout(10):
                 assert await gateway.next_frames() == [[Hello()]]
@@ -177,7 +182,7 @@ class System:
         self.looks = 0
         self._state, self._computes = state, computes
         monkeypatch.setattr(runtime_link, "PERIOD", 0.001)
-        monkeypatch.setattr(runtime_link, "read_process", self._read)
+        monkeypatch.setattr(runtime_gateway, "read_process", self._read)
         monkeypatch.setattr(runtime_link.TimeSpent, "look", lambda stay, *seen: self._look(stay, *seen))
 
     def _read(self, process_id: int) -> ProcessSample:

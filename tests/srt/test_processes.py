@@ -23,7 +23,8 @@ import psutil
 import pytest
 import zmq
 from umbel.interpreter.backends.runtime import Runtime
-from umbel.interpreter.backends.runtime_link import GatewayProcess, Link
+from umbel.interpreter.backends.runtime_gateway import GatewayProcess
+from umbel.interpreter.backends.runtime_link import Link
 from umbel.lang.errors import BackendError, ConnectionLostError, DeadlineError, EngineError, ModelError, UmbelError
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import (
