@@ -138,7 +138,10 @@ class Text(msgspec.Struct, frozen=True, tag="t", array_like=True):
 
 
 class Generated(msgspec.Struct, frozen=True, tag="g", array_like=True):
-    """Text that this runtime generated, with the ids whose KV it still has."""
+    """Text that this runtime generated, with the ids whose KV it still has.
+
+    A prompt given as token ids is such a part without text. BOS comes before the ids unless they begin with it.
+    """
 
     text: str
     token_ids: TokenIds

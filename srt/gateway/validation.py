@@ -264,7 +264,7 @@ class RequestValidator:
             if isinstance(part, Text):
                 _check_text("the prompt", part.text)
             elif isinstance(part, Generated):
-                self._check_tokens("a generated token", part.token_ids)
+                self._check_tokens("the prompt's token", part.token_ids)
 
     def _check_sampling(self, sampling: SamplingParams) -> None:
         self._check_tokens("logit_bias token", sampling.logit_bias)

@@ -308,8 +308,10 @@ class PromptEncoder:
                     for key in flush():
                         yield key
                         beginning = False
-                    if token_ids:
-                        yield list(token_ids)
+                    # A prompt of ids may begin with BOS itself.
+                    skipped = 1 if beginning and token_ids[:1] == (tokenizer.bos_id,) else 0
+                    if len(token_ids) > skipped:
+                        yield list(token_ids[skipped:])
                         beginning = False
         yield from flush()
 

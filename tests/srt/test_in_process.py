@@ -85,6 +85,22 @@ def test_generated_parts_are_reused_to_the_last_computed_token() -> None:
     run(backend, scenario)
 
 
+def test_a_prompt_of_ids_is_answered_as_its_text_is() -> None:
+    backend = LocalBackend()
+    sampling = SamplingParams(max_tokens=4, temperature=0.0, prompt_logprobs_from=0, top_logprobs=2)
+    bos = 256
+
+    async def scenario() -> None:
+        text = await final_of(backend, request("text", "hello", sampling))
+        assert [each.token_id for each in text.prompt_logprobs] == [*b"hello"]
+        for ids in ((*b"hello",), (bos, *b"hello")):
+            assert await final_of(backend, GenRequest("text", (Generated("", ids),), sampling)) == text
+        with pytest.raises(ParameterError, match="the prompt's token 999 is outside the vocabulary; write 0 to 271"):
+            await final_of(backend, GenRequest("x", (Generated("", (bos, 999)),), sampling))
+
+    run(backend, scenario)
+
+
 def test_a_hint_computes_the_prefix_before_it_is_asked_for() -> None:
     backend = LocalBackend()
 

@@ -95,6 +95,26 @@ def test_a_prompt_with_endings_is_encoded_as_each_alone(kind: str, prompt: list[
     assert plain.encode_endings(prompt, endings) == expected
 
 
+@pytest.mark.parametrize("kind", ["bytes", *sorted(BUILDERS)])
+@settings(max_examples=20, deadline=None)
+@given(prompt=st.lists(st.builds(Text, texts, st.booleans()), max_size=2), ending=texts)
+def test_the_ids_of_a_prompt_are_a_prompt_with_one_bos(kind: str, prompt: list[Part], ending: str) -> None:
+    tokenizer: Tokenizer = BYTES if kind == "bytes" else toy(kind)
+    encoder = PromptEncoder(tokenizer)
+    ids = encoder.encode(prompt)
+    assert encoder.encode([Generated("", tuple(ids))]) == ids
+    without = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+    assert encoder.encode([Generated("", tuple(ids[len(without) :]))]) == ids
+    assert encoder.encode([Generated("", tuple(without)), Text(ending)]) == encoder.encode([Text(ending)])
+
+
+def test_a_bos_inside_of_a_prompt_stays() -> None:
+    a, bos = ord("a"), 256
+    assert PromptEncoder(BYTES).encode([Generated("", (bos, bos, a))]) == [bos, bos, a]
+    assert PromptEncoder(BYTES).encode([Text("a"), Generated("", (bos, a))]) == [bos, a, bos, a]
+    assert PromptEncoder(BYTES).encode_endings([Generated("", (bos,))], ["a"]) == ([bos], [[bos, a]])
+
+
 @pytest.mark.model
 @settings(max_examples=150, deadline=None)
 @given(text=texts)
