@@ -254,12 +254,23 @@ class FinishReason(StrEnum):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """One token, its log-probability (natural logarithm) and the most likely alternatives."""
+    """One token, its log-probability (natural logarithm) and the most likely alternatives.
+
+    A token may hold a part of a character. Its `text` has U+FFFD there; the bytes of neighbours join to the character.
+
+    Attributes:
+        token_id: -1 where a hosted backend does not say it.
+        top: (id, text, log-probability) of the alternatives, the most likely first.
+        data: the token's bytes; b"" for control tokens, and of hosted backends.
+        top_data: the bytes of each alternative, in the order of `top`; () of hosted backends.
+    """
 
     token_id: int
     text: str
     logprob: float
     top: tuple[tuple[int, str, float], ...] = ()
+    data: bytes = b""
+    top_data: tuple[bytes, ...] = ()
 
 
 class Chunk(_Wire, frozen=True):

@@ -250,6 +250,9 @@ async def log_probabilities_belong_to_the_tokens(backend: Backend) -> None:
         assert token.logprob <= 1e-6
         assert len(token.top) == 2
         assert token.top[0][2] >= token.top[1][2]
+        if token.data:  # hosted backends say none
+            assert token.data.decode("utf-8", "replace") == token.text
+            assert [data.decode("utf-8", "replace") for data in token.top_data] == [text for _, text, _ in token.top]
         assert token.logprob <= token.top[0][2] + 1e-6
 
 

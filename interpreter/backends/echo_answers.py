@@ -304,7 +304,9 @@ def hashed_logprobs(seed: int, tokens: Iterable[tuple[int, str]], top: int) -> t
         history = zlib.crc32(f"{history}.{token}".encode())
         own = -(history % 2000) / 1000
         others = [(token_id(f"{text}{i}"), f"{text}{i}", own - i) for i in range(1, top)]
-        result.append(TokenLogprob(token, text, own, tuple([(token, text, own), *others][:top])))
+        best = [(token, text, own), *others][:top]
+        data = tuple(each.encode("utf-8", "surrogatepass") for _, each, _ in best)
+        result.append(TokenLogprob(token, text, own, tuple(best), text.encode("utf-8", "surrogatepass"), data))
     return tuple(result)
 
 

@@ -274,18 +274,16 @@ class GenCall(PendingCall):
         return Final(self.request_id, completions, usage, tuple(self._texts(ends[0].prompt_logprobs)))
 
     def _texts(self, logprobs: Sequence[IdLogprob]) -> list[TokenLogprob]:
-        return [
-            TokenLogprob(
-                item.token_id,
-                self._text(item.token_id),
-                item.logprob,
-                tuple((token_id, self._text(token_id), logprob) for token_id, logprob in item.top),
-            )
-            for item in logprobs
-        ]
+        return [self._described(item) for item in logprobs]
 
-    def _text(self, token_id: int) -> str:
-        return self.token_bytes(token_id).decode("utf-8", "replace")
+    def _described(self, item: IdLogprob) -> TokenLogprob:
+        data = self.token_bytes(item.token_id)
+        top_data = tuple(self.token_bytes(token_id) for token_id, _ in item.top)
+        top = tuple(
+            (token_id, spelled.decode("utf-8", "replace"), logprob)
+            for (token_id, logprob), spelled in zip(item.top, top_data, strict=True)
+        )
+        return TokenLogprob(item.token_id, data.decode("utf-8", "replace"), item.logprob, top, data, top_data)
 
 
 def _completion(continuation: Continuation, compiled: Compiled | None) -> Completion:

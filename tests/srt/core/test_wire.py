@@ -80,7 +80,7 @@ from umbel.srt.core.messages import (
 
 from ..gateway_harness import Harness, ended, generate
 
-LOGPROB = TokenLogprob(1, "a", -0.5, ((2, "b", -1.0),))
+LOGPROB = TokenLogprob(1, "a", -0.5, ((2, "\ufffd", -1.0),), b"a", (b"\xc3",))
 TO_GATEWAY = [
     generate(stop=("x",), seed=3, logit_bias={1: 2.0}, n=2),
     ScoreRequest(

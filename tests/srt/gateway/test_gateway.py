@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from umbel.lang.protocol import (
     Origin,
     Scored,
     ScoreRequest,
+    TokenLogprob,
 )
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.config import GatewayLimits
@@ -41,7 +43,7 @@ from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
 from ..gateway_harness import CONTEXT, Harness, ended, generate
 
-BOS = 256
+BOS, EOS = 256, 257
 
 
 class NoBeginning(ByteTokenizer):
@@ -148,23 +150,22 @@ class TestGenerate:
         assert harness.answers() == [Failure("a", "EngineError", "the step failed")]
         assert harness.aborts() == [second.id]
 
-    def test_logprobs_carry_the_text_of_their_tokens(self) -> None:
+    def test_logprobs_carry_text_and_bytes_of_their_tokens(self) -> None:
+        """Halves of a character have bytes that join to it; a control token has none."""
         harness = Harness()
         harness.send(generate(logprobs=True, top_logprobs=1))
         (request,) = harness.generates()
-        event = ended(request.id, [97])
-        harness.gateway.engine_event(
-            type(event)(
-                **{
-                    **{name: getattr(event, name) for name in event.__struct_fields__},
-                    "logprobs": [IdLogprob(97, -0.5, ((263, -0.7),))],
-                }
-            )
-        )
+        told = [IdLogprob(0xC3, -0.5, ((263, -0.7),)), IdLogprob(0xA9, -1.0, ((0xFF, -0.1),)), IdLogprob(EOS, -2.0)]
+        event = ended(request.id, [0xC3, 0xA9, EOS], reason=FinishReason.STOP, matched=EOS, text_bytes=2)
+        harness.gateway.engine_event(msgspec.structs.replace(event, logprobs=told))
         (final,) = harness.answers()
         assert isinstance(final, Final)
-        (logprob,) = final.completions[0].logprobs
-        assert (logprob.text, logprob.logprob, logprob.top) == ("a", -0.5, ((263, "in", -0.7),))
+        assert final.completions[0].text == "é"
+        assert final.completions[0].logprobs == (
+            TokenLogprob(0xC3, "\ufffd", -0.5, ((263, "in", -0.7),), b"\xc3", (b"in",)),
+            TokenLogprob(0xA9, "\ufffd", -1.0, ((0xFF, "\ufffd", -0.1),), b"\xa9", (b"\xff",)),
+            TokenLogprob(EOS, "", -2.0),
+        )
 
     def test_generated_parts_travel_as_their_ids(self) -> None:
         harness = Harness()
