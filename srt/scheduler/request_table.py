@@ -277,7 +277,8 @@ class RequestFactory:
                 f"logprob_start_len (prompt_logprobs_from={start}) is past the prompt of {len(tokens)} tokens; "
                 f"write 0 to {len(tokens)}"
             )
-        assert start is None or start >= pictures.end, "tokens of a picture have no log-probability"
+        # The first token never has one, whatever it is: from 0 and from 1 ask for the same.
+        assert start is None or max(start, 1) >= pictures.end, "tokens of a picture have no log-probability"
         assert sampling.seed is not None or sampling.greedy, "the gateway sets a seed for every continuation"
         ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos_ids)
         job = Generation(

@@ -4,6 +4,7 @@ import gc
 from dataclasses import replace
 from itertools import chain
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -169,6 +170,19 @@ def test_a_constrained_text_follows_a_picture_also_when_its_mask_is_late(
     said = b"".join(map(TOKENIZER.token_bytes, engine.tokens(message_id)))
     assert said[ending.healed : ending.healed + ending.text_bytes].decode() in allowed
     assert healed or (engine.count("mask_waits") > 0) == (cost > 0), "a healed boundary has a mask of its own"
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_a_picture_of_one_token_at_the_beginning_has_no_log_probability_to_miss(start: int) -> None:
+    """The first token of a prompt never has one."""
+    engine = engine_with(both_ways=True)
+    prompt = [*picture_tokens(1, 1), 4, 5, 6]
+    message_id = engine.generate(prompt, msgspec.structs.replace(GREEDY, prompt_logprobs_from=start))
+    ending = engine.run().endings[message_id]
+    assert isinstance(ending, Ended), ending
+    assert [entry.token_id for entry in ending.prompt_logprobs] == prompt[1:]
+    mine = [entry.logprob for entry in ending.prompt_logprobs]
+    assert mine == pytest.approx(engine.reference_score(prompt, 1), abs=1e-4)
 
 
 def test_a_search_for_choices_begins_behind_a_picture() -> None:
