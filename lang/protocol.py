@@ -23,6 +23,7 @@ from .chat_template import ChatTemplate
 from .errors import WIRE_ERRORS, BackendError, ParameterError, UmbelError, shown
 from .prompt import MAX_PARTS, Part, Parts, TokenIds
 from .sampling import MAX_N, SamplingParams
+from .status import RuntimeStatus
 
 
 class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag=True):
@@ -241,7 +242,13 @@ class Detokenize(_Wire, frozen=True):
     control: bool = False
 
 
-ToBackend = GenRequest | ScoreRequest | Hint | Release | Abort | Control | Locate | Tokenize | Detokenize
+class ReadStatus(_Wire, frozen=True):
+    """Asks for the state of the runtime. Answered by `StatusRead` at once: no engine and no queue is in its way."""
+
+    id: str
+
+
+ToBackend = GenRequest | ScoreRequest | Hint | Release | Abort | Control | Locate | Tokenize | Detokenize | ReadStatus
 
 # ---------------------------------------------------------------------------------------------- back
 
@@ -386,6 +393,13 @@ class Detokenized(_Wire, frozen=True):
     text: str
 
 
+class StatusRead(_Wire, frozen=True):
+    """The end of a ReadStatus."""
+
+    id: str
+    status: RuntimeStatus
+
+
 class Failure(_Wire, frozen=True):
     """The end of any request that could not be served. `kind` names a class of `errors.WIRE_ERRORS`."""
 
@@ -397,7 +411,7 @@ class Failure(_Wire, frozen=True):
         return WIRE_ERRORS.get(self.kind, BackendError)(self.message)
 
 
-Ending = Final | Scored | Done | Located | Tokenized | Detokenized | Failure
+Ending = Final | Scored | Done | Located | Tokenized | Detokenized | StatusRead | Failure
 FromBackend = Chunk | Ending
 
 # ------------------------------------------------------------------------------------------- the seam

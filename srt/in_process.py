@@ -30,6 +30,7 @@ from ..lang.protocol import (
     Hint,
     Locate,
     Located,
+    ReadStatus,
     Scored,
     ScoreRequest,
     Tokenize,
@@ -37,6 +38,7 @@ from ..lang.protocol import (
     VocabularyInfo,
 )
 from ..lang.runtime_options import ORACLE, KeywordOptions, options_of
+from ..lang.status import EngineState, RuntimeHealth, RuntimeState, RuntimeStatus
 from ..lang.transport.exchange import Exchange, Outgoing
 from .constraints.compiler import CompiledCache, InlineCompiler
 from .constraints.matcher import OPENING_POLL
@@ -289,6 +291,19 @@ class LocalBackend:
         await self.start()
         return await self._calls.control(verb)
 
+    def health(self) -> RuntimeHealth:
+        if self._gateway is None or self._engine is None:
+            return RuntimeHealth(RuntimeState.STOPPED, "it has not been started")
+        if self._gateway.state is EngineState.FAILED:
+            return RuntimeHealth(RuntimeState.FAILED, "its engine ended")
+        return RuntimeHealth(RuntimeState.READY, "", 0.0, self._gateway.heartbeat_age)
+
+    async def status(self) -> RuntimeStatus:
+        """Reads gauges and counters, with the engine as it is at this moment. Raises BackendError before `start`."""
+        if self._exchange is None:
+            raise BackendError("the backend has not started; await backend.start() first")
+        return await self._exchange.status()
+
     async def close(self) -> None:
         """Ends the running requests, and frees the model unless it was `loaded`. The next `start` begins anew."""
         if self._gateway is not None and self._programs is not None:
@@ -369,6 +384,9 @@ class LocalBackend:
                 programs.receive(self._client, message)
             case Abort(label) if programs.abort(self._client, label):
                 pass
+            case ReadStatus():
+                gateway.engine_event(self.engine.heartbeat())
+                gateway.receive(self._client, message)
             case _:
                 gateway.receive(self._client, message)
 

@@ -71,7 +71,7 @@ class Engine:
         """Returns the engine's state, for the next heartbeat."""
         scheduler = self.scheduler
         counters = scheduler.counters
-        return Heartbeat(int(counters["steps"]), scheduler.running, scheduler.waiting, counters)
+        return Heartbeat(int(counters["steps"]), scheduler.running, scheduler.waiting, counters, scheduler.kv.gauges)
 
     def close(self) -> None:
         """Ends its threads, which hold the objects of their last work. No step may begin afterwards."""

@@ -70,6 +70,7 @@ from ...lang.runtime_options import (
     spell_out,
 )
 from ...lang.sampling import SamplingParams, merge, overrides
+from ...lang.status import RisingCounters, RuntimeHealth, RuntimeState, RuntimeStatus
 from ...lang.transport.exchange import Exchange
 from ...lang.transport.link import Welcome
 from ..loop import streams
@@ -148,6 +149,7 @@ class Runtime:
         self._welcome: Welcome | None = None
         self._closed = False
         self._retried = 0  # requests sent to a second gateway
+        self._counters = RisingCounters()  # of all gateways
         self._shared: SharedFolder | None = None
         self._keeping: Future[None] | None = None  # of a shared one
         if address is None:
@@ -265,6 +267,42 @@ class Runtime:
 
     async def control(self, verb: str) -> Done:
         return await self._answer(verb, Exchange.control)
+
+    def health(self) -> RuntimeHealth:
+        """Tells at once whether the runtime answers calls; starts nothing and asks nothing. Any thread may call it.
+
+        A runtime that is "broken" stays so until the next call, or `start`, starts another gateway.
+        """
+        with self._lock:
+            closed, links = self._closed, [link for loop, link in self._links.items() if not loop.is_closed()]
+        if closed or not links:
+            cause = "it was closed" if closed else "no loop that runs has started it"
+            return RuntimeHealth(RuntimeState.STOPPED, cause)
+        known = [(link.health(), link) for link in links]
+        health, link = min(known, key=lambda pair: (pair[0].state is RuntimeState.BROKEN, pair[0].silence))
+        reason = link.gateway.exit_reason()
+        return health if reason is None else RuntimeHealth(RuntimeState.BROKEN, f"its gateway is gone: {reason}")
+
+    async def status(self) -> RuntimeStatus:
+        """Reads gauges and counters of gateway and engine, also during a long step. It starts nothing.
+
+        The counters add up over restarts of either.
+
+        Raises:
+            BackendError: the runtime is not ready on this loop; `health` has the reason.
+            ConnectionLostError: its gateway is gone.
+            DeadlineError: its gateway did not answer for 4 s.
+        """
+        exchange = self._connected()
+        if exchange is None:
+            health = self.health()
+            raise BackendError(
+                f"a runtime that is {health.state.value} has no status ({health.cause}); await runtime.start() first"
+            )
+        status = await exchange.status()
+        with self._lock:
+            self._counters.note(status.gateway, status.counters)
+            return msgspec.structs.replace(status, counters=self._counters.sums)
 
     async def close(self) -> None:
         """Ends the processes; requests in flight end with an error. A closed runtime is not started again.

@@ -19,6 +19,7 @@ import msgspec
 import zmq
 
 from ...lang.errors import WIRE_ERRORS, BackendError, ConnectionLostError, MissingExtraError, RequestError, UmbelError
+from ...lang.status import EngineState, RuntimeHealth, RuntimeState
 from ...lang.transport.exchange import Exchange
 from ...lang.transport.inlet import Inlet, prepare
 from ...lang.transport.link import (
@@ -80,6 +81,9 @@ class Link:
         self._owed = False  # an answer is due since the last ping
         self._stay = TimeSpent()  # since then
         self._phase, self._phase_since = "starting the gateway", self._loop.time()
+        self._heard = self._loop.time()
+        self._pong: Pong | None = None  # the last one, which came at `_ponged`
+        self._ponged = self._heard
         self._broken: MakeError | None = None
         self.exchange: Exchange | None = None  # set when the runtime is ready
         self.welcome: Welcome | None = None
@@ -114,6 +118,26 @@ class Link:
         seconds = self._loop.time() - self._phase_since
         share = self.gateway.start_in_words()
         return f"it has been {self._phase} for {seconds:.0f} s, {share}, and {machine_in_words()}"
+
+    def health(self) -> RuntimeHealth:
+        """Returns the health of the runtime as this link knows it. Any thread may ask."""
+        now = self._loop.time()
+        silence = now - self._heard
+        if self._broken is not None:
+            return RuntimeHealth(RuntimeState.BROKEN, str(self._broken()), silence)
+        if self.welcome is None:
+            return RuntimeHealth(RuntimeState.STARTING, f"it is {self._phase}", silence)
+        if self._pong is None:
+            return RuntimeHealth(RuntimeState.READY, silence=silence)
+        age = self._pong.heartbeat_age
+        age = None if age is None else age + now - self._ponged
+        match self._pong.engine:
+            case EngineState.READY:
+                return RuntimeHealth(RuntimeState.READY, "", silence, age)
+            case EngineState.STARTING:
+                return RuntimeHealth(RuntimeState.RESTARTING, "its engine is gone, and another one starts", silence)
+            case EngineState.FAILED:
+                return RuntimeHealth(RuntimeState.FAILED, "its engine could not be started again", silence)
 
     def break_off(self, make_error: MakeError) -> None:
         """Ends every request, present and later, with this error, and stops reading. The first error counts."""
@@ -185,6 +209,7 @@ class Link:
     def _read(self, frames: list[list[bytes]]) -> None:
         self._owed = False
         self._stay.begin()
+        self._heard = self._loop.time()
         for pair in frames:
             try:
                 messages = self._inbound.read(pair)
@@ -199,14 +224,14 @@ class Link:
     def _hear(self, message: FromGateway) -> None:
         match message:
             case Pong():
-                pass
+                self._pong, self._ponged = message, self._loop.time()
             case Progress(phase):
                 if phase != self._phase:
                     self._phase, self._phase_since = phase, self._loop.time()
                 self._show(phase)
             case Welcome():
                 self.gateway.was_ready = True
-                self.welcome = message
+                self.welcome, self._pong = message, None
                 self.exchange = Exchange(
                     self._send,
                     window=message.max_queue,

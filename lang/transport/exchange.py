@@ -30,17 +30,21 @@ from ..protocol import (
     Locate,
     Located,
     Origin,
+    ReadStatus,
     Release,
     Scored,
     ScoreRequest,
+    StatusRead,
     ToBackend,
     Tokenize,
     Tokenized,
 )
+from ..status import RuntimeStatus
 
 # The other side ends every request by its deadline; this much later we stop believing that it will.
 GRACE = 5.0  # seconds
 LONGEST = 600.0  # seconds for a request without a deadline of its own; the gateway's limit is the same
+STATUS_SECONDS = 4.0  # for a status, which needs no engine
 LONGEST_PROGRAM = 86_400.0  # seconds for a program without a deadline; its calls have the limit above, each for itself
 KNOWN_GRAPHS = 1024  # digests of graphs that the other side was sent; one that it forgot it asks for again
 
@@ -48,6 +52,7 @@ T = TypeVar("T")
 
 Incoming = FromBackend | FromPrograms
 Outgoing = ToBackend | RunProgram
+Asked = ScoreRequest | Control | Locate | Tokenize | Detokenize  # requests with one answer
 
 
 class _Box:
@@ -132,7 +137,7 @@ class Exchange:
     async def generate(self, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:
         """Chunks, then one Final; closing the iterator early aborts the request."""
         async with self._slots:
-            box = self._open(request.id, request.origin)
+            box = self._open(request.id, self._patience(request.origin))
             ended = False
             try:
                 self._send(request)
@@ -149,7 +154,7 @@ class Exchange:
         `request` has its graph. The bytes travel once; afterwards their digest does.
         """
         async with self._places:
-            box = self._open(request.id, request.origin, LONGEST_PROGRAM)
+            box = self._open(request.id, self._patience(request.origin, LONGEST_PROGRAM))
             ended = False
             try:
                 known = request.digest in self._graphs
@@ -187,6 +192,12 @@ class Exchange:
         message = await self._ask(question, Origin())
         return _expect(message, Detokenized)
 
+    async def status(self) -> RuntimeStatus:
+        """Reads the state of the other side. Takes no place in the window, which may be full of waiting requests."""
+        self._controls += 1
+        message = await self._answer(ReadStatus(f"status-{self._controls}"), STATUS_SECONDS)
+        return _expect(message, StatusRead).status
+
     def hint(self, hint: Hint) -> None:
         """Sent when the channel is whole; a hint that is lost costs time only."""
         if self._broken is None:
@@ -199,17 +210,26 @@ class Exchange:
 
     # ------------------------------------------------------------------ how
 
-    async def _ask(self, request: ScoreRequest | Control | Locate | Tokenize | Detokenize, origin: Origin) -> Incoming:
+    async def _ask(self, request: Asked, origin: Origin) -> Incoming:
         async with self._slots:
-            box = self._open(request.id, origin)
-            ended = False
-            try:
-                self._send(request)
-                message = await box.get()
-                ended = True
-                return message
-            finally:
-                self._close(request.id, ended)
+            return await self._answer(request, self._patience(origin))
+
+    async def _answer(self, request: Asked | ReadStatus, seconds: float) -> Incoming:
+        """Sends a request that has one answer, and waits for it, `seconds` at most."""
+        box = self._open(request.id, seconds)
+        ended = False
+        try:
+            self._send(request)
+            message = await box.get()
+            ended = True
+            return message
+        finally:
+            self._close(request.id, ended)
+
+    def _patience(self, origin: Origin, longest: float | None = None) -> float:
+        """Returns the seconds until a request is given up."""
+        most = self._longest if longest is None else longest
+        return GRACE + (most if origin.timeout is None else min(origin.timeout, most))
 
     def _note_graph(self, digest: str) -> None:
         self._graphs[digest] = None
@@ -217,16 +237,14 @@ class Exchange:
         if len(self._graphs) > KNOWN_GRAPHS:
             self._graphs.popitem(last=False)
 
-    def _open(self, id: str, origin: Origin, longest: float | None = None) -> _Box:
+    def _open(self, id: str, seconds: float) -> _Box:
         if self._broken is not None:
             raise self._broken()
         if id in self._boxes:
             raise ParameterError(f"request id {id!r} is in use; give every request its own id")
         box = self._boxes[id] = _Box()
-        most = self._longest if longest is None else longest
-        seconds = most if origin.timeout is None else min(origin.timeout, most)
         late = DeadlineError(f"request {id!r}: no answer by its deadline")
-        box.alarm = asyncio.get_running_loop().call_later(seconds + GRACE, box.put, late)
+        box.alarm = asyncio.get_running_loop().call_later(seconds, box.put, late)
         return box
 
     def _close(self, id: str, ended: bool) -> None:

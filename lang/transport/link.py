@@ -16,6 +16,7 @@ from ..errors import ParameterError
 from ..programs import GraphWanted, ProgramEvent, RunProgram
 from ..protocol import FromBackend, ToBackend, VocabularyInfo
 from ..runtime_options import RuntimeOptions
+from ..status import EngineState
 
 MAX_FRAME = 32 * 2**20  # bytes
 MOST_MESSAGES = 1 << 14  # of one frame; what is read of them is a hundred bytes each, whatever they are
@@ -79,7 +80,14 @@ class StartFailed(_Link, frozen=True):
 
 
 class Pong(_Link, frozen=True):
-    pass
+    """I am alive, and so is the engine or not. Answers a `Ping`; also sent when the state of the engine changes, and to
+    clients that were silent for long.
+
+    `heartbeat_age`: seconds since the last heartbeat of the engine; None while none is ready.
+    """
+
+    engine: EngineState
+    heartbeat_age: float | None = None
 
 
 FromGateway = FromBackend | GraphWanted | ProgramEvent | Progress | Welcome | StartFailed | Pong

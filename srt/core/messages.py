@@ -18,6 +18,7 @@ from ...lang.errors import RequestError
 from ...lang.protocol import Facts, Failure, FinishReason, JsonWhitespace
 from ...lang.runtime_options import RuntimeOptions
 from ...lang.sampling import SamplingParams
+from ...lang.status import PoolGauges
 from ...lang.transport.link import MAX_FRAME, Codec, FromGateway, ToGateway
 from .config import MAX_ENGINE_FRAME
 
@@ -243,13 +244,14 @@ class EngineFailed(_Wire, frozen=True):
 class Heartbeat(_Wire, frozen=True):
     """Shows that the engine lives. Sent when it is ready, then at least once a second, also during long steps.
 
-    `counters` are cumulative; see `Scheduler.counters`.
+    `counters` are cumulative; see `Scheduler.counters`. `pool`: its gauges between two steps.
     """
 
     step: int
     running: int
     waiting: int
     counters: dict[str, float] = {}
+    pool: PoolGauges = PoolGauges()
 
 
 FromEngine = Tokens | Ended | ScoreEnded | ChooseEnded | ControlEnded | EngineFailed | Heartbeat

@@ -194,6 +194,8 @@ def serve(engine: Engine, link: EngineLink, pulse: Pulse) -> None:
         events = scheduler.step()
         if events:
             link.send(*events)
+        if scheduler.idle:
+            pulse.beat = engine.heartbeat()  # the last step counts before the next message comes
         collector.after_step(idle=scheduler.idle)
         if scheduler.last_failure is not logged:
             logged = scheduler.last_failure

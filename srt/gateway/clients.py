@@ -15,7 +15,7 @@ from pathlib import Path
 
 import zmq
 
-from ...lang.protocol import ToBackend
+from ...lang.protocol import ReadStatus, ToBackend
 from ...lang.transport.inlet import Inlet, prepare
 from ...lang.transport.link import MAX_FRAME, FrameError, FromGateway, Inbound, Outbound, Pong, ToGateway
 from ..core.instruments import Clock
@@ -125,7 +125,12 @@ class Clients:
     def forget(self, client: Client) -> None:
         self._connections.pop(client.identity, None)
 
-    def probe(self, silence: float) -> None:
+    def tell_all(self, message: FromGateway) -> None:
+        """Queues a message for every client."""
+        for identity in self._connections:
+            self.deliver(identity, message)
+
+    def probe(self, silence: float, message: Pong) -> None:
         """Sends a message to clients that were silent for `silence` seconds; `flush` then finds those that are gone.
 
         A program that is stopped or busy is not gone."""
@@ -133,7 +138,7 @@ class Clients:
         for identity, connection in self._connections.items():
             if now - connection.last_seen > silence:
                 connection.last_seen = now
-                self.deliver(identity, Pong())
+                self.deliver(identity, message)
 
     def waiting(self) -> list[Connection]:
         """Returns the connections that asked whether the runtime is ready and have no answer yet."""
@@ -161,7 +166,8 @@ class LongPrompts:
 
     A hundred pages take the tokenizer tens of milliseconds, in which no other client would be answered. So such a text
     is encoded by a thread first, and its tokens are there when the gateway asks for them. Later messages of the same
-    client wait for it: an abort never overtakes its request.
+    client wait for it: an abort never overtakes its request. A question for the state belongs to no request, and waits
+    for none.
 
     Args:
         after: called when messages that waited have been received, to flush the answers.
@@ -179,7 +185,7 @@ class LongPrompts:
     def receive(self, client: Client, message: ToBackend) -> None:
         """Passes a message to the gateway, now or after the earlier ones of its client."""
         queue = self._waiting.get(client)
-        if queue is not None:
+        if queue is not None and not isinstance(message, ReadStatus):
             queue.append(message)
         elif self._gateway.is_long(message):
             self._waiting[client] = deque([message])

@@ -8,9 +8,9 @@ user's process, and under a virtual clock in a simulation. It is used from one t
 import itertools
 import logging
 import random
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from enum import StrEnum
 from typing import assert_never
 
 from ...lang.errors import (
@@ -36,11 +36,14 @@ from ...lang.protocol import (
     GenRequest,
     Hint,
     Locate,
+    ReadStatus,
     Release,
     ScoreRequest,
+    StatusRead,
     ToBackend,
     Tokenize,
 )
+from ...lang.status import EngineState, RisingCounters, RuntimeStatus
 from ..constraints.compiler import Answer, Compiled, CompiledCache, InlineCompiler, Refused
 from ..core.config import CompilerLimits, GatewayLimits
 from ..core.instruments import Clock, FaultHook, no_faults
@@ -56,12 +59,6 @@ from .validation import Question, RequestValidator
 log = logging.getLogger("umbel.gateway")
 
 VERBS = ("flush_cache", "info")
-
-
-class EngineState(StrEnum):
-    STARTING = "starting"  # calls are held
-    READY = "ready"
-    FAILED = "failed"  # given up: calls fail at once, with the cause
 
 
 class Gateway:
@@ -115,7 +112,11 @@ class Gateway:
         self._state = EngineState.STARTING
         self._cause = ""
         self._context_length: int | None = None
+        self._start_id = uuid.uuid4().hex
+        self._engines = 0  # that have become ready
         self._heartbeat: Heartbeat | None = None
+        self._heard = 0.0  # on the clock, when the last one came, or the engine became ready
+        self._engine_counters = RisingCounters()  # of all engines, by the number of those that were lost
         self.counters: Counter[str] = Counter()
         self._hints = Hints(
             self._validator,
@@ -136,6 +137,11 @@ class Gateway:
         """Calls without an ending."""
         return len(self._calls)
 
+    @property
+    def heartbeat_age(self) -> float | None:
+        """Seconds since the engine's last heartbeat; None while no engine is ready."""
+        return self._clock.now() - self._heard if self._state is EngineState.READY else None
+
     # ------------------------------------------------------------------ from clients
 
     def receive(self, client: Client, message: ToBackend) -> None:
@@ -155,6 +161,8 @@ class Gateway:
                 self._accept(client, message)
             case Locate() | Tokenize() | Detokenize():
                 self._answer(client, message)
+            case ReadStatus(request_id):
+                client.deliver(StatusRead(request_id, self.status()))
             case Hint():
                 if self._state is EngineState.READY:
                     self._hints.take(client, message, self._context_length)
@@ -191,6 +199,8 @@ class Gateway:
         """Sends the held calls to the engine, in order of arrival; later calls go out at once."""
         self._context_length = context_length
         self._state = EngineState.READY
+        self._engines += 1
+        self._heard = self._clock.now()
         for call in self._calls:
             if call.phase is CallPhase.HELD and not call.waits_for:
                 self._dispatch(call)
@@ -198,7 +208,8 @@ class Gateway:
     def engine_event(self, event: FromEngine) -> None:
         """Handles one event of the engine. An event that does not fit its call ends that call only."""
         if isinstance(event, Heartbeat):
-            self._heartbeat = event
+            self._heartbeat, self._heard = event, self._clock.now()
+            self._engine_counters.note(self.counters["engine_losses"], event.counters)
             return
         call = self._calls.of_request(event.id)
         if call is None:
@@ -300,13 +311,34 @@ class Gateway:
             "context_length": self._context_length,
             "in_flight": self.in_flight,
         }
-        parts = (self.counters, self.encoder.counters, self._constraints.counters, self._pictures.counters)
-        counters = {name: count for part in parts for name, count in part.items()}
-        facts |= {f"gateway_{name}": count for name, count in sorted(counters.items())}
+        facts |= self._own_counters()
         if self._heartbeat is not None:
             facts |= {"running": self._heartbeat.running, "waiting": self._heartbeat.waiting}
             facts |= self._heartbeat.counters
         return facts
+
+    def status(self) -> RuntimeStatus:
+        """Returns the state of gateway and engine, from the gateway's own memory."""
+        beat = self._heartbeat or Heartbeat(0, 0, 0)
+        return RuntimeStatus(
+            model=self._model,
+            gateway=self._start_id,
+            engine=self._state,
+            engine_cause=self._cause,
+            generation=self._engines,
+            heartbeat_age=self.heartbeat_age,
+            in_flight=self.in_flight,
+            max_queue=self._limits.max_queue,
+            running=beat.running,
+            waiting=beat.waiting,
+            pool=beat.pool,
+            counters={**self._engine_counters.sums, **self._own_counters()},
+        )
+
+    def _own_counters(self) -> dict[str, int]:
+        parts = (self.counters, self.encoder.counters, self._constraints.counters, self._pictures.counters)
+        counters = {name: count for part in parts for name, count in part.items()}
+        return {f"gateway_{name}": count for name, count in sorted(counters.items())}
 
     # ------------------------------------------------------------------ arrival
 

@@ -26,6 +26,7 @@ from ...lang.errors import EngineError, OverloadedError, ParameterError, UmbelEr
 from ...lang.programs import RunProgram
 from ...lang.protocol import Abort, Failure, Hint, Release
 from ...lang.runtime_options import CLIENTS_SOCKET, GatewayStart, RuntimeOptions
+from ...lang.status import EngineState
 from ...lang.transport.exchange import Outgoing
 from ...lang.transport.link import (
     Bye,
@@ -198,7 +199,7 @@ class GatewayServer:
         client = connection.client
         match message:
             case Ping():
-                self._clients.deliver(client.identity, Pong())
+                self._clients.deliver(client.identity, self._pong())
             case Hello():
                 self._startup.greet(connection)
             case Bye():
@@ -231,6 +232,11 @@ class GatewayServer:
         if self._long_prompts is not None and self._programs is not None:
             self._long_prompts.client_lost(client)
             self._programs.client_lost(client)
+
+    def _pong(self) -> Pong:
+        """Makes a sign of life with the state of the engine."""
+        core = self._core
+        return Pong(EngineState.STARTING) if core is None else Pong(core.state, core.heartbeat_age)
 
     def _flush(self) -> None:
         """Sends all queued messages, one frame for each receiver."""
@@ -298,6 +304,7 @@ class GatewayServer:
         if self._core is not None:
             self._core.engine_given_up(failure.message)
         self._startup.fail(failure)
+        self._clients.tell_all(self._pong())
         self._flush()
 
     # ------------------------------------------------------------------ the engine
@@ -320,7 +327,7 @@ class GatewayServer:
                     pass
             if self._core is not None:
                 self._core.tick()
-            self._clients.probe(self._limits.client_silence)
+            self._clients.probe(self._limits.client_silence, self._pong())
             self._clients.look()
             self._looks_at = self._next_look()
             self._flush()
@@ -398,6 +405,7 @@ class GatewayServer:
                 if self._core is not None:
                     self._core.engine_ready(message.context_length)
                 self._startup.engine_ready(message)
+                self._clients.tell_all(self._pong())
             case EngineStartFailed(kind, text):
                 self._supervisor.start_failed(StartFailure(kind, text))
             case _ if self._core is not None:
@@ -424,6 +432,7 @@ class GatewayServer:
         self._supervisor.exited(reason)
         if was_ready and self._core is not None:
             self._core.engine_lost(reason)
+        self._clients.tell_all(self._pong())
         if self._supervisor.failure is not None:
             self._give_up(self._supervisor.failure)
         self._stirred.set()

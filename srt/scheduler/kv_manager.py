@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...lang.status import PoolGauges
 from ..cache.radix_cache import Match, RadixCache
 from ..cache.slot_allocator import SlotAllocator, Slots
 from ..core.instruments import Clock, Counters, FaultHook, Stopwatch
@@ -141,6 +142,17 @@ class KVManager:
     def available(self) -> int:
         """Slots that can be allocated now: free ones, and those in nodes of the tree without lock and pin."""
         return self.pool.free + self.cache.evictable_tokens
+
+    @property
+    def gauges(self) -> PoolGauges:
+        cache = self.cache
+        return PoolGauges(
+            total=self.pool.total,
+            free=self.pool.free,
+            cached=cache.total_tokens,
+            pinned=cache.pinned_tokens,
+            pins=len(self.pins),
+        )
 
     def begin_step(self) -> None:
         self._step += 1

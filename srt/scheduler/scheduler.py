@@ -245,16 +245,17 @@ class Scheduler:
             self._check_some()
 
     def _info(self) -> Info:
+        pool = self.kv.gauges
         return {
             **self.counters,
             **self._runner.facts(),
             "running": self.running,
             "waiting": self.waiting,
-            "free_slots": self.kv.pool.free,
-            "cached_slots": self.kv.cache.total_tokens,
-            "pinned_slots": self.kv.cache.pinned_tokens,
-            "pins": len(self.kv.pins),
-            "total_slots": self.kv.pool.total,
+            "free_slots": pool.free,
+            "cached_slots": pool.cached,
+            "pinned_slots": pool.pinned,
+            "pins": pool.pins,
+            "total_slots": pool.total,
             "longest": self._factory.longest,
         }
 

@@ -12,8 +12,20 @@ from umbel.interpreter.backends.runtime_gateway import LocalGateway
 from umbel.interpreter.backends.runtime_link import Link
 from umbel.lang.errors import ConnectionLostError, ParameterError, RequestError
 from umbel.lang.prompt import Text
-from umbel.lang.protocol import Done, Failure, Final, GenRequest, Usage, VocabularyInfo
-from umbel.lang.transport.link import Codec, FromGateway, Hello, Inbound, Outbound, Ping, Progress, ToGateway, Welcome
+from umbel.lang.protocol import Done, Failure, Final, GenRequest, ReadStatus, StatusRead, Usage, VocabularyInfo
+from umbel.lang.status import EngineState, RuntimeState, RuntimeStatus
+from umbel.lang.transport.link import (
+    Codec,
+    FromGateway,
+    Hello,
+    Inbound,
+    Outbound,
+    Ping,
+    Pong,
+    Progress,
+    ToGateway,
+    Welcome,
+)
 from umbel.lang.transport.process_life import ProcessSample, ProcessState, TimeSpent
 
 
@@ -255,6 +267,62 @@ def test_a_gateway_that_was_ready_owes_its_answers_to_later_links_too(monkeypatc
 
     System(monkeypatch, ProcessState.ASLEEP)
     play(monkeypatch, joining, welcome=Progress("starting the engine again"))
+
+
+def test_the_health_is_what_the_gateway_said_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def heard(link: Link, gateway: Gateway, *messages: FromGateway) -> None:
+        gateway.say(*messages, Done("marker"))
+        seen = link._inbound._next + 1
+        while link._inbound._next < seen:
+            await asyncio.sleep(0)
+
+    async def story(link: Link, gateway: Gateway) -> None:
+        assert link.health().state is RuntimeState.READY
+        assert link.health().heartbeat_age is None  # it has not told one yet
+        await heard(link, gateway, Pong(EngineState.READY, 0.5))
+        health = link.health()
+        assert health.healthy
+        assert health.heartbeat_age is not None
+        assert health.heartbeat_age >= 0.5
+        await heard(link, gateway, Pong(EngineState.STARTING))
+        assert link.health().state is RuntimeState.RESTARTING
+        await heard(link, gateway, Pong(EngineState.FAILED))
+        assert link.health().state is RuntimeState.FAILED
+        await heard(link, gateway, Pong(EngineState.READY, 0.0))
+        assert link.health().healthy
+        link.break_off(lambda: ConnectionLostError("gone"))
+        assert (link.health().state, link.health().cause) == (RuntimeState.BROKEN, "gone")
+
+    play(monkeypatch, story)
+
+
+def test_a_runtime_that_starts_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def starting(link: Link, gateway: Gateway) -> None:
+        gateway.say(Pong(EngineState.STARTING))
+        await asyncio.sleep(0)
+        health = link.health()
+        assert (health.state, health.cause) == (RuntimeState.STARTING, "it is loading the model")
+
+    play(monkeypatch, starting, welcome=Progress("loading the model"))
+
+
+def test_the_status_is_asked_for_while_the_window_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(link: Link, gateway: Gateway) -> None:
+        exchange = await link.ready()
+        calls = [asyncio.create_task(ask(link, str(number))) for number in range(WELCOME.max_queue + 1)]
+        (frame,) = await gateway.next_frames()
+        assert len(frame) == WELCOME.max_queue
+        asked = asyncio.create_task(exchange.status())
+        (frame,) = await gateway.next_frames()
+        (question,) = frame
+        assert isinstance(question, ReadStatus)
+        gateway.say(StatusRead(question.id, RuntimeStatus("toy", "00", EngineState.READY)))
+        assert (await asked).model == "toy"
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    play(monkeypatch, story)
 
 
 def test_an_answer_that_nobody_waits_for_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,7 +246,7 @@ class World:
         self.ticks += 1
         for client in self.clients:
             if self.ticks % PONG == 0:  # the answer to a ping; its number tells that a frame before it was lost
-                client.up.put(client.gateway_outbound.write([Pong()]))
+                client.up.put(client.gateway_outbound.write([Pong(self.gateway.state)]))
             for frames in client.up.take():
                 messages = client.inbound.read(frames)
                 if client.counters["lost"] and not client.gone:

@@ -7,11 +7,12 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from umbel.lang.errors import BackendError, DeadlineError, ParameterError, RequestError
+from umbel.lang.errors import BackendError, DeadlineError, EngineError, ParameterError, RequestError
 from umbel.lang.prompt import Generated, Text
 from umbel.lang.protocol import Chunk, Final, FinishReason, GenRequest, Hint, Origin, ScoreRequest
 from umbel.lang.runtime_options import RuntimeOptions
 from umbel.lang.sampling import SamplingParams
+from umbel.lang.status import RuntimeState
 from umbel.srt import in_process, launch
 from umbel.srt.core.instruments import FailAt, VirtualClock
 from umbel.srt.gateway.gateway import Gateway
@@ -152,6 +153,44 @@ def test_flush_cache_forgets_and_info_counts() -> None:
         assert (await final_of(backend, request("c"))).usage.cached_tokens == 0
         info = (await backend.control("info")).result
         assert (info["model"], info["finished"], info["gateway_finished"]) == ("oracle", 3.0, 4)
+
+    run(backend, scenario)
+
+
+def test_the_status_is_read_between_two_steps() -> None:
+    backend = LocalBackend()
+
+    async def scenario() -> None:
+        assert backend.health().healthy
+        events = backend.generate(request("a", sampling=SamplingParams(max_tokens=2000, ignore_eos=True), stream=True))
+        await anext(events)
+        status = await backend.status()
+        assert (status.running, status.in_flight, status.generation, status.engine) == (1, 1, 1, "ready")
+        assert status.pool.cached >= len("hello")
+        assert status.pool.free + status.pool.cached <= status.pool.total  # the rest is the request's own
+        await events.aclose()
+        later = await backend.status()
+        assert later.counters["prompt_tokens"] == status.counters["prompt_tokens"] == len("hello") + 1
+        assert all(later.counters[name] >= count for name, count in status.counters.items())
+
+    assert backend.health().state is RuntimeState.STOPPED
+    run(backend, scenario)
+    with pytest.raises(BackendError, match="not started"):
+        asyncio.run(backend.status())
+
+
+def test_an_engine_that_ended_is_not_healthy() -> None:
+    backend = LocalBackend(debug={"check_every_step": False})
+
+    async def scenario() -> None:
+        def crash() -> None:
+            raise OSError("no memory")
+
+        backend.engine.scheduler.step = crash  # type: ignore[assignment, method-assign]
+        with pytest.raises(EngineError):
+            await final_of(backend, request("a"))
+        assert backend.health().state is RuntimeState.FAILED
+        assert "no memory" in (await backend.status()).engine_cause
 
     run(backend, scenario)
 

@@ -39,6 +39,7 @@ from umbel.lang.protocol import (
 )
 from umbel.lang.runtime_options import RuntimeOptions
 from umbel.lang.sampling import SamplingParams
+from umbel.lang.status import RuntimeState, RuntimeStatus
 from umbel.lang.transport.link import Codec, Outbound, ToGateway
 
 pytestmark = pytest.mark.processes
@@ -181,14 +182,33 @@ def test_requests_that_have_given_nothing_away_are_asked_the_next_engine(runtime
 
 
 def test_a_stopped_engine_counts_as_dead_and_is_replaced(runtime: Runtime) -> None:
+    """The state of the runtime is known throughout, and its counters do not fall."""
     runtime.wait_ready()
     first = engine_of(runtime)
+    read: list[asyncio.Task[RuntimeStatus]] = []
+
+    def stop() -> None:
+        first.send_signal(signal.SIGSTOP)
+        read.append(asyncio.create_task(runtime.status()))
 
     async def scenario() -> tuple[list[str | BaseException], int]:
-        results = await run_batch_and(runtime, 2, lambda: first.send_signal(signal.SIGSTOP))
-        return results, await tokens_of(runtime, "again")
+        await runtime.start()
+        read.append(asyncio.create_task(runtime.status()))
+        results = await run_batch_and(runtime, 2, stop)
+        assert runtime.health().state is RuntimeState.RESTARTING
+        tokens = await tokens_of(runtime, "again")
+        assert runtime.health().healthy
+        read.append(asyncio.create_task(runtime.status()))
+        await asyncio.wait(read)
+        return results, tokens
 
     results, tokens = asyncio.run(scenario())
+    before, during, after = (task.result() for task in read)
+    assert (before.gateway, before.generation) == (during.gateway, during.generation)
+    assert (after.gateway, after.generation) == (before.gateway, before.generation + 1)
+    assert after.engine_losses == before.engine_losses + 1
+    for earlier, later in ((before, during), (during, after)):
+        assert all(later.counters[name] >= count for name, count in earlier.counters.items())
     assert all(isinstance(result, EngineError) for result in results)
     assert "its process was stopped" in str(results[0])  # why it was ended, not how
     assert tokens == 5
@@ -218,8 +238,18 @@ def test_a_killed_gateway_ends_every_request_and_the_next_use_starts_a_new_one(r
     gateway, engine, folder = psutil.Process(runtime._process.process_id), engine_of(runtime), folder_of(runtime)
 
     async def scenario() -> tuple[list[str | BaseException], int]:
+        await runtime.start()
+        before = await runtime.status()
         results = await run_batch_and(runtime, 4, gateway.kill)
-        return results, await tokens_of(runtime, "again")
+        assert runtime.health().state is RuntimeState.BROKEN
+        assert "SIGKILL" in runtime.health().cause
+        with pytest.raises(BackendError, match="broken has no status"):
+            await runtime.status()
+        tokens = await tokens_of(runtime, "again")
+        after = await runtime.status()
+        assert after.gateway != before.gateway
+        assert all(after.counters[name] >= count for name, count in before.counters.items())
+        return results, tokens
 
     results, tokens = asyncio.run(scenario())
     assert all(isinstance(result, ConnectionLostError) for result in results)

@@ -32,10 +32,12 @@ from umbel.lang.protocol import (
     FinishReason,
     Hint,
     Origin,
+    ReadStatus,
     Release,
     Scored,
     ScoredChoice,
     ScoreRequest,
+    StatusRead,
     Tokenize,
     Tokenized,
     TokenLogprob,
@@ -43,6 +45,7 @@ from umbel.lang.protocol import (
     VocabularyInfo,
 )
 from umbel.lang.sampling import SamplingParams
+from umbel.lang.status import EngineState, PoolGauges, RuntimeStatus
 from umbel.lang.transport.link import (
     Bye,
     Codec,
@@ -51,6 +54,7 @@ from umbel.lang.transport.link import (
     Inbound,
     Outbound,
     Ping,
+    Pong,
     StartFailed,
     ToGateway,
     Welcome,
@@ -95,6 +99,7 @@ TO_GATEWAY = [
     Control("c", "info"),
     Tokenize("t", (Text("x", True),), Origin("p")),
     Detokenize("t", (1, 2), control=True),
+    ReadStatus("r"),
     Hello(),
     Ping(),
     Bye(),
@@ -105,6 +110,7 @@ FROM_GATEWAY = [
     Scored("s", (ScoredChoice((1,), (-1.0,), (-2.0,)),), Usage()),
     Scored("s", (ScoredChoice((1,), (-1.0,), (), -1.0, -0.5),), Usage(), 7),
     Done("c", {"a": 1, "b": "x", "c": 1.5, "d": None, "e": True, "f": [1, "x"]}),
+    StatusRead("r", RuntimeStatus("m", "00", EngineState.READY, pool=PoolGauges(9), counters={"steps": 1.0})),
     Failure("a", "EngineError", "no"),
     GraphWanted("p"),
     ProgramPiece("p", OWN_STREAM, "", "é"),
@@ -115,6 +121,8 @@ FROM_GATEWAY = [
     Detokenized("t", "é"),
     Welcome("m", 1, VocabularyInfo(2, 0, (1,), {"<s>": 0}), 3, 4, 5.0, None, {"bos_token": "<s>"}, 6),
     StartFailed("ModelError", "no"),
+    Pong(EngineState.STARTING),
+    Pong(EngineState.READY, 0.5),
 ]
 TO_ENGINE = [
     EngineScore(1, [[1, 2], [1, 3]], 1),
@@ -132,7 +140,7 @@ FROM_ENGINE = [
     ChooseEnded(1, [-1.0, float("-inf")], [-0.5, 0.0], [[-1.0], [-2.0]], 3, 4, 5),
     ControlEnded(1, {"a": 1}),
     EngineFailed(1, "EngineError", "no"),
-    Heartbeat(1, 2, 3, {"steps": 1.0}),
+    Heartbeat(1, 2, 3, {"steps": 1.0}, PoolGauges(9, 5, 3, 2, 1)),
     EnginePhase("x"),
     EngineReady(1, 2, 3),
     EngineStartFailed("ModelError", "no"),

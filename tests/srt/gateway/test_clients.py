@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from umbel.lang.status import EngineState
 from umbel.lang.transport.link import Codec, FromGateway, Hello, Inbound, Outbound, Pong, ToGateway
 from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.gateway.calls import Client
@@ -14,6 +15,7 @@ from umbel.srt.gateway.clients import Clients, Connection, Received
 
 pytestmark = pytest.mark.processes
 
+PONG = Pong(EngineState.READY, 0.25)
 SILENCE = 60.0
 PATIENCE = 30.0  # seconds until what must come counts as missing
 
@@ -55,7 +57,7 @@ class Meeting:
     def probe(self) -> list[Client]:
         """Those that are gone, after a long silence."""
         self.clock.advance(SILENCE + 1)
-        self.clients.probe(SILENCE)
+        self.clients.probe(SILENCE, PONG)
         return self.clients.flush()
 
 
@@ -77,10 +79,21 @@ def test_a_client_that_is_silent_but_there_stays_and_its_frames_go_on(tmp_path: 
         connection = await meeting.until_heard(1)
         for _ in range(3):  # stopped for minutes, or busy with work of its own
             assert meeting.probe() == []
-            assert meeting.answers() == [Pong()]
+            assert meeting.answers() == [PONG]
         meeting.say()
         assert await meeting.until_heard(2) is connection
         assert meeting.clients.counters["lost"] == 0
+
+    meet(tmp_path, story)
+
+
+def test_every_client_is_told(tmp_path: Path) -> None:
+    async def story(meeting: Meeting) -> None:
+        meeting.say()
+        await meeting.until_heard(1)
+        meeting.clients.tell_all(PONG)
+        assert meeting.clients.flush() == []
+        assert meeting.answers() == [PONG]
 
     meet(tmp_path, story)
 
@@ -104,7 +117,7 @@ def test_a_client_that_talks_is_not_probed(tmp_path: Path) -> None:
         meeting.say()
         await meeting.until_heard(1)
         meeting.clock.advance(SILENCE)
-        meeting.clients.probe(SILENCE)
+        meeting.clients.probe(SILENCE, PONG)
         assert meeting.clients.flush() == []
         assert not meeting.socket.poll(0)
 

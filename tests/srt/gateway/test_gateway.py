@@ -20,11 +20,14 @@ from umbel.lang.protocol import (
     GenRequest,
     Hint,
     Origin,
+    ReadStatus,
     Scored,
     ScoreRequest,
+    StatusRead,
     TokenLogprob,
 )
 from umbel.lang.sampling import SamplingParams
+from umbel.lang.status import PoolGauges, RuntimeStatus
 from umbel.srt.core.config import GatewayLimits
 from umbel.srt.core.instruments import FailAt
 from umbel.srt.core.messages import (
@@ -599,12 +602,57 @@ class TestHintsAndControls:
         assert isinstance(done, Done)
         assert (done.result["model"], done.result["steps"], done.result["waiting"]) == ("toy", 4.0, 2)
 
+    def test_the_status_is_read_at_once_however_much_is_in_flight(self) -> None:
+        harness = Harness(limits=GatewayLimits(max_queue=2))
+        harness.send(generate("a"))
+        harness.send(Control("i", "info"))
+        harness.gateway.engine_event(Heartbeat(3, 1, 2, {"steps": 3.0}, PoolGauges(9, 5, 3, 2, 1)))
+        harness.clock.advance(0.25)
+        asked = len(harness.to_engine)
+        status = status_of(harness)
+        assert len(harness.to_engine) == asked
+        assert (status.model, status.engine, status.heartbeat_age) == ("toy", "ready", 0.25)
+        assert (status.in_flight, status.max_queue, status.running, status.waiting) == (2, 2, 1, 2)
+        assert status.pool == PoolGauges(9, 5, 3, 2, 1)
+        assert (status.counters["steps"], status.counters["gateway_requests"]) == (3.0, 2)
+
+    def test_counters_in_the_status_add_up_over_engines(self) -> None:
+        harness = Harness()
+        harness.gateway.engine_event(Heartbeat(3, 1, 0, {"steps": 3.0}, PoolGauges(9, 5)))
+        first = status_of(harness)
+        harness.gateway.engine_lost("it was killed")
+        between = status_of(harness)
+        assert (between.engine, between.heartbeat_age, between.running) == ("starting", None, 0)
+        assert between.pool == PoolGauges()
+        assert between.counters["steps"] == 3.0
+        harness.gateway.engine_ready(CONTEXT)
+        harness.gateway.engine_event(Heartbeat(1, 0, 0, {"steps": 1.0}))
+        second = status_of(harness)
+        assert second.counters["steps"] == 4.0
+        assert [status.generation for status in (first, between, second)] == [1, 1, 2]
+        assert [status.engine_losses for status in (first, between, second)] == [0, 1, 1]
+        assert first.gateway == second.gateway != status_of(Harness()).gateway
+
+    def test_the_status_says_why_there_will_be_no_engine(self) -> None:
+        harness = Harness(ready=False)
+        harness.gateway.engine_given_up("no such file")
+        status = status_of(harness)
+        assert (status.engine, status.engine_cause, status.generation) == ("failed", "no such file", 0)
+
     def test_info_is_answered_while_there_is_no_engine(self) -> None:
         harness = Harness(ready=False)
         harness.send(Control("i", "info"))
         (done,) = harness.answers()
         assert isinstance(done, Done)
         assert done.result["engine"] == "starting"
+
+
+def status_of(harness: Harness) -> RuntimeStatus:
+    harness.send(ReadStatus("status"))
+    read = harness.answers()[-1]
+    assert isinstance(read, StatusRead)
+    assert read.id == "status"
+    return read.status
 
 
 def test_every_limit_is_what_the_reliability_note_says() -> None:

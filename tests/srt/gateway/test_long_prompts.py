@@ -5,7 +5,17 @@ import threading
 from collections.abc import Awaitable, Callable
 
 from umbel.lang.prompt import Media, Text
-from umbel.lang.protocol import Abort, Failure, GenRequest, ScoreRequest, ToBackend, Tokenize, Tokenized
+from umbel.lang.protocol import (
+    Abort,
+    Failure,
+    GenRequest,
+    ReadStatus,
+    ScoreRequest,
+    StatusRead,
+    ToBackend,
+    Tokenize,
+    Tokenized,
+)
 from umbel.srt.gateway.clients import LongPrompts
 from umbel.srt.tokenizer.prompt import LONG
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
@@ -101,6 +111,20 @@ def test_messages_behind_a_long_one_wait_and_those_of_others_do_not() -> None:
     scene = play(story)
     assert [length > 10 for length in scene.prompts()] == [True, False]
     assert scene.harness.aborts() == [scene.harness.generates()[0].id]
+
+
+def test_the_status_is_read_while_a_long_text_of_the_same_client_is_tokenized() -> None:
+    async def story(scene: Scene) -> None:
+        scene.tokenizer.go_on.clear()
+        scene.receive(CLIENT, generate("long", LONG_TEXT))
+        scene.receive(CLIENT, ReadStatus("r"))
+        (read,) = scene.harness.answers()
+        assert isinstance(read, StatusRead)
+        assert scene.harness.generates() == []
+        scene.tokenizer.go_on.set()
+        await until(lambda: bool(scene.harness.generates()))
+
+    play(story)
 
 
 def test_another_client_is_served_while_a_long_text_is_tokenized() -> None:

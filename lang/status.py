@@ -1,0 +1,148 @@
+"""Describes the state of a runtime: its health, its gauges and its counters.
+
+    backend.health()          from the caller's own memory: at once, without a message
+    await backend.status()    from the gateway, which asks no engine: a step of a minute delays it by nothing
+
+Counters begin at 0 with the process that counts. `RisingCounters` adds them up over several lives of a process, so that
+a reader sees sums that never fall. There is one for each border that such a life ends at:
+
+    engine ── heartbeats ──▶ gateway ── StatusRead ──▶ Runtime ──▶ reader
+      counts of its life       sums over its engines     sums over its gateways
+
+Work that an engine did after its last heartbeat, at most a second before its end, is in none of the sums.
+"""
+
+from collections.abc import Hashable, Mapping
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+
+class EngineState(StrEnum):
+    STARTING = "starting"  # calls are held
+    READY = "ready"
+    FAILED = "failed"  # given up: calls fail at once, with the cause
+
+
+class RuntimeState(StrEnum):
+    STOPPED = "stopped"  # not started yet, or closed
+    STARTING = "starting"  # the gateway and its first engine
+    READY = "ready"
+    RESTARTING = "restarting"  # an engine is gone, and the gateway starts another; calls are held
+    FAILED = "failed"  # no engine can be started; calls fail at once
+    BROKEN = "broken"  # the gateway is gone or hangs; the next call, or `start`, starts another
+
+
+class RuntimeHealth(msgspec.Struct, frozen=True):
+    """Tells whether a runtime answers calls, as far as it is known without asking.
+
+    A gateway or an engine that is gone shows at once, one that is stopped or hangs within 5 s on a quiet machine. One
+    that computes is healthy, however long its step takes.
+
+    Attributes:
+        cause: why it is not ready, in words; "" for a runtime that is.
+        silence: seconds since a word of the gateway, which says one every second; None without a gateway.
+        heartbeat_age: seconds since the last heartbeat of the engine, which sends two every second, also during a step;
+            None while no engine is ready.
+    """
+
+    state: RuntimeState
+    cause: str = ""
+    silence: float | None = None
+    heartbeat_age: float | None = None
+
+    @property
+    def healthy(self) -> bool:
+        return self.state is RuntimeState.READY
+
+
+class PoolGauges(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Counts the slots of the KV pool, one for each token. Slots neither free nor cached belong to a running request.
+
+    Attributes:
+        cached: in the radix tree, those that running requests use among them.
+        pinned: of the cached ones, those kept from eviction by a pin.
+        pins: how many pins there are.
+    """
+
+    total: int = 0
+    free: int = 0
+    cached: int = 0
+    pinned: int = 0
+    pins: int = 0
+
+
+class RuntimeStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Reads of a runtime at one moment: gauges of now, counters since its start.
+
+    The engine's part is from its last heartbeat, half a second old; without an engine its gauges are 0.
+
+    Attributes:
+        model: the model's name.
+        gateway: names the gateway's start; another gateway has another.
+        engine: the state of the engine.
+        engine_cause: why no engine can be started; "" otherwise.
+        generation: how many engines of this gateway have become ready.
+        heartbeat_age: seconds since the last heartbeat; None while no engine is ready.
+        in_flight: calls without an ending, of all clients.
+        max_queue: the most of them; the next one is refused.
+        running, waiting: requests in the engine. A call of n continuations is n requests.
+        pool: the slots of the KV pool.
+        counters: cumulative; the names are those of `get_server_info()`. Those of the gateway begin with "gateway_".
+    """
+
+    model: str
+    gateway: str
+    engine: EngineState
+    engine_cause: str = ""
+    generation: int = 0
+    heartbeat_age: float | None = None
+    in_flight: int = 0
+    max_queue: int = 0
+    running: int = 0
+    waiting: int = 0
+    pool: PoolGauges = PoolGauges()
+    counters: dict[str, float] = {}
+
+    @property
+    def engine_losses(self) -> int:
+        """Engines that ended although they were ready."""
+        return int(self.counters.get("gateway_engine_losses", 0))
+
+
+class RisingCounters:
+    """Adds up the counters of a source over its lives, each of which begins at 0: the sums never fall."""
+
+    def __init__(self) -> None:
+        self._life: Hashable = None
+        self._base: dict[str, float] = {}  # sums of the lives that are over
+        self._latest: Mapping[str, float] = {}  # of this life
+
+    def note(self, life: Hashable, counters: Mapping[str, float]) -> None:
+        """Takes the latest counters of one life. Another life than before begins at 0, and the one before is over."""
+        if life != self._life:
+            self._base, self._latest, self._life = self.sums, {}, life
+        self._latest = {name: max(count, self._latest.get(name, 0)) for name, count in counters.items()}
+
+    @property
+    def sums(self) -> dict[str, float]:
+        """Returns the counters of all lives together."""
+        names = {**self._base, **self._latest}
+        return {name: self._base.get(name, 0) + self._latest.get(name, 0) for name in names}
+
+
+@runtime_checkable
+class Observable(Protocol):
+    """A backend that tells its state while it computes."""
+
+    def health(self) -> RuntimeHealth:
+        """Returns at once, and starts nothing."""
+
+    async def status(self) -> RuntimeStatus:
+        """Reads gauges and counters; waits for no step, and starts nothing.
+
+        Raises:
+            BackendError: it is not ready; `health` has the reason.
+            ConnectionLostError, DeadlineError: it ended, or hangs.
+        """
