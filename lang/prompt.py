@@ -131,7 +131,11 @@ TokenIds = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_TOKEN_IDS)]
 
 
 class Text(msgspec.Struct, frozen=True, tag="t", array_like=True):
-    """Constant text. Only template scaffolding has `control=True` and may become special tokens."""
+    """Constant text.
+
+    With `control`, names of control tokens in it become these tokens: in scaffolding of a template, and in the one text
+    that is a completion's own prompt. Contents of messages never have it.
+    """
 
     text: str
     control: bool = False

@@ -128,7 +128,7 @@ class RequestValidator:
         schedule = _schedule(request.origin)
         messages: list[EngineScore | EngineChoose] = []
         if request.probability:
-            heal, search = _is_plain_text(request.prompt), request.probability == "exact"
+            heal, search = self._encoder.ends_in_text(request.prompt), request.probability == "exact"
             ids = list(map(list, choices))
             messages.append(EngineChoose(next(self._ids), alone, ids, start, heal, search, schedule))
         else:
@@ -280,7 +280,7 @@ class RequestValidator:
                 "without a space"
             )
         wanted = request.constraint is not None and request.token_healing is not False
-        return wanted and _is_plain_text(request.prompt)
+        return wanted and self._encoder.ends_in_text(request.prompt)
 
     def _check_tokens(self, what: str, token_ids: Sequence[int] | dict[int, float]) -> None:
         if not token_ids:
@@ -347,12 +347,6 @@ def _check_prompt_logprobs(start: int | None, token_ids: Sequence[int]) -> None:
 def _schedule(origin: Origin) -> Schedule:
     """Makes a Schedule without the timeout, which is filled in with the time left when the message is sent."""
     return Schedule(origin.program_id, origin.fork_group, origin.salt, origin.priority, ahead=origin.ahead)
-
-
-def _is_plain_text(prompt: Sequence[Part]) -> bool:
-    """Returns whether the prompt ends in text of the program, whose last token may have been another one."""
-    last = prompt[-1] if prompt else None
-    return isinstance(last, Text) and bool(last.text) and not last.control
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:

@@ -1,12 +1,24 @@
 """The gateway and the constraints of its requests: compiled while the prompt is computed, in nobody's way."""
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from umbel.lang.errors import ConstraintError
-from umbel.lang.prompt import Generated, Text
-from umbel.lang.protocol import Abort, Chunk, ConstraintSpec, Failure, Final, FinishReason, GenRequest, Origin
+from umbel.lang.prompt import Generated, Part, Text
+from umbel.lang.protocol import (
+    Abort,
+    Chunk,
+    ConstraintSpec,
+    Failure,
+    Final,
+    FinishReason,
+    GenRequest,
+    Origin,
+    ScoreRequest,
+)
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.constraints.compiler import CompiledCache
-from umbel.srt.core.messages import EngineGenerate, EnginePrefill, Tokens
+from umbel.srt.core.messages import EngineChoose, EngineGenerate, EnginePrefill, ToEngine, Tokens
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
 from ..gateway_harness import CONTEXT, Harness, ended, generate
@@ -212,6 +224,45 @@ def test_the_end_of_a_plain_prompt_may_be_replaced(request_: GenRequest, heals: 
     here.gateway.send(request_)
     here.compiler.work()
     assert [message.heal for message in here.gateway.generates()] == [heals]
+
+
+def sent(*parts: Part) -> list[ToEngine]:
+    """Returns the engine messages for a constrained text and for a search over choices after this prompt."""
+    harness = Harness()
+    harness.send(GenRequest("a", parts, SamplingParams(seed=1), False, Origin(), YES))
+    harness.send(ScoreRequest("b", parts, ("the", "no"), probability="exact"))
+    return harness.to_engine
+
+
+# Also pieces of the names, and names that begin like others.
+PIECES = ("<", "s", ">", "/", "</", "|im_start|", "<|im_", "<s", " ", "in ", "é", "☂", "\n")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join))
+def test_a_completion_without_control_tokens_is_plain_text(text: str) -> None:
+    """Its names of control tokens are read; without any, all is as if they were not."""
+    assume(not any(name in text for name in ByteTokenizer().special_ids))
+    assert sent(Text(text, control=True)) == sent(Text(text))
+    assert sent(Text("<s>" + text, control=True)) == sent(Text(text)), "BOS comes once"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (Text("<|im_start|>user\nhello", control=True),),
+        (Text("hello</s>", control=True),),
+        (Text("USER: ", control=True), Text("hello"), Text("\nASSISTANT:", control=True)),
+        (Text("<s>", control=True),),
+        (Text("", control=True),),
+    ],
+)
+def test_text_of_a_template_is_not_replaced(parts: tuple[Part, ...]) -> None:
+    generate_, choose = sent(*parts)
+    assert isinstance(generate_, EngineGenerate)
+    assert isinstance(choose, EngineChoose)
+    assert not generate_.heal
+    assert not choose.heal
 
 
 @pytest.mark.parametrize("end", [Text("<|im_start|>", control=True), Generated("es", (100, 101))])
