@@ -17,6 +17,7 @@ from .run import set_default_backend
 COMMANDS = {
     "run": "run a Python file; its programs use the model that is named here",
     "chat": "talk to a model in the terminal",
+    "serve": "serve a model over HTTP, with the APIs of OpenAI and Anthropic",
     "models": "list the models in the cache folder",
     "compile": "print, draw or keep the graph of a program",
     "lint": "say what keeps prompts from sharing their beginnings, and what to write instead",
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _lint(given[1:])
         if given[:1] == ["compile"]:
             return _compile(given[1:])
+        if given[:1] == ["serve"]:
+            return _serve(given[1:])
         if not given:
             _parser().print_help()
             return 0
@@ -85,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     for command in (run, chat):
         command.add_argument("--model", help="a name, a safetensors folder or a GGUF file; default: Gemma 3 270M")
+    commands.add_parser("serve", help=COMMANDS["serve"], add_help=False)
     commands.add_parser("models", help=COMMANDS["models"])
     commands.add_parser("compile", help=COMMANDS["compile"], add_help=False)
     commands.add_parser("lint", help=COMMANDS["lint"], add_help=False)
@@ -134,6 +138,14 @@ def _chat(options: argparse.Namespace) -> int:
         max_tokens=options.max_tokens,
         images=options.image,
     )
+
+
+def _serve(arguments: Sequence[str]) -> int:
+    try:
+        command: Any = importlib.import_module("umbel.server.command")  # by name: the interpreter imports no server
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "uvicorn", "server") from None
+    return int(command.main(arguments))
 
 
 def _fsm(arguments: Sequence[str]) -> int:

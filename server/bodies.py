@@ -1,0 +1,144 @@
+"""Reads requests: bytes of a bounded body → a msgspec struct, and errors that name the field.
+
+Every field that is known stands in a struct with its type and range; a field that is not known is refused, since one
+that is ignored would be a wish that is not granted. A field that is known and not offered is typed as its default, and
+`not_offered` says what to do instead.
+"""
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from starlette.types import Receive
+
+from ..lang.protocol import MAX_PRIORITY
+from .errors import HttpError
+from .limits import BODY_SECONDS, MAX_BODY, MAX_NAME
+
+B = TypeVar("B")
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
+Label = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+Salt = Annotated[str, msgspec.Meta(max_length=128, pattern="^[A-Za-z0-9_-]*$")]
+
+
+class Disconnected(Exception):
+    """The client went away before its body had come."""
+
+
+class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of the bodies of requests, and of the objects in them."""
+
+
+class UmbelFields(Body, frozen=True):
+    """Fields that umbel takes on top of a dialect, in the field `umbel` of every body (`extra_body` of Python clients).
+
+    Attributes:
+        program: groups the calls of one program, for fairness and scheduling.
+        fork_group: siblings of one fork share it; they are scheduled together.
+        ahead: tokens that the program still has to generate one after the other from this call on.
+        priority: higher runs earlier.
+        timeout: seconds until the request is given up.
+    """
+
+    program: Label = ""
+    fork_group: Label = ""
+    ahead: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
+    priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    timeout: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
+
+
+refused_fields: Counter[str] = Counter()  # fields that were refused, by name, for /metrics: the next client's surprise
+MOST_REFUSED_NAMES = 100
+
+
+async def read_body(receive: Receive, length: str | None) -> bytes:
+    """Reads the body of a request.
+
+    Raises:
+        HttpError: 413 for more than `MAX_BODY` bytes, announced or sent; 408 where they do not come in time.
+    """
+    if length is not None and length.isdigit() and int(length[:12]) > MAX_BODY:
+        raise _too_large()
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Disconnected
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                if size > MAX_BODY:
+                    raise _too_large()
+                chunks.append(chunk)
+                if not message.get("more_body", False):
+                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    except TimeoutError:
+        raise HttpError(408, f"the body did not come within {BODY_SECONDS:g} s", "body_timeout") from None
+
+
+def _too_large() -> HttpError:
+    return HttpError(
+        413, f"the body is larger than {MAX_BODY} bytes", "request_too_large", headers={"connection": "close"}
+    )
+
+
+def decode(data: bytes, decoder: "msgspec.json.Decoder[B]", not_offered: Mapping[str, str] | None = None) -> B:
+    """Decodes a body.
+
+    Args:
+        not_offered: the name of a field that is known and not offered → what to do instead.
+
+    Raises:
+        HttpError: 400, with the path of the field.
+    """
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error), not_offered or {}) from None
+    except msgspec.DecodeError as error:
+        raise HttpError(400, f"the body is not JSON: {error}", "invalid_json") from None
+    except RecursionError:
+        raise HttpError(400, "the body is JSON that is nested too deep", "invalid_json") from None
+    except UnicodeDecodeError:
+        raise HttpError(400, "the body is not UTF-8", "invalid_json") from None
+
+
+_AT = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*?)`$", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>\w+)`")
+
+
+def _invalid(said: str, not_offered: Mapping[str, str]) -> HttpError:
+    """Turns a message of msgspec, such as "Expected `int`, got `str` - at `$.n`", into an answer."""
+    found = _AT.search(said)
+    path, what = (found["path"], said[: found.start()]) if found else ("", said)
+    if unknown := _UNKNOWN.fullmatch(what):
+        name = unknown["name"][:MAX_NAME]
+        _count_refused(name)
+        param = f"{path}.{name}" if path else name
+        return HttpError(400, f"{param}: no such field is known here", "unknown_parameter", param=param)
+    if missing := _MISSING.fullmatch(what):
+        param = f"{path}.{missing['name']}" if path else missing["name"]
+        return HttpError(400, f"{param} is missing", "missing_required_parameter", param=param)
+    field = path.rpartition(".")[2].partition("[")[0]
+    if field in not_offered:
+        _count_refused(field)
+        return HttpError(400, f"{path}: {not_offered[field]}", "unsupported_parameter", param=path)
+    return HttpError(400, f"{path or 'the body'}: {what[0].lower()}{what[1:]}", param=path or None)
+
+
+def _count_refused(name: str) -> None:
+    """Counts a refused field; beyond a hundred names together as "other"."""
+    known = name in refused_fields or len(refused_fields) < MOST_REFUSED_NAMES
+    refused_fields[name if known and name.isidentifier() else "other"] += 1
+
+
+# Any: the values of a body, for an error that is found after it was decoded
+def wrong(param: str, message: str, code: str = "invalid_value", **headers: Any) -> HttpError:
+    """The answer to a body whose field `param` cannot be honoured."""
+    return HttpError(400, f"{param}: {message}", code, param=param, headers=headers)

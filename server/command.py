@@ -1,0 +1,274 @@
+"""`umbel serve`: one process with an HTTP server and a runtime under it.
+
+    umbel serve --model NAME --port 30000 --api-key team=SECRET --config serve.toml
+
+The socket is bound first, so that a taken port is an error at once and `/health` answers while the model is loaded. The
+server is ready when a real token came. Ctrl-C or SIGTERM drains it: it takes no new requests, lets streams end, and
+ends; a second one ends it at once.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import msgspec
+import uvicorn
+
+from ..interpreter.backends.runtime import Runtime
+from ..lang.errors import ParameterError, UmbelError, remedy
+from ..lang.runtime_options import RuntimeOptions
+from .access import LOCAL_NAME, Access
+from .app import application
+from .front import Front
+from .limits import HttpLimits
+
+log = logging.getLogger("umbel.server")
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 30000
+LEAST_QUEUE = 2_048  # of the gateway, where the user says nothing: more than the server lets in
+OPTIONS = {field.name: field for field in msgspec.structs.fields(RuntimeOptions) if field.name != "debug"}
+LIMITS = {field.name: field for field in msgspec.structs.fields(HttpLimits)}
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The settings of `umbel serve`, from its command line and its file.
+
+    Attributes:
+        host, port: where it listens; port 0 takes a free one.
+        served_name: names under which clients ask for the model.
+        keys: the name of each API key → the key.
+        admin_key: opens administrative routes.
+        allow_host: further names in the Host header.
+        runtime: options of `umbel.Runtime`.
+        limits: of `HttpLimits`.
+    """
+
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
+    served_name: list[str] = []
+    keys: dict[str, str] = {}
+    admin_key: str | None = None
+    allow_host: list[str] = []
+    runtime: dict[str, Any] = {}  # Any: checked by the runtime
+    limits: HttpLimits = HttpLimits()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs `umbel serve`. Returns the exit status."""
+    settings = settings_of(arguments, os.environ)
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    log.setLevel(logging.INFO)
+    options = {"max_queue": LEAST_QUEUE, **settings.runtime}
+    runtime = Runtime(**options)
+    access = Access(settings.keys, settings.admin_key, (*settings.allow_host, settings.host))
+    front = Front(runtime, access, settings.limits, tuple(settings.served_name))
+    listening = _bind(settings.host, settings.port)
+    server = Server(front, runtime, listening)
+    return server.run()
+
+
+# ------------------------------------------------------------------------------------------- settings
+
+
+def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
+    """Reads the command line, the file that it names, and the keys of the environment; the command line wins.
+
+    Raises:
+        ParameterError: an unknown name or a wrong value in the file.
+    """
+    given = vars(_parser().parse_args(arguments))
+    settings = _read_file(given.pop("config", None))
+    for name, value in given.items():
+        if name in OPTIONS:
+            settings.setdefault("runtime", {})[name] = value
+        elif name in LIMITS:
+            settings.setdefault("limits", {})[name] = value
+        elif name == "api_key":
+            settings["keys"] = settings.get("keys", {}) | _keys(value)
+        else:
+            settings[name] = value
+    if "keys" not in settings and (key := environment.get("UMBEL_API_KEY")):
+        settings["keys"] = {"default": key}
+    if "admin_key" not in settings and (key := environment.get("UMBEL_ADMIN_KEY")):
+        settings["admin_key"] = key
+    try:
+        return msgspec.convert(settings, Settings)
+    except msgspec.ValidationError as error:
+        raise ParameterError(f"{error}; umbel serve --help lists what can be set") from None
+
+
+def _keys(given: Sequence[str]) -> dict[str, str]:
+    """NAME=KEY, or a key alone, which is called "default"."""
+    found: dict[str, str] = {}
+    for each in given:
+        name, _, key = each.partition("=")
+        if not key.strip("="):  # the padding of base64
+            name, key = "default", each
+        if name in found:
+            raise ParameterError(f"two API keys are called {name!r}; write --api-key NAME=KEY")
+        found[name] = key
+    return found
+
+
+# Any: TOML
+def _read_file(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        found = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ParameterError(f"--config {path}: {error}") from None
+    known = {field.name for field in msgspec.structs.fields(Settings)}
+    for name in found:
+        if name not in known:
+            raise ParameterError(f"--config {path}: {name!r} is not known; {remedy(name, known)}")
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="umbel serve",
+        description="Serves a model, and programs, over HTTP: the APIs of OpenAI and Anthropic, and umbel's own.",
+        epilog="Everything can stand in a TOML file: host, port, keys, the tables [runtime] and [limits].",
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--host", help=f"the address to listen on; default: {DEFAULT_HOST}, this machine only")
+    parser.add_argument("--port", type=int, help=f"default: {DEFAULT_PORT}; 0 takes a free one")
+    parser.add_argument("--config", type=Path, help="a TOML file with settings; the command line wins")
+    parser.add_argument("--served-name", action="append", metavar="NAME", help="clients ask for the model by this name")
+    parser.add_argument(
+        "--api-key",
+        action="append",
+        metavar="[NAME=]KEY",
+        help="ask for a key on all routes but /health; may be repeated; also UMBEL_API_KEY",
+    )
+    parser.add_argument("--admin-key", metavar="KEY", help="open administrative routes; also UMBEL_ADMIN_KEY")
+    parser.add_argument("--allow-host", action="append", metavar="NAME", help="serve this name in the Host header, too")
+    limits = parser.add_argument_group("limits")
+    for name, field in LIMITS.items():
+        limits.add_argument(_flag(name), type=type(field.default), help=f"default: {field.default}")
+    runtime = parser.add_argument_group("the runtime", "see umbel.Runtime for what each does")
+    for name, field in OPTIONS.items():
+        runtime.add_argument(_flag(name), type=_reader(field.type), help=f"default: {field.default}")
+    return parser
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _reader(kind: Any) -> Any:
+    """Returns the function that reads an option of the runtime: numbers and switches by their type, else text."""
+    kinds = set(_plain_kinds(kind))
+    if bool in kinds:
+        return lambda text: {"true": True, "false": False}.get(text.lower(), text)
+    return int if int in kinds else float if float in kinds else str
+
+
+def _plain_kinds(kind: Any) -> Iterator[Any]:
+    """Yields the plain types of an annotation such as `Annotated[int | None, Range(1, 9)]`."""
+    inner = get_args(kind)[:1] if get_origin(kind) is Annotated else get_args(kind)
+    if get_origin(kind) is Literal:
+        yield from map(type, inner)
+    elif inner:
+        for each in inner:
+            yield from _plain_kinds(each)
+    else:
+        yield kind
+
+
+# ---------------------------------------------------------------------------------------------- serving
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Returns a bound socket. Raises ParameterError for an address that is taken or not of this machine."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+    except OSError as error:
+        raise ParameterError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None
+    return listening
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its own handling of signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Server:
+    """Serves until it is told to end."""
+
+    def __init__(self, front: Front, runtime: Runtime, listening: socket.socket) -> None:
+        self._front = front
+        self._runtime = runtime
+        self._listening = listening
+        config = uvicorn.Config(
+            application(front),
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=max(1, round(front.limits.drain)),
+        )
+        self._uvicorn = _Uvicorn(config)
+        self._asked_to_end = 0
+        self.failed: UmbelError | None = None
+
+    def run(self) -> int:
+        """Blocks until the server has ended. Returns the exit status."""
+        with asyncio.Runner(loop_factory=self._uvicorn.config.get_loop_factory()) as runner:
+            runner.run(self._serve())
+        if self.failed is not None:
+            raise self.failed
+        return 0
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(each, self.end)
+        host, port = self._listening.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        log.info("listening on http://%s:%d; loading the model ...", shown, port)
+        starting = loop.create_task(self._start(f"http://{shown}:{port}"))
+        try:
+            await self._uvicorn.serve(sockets=[self._listening])
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            await self._runtime.close()
+
+    async def _start(self, address: str) -> None:
+        try:
+            await self._front.start()
+        except UmbelError as error:
+            self.failed = error
+            self._uvicorn.should_exit = True
+            return
+        names = ", ".join(model.name for model in self._front.models)
+        log.info("ready: %s on %s (try: curl %s/v1/models)", names, address, address)
+        if not self._front.access.keyed and self._listening.getsockname()[0] not in ("127.0.0.1", "::1", LOCAL_NAME):
+            log.warning("every machine that reaches this address may use it; --api-key asks for a key")
+
+    def end(self) -> None:
+        """Drains the server; a second call ends it at once."""
+        self._asked_to_end += 1
+        self._front.draining = True
+        self._uvicorn.should_exit = True
+        if self._asked_to_end == 1:
+            log.info("stopping: %d requests in flight get %g s", self._front.in_flight, self._front.limits.drain)
+        else:
+            self._uvicorn.force_exit = True

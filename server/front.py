@@ -1,0 +1,214 @@
+"""`Front`: what all endpoints of a server process share, from its start to its end.
+
+endpoint ─▶ Front.open(...)    counts the request in, or refuses it with 503
+         ─▶ Front.backend      the runtime: generate, score, run_program, locate
+         ─▶ Front.origin(...)  whose cache, whose fairness, whose deadline
+"""
+
+import asyncio
+import datetime
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+
+import msgspec
+
+from ..lang.chat_template import ChatTemplate
+from ..lang.errors import BackendError
+from ..lang.protocol import Backend, Chunk, Final, GenRequest, Origin
+from .access import Access, Caller
+from .bodies import UmbelFields
+from .errors import HttpError
+from .limits import HttpLimits
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """A name that clients may ask for: the model, or a program that is offered as one."""
+
+    name: str
+    created: int  # seconds since 1970, for clients that list models
+    program: str = ""  # the name of the program that answers; "" for the model itself
+
+
+class Front:
+    """The state of one server process.
+
+    Args:
+        backend: the runtime; started by `start`.
+        access: keys, hosts and salts.
+        limits: of this server.
+        names: names of the model, the first of which is the main one; [] takes the model's own.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        access: Access | None = None,
+        limits: HttpLimits | None = None,
+        names: tuple[str, ...] = (),
+    ) -> None:
+        self.backend = backend
+        self.access = access or Access()
+        self.limits = limits or HttpLimits()
+        self.started = False
+        self.draining = False
+        self.in_flight = 0
+        self.refused = 0  # for want of room
+        self.disconnects = 0  # clients that went away before their answer had ended
+        self._names = names
+        self._models: dict[str, ServedModel] = {}
+        self._created = self.now()
+
+    @staticmethod
+    def now() -> int:
+        """Seconds since 1970, a stamp for clients; nothing is decided by it."""
+        return int(datetime.datetime.now(datetime.UTC).timestamp())
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Starts the backend and waits for its first token. Raises as `Runtime.start`."""
+        await self.backend.start()
+        own = self.backend.capabilities.name.rpartition(" ")[2]
+        for name in self._names or (own,):
+            self.offer(ServedModel(name, self._created))
+        self.started = True
+
+    def check_open(self) -> None:
+        """Raises HttpError 503 while the model is being loaded and while the server ends."""
+        if self.draining:
+            raise self._busy("the server is stopping; another one may answer", "draining")
+        if not self.started:
+            raise self._busy("the model is being loaded", "starting")
+
+    # ------------------------------------------------------------------ admission
+
+    @contextmanager
+    def open(self, count: int = 1) -> Iterator[None]:
+        """Counts a request in while the block runs.
+
+        Args:
+            count: the continuations it asks for, over all its prompts.
+
+        Raises:
+            HttpError: 503 when `most_in_flight` would be passed, at once: a client that waits in silence learns
+                nothing.
+        """
+        self.check_open()
+        if self.in_flight + count > self.limits.most_in_flight:
+            self.refused += 1
+            raise self._busy(f"{self.in_flight} requests run or wait; try again", "overloaded")
+        self.in_flight += count
+        try:
+            yield
+        finally:
+            self.in_flight -= count
+
+    def _busy(self, message: str, code: str) -> HttpError:
+        headers = {"retry-after": str(self.limits.retry_after), "x-should-retry": "true"}
+        return HttpError(503, message, code, headers=headers)
+
+    # ------------------------------------------------------------------ generation
+
+    async def events(self, requests: Sequence[GenRequest]) -> AsyncGenerator[tuple[int, Chunk | Final], None]:
+        """Yields the events of several requests as they come, each with the index of its request.
+
+        The first error ends all of them. Closing the generator aborts those that still run.
+        """
+        if len(requests) == 1:
+            async with aclosing(_closable(self.backend, requests[0])) as events:
+                async for event in events:
+                    yield 0, event
+            return
+        arrived: asyncio.Queue[tuple[int, Chunk | Final | Exception]] = asyncio.Queue()
+
+        async def pump(index: int, request: GenRequest) -> None:
+            try:
+                async with aclosing(_closable(self.backend, request)) as events:
+                    async for event in events:
+                        arrived.put_nowait((index, event))
+            except Exception as error:
+                arrived.put_nowait((index, error))
+
+        pumps = [asyncio.create_task(pump(index, request)) for index, request in enumerate(requests)]
+        running = len(pumps)
+        try:
+            while running:
+                index, next_event = await arrived.get()
+                if isinstance(next_event, Exception):
+                    raise next_event
+                running -= isinstance(next_event, Final)
+                yield index, next_event
+        finally:
+            for each in pumps:
+                each.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def finals(self, requests: Sequence[GenRequest]) -> list[Final]:
+        """Runs requests that are not streamed → their answers in order."""
+        found: dict[int, Final] = {}
+        async with aclosing(self.events(requests)) as events:
+            async for index, event in events:
+                if isinstance(event, Final):
+                    found[index] = event
+        if len(found) != len(requests):
+            raise BackendError("a request ended without an answer")
+        return [found[index] for index in range(len(requests))]
+
+    # ------------------------------------------------------------------ models
+
+    @property
+    def models(self) -> list[ServedModel]:
+        return list(self._models.values())
+
+    @property
+    def created(self) -> int:
+        """Seconds since 1970 at the start of the server, for clients that list models."""
+        return self._created
+
+    def offer(self, model: ServedModel) -> None:
+        """Lists a model. Raises ValueError for a name that is taken."""
+        if model.name in self._models:
+            raise ValueError(f"a model {model.name!r} is served already")
+        self._models[model.name] = model
+
+    def model(self, name: str) -> ServedModel:
+        """Returns the model of that name. Raises HttpError 404 for one that is not served."""
+        found = self._models.get(name)
+        if found is None:
+            known = ", ".join(repr(each) for each in self._models)
+            raise HttpError(
+                404, f"model: {name[:200]!r} is not served here; known are {known}", "model_not_found", param="model"
+            )
+        return found
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The model's chat template, or our plain one."""
+        return self.backend.chat_template
+
+    # ------------------------------------------------------------------ the request's place
+
+    def origin(self, caller: Caller, fields: UmbelFields | None, salt: str | None = None) -> Origin:
+        """Returns where a request stands: its namespace of the cache, its program, priority and deadline.
+
+        Args:
+            salt: the caller's `cache_salt`; None where it sent none.
+        """
+        given = fields or NO_FIELDS
+        return Origin(
+            program_id=given.program,
+            fork_group=given.fork_group,
+            salt=self.access.salt(caller, salt),
+            priority=given.priority,
+            timeout=given.timeout,
+            ahead=given.ahead,
+        )
+
+
+NO_FIELDS = UmbelFields()
+
+
+def _closable(backend: Backend, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:
+    events = backend.generate(request)
+    assert isinstance(events, AsyncGenerator), "a backend that a server runs can abort"
+    return events

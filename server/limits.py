@@ -1,0 +1,71 @@
+"""Holds every limit of the server: sizes, counts and seconds, each pinned by tests/server/test_limits.py.
+
+What a prompt, a picture or a constraint may cost is limited by the runtime (`srt/core/config.py`, `lang/sampling.py`);
+the server refuses some of it earlier.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from ..lang.errors import ParameterError
+
+MAX_BODY = 32_000_000  # bytes; a frame to the gateway takes 32 MiB
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 16_384  # of all names and values together
+MAX_DEPTH = 64  # of JSON in JSON
+BODY_SECONDS = 60.0  # for a whole body to come
+
+MAX_MESSAGES = 10_000  # of a conversation; and parts of a message
+MAX_N = 16  # continuations of one request over HTTP; programs may ask for 128
+MAX_BATCH = 1_024  # prompts of one request
+MAX_TOOLS = 128
+MAX_SCHEMA = 65_536  # bytes of a JSON schema, as JSON
+MAX_REGEX = 4_096  # characters
+MAX_NAME = 256  # characters of a model's name, an id or a label
+MAX_TTL = 3_600.0  # seconds that a mark or a cache object is kept after its last use
+
+
+class HttpLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The limits that an operator may set, by `umbel serve --NAME` or in the table [limits] of its file.
+
+    Attributes:
+        most_in_flight: requests that run or wait; one more is refused with 503. A request for several continuations,
+            or with several prompts, counts as so many.
+        keep_alive: seconds without an event after which a stream says that it is alive.
+        drain: seconds that streams in flight get to end after Ctrl-C or SIGTERM.
+        retry_after: seconds that a refused client is told to wait.
+    """
+
+    most_in_flight: int = 1_280  # 256 streams and 1,024 that wait
+    keep_alive: float = 10.0
+    drain: float = 30.0
+    retry_after: int = 1
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("most_in_flight", 1, 1 << 20),
+            ("keep_alive", 0.01, 3_600),
+            ("drain", 0, 86_400),
+            ("retry_after", 1, 120),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not low <= value <= high:
+                raise ParameterError(f"{name} must be {low} to {high}, got {value!r}")
+
+
+def check_depth(name: str, value: object) -> None:
+    """Raises ParameterError for JSON that is nested deeper than `MAX_DEPTH`; never recurses."""
+    level: list[object] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [member for each in level for member in _members(each)]
+        if not level:
+            return
+    raise ParameterError(f"{name} is nested more than {MAX_DEPTH} levels deep")
+
+
+def _members(value: Any) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()

@@ -1,0 +1,263 @@
+"""`POST /v1/completions`: texts after prompts, with the log-probabilities of both.
+
+Special tokens in a prompt are read as such: the prompt is the caller's own, as the text of a chat message is not.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Annotated, Literal
+
+import msgspec
+
+from ...lang.prompt import Generated, Part, Text
+from ...lang.protocol import Chunk, ConstraintSpec, Final, GenRequest, TokenLogprob, Usage
+from ..bodies import wrong
+from ..http import DONE, Answer, Asked, Endpoint, EventStream, Reply, sse
+from ..limits import MAX_BATCH, MAX_REGEX
+from .fields import (
+    NOT_OFFERED,
+    GenerationFields,
+    TokenId,
+    TokenLists,
+    TokenUsage,
+    finish_reason,
+    token_lists,
+    token_usage,
+)
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+TokenList = Annotated[tuple[TokenId, ...], msgspec.Meta(min_length=1, max_length=1 << 20)]
+
+
+class CompletionBody(GenerationFields, frozen=True):
+    """Asks for texts after prompts.
+
+    Attributes:
+        prompt: a text, a list of texts, token ids, or a list of those. null begins a document.
+        max_tokens: of each text; 0 computes the prompt and generates nothing, for its log-probabilities with echo.
+        echo: the answer begins with the prompt.
+        logprobs: so many alternatives for each token, 0 to 20.
+        best_of: only as many as n.
+        regex: a regular expression that each text matches.
+    """
+
+    prompt: str | Annotated[tuple[str | TokenId | TokenList, ...], msgspec.Meta(max_length=1 << 20)] | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    best_of: int | None = None
+    suffix: None = None
+    regex: Annotated[str, msgspec.Meta(max_length=MAX_REGEX)] | None = None
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    """One text. Of a stream: a piece of it."""
+
+    index: int
+    text: str
+    finish_reason: str | None = None
+    logprobs: TokenLists | None = None
+
+
+class CompletionAnswer(msgspec.Struct, frozen=True):
+    """All texts, prompt by prompt. Of a stream: an event."""
+
+    id: str
+    created: int
+    model: str
+    choices: Sequence[CompletionChoice]
+    object: Literal["text_completion"] = "text_completion"
+    usage: TokenUsage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+def _prompts(body: CompletionBody) -> list[tuple[Part, ...]]:
+    """Returns the prompts as parts.
+
+    Raises:
+        HttpError: a mixed list, or too many prompts.
+    """
+    given = body.prompt
+    if given is None:
+        given = ""
+    if isinstance(given, str):
+        return [(Text(given, control=True),)]
+    if not given:
+        raise wrong("prompt", "the list is empty; write a text, or token ids")
+    kinds = {type(each) for each in given}
+    if len(kinds) != 1:
+        raise wrong("prompt", "write texts, or token ids, or lists of token ids, not several of them")
+    if isinstance(given[0], int):
+        return [(Generated("", given),)]  # type: ignore[arg-type]
+    if len(given) > MAX_BATCH:
+        raise wrong("prompt", f"{len(given)} prompts; at most {MAX_BATCH} are taken at once")
+    return [(Text(each, control=True) if isinstance(each, str) else Generated("", each),) for each in given]  # type: ignore[arg-type]
+
+
+class _Completions:
+    """One request: its prompts, and its answer in both forms."""
+
+    def __init__(self, asked: Asked[CompletionBody]) -> None:
+        body, front = asked.body, asked.front
+        self._body = body
+        self._front = front
+        self._head = ("cmpl-" + asked.id, front.now(), body.model)
+        self._echo = bool(body.echo)
+        prompts = _prompts(body)
+        self._texts = ["".join(part.text for part in prompt if isinstance(part, Text)) for prompt in prompts]
+        sampling = body.sampling(
+            DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+            logprobs=body.logprobs is not None,
+            top_logprobs=body.logprobs or 0,
+            prompt_logprobs_from=0 if self._echo and body.logprobs is not None else None,
+        )
+        self._requests = [
+            GenRequest(
+                f"{asked.id}-{number}",
+                prompt,
+                sampling,
+                stream=bool(body.stream),
+                origin=front.origin(asked.caller, body.umbel, body.cache_salt),
+                constraint=None if body.regex is None else ConstraintSpec("regex", body.regex),
+            )
+            for number, prompt in enumerate(prompts)
+        ]
+
+    @property
+    def count(self) -> int:
+        """Texts that are asked for."""
+        return len(self._requests) * self._body.count
+
+    async def whole(self) -> CompletionAnswer:
+        with self._front.open(self.count):
+            finals = await self._front.finals(self._requests)
+        choices = [
+            CompletionChoice(
+                prompt * self._body.count + number,
+                (self._texts[prompt] if self._echo else "") + completion.text,
+                finish_reason(completion),
+                self._lists(prompt, final, completion.logprobs),
+            )
+            for prompt, final in enumerate(finals)
+            for number, completion in enumerate(final.completions)
+        ]
+        return self._event(choices, token_usage(sum((final.usage for final in finals), Usage())))
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """Yields the events: pieces of texts, the end of each text, and usage when it is asked for."""
+        front, count = self._front, self._body.count
+        usage = Usage()
+        with front.open(self.count):
+            requests = self._requests
+            prefixes: list[Final] = []
+            if self._echo and self._body.logprobs is not None:  # the prompt's come before the first token does
+                prefixes = await front.finals([_prefix_of(request) for request in requests])
+                requests = [_without_prompt_logprobs(request) for request in requests]
+            offsets: dict[int, int] = {}
+            async with aclosing(front.events(requests)) as events:
+                async for prompt, event in events:
+                    if self._echo and prompt * count not in offsets:
+                        yield self._echo_event(prompt, prefixes)
+                    if isinstance(event, Chunk):
+                        index = prompt * count + event.index
+                        offset = offsets.setdefault(index, len(self._texts[prompt]))
+                        offsets[index] += len(event.text)
+                        lists = None if self._body.logprobs is None else token_lists(event.logprobs, offset)
+                        yield sse(self._event([CompletionChoice(index, event.text, None, lists)]))
+                    else:
+                        usage += event.usage
+                        ends = [
+                            CompletionChoice(prompt * count + number, "", finish_reason(completion))
+                            for number, completion in enumerate(event.completions)
+                        ]
+                        yield sse(self._event(ends))
+        if self._body.wants_usage:
+            yield sse(self._event([], token_usage(usage)))
+        yield DONE
+
+    def _echo_event(self, prompt: int, prefixes: list[Final]) -> bytes:
+        """Returns the event with which every text of a prompt begins when it is echoed."""
+        lists = None
+        if prefixes:
+            lists = self._prompt_lists(prompt, prefixes[prompt])
+        first = prompt * self._body.count
+        return sse(
+            self._event(
+                [CompletionChoice(first + n, self._texts[prompt], None, lists) for n in range(self._body.count)]
+            )
+        )
+
+    def _lists(self, prompt: int, final: Final, generated: tuple[TokenLogprob, ...]) -> TokenLists | None:
+        """Returns the lists of a whole text: of its prompt, when that is echoed, and of what was generated."""
+        if self._body.logprobs is None:
+            return None
+        own = token_lists(generated, len(self._texts[prompt]))
+        if not self._echo:
+            return own
+        before = self._prompt_lists(prompt, final)
+        return TokenLists(
+            *(left + right for left, right in zip(*map(msgspec.structs.astuple, (before, own)), strict=True))
+        )
+
+    def _prompt_lists(self, prompt: int, final: Final) -> TokenLists:
+        """Returns the lists of a prompt. Its first token has no log-probability: nothing comes before it.
+
+        Its text is what the others leave of the prompt's: none, where it is the beginning-of-sequence token."""
+        entries = final.prompt_logprobs
+        text = self._texts[prompt]
+        first = text[: max(0, len(text) - sum(len(entry.text) for entry in entries))]
+        rest = token_lists(entries, len(first))
+        return TokenLists(
+            [first, *rest.tokens],
+            [None, *rest.token_logprobs],
+            [None, *rest.top_logprobs],
+            [0, *rest.text_offset],
+        )
+
+    def _event(self, choices: Sequence[CompletionChoice], usage: TokenUsage | None = None) -> CompletionAnswer:
+        """Makes an answer, or one event of a stream, in which usage is null until the last where it was asked for."""
+        name, created, model = self._head
+        shown = usage is not None or (self._body.stream and self._body.wants_usage)
+        return CompletionAnswer(name, created, model, choices, usage=usage if shown else msgspec.UNSET)
+
+
+def _all_texts(prompt: object) -> bool:
+    return prompt is None or (isinstance(prompt, tuple) and all(isinstance(each, str) for each in prompt))
+
+
+def _prefix_of(request: GenRequest) -> GenRequest:
+    """The request for a prompt's log-probabilities alone."""
+    sampling = msgspec.structs.replace(request.sampling, max_tokens=0, min_tokens=0, n=1)
+    return msgspec.structs.replace(request, id=f"{request.id}-prompt", sampling=sampling, stream=False, constraint=None)
+
+
+def _without_prompt_logprobs(request: GenRequest) -> GenRequest:
+    return msgspec.structs.replace(
+        request, sampling=msgspec.structs.replace(request.sampling, prompt_logprobs_from=None)
+    )
+
+
+async def complete(asked: Asked[CompletionBody]) -> Answer:
+    """Completes prompts."""
+    body, front = asked.body, asked.front
+    model = front.model(body.model)
+    if model.program:
+        raise wrong("model", f"{model.name!r} is a program; ask it by /v1/chat/completions or /v1/programs")
+    if body.best_of not in (None, body.count):
+        raise wrong("best_of", "texts are not ranked; leave it out, or give the value of n")
+    if body.echo and not isinstance(body.prompt, str) and not _all_texts(body.prompt):
+        raise wrong("echo", "token ids are not echoed; send the prompt as text")
+    job = _Completions(asked)
+    return EventStream(job.stream()) if body.stream else Reply(await job.whole())
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/completions",
+        complete,
+        "Continue prompts",
+        body=CompletionBody,
+        answer=CompletionAnswer,
+        not_offered={**NOT_OFFERED, "suffix": "texts are not filled into the middle; leave it out"},
+    ),
+)

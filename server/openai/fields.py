@@ -1,0 +1,209 @@
+"""Holds what the routes of the OpenAI dialect share: sampling fields, usage, log-probabilities."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ...lang.protocol import Completion, FinishReason, TokenLogprob, Usage
+from ...lang.sampling import MAX_SEED, SamplingParams
+from ..bodies import Body, Label, Name, Salt, UmbelFields, wrong
+from ..limits import MAX_N
+
+Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+Stops = Annotated[tuple[Stop, ...], msgspec.Meta(max_length=16)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+TokenKey = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,10}$")]
+Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
+Metadata = Annotated[
+    dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
+    msgspec.Meta(max_length=16),
+]
+NOT_OFFERED = {
+    "stream_options": "it is for streams; write stream: true, or leave it out",
+    "no_stop_trim": "stop texts are never part of the answer; leave it out",
+    "return_hidden_states": "hidden states are not given; leave it out",
+    "skip_special_tokens": "special tokens have no text here; leave it out",
+}
+
+
+class StreamOptions(Body, frozen=True):
+    """Options of a stream. `include_obfuscation` has no effect: nothing is hidden from a listener on this machine."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = True
+
+
+class GenerationFields(Body, frozen=True):
+    """Fields that completions and chat completions have in common, with OpenAI's names and defaults.
+
+    Next to OpenAI's own: top_k, min_p, repetition_penalty, min_tokens, stop_token_ids, stop_regex, ignore_eos and regex
+    as of `gen()`, and `cache_salt`, a namespace of the prefix cache. What gateways add at its default is taken at its
+    default.
+    """
+
+    model: Name
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_N)] | None = None
+    stop: Stop | Stops | None = None
+    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[TokenKey, Bias], msgspec.Meta(max_length=300)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Label | None = None
+    # Ours.
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=100)] | None = None
+    min_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] | None = None
+    stop_token_ids: Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=1024)] | None = None
+    stop_regex: Stop | Stops | None = None
+    ignore_eos: bool = False
+    cache_salt: Salt | None = None
+    umbel: UmbelFields | None = None
+    # At their defaults only: gateways add them.
+    no_stop_trim: Literal[False] | None = None
+    skip_special_tokens: Literal[True] | None = None
+    return_hidden_states: Literal[False] | None = None
+
+    @property
+    def count(self) -> int:
+        """Continuations of each prompt."""
+        return self.n or 1
+
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    # Any: fields of SamplingParams
+    def sampling(self, max_tokens: int, **others: Any) -> SamplingParams:
+        """Returns the sampling parameters.
+
+        Raises:
+            ParameterError: a value outside of a range that the types above do not say.
+            HttpError: options of a stream where none is asked for.
+        """
+        if self.stream_options is not None and not self.stream:
+            raise wrong("stream_options", "they are for streams; write stream: true, or leave them out")
+        given = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "min_p": self.min_p,
+            "min_tokens": self.min_tokens,
+            "stop_token_ids": self.stop_token_ids,
+        }
+        if self.top_k is not None:
+            others["top_k"] = self.top_k or -1  # 0 keeps all, as other servers read it
+        if self.seed is not None:
+            others["seed"] = self.seed & MAX_SEED  # OpenAI's seeds have a sign
+        if self.logit_bias:
+            others["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
+        return SamplingParams(
+            max_tokens=max_tokens,
+            n=self.count,
+            stop=_texts(self.stop),
+            stop_regex=_texts(self.stop_regex),
+            ignore_eos=self.ignore_eos,
+            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+            **others,
+        )
+
+
+def _texts(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, str) else given
+
+
+def finish_reason(completion: Completion) -> Literal["stop", "length"]:
+    """Returns OpenAI's word for the end of a text. A text that was led to its end by max_tokens was cut."""
+    return "stop" if completion.finish_reason is FinishReason.STOP else "length"
+
+
+# ------------------------------------------------------------------------------------------------ answers
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    """Parts of the prompt's tokens. Numbers always: 0 is none, never unknown.
+
+    Attributes:
+        cached_tokens: reused from the cache, by whatever right.
+        cache_write_tokens: that marks of the request have made the cache keep.
+        cache_creation_input_tokens: the same, under the name of other providers.
+        cache_read_input_tokens: reused under marks that were made before.
+    """
+
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    audio_tokens: int = 0
+
+
+class CompletionDetails(msgspec.Struct, frozen=True):
+    """Parts of the generated tokens."""
+
+    reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+    audio_tokens: int = 0
+
+
+class TokenUsage(msgspec.Struct, frozen=True):
+    """Tokens of one request, over all its prompts and continuations; each prompt counts once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+def token_usage(usage: Usage, reasoning_tokens: int = 0) -> TokenUsage:
+    """Writes usage in OpenAI's shape."""
+    return TokenUsage(
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.total_tokens,
+        PromptDetails(cached_tokens=usage.cached_tokens),
+        CompletionDetails(reasoning_tokens=reasoning_tokens),
+    )
+
+
+class TokenLists(msgspec.Struct, frozen=True):
+    """Log-probabilities of a completion: four lists with an entry for each token.
+
+    Attributes:
+        token_logprobs: natural logarithms; null for the first token of a prompt.
+        top_logprobs: text of a token → its log-probability; the token itself is among them.
+        text_offset: characters from the beginning of the prompt to the token.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+def token_lists(entries: tuple[TokenLogprob, ...], offset: int) -> TokenLists:
+    """Writes log-probabilities as completions have them.
+
+    Args:
+        offset: characters of the text before the first of them.
+    """
+    offsets: list[int] = []
+    for entry in entries:
+        offsets.append(offset)
+        offset += len(entry.text)
+    return TokenLists(
+        [entry.text for entry in entries],
+        [entry.logprob for entry in entries],
+        [{entry.text: entry.logprob} | {text: value for _, text, value in entry.top} for entry in entries],
+        offsets,
+    )

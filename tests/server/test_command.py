@@ -1,0 +1,76 @@
+"""The command line of `umbel serve`, its file, and the processes it starts."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from umbel.interpreter import cli
+from umbel.lang.errors import ParameterError
+from umbel.server.command import LIMITS, OPTIONS, settings_of
+from umbel.server.limits import HttpLimits
+
+FILE = """
+port = 4000
+served_name = ["small"]
+[keys]
+team = "sk-one"
+[runtime]
+model = "oracle"
+max_running = 8
+[limits]
+drain = 5.0
+"""
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    (tmp_path / "serve.toml").write_text(FILE)
+    given = ["--config", str(tmp_path / "serve.toml"), "--port", "5000", "--max-running", "4", "--drain", "2"]
+    settings = settings_of([*given, "--api-key", "other=sk-two", "--radix-cache", "false"], {})
+    assert (settings.port, settings.served_name) == (5000, ["small"])
+    assert settings.runtime == {"model": "oracle", "max_running": 4, "radix_cache": False}
+    assert settings.limits == HttpLimits(drain=2.0)
+    assert settings.keys == {"team": "sk-one", "other": "sk-two"}
+
+
+def test_keys_come_from_the_environment_where_none_are_written() -> None:
+    environment = {"UMBEL_API_KEY": "sk-env", "UMBEL_ADMIN_KEY": "sk-admin"}
+    settings = settings_of([], environment)
+    assert (settings.keys, settings.admin_key) == ({"default": "sk-env"}, "sk-admin")
+    assert settings_of(["--api-key", "sk-line"], environment).keys == {"default": "sk-line"}
+
+
+@pytest.mark.parametrize("key", ["sk-plain", "c2VjcmV0==", "c2VjcmV0="])
+def test_a_key_without_a_name_may_end_with_padding(key: str) -> None:
+    assert settings_of(["--api-key", key], {}).keys == {"default": key}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("prot = 1", "did you mean 'port'"),
+        ("port = 'x'", "Expected `int`"),
+        ("[limits]\nx = 1", "unknown field `x`"),
+        ("port = ", "Invalid value"),
+        ("[limits]\ndrain = -1", "drain must be"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "serve.toml").write_text(text)
+    with pytest.raises(ParameterError, match=says):
+        settings_of(["--config", str(tmp_path / "serve.toml")], {})
+
+
+def test_two_keys_of_one_name_are_refused() -> None:
+    with pytest.raises(ParameterError, match="two API keys"):
+        settings_of(["--api-key", "sk-one", "--api-key", "sk-two"], {})
+
+
+def test_no_limit_has_the_name_of_an_option_of_the_runtime() -> None:
+    assert not set(LIMITS) & set(OPTIONS)
+
+
+def test_a_port_that_is_taken_is_an_error_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert cli.main(["serve", "--model", "oracle", "--port", str(port)]) == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err

@@ -1,0 +1,59 @@
+"""Errors as answers: a row for each error that a runtime sends."""
+
+import msgspec
+import pytest
+from umbel.lang import errors
+from umbel.server.errors import HttpError, http_error
+
+
+@pytest.mark.parametrize("name", sorted(errors.WIRE_ERRORS))
+def test_every_error_of_the_wire_has_an_answer_that_says_it(name: str) -> None:
+    error = http_error(errors.WIRE_ERRORS[name]("what was wrong"))
+    assert 400 <= error.status < 600
+    assert error.message == "what was wrong"
+    assert error.code != "internal_error"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "retried"),
+    [
+        (errors.ParameterError("x"), 400, None),
+        (errors.RequestError("x"), 400, None),
+        (errors.GuaranteeError("x"), 422, None),
+        (errors.OverloadedError("x"), 503, "true"),
+        (errors.EngineError("x"), 503, "true"),
+        (errors.DeadlineError("x"), 504, "false"),
+    ],
+)
+def test_clients_are_told_whether_to_try_again(error: errors.UmbelError, status: int, retried: str | None) -> None:
+    answer = http_error(error)
+    assert (answer.status, answer.headers.get("x-should-retry")) == (status, retried)
+
+
+def test_a_defect_says_nothing_of_itself() -> None:
+    answer = http_error(KeyError("a prompt of a user"))
+    assert answer.status == 500
+    assert "prompt" not in answer.message
+
+
+def test_the_field_that_a_parameter_error_begins_with_is_named() -> None:
+    assert http_error(errors.ParameterError("top_k=0 keeps no token")).param == "top_k"
+    assert http_error(errors.ParameterError("2 stop strings given")).param is None
+
+
+def test_both_shapes() -> None:
+    error = HttpError(400, "must be a number", param="temperature")
+    openai = msgspec.json.decode(error.body("openai", "id-1"))
+    assert openai == {
+        "error": {
+            "message": "must be a number",
+            "type": "invalid_request_error",
+            "param": "temperature",
+            "code": "invalid_value",
+        }
+    }
+    assert error.shape("anthropic", "id-1") == {
+        "type": "error",
+        "error": {"type": "invalid_request_error", "message": "temperature: must be a number"},
+        "request_id": "id-1",
+    }

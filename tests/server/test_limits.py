@@ -1,0 +1,49 @@
+"""Every limit of the server, pinned: a change of one is a change of what users may rely on."""
+
+import pytest
+from umbel.lang.errors import ParameterError
+from umbel.server import limits
+from umbel.server.limits import HttpLimits, check_depth
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MAX_BODY", 32_000_000),
+        ("MAX_HEADERS", 100),
+        ("MAX_HEADER_BYTES", 16_384),
+        ("MAX_DEPTH", 64),
+        ("BODY_SECONDS", 60.0),
+        ("MAX_MESSAGES", 10_000),
+        ("MAX_N", 16),
+        ("MAX_BATCH", 1_024),
+        ("MAX_TOOLS", 128),
+        ("MAX_SCHEMA", 65_536),
+        ("MAX_REGEX", 4_096),
+        ("MAX_NAME", 256),
+        ("MAX_TTL", 3_600.0),
+    ],
+)
+def test_the_fixed_limits(name: str, value: float) -> None:
+    assert getattr(limits, name) == value
+
+
+def test_the_defaults_of_those_that_can_be_set() -> None:
+    assert HttpLimits() == HttpLimits(most_in_flight=1_280, keep_alive=10.0, drain=30.0, retry_after=1)
+
+
+@pytest.mark.parametrize(
+    "given", [{"most_in_flight": 0}, {"most_in_flight": True}, {"keep_alive": 0}, {"drain": -1}, {"retry_after": 121}]
+)
+def test_a_limit_out_of_its_range_is_refused(given: dict[str, float]) -> None:
+    with pytest.raises(ParameterError, match=next(iter(given))):
+        HttpLimits(**given)  # type: ignore[arg-type]
+
+
+def test_json_that_is_nested_too_deep_is_refused_without_recursion() -> None:
+    value: object = 1
+    for depth in range(100_000):
+        value = {"a": value} if depth % 2 else [value]
+    with pytest.raises(ParameterError, match="nested more than 64"):
+        check_depth("tools[0].parameters", value)
+    check_depth("x", [[[]]] * 1000)
