@@ -135,8 +135,9 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         policy: order of waiting requests: "lpm" (longest cached prefix first) or "fcfs" (arrival).
         radix_cache: keep and reuse prefixes.
         in_step_sharing: requests of the same step share a new prefix too.
-        pin_share: part of the KV pool that pinned prefixes together may hold, 0 to 1; requests that find no other
-            room take theirs.
+        pin_share: part of the KV pool that pinned prefixes together may hold, 0 to 1. Requests that find no other room
+            take that of hints. Explicit caches never give way: they hold at most what the pool has more than one
+            sequence of context_length needs.
         tree_attention: attend once to what sequences of a step share.
         overlap: the next step is planned while one runs. "auto" does so where the runner does not wait for its steps (a
             CUDA device); True refuses to start anywhere else.

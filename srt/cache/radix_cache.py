@@ -2,8 +2,9 @@
 
 A node owns a run of tokens and the slots of their keys and values; children are keyed by their first token.
 Locked nodes (lock count > 0) are never evicted; a lock covers the whole path, so ancestors have at least the
-locks of their children. Pins do the same without a request, and are counted separately because they can be taken back
-(kv_manager.py). An EvictionPolicy chooses the next leaf to evict when the pool runs out.
+locks of their children. Pins and keeps do the same without a request. They are counted separately: pins can be taken
+back when a request finds no room, keeps cannot (kv_manager.py). An EvictionPolicy chooses the next leaf to evict when
+the pool runs out.
 
     root(salt) ── "You are helpful." ─┬─ "Hello" ── "Hi!"          every salt has a root of its own:
                                       └─ "What is 2+2?"            two salts never share a node
@@ -31,6 +32,7 @@ class RadixNode:
     __slots__ = (
         "children",
         "id",
+        "keeps",
         "last_use",
         "locks",
         "parent",
@@ -63,6 +65,7 @@ class RadixNode:
         self.children: dict[int, RadixNode] = {}
         self.locks = 0
         self.pins = 0
+        self.keeps = 0
         self.last_use = 0
         self.priority = 0  # lower ones are evicted first
 
@@ -72,8 +75,8 @@ class RadixNode:
 
     @property
     def held(self) -> bool:
-        """Returns whether a request or a pin holds the node."""
-        return bool(self.locks or self.pins)
+        """Returns whether a request, a pin or a keep holds the node."""
+        return bool(self.locks or self.pins or self.keeps)
 
     @property
     def evictable(self) -> bool:
@@ -224,8 +227,9 @@ class RadixCache:
         self._roots: dict[str, RadixNode] = {}
         self.eviction.clear()
         self._tokens = 0
-        self._held_tokens = 0  # in nodes with a lock or a pin
-        self._pinned_tokens = 0
+        self._held_tokens = 0  # in nodes with a lock, a pin or a keep
+        self._pinned_tokens = 0  # in nodes with a pin or a keep
+        self._kept_tokens = 0  # in nodes with a keep
         self.idle_check.forget()
 
     @property
@@ -234,13 +238,18 @@ class RadixCache:
 
     @property
     def evictable_tokens(self) -> int:
-        """Tokens in nodes without lock and pin. Evicting leaf after leaf frees all of them."""
+        """Tokens in nodes without lock, pin and keep. Evicting leaf after leaf frees all of them."""
         return self._tokens - self._held_tokens
 
     @property
     def pinned_tokens(self) -> int:
-        """Tokens in nodes with a pin; tokens that pins share count once."""
+        """Tokens in nodes with a pin or a keep; tokens that these share count once."""
         return self._pinned_tokens
+
+    @property
+    def kept_tokens(self) -> int:
+        """Tokens in nodes with a keep; tokens that keeps share count once."""
+        return self._kept_tokens
 
     # ------------------------------------------------------------------------------------------ find
 
@@ -298,7 +307,7 @@ class RadixCache:
         node = match.node
         assert int(tokens[0]) not in node.children, "advance the match first: the tree knows this token"
         self._time += 1
-        if match.fresh and node.locks == 1 and not node.pins and not node.children:
+        if match.fresh and node.locks == 1 and not (node.pins or node.keeps) and not node.children:
             self.idle_check.changes(node)
             node.tokens = np.concatenate([node.tokens, tokens])
             node.slots = np.concatenate([node.slots, slots])
@@ -339,11 +348,7 @@ class RadixCache:
     def pin(self, match: Match) -> None:
         """Keeps the path from eviction until `unpin`."""
         for node in ascend(match.node):
-            if not node.held:
-                self._held_tokens += len(node.tokens)
-            if not node.pins:
-                self._pinned_tokens += len(node.tokens)
-            self.idle_check.changes(node)
+            self._put(node)
             node.pins += 1
 
     def unpin(self, match: Match) -> None:
@@ -351,11 +356,28 @@ class RadixCache:
             assert node.pins > 0, "unpin without pin"
             self.idle_check.changes(node)
             node.pins -= 1
-            if not node.pins:
-                self._pinned_tokens -= len(node.tokens)
-            if not node.held:
-                self._held_tokens -= len(node.tokens)
-                self._offer(node)
+            self._taken_off(node)
+
+    def keep(self, match: Match) -> None:
+        """Keeps the path from eviction until `end_keep`, as a pin that is never taken back."""
+        for node in ascend(match.node):
+            if not node.keeps:
+                self._kept_tokens += len(node.tokens)
+            self._put(node)
+            node.keeps += 1
+
+    def end_keep(self, match: Match) -> None:
+        for node in ascend(match.node):
+            assert node.keeps > 0, "end of a keep that was not put"
+            self.idle_check.changes(node)
+            node.keeps -= 1
+            if not node.keeps:
+                self._kept_tokens -= len(node.tokens)
+            self._taken_off(node)
+
+    def unkept(self, match: Match) -> int:
+        """Returns the number of tokens of the path that no keep covers yet."""
+        return sum(len(node.tokens) for node in ascend(match.node) if not node.keeps)
 
     def move_lock(self, held: Match, wanted: Match) -> None:
         """Moves a lock from `held` to `wanted`; the nodes that both share stay locked throughout."""
@@ -394,6 +416,22 @@ class RadixCache:
 
     # ---------------------------------------------------------------------------------------- inside
 
+    def _put(self, node: RadixNode) -> None:
+        """Counts a node that is about to get a pin or a keep."""
+        if not node.held:
+            self._held_tokens += len(node.tokens)
+        if not (node.pins or node.keeps):
+            self._pinned_tokens += len(node.tokens)
+        self.idle_check.changes(node)
+
+    def _taken_off(self, node: RadixNode) -> None:
+        """Counts a node that has lost a pin or a keep."""
+        if not (node.pins or node.keeps):
+            self._pinned_tokens -= len(node.tokens)
+        if not node.held:
+            self._held_tokens -= len(node.tokens)
+            self._offer(node)
+
     def _node(self, salt: str, parent: RadixNode | None, tokens: Tokens, slots: Slots) -> RadixNode:
         self._next_id += 1
         return RadixNode(self, self._next_id, salt, parent, tokens, slots, self._pool)
@@ -412,7 +450,7 @@ class RadixCache:
     @staticmethod
     def _may_take_from(node: RadixNode, child: RadixNode) -> bool:
         """Returns whether the boundary between both may move: a text that is generated again moves it by tokens."""
-        return not (node.is_root or node.pins or child.held or len(node.children) > 1)
+        return not (node.is_root or node.pins or node.keeps or child.held or len(node.children) > 1)
 
     def _move_up(self, node: RadixNode, child: RadixNode, count: int) -> None:
         """Moves the first `count` tokens of a child to the end of its parent, which only the caller holds."""
@@ -432,7 +470,7 @@ class RadixCache:
         self.splits += 1
         self.idle_check.changes(node)
         upper = self._node(node.salt, node.parent, node.tokens[:length], node.slots[:length])
-        upper.locks, upper.pins = node.locks, node.pins
+        upper.locks, upper.pins, upper.keeps = node.locks, node.pins, node.keeps
         upper.last_use, upper.priority = node.last_use, node.priority
         upper.children[int(node.tokens[length])] = node
         node.parent.children[int(node.tokens[0])] = upper
@@ -470,7 +508,7 @@ class RadixCache:
             yield depth, node
             stack.extend((depth + 1, child) for child in reversed(node.children.values()))
 
-    def check_some(self, pinned: Iterable[Match]) -> bool:
+    def check_some(self, pinned: Iterable[Match], kept: Iterable[Match] = ()) -> bool:
         """Runs a slice of `check` while no lock is held; True: with it everything has been checked.
 
         Raises:
@@ -479,39 +517,46 @@ class RadixCache:
         if self.idle_check.visit_some():
             return False
         self.idle_check.end(
-            tokens=self._tokens, held=self._held_tokens, pinned=self._pinned_tokens, pins=_counted(pinned)
+            tokens=self._tokens,
+            held=self._held_tokens,
+            pinned=self._pinned_tokens,
+            kept=self._kept_tokens,
+            pins=_counted(pinned),
+            keeps=_counted(kept),
         )
         return True
 
-    def check(self, holders: list[Match], pinned: Iterable[Match] = ()) -> None:
-        """Checks the tree and its sums, and that its locks and pins are exactly those of `holders` and `pinned`.
+    def check(self, holders: list[Match], pinned: Iterable[Match] = (), kept: Iterable[Match] = ()) -> None:
+        """Checks the tree and its sums, and that its locks, pins and keeps are exactly those of the arguments.
 
         Raises:
             IntegrityError: names the node.
         """
-        locks, pins = _counted(holders), _counted(pinned)
-        tokens = held = under_pins = nodes = 0
+        locks, pins, keeps = _counted(holders), _counted(pinned), _counted(kept)
+        tokens = held = under_pins = under_keeps = nodes = 0
         for _, node in self.walk():
             tokens += len(node.tokens)
             held += len(node.tokens) if node.held else 0
-            under_pins += len(node.tokens) if node.pins else 0
+            under_pins += len(node.tokens) if node.pins or node.keeps else 0
+            under_keeps += len(node.tokens) if node.keeps else 0
             if node.locks != locks.pop(node.id, 0):
                 raise IntegrityError(f"node {node.id} has {node.locks} locks that its holders do not explain")
             if node.pins != pins.pop(node.id, 0):
                 raise IntegrityError(f"node {node.id} has {node.pins} pins that were not put there")
+            if node.keeps != keeps.pop(node.id, 0):
+                raise IntegrityError(f"node {node.id} has {node.keeps} keeps that were not put there")
             require_node(node, self.eviction)
             if node not in self.idle_check:
                 raise IntegrityError(f"node {node.id} is not known to the check of idle time")
             nodes += 1
         if nodes != len(self.idle_check):
             raise IntegrityError(f"the tree has {nodes} nodes, and {len(self.idle_check)} are known to the idle check")
-        if locks or pins:
-            raise IntegrityError(f"locked or pinned nodes {sorted({*locks, *pins})} are not in the tree")
-        if (tokens, held, under_pins) != (self._tokens, self._held_tokens, self._pinned_tokens):
-            raise IntegrityError(
-                f"the tree has {tokens} tokens, {held} held, {under_pins} pinned; its sums say {self._tokens}, "
-                f"{self._held_tokens}, {self._pinned_tokens}"
-            )
+        if locks or pins or keeps:
+            raise IntegrityError(f"locked, pinned or kept nodes {sorted({*locks, *pins, *keeps})} are not in the tree")
+        found = (tokens, held, under_pins, under_keeps)
+        sums = (self._tokens, self._held_tokens, self._pinned_tokens, self._kept_tokens)
+        if found != sums:
+            raise IntegrityError(f"the tree has (tokens, held, pinned, kept) = {found}; its sums say {sums}")
 
 
 def _counted(matches: Iterable[Match]) -> dict[int, int]:

@@ -175,7 +175,7 @@ class IdleCheck:
         self._to_visit[node.id] = node
 
     def changes(self, node: RadixNode) -> None:
-        """Makes a node unvisited. Called before its tokens, slots or pins change."""
+        """Makes a node unvisited. Called before its tokens, slots, pins or keeps change."""
         if self._visited.pop(node.id, None) is not None:
             self._subtract(node)
             self._to_visit[node.id] = node
@@ -201,25 +201,28 @@ class IdleCheck:
             work += 1 + len(node.slots) // _SLOTS
         return bool(self._to_visit)
 
-    def end(self, *, tokens: int, held: int, pinned: int, pins: Mapping[int, int]) -> None:
+    def end(
+        self, *, tokens: int, held: int, pinned: int, kept: int, pins: Mapping[int, int], keeps: Mapping[int, int]
+    ) -> None:
         """Compares the sums of all visited nodes with the tree's, and begins the next round. All nodes are visited.
 
         Args:
-            tokens, held, pinned: the sums of the tree.
-            pins: node id → pins that were put on it.
+            tokens, held, pinned, kept: the sums of the tree.
+            pins, keeps: node id → pins and keeps that were put on it.
 
         Raises:
             IntegrityError: says what contradicts what.
         """
         assert not self._to_visit, "the round is not over"
-        under_pins = sum(len(self._visited[number].tokens) for number in self._pins)
-        if (self._tokens, under_pins, under_pins) != (tokens, held, pinned):
+        under_pins = sum(len(self._visited[number].tokens) for number in {*self._pins, *self._keeps})
+        under_keeps = sum(len(self._visited[number].tokens) for number in self._keeps)
+        if (self._tokens, under_pins, under_pins, under_keeps) != (tokens, held, pinned, kept):
             raise IntegrityError(
-                f"the tree has {self._tokens} tokens, {under_pins} pinned, and no request runs; its sums say {tokens}, "
-                f"{held} held, {pinned} pinned"
+                f"the tree has {self._tokens} tokens, {under_pins} pinned, {under_keeps} of them kept, and no request "
+                f"runs; its sums say {tokens}, {held} held, {pinned} pinned, {kept} kept"
             )
-        if self._pins != dict(pins):
-            raise IntegrityError("the tree has pins that were not put there, or lacks some")
+        if self._pins != dict(pins) or self._keeps != dict(keeps):
+            raise IntegrityError("the tree has pins or keeps that were not put there, or lacks some")
         self._pool.check_map(self._taken, self._tokens)
         self._to_visit, self._visited = self._visited, {}
         self._begin()
@@ -228,6 +231,7 @@ class IdleCheck:
         self._taken = np.zeros(self._pool.num_slots, dtype=np.bool_)  # slots of visited nodes
         self._tokens = 0  # of visited nodes
         self._pins: dict[int, int] = {}  # visited node → its pins
+        self._keeps: dict[int, int] = {}
 
     def _visit(self, node: RadixNode) -> None:
         self.visits += 1
@@ -245,11 +249,14 @@ class IdleCheck:
         self._tokens += len(node.tokens)
         if node.pins:
             self._pins[node.id] = node.pins
+        if node.keeps:
+            self._keeps[node.id] = node.keeps
 
     def _subtract(self, node: RadixNode) -> None:
         self._taken[node.slots] = False
         self._tokens -= len(node.tokens)
         self._pins.pop(node.id, None)
+        self._keeps.pop(node.id, None)
 
 
 def require_node(node: RadixNode, eviction: EvictionPolicy) -> None:

@@ -91,6 +91,11 @@ class Counters:
     pins_expired: int = 0
     pins_given_way: int = 0  # to requests that found no room, or to newer pins
     pins_lost: int = 0  # with a cache that was flushed, or given up after a failed step
+    keeps_placed: int = 0  # prefixes of explicit caching = those that hold + released + expired + lost
+    keeps_refused: int = 0  # beyond what kept prefixes may hold, or without a tree
+    keeps_released: int = 0
+    keeps_expired: int = 0  # that were not released in time
+    keeps_lost: int = 0  # as pins_lost
     pool_rebuilds: int = 0  # after failed steps and failed integrity checks
     integrity_failures: int = 0
     idle_checks: int = 0  # of the whole tree and pool, completed in idle time

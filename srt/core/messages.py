@@ -55,10 +55,22 @@ class EngineConstraint(msgspec.Struct, frozen=True, array_like=True):
     nbytes: int = 0  # memory that llguidance was measured to take for it
 
 
+class EngineMark(msgspec.Struct, frozen=True, array_like=True):
+    """A prefix of a prompt to keep from eviction: explicit caching.
+
+    It ends with an EngineRelease of its id. Should none come, it ends `seconds` after it was placed or renewed.
+    """
+
+    id: int  # of the kept prefix; the gateway gives no message the same
+    length: int  # tokens, at least 1
+    seconds: float
+
+
 class EngineGenerate(_Wire, frozen=True):
     """Asks for one continuation (the gateway splits `n`; `seed` is always set). max_tokens=0 computes the prompt only.
 
     `heal`: the last token of the prompt is plain text and may be replaced by a longer one that begins with it.
+    `marks`: prefixes to keep once the prompt is computed, by length. Healing never replaces a token before a mark.
     """
 
     id: int
@@ -68,6 +80,7 @@ class EngineGenerate(_Wire, frozen=True):
     schedule: Schedule = Schedule()
     constraint: EngineConstraint | None = None
     heal: bool = False
+    marks: list[EngineMark] = []
 
 
 class EngineScore(_Wire, frozen=True):
@@ -106,9 +119,19 @@ class EnginePrefill(_Wire, frozen=True):
 
 
 class EngineRelease(_Wire, frozen=True):
-    """Ends the pin of the EnginePrefill with this id, present or future. Never answered."""
+    """Ends the pin of the EnginePrefill, or the kept prefix of the EngineMark, with this id. Never answered.
+
+    A pin ends also when it is still to come.
+    """
 
     id: int
+
+
+class EngineRenew(_Wire, frozen=True):
+    """Lets the kept prefix with this id end `seconds` from now at the earliest. Never answered."""
+
+    id: int
+    seconds: float
 
 
 class EngineAbort(_Wire, frozen=True):
@@ -152,6 +175,7 @@ ToEngine = (
     | EngineChoose
     | EnginePrefill
     | EngineRelease
+    | EngineRenew
     | EngineAbort
     | EnginePicture
     | EngineForget
@@ -183,7 +207,7 @@ class Ended(_Wire, frozen=True):
     ended the text. `text_bytes`: length in bytes of the whole generated text without the stop string.
     `forced_tokens`: tokens that the constraint left no choice about. `enforced`: the text satisfies the request's
     constraint. `healed`: bytes of the first token that repeat the end of the prompt; `text_bytes` does not count
-    them.
+    them. `marks`: for each mark of the request, whether its prefix is kept now.
     """
 
     id: int
@@ -199,6 +223,7 @@ class Ended(_Wire, frozen=True):
     forced_tokens: int = 0
     enforced: bool = False
     healed: int = 0
+    marks: list[bool] = []
 
 
 class ScoreEnded(_Wire, frozen=True):
@@ -241,6 +266,12 @@ class EngineFailed(_Wire, frozen=True):
     message: str
 
 
+class KeepsEnded(_Wire, frozen=True):
+    """Says that kept prefixes ended without a release: the cache was flushed or given up, or their seconds passed."""
+
+    ids: list[int]
+
+
 class Heartbeat(_Wire, frozen=True):
     """Shows that the engine lives. Sent when it is ready, then at least once a second, also during long steps.
 
@@ -254,7 +285,7 @@ class Heartbeat(_Wire, frozen=True):
     pool: PoolGauges = PoolGauges()
 
 
-FromEngine = Tokens | Ended | ScoreEnded | ChooseEnded | ControlEnded | EngineFailed | Heartbeat
+FromEngine = Tokens | Ended | ScoreEnded | ChooseEnded | ControlEnded | EngineFailed | KeepsEnded | Heartbeat
 
 
 class EngineStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

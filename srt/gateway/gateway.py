@@ -47,7 +47,7 @@ from ...lang.status import EngineState, RisingCounters, RuntimeStatus
 from ..constraints.compiler import Answer, Compiled, CompiledCache, InlineCompiler, Refused
 from ..core.config import CompilerLimits, GatewayLimits
 from ..core.instruments import Clock, FaultHook, no_faults
-from ..core.messages import EngineAbort, EngineControl, EngineFailed, FromEngine, Heartbeat, ToEngine
+from ..core.messages import EngineAbort, EngineControl, EngineFailed, FromEngine, Heartbeat, KeepsEnded, ToEngine
 from ..multimodal.cache import PictureCache
 from ..tokenizer.prompt import CACHE_BYTES, Prompted, PromptEncoder, Showable
 from ..tokenizer.tokenizer import Tokenizer
@@ -210,6 +210,9 @@ class Gateway:
         if isinstance(event, Heartbeat):
             self._heartbeat, self._heard = event, self._clock.now()
             self._engine_counters.note(self.counters["engine_losses"], event.counters)
+            return
+        if isinstance(event, KeepsEnded):
+            self.counters["keeps_ended"] += len(event.ids)
             return
         call = self._calls.of_request(event.id)
         if call is None:

@@ -354,6 +354,8 @@ class Commit:
                     continue
                 if rows.start < request.prompt_length:
                     self._kv.adopt(request, rows.end)
+                    if rows.end >= request.prompt_length:
+                        self._keep_marks(request)
                 self._commit_request(request, result, last=rows.end == request.length)
             except Exception as error:
                 self._table.fail(request, error)
@@ -409,6 +411,13 @@ class Commit:
             )
             generation.sent = known
 
+    def _keep_marks(self, request: Request) -> None:
+        """Keeps the prefixes that the request marks, once: its prompt is computed, and it is open."""
+        job = request.job
+        if isinstance(job, Generation) and job.marks and not job.marked:
+            job.marked = True
+            self._kv.keep(request, job.marks, self._clock.now())
+
     def finish(self, request: Request) -> None:
         """Ends a request that needs no more keys and no more tokens.
 
@@ -416,6 +425,7 @@ class Commit:
         """
         match request.job:
             case Generation(stop=stop):
+                self._keep_marks(request)  # of a prompt that was cached whole, of which no row has run
                 self._table.finish_text(request, stop or Stop(FinishReason.LENGTH, None, 0))  # no stop: max_tokens=0
             case Scoring(group=group):
                 self._table.release(request)

@@ -44,7 +44,7 @@ class SchedulerConfig:
         radix_cache: keep and reuse keys and values of finished and running requests.
         in_step_sharing: a request may use keys that another request computes in the same step.
         least_ahead: a hint that misses fewer tokens than this is dropped, unless it pins.
-        pin_share: the part of the pool that all pins together may hold.
+        pin_share: the part of the pool that all pins and kept prefixes together may hold.
         max_wait: seconds after which a waiting request precedes every cache-aware order; Ageing bounds its
             whole wait.
         headroom: slots left for every running sequence when another one is admitted, against early retraction.

@@ -27,7 +27,7 @@ from ...lang.protocol import FinishReason
 from ...lang.sampling import SamplingParams
 from ..cache.radix_cache import Match
 from ..constraints.matcher import Matcher
-from ..core.messages import IdLogprob, Schedule
+from ..core.messages import EngineMark, IdLogprob, Schedule
 from ..multimodal.sequence import NO_PICTURES, SequencePictures
 
 PENDING_TOKEN = -1  # stands for a token that a running step is about to choose
@@ -69,6 +69,8 @@ class Generation:
     prompt_logprobs: list[IdLogprob] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)  # generated token → occurrences
     cursor: Matcher | None = None  # the constraint's matcher, at the end of the text
+    marks: tuple[EngineMark, ...] = ()  # prefixes to keep once the prompt is computed
+    marked: bool = False  # this was tried; a retraction does not try it again
     stop: Stop | None = None  # the text has ended, and log-probabilities of its tokens are still to be computed
 
     def __post_init__(self) -> None:

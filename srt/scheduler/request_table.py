@@ -38,8 +38,11 @@ from .policy import SchedulerConfig
 from .request import Choosing, Generation, Job, Phase, Prefilling, Request, ScoreGroup, Scoring, Stop, accept
 
 
-def ended(request: Request, stop: Stop) -> Ended:
-    """Builds the end of a generation, with the tokens that were not streamed."""
+def ended(request: Request, stop: Stop, kept: Callable[[int], bool]) -> Ended:
+    """Builds the end of a generation, with the tokens that were not streamed.
+
+    kept: returns whether the prefix of a mark's id is kept now.
+    """
     generation = request.job
     assert isinstance(generation, Generation), "only generations end with Ended"
     cursor = generation.cursor
@@ -58,6 +61,7 @@ def ended(request: Request, stop: Stop) -> Ended:
         forced_tokens=cursor.forced if cursor is not None else 0,
         enforced=cursor is not None and cursor.accepting and (stop.matched is None or stop.matched in cursor.eos_ids),
         healed=healed,
+        marks=[kept(mark.id) for mark in generation.marks],
     )
 
 
@@ -70,9 +74,9 @@ def score_ended(message_id: int, group: ScoreGroup) -> ScoreEnded:
     )
 
 
-def aborted(request: Request) -> FromEngine:
+def aborted(request: Request, kept: Callable[[int], bool]) -> FromEngine:
     if isinstance(request.job, Generation):
-        return ended(request, Stop(FinishReason.ABORT, None, request.job.text_bytes))
+        return ended(request, Stop(FinishReason.ABORT, None, request.job.text_bytes), kept)
     return EngineFailed(request.message_id, "CancelledError", "the request was aborted by its sender")
 
 
@@ -188,7 +192,7 @@ class RequestTable:
     def finish_text(self, request: Request, stop: Stop) -> None:
         """Answers a generation whose text has ended and for which all is computed."""
         self._counters.finished += 1
-        self.end(request.message_id, ended(request, stop))
+        self.end(request.message_id, ended(request, stop, self._kv.pins.holds))
 
     def fail(self, request: Request, error: Exception) -> None:
         """Ends the request's message, with all its requests, with the cause.
@@ -288,7 +292,12 @@ class RequestFactory:
             ends=ends,
             stops=self._stops.of(sampling),
             length_limit=min(len(tokens) + sampling.max_tokens, self.longest),
+            marks=tuple(message.marks),
         )
+        lengths = [mark.length for mark in message.marks]
+        assert lengths == sorted(lengths), "a longer prefix is kept only if the shorter one is"
+        assert not lengths or 1 <= lengths[0] <= lengths[-1] <= len(tokens) - message.heal, "marks lie in the prompt"
+        assert not any(math.isnan(mark.seconds) for mark in message.marks), "the clock is compared with it"
         return self._request(message.id, tokens, pictures, job, message.schedule, now)
 
     def score(self, message: EngineScore, now: float) -> list[Request]:

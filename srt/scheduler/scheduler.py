@@ -33,8 +33,10 @@ from ..core.messages import (
     EnginePicture,
     EnginePrefill,
     EngineRelease,
+    EngineRenew,
     EngineScore,
     FromEngine,
+    KeepsEnded,
     ToEngine,
 )
 from ..sampling.sampler import Sampler
@@ -89,7 +91,9 @@ class Scheduler:
         self._faults = faults
         self._counters = Counters()
         self._pictures = runner.pictures
-        self.kv = KVManager(runner.num_slots, config, self._counters, clock, faults)
+        self.kv = KVManager(
+            runner.num_slots, config, self._counters, clock, faults, context_length=runner.context_length
+        )
         self._table = RequestTable(self.kv, self._counters)
         self._factory = RequestFactory(
             vocab_size=runner.vocab_size,
@@ -133,6 +137,8 @@ class Scheduler:
                 self._controls.append(message)
             case EngineRelease(id=message_id):
                 self._release(message_id)
+            case EngineRenew(id=message_id, seconds=seconds):
+                self.kv.pins.prolong(message_id, seconds=seconds, now=self._clock.now())
             case EnginePicture():
                 self._take_picture(message)
             case EngineForget(number):
@@ -158,6 +164,8 @@ class Scheduler:
         while len(self._in_flight) > ahead:
             self._complete()
         self._end_step(started)
+        if lost := self.kv.pins.take_lost():
+            self._table.events.append(KeepsEnded(lost))
         return self._table.take_events()
 
     @property
@@ -256,6 +264,9 @@ class Scheduler:
             "pinned_slots": pool.pinned,
             "pins": pool.pins,
             "total_slots": pool.total,
+            "kept_slots": self.kv.cache.kept_tokens,
+            "most_kept_slots": self.kv.pins.most_kept,
+            "keeps": self.kv.pins.keeps,
             "longest": self._factory.longest,
         }
 
@@ -321,7 +332,7 @@ class Scheduler:
             self._table.last_failure = error
 
     def _release(self, message_id: int) -> None:
-        """Ends a pin, or the hint that would have placed it."""
+        """Ends a pin or a kept prefix, or the hint that would have placed the pin."""
         requests = self._table.alive.get(message_id)
         if requests is None:
             self.kv.pins.release(message_id)
@@ -350,7 +361,7 @@ class Scheduler:
                 self._counters.aborted += 1
                 request = self._table.alive[message_id][0]
                 try:
-                    ending = aborted(request)
+                    ending = aborted(request, self.kv.pins.holds)
                 except Exception as error:
                     self._table.fail(request, error)
                 else:

@@ -13,10 +13,13 @@ from umbel.srt.core.messages import (
     EngineConstraint,
     EngineFailed,
     EngineGenerate,
+    EngineMark,
     EnginePrefill,
     EngineRelease,
+    EngineRenew,
     EngineScore,
     FromEngine,
+    KeepsEnded,
     Schedule,
     ScoreEnded,
     Tokens,
@@ -67,6 +70,7 @@ class Engine:
         self.endings: dict[int, Ending] = {}
         self.streamed: dict[int, list[int]] = {}
         self.ended_in: dict[int, int] = {}  # id → step
+        self.lost_keeps: list[int] = []
         self.steps = 0
         self._next_id = 0
 
@@ -76,6 +80,25 @@ class Engine:
         message_id, stream = self._id(), bool(schedule.pop("stream", False))
         self.scheduler.handle_message(EngineGenerate(message_id, list(tokens), sampling, stream, Schedule(**schedule)))  # type: ignore[arg-type]
         return message_id
+
+    def mark(
+        self,
+        tokens: Iterable[int],
+        *lengths: int,
+        sampling: SamplingParams = GREEDY,
+        seconds: float = 60.0,
+        **schedule: object,
+    ) -> tuple[int, list[int]]:
+        """Sends a generation with marks at these lengths → its id, and those of the marks."""
+        message_id = self._id()
+        marks = [EngineMark(self._id(), length, seconds) for length in lengths]
+        self.scheduler.handle_message(
+            EngineGenerate(message_id, list(tokens), sampling, False, Schedule(**schedule), marks=marks)  # type: ignore[arg-type]
+        )
+        return message_id, [mark.id for mark in marks]
+
+    def renew(self, mark: int, seconds: float) -> None:
+        self.scheduler.handle_message(EngineRenew(mark, seconds))
 
     def constrain(
         self,
@@ -124,6 +147,9 @@ class Engine:
         events = self.scheduler.step()
         self.steps += 1
         for event in events:
+            if isinstance(event, KeepsEnded):
+                self.lost_keeps += event.ids
+                continue
             assert event.id not in self.endings, f"request {event.id} was answered after its end"
             if isinstance(event, Tokens):
                 self.streamed.setdefault(event.id, []).extend(event.token_ids)
@@ -151,6 +177,11 @@ class Engine:
         ending = self.endings[message_id]
         assert isinstance(ending, Ended | ScoreEnded), f"request {message_id} ended with {ending}"
         return ending.cached_tokens
+
+    def marks(self, message_id: int) -> list[bool]:
+        ending = self.endings[message_id]
+        assert isinstance(ending, Ended), f"request {message_id} ended with {ending}"
+        return ending.marks
 
     def count(self, name: str) -> float:
         return self.scheduler.counters[name]

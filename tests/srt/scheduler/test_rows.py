@@ -248,6 +248,7 @@ ROWS = [
     Row("scheduler.commit:Commit._commit_request", PLAIN_ONE),
     Row("scheduler.commit:Commit._commit_token", PLAIN_ONE),
     Row("scheduler.commit:Commit._stream", generates(PLAIN, stream=True)),
+    Row("scheduler.commit:Commit._keep_marks", PLAIN_ONE),
     Row("scheduler.commit:Commit.finish", scores),
     # constraints
     Row("constraints.matcher:Matcher.settle", constrained),
