@@ -109,6 +109,8 @@ class Execution:
             self._run.when_finished(partial(settle_future, finished, None, None))
             await finished
         except asyncio.CancelledError:
+            if not outcome.cancel():  # its error has no reader any more
+                outcome.exception()
             self._run.cancel()
             raise
         return outcome.result()

@@ -37,6 +37,7 @@ TRACED = {
     ),
     "quickstart": Example("answer", [{"question": "What is the capital of France?"}]),
     "self_consistency": Example("solve", [{"question": "Mia had 7 pens and gave 2 away. How many?"}], {"samples": 4}),
+    "served_judge": Example("judge", [{"essay": essay} for essay in ("Trains leave early.", "Cats are better.")]),
     "streaming": Example("story", [{"hero": "fox"}]),
 }
 LOOKING = {

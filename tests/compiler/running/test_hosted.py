@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import datetime
+import gc
 import json
 import random
 from collections.abc import Coroutine
@@ -213,12 +214,15 @@ def test_a_run_that_is_not_streamed_gives_its_values_alone() -> None:
 @pytest.mark.parametrize("streamed", [True, False])
 def test_leaving_a_run_ends_it_everywhere(streamed: bool) -> None:
     @ul.function(temperature=0, ignore_eos=True)
-    def endless(s: ul.State) -> None:
+    def endless(s: ul.State) -> Any:
         s += "on" + ul.gen("a", max_tokens=2000) + ul.gen("b", max_tokens=2000)
+        return s["b"]
 
     on = backend()
+    complaints: list[dict[str, Any]] = []
 
     async def work() -> bool:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
         run = begun(hosted_of(endless), on, {}, stream=streamed)
         if streamed:
             events = run.events()
@@ -237,6 +241,8 @@ def test_leaving_a_run_ends_it_everywhere(streamed: bool) -> None:
         return False
 
     assert closed(on, work())
+    gc.collect()
+    assert complaints == []
 
 
 # --------------------------------------------------------------------------------------------- answers

@@ -22,6 +22,7 @@ TRACED: list[tuple[str, str, dict[str, Any], int]] = [
     ("picture_questions.py", "count", {}, 3),
     ("quickstart.py", "answer", {}, 1),
     ("self_consistency.py", "solve", {"samples": 3}, 1),
+    ("served_judge.py", "judge", {}, 4),
     ("streaming.py", "story", {}, 1),
 ]
 
