@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ..lang import __version__
+from . import programs
 from .errors import HttpError
 from .front import Front
 from .http import Application, Asked, Endpoint, Reply
@@ -38,6 +39,7 @@ async def describe(asked: Asked[None]) -> Reply:
 ENDPOINTS: tuple[Endpoint, ...] = (
     *completions.ENDPOINTS,
     *models.ENDPOINTS,
+    *programs.ENDPOINTS,
     Endpoint("GET", "/health", health, "Whether requests are served", answer=dict[str, str], public=True),
     Endpoint("GET", "/version", version, "umbel's version", answer=dict[str, str]),
     Endpoint("GET", "/openapi.json", describe, "This document", answer=dict[str, Any]),

@@ -30,6 +30,7 @@ from .access import LOCAL_NAME, Access
 from .app import application
 from .front import Front
 from .limits import HttpLimits
+from .program_store import open_program
 
 log = logging.getLogger("umbel.server")
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 30000
@@ -47,6 +48,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         keys: the name of each API key → the key.
         admin_key: opens administrative routes.
         allow_host: further names in the Host header.
+        program: graph files that are offered from the start, as FILE:PARAMETER, or FILE for one that is no model.
         runtime: options of `umbel.Runtime`.
         limits: of `HttpLimits`.
     """
@@ -57,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     keys: dict[str, str] = {}
     admin_key: str | None = None
     allow_host: list[str] = []
+    program: list[str] = []
     runtime: dict[str, Any] = {}  # Any: checked by the runtime
     limits: HttpLimits = HttpLimits()
 
@@ -69,7 +72,8 @@ def main(arguments: Sequence[str]) -> int:
     options = {"max_queue": LEAST_QUEUE, **settings.runtime}
     runtime = Runtime(**options)
     access = Access(settings.keys, settings.admin_key, (*settings.allow_host, settings.host))
-    front = Front(runtime, access, settings.limits, tuple(settings.served_name))
+    programs = [open_program(given, Front.now()) for given in settings.program]
+    front = Front(runtime, access, settings.limits, tuple(settings.served_name), programs)
     listening = _bind(settings.host, settings.port)
     server = Server(front, runtime, listening)
     return server.run()
@@ -152,6 +156,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--admin-key", metavar="KEY", help="open administrative routes; also UMBEL_ADMIN_KEY")
     parser.add_argument("--allow-host", action="append", metavar="NAME", help="serve this name in the Host header, too")
+    parser.add_argument(
+        "--program",
+        action="append",
+        metavar="FILE[:PARAMETER]",
+        help="offer the program of a graph file that umbel compile -o made; with a parameter as a model, too, whose "
+        "messages go to it; may be repeated",
+    )
     limits = parser.add_argument_group("limits")
     for name, field in LIMITS.items():
         limits.add_argument(_flag(name), type=type(field.default), help=f"default: {field.default}")

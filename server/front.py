@@ -7,18 +7,19 @@ endpoint ─▶ Front.open(...)    counts the request in, or refuses it with 503
 
 import asyncio
 import datetime
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 
 import msgspec
 
 from ..lang.chat_template import ChatTemplate
-from ..lang.errors import BackendError
+from ..lang.errors import BackendError, ParameterError
 from ..lang.protocol import Backend, Chunk, Final, GenRequest, Origin
 from .access import Access, Caller
 from .bodies import UmbelFields
 from .errors import HttpError
 from .limits import HttpLimits
+from .program_store import OfferedProgram, ProgramStore
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -37,6 +38,7 @@ class Front:
         access: keys, hosts and salts.
         limits: of this server.
         names: names of the model, the first of which is the main one; [] takes the model's own.
+        programs: that are offered from the start.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Front:
         access: Access | None = None,
         limits: HttpLimits | None = None,
         names: tuple[str, ...] = (),
+        programs: Iterable[OfferedProgram] = (),
     ) -> None:
         self.backend = backend
         self.access = access or Access()
@@ -54,6 +57,7 @@ class Front:
         self.in_flight = 0
         self.refused = 0  # for want of room
         self.disconnects = 0  # clients that went away before their answer had ended
+        self.programs = ProgramStore(programs)
         self._names = names
         self._models: dict[str, ServedModel] = {}
         self._created = self.now()
@@ -66,11 +70,14 @@ class Front:
     # ------------------------------------------------------------------ life
 
     async def start(self) -> None:
-        """Starts the backend and waits for its first token. Raises as `Runtime.start`."""
+        """Starts the backend and waits for its first token. Raises as `Runtime.start`, and ParameterError for a program
+        that has the model's name."""
         await self.backend.start()
         own = self.backend.capabilities.name.rpartition(" ")[2]
         for name in self._names or (own,):
             self.offer(ServedModel(name, self._created))
+        for program in self.programs:
+            self.check_program(program)
         self.started = True
 
     def check_open(self) -> None:
@@ -158,7 +165,8 @@ class Front:
 
     @property
     def models(self) -> list[ServedModel]:
-        return list(self._models.values())
+        """The model under its names, then the programs that are offered as models."""
+        return [*self._models.values(), *(_model_of(each) for each in self.programs if each.parameter)]
 
     @property
     def created(self) -> int:
@@ -174,12 +182,20 @@ class Front:
     def model(self, name: str) -> ServedModel:
         """Returns the model of that name. Raises HttpError 404 for one that is not served."""
         found = self._models.get(name)
+        program = self.programs.find(name)
+        if found is None and program is not None and program.parameter:
+            found = _model_of(program)
         if found is None:
-            known = ", ".join(repr(each) for each in self._models)
+            known = ", ".join(repr(each.name) for each in self.models)
             raise HttpError(
                 404, f"model: {name[:200]!r} is not served here; known are {known}", "model_not_found", param="model"
             )
         return found
+
+    def check_program(self, program: OfferedProgram) -> None:
+        """Raises ParameterError for a program that would be a model under a name of the model itself."""
+        if program.parameter and program.name in self._models:
+            raise ParameterError(f"{program.name!r} is a name of the model itself; give the program another one")
 
     @property
     def template(self) -> ChatTemplate:
@@ -206,6 +222,10 @@ class Front:
 
 
 NO_FIELDS = UmbelFields()
+
+
+def _model_of(program: OfferedProgram) -> ServedModel:
+    return ServedModel(program.name, program.created, program.name)
 
 
 def _closable(backend: Backend, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:

@@ -39,6 +39,15 @@ def test_keys_come_from_the_environment_where_none_are_written() -> None:
     assert settings_of(["--api-key", "sk-line"], environment).keys == {"default": "sk-line"}
 
 
+def test_programs_are_named_on_the_line_and_in_the_file(tmp_path: Path) -> None:
+    (tmp_path / "serve.toml").write_text('program = ["a.umbel.json:question"]')
+    assert settings_of(["--config", str(tmp_path / "serve.toml")], {}).program == ["a.umbel.json:question"]
+    assert settings_of(["--program", "b.umbel.json", "--program", "c.umbel.json:x"], {}).program == [
+        "b.umbel.json",
+        "c.umbel.json:x",
+    ]
+
+
 @pytest.mark.parametrize("key", ["sk-plain", "c2VjcmV0==", "c2VjcmV0="])
 def test_a_key_without_a_name_may_end_with_padding(key: str) -> None:
     assert settings_of(["--api-key", key], {}).keys == {"default": key}

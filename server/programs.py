@@ -1,0 +1,347 @@
+"""Offers whole programs over HTTP: a graph is kept under a name, then run by name, in one request each.
+
+    PUT    /v1/programs/NAME         the file of a graph, as `umbel compile -o` writes it
+    GET    /v1/programs              all of them
+    GET    /v1/programs/NAME         parameters as a JSON Schema, variables, digest
+    DELETE /v1/programs/NAME
+    POST   /v1/programs/NAME/runs    arguments, sampling, budget → variables, result, usage; streamed too
+
+A graph holds no code: reading one runs nothing, and running one opens no file. A run is one message to the gateway,
+whatever the number of its calls. A program that was put with the name of a parameter is a model, too (`events`).
+"""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ..compiler.running.hosted import HostedEvent, HostedRun, RunOutcome, TextPiece, VariableSet
+from ..interpreter.body import run_options
+from ..interpreter.budget import Budget
+from ..lang.errors import ParameterError
+from ..lang.protocol import Chunk, Completion, Final, FinishReason, Usage
+from .access import Caller
+from .bodies import Body, Salt, UmbelFields, wrong
+from .errors import HttpError, http_error
+from .front import NO_FIELDS, Front, ServedModel
+from .http import DONE, Answer, Asked, Endpoint, EventStream, Reply, sse
+from .program_store import OfferedProgram
+
+NO_SAMPLING: Mapping[str, Any] = {}
+Limit = Annotated[int, msgspec.Meta(ge=1, le=10**15)]
+
+
+class RunBudget(Body, frozen=True):
+    """Limits of one run, over all its calls; see `umbel.Budget`."""
+
+    tokens: Limit | None = None
+    calls: Limit | None = None
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
+
+
+class RunBody(Body, frozen=True):
+    """A run of a program.
+
+    Attributes:
+        arguments: by name; `GET /v1/programs/NAME` has their schema. Pictures are base64, or data URLs of it.
+        sampling: defaults of the run, with the names of `gen()`: they win over those of the program, and what a `gen`
+            of it says itself wins over both.
+        budget: what the run may cost.
+        stream: pieces are sent as they are generated.
+        cache_salt: a namespace of the prefix cache.
+        umbel: priority and timeout of the run.
+    """
+
+    arguments: dict[str, Any] = {}  # Any: JSON, checked by the program
+    sampling: dict[str, Any] = {}
+    budget: RunBudget | None = None
+    stream: bool | None = None
+    cache_salt: Salt | None = None
+    umbel: UmbelFields | None = None
+
+
+class ProgramUsage(msgspec.Struct, frozen=True):
+    """Tokens of all calls of a run. `cached_tokens` are those of prompts whose keys were reused."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    calls: int
+
+
+class ProgramFacts(msgspec.Struct, frozen=True):
+    """A program that is offered.
+
+    Attributes:
+        parameters: JSON Schema of the arguments.
+        variables: name → "text", "texts", "list", "value", or the type that the program asked for.
+        digest: SHA-256 of the file.
+        bytes: of the file.
+        model: whether clients may ask for it as a model, too. `parameter`: takes their message then.
+    """
+
+    name: str
+    program: str
+    created: int
+    parameters: dict[str, Any]
+    variables: dict[str, str]
+    digest: str
+    bytes: int
+    model: bool = False
+    parameter: str = ""
+    object: Literal["program"] = "program"
+
+
+class ProgramList(msgspec.Struct, frozen=True):
+    """All programs, by the time when they were put."""
+
+    data: list[ProgramFacts]
+    object: Literal["list"] = "list"
+
+
+class RunAnswer(msgspec.Struct, frozen=True):
+    """A run that came to its end.
+
+    Attributes:
+        variables: name → text, or a list of texts.
+        objects: those whose type makes another object of the text, such as an integer.
+        unreadable: name → why its text is no such object: it was cut off, say.
+        result: what the program returned.
+    """
+
+    id: str
+    program: str
+    digest: str
+    variables: Mapping[str, Any]
+    objects: Mapping[str, Any]
+    unreadable: Mapping[str, str]
+    result: Any
+    usage: ProgramUsage
+    object: Literal["program.run"] = "program.run"
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    """A program that is gone."""
+
+    name: str
+    deleted: bool = True
+    object: Literal["program"] = "program"
+
+
+# ------------------------------------------------------------------------------------------ kept
+
+
+def _facts(offered: OfferedProgram) -> ProgramFacts:
+    graph = offered.graph
+    return ProgramFacts(
+        name=offered.name,
+        program=graph.name,
+        created=offered.created,
+        parameters=graph.parameters(),
+        variables=graph.variables(),
+        digest=graph.digest,
+        bytes=graph.size,
+        model=bool(offered.parameter),
+        parameter=offered.parameter,
+    )
+
+
+async def keep(asked: Asked[bytes]) -> Reply:
+    """Keeps the program of a body. `?parameter=NAME` makes it a model that takes messages by that parameter."""
+    front, name = asked.front, asked.path["name"]
+    for unknown in set(asked.query) - {"parameter"}:
+        raise wrong(unknown, "no such parameter of the query is known; write ?parameter=NAME", "unknown_parameter")
+    graph = await front.programs.read(asked.body, source=f"program {name[:64]}")
+    offered = OfferedProgram(name, graph, front.now(), asked.query.get("parameter", ""))
+    front.check_program(offered)
+    fresh = front.programs.put(offered)
+    return Reply(_facts(offered), 201 if fresh else 200)
+
+
+async def list_programs(asked: Asked[None]) -> Reply:
+    """Lists the programs."""
+    return Reply(ProgramList([_facts(each) for each in asked.front.programs]))
+
+
+async def describe(asked: Asked[None]) -> Reply:
+    """Describes one program."""
+    return Reply(_facts(asked.front.programs.get(asked.path["name"])))
+
+
+async def forget(asked: Asked[None]) -> Reply:
+    """Forgets a program. Its runs in flight go on."""
+    asked.front.programs.remove(asked.path["name"])
+    return Reply(Deleted(asked.path["name"]))
+
+
+# ------------------------------------------------------------------------------------------ run
+
+
+async def run(asked: Asked[RunBody]) -> Answer:
+    """Runs a program."""
+    body, front = asked.body, asked.front
+    offered = front.programs.get(asked.path["name"])
+    begun = _begin(front, asked.caller, offered, body.arguments, body)
+    if body.stream:
+        return EventStream(_stream(asked, offered, begun))
+    with front.open():
+        outcome = await begun.outcome()
+    if outcome.error is None:
+        return Reply(_answer(asked, offered, outcome))
+    refused = http_error(outcome.error)
+    return Reply(_failed(refused, outcome, asked.id), refused.status, refused.headers)
+
+
+async def _stream(asked: Asked[RunBody], offered: OfferedProgram, begun: HostedRun) -> AsyncGenerator[bytes, None]:
+    """Yields an event for each piece and variable, then the whole answer. What fails before the first of them is a
+    whole answer itself."""
+    quiet = True
+    with asked.front.open():
+        async with aclosing(begun.events()) as batches:
+            async for events in batches:
+                for event in events:
+                    if isinstance(event, RunOutcome):
+                        if event.error is None:
+                            yield sse({"type": "result", **_members(_answer(asked, offered, event))})
+                            yield DONE
+                        elif quiet:
+                            raise event.error
+                        else:
+                            yield sse({"type": "error", **_failed(http_error(event.error), event, asked.id)})
+                    else:
+                        quiet = False
+                        yield sse(_event(event))
+
+
+async def events(
+    front: Front,
+    caller: Caller,
+    model: ServedModel,
+    message: str,
+    *,
+    request_id: str,
+    sampling: Mapping[str, Any] = NO_SAMPLING,
+    salt: str | None = None,
+    fields: UmbelFields | None = None,
+    stream: bool = False,
+) -> AsyncGenerator[tuple[int, Chunk | Final], None]:
+    """Asks a program that is offered as a model. Yields the events of one request, as `Front.events` does: chunks of
+    the answer with `stream`, then a Final with the whole of it and the usage of all calls.
+
+    Chat completions, responses and messages of every dialect call it in place of `Front.events` for a model whose
+    `ServedModel.program` is not "".
+
+    Args:
+        message: text of the last message of the user.
+        sampling: fields that the client set, as `RunBody.sampling`; `max_tokens` holds for each `gen` without its own.
+
+    Raises:
+        The error of the program.
+    """
+    offered = front.programs.get(model.program)
+    body = RunBody(sampling=dict(sampling), stream=stream, cache_salt=salt, umbel=fields)
+    begun = _begin(front, caller, offered, {offered.parameter: message}, body)
+    async with aclosing(begun.answer()) as pieces:
+        async for piece in pieces:
+            if isinstance(piece, str):
+                if stream:
+                    yield 0, Chunk(request_id, 0, piece)
+                continue
+            if piece.error is not None:
+                raise piece.error
+            completion = Completion(piece.text, (), 0, piece.text, FinishReason.STOP)
+            yield 0, Final(request_id, (completion,), piece.usage)
+
+
+def _begin(
+    front: Front, caller: Caller, offered: OfferedProgram, arguments: Mapping[str, Any], body: RunBody
+) -> HostedRun:
+    fields = body.umbel or NO_FIELDS
+    for name in ("program", "fork_group", "ahead"):
+        if getattr(fields, name) != getattr(NO_FIELDS, name):
+            raise wrong(f"umbel.{name}", "a run is a program of its own, and knows its branches; leave it out")
+    front.check_open()
+    options = {
+        "backend": front.backend,
+        "sampling": _sampling(body.sampling),
+        "budget": _budget(body.budget),
+        "salt": front.access.salt(caller, body.cache_salt),
+        "priority": fields.priority,
+        "timeout": fields.timeout,
+        "stream": bool(body.stream),
+    }
+    return offered.graph.start(arguments, run_options(options))
+
+
+def _sampling(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns sampling defaults. Keys of a JSON object are texts, and those of `logit_bias` are token ids."""
+    biases = given.get("logit_bias")
+    if not isinstance(biases, dict):
+        return given
+    try:
+        return {**given, "logit_bias": {int(token): bias for token, bias in biases.items()}}
+    except ValueError:
+        raise ParameterError("logit_bias must be an object of token ids to numbers") from None
+
+
+def _budget(given: RunBudget | None) -> Budget | None:
+    return None if given is None else Budget(tokens=given.tokens, calls=given.calls, seconds=given.seconds)
+
+
+def _answer(asked: Asked[RunBody], offered: OfferedProgram, outcome: RunOutcome) -> RunAnswer:
+    return RunAnswer(
+        id=f"run-{asked.id}",
+        program=offered.name,
+        digest=offered.graph.digest,
+        variables=outcome.variables,
+        objects=outcome.objects,
+        unreadable=outcome.unreadable,
+        result=outcome.result,
+        usage=_usage(outcome.usage),
+    )
+
+
+def _failed(refused: HttpError, outcome: RunOutcome, request_id: str) -> dict[str, Any]:
+    """Returns an error in OpenAI's shape, with what the run had found and spent before it."""
+    return {
+        **refused.shape("openai", request_id),
+        "variables": outcome.variables,
+        "usage": _usage(outcome.usage),
+    }
+
+
+def _event(event: HostedEvent) -> dict[str, Any]:
+    if isinstance(event, TextPiece):
+        return {"type": "text", "variable": event.variable, "branch": event.branch, "text": event.text}
+    assert isinstance(event, VariableSet), "an outcome is the answer"
+    named = {"type": "variable", "variable": event.variable, "branch": event.branch}
+    return {**named, "value": event.value} if event.error is None else {**named, "error": str(event.error)}
+
+
+def _members(answer: RunAnswer) -> dict[str, Any]:
+    return {name: getattr(answer, name) for name in answer.__struct_fields__}
+
+
+def _usage(usage: Usage) -> ProgramUsage:
+    return ProgramUsage(
+        usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, usage.total_tokens, usage.calls
+    )
+
+
+ENDPOINTS = (
+    Endpoint(
+        "PUT",
+        "/v1/programs/{name}",
+        keep,
+        "Keep a program: the body is the file of a graph",
+        answer=ProgramFacts,
+        admin=True,
+        raw=True,
+    ),
+    Endpoint("GET", "/v1/programs", list_programs, "List the programs", answer=ProgramList),
+    Endpoint("GET", "/v1/programs/{name}", describe, "Describe a program", answer=ProgramFacts),
+    Endpoint("DELETE", "/v1/programs/{name}", forget, "Forget a program", answer=Deleted, admin=True),
+    Endpoint("POST", "/v1/programs/{name}/runs", run, "Run a program", body=RunBody, answer=RunAnswer),
+)

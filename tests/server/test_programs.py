@@ -1,0 +1,450 @@
+"""Programs over HTTP: a graph that is put once runs by name, one request a run, with the values of a run at home."""
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import pytest
+import umbel as ul
+from hypothesis import HealthCheck, Phase, given, settings
+from umbel.compiler.files import serialise
+from umbel.compiler.running.hosted import HostedGraph, as_json
+from umbel.lang.errors import ParameterError
+from umbel.lang.protocol import Chunk, Final
+from umbel.server import programs
+from umbel.server.access import Access, Caller
+from umbel.server.program_store import OfferedProgram
+from umbel.srt.in_process import LocalBackend
+
+from ..compiler.random_programs import bodies, program_of
+from .client import AsgiClient, served
+
+pytestmark = pytest.mark.filterwarnings("ignore::umbel.TemplateWarning")
+
+T = TypeVar("T")
+
+
+def backend() -> LocalBackend:
+    return LocalBackend(debug={"check_every_step": False}, pool_tokens=1 << 15)
+
+
+def file_of(program: ul.Program) -> bytes:
+    return serialise.encode(program.trace())
+
+
+def on_a_server(work: Callable[[AsgiClient], Awaitable[T]], **front: Any) -> T:
+    async def run() -> T:
+        async with served(backend(), **front) as client:
+            return await work(client)
+
+    return asyncio.run(run())
+
+
+async def put(client: AsgiClient, name: str, data: bytes, **headers: str) -> Any:
+    return await client.begin("PUT", f"/v1/programs/{name}", data, headers).ended()
+
+
+@ul.function(temperature=0)
+def judge(s: ul.State, essay: str, sides: str = "tone") -> Any:
+    s += f"Essay: {essay}"
+    branches = s.fork(2)
+    for number, branch in enumerate(branches):
+        branch += f"\n{sides} {number}:" + ul.gen("side", max_tokens=3)
+    branches.join()
+    s += "\nGrade:" + ul.select("grade", [" A", " B"]) + " of " + ul.gen("points", dtype=int, max_tokens=4)
+    s += "\nVerdict:" + ul.gen("verdict", max_tokens=5)
+    return s["verdict"]
+
+
+JUDGE = file_of(judge)
+
+
+# ------------------------------------------------------------------------------------------- one request
+
+
+@pytest.mark.parametrize("count", [5, pytest.param(50, marks=pytest.mark.nightly)])
+def test_programs_give_what_they_give_at_home_in_one_request_each(count: int) -> None:
+    drawn = random.Random(18)
+    written = [program_of(body, []) for body in some_bodies(count)]
+    questions = [f'why {drawn.randrange(100)} of "so"?' for _ in written]
+
+    async def work(client: AsgiClient) -> tuple[list[Any], int]:
+        for number, program in enumerate(written):
+            assert (await put(client, f"p{number}", file_of(program))).status == 201
+        runs = [
+            client.post(f"/v1/programs/p{number}/runs", {"arguments": {"question": question}})
+            for number, question in enumerate(questions)
+        ]
+        answers = await asyncio.gather(*runs)
+        return answers, (await client.app.front.backend.control("info")).result["gateway_programs"]
+
+    answers, counted = on_a_server(work)
+    assert counted == len(written)
+    home = backend()
+    for program, question, answer in zip(written, questions, answers, strict=True):
+        state = program.compile(server=False).run(question=question, backend=home, timeout=60.0)
+        assert answer.status == 200
+        assert answer.json["variables"] == {name: as_json(state[name]) for name in state.variables()}
+        assert answer.json["result"] == as_json(state.ret_value)
+        assert answer.json["usage"]["calls"] == state.usage.calls
+
+
+def some_bodies(count: int) -> list[Any]:
+    """Bodies of random programs, the same in every run."""
+    found: list[Any] = []
+
+    @settings(
+        max_examples=count,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(body=bodies(2))
+    def collect(body: Any) -> None:
+        found.append(body)
+
+    collect()
+    assert len(found) >= count
+    return found[:count]
+
+
+# ------------------------------------------------------------------------------------------- kept
+
+
+def test_a_program_is_put_described_replaced_and_deleted() -> None:
+    async def work(client: AsgiClient) -> None:
+        first = await put(client, "judge", JUDGE)
+        assert first.status == 201
+        facts = (await client.get("/v1/programs/judge")).json
+        assert facts == first.json
+        assert facts["parameters"]["required"] == ["essay"]
+        assert facts["parameters"]["properties"]["sides"] == {"type": "string", "default": "tone"}
+        assert facts["variables"] == {
+            "side": "list",
+            "grade": "text",
+            "points": "int",
+            "verdict": "text",
+        }
+        assert facts["bytes"] == len(JUDGE)
+        assert facts["model"] is False
+        assert (await put(client, "judge", JUDGE)).status == 200
+        other = await put(client, "judge", file_of(program_of((), [])))
+        assert other.status == 200
+        assert other.json["digest"] != facts["digest"]
+        assert [each["name"] for each in (await client.get("/v1/programs")).json["data"]] == ["judge"]
+        gone = await client.begin("DELETE", "/v1/programs/judge").ended()
+        assert gone.json == {"name": "judge", "deleted": True, "object": "program"}
+        assert (await client.get("/v1/programs/judge")).status == 404
+        assert (await client.begin("DELETE", "/v1/programs/judge").ended()).status == 404
+
+    on_a_server(work)
+
+
+def test_a_run_in_flight_keeps_the_program_that_it_began_with() -> None:
+    async def work(client: AsgiClient) -> None:
+        await put(client, "judge", JUDGE)
+        live = client.begin("POST", "/v1/programs/judge/runs", {"arguments": {"essay": "x"}, "stream": True})
+        await live.until(b'"type":"text"')
+        await client.begin("DELETE", "/v1/programs/judge").ended()
+        answered = await live.ended()
+        assert answered.events[-2][1]["type"] == "result"
+
+    on_a_server(work)
+
+
+def test_keeping_a_program_takes_the_admin_key() -> None:
+    async def work(client: AsgiClient) -> None:
+        user, admin = {"authorization": "Bearer user"}, {"authorization": "Bearer admin"}
+        assert (await put(client, "judge", JUDGE)).status == 401
+        assert (await put(client, "judge", JUDGE, **user)).status == 403
+        assert (await put(client, "judge", JUDGE, **admin)).status == 201
+        assert (await client.begin("DELETE", "/v1/programs/judge", headers=user).ended()).status == 403
+        ran = await client.post("/v1/programs/judge/runs", {"arguments": {"essay": "x"}}, **user)
+        assert ran.status == 200
+
+    on_a_server(work, access=Access({"team": "user"}, "admin"))
+
+
+@pytest.mark.parametrize("name", ["a b", "ä", "x" * 65, "%2e%2e%2fetc", "a%00"])
+def test_names_are_plain(name: str) -> None:
+    async def work(client: AsgiClient) -> None:
+        answered = await put(client, name, JUDGE)
+        assert answered.status == 400
+        assert "cannot be called" in answered.json["error"]["message"]
+
+    on_a_server(work)
+
+
+# ------------------------------------------------------------------------------------------- run
+
+
+def test_a_run_gives_variables_objects_result_and_usage() -> None:
+    async def work(client: AsgiClient) -> Any:
+        await put(client, "judge", JUDGE)
+        return (await client.post("/v1/programs/judge/runs", {"arguments": {"essay": "x"}})).json
+
+    got = on_a_server(work)
+    state = judge.run(essay="x", backend=backend())
+    assert got["variables"] == {name: state[name] for name in ("side", "grade", "points", "verdict")}
+    assert got["objects"] == {"points": state.value("points")}
+    assert got["result"] == state["verdict"]
+    assert got["unreadable"] == {}
+    assert got["usage"]["calls"] == 5
+    assert got["usage"]["total_tokens"] == got["usage"]["prompt_tokens"] + got["usage"]["completion_tokens"]
+
+
+def test_a_stream_has_the_pieces_of_every_branch_then_the_whole_answer() -> None:
+    async def work(client: AsgiClient) -> tuple[Any, Any]:
+        await put(client, "judge", JUDGE)
+        whole = await client.post("/v1/programs/judge/runs", {"arguments": {"essay": "x"}})
+        streamed = await client.post("/v1/programs/judge/runs", {"arguments": {"essay": "x"}, "stream": True})
+        return whole, streamed
+
+    whole, streamed = on_a_server(work)
+    *events, end, done = [data for _, data in streamed.events]
+    assert done == "[DONE]"
+    assert end["type"] == "result"
+    assert {name: end[name] for name in ("variables", "objects", "result")} == {
+        name: whole.json[name] for name in ("variables", "objects", "result")
+    }
+    for branch, text in enumerate(end["variables"]["side"]):
+        pieces = [e["text"] for e in events if e["type"] == "text" and e["branch"] == str(branch)]
+        assert "".join(pieces) == text
+        assert len(pieces) == 3
+    assert streamed.writes < len(events)
+
+
+def test_hanging_up_ends_the_run_everywhere() -> None:
+    @ul.function(temperature=0, ignore_eos=True)
+    def endless(s: ul.State) -> None:
+        s += "on" + ul.gen("a", max_tokens=4000)
+
+    async def work(client: AsgiClient) -> None:
+        await put(client, "endless", file_of(endless))
+        for body in ({"stream": True}, {}):
+            live = client.begin("POST", "/v1/programs/endless/runs", body)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            await live.hang_up()
+            scheduler = client.app.front.backend.engine.scheduler
+            for _ in range(10_000):
+                if scheduler.idle:
+                    break
+                await asyncio.sleep(0)
+            assert scheduler.idle
+        assert client.app.front.in_flight == 0
+        assert client.app.front.disconnects == 2
+
+    on_a_server(work)
+
+
+def test_salts_of_runs_share_nothing() -> None:
+    async def work(client: AsgiClient) -> list[int]:
+        await put(client, "judge", JUDGE)
+        cached = []
+        for salt in ("a", "a", "b"):
+            body = {"arguments": {"essay": "an essay of some length"}, "cache_salt": salt}
+            cached.append((await client.post("/v1/programs/judge/runs", body)).json["usage"]["cached_tokens"])
+        return cached
+
+    first, again, other = on_a_server(work)
+    assert again > first
+    assert other == first
+
+
+def test_sampling_budget_and_timeout_hold_for_all_of_a_run() -> None:
+    @ul.function(ignore_eos=True)
+    def free(s: ul.State) -> None:
+        s += "x" + ul.gen("a") + ul.gen("b", max_tokens=2)
+
+    async def work(client: AsgiClient) -> None:
+        await put(client, "free", file_of(free))
+
+        async def run(**body: Any) -> Any:
+            return await client.post("/v1/programs/free/runs", body)
+
+        sampled = await run(sampling={"max_tokens": 3, "temperature": 0, "logit_bias": {"65": 100}})
+        assert sampled.json["usage"]["completion_tokens"] == 5
+        assert sampled.json["variables"]["a"] == "AAA"
+        spent = await run(budget={"calls": 1}, sampling={"max_tokens": 3})
+        assert spent.status == 422
+        assert spent.json["error"]["code"] == "budget_exhausted"
+        assert set(spent.json["variables"]) == {"a"}
+        assert spent.json["usage"]["calls"] == 1
+        late = await run(sampling={"max_tokens": 4000}, umbel={"timeout": 0.02})
+        assert late.status == 504
+
+    on_a_server(work)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({}, "misses its argument 'essay'"),
+        ({"arguments": {"essay": "x", "color": "red"}}, "no parameter 'color'"),
+        ({"arguments": {"essay": None}}, "cannot put argument 'essay'"),
+        ({"arguments": {"essay": ["x"]}}, "cannot put argument 'essay'"),
+        ({"arguments": {"essay": "x" * 17_000_000}}, "can be shipped"),
+        ({"arguments": {"essay": "x"}, "sampling": {"temperture": 0}}, "did you mean 'temperature'"),
+        ({"arguments": {"essay": "x"}, "sampling": {"temperature": -1}}, "temperature"),
+        ({"arguments": {"essay": "x"}, "sampling": {"logit_bias": {"x": 1}}}, "token ids"),
+        ({"arguments": {"essay": "x"}, "budget": {}}, "limits nothing"),
+        ({"arguments": {"essay": "x"}, "budget": {"dollars": 1}}, "budget.dollars"),
+        ({"arguments": {"essay": "x"}, "umbel": {"fork_group": "f"}}, "umbel.fork_group"),
+        ({"arguments": {"essay": "x"}, "umbel": {"priority": 10**9}}, "umbel.priority"),
+        ({"argument": {}}, "argument"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_does_not_fit_is_named(body: dict[str, Any], says: str, stream: bool) -> None:
+    async def work(client: AsgiClient) -> None:
+        await put(client, "judge", JUDGE)
+        answered = await client.post("/v1/programs/judge/runs", {**body, "stream": stream})
+        assert answered.status == 400
+        assert says in answered.json["error"]["message"]
+        assert client.app.front.in_flight == 0
+
+    on_a_server(work)
+
+
+def test_an_error_of_the_program_has_what_came_before_it() -> None:
+    @ul.function(temperature=0)
+    def wrong(s: ul.State) -> Any:
+        s += "x" + ul.gen("a", max_tokens=3)
+        s["b"] = s["a"][40]
+
+    async def work(client: AsgiClient) -> None:
+        await put(client, "wrong", file_of(wrong))
+        whole = await client.post("/v1/programs/wrong/runs", {})
+        assert whole.status == 400
+        assert "IndexError" in whole.json["error"]["message"]
+        assert set(whole.json["variables"]) == {"a"}
+        streamed = await client.post("/v1/programs/wrong/runs", {"stream": True})
+        assert streamed.status == 200
+        last = streamed.events[-1][1]
+        assert last["type"] == "error"
+        assert last["error"] == whole.json["error"]
+        assert last["variables"] == whole.json["variables"]
+
+    on_a_server(work)
+
+
+# ------------------------------------------------------------------------------------------- as a model
+
+
+def test_a_program_with_a_parameter_is_listed_as_a_model() -> None:
+    async def work(client: AsgiClient) -> None:
+        kept = await put(client, "judge?parameter=essay", JUDGE)
+        assert (kept.json["model"], kept.json["parameter"]) == (True, "essay")
+        listed = (await client.get("/v1/models")).json["data"]
+        assert [(each["id"], each["umbel"]["program"]) for each in listed][-1] == ("judge", "judge")
+        assert (await put(client, "judge?parameter=esay", JUDGE)).status == 400
+        assert (await put(client, "judge?parametr=essay", JUDGE)).status == 400
+        own = listed[0]["id"]
+        taken = await put(client, f"{own}?parameter=essay", JUDGE)
+        assert taken.status == 400
+        assert "name of the model" in taken.json["error"]["message"]
+        await put(client, "judge", JUDGE)
+        assert [each["id"] for each in (await client.get("/v1/models")).json["data"]] == [own]
+
+    on_a_server(work)
+
+
+def test_a_model_that_is_a_program_answers_with_its_result() -> None:
+    async def work(client: AsgiClient) -> list[Any]:
+        await put(client, "judge?parameter=essay", JUDGE)
+        front = client.app.front
+        model = front.model("judge")
+        return [
+            [event async for _, event in programs.events(front, Caller(), model, "x", request_id="r", stream=stream)]
+            for stream in (True, False)
+        ]
+
+    streamed, whole = on_a_server(work)
+    expected = judge.run(essay="x", backend=backend())["verdict"]
+    *chunks, final = streamed
+    assert all(isinstance(chunk, Chunk) for chunk in chunks)
+    assert len(chunks) == 5
+    assert "".join(chunk.text for chunk in chunks) == expected
+    (alone,) = whole
+    for end in (final, alone):
+        assert isinstance(end, Final)
+        assert end.completions[0].text == expected
+        assert end.usage.calls == 5
+
+
+def test_an_error_of_a_model_that_is_a_program_is_raised() -> None:
+    async def work(client: AsgiClient) -> None:
+        front = client.app.front
+        front.programs.put(OfferedProgram("judge", HostedGraph.read(JUDGE, source="x"), 0, "essay"))
+        model = front.model("judge")
+        with pytest.raises(ParameterError):
+            async for _ in programs.events(front, Caller(), model, "x", request_id="r", sampling={"n": 0}):
+                pass
+
+    on_a_server(work)
+
+
+# ------------------------------------------------------------------------------------------- any bytes
+
+
+def test_no_bytes_make_the_server_fail() -> None:
+    draw = random.Random(18)
+    whole = json.loads(JUDGE)
+
+    def mutated() -> bytes:
+        text = json.dumps(whole).encode()
+        at = draw.randrange(len(text))
+        match draw.randrange(4):
+            case 0:
+                return text[:at] + draw.randbytes(3) + text[at:]
+            case 1:
+                return text[:at] + text[at + draw.randrange(30) :]
+            case 2:
+                changed = json.loads(JUDGE)
+                node = draw.choice(changed["nodes"])
+                node[draw.choice(["op", "inputs", "value", "name", "gen", "size", "mode"])] = draw.choice(ODD)
+                return json.dumps(changed).encode()
+            case _:
+                changed = json.loads(JUDGE)
+                changed[draw.choice(list(changed))] = draw.choice(ODD)
+                return json.dumps(changed).encode()
+
+    async def work(client: AsgiClient) -> list[int]:
+        bodies = [b"", b"null", b"\xff\xfe", b"[" * 50_000, b'{"umbel":"graph"}', *(mutated() for _ in range(400))]
+        return [(await put(client, "p", body)).status for body in bodies]
+
+    statuses = on_a_server(work)
+    assert set(statuses) <= {200, 201, 400}
+    assert statuses.count(400) > 200
+
+
+ODD = [
+    None,
+    -1,
+    10**30,
+    0.5,
+    "",
+    "x" * 1000,
+    "__class__",
+    [],
+    [[0]],
+    [0, 0, 0],
+    {},
+    {"path": "/etc/passwd"},
+    {"a": 1},
+    True,
+]
+
+
+def test_too_many_bytes_are_refused() -> None:
+    async def work(client: AsgiClient) -> None:
+        answered = await put(client, "p", b" " * (8 << 20) + JUDGE)
+        assert answered.status == 400
+        assert "the most of one program" in answered.json["error"]["message"]
+
+    on_a_server(work)
