@@ -7,10 +7,10 @@
     POST   /v1/programs/NAME/runs    arguments, sampling, budget → variables, result, usage; streamed too
 
 A graph holds no code: reading one runs nothing, and running one opens no file. A run is one message to the gateway,
-whatever the number of its calls. A program that was put with the name of a parameter is a model, too (`events`).
+whatever the number of its calls. A program that was put with the name of a parameter is a model, too (`ProgramModel`).
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
@@ -20,15 +20,15 @@ from ..compiler.running.hosted import HostedEvent, HostedRun, RunOutcome, TextPi
 from ..interpreter.body import run_options
 from ..interpreter.budget import Budget
 from ..lang.errors import ParameterError
-from ..lang.protocol import Chunk, Completion, Final, FinishReason, Usage
-from .access import Caller
+from ..lang.protocol import Chunk, Completion, Final, FinishReason, GenRequest, Origin, Usage
+from ..lang.sampling import MAX_TOKENS, SamplingParams
 from .bodies import Body, Salt, UmbelFields, wrong
 from .errors import HttpError, http_error
-from .front import NO_FIELDS, Front, ServedModel
+from .front import Front, ServedModel
 from .http import DONE, Answer, Asked, Endpoint, EventStream, Reply, sse
 from .program_store import OfferedProgram
 
-NO_SAMPLING: Mapping[str, Any] = {}
+_USUAL = SamplingParams()
 Limit = Annotated[int, msgspec.Meta(ge=1, le=10**15)]
 
 
@@ -183,7 +183,15 @@ async def run(asked: Asked[RunBody]) -> Answer:
     """Runs a program."""
     body, front = asked.body, asked.front
     offered = front.programs.get(asked.path["name"])
-    begun = _begin(front, asked.caller, offered, body.arguments, body)
+    begun = _begin(
+        front,
+        offered,
+        body.arguments,
+        front.origin(asked.caller, body.umbel, body.cache_salt),
+        sampling=_sampling(body.sampling),
+        stream=bool(body.stream),
+        budget=_budget(body.budget),
+    )
     if body.stream:
         return EventStream(_stream(asked, offered, begun))
     with front.open():
@@ -215,62 +223,32 @@ async def _stream(asked: Asked[RunBody], offered: OfferedProgram, begun: HostedR
                         yield sse(_event(event))
 
 
-async def events(
-    front: Front,
-    caller: Caller,
-    model: ServedModel,
-    message: str,
-    *,
-    request_id: str,
-    sampling: Mapping[str, Any] = NO_SAMPLING,
-    salt: str | None = None,
-    fields: UmbelFields | None = None,
-    stream: bool = False,
-) -> AsyncGenerator[tuple[int, Chunk | Final], None]:
-    """Asks a program that is offered as a model. Yields the events of one request, as `Front.events` does: chunks of
-    the answer with `stream`, then a Final with the whole of it and the usage of all calls.
-
-    Chat completions, responses and messages of every dialect call it in place of `Front.events` for a model whose
-    `ServedModel.program` is not "".
-
-    Args:
-        message: text of the last message of the user.
-        sampling: fields that the client set, as `RunBody.sampling`; `max_tokens` holds for each `gen` without its own.
-
-    Raises:
-        The error of the program.
-    """
-    offered = front.programs.get(model.program)
-    body = RunBody(sampling=dict(sampling), stream=stream, cache_salt=salt, umbel=fields)
-    begun = _begin(front, caller, offered, {offered.parameter: message}, body)
-    async with aclosing(begun.answer()) as pieces:
-        async for piece in pieces:
-            if isinstance(piece, str):
-                if stream:
-                    yield 0, Chunk(request_id, 0, piece)
-                continue
-            if piece.error is not None:
-                raise piece.error
-            completion = Completion(piece.text, (), 0, piece.text, FinishReason.STOP)
-            yield 0, Final(request_id, (completion,), piece.usage)
-
-
 def _begin(
-    front: Front, caller: Caller, offered: OfferedProgram, arguments: Mapping[str, Any], body: RunBody
+    front: Front,
+    offered: OfferedProgram,
+    arguments: Mapping[str, Any],
+    origin: Origin,
+    *,
+    sampling: Mapping[str, Any],
+    stream: bool,
+    budget: Budget | None = None,
 ) -> HostedRun:
-    fields = body.umbel or NO_FIELDS
-    for name in ("program", "fork_group", "ahead"):
-        if getattr(fields, name) != getattr(NO_FIELDS, name):
+    for name, given in (
+        ("program", origin.program_id),
+        ("fork_group", origin.fork_group),
+        ("ahead", origin.ahead),
+    ):
+        if given:
             raise wrong(f"umbel.{name}", "a run is a program of its own, and knows its branches; leave it out")
     front.check_open()
     options = {
         "backend": front.backend,
-        "sampling": _sampling(body.sampling),
-        "budget": _budget(body.budget),
-        "salt": front.access.salt(caller, body.cache_salt),
-        "priority": fields.priority,
-        "timeout": fields.timeout,
-        "stream": bool(body.stream),
+        "sampling": sampling,
+        "budget": budget,
+        "salt": origin.salt,
+        "priority": origin.priority,
+        "timeout": origin.timeout,
+        "stream": stream,
     }
     return offered.graph.start(arguments, run_options(options))
 
@@ -328,6 +306,75 @@ def _usage(usage: Usage) -> ProgramUsage:
     return ProgramUsage(
         usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, usage.total_tokens, usage.calls
     )
+
+
+# ------------------------------------------------------------------------------------------ as a model
+
+
+class ProgramModel:
+    """Answers one message by a program, with the methods by which a front answers requests, so a dialect asks it in
+    place of the front.
+
+    Sampling fields that differ from their defaults hold for the run: they win over those of the program, and what a
+    `gen` of it says itself wins over both. `max_tokens` is of each `gen` then, not of the answer.
+
+    Args:
+        model: whose `program` is not "".
+        message: text of the last message of the user.
+
+    Raises:
+        HttpError: 404 for a program that is gone.
+    """
+
+    def __init__(self, front: Front, model: ServedModel, message: str) -> None:
+        self._front = front
+        self._offered = front.programs.get(model.program)
+        self._message = message
+
+    async def events(self, requests: Sequence[GenRequest]) -> AsyncGenerator[tuple[int, Chunk | Final], None]:
+        """Yields the events of one request, whose prompt is not looked at: chunks of the answer when it is streamed,
+        then a Final with all of it and the usage of all calls.
+
+        Raises:
+            HttpError: a field that a program cannot honour.
+            The error of the program.
+        """
+        (request,) = requests
+        begun = _begin(
+            self._front,
+            self._offered,
+            {self._offered.parameter: self._message},
+            request.origin,
+            sampling=self._given(request.sampling),
+            stream=request.stream,
+        )
+        async with aclosing(begun.answer()) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, str):
+                    if request.stream:
+                        yield 0, Chunk(request.id, 0, piece)
+                    continue
+                if piece.error is not None:
+                    raise piece.error
+                completion = Completion(piece.text, (), 0, piece.text, FinishReason.STOP)
+                yield 0, Final(request.id, (completion,), piece.usage)
+
+    async def finals(self, requests: Sequence[GenRequest]) -> list[Final]:
+        """Answers one request that is not streamed."""
+        async with aclosing(self.events(requests)) as events:
+            return [event async for _, event in events if isinstance(event, Final)]
+
+    def _given(self, params: SamplingParams) -> dict[str, Any]:
+        """Returns the fields that a client has set. Raises HttpError for those of one text, which a program is not."""
+        for name in ("n", "stop", "stop_regex", "stop_token_ids", "logprobs", "prompt_logprobs_from"):
+            if getattr(params, name) != getattr(_USUAL, name):
+                raise wrong(name, f"{self._offered.name!r} is a program, which may generate many texts; leave it out")
+        given = {name: getattr(params, name) for name in params.__struct_fields__}
+        return {
+            name: value
+            for name, value in given.items()
+            if value != getattr(_USUAL, name) and (name, value) != ("max_tokens", MAX_TOKENS)
+        }
 
 
 ENDPOINTS = (

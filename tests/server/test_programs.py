@@ -10,12 +10,13 @@ import pytest
 import umbel as ul
 from hypothesis import HealthCheck, Phase, given, settings
 from umbel.compiler.files import serialise
-from umbel.compiler.running.hosted import HostedGraph, as_json
-from umbel.lang.errors import ParameterError
-from umbel.lang.protocol import Chunk, Final
-from umbel.server import programs
-from umbel.server.access import Access, Caller
-from umbel.server.program_store import OfferedProgram
+from umbel.compiler.running.hosted import as_json
+from umbel.lang.errors import DeadlineError
+from umbel.lang.protocol import Chunk, Final, GenRequest, Origin
+from umbel.lang.sampling import MAX_TOKENS, SamplingParams
+from umbel.server.access import Access
+from umbel.server.errors import HttpError
+from umbel.server.programs import ProgramModel
 from umbel.srt.in_process import LocalBackend
 
 from ..compiler.random_programs import bodies, program_of
@@ -354,39 +355,55 @@ def test_a_program_with_a_parameter_is_listed_as_a_model() -> None:
     on_a_server(work)
 
 
-def test_a_model_that_is_a_program_answers_with_its_result() -> None:
+def asked_of_a_model(message: str, **given: Any) -> list[Any]:
+    """The events of a request to the judge as a model."""
+
     async def work(client: AsgiClient) -> list[Any]:
         await put(client, "judge?parameter=essay", JUDGE)
         front = client.app.front
-        model = front.model("judge")
-        return [
-            [event async for _, event in programs.events(front, Caller(), model, "x", request_id="r", stream=stream)]
-            for stream in (True, False)
-        ]
+        answerer = ProgramModel(front, front.model("judge"), message)
+        return [event async for _, event in answerer.events([GenRequest("r", (), **given)])]
 
-    streamed, whole = on_a_server(work)
+    return on_a_server(work)
+
+
+def test_a_model_that_is_a_program_answers_with_its_result() -> None:
+    *chunks, streamed = asked_of_a_model("x", stream=True)
+    (whole,) = asked_of_a_model("x")
     expected = judge.run(essay="x", backend=backend())["verdict"]
-    *chunks, final = streamed
     assert all(isinstance(chunk, Chunk) for chunk in chunks)
     assert len(chunks) == 5
     assert "".join(chunk.text for chunk in chunks) == expected
-    (alone,) = whole
-    for end in (final, alone):
+    for end in (streamed, whole):
         assert isinstance(end, Final)
         assert end.completions[0].text == expected
         assert end.usage.calls == 5
 
 
-def test_an_error_of_a_model_that_is_a_program_is_raised() -> None:
-    async def work(client: AsgiClient) -> None:
-        front = client.app.front
-        front.programs.put(OfferedProgram("judge", HostedGraph.read(JUDGE, source="x"), 0, "essay"))
-        model = front.model("judge")
-        with pytest.raises(ParameterError):
-            async for _ in programs.events(front, Caller(), model, "x", request_id="r", sampling={"n": 0}):
-                pass
+def test_fields_of_the_client_hold_for_the_calls_of_the_program() -> None:
+    (usual,) = asked_of_a_model("x", sampling=SamplingParams(max_tokens=MAX_TOKENS))
+    (biased,) = asked_of_a_model("x", sampling=SamplingParams(max_tokens=9, logit_bias={65: 100}))
+    assert usual.completions[0].text == judge.run(essay="x", backend=backend())["verdict"]
+    assert biased.completions[0].text == "AAAAA"
 
-    on_a_server(work)
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"sampling": SamplingParams(n=2)}, "is a program"),
+        ({"sampling": SamplingParams(stop=("x",))}, "is a program"),
+        ({"sampling": SamplingParams(logprobs=True)}, "is a program"),
+        ({"origin": Origin(fork_group="f")}, "knows its branches"),
+    ],
+)
+def test_what_a_program_cannot_honour_is_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(HttpError, match=says):
+        asked_of_a_model("x", **given)
+
+
+def test_an_error_of_a_model_that_is_a_program_is_raised() -> None:
+    with pytest.raises(DeadlineError):
+        asked_of_a_model("x" * 2000, origin=Origin(timeout=1e-6))
 
 
 # ------------------------------------------------------------------------------------------- any bytes
