@@ -70,7 +70,7 @@ class ProgramStore:
         return found
 
     async def read(self, data: bytes, *, source: str) -> HostedGraph:
-        """Reads a graph in a thread, one at a time: the largest take a second.
+        """Reads a graph in a thread, one at a time: the largest take seconds.
 
         Raises:
             GraphError, ParameterError: the bytes are no graph that can run here.

@@ -26,7 +26,7 @@ from .bodies import Body, Salt, UmbelFields, wrong
 from .errors import HttpError, http_error
 from .front import Front, ServedModel
 from .http import DONE, Answer, Asked, Endpoint, EventStream, Reply, sse
-from .program_store import OfferedProgram
+from .program_store import OfferedProgram, check_name
 
 _USUAL = SamplingParams()
 Limit = Annotated[int, msgspec.Meta(ge=1, le=10**15)]
@@ -139,8 +139,8 @@ def _facts(offered: OfferedProgram) -> ProgramFacts:
         name=offered.name,
         program=graph.name,
         created=offered.created,
-        parameters=graph.parameters(),
-        variables=graph.variables(),
+        parameters=graph.parameters,
+        variables=graph.variables,
         digest=graph.digest,
         bytes=graph.size,
         model=bool(offered.parameter),
@@ -153,6 +153,7 @@ async def keep(asked: Asked[bytes]) -> Reply:
     front, name = asked.front, asked.path["name"]
     for unknown in set(asked.query) - {"parameter"}:
         raise wrong(unknown, "no such parameter of the query is known; write ?parameter=NAME", "unknown_parameter")
+    check_name(name)
     graph = await front.programs.read(asked.body, source=f"program {name[:64]}")
     offered = OfferedProgram(name, graph, front.now(), asked.query.get("parameter", ""))
     front.check_program(offered)
@@ -199,6 +200,8 @@ async def run(asked: Asked[RunBody]) -> Answer:
     if outcome.error is None:
         return Reply(_answer(asked, offered, outcome))
     refused = http_error(outcome.error)
+    if refused.status == 500:
+        raise outcome.error
     return Reply(_failed(refused, outcome, asked.id), refused.status, refused.headers)
 
 

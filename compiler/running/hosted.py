@@ -16,7 +16,7 @@ import asyncio
 import base64
 import binascii
 import math
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -37,13 +37,15 @@ from ...lang.ops import RoleBegin, VarScopeEnd
 from ...lang.programs import digest_of, pack_values
 from ...lang.protocol import Usage
 from ..files import serialise
-from ..graph import Graph, Node
+from ..graph import Graph, Node, Parameter
 from ..operations import Append, Argument, Begin, Choose, Concat, Constant, Generate, Variable
 from .actions import GatherVariables
 from .plan import Plan
-from .service import FeedFollower
+from .service import FeedFollower, check_sizes
 from .shipping import OutgoingProgram, execution
 
+MOST_PARAMETERS = 256
+MOST_VARIABLES = 4_096  # of the program's own stream
 MOST_ANSWER = 1 << 24  # characters of the values of one run, and of what stands around them
 MAX_DEPTH = 64  # of lists in lists in an answer
 _LARGEST_INTEGER = 2**64 - 1  # of those that JSON readers take
@@ -123,6 +125,10 @@ class HostedGraph:
     Attributes:
         digest: SHA-256 of the bytes it was read from, hexadecimal.
         size: of those bytes.
+        parameters: JSON Schema of the arguments: an object with a property for each parameter.
+        variables: name → the type that the program asked for, "text", "texts" for n above 1, "list" for what branches
+            set, "value" for what the program assigns.
+        branches: slot of each variable that a call or a join sets → its branch, as `TextPiece` has it.
 
     Raises:
         GraphError: it cannot be shipped, with the reason.
@@ -132,17 +138,26 @@ class HostedGraph:
     def __init__(self, graph: Graph, *, digest: str, size: int) -> None:
         self.digest = digest
         self.size = size
+        check_sizes(graph)
+        for what, count, most in (
+            ("parameters", len(graph.parameters), MOST_PARAMETERS),
+            ("variables", len(graph.variables), MOST_VARIABLES),
+        ):
+            if count > most:
+                raise GraphError(f"program {graph.name!r:.80} has {count} {what}, and {most} are the most of one")
         self.outgoing = OutgoingProgram(Plan(graph))
         if self.outgoing.obstacle is not None:
             raise GraphError(f"program {graph.name!r:.80} cannot run in one request: {self.outgoing.obstacle}")
         self._check_defaults()
         self.branches = _branches(self.plan)
+        self.parameters = self._parameters()
+        self.variables = {name: self._kind(slot) for name, slot in self.plan.variables}
 
     @classmethod
     def read(cls, data: bytes, *, source: str) -> "HostedGraph":
         """Reads the file of a graph; nothing of it runs. `source`: where the bytes come from, for messages.
 
-        Takes up to a second for the largest graphs: call it in a thread.
+        Takes seconds for the largest graphs: call it in a thread.
 
         Raises:
             GraphError, ParameterError: the bytes are no graph, or one that cannot run here.
@@ -167,23 +182,16 @@ class HostedGraph:
 
     # -------------------------------------------------------------------------------- described
 
-    def parameters(self) -> dict[str, Json]:
-        """Returns a JSON Schema of the arguments: an object with a property for each parameter."""
-        properties = {each.name: self._parameter_schema(each.name) for each in self.graph.parameters}
-        for each in self.graph.parameters:
-            if not each.required:
-                properties[each.name]["default"] = as_json(each.default)
+    def _parameters(self) -> dict[str, Json]:
+        users = {node.op.name: self.graph.users[node] for node in self.graph.nodes if isinstance(node.op, Argument)}
         return {
             "type": "object",
-            "properties": properties,
+            "properties": {
+                each.name: self._parameter_schema(each, users.get(each.name, ())) for each in self.graph.parameters
+            },
             "required": [each.name for each in self.graph.parameters if each.required],
             "additionalProperties": False,
         }
-
-    def variables(self) -> dict[str, str]:
-        """Returns the variables of a run: name → the type that it asked for, "text", "texts" for n above 1, "list" for
-        what branches set, "value" for what the program assigns."""
-        return {name: self._kind(slot) for name, slot in self.plan.variables}
 
     def check_answers(self, parameter: str) -> None:
         """Checks that the program can answer a message: `parameter` takes it, and the program returns a value or ends
@@ -223,16 +231,15 @@ class HostedGraph:
             return "texts"
         return "text" if slot in self.branches else "value"
 
-    def _parameter_schema(self, name: str) -> dict[str, Json]:
-        if name in self.outgoing.pictures:
-            return {"type": "string", "contentEncoding": "base64"}
-        default = next(each.default for each in self.graph.parameters if each.name == name)
-        if type(default) in _JSON_TYPES:
-            return {"type": _JSON_TYPES[type(default)]}
-        users = (user.op for node in self.graph.nodes if node.op == Argument(name) for user in self.graph.users[node])
-        if any(isinstance(op, Append | Concat | Choose) for op in users):
-            return {"type": ["string", "number", "boolean"]}  # what is said is text, or has one
-        return {}
+    def _parameter_schema(self, parameter: Parameter, users: Iterable[Node]) -> dict[str, Json]:
+        schema: dict[str, Json] = {}
+        if parameter.name in self.outgoing.pictures:
+            schema = {"type": "string", "contentEncoding": "base64"}
+        elif type(parameter.default) in _JSON_TYPES:
+            schema = {"type": _JSON_TYPES[type(parameter.default)]}
+        elif parameter.required and any(isinstance(user.op, Append | Concat | Choose) for user in users):
+            schema = {"type": ["string", "number", "boolean"]}  # what is said is text, or has one
+        return schema if parameter.required else {**schema, "default": as_json(parameter.default)}
 
     # -------------------------------------------------------------------------------- run
 
@@ -244,10 +251,12 @@ class HostedGraph:
             options: as `run_options` has checked them; its backend is the one that serves the run.
 
         Raises:
-            ParameterError: an argument is missing, unknown, or does not fit.
+            ParameterError: an argument is missing, unknown, or does not fit; speculation or verbose is asked for.
             CapabilityError: the backend runs no programs.
             GraphError: with these arguments the program may make more text than a server makes.
         """
+        if options.verbose or options.speculation is not None:
+            raise ParameterError("a run on a server takes no verbose and no speculation; leave them out")
         return HostedRun(self, self._arguments(arguments), options)
 
     def _arguments(self, given: Mapping[str, Json]) -> dict[str, Any]:
@@ -333,8 +342,8 @@ class HostedRun:
         text = ""
         if error is None:
             try:
-                text = await self._text(result)
                 result = writer.write(result)
+                text = await self._text(result)
             except Exception as failed:
                 error = failed
         return RunOutcome(
@@ -398,13 +407,12 @@ class HostedRun:
         call = self._plan.gens.get(slot)
         return slot if call is not None and self._execution.sampling[call].n == 1 else None
 
-    async def _text(self, result: Any) -> str:
+    async def _text(self, result: Json) -> str:
         """Returns the answer as text. Raises the error of the program's own stream."""
         position = (await self._execution.stream.reached()).position
         if result is None:
             return next((turn.content or "" for turn in reversed(position.turns) if turn.role == "assistant"), "")
-        written = as_json(result)
-        return written if isinstance(written, str) else msgspec.json.encode(written).decode()
+        return result if isinstance(result, str) else msgspec.json.encode(result).decode()
 
     def _follow(self, note: Callable[[HostedEvent], None]) -> None:
         for slot, branch in self._program.branches.items():

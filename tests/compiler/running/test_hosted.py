@@ -317,7 +317,7 @@ def looking(s: ul.State, picture: Any, question: str = "What is it?", more: Any 
 
 def test_parameters_are_a_json_schema() -> None:
     read = hosted_of(looking)
-    assert read.parameters() == {
+    assert read.parameters == {
         "type": "object",
         "properties": {
             "picture": {"type": "string", "contentEncoding": "base64"},
@@ -327,11 +327,11 @@ def test_parameters_are_a_json_schema() -> None:
         "required": ["picture"],
         "additionalProperties": False,
     }
-    assert hosted_of(advice).parameters()["properties"]["topic"] == {"type": ["string", "number", "boolean"]}
+    assert hosted_of(advice).parameters["properties"]["topic"] == {"type": ["string", "number", "boolean"]}
 
 
 def test_variables_have_kinds() -> None:
-    assert hosted_of(advice).variables() == {
+    assert hosted_of(advice).variables == {
         "plan": "text",
         "way": "list",
         "best": "text",
@@ -358,6 +358,12 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_runs(arguments: d
     with pytest.raises(ParameterError, match=says):
         outcome(hosted_of(advice), on, arguments)
     assert on.down.carried == 0
+
+
+@pytest.mark.parametrize("option", [{"verbose": True}, {"num_api_spec_tokens": 8}])
+def test_options_that_have_no_meaning_on_a_server_are_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError, match="leave them out"):
+        outcome(hosted_of(advice), backend(), {"topic": "tea"}, **option)
 
 
 def test_a_backend_that_runs_no_programs_is_refused() -> None:
@@ -497,6 +503,19 @@ def test_an_answer_of_any_size_is_refused(times: int, says: str, monkeypatch: py
 
 
 # ---------------------------------------------------------------------------------------------- bytes
+
+
+@pytest.mark.parametrize(("what", "most"), [("parameters", 256), ("variables", 4_096)])
+def test_parameters_and_variables_are_few(what: str, most: int) -> None:
+    builder = Builder()
+    begin = builder.node(Begin("many"))
+    value = builder.node(Constant(None))
+    names = [f"x{number}" for number in range(most + 1)]
+    parameters = [Parameter(name) for name in names] if what == "parameters" else []
+    variables = [(name, value) for name in names] if what == "variables" else []
+    data = serialise.encode(builder.graph("many", parameters, (begin,), variables, value))
+    with pytest.raises(GraphError, match=f"has {most + 1} {what}, and {most} are the most"):
+        HostedGraph.read(data, source="x")
 
 
 def test_bytes_that_are_no_graph_are_refused_and_nothing_else_is_raised() -> None:
