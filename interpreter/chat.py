@@ -17,8 +17,6 @@ from .program import Program, maker
 
 HELP = "/reset starts anew, /usage counts tokens, /quit or Ctrl-D ends"
 HELP_WITH_IMAGES = f"/image PATH puts a picture into your next line, {HELP}"
-# Without a chat template turns are plain lines; a model that goes on would write the other side's too.
-PLAIN_STOPS = ("\nUSER:", "\nASSISTANT:", "\nSYSTEM:")
 
 
 def picture(path: str) -> Image:
@@ -115,9 +113,7 @@ def chat(
 
         shown = HELP_WITH_IMAGES if capabilities.images else HELP
         console.print(f"[bold]{capabilities.name}[/bold]  [dim]{shown}[/dim]")
-        stops = None
         if runtime.chat_template.source is None:
-            stops = PLAIN_STOPS
             warnings.simplefilter("ignore", TemplateWarning)  # said here, better
             console.print("[yellow]This model has no chat template: turns are written as plain lines.[/yellow]")
 
@@ -138,7 +134,7 @@ def chat(
                 pictures,
                 backend=runtime,
                 **settings,
-                stop=stops,
+                stop=runtime.chat_template.turn_stops,
                 stream=True,  # or the reply could come whole, if it is asked for before it is read
             )
             pictures = []

@@ -20,15 +20,20 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import cache
+from functools import cache, cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from . import checks
 from .errors import ParameterError, TemplateError
 from .prompt import Part, Text
 from .templates.formats import CHATML, NAMES, source_of
+
+if TYPE_CHECKING:
+    from .conversations.messages import Conversation, Generation, Message, Option
+    from .conversations.writer import ConversationWriter
+    from .tool_calls import CallFormat, Tool
 
 __all__ = ["CHATML", "ROLES", "ChatTemplate", "TemplateWarning", "Turn", "chat_template_by_name", "read_chat_template"]
 
@@ -44,7 +49,11 @@ _LONGEST_NAME = 8192  # characters; a model may be called by its path
 _MOST_OUTLINES = 256  # each as long as a conversation without its content
 MOST_TEXT = 1 << 20  # characters that a template may write on top of what it is given
 _SMALL = 4096  # characters
-_COPIES = 4  # of what it is given, that it may write
+COPIES = 4  # of what it is given, that it may write
+
+_REASONING_TAGS = (("<think>", "</think>"), ("<seed:think>", "</seed:think>"), ("<thinking>", "</thinking>"))
+# Plain lines end in no token: a model that goes on would write the other side's too.
+_PLAIN_STOPS = ("\nUSER:", "\nASSISTANT:", "\nSYSTEM:")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -108,6 +117,8 @@ class ChatTemplate:
         self._outlines: dict[tuple[tuple[str, ...], bool, str], str | TemplateError] = {}
         self._compiled: Any = None  # jinja2.Template of a template that is rendered here
         self._trims: bool | None = None
+        self._lead: str | None = None
+        self._writer: ConversationWriter | None = None
         self._reads_parts: bool | None = None
         self._told_apart = source is None
         self._limit: str | None = None  # that it reached with little to write
@@ -163,6 +174,18 @@ class ChatTemplate:
         space = whole[len(generation) : whole.find(mark)] if whole.startswith(generation) and mark in whole else ""
         return space if space.isspace() else ""
 
+    @property
+    def lead_of_answers(self) -> str:
+        """The `lead` of an assistant turn after a user's first one."""
+        if self._lead is None:
+            try:
+                self._lead = self.lead([Turn("user", "")], "assistant")
+            except TemplateUnanswered:
+                raise
+            except TemplateError:
+                self._lead = ""
+        return self._lead
+
     def close(self, turns: Sequence[Turn]) -> tuple[Part, ...]:
         """Parts that end the last of `turns`, whose content is known now."""
         if self.source is None:
@@ -199,7 +222,7 @@ class ChatTemplate:
         """Returns whether opening a block waits for no other process: it is rendered here, or was opened before."""
         if not self.is_foreign:
             return True
-        roles, moment = _roles(turns), self._moment()
+        roles, moment = _roles(turns), self.moment()
         needed = {((*roles, role), False, moment)}
         needed.update((before, False, moment) for before in (roles, roles[:-1]) if before)
         if role == "assistant":
@@ -211,6 +234,104 @@ class ChatTemplate:
         if self.is_foreign:
             return await asyncio.to_thread(work, *arguments, **named)
         return work(*arguments, **named)
+
+    # ------------------------------------------------------------------ what a server calls
+
+    def conversation(
+        self,
+        messages: Sequence["Message"],
+        tools: Sequence["Tool"] = (),
+        *,
+        call_format: "CallFormat | None" = None,
+        generation: "Generation" = True,
+        options: "Mapping[str, Option] | None" = None,
+    ) -> "Conversation":
+        """Writes a whole conversation. Only the template's own text may become special tokens.
+
+        Args:
+            tools: shown to the model; in our own words where the template shows none, or where `call_format` is ours.
+            call_format: the spelling of calls, by `call_format_of`, which is told the names of control tokens; None:
+                of this template, as if it had none.
+            generation: True: the prompt for an answer. "continue": the last message is the beginning of the answer.
+                False: a conversation that is over.
+            options: variables of the template for this conversation, such as `enable_thinking`: numbers and words.
+
+        Raises:
+            ParameterError: a role, a tool, a call or an option that cannot be meant.
+            TemplateError: the template refuses these turns, or leaves one of them out.
+        """
+        return self.writer.write(
+            messages, tools, call_format=call_format or self.call_format, generation=generation, options=options
+        )
+
+    async def conversation_away(
+        self,
+        messages: Sequence["Message"],
+        tools: Sequence["Tool"] = (),
+        *,
+        call_format: "CallFormat | None" = None,
+        generation: "Generation" = True,
+        options: "Mapping[str, Option] | None" = None,
+    ) -> "Conversation":
+        """Does `conversation` for an event loop: in a thread where it waits for another process."""
+        return await self.writer.write_away(
+            messages, tools, call_format=call_format or self.call_format, generation=generation, options=options
+        )
+
+    @property
+    def writer(self) -> "ConversationWriter":
+        """Writes whole conversations, and keeps their outlines."""
+        if self._writer is None:
+            from .conversations.writer import ConversationWriter
+
+            self._writer = ConversationWriter(self)
+        return self._writer
+
+    @property
+    def takes_tools(self) -> bool:
+        """True if the template shows tools, calls and their results itself. Foreign ones may have to be rendered."""
+        return self.writer.habits is not None
+
+    @cached_property
+    def call_format(self) -> "CallFormat":
+        """The spelling of tool calls that the template shows, as if the tokenizer had no control tokens."""
+        from .tool_calls import call_format_of
+
+        return call_format_of(self.source)
+
+    @cached_property
+    def reasoning_tags(self) -> tuple[str, str] | None:
+        """The tags around the model's reasoning that the template knows of; None if it knows of none."""
+        source = self.source or ""
+        return next((tags for tags in _REASONING_TAGS if tags[1] in source), None)
+
+    @property
+    def turn_stops(self) -> tuple[str, ...]:
+        """Texts that begin another turn; only without a template, whose turns end in no token."""
+        return () if self.source is not None else _PLAIN_STOPS
+
+    def render_form(
+        self,
+        messages: Sequence[Mapping[str, Any]],  # Any: JSON
+        *,
+        generation: bool,
+        tools: Sequence[Mapping[str, Any]],
+        options: "Mapping[str, Option]",
+    ) -> str:
+        """Renders messages, with calls if they have some, and tools; for the writer of conversations.
+
+        Raises:
+            TemplateError: the template refuses them.
+        """
+        self._check_tells_apart()
+        variables = {**options, "tools": list(tools) or None}
+        if self._sees_parts():
+            messages = [{**m, "content": m["content"] and _as_parts(m["content"])} for m in messages]
+        return self._fill(messages, generation=generation, more=variables)
+
+    def moment(self) -> str:
+        """Until when an outline may be used again: for a minute, where the template asks what time it is."""
+        return f"{datetime.now():%Y-%m-%d %H:%M}" if "strftime_now" in (self.source or "") else ""
 
     def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = False) -> str:
         """The template on real messages, as `apply_chat_template` of transformers does it."""
@@ -254,7 +375,7 @@ class ChatTemplate:
         try:
             return render_elsewhere(self.source, variables, most)
         except TemplateLimit as error:
-            if most <= MOST_TEXT + _COPIES * _SMALL:  # it will do so again, and a call tries several times
+            if most <= MOST_TEXT + COPIES * _SMALL:  # it will do so again, and a call tries several times
                 self._limit = str(error)
             raise
 
@@ -278,11 +399,19 @@ class ChatTemplate:
             return self._fill([{**m, "content": _as_parts(m["content"])} for m in messages], generation=generation)
         return self._fill(list(messages), generation=generation)
 
-    def _fill(self, messages: Sequence[Mapping[str, Any]], *, generation: bool) -> str:  # Any: text, or parts
-        variables = {"messages": messages, "add_generation_prompt": generation, **self.tokens, **self.options}
+    def _fill(
+        self,
+        messages: Sequence[Mapping[str, Any]],  # Any: text, or parts
+        *,
+        generation: bool,
+        more: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Renders with the template's variables and `more`, which go before options of the same name."""
+        variables = {"tools": None, "documents": None, **self.tokens, **self.options, **(more or {})}
+        variables |= {"messages": list(messages), "add_generation_prompt": generation}
         given = sum(len(message["content"]) for message in messages if isinstance(message["content"], str))
         try:
-            return self._run(variables, MOST_TEXT + _COPIES * given)
+            return self._run(variables, MOST_TEXT + COPIES * given)
         except TemplateError as error:
             roles = ", ".join([message["role"] for message in messages[-8:]])
             turns = f"… {roles}" if len(messages) > 8 else roles
@@ -301,7 +430,7 @@ class ChatTemplate:
     def _outline(self, roles: tuple[str, ...], *, generation: bool = False) -> str:
         """Turns of these roles, with placeholders for their content. They are kept: a conversation asks for the same
         ones as the last one did."""
-        key = (roles, generation, self._moment())
+        key = (roles, generation, self.moment())
         known = self._outlines.get(key)
         if known is None:
             try:
@@ -319,10 +448,6 @@ class ChatTemplate:
         if isinstance(known, TemplateError):
             raise TemplateError(*known.args) from known.__cause__
         return known
-
-    def _moment(self) -> str:
-        """Until when an outline may be used again: for a minute, where the template asks what time it is."""
-        return f"{datetime.now():%Y-%m-%d %H:%M}" if "strftime_now" in (self.source or "") else ""
 
     def _try_outline(self, roles: tuple[str, ...]) -> str | None:
         try:
@@ -425,8 +550,8 @@ class ChatTemplate:
         forged = next((number for number in numbers if number not in known), None)
         if forged is not None:
             raise TemplateError(f"chat template of {self.name}: it writes the mark of a turn that is not there")
-        if sum(known[number] for number in numbers) > MOST_TEXT + _COPIES * sum(known.values()):
-            raise TemplateError(f"chat template of {self.name}: it repeats what was said more than {_COPIES} times")
+        if sum(known[number] for number in numbers) > MOST_TEXT + COPIES * sum(known.values()):
+            raise TemplateError(f"chat template of {self.name}: it repeats what was said more than {COPIES} times")
 
     def _warn(self, message: str) -> None:
         if message not in self._warned:

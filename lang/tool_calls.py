@@ -169,10 +169,10 @@ class CallFormat:
 
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Returns a system text that shows the tools and says how to call one, for templates that show no tools."""
-        described = "\n".join(_described(tool) for tool in tools)
+        shown_tools = "\n".join(described(tool) for tool in tools)
         example = self.spell([ToolCall("tool_name", "{...}")])
         return (
-            f"You can call these tools, each given as JSON with a JSON Schema of its arguments:\n\n{described}\n\n"
+            f"You can call these tools, each given as JSON with a JSON Schema of its arguments:\n\n{shown_tools}\n\n"
             f"To call one, write exactly this, with its name and its arguments:\n\n{example}\n\n"
             "Then stop: the result comes in the next message. Call a tool only when it helps to answer."
         )
@@ -224,7 +224,8 @@ def checked_tool_name(name: object) -> str:
     return checks.plain(name)
 
 
-def _described(tool: Tool) -> str:
+def described(tool: Tool) -> str:
+    """Returns a tool as one line of JSON, as `CallFormat.instructions` shows it."""
     facts = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
     if not tool.description:
         del facts["description"]

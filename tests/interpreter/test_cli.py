@@ -127,10 +127,6 @@ def test_chat_checks_its_options_before_it_starts_a_model(
     assert "max_tokens=-1 is out of range" in capsys.readouterr().err
 
 
-def test_chat_stops_at_the_other_sides_line_without_a_template() -> None:
-    assert all(stop.startswith("\n") and stop.endswith(":") for stop in chat_module.PLAIN_STOPS)
-
-
 def test_pictures_go_into_the_next_message(tmp_path: Path) -> None:
     (tmp_path / "a b.png").write_bytes(b"first")
     (tmp_path / "c.png").write_bytes(b"second")

@@ -194,3 +194,12 @@ def test_a_template_that_reads_text_and_parts_is_given_text() -> None:
         "{% for part in message['content'] %}[{{ part['text'] }}]{% endfor %}{% endif %}{% endfor %}"
     )
     assert ChatTemplate(both).render([{"role": "user", "content": "hello"}]) == "hello"
+
+
+def test_plain_turns_need_stop_texts() -> None:
+    """A model that goes on writes the other side's line, which no token ends."""
+    assert ChatTemplate(CHATML).turn_stops == ()
+    chat = ChatTemplate(None)
+    text = chat.render(messages(CONVERSATION), add_generation_prompt=True)
+    assert all(stop in f"\n{text}" for stop in chat.turn_stops)
+    assert len(chat.turn_stops) == 3
