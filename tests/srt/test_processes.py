@@ -569,7 +569,8 @@ def test_a_folder_left_by_a_killed_gateway_is_removed_at_the_next_start(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     stale = folder_like_ours(tmp_path, "stale")
-    (stale / "engine-1").touch()
+    for name in ("engine-1", "pulse-1", "ranks-1"):  # the last of a runtime with tensor_parallel
+        (stale / name).touch()
     kept = {
         folder_like_ours(tmp_path, "without-lock") / "lock": Path.unlink,
         folder_like_ours(tmp_path, "of-somebody") / "thesis.tex": Path.touch,
