@@ -317,13 +317,34 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
     narrowed: tuple[tuple[str, str, str], ...] = ()
 
 
+class RequestTimes(msgspec.Struct, frozen=True, array_like=True):
+    """Times of a generation in the engine, in seconds since it came there.
+
+    Of `n` continuations: the first admission, the first token and the last token of all. Work before the engine, such
+    as tokenizing, decoding pictures and compiling a constraint, is not in them. Where an engine died, they are those of
+    the next one.
+
+    Attributes:
+        queued: until it was admitted, or ended without.
+        first_token, last_token: None for a generation without a token.
+    """
+
+    queued: float = 0.0
+    first_token: float | None = None
+    last_token: float | None = None
+
+
 class Final(_Wire, frozen=True):
-    """The end of a GenRequest: its continuations in order, and what they cost."""
+    """The end of a GenRequest: its continuations in order, and what they cost.
+
+    `times`: None where the backend measures none.
+    """
 
     id: str
     completions: tuple[Completion, ...]
     usage: Usage
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    times: RequestTimes | None = None
 
 
 class ScoredChoice(msgspec.Struct, frozen=True, omit_defaults=True):

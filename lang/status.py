@@ -14,7 +14,7 @@ Work that an engine did after its last heartbeat, at most a second before its en
 
 from collections.abc import Hashable, Mapping
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -73,6 +73,34 @@ class PoolGauges(msgspec.Struct, frozen=True, omit_defaults=True):
     pins: int = 0
 
 
+# Upper bounds of the buckets in which durations are counted, in seconds.
+BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+
+
+def bucket_name(name: str, bound: float) -> str:
+    """Returns the counter of the durations of at most `bound` seconds; the counter `name` is the sum of all."""
+    return f"{name}_le_{bound:g}"
+
+
+def count_name(name: str) -> str:
+    """Returns the counter of all durations whose sum is the counter `name`."""
+    return f"{name}_count"
+
+
+class Histogram(msgspec.Struct, frozen=True):
+    """Counts durations by their length.
+
+    Attributes:
+        seconds: their sum.
+        count: how many there were.
+        up_to: (a bound in seconds, how many were at most that long), ascending.
+    """
+
+    seconds: float
+    count: int
+    up_to: tuple[tuple[float, int], ...]
+
+
 class RuntimeStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """Reads of a runtime at one moment: gauges of now, counters since its start.
 
@@ -90,6 +118,7 @@ class RuntimeStatus(msgspec.Struct, frozen=True, omit_defaults=True):
         running, waiting: requests in the engine. A call of n continuations is n requests.
         pool: the slots of the KV pool.
         counters: cumulative; the names are those of `get_server_info()`. Those of the gateway begin with "gateway_".
+            `histogram` reads those of durations.
     """
 
     model: str
@@ -109,6 +138,18 @@ class RuntimeStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     def engine_losses(self) -> int:
         """Engines that ended although they were ready."""
         return int(self.counters.get("gateway_engine_losses", 0))
+
+    def histogram(self, name: Literal["queue_seconds", "first_token_seconds", "token_seconds"]) -> Histogram:
+        """Returns the durations of generations in the engine: until admission, until the first token, between tokens.
+
+        The gap before several tokens that came together counts for each of them, in equal parts.
+        """
+        counters = self.counters
+        return Histogram(
+            counters.get(name, 0.0),
+            int(counters.get(count_name(name), 0)),
+            tuple((bound, int(counters.get(bucket_name(name, bound), 0))) for bound in BOUNDS),
+        )
 
 
 class RisingCounters:

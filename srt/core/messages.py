@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from ...lang.errors import RequestError
-from ...lang.protocol import Facts, Failure, FinishReason, JsonWhitespace
+from ...lang.protocol import Facts, Failure, FinishReason, JsonWhitespace, RequestTimes
 from ...lang.runtime_options import RuntimeOptions
 from ...lang.sampling import SamplingParams
 from ...lang.status import PoolGauges
@@ -224,6 +224,7 @@ class Ended(_Wire, frozen=True):
     enforced: bool = False
     healed: int = 0
     marks: list[bool] = []
+    times: RequestTimes = RequestTimes()
 
 
 class ScoreEnded(_Wire, frozen=True):

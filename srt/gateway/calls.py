@@ -33,6 +33,7 @@ from ...lang.protocol import (
     Final,
     FinishReason,
     FromBackend,
+    RequestTimes,
     Scored,
     ScoredChoice,
     TokenLogprob,
@@ -271,7 +272,8 @@ class GenCall(PendingCall):
             calls=1,
         )
         completions = tuple(_completion(item, self.compiled) for item in continuations)
-        return Final(self.request_id, completions, usage, tuple(self._texts(ends[0].prompt_logprobs)))
+        prompt_logprobs = tuple(self._texts(ends[0].prompt_logprobs))
+        return Final(self.request_id, completions, usage, prompt_logprobs, _times([end.times for end in ends]))
 
     def _texts(self, logprobs: Sequence[IdLogprob]) -> list[TokenLogprob]:
         return [self._described(item) for item in logprobs]
@@ -284,6 +286,13 @@ class GenCall(PendingCall):
             for (token_id, logprob), spelled in zip(item.top, top_data, strict=True)
         )
         return TokenLogprob(item.token_id, data.decode("utf-8", "replace"), item.logprob, top, data, top_data)
+
+
+def _times(all_times: Sequence[RequestTimes]) -> RequestTimes:
+    """Returns the times of a call from those of its continuations."""
+    firsts = [times.first_token for times in all_times if times.first_token is not None]
+    lasts = [times.last_token for times in all_times if times.last_token is not None]
+    return RequestTimes(min(times.queued for times in all_times), min(firsts, default=None), max(lasts, default=None))
 
 
 def _completion(continuation: Continuation, compiled: Compiled | None) -> Completion:

@@ -324,6 +324,7 @@ class Commit:
         self._kv = context.kv
         self._table = context.table
         self._counters = context.counters
+        self._timing = context.timing
         self._clock = context.clock
         self._faults = context.faults
         self._constrained = constrained
@@ -395,6 +396,7 @@ class Commit:
             stop = self._context.append_token(request, sampled.token)
         else:
             stop = self._constrained.commit(request, generation, sampled.token)
+        self._timing.committed(request, generation)
         if stop is not None:
             self._table.end_text(request, stop)
         else:

@@ -72,6 +72,9 @@ class Generation:
     marks: tuple[EngineMark, ...] = ()  # prefixes to keep once the prompt is computed
     marked: bool = False  # this was tried; a retraction does not try it again
     stop: Stop | None = None  # the text has ended, and log-probabilities of its tokens are still to be computed
+    first_token_at: float | None = None  # on the clock
+    last_token_at: float = 0.0
+    timed: int = 0  # generated tokens that these times know
 
     def __post_init__(self) -> None:
         self.matcher = self.stops.matcher() if self.stops is not None else None
@@ -133,7 +136,7 @@ class Request:
         "_path_of",
         "_slots",
         "_tokens",
-        "admitted",
+        "admitted_at",
         "arrival",
         "cached_tokens",
         "computed",
@@ -171,7 +174,7 @@ class Request:
         self.pictures = pictures
         self.deadline = None if schedule.timeout is None else arrival + schedule.timeout
         self.phase = Phase.WAITING
-        self.admitted = False  # has been running at least once
+        self.admitted_at: float | None = None  # on the clock; None: it has never been running
         self._tokens = token_ids
         self._slots = np.zeros(0, dtype=np.int32)  # as long as _tokens while running
         self.prompt_length = self.length = len(token_ids)

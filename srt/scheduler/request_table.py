@@ -36,33 +36,7 @@ from ..tokenizer.tokenizer import CompiledStops
 from .kv_manager import KVManager
 from .policy import SchedulerConfig
 from .request import Choosing, Generation, Job, Phase, Prefilling, Request, ScoreGroup, Scoring, Stop, accept
-
-
-def ended(request: Request, stop: Stop, kept: Callable[[int], bool]) -> Ended:
-    """Builds the end of a generation, with the tokens that were not streamed.
-
-    kept: returns whether the prefix of a mark's id is kept now.
-    """
-    generation = request.job
-    assert isinstance(generation, Generation), "only generations end with Ended"
-    cursor = generation.cursor
-    healed = cursor.healed if cursor is not None else 0
-    return Ended(
-        id=request.message_id,
-        token_ids=request.generated_ids[generation.sent :],
-        finish_reason=stop.reason,
-        matched_stop=stop.matched,
-        text_bytes=stop.text_bytes,
-        prompt_tokens=request.prompt_length + (healed > 0),  # the last one was replaced
-        cached_tokens=request.cached_tokens,
-        completion_tokens=request.generated,
-        logprobs=generation.logprobs[generation.sent :],
-        prompt_logprobs=generation.prompt_logprobs,
-        forced_tokens=cursor.forced if cursor is not None else 0,
-        enforced=cursor is not None and cursor.accepting and (stop.matched is None or stop.matched in cursor.eos_ids),
-        healed=healed,
-        marks=[kept(mark.id) for mark in generation.marks],
-    )
+from .timing import Timing
 
 
 def score_ended(message_id: int, group: ScoreGroup) -> ScoreEnded:
@@ -72,12 +46,6 @@ def score_ended(message_id: int, group: ScoreGroup) -> ScoreEnded:
         sum(member.prompt_length for member in group.members),
         sum(member.cached_tokens for member in group.members),
     )
-
-
-def aborted(request: Request, kept: Callable[[int], bool]) -> FromEngine:
-    if isinstance(request.job, Generation):
-        return ended(request, Stop(FinishReason.ABORT, None, request.job.text_bytes), kept)
-    return EngineFailed(request.message_id, "CancelledError", "the request was aborted by its sender")
 
 
 def failure(message_id: int, error: Exception) -> EngineFailed:
@@ -97,7 +65,7 @@ def failure(message_id: int, error: Exception) -> EngineFailed:
 class RequestTable:
     """Keeps held, waiting and running requests, and the events to send. Only it changes a request's phase."""
 
-    def __init__(self, kv: KVManager, counters: Counters) -> None:
+    def __init__(self, kv: KVManager, counters: Counters, timing: Timing) -> None:
         self.held: dict[int, Request] = {}  # by number
         self.waiting: dict[int, Request] = {}
         self.running: dict[int, Request] = {}
@@ -107,6 +75,7 @@ class RequestTable:
         self.changes = 0  # counts arrivals, admissions, retractions and endings
         self._kv = kv
         self._counters = counters
+        self._timing = timing
 
     def add(self, message_id: int, requests: Sequence[Request]) -> None:
         self.alive[message_id] = list(requests)
@@ -133,8 +102,8 @@ class RequestTable:
 
     def admit(self, request: Request) -> None:
         """Moves a waiting request to the running ones; the KVManager has opened it."""
-        if not request.admitted:
-            request.admitted = True
+        if request.admitted_at is None:
+            self._timing.admitted(request)
             self._counters.prompt_tokens += request.prompt_length
         del self.waiting[request.number]
         self.running[request.number] = request
@@ -192,7 +161,40 @@ class RequestTable:
     def finish_text(self, request: Request, stop: Stop) -> None:
         """Answers a generation whose text has ended and for which all is computed."""
         self._counters.finished += 1
-        self.end(request.message_id, ended(request, stop, self._kv.pins.holds))
+        self.end(request.message_id, self._ended(request, stop))
+
+    def aborted(self, request: Request) -> FromEngine:
+        """Builds the end of a request that its sender aborts: of a generation, with its text so far."""
+        if isinstance(request.job, Generation):
+            return self._ended(request, Stop(FinishReason.ABORT, None, request.job.text_bytes))
+        return EngineFailed(request.message_id, "CancelledError", "the request was aborted by its sender")
+
+    def _ended(self, request: Request, stop: Stop) -> Ended:
+        """Builds the end of a generation, with the tokens that were not streamed."""
+        generation = request.job
+        assert isinstance(generation, Generation), "only generations end with Ended"
+        self._timing.committed(request, generation)  # a text may have forced tokens only
+        cursor = generation.cursor
+        healed = cursor.healed if cursor is not None else 0
+        return Ended(
+            id=request.message_id,
+            token_ids=request.generated_ids[generation.sent :],
+            finish_reason=stop.reason,
+            matched_stop=stop.matched,
+            text_bytes=stop.text_bytes,
+            prompt_tokens=request.prompt_length + (healed > 0),  # the last one was replaced
+            cached_tokens=request.cached_tokens,
+            completion_tokens=request.generated,
+            logprobs=generation.logprobs[generation.sent :],
+            prompt_logprobs=generation.prompt_logprobs,
+            forced_tokens=cursor.forced if cursor is not None else 0,
+            enforced=cursor is not None
+            and cursor.accepting
+            and (stop.matched is None or stop.matched in cursor.eos_ids),
+            healed=healed,
+            marks=[self._kv.pins.holds(mark.id) for mark in generation.marks],
+            times=self._timing.of(request, generation),
+        )
 
     def fail(self, request: Request, error: Exception) -> None:
         """Ends the request's message, with all its requests, with the cause.
@@ -413,6 +415,7 @@ class SchedulerContext:
     table: RequestTable
     factory: RequestFactory
     counters: Counters
+    timing: Timing
     clock: Clock
     faults: FaultHook
     token_bytes: Callable[[int], bytes]

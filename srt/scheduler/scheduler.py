@@ -47,8 +47,9 @@ from .kv_manager import KVManager
 from .planner import Planner
 from .policy import PolicyName, SchedulerConfig
 from .request import Phase, Prefilling
-from .request_table import RequestFactory, RequestTable, SchedulerContext, aborted, failure
+from .request_table import RequestFactory, RequestTable, SchedulerContext, failure
 from .step import NO_REQUESTS, FinishedStep, InFlightStep, PlannedRows, StepPlan, build_row_requests, pending_tokens
+from .timing import Timing
 
 Info = dict[str, str | int | float | bool | list[int | str] | None]
 
@@ -94,7 +95,8 @@ class Scheduler:
         self.kv = KVManager(
             runner.num_slots, config, self._counters, clock, faults, context_length=runner.context_length
         )
-        self._table = RequestTable(self.kv, self._counters)
+        self._timing = Timing(clock)
+        self._table = RequestTable(self.kv, self._counters, self._timing)
         self._factory = RequestFactory(
             vocab_size=runner.vocab_size,
             context_length=runner.context_length,
@@ -108,6 +110,7 @@ class Scheduler:
             self._table,
             self._factory,
             self._counters,
+            self._timing,
             clock,
             faults,
             token_bytes=vocabulary_bytes,
@@ -199,7 +202,13 @@ class Scheduler:
     def counters(self) -> dict[str, float]:
         self._counters.tree_seconds = self.kv.tree_time.seconds
         self._constrained.count()
-        return self._counters.as_dict()
+        return self._counters.as_dict() | self._timing.counters
+
+    def reset_counters(self) -> None:
+        """Begins to count at 0, as if nothing had been computed."""
+        self._counters.reset()
+        self.kv.tree_time.seconds = 0.0
+        self._timing.reset()
 
     @property
     def last_failure(self) -> Exception | None:
@@ -361,7 +370,7 @@ class Scheduler:
                 self._counters.aborted += 1
                 request = self._table.alive[message_id][0]
                 try:
-                    ending = aborted(request, self.kv.pins.holds)
+                    ending = self._table.aborted(request)
                 except Exception as error:
                     self._table.fail(request, error)
                 else:

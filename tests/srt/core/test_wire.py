@@ -34,6 +34,7 @@ from umbel.lang.protocol import (
     Origin,
     ReadStatus,
     Release,
+    RequestTimes,
     Scored,
     ScoredChoice,
     ScoreRequest,
@@ -107,6 +108,7 @@ TO_GATEWAY = [
 FROM_GATEWAY = [
     Chunk("a", 0, "é", (1, 2), (LOGPROB,)),
     Final("a", (Completion("x", (1,), 1, "", FinishReason.STOP, 257, (LOGPROB,)),), Usage(1, 2, 3, 4)),
+    Final("a", (), Usage(), (), RequestTimes(0.5, 1.0, 2.0)),
     Scored("s", (ScoredChoice((1,), (-1.0,), (-2.0,)),), Usage()),
     Scored("s", (ScoredChoice((1,), (-1.0,), (), -1.0, -0.5),), Usage(), 7),
     Done("c", {"a": 1, "b": "x", "c": 1.5, "d": None, "e": True, "f": [1, "x"]}),

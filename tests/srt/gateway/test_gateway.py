@@ -21,6 +21,7 @@ from umbel.lang.protocol import (
     Hint,
     Origin,
     ReadStatus,
+    RequestTimes,
     Scored,
     ScoreRequest,
     StatusRead,
@@ -645,6 +646,17 @@ class TestHintsAndControls:
         (done,) = harness.answers()
         assert isinstance(done, Done)
         assert done.result["engine"] == "starting"
+
+
+def test_the_times_of_a_call_are_those_of_its_continuations_together() -> None:
+    harness = Harness()
+    harness.send(generate("a", n=3))
+    told = (RequestTimes(2.0, 3.0, 9.0), RequestTimes(1.0, 4.0, 5.0), RequestTimes(5.0))
+    for message, times in zip(harness.generates(), told, strict=True):
+        harness.gateway.engine_event(msgspec.structs.replace(ended(message.id, [97]), times=times))
+    final = harness.answers()[-1]
+    assert isinstance(final, Final)
+    assert final.times == RequestTimes(1.0, 3.0, 9.0)
 
 
 def status_of(harness: Harness) -> RuntimeStatus:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from umbel.lang.protocol import RequestTimes
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.instruments import FailAt
 from umbel.srt.core.messages import ControlEnded, Ended, EngineAbort, EngineControl, EngineFailed, ScoreEnded
@@ -197,11 +198,11 @@ def test_the_row_of_a_last_token_is_not_run_for_log_probabilities_that_are_on_th
 
 
 def _asked(message_id: int, engine: Engine) -> object:
-    """All of an ending but what may differ: how much was cached."""
+    """All of an ending but what may differ: how much was cached, and when it was read."""
     ending = engine.endings[message_id]
     if isinstance(ending, Ended):
         sent = engine.tokens(message_id)
-        return msgspec.structs.replace(ending, cached_tokens=0, token_ids=sent, logprobs=[])
+        return msgspec.structs.replace(ending, cached_tokens=0, token_ids=sent, logprobs=[], times=RequestTimes())
     if isinstance(ending, ScoreEnded):
         return [[round(value, 4) for value in values] for values in ending.logprobs]
     return ending
