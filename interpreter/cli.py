@@ -12,6 +12,7 @@ from typing import Any
 from ..lang import __version__
 from ..lang.errors import MissingExtraError, ParameterError, UmbelError, shown
 from .backends.runtime import Runtime
+from .backends.runtime_remote import make_key
 from .run import set_default_backend
 
 COMMANDS = {
@@ -19,6 +20,7 @@ COMMANDS = {
     "chat": "talk to a model in the terminal",
     "serve": "serve a model over HTTP, with the APIs of OpenAI and Anthropic",
     "models": "list the models in the cache folder",
+    "keys": "make the keys of a runtime that listens on a TCP port, and of its clients",
     "compile": "print, draw or keep the graph of a program",
     "lint": "say what keeps prompts from sharing their beginnings, and what to write instead",
     "fsm": "print or draw the automaton of a regular expression or a JSON schema",
@@ -41,7 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _parser().print_help()
             return 0
         options = _parse(given)
-        command: Callable[[argparse.Namespace], int] = {"run": _run, "chat": _chat, "models": _models}[options.command]
+        command: Callable[[argparse.Namespace], int] = {
+            "run": _run,
+            "chat": _chat,
+            "models": _models,
+            "keys": _keys,
+        }[options.command]
         return command(options)
     except UmbelError as error:
         print(f"umbel: {type(error).__name__}: {error}", file=sys.stderr)
@@ -90,6 +97,11 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--model", help="a name, a safetensors folder or a GGUF file; default: Gemma 3 270M")
     commands.add_parser("serve", help=COMMANDS["serve"], add_help=False)
     commands.add_parser("models", help=COMMANDS["models"])
+    keys = commands.add_parser("keys", help=COMMANDS["keys"])
+    keys.add_argument("file", help="the new key file, for its owner alone (0600)")
+    keys.add_argument("--server", help="for a client: the server's public key, or the path of its key file")
+    keys.add_argument("--clients", metavar="LIST", help="add the public key to this list of clients")
+    keys.add_argument("--name", help="in that list; default: the name of the file")
     commands.add_parser("compile", help=COMMANDS["compile"], add_help=False)
     commands.add_parser("lint", help=COMMANDS["lint"], add_help=False)
     commands.add_parser("fsm", help=COMMANDS["fsm"], add_help=False)
@@ -125,6 +137,13 @@ def _models(options: argparse.Namespace) -> int:
         console.print(table)
     else:
         console.print("no model yet; the default one is converted into the cache folder when it is first used")
+    return 0
+
+
+def _keys(options: argparse.Namespace) -> int:
+    if options.name is not None and options.clients is None:
+        raise ParameterError("--name is the name in a list; write --clients LIST, too")
+    print(make_key(options.file, server=options.server, clients=options.clients, name=options.name).public)
     return 0
 
 

@@ -19,6 +19,7 @@ import msgspec
 from . import checks
 from .errors import ParameterError, shown, unknown_option
 from .protocol import ConstraintEngine
+from .transport.keys import Listen
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -358,6 +359,7 @@ class GatewayStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     options: RuntimeOptions
     startup_timeout: float  # seconds; no start of an engine may take longer
     program_host: str  # the module that runs shipped programs; see `lang.programs.ProgramHost`
+    listen: Listen | None = None  # on a TCP port, too
 
 
 CLIENTS_SOCKET = "clients"  # in the folder; the gateway's ROUTER

@@ -11,6 +11,8 @@ import asyncio
 import importlib.util
 import inspect
 import itertools
+import os
+import re
 import sys
 import threading
 import time
@@ -35,6 +37,7 @@ from ...lang.errors import (
     ParameterError,
     UmbelError,
     shown,
+    unknown_option,
 )
 from ...lang.programs import ProgramEvent, RunProgram
 from ...lang.prompt import Part, Text, tokens_at_most
@@ -72,13 +75,16 @@ from ...lang.runtime_options import (
 from ...lang.sampling import SamplingParams, merge, overrides
 from ...lang.status import RisingCounters, RuntimeHealth, RuntimeState, RuntimeStatus
 from ...lang.transport.exchange import Exchange
+from ...lang.transport.keys import Listen, read_clients, read_key
 from ...lang.transport.link import Welcome
 from ..loop import streams
 from .runtime_gateway import IPC, GatewayHandle, GatewayProcess, SharedFolder, join
-from .runtime_link import Link
+from .runtime_link import Link, context
+from .runtime_remote import TCP, client_key, reach
 
 STARTUP_TIMEOUT = 900.0  # seconds; the first start of a GGUF file converts it
 RESTART_PAUSE = 5.0  # seconds between two starts of a shared gateway, the first of which has failed
+_TCP_ADDRESS = re.compile(r"tcp://[^\s/]+:(\d{1,5}|\*)")
 NEEDED = ("numpy", "torch")  # by every engine
 NEEDED_BY_MODELS = ("tokenizers", "safetensors", "gguf")
 
@@ -100,8 +106,12 @@ class Runtime:
         startup_timeout: seconds until a start counts as failed; otherwise only the end or the stop of a process ends a
             start.
         progress: prints the phases of a start to standard error; None does so when it is a terminal.
-        address: joins the runtime that another process shares, instead of starting one: the address that its `share()`
-            returned. Model and options are those of the owner, and only the owner can end or restart it.
+        address: joins the runtime of another process instead of starting one: the address that its `share()` returned,
+            or "tcp://HOST:PORT" of one that listens. Model and options are those of the owner, and only the owner can
+            end or restart it.
+        key: for a tcp address: the path of this client's key file, which names the server's public key, too.
+        listen: lets clients of other machines join: {"address": "tcp://HOST:PORT", "key": PATH, "clients": PATH}, with
+            the server's key file and the list of the clients that are admitted. `umbel keys` makes both.
 
     Options, which may also be given in groups, as in `cache={"pool_tokens": 65536}, scheduling={"policy": "fcfs"}`:
         {options}
@@ -122,6 +132,8 @@ class Runtime:
         startup_timeout: float = STARTUP_TIMEOUT,
         progress: bool | None = None,
         address: str | None = None,
+        key: str | PathLike[str] | None = None,
+        listen: Listen | Mapping[str, str] | None = None,
         **options: Unpack[KeywordOptions],
     ) -> None:
         for name, given in (("model", model), ("model_path", model_path)):
@@ -131,7 +143,11 @@ class Runtime:
             raise ParameterError(f"model={model!r} and model_path={model_path!r} name two models; give one")
         chosen = model if model is not None else model_path
         checked = plain_options(options_of("Runtime()", DEFAULT if chosen is None else chosen, options, _PARAMETERS))
-        self._join = None if address is None else _way_to(address, [*([] if chosen is None else ["model"]), *options])
+        others = [name for name, given in (("model", chosen), ("listen", listen)) if given is not None]
+        self._join = None if address is None else _way_to(address, key, [*others, *options])
+        if address is None and key is not None:
+            raise ParameterError("key= is for an address of another machine; write address='tcp://HOST:PORT', too")
+        self._listen = None if listen is None else _checked_listen(listen)
         self._address = address
         self._options = checked if address is None else None  # of a joined one the owner says them
         self._startup_timeout = checks.seconds("startup_timeout", startup_timeout)
@@ -329,6 +345,11 @@ class Runtime:
         if process is not None:
             await asyncio.to_thread(process.close)
 
+    @property
+    def listens_on(self) -> str:
+        """The TCP address on which the runtime listens, "" for none; known once it is ready."""
+        return self._welcome.listens_on if self._welcome is not None else ""
+
     def share(self, path: str | PathLike[str] | None = None) -> str:
         """Lets other processes of this user join this runtime with `Runtime(address=...)` → the address.
 
@@ -354,7 +375,7 @@ class Runtime:
                 self._shared = SharedFolder(None if path is None else Path(checks.path("path", path)))
                 if self._process is not None:
                     self._shared.lead_to(self._process)
-                self._keeping = streams.spawn(self._keep())
+                self._begin_keeping()
             elif path is not None and Path(path).absolute() != self._shared.path:
                 raise ParameterError(f"this runtime is shared at {self._shared.path} already; leave path= out")
             return self._shared.address
@@ -515,11 +536,19 @@ class Runtime:
             process.close()
             process = None
         if process is None:
-            process = GatewayProcess(self.options, self._startup_timeout)
+            if self._listen is not None:
+                # The port that the first gateway got is that of the next one: clients know no other.
+                self._listen = Listen(self.listens_on or self._listen.address, self._listen.key, self._listen.clients)
+                self._begin_keeping()
+            process = GatewayProcess(self.options, self._startup_timeout, self._listen)
             self._processes[:] = [process]
             if self._shared is not None:
                 self._shared.lead_to(process)
         return process
+
+    def _begin_keeping(self) -> None:
+        if self._keeping is None:
+            self._keeping = streams.spawn(self._keep())
 
     async def _keep(self) -> None:
         """Keeps a gateway running, until the runtime is closed or cannot be started."""
@@ -557,23 +586,49 @@ spell_out(Runtime.__init__)
 Runtime.__doc__ = (Runtime.__doc__ or "").replace("{options}", described_options())
 
 
-def _way_to(address: str, others: list[str]) -> Callable[[], Awaitable[GatewayHandle]]:
+def _way_to(address: str, key: object, others: list[str]) -> Callable[[], Awaitable[GatewayHandle]]:
     """Returns the function that finds the gateway at an address.
 
     Args:
         others: options that were given with it.
 
     Raises:
-        ParameterError: no address, or options next to it.
+        ParameterError: no address, or options next to it; no key for an address of another machine.
     """
-    checks.text("address", address, MAX_MODEL_LENGTH, f"the address that share() of its owner returned ({IPC}...)")
+    wanted = f"the {IPC} address that its owner's share() returned, or {TCP}HOST:PORT"
+    checks.text("address", address, MAX_MODEL_LENGTH, wanted)
     if others:
         raise ParameterError(
             f"Runtime(address=...) joins a runtime that exists: {others[0]}= is its owner's to choose; leave it out"
         )
-    if address.startswith(IPC):
-        return partial(join, Path(address.removeprefix(IPC)))
-    raise ParameterError(f"address={shown(address)} is none; write the {IPC} address that its owner's share() returned")
+    if _TCP_ADDRESS.fullmatch(address):
+        pair = client_key(key)
+        return lambda: reach(address, pair, context())
+    if not address.startswith(IPC):
+        raise ParameterError(f"address={shown(address)} is none; write {wanted}")
+    if key is not None:
+        raise ParameterError(f"key= is for an address of another machine; leave it out for {shown(address)}")
+    return partial(join, Path(address.removeprefix(IPC)))
+
+
+def _checked_listen(given: Listen | Mapping[str, str]) -> Listen:
+    """Checks address, key file and list, so that a mistake is an error here and not of a process that starts.
+
+    Raises:
+        ParameterError: one of them is missing or wrong. Without a list every client would be let in.
+    """
+    if not isinstance(given, Listen):
+        fields = checks.entries("listen", given, 8, "a dict with address, key and clients")
+        for name in Listen.__struct_fields__:
+            checks.path(f"listen[{name!r}]", fields.get(name))
+        for name in fields.keys() - set(Listen.__struct_fields__):
+            raise unknown_option("listen=", name, Listen.__struct_fields__)
+        given = Listen(**{name: os.fspath(value) for name, value in fields.items()})
+    if not _TCP_ADDRESS.fullmatch(given.address):
+        raise ParameterError(f"listen: address={shown(given.address)} is none; write {TCP}HOST:PORT, or * for the port")
+    read_key(given.key)
+    read_clients(given.clients)
+    return Listen(given.address, os.path.abspath(given.key), os.path.abspath(given.clients))
 
 
 def _checked_template_options(given: object, chat_template: object) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Gateways as a link sees them: the process that a runtime starts, and one that another process owns.
 
     GatewayHandle                what a link asks of its gateway
-    └── LocalGateway             a process on this machine: the system says how it spends its time
-        ├── GatewayProcess       started and ended by this process
-        └── JoinedGateway        of another process of this user, which shares it (`SharedFolder`)
+    ├── LocalGateway             a process on this machine: the system says how it spends its time
+    │   ├── GatewayProcess       started and ended by this process
+    │   └── JoinedGateway        of another process of this user, which shares it (`SharedFolder`)
+    └── RemoteGateway            on another machine (runtime_remote.py)
 
 A gateway that this process starts has a private folder and a pipe, both removed at the end:
 
@@ -41,6 +42,7 @@ import zmq
 from ...lang.errors import BackendError, ConnectionLostError, ParameterError, shown
 from ...lang.programs import PROGRAM_HOST
 from ...lang.runtime_options import CLIENTS_SOCKET, LOCK_FILE, GatewayStart, RuntimeOptions
+from ...lang.transport.keys import Listen
 from ...lang.transport.process_life import (
     ProcessSample,
     TimeSpent,
@@ -168,12 +170,13 @@ class GatewayProcess(LocalGateway):
 
     Args:
         startup_timeout: seconds; no start of an engine may take longer.
+        listen: on a TCP port, too.
 
     Raises:
         BackendError: the process or its folder could not be made.
     """
 
-    def __init__(self, options: RuntimeOptions, startup_timeout: float) -> None:
+    def __init__(self, options: RuntimeOptions, startup_timeout: float, listen: Listen | None = None) -> None:
         remove_stale_folders()
         super().__init__()
         self._ending = threading.Lock()  # links of several threads may find that it hangs
@@ -197,7 +200,7 @@ class GatewayProcess(LocalGateway):
         _living.add(self)
         assert self._process.stdin is not None, "a pipe was asked for"
         with contextlib.suppress(BrokenPipeError):  # it died already; `exit_reason` says so
-            start = GatewayStart(str(self.folder), self.owner, options, startup_timeout, PROGRAM_HOST)
+            start = GatewayStart(str(self.folder), self.owner, options, startup_timeout, PROGRAM_HOST, listen)
             self._process.stdin.write(msgspec.json.encode(start) + b"\n")
             self._process.stdin.flush()
 

@@ -54,7 +54,7 @@ def _context_of(process_id: int) -> "zmq.Context[zmq.Socket[bytes]]":
     return zmq.Context()
 
 
-def _context() -> "zmq.Context[zmq.Socket[bytes]]":
+def context() -> "zmq.Context[zmq.Socket[bytes]]":
     """Returns the context of this process, never ended: that would wait for sockets whose loops may be gone."""
     return _context_of(os.getpid())
 
@@ -69,7 +69,7 @@ class Link:
     def __init__(self, gateway: GatewayHandle, show: Callable[[str], None]) -> None:
         self.gateway = gateway
         self._show = show
-        self._socket = prepare(_context().socket(zmq.DEALER), MAX_FRAME)
+        self._socket = prepare(context().socket(zmq.DEALER), MAX_FRAME)
         gateway.attach(self._socket)
         self._loop = asyncio.get_running_loop()
         self._counters: Counter[str] = Counter()

@@ -70,6 +70,7 @@ class Welcome(_Link, frozen=True):
     max_programs: int
     image_tokens: int = 0  # of a picture at most, see `Capabilities`; 0: the model reads text only
     options: RuntimeOptions = RuntimeOptions()  # of the owner, for clients that have joined
+    listens_on: str = ""  # the TCP address with its port, if there is one
 
 
 class StartFailed(_Link, frozen=True):

@@ -1,4 +1,6 @@
-"""The front end of programs on this machine: a ZeroMQ ROUTER, with numbered frames on each connection.
+"""The front end of programs: ZeroMQ ROUTERs, with numbered frames on each connection.
+
+One router is for programs on this machine. Another one, for those on other machines, may be added (remote.py).
 
 Messages to a client are collected and go out as one frame per `flush`. Sending never waits: there is no high-water
 mark, and a client that is gone is an error of the send, not a silent loss.
@@ -8,15 +10,17 @@ import asyncio
 import errno
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import zmq
 
 from ...lang.protocol import ReadStatus, ToBackend
-from ...lang.transport.inlet import Inlet, prepare
+from ...lang.transport.inlet import Inlet, Readable, prepare
 from ...lang.transport.link import MAX_FRAME, FrameError, FromGateway, Inbound, Outbound, Pong, ToGateway
 from ..core.instruments import Clock
 from ..core.messages import from_gateway_codec, to_gateway_codec, too_large_for_client
@@ -25,11 +29,32 @@ from .calls import Client
 from .gateway import Gateway
 
 
+class RouterSocket(Readable, Protocol):
+    """The part of a ROUTER that is used here. The first frame of a message is the identity of its client."""
+
+    def send_multipart(self, msg_parts: Sequence[bytes], flags: int = 0) -> object: ...
+
+
+Owned = Callable[[bytes, list[ToGateway]], list[ToGateway]]  # given the identity of a client and its messages
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Router:
+    """A ROUTER that clients connect to.
+
+    `owned`: binds what messages say of their sender to the client; None where every client is the same user.
+    """
+
+    socket: RouterSocket
+    owned: Owned | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Connection:
     """Numbers and queues the frames of one client."""
 
     client: Client  # its identity is made by the router, so no client can take another's
+    router: Router
     inbound: Inbound[ToGateway]
     outbound: Outbound[FromGateway]
     last_seen: float  # on the gateway's clock: a frame came, or the client was probed
@@ -47,7 +72,7 @@ class Received:
 
 
 class Clients:
-    """Owns the ROUTER socket and all connections. Made on a running loop.
+    """Owns the ROUTER of programs on this machine, and all connections. Made on a running loop.
 
     Args:
         path: the socket's file, in a private folder.
@@ -67,9 +92,9 @@ class Clients:
         on_frames: Callable[[list[Received]], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
-        self._socket = prepare(context.socket(zmq.ROUTER), MAX_FRAME)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.bind(f"ipc://{path}")
+        socket = prepare(context.socket(zmq.ROUTER), MAX_FRAME)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.bind(f"ipc://{path}")
         self._max_connections = max_connections
         self._clock = clock
         self._on_frames = on_frames
@@ -77,24 +102,32 @@ class Clients:
         self._unsent: dict[bytes, Connection] = {}  # connections with a non-empty outbox
         self._incoming, self._outgoing = to_gateway_codec(), from_gateway_codec()
         self.counters: Counter[str] = Counter()
-        self._inlet = Inlet(self._socket, self._receive, on_error)
+        self._on_error = on_error
+        self._inlets: list[Inlet] = []
+        self.add(Router(socket))
 
-    def _receive(self, messages: list[list[bytes]]) -> None:
+    def add(self, router: Router) -> None:
+        """Serves the clients of another router, too. Its identities are others than those of the routers before."""
+        self._inlets.append(Inlet(router.socket, partial(self._receive, router), self._on_error))
+
+    def _receive(self, router: Router, messages: list[list[bytes]]) -> None:
         now = self._clock.now()
         received: list[Received] = []
         for identity, *frames in messages:
-            connection = self._connection(identity, now)
+            connection = self._connection(router, identity, now)
             if connection is None:
                 continue
             try:
-                received.append(Received(connection, connection.inbound.read(frames)))
+                read = connection.inbound.read(frames)
+                received.append(Received(connection, read if router.owned is None else router.owned(identity, read)))
             except FrameError as error:
                 received.append(Received(connection, [], error))
         self._on_frames(received)
 
     def look(self) -> None:
         """Reads the frames that are there, in case an event of the socket was missed."""
-        self._inlet.look()
+        for inlet in self._inlets:
+            inlet.look()
 
     def deliver(self, identity: bytes, message: FromGateway) -> None:
         """Queues a message for the next `flush`; drops it when the client is gone."""
@@ -113,13 +146,13 @@ class Clients:
             messages, connection.outbox = connection.outbox, []
             try:
                 for frames in connection.outbound.write_all(messages):
-                    self._socket.send_multipart((identity, *frames), flags=zmq.NOBLOCK)
+                    connection.router.socket.send_multipart((identity, *frames), flags=zmq.NOBLOCK)
             except zmq.ZMQError as error:
                 if error.errno != errno.EHOSTUNREACH:
                     raise
                 self.forget(connection.client)
                 gone.append(connection.client)
-        self._inlet.look()
+        self.look()
         return gone
 
     def forget(self, client: Client) -> None:
@@ -144,7 +177,7 @@ class Clients:
         """Returns the connections that asked whether the runtime is ready and have no answer yet."""
         return [connection for connection in self._connections.values() if connection.waits_for_welcome]
 
-    def _connection(self, identity: bytes, now: float) -> Connection | None:
+    def _connection(self, router: Router, identity: bytes, now: float) -> Connection | None:
         """Finds or makes the connection of a frame; None when there are too many."""
         connection = self._connections.get(identity)
         if connection is None:
@@ -153,7 +186,8 @@ class Clients:
                 return None
             inbound = Inbound(self._incoming, self.counters)
             outbound = Outbound(self._outgoing, too_large_for_client)
-            connection = self._connections[identity] = Connection(Client(self, identity), inbound, outbound, now)
+            client = Client(self, identity)
+            connection = self._connections[identity] = Connection(client, router, inbound, outbound, now)
         connection.last_seen = now
         return connection
 

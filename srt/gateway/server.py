@@ -22,12 +22,13 @@ import msgspec
 import zmq
 
 from ...lang.chat_template import ChatTemplate
-from ...lang.errors import EngineError, OverloadedError, ParameterError, UmbelError
+from ...lang.errors import CapabilityError, EngineError, OverloadedError, ParameterError, UmbelError
 from ...lang.programs import RunProgram
-from ...lang.protocol import Abort, Failure, Hint, Release
+from ...lang.protocol import Abort, Control, Failure, Hint, Release
 from ...lang.runtime_options import CLIENTS_SOCKET, GatewayStart, RuntimeOptions
 from ...lang.status import EngineState
 from ...lang.transport.exchange import Outgoing
+from ...lang.transport.keys import Listen
 from ...lang.transport.link import (
     Bye,
     FrameError,
@@ -54,10 +55,11 @@ from ..processes import child
 from ..tokenizer.prompt import CACHE_BYTES
 from ..tokenizer.tokenizer import Tokenizer, vocabulary_info
 from .calls import Client
-from .clients import Clients, Connection, LongPrompts, Received
+from .clients import Clients, Connection, LongPrompts, Received, Router
 from .engine_client import EngineClient
 from .gateway import Gateway
 from .programs import Programs, capabilities_of
+from .remote import Admission, CurveRouter, Ownership, open_port
 from .supervisor import EngineLife, Kill, Start, StartFailure, Supervisor
 
 
@@ -74,6 +76,7 @@ class Startup:
         self._image_tokens = 0
         self.engine: EngineReady | None = None  # of the running engine
         self.failure: StartFailure | None = None  # why there will be no engine
+        self.listens_on = ""
 
     def greet(self, connection: Connection) -> None:
         """Answers a client that asks whether the runtime is ready, now or when it is known."""
@@ -123,6 +126,7 @@ class Startup:
                 max_programs=self._limits.max_programs,
                 image_tokens=self._image_tokens,
                 options=self._options,
+                listens_on=self.listens_on,
             )
         else:
             return
@@ -140,6 +144,8 @@ class GatewayServer:
     def __init__(self, start: GatewayStart) -> None:
         self._options = start.options
         self._program_host = start.program_host
+        self._listen = start.listen
+        self._admission: Admission | None = None  # with the port
         self._folder = Path(start.folder)
         self._clock = SystemClock()
         self._limits = GatewayLimits(max_queue=start.options.max_queue, request_timeout=start.options.request_timeout)
@@ -175,9 +181,21 @@ class GatewayServer:
 
     async def run(self) -> None:
         """Runs until the process ends. A task that fails ends the process: its parent sees that at once."""
+        if self._listen is not None:
+            self._open_port(self._listen)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._load_tokenizer())
             group.create_task(self._supervise())
+
+    def _open_port(self, listen: Listen) -> None:
+        """Lets clients of other machines in. A port that cannot be opened fails the start."""
+        try:
+            self._admission = Admission(self._context, listen.clients, self._clients.counters, _end_process)
+            socket, self._startup.listens_on = open_port(self._context, listen)
+        except ParameterError as error:
+            self._give_up(StartFailure(type(error).__name__, str(error)))
+        else:
+            self._clients.add(Router(CurveRouter(socket), Ownership()))
 
     # ------------------------------------------------------------------ clients
 
@@ -205,6 +223,9 @@ class GatewayServer:
             case Bye():
                 self._clients.forget(client)
                 self.client_lost(client)
+            case Control(label, "flush_cache") if connection.router.owned is not None:
+                reason = "a client of another machine does not drop the cache of all others; let the owner do it"
+                client.deliver(Failure(label, CapabilityError.__name__, reason))
             case _:
                 self.receive(client, message)
 

@@ -12,6 +12,7 @@ from umbel.interpreter.chat import check_sees, conversation
 from umbel.interpreter.cli import COMMANDS, main
 from umbel.interpreter.run import chosen_backend
 from umbel.lang.protocol import Capabilities
+from umbel.lang.transport.keys import read_clients, read_key
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +34,22 @@ def test_umbel_alone_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> N
     assert printed.err == ""
     assert all(f"\n    {command} " in printed.out for command in COMMANDS)
     assert "umbel COMMAND --help" in printed.out
+
+
+def test_keys_are_printed_and_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["keys", "server.key"]) == 0
+    server = capsys.readouterr().out.strip()
+    assert main(["keys", "a.key", "--server", server, "--clients", "clients.toml", "--name", "laptop"]) == 0
+    assert capsys.readouterr().out.strip() == read_key("a.key").public
+    assert read_key("a.key").server == server
+    assert read_clients("clients.toml") == {read_key("a.key").public: "laptop"}
+    assert main(["keys", "a.key"]) == 1
+    assert "'a.key' exists; write another path" in capsys.readouterr().err
+    assert main(["keys", "b.key", "--name", "b"]) == 1
+    assert "write --clients LIST, too" in capsys.readouterr().err
 
 
 def test_a_missing_file_is_the_only_thing_that_run_misses(capsys: pytest.CaptureFixture[str]) -> None:

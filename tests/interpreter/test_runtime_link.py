@@ -57,7 +57,7 @@ class Gateway:
 
     def __init__(self) -> None:
         self.process = FakeProcess()
-        self._socket = runtime_link._context().socket(zmq.PAIR)
+        self._socket = runtime_link.context().socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(self.process.address)
         self._inbound: Inbound[ToGateway] = Inbound(Codec(ToGateway), Counter())
@@ -100,7 +100,7 @@ def play(
         def socket(self, _: int) -> "zmq.Socket[bytes]":
             return context.socket(zmq.PAIR)
 
-    monkeypatch.setattr(runtime_link, "_context", Pair)
+    monkeypatch.setattr(runtime_link, "context", Pair)
 
     async def told() -> None:
         gateway = Gateway()

@@ -222,9 +222,11 @@ def test_every_socket_has_a_largest_frame() -> None:
     calls = dict(socket_calls())
     assert calls.keys() == {
         "interpreter/backends/runtime_link.py:DEALER",
+        "interpreter/backends/runtime_remote.py:DEALER",
         "srt/gateway/clients.py:ROUTER",
         "srt/gateway/engine_client.py:PAIR",
         "srt/gateway/engine_client.py:PULL",
+        "srt/gateway/remote.py:ROUTER",
         "srt/engine/process.py:PAIR",
         "srt/engine/process.py:PUSH",
     }
