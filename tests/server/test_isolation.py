@@ -1,0 +1,145 @@
+"""Tenants: what one has made the engine compute does not help, slow or reorder another."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from umbel.server.access import Access
+from umbel.srt.core.instruments import Clock
+from umbel.srt.in_process import LocalBackend
+
+from benchmarks.virtual_time import VirtualTime
+
+from .client import AsgiClient, served
+
+KEYS = {"a": "sk-a", "ab": "sk-ab", "b": "sk-b"}
+Tenant = tuple[str, str | None]  # key, salt
+PROMPT = "hello world"
+
+# Pairs that a careless join of key and salt would confuse.
+CONFUSING: list[tuple[Tenant, Tenant]] = [
+    (("a", "bc"), ("ab", "c")),
+    (("a", None), ("a", "")),
+    (("a", ""), ("ab", "")),
+    (("a", "b"), ("ab", None)),
+    (("a", "a"), ("a", "A")),
+    (("a", "x"), ("b", "x")),
+    (("b", None), ("a", "b")),
+    (("a", "a_a"), ("a", "a-a")),
+]
+
+
+async def ask(client: AsgiClient, tenant: Tenant, prompt: str, **fields: Any) -> int:
+    """Asks for one token → the number of cached tokens."""
+    key, salt = tenant
+    body = {"model": "oracle", "prompt": prompt, "max_tokens": 1, "temperature": 0, **fields}
+    if salt is not None:
+        body["cache_salt"] = salt
+    answer = await client.post("/v1/completions", body, **{"x-api-key": KEYS[key]})
+    assert answer.status == 200, answer.content
+    cached: int = answer.json["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return cached
+
+
+@pytest.mark.parametrize("count", [32, pytest.param(500, marks=pytest.mark.nightly)])
+def test_pairs_of_salts_share_nothing_and_each_shares_with_itself(count: int) -> None:
+    draw = random.Random(7)
+    pairs = [*CONFUSING]
+    while len(pairs) < count:
+        one, other = ((draw.choice([*KEYS]), draw.choice([None, "", "a", "b", "ab", "c"])) for _ in range(2))
+        if one != other:
+            pairs.append((one, other))
+
+    async def scenario() -> None:
+        backend = LocalBackend(debug={"check_every_step": False})
+        async with served(backend, access=Access(KEYS)) as client:
+            for one, other in pairs:
+                await backend.control("flush_cache")
+                cached = [await ask(client, tenant, PROMPT) for tenant in (one, other, one, other)]
+                # Within a salt all but the last token is reused, or the test would prove nothing.
+                assert cached == [0, 0, len(PROMPT), len(PROMPT)], (one, other)
+
+    asyncio.run(scenario())
+
+
+PROBES = 24
+DECOYS = 9  # unknown texts that wait next to a probe
+LENGTH = 64  # characters, a token each; eight steps of a chunk of eight
+
+
+def auc(misses: Sequence[float], hits: Sequence[float]) -> float:
+    """Returns how often a miss looks larger than a hit; a tie counts half."""
+    pairs = [(miss > hit) + 0.5 * (miss == hit) for miss in misses for hit in hits]
+    return sum(pairs) / len(pairs)
+
+
+async def _noise(client: AsgiClient, draw: random.Random) -> None:
+    """Requests of a third tenant at random moments, so that times differ for other reasons than the cache."""
+    for _ in range(draw.randrange(3)):
+        await asyncio.sleep(draw.random() * 0.05)  # of virtual time
+        await ask(client, ("b", None), f"{draw.random():.17f}" * 2)
+
+
+Probe = tuple[bool, float, float]
+
+
+async def _probe(client: AsgiClient, victim: Tenant, attacker: Tenant, draw: random.Random) -> Probe:
+    """One probe → (the victim has asked the secret, seconds to its token, its place among unknown texts)."""
+    asked = draw.random() < 0.5
+    secret = await _secret(client, victim, asked, draw)
+    loop = asyncio.get_running_loop()
+    noise = asyncio.ensure_future(_noise(client, draw))
+    began = loop.time()
+    await ask(client, attacker, secret + "?")
+    seconds = loop.time() - began
+    await noise
+    secret = await _secret(client, victim, asked, draw)
+    order: list[str] = []
+
+    async def note(prompt: str) -> None:
+        await ask(client, attacker, prompt + "?")
+        order.append(prompt)
+
+    prompts = [secret, *(_text(draw) for _ in range(DECOYS))]
+    draw.shuffle(prompts)
+    blocker = asyncio.ensure_future(ask(client, ("b", None), _text(draw)))
+    await asyncio.sleep(0.005)  # of virtual time: the blocker runs, the others wait
+    await asyncio.gather(*map(note, prompts), blocker)
+    return asked, seconds, order.index(secret)
+
+
+def _text(draw: random.Random) -> str:
+    return f"{draw.getrandbits(4 * LENGTH):0{LENGTH}x}"
+
+
+async def _secret(client: AsgiClient, victim: Tenant, asked: bool, draw: random.Random) -> str:
+    """Draws a text, and lets the victim ask it, or another one."""
+    secret, other = _text(draw), _text(draw)
+    await ask(client, victim, secret if asked else other)
+    return secret
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("probes", [PROBES, pytest.param(400, marks=pytest.mark.nightly)])
+def test_neither_times_nor_the_order_of_answers_tell_what_another_has_asked(shared: bool, probes: int) -> None:
+    """Over virtual time. The same probes within one salt do tell, or the test would prove nothing."""
+    draw = random.Random(11)
+    victim: Tenant = ("a", "x")
+    attacker: Tenant = ("a", "x") if shared else ("a", "y")
+
+    found: list[Probe] = []
+
+    async def scenario(clock: Clock) -> None:
+        options: dict[str, Any] = {"chunk_size": 8, "max_running": 1, "debug": {"check_every_step": False}}
+        async with served(LocalBackend(step_seconds=0.01, clock=clock, **options), access=Access(KEYS)) as client:
+            for _ in range(probes):
+                found.append(await _probe(client, victim, attacker, draw))
+
+    with VirtualTime() as time:
+        time.run(scenario(time))
+    for place in (1, 2):
+        score = auc([each[place] for each in found if not each[0]], [each[place] for each in found if each[0]])
+        spread = 0.05 if probes >= 400 else 0.3  # two deviations of so many probes
+        assert score > 0.9 if shared else 0.5 - spread <= score <= 0.5 + spread, (place, score)
