@@ -19,7 +19,6 @@ from . import checks
 from .errors import ParameterError, shown
 
 MOST_TOOLS = 128
-MOST_TOOL_BYTES = 64 << 10  # of all schemas of a request, as JSON
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
@@ -152,9 +151,14 @@ class CallFormat:
         """The text from the end of the arguments to the end of the call."""
         return "}" + self.end
 
+    @property
+    def before_name(self) -> str:
+        """The text of a call up to its name."""
+        return f'{self.begin}{{"name": "'
+
     def header(self, name: str) -> str:
         """Returns the text of a call up to its arguments."""
-        return f'{self.begin}{{"name": "{name}", "{self.arguments_key}": '
+        return f'{self.before_name}{name}", "{self.arguments_key}": '
 
     def spell(self, calls: Sequence[ToolCall]) -> str:
         """Returns the text of these calls; "" without calls."""
