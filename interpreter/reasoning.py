@@ -20,6 +20,7 @@ class Split:
 
 class _Phase(Enum):
     UNDECIDED = auto()  # no tag seen: held back, since a closing tag would make it thinking
+    START = auto()  # the opening tag may come: white space and a part of the tag are held back
     REASONING = auto()
     ANSWER = auto()
 
@@ -30,29 +31,41 @@ class Splitter:
     Args:
         tags: mark the model's reasoning.
         prompt_tail: the end of the prompt, which shows whether the template wrote the opening tag.
+        opened: reasoning begins with the opening tag, in the prompt or at the beginning of the text. All other text is
+            an answer, and is given out at once. False: a closing tag alone ends reasoning, too, so text without tags
+            is held back until its end.
     """
 
-    def __init__(self, tags: ReasoningTags, prompt_tail: str) -> None:
+    def __init__(self, tags: ReasoningTags, prompt_tail: str, *, opened: bool = False) -> None:
         self._tags = tags
-        opened = prompt_tail.rstrip().endswith(tags.open)
-        self._phase = _Phase.REASONING if opened else _Phase.UNDECIDED
+        if prompt_tail.rstrip().endswith(tags.open):
+            self._phase = _Phase.REASONING
+        else:
+            self._phase = _Phase.START if opened else _Phase.UNDECIDED
         self._held = ""  # received, not given out
         self._began = False  # the current side has given out a character
 
     def feed(self, text: str) -> Split:
         self._held += text
         reasoning = answer = ""
-        if self._phase is _Phase.UNDECIDED:
-            start = self._held.lstrip()
-            if start.startswith(self._tags.open):
-                self._phase, self._held = _Phase.REASONING, start[len(self._tags.open) :]
-            elif self._tags.close in self._held:
-                self._phase = _Phase.REASONING
+        if self._phase in (_Phase.UNDECIDED, _Phase.START):
+            self._decide()
         if self._phase is _Phase.REASONING:
             reasoning = self._think()
         if self._phase is _Phase.ANSWER:
             answer, self._held = self._begin(self._held), ""
         return Split(reasoning, answer)
+
+    def _decide(self) -> None:
+        """Finds out whether the text begins with reasoning, if that is certain by now."""
+        start = self._held.lstrip()
+        if start.startswith(self._tags.open):
+            self._phase, self._held = _Phase.REASONING, start[len(self._tags.open) :]
+        elif self._phase is _Phase.START:
+            if not self._tags.open.startswith(start):
+                self._phase = _Phase.ANSWER
+        elif self._tags.close in self._held:
+            self._phase = _Phase.REASONING
 
     def finish(self) -> Split:
         """Returns the text held back: reasoning if a tag opened it, else answer."""
@@ -80,9 +93,9 @@ class Splitter:
         return text
 
 
-def split_reasoning(tags: ReasoningTags, prompt_tail: str, text: str) -> Split:
-    """Splits a whole text into reasoning and answer."""
-    splitter = Splitter(tags, prompt_tail)
+def split_reasoning(tags: ReasoningTags, prompt_tail: str, text: str, *, opened: bool = False) -> Split:
+    """Splits a whole text into reasoning and answer. The arguments are those of `Splitter`."""
+    splitter = Splitter(tags, prompt_tail, opened=opened)
     first, last = splitter.feed(text), splitter.finish()
     return Split(first.reasoning + last.reasoning, first.answer + last.answer)
 

@@ -32,11 +32,14 @@ def test_a_whole_text_is_split(tail: str, text: str, expected: Split) -> None:
         st.sampled_from(["<think>", "</think>", "<", "/", "th", "ink>", "a", " ", "\n", "b c"]), max_size=12
     ),
     tail=st.sampled_from(["", "<think>\n"]),
+    opened=st.booleans(),
     data=st.data(),
 )
-def test_pieces_add_up_to_the_split_of_the_whole(pieces: list[str], tail: str, data: st.DataObject) -> None:
+def test_pieces_add_up_to_the_split_of_the_whole(
+    pieces: list[str], tail: str, opened: bool, data: st.DataObject
+) -> None:
     text = "".join(pieces)
-    splitter = Splitter(TAGS, tail)
+    splitter = Splitter(TAGS, tail, opened=opened)
     reasoning = answer = ""
     rest = text
     while rest:
@@ -44,7 +47,7 @@ def test_pieces_add_up_to_the_split_of_the_whole(pieces: list[str], tail: str, d
         part = splitter.feed(rest[:cut])
         reasoning, answer, rest = reasoning + part.reasoning, answer + part.answer, rest[cut:]
     last = splitter.finish()
-    assert Split(reasoning + last.reasoning, answer + last.answer) == split_reasoning(TAGS, tail, text)
+    assert Split(reasoning + last.reasoning, answer + last.answer) == split_reasoning(TAGS, tail, text, opened=opened)
 
 
 def test_thinking_is_given_out_before_it_ends() -> None:
@@ -52,3 +55,26 @@ def test_thinking_is_given_out_before_it_ends() -> None:
     assert splitter.feed("<think>one ") == Split("one", "")
     assert splitter.feed("two</th") == Split(" two", "")
     assert splitter.feed("ink> yes") == Split("", "yes")
+
+
+@pytest.mark.parametrize(
+    ("tail", "text", "expected"),
+    [
+        ("", "\n<think>\nhm\n</think>\n\nyes", Split("hm", "yes")),
+        ("<think>", "hm</think>yes", Split("hm", "yes")),
+        ("", "yes</think> no", Split("", "yes</think> no")),
+        ("", "yes <think>no</think>", Split("", "yes <think>no</think>")),
+        ("", " <thi", Split("", "<thi")),
+        ("", "<think>cut off ", Split("cut off", "")),
+    ],
+)
+def test_reasoning_that_has_its_opening_tag_is_told_by_it(tail: str, text: str, expected: Split) -> None:
+    assert split_reasoning(TAGS, tail, text, opened=True) == expected
+
+
+def test_an_answer_without_reasoning_is_given_out_from_its_first_token_on() -> None:
+    splitter = Splitter(TAGS, "", opened=True)
+    assert splitter.feed("\n<") == Split("", "")
+    assert splitter.feed("b") == Split("", "<b")
+    assert splitter.feed("> </think>") == Split("", "> </think>")
+    assert Splitter(TAGS, "", opened=True).feed("Yes") == Split("", "Yes")
