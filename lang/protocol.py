@@ -534,6 +534,18 @@ class Locating(Protocol):
     async def locate(self, question: Locate) -> Located: ...
 
 
+@runtime_checkable
+class Aborting(Protocol):
+    """A backend that ends single requests early and gives what there is of them."""
+
+    def abort(self, request_id: str) -> bool:
+        """Ends the request with this id → whether it was in flight. Returns at once.
+
+        Its reader gets a Final whose texts end with `FinishReason.ABORT`; or CancelledError, when the engine did not
+        have it yet."""
+
+
+@runtime_checkable
 class Tokenizing(Protocol):
     """A backend that converts between text and token ids.
 

@@ -272,6 +272,9 @@ class LocalBackend:
         if self._exchange is not None:
             self._exchange.release(pinned)
 
+    def abort(self, request_id: str) -> bool:
+        return self._exchange is not None and self._exchange.abort(request_id)
+
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
         return tokens_at_most(prompt, self._image_tokens)
 

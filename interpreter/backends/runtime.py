@@ -262,6 +262,11 @@ class Runtime:
         if link is not None and link.exchange is not None:
             link.exchange.release(pinned)
 
+    def abort(self, request_id: str) -> bool:
+        """Ends a request that was made on this loop, see `protocol.Aborting`."""
+        link = self._links.get(asyncio.get_running_loop())
+        return link is not None and link.exchange is not None and link.exchange.abort(request_id)
+
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
         return tokens_at_most(prompt, self.capabilities.image_tokens)
 

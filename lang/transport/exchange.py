@@ -208,6 +208,13 @@ class Exchange:
         if self._broken is None:
             self._send(Release(pinned))
 
+    def abort(self, request_id: str) -> bool:
+        """Asks for the end of a request, whose reader gets it: the text so far. Returns whether it was in flight."""
+        if self._broken is not None or request_id not in self._boxes:
+            return False
+        self._send(Abort(request_id))
+        return True
+
     # ------------------------------------------------------------------ how
 
     async def _ask(self, request: Asked, origin: Origin) -> Incoming:

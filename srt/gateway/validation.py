@@ -183,7 +183,7 @@ class RequestValidator:
                 return Tokenized(id, tuple(self._encoder.salted(origin.salt).encode(prompt)))
             case Detokenize(id, token_ids, control):
                 self._check(id, Origin(), ())
-                self._check_tokens("token", token_ids)
+                self._check_tokens("token_ids", token_ids)
                 return Detokenized(id, self._text(token_ids, control=control))
             case _:
                 assert_never(question)
@@ -264,11 +264,11 @@ class RequestValidator:
             if isinstance(part, Text):
                 _check_text("the prompt", part.text)
             elif isinstance(part, Generated):
-                self._check_tokens("the prompt's token", part.token_ids)
+                self._check_tokens("prompt", part.token_ids)
 
     def _check_sampling(self, sampling: SamplingParams) -> None:
-        self._check_tokens("logit_bias token", sampling.logit_bias)
-        self._check_tokens("stop_token_ids token", sampling.stop_token_ids)
+        self._check_tokens("logit_bias", sampling.logit_bias)
+        self._check_tokens("stop_token_ids", sampling.stop_token_ids)
 
     def _heals(self, request: GenRequest) -> bool:
         """Returns whether the prompt ends in text whose last token may grow.
@@ -289,7 +289,7 @@ class RequestValidator:
         if low < 0 or high >= self._tokenizer.vocab_size:
             wrong = low if low < 0 else high
             raise ParameterError(
-                f"{what} {wrong} is outside the vocabulary; write 0 to {self._tokenizer.vocab_size - 1}"
+                f"{what}: token {wrong} is outside the vocabulary; write 0 to {self._tokenizer.vocab_size - 1}"
             )
 
     def _check_choices(self, choices: Sequence[str]) -> None:

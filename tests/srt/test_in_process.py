@@ -96,8 +96,26 @@ def test_a_prompt_of_ids_is_answered_as_its_text_is() -> None:
         assert [each.token_id for each in text.prompt_logprobs] == [*b"hello"]
         for ids in ((*b"hello",), (bos, *b"hello")):
             assert await final_of(backend, GenRequest("text", (Generated("", ids),), sampling)) == text
-        with pytest.raises(ParameterError, match="the prompt's token 999 is outside the vocabulary; write 0 to 271"):
+        with pytest.raises(ParameterError, match="prompt: token 999 is outside the vocabulary; write 0 to 271"):
             await final_of(backend, GenRequest("x", (Generated("", (bos, 999)),), sampling))
+
+    run(backend, scenario)
+
+
+def test_an_aborted_request_ends_with_its_text_so_far() -> None:
+    backend = LocalBackend()
+    endless = SamplingParams(max_tokens=100_000, temperature=0.0, ignore_eos=True)
+
+    async def scenario() -> None:
+        async with aclosing(backend.generate(request("a", sampling=endless, stream=True))) as events:
+            first = await anext(events)
+            assert isinstance(first, Chunk)
+            assert backend.abort("a")
+            rest = [event async for event in events]
+        (completion,) = rest[-1].completions
+        assert completion.finish_reason is FinishReason.ABORT
+        assert completion.text == first.text + "".join(event.text for event in rest[:-1])
+        assert not backend.abort("a"), "it has ended"
 
     run(backend, scenario)
 

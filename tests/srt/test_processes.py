@@ -32,6 +32,7 @@ from umbel.lang.protocol import (
     ConstraintSpec,
     Detokenize,
     Final,
+    FinishReason,
     GenRequest,
     Locate,
     ScoreRequest,
@@ -359,6 +360,23 @@ def test_a_start_that_takes_too_long_says_where_it_was_and_what_it_got(monkeypat
     assert re.search(r"consumed [\d.]+ s of CPU time and waited [\d.]+ s for a core", str(caught.value))
     assert re.search(r"the machine is (not )?busy \(load [\d.]+ on \d+ cores\)", str(caught.value))
     assert runtime._process is None
+
+
+def test_an_aborted_request_gives_its_text_so_far(runtime: Runtime) -> None:
+    async def story() -> list[Chunk | Final]:
+        events = []
+        async for event in runtime.generate(request("a", SamplingParams(max_tokens=10_000, ignore_eos=True))):
+            if not events:
+                assert runtime.abort("a")
+                assert not runtime.abort("b")
+            events.append(event)
+        return events
+
+    *chunks, final = asyncio.run(story())
+    assert isinstance(final, Final)
+    (completion,) = final.completions
+    assert completion.finish_reason is FinishReason.ABORT
+    assert completion.text == "".join(chunk.text for chunk in chunks if isinstance(chunk, Chunk))
 
 
 def test_a_client_that_vanishes_without_a_word_has_its_requests_aborted(runtime: Runtime) -> None:

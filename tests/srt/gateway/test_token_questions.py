@@ -55,7 +55,7 @@ def test_halves_of_characters_are_shown_as_such() -> None:
 @pytest.mark.parametrize("ids", [(97, -1), (272,), (97, 1 << 63)])
 def test_ids_outside_the_vocabulary_are_named(ids: tuple[int, ...]) -> None:
     wrong = next(token for token in ids if token != 97)
-    message = f"token {wrong} is outside the vocabulary; write 0 to 271"
+    message = f"token_ids: token {wrong} is outside the vocabulary; write 0 to 271"
     assert ask(Detokenize("d", ids)) == Failure("d", ParameterError.__name__, message)
 
 
