@@ -14,6 +14,7 @@ from . import programs
 from .errors import HttpError
 from .front import Front
 from .http import Application, Asked, Endpoint, Reply
+from .native import generate, questions, runtime
 from .openai import completions, models
 
 
@@ -40,6 +41,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *completions.ENDPOINTS,
     *models.ENDPOINTS,
     *programs.ENDPOINTS,
+    *generate.ENDPOINTS,
+    *questions.ENDPOINTS,
+    *runtime.ENDPOINTS,
     Endpoint("GET", "/health", health, "Whether requests are served", answer=dict[str, str], public=True),
     Endpoint("GET", "/version", version, "umbel's version", answer=dict[str, str]),
     Endpoint("GET", "/openapi.json", describe, "This document", answer=dict[str, Any]),

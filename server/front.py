@@ -9,12 +9,13 @@ import asyncio
 import datetime
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from functools import cached_property
 
 import msgspec
 
 from ..lang.chat_template import ChatTemplate
-from ..lang.errors import BackendError, ParameterError
-from ..lang.protocol import Backend, Chunk, Final, GenRequest, Origin
+from ..lang.errors import BackendError, CapabilityError, ParameterError
+from ..lang.protocol import Aborting, Backend, Chunk, Final, GenRequest, Origin, Tokenizing
 from .access import Access, Caller
 from .bodies import UmbelFields
 from .errors import HttpError
@@ -59,6 +60,7 @@ class Front:
         self.disconnects = 0  # clients that went away before their answer had ended
         self.programs = ProgramStore(programs)
         self._names = names
+        self._named: dict[tuple[str, str], list[str]] = {}  # (caller, its name for a request) → ids in flight
         self._models: dict[str, ServedModel] = {}
         self._created = self.now()
 
@@ -109,6 +111,33 @@ class Front:
             yield
         finally:
             self.in_flight -= count
+
+    @contextmanager
+    def named(self, caller: Caller, names: Sequence[tuple[str, str]]) -> Iterator[None]:
+        """Lets a caller abort requests by its own names for them while the block runs.
+
+        Args:
+            names: (the caller's name, the id of the GenRequest); one name may stand for several requests.
+        """
+        for name, request_id in names:
+            self._named.setdefault((caller.name, name), []).append(request_id)
+        try:
+            yield
+        finally:
+            for name, request_id in names:
+                left = self._named[caller.name, name]
+                left.remove(request_id)
+                if not left:
+                    del self._named[caller.name, name]
+
+    def abort(self, caller: Caller, name: str) -> int:
+        """Ends the requests to which this caller gave a name → how many of them were in flight.
+
+        Their answers have the texts so far. Raises CapabilityError for a backend that cannot do it.
+        """
+        if not isinstance(self.backend, Aborting):
+            raise CapabilityError(f"{self.backend.capabilities.name} ends no request early; hang up instead")
+        return sum(self.backend.abort(each) for each in self._named.get((caller.name, name), ()))
 
     def _busy(self, message: str, code: str) -> HttpError:
         headers = {"retry-after": str(self.limits.retry_after), "x-should-retry": "true"}
@@ -196,6 +225,14 @@ class Front:
         """Raises ParameterError for a program that would be a model under a name of the model itself."""
         if program.parameter and program.name in self._models:
             raise ParameterError(f"{program.name!r} is a name of the model itself; give the program another one")
+
+    @cached_property
+    def token_names(self) -> dict[int, str]:
+        """Names of control tokens by id; {} for a backend that does not tell. Read it once the model is loaded."""
+        backend = self.backend
+        if not isinstance(backend, Tokenizing):
+            return {}
+        return {token: name for name, token in backend.vocabulary.control.items()}
 
     @property
     def template(self) -> ChatTemplate:

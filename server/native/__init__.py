@@ -1,0 +1,1 @@
+"""Serves umbel's own routes, which are SGLang's too."""

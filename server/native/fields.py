@@ -1,0 +1,196 @@
+"""Holds what the native routes share: prompts in three forms, and SGLang's sampling parameters.
+
+"text": "The capital of"                 control tokens in it are read, and BOS comes once
+"input_ids": [2, 818, 5279]              token ids; BOS comes before them unless they begin with it
+"parts": [["t", "<s>", true], ["t", "hi"], ["g", "", [818]], ["m", "image", DIGEST, BASE64]]
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ...lang.errors import CapabilityError
+from ...lang.prompt import Generated, Part, Parts, Text
+from ...lang.protocol import ConstraintSpec, Tokenizing
+from ...lang.sampling import MAX_SEED, SamplingParams
+from ..bodies import Body, Name, Salt, UmbelFields, wrong
+from ..front import Front
+from ..limits import MAX_N, MAX_REGEX, MAX_SCHEMA, check_depth
+from ..openai.fields import Bias, Penalty, Stop, Stops, TokenId, TokenKey
+
+ANY_MODEL = "unknown"  # a gateway that was told of no model says this
+TokenList = Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=1 << 20)]
+DEFAULT_MAX_NEW_TOKENS = 128  # SGLang's
+
+
+class NativeFields(Body, frozen=True):
+    """Fields of every native body that runs something.
+
+    Attributes:
+        model: a name of the model; "unknown" is any.
+        cache_salt: a namespace of the prefix cache.
+    """
+
+    model: Name | None = None
+    cache_salt: Salt | None = None
+    umbel: UmbelFields | None = None
+
+
+class PromptFields(NativeFields, frozen=True):
+    """One prompt in one of three forms.
+
+    Attributes:
+        text: names of control tokens in it become these tokens.
+        input_ids: token ids.
+        parts: constant text, generated ids and pictures, as the runtime takes them.
+    """
+
+    text: str | None = None
+    input_ids: TokenList | None = None
+    parts: Parts | None = None
+
+    def prompt(self, front: Front) -> tuple[Part, ...]:
+        """Returns the prompt as parts. Raises HttpError unless exactly one form is given, with ids of the model."""
+        one_of(text=self.text, input_ids=self.input_ids, parts=self.parts)
+        if self.text is not None:
+            return text_prompt(self.text)
+        if self.input_ids is not None:
+            return ids_prompt(front, "input_ids", self.input_ids)
+        assert self.parts is not None, "one of them is given"
+        return self.parts
+
+
+def check_model(front: Front, name: str | None) -> None:
+    """Raises HttpError for a model that is not served, or that is a program."""
+    if name is not None and name != ANY_MODEL and front.model(name).program:
+        raise wrong("model", f"{name!r} is a program; run it by /v1/programs")
+
+
+def one_of(**forms: object) -> None:
+    """Raises HttpError unless exactly one of these fields is given."""
+    given = [name for name, value in forms.items() if value is not None]
+    if len(given) != 1:
+        names = ", ".join(forms)
+        found = " and ".join(given) if given else "none of them"
+        raise wrong(given[-1] if given else next(iter(forms)), f"give one of {names}; here is {found}")
+
+
+def text_prompt(text: str) -> tuple[Part, ...]:
+    return (Text(text, control=True),)
+
+
+def ids_prompt(front: Front, name: str, token_ids: Sequence[int]) -> tuple[Part, ...]:
+    """Returns token ids as a prompt. Raises HttpError, for the field `name`, when the model has no such token."""
+    check_ids(front, name, token_ids)
+    return (Generated("", tuple(token_ids)),)
+
+
+def check_ids(front: Front, name: str, token_ids: Sequence[int]) -> None:
+    """Raises HttpError for an id outside of the vocabulary."""
+    size = tokenizing(front).vocabulary.size
+    highest = max(token_ids, default=0)
+    if highest >= size:
+        raise wrong(name, f"token {highest} is outside the vocabulary; write 0 to {size - 1}")
+
+
+def tokenizing(front: Front) -> Tokenizing:
+    """Returns the backend, which knows its tokens. Raises CapabilityError for one that does not."""
+    backend = front.backend
+    if not isinstance(backend, Tokenizing):
+        raise CapabilityError(f"{backend.capabilities.name} gives no token ids; send text")
+    return backend
+
+
+class SamplingFields(Body, frozen=True):
+    """SGLang's sampling parameters.
+
+    Attributes:
+        max_new_tokens: 0 computes the prompt and generates nothing.
+        stop: texts that end the text, and are no part of it.
+        sampling_seed: the same seed gives the same text, whatever else runs.
+        regex, json_schema, ebnf: a constraint that the text satisfies; one of them. A schema is JSON, or text of it.
+    """
+
+    max_new_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] | None = None
+    min_new_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_N)] = 1
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] = 1.0
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] = -1
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=100)] = 1.0
+    stop: Stop | Stops | None = None
+    stop_token_ids: Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=1024)] | None = None
+    stop_regex: Stop | Stops | None = None
+    logit_bias: Annotated[dict[TokenKey, Bias], msgspec.Meta(max_length=300)] | None = None
+    sampling_seed: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEED)] | None = None
+    ignore_eos: bool = False
+    regex: Annotated[str, msgspec.Meta(max_length=MAX_REGEX)] | None = None
+    json_schema: Annotated[str, msgspec.Meta(max_length=MAX_SCHEMA)] | dict[str, Any] | None = None
+    ebnf: Annotated[str, msgspec.Meta(max_length=MAX_SCHEMA)] | None = None
+    # At their defaults only: gateways and SGLang's clients add them.
+    skip_special_tokens: Literal[True] | None = None
+    spaces_between_special_tokens: Literal[True] | None = None
+    no_stop_trim: Literal[False] | None = None
+    structural_tag: None = None
+    custom_params: None = None
+    stream_interval: Literal[1] | None = None
+
+    # Any: fields of SamplingParams
+    def params(self, **others: Any) -> SamplingParams:
+        """Returns the sampling parameters. Raises ParameterError for values that do not go together."""
+        return SamplingParams(
+            max_tokens=DEFAULT_MAX_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens,
+            min_tokens=self.min_new_tokens,
+            n=self.n,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k or -1,  # 0 keeps all, as other servers read it
+            min_p=self.min_p,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repetition_penalty,
+            stop=_texts(self.stop),
+            stop_token_ids=self.stop_token_ids or (),
+            stop_regex=_texts(self.stop_regex),
+            logit_bias={int(token): bias for token, bias in (self.logit_bias or {}).items()},
+            seed=self.sampling_seed,
+            ignore_eos=self.ignore_eos,
+            **others,
+        )
+
+    def constraint(self) -> ConstraintSpec | None:
+        """Returns the constraint. Raises HttpError for two of them, and for a schema that is too large."""
+        given = [name for name in ("regex", "json_schema", "ebnf") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise wrong(given[1], f"{given[0]} is given, too; a text has one constraint")
+        if self.regex is not None:
+            return ConstraintSpec("regex", self.regex)
+        if self.ebnf is not None:
+            return ConstraintSpec("gbnf", self.ebnf)
+        if isinstance(self.json_schema, dict):
+            check_depth("json_schema", self.json_schema)
+            source = msgspec.json.encode(self.json_schema).decode()
+            if len(source) > MAX_SCHEMA:
+                raise wrong("json_schema", f"it has {len(source)} bytes; at most {MAX_SCHEMA} are taken")
+            return ConstraintSpec("json_schema", source)
+        return None if self.json_schema is None else ConstraintSpec("json_schema", self.json_schema)
+
+
+def _texts(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, str) else given
+
+
+NOT_OFFERED = {
+    "skip_special_tokens": "special tokens have no text here; leave it out",
+    "spaces_between_special_tokens": "special tokens have no text here; leave it out",
+    "no_stop_trim": "stop texts are never part of the answer; leave it out",
+    "structural_tag": "structural tags are not read; write a regex, a json_schema or an ebnf",
+    "custom_params": "no logits processors are loaded; leave it out",
+    "stream_interval": "every step that has text makes an event; leave it out",
+}
