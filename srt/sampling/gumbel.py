@@ -159,6 +159,8 @@ _BLOCK = 128  # tokens whose maximum is taken first; divides the vocabularies of
 _NUCLEUS = 64  # tokens among which a nucleus is looked for first
 _ROWS = 16  # rows of whole-vocabulary work at once: 16 MiB at 262,144 tokens
 _BIN_SHIFT = 16  # of the bits of a weight: sign, exponent and 7 bits of the fraction stay
+_ALL = np.uint32(0xFFFFFFFF)  # a word of a mask that allows its 32 tokens
+_FEW_WORDS = 4  # where at most one word in so many forbids a token, the forbidden tokens are listed
 _ROUNDING = 1e-6  # of a mass that is summed in float32
 
 
@@ -365,9 +367,21 @@ def _allowed(logits: torch.Tensor, draws: Draws, some: NDArray[np.int64]) -> tor
     for row, i in enumerate(some):
         mask = draws.masks[i]
         if mask is not None:
-            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: logits.shape[1]]
-            logits[row].masked_fill_(torch.from_numpy(bits == 0).to(logits.device), -torch.inf)
+            _forbid(logits[row], mask)
     return logits
+
+
+def _forbid(row: torch.Tensor, mask: NDArray[np.uint32]) -> None:
+    """Writes −∞ where a mask forbids a token. In free text it forbids few, and most of its words none."""
+    words = np.flatnonzero(mask != _ALL)
+    if _FEW_WORDS * len(words) > len(mask):
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(row)]
+        row.masked_fill_(torch.from_numpy(bits == 0).to(row.device), -torch.inf)
+        return
+    bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(-1, 32)
+    places, bit = np.nonzero(bits == 0)
+    tokens = words[places] * 32 + bit
+    row.index_fill_(0, torch.from_numpy(tokens[: np.searchsorted(tokens, len(row))]).to(row.device), -torch.inf)
 
 
 def _rows(logits: torch.Tensor, rows: NDArray[np.integer]) -> torch.Tensor:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from umbel.lang.errors import EngineError
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.messages import IdLogprob
@@ -291,10 +292,10 @@ def test_nothing_asked_nothing_given() -> None:
     assert describe(torch.zeros(0, 4), [], TorchSampling()) == []
 
 
-def test_a_mask_rules_tokens_out() -> None:
-    logits = torch.from_numpy(np.random.default_rng(8).normal(0, 2, (3, 70)).astype(np.float32))
-    allowed = np.array([3, 40, 69])
-    mask = np.packbits(np.isin(np.arange(96), allowed), bitorder="little").view(np.uint32)
+@pytest.mark.parametrize("allowed", [np.array([3, 40, 669]), np.arange(1, 700), np.arange(690)])
+def test_a_mask_rules_tokens_out(allowed: NDArray[np.int64]) -> None:
+    logits = torch.from_numpy(np.random.default_rng(8).normal(0, 2, (3, 700)).astype(np.float32))
+    mask = np.packbits(np.isin(np.arange(704), allowed), bitorder="little").view(np.uint32)
     for sampling in (
         SamplingParams(temperature=0.0),
         SamplingParams(),
@@ -302,11 +303,11 @@ def test_a_mask_rules_tokens_out() -> None:
         SamplingParams(top_p=0.5),
     ):
         columns = stack_draws([draw(sampling, row=row, seed=row) for row in range(3)])
-        tokens = Sampler(70).choose(logits, dataclasses.replace(columns, masks=[mask, None, mask]))
+        tokens = Sampler(700).choose(logits, dataclasses.replace(columns, masks=[mask, None, mask]))
         few = torch.full_like(logits, -torch.inf)
         few[:, allowed] = logits[:, allowed]
         few[1] = logits[1]
-        assert tokens.tolist() == Sampler(70).choose(few, columns).tolist()
+        assert tokens.tolist() == Sampler(700).choose(few, columns).tolist()
         assert set(tokens[[0, 2]].tolist()) <= set(allowed.tolist())
 
 
