@@ -385,12 +385,17 @@ class Explored:
     def begins_more(self, state: int, data: bytes) -> bool:
         """Whether `data` begins a part that need not come: the end before it is the end of what has to come now, too.
 
-        What follows such a beginning without a choice is no part to be afraid of: it fits, or does not.
+        What follows such a beginning without a choice is no part to be afraid of: it fits, or does not. Neither is the
+        rest of a character.
         """
         automaton = self.automaton
         end = automaton.close(state)
+        inside = 0  # bytes that the character has still to come
         for byte in data:
             state = automaton.step(state, byte)
+            inside = max(inside - 1, 0) if byte < 0xC0 else (byte >= 0xE0) + (byte >= 0xF0) + 1
+            if inside:
+                continue
             following = automaton.close(state)
             if len(following) > len(end) and following.endswith(end) and automaton.forced(state) != following:
                 return True

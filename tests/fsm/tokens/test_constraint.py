@@ -174,6 +174,20 @@ def test_a_character_that_was_begun_is_finished() -> None:
     assert spelled(state.forced_tokens()) == [b"\xa9", b"!"]
 
 
+def test_the_rest_of_a_character_is_no_further_part() -> None:
+    """Otherwise free text would end before such a character when few tokens are left."""
+    state = cursor(Repeat(Chars(ANY)))
+    for byte in "日🎉".encode():
+        state.advance(byte)
+        assert not state.begins_more
+    members = cursor(Concat((Literal(b"{"), Repeat(Literal("é=1;".encode())), Literal(b"}"))))
+    take(members, [ord("{"), 0xC3])
+    assert not members.begins_more
+    optional = cursor(Concat((Literal(b"{"), Repeat(Concat((Chars(ANY), Literal(b"=1;")))), Literal(b"}"))))
+    take(optional, [ord("{"), ord("e")])
+    assert optional.begins_more
+
+
 def test_without_a_tokenizer_nothing_is_forced_and_ends_are_short() -> None:
     state = Constraint(Grammar(PERSON), Masks(ENGLISH.vocabulary)).begin()
     assert state.forced_tokens() == []
