@@ -198,7 +198,7 @@ def _satisfying(constraint: ConstraintSpec, tokens: int) -> str:
     """Makes a text that satisfies the constraint; any text if no engine here can."""
     if constraint.kind == "choices":
         return _choices(constraint)[0]
-    if constraint.kind in ("lark", "gbnf"):
+    if constraint.kind == "lark" or constraint.kind == "gbnf" or constraint.kind == "tools":
         return _TOKEN * tokens
     try:
         return expressions.shortest(constraint.kind, constraint.source)

@@ -79,7 +79,7 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
 
 # ---------------------------------------------------------------------------------------------- down
 
-ConstraintKind = Literal["regex", "json_schema", "lark", "gbnf", "choices"]
+ConstraintKind = Literal["regex", "json_schema", "lark", "gbnf", "choices", "tools"]
 ConstraintEngine = Literal["auto", "fsm", "llguidance", "outlines-core", "interegular"]
 JsonWhitespace = Literal["spaced", "compact", "flexible"]
 JsonKeyOrder = Literal["declared", "any"]
@@ -91,7 +91,8 @@ class ConstraintSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     Attributes:
         kind: how `source` is read. A regex is matched as a whole, as by `re.fullmatch`.
         source: the regex, the JSON Schema as JSON text (its order of keys is the order of the answer's), the Lark or
-            GBNF grammar, or a JSON array of the texts to choose from.
+            GBNF grammar, a JSON array of the texts to choose from, or the tools that may be called as
+            `tool_constraint.ToolGrammar`.
         whitespace: of JSON: "spaced" (", " and ": "), "compact" ("," and ":") or "flexible" (bounded blanks).
         allow_unenforced: schema keywords that cannot be enforced are reported in `Completion.unenforced`, and the
             request is served; False refuses them.
@@ -135,7 +136,8 @@ class GenRequest(_Wire, frozen=True):
     """Continue a prompt. Answered by `Chunk`s (when `stream`) and one `Final`.
 
     `token_healing`: the last token of the prompt may be replaced by a longer one that begins with its text. None: for
-    constraints only. The text that comes back never repeats what the prompt says.
+    constraints only, calls of tools excepted (an answer without a call is the one without tools). The text that comes
+    back never repeats what the prompt says.
     """
 
     id: str

@@ -18,7 +18,7 @@ from typing import cast
 import msgspec
 
 from ...lang import checks
-from ...lang.errors import ConstraintError, ParameterError, RequestError, shown
+from ...lang.errors import CapabilityError, ConstraintError, ParameterError, RequestError, shown
 from ...lang.ops import MAX_CHOICE_LENGTH, MAX_CHOICES
 from ...lang.prompt import Part, Text
 from ...lang.protocol import Chunk, Completion, ConstraintSpec, FinishReason, GenRequest, TokenLogprob
@@ -146,6 +146,8 @@ def check(text: str, constraint: ConstraintSpec) -> None:
         case "lark" | "gbnf":
             if expressions.walk(constraint.kind, constraint.source, text).accepted != len(text):
                 raise RequestError(f"Echo's answer {shown(text)} is no text of the grammar {shown(constraint.source)}")
+        case "tools":
+            raise CapabilityError("Echo checks no calls of tools; leave the constraint out, or use a Runtime")
 
 
 def compiled(pattern: str) -> "re.Pattern[str]":

@@ -69,6 +69,7 @@ from . import expressions, reask_prompts, schemas
 _BLANK = re.compile("[ \n]")
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 _CALLED = {"regex": "regex", "json_schema": "JSON Schema", "choices": "choices", "lark": "grammar", "gbnf": "grammar"}
+_REFUSED = "`lower` refuses calls of tools where they are not enforced"
 
 
 # -------------------------------------------------------------------------------- before a call
@@ -110,6 +111,7 @@ _WRITTEN = {
     "lark": "ebnf= and grammar= in Lark",
     "gbnf": "ebnf= and grammar= in GBNF",
     "choices": "choices=, select(), and dtype= of a Literal or Enum",
+    "tools": "calls of tools",
 }
 
 
@@ -129,6 +131,8 @@ def lower(backend: Backend, constraint: ConstraintSpec, *, allow_best_effort: bo
     for candidate in _readings(constraint):
         if _is_enforced(backend, candidate):
             return candidate
+    if constraint.kind == "tools":
+        raise CapabilityError(f"{name} does not enforce calls of tools; run them on a Runtime")
     if capabilities.asks_again or allow_best_effort:
         return None
     others = [_WRITTEN[kind] for kind in capabilities.constraints if kind != constraint.kind]
@@ -174,6 +178,8 @@ def check_validatable(constraint: ConstraintSpec) -> None:
             schemas.check(constraint.source)
         case "choices":
             _choices(constraint)
+        case "tools":
+            raise AssertionError(_REFUSED)
 
 
 def holds(constraint: ConstraintSpec, text: str) -> list[str]:
@@ -187,6 +193,8 @@ def holds(constraint: ConstraintSpec, text: str) -> list[str]:
             return schemas.violations(constraint.source, text)
         case "choices":
             return [] if text in _choices(constraint) else ["the text is none of the choices"]
+        case "tools":
+            raise AssertionError(_REFUSED)
 
 
 def begins(constraint: ConstraintSpec, text: str) -> bool:
@@ -200,6 +208,8 @@ def begins(constraint: ConstraintSpec, text: str) -> bool:
                 return expressions.walk("json_schema", constraint.source, text).read == len(text)
             except ConstraintError:  # more than automata take: the validator needs whole texts
                 return False
+        case "tools":
+            raise AssertionError(_REFUSED)
     return expressions.walk(constraint.kind, constraint.source, text).read == len(text)
 
 
@@ -220,6 +230,8 @@ def longest(constraint: ConstraintSpec, text: str) -> int | None:
             return max((len(choice) for choice in choices if text.startswith(choice)), default=None)
         case "json_schema":
             return _json_end(constraint.source, text)
+        case "tools":
+            raise AssertionError(_REFUSED)
 
 
 def tidied(constraint: ConstraintSpec, text: str) -> str:

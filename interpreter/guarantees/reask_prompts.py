@@ -50,6 +50,8 @@ def demand(constraint: ConstraintSpec) -> str:
             return f"a text in the language of this Lark grammar:\n{constraint.source}"
         case "gbnf":
             return f"a text in the language of this GBNF grammar, from its rule root:\n{constraint.source}"
+        case "tools":
+            raise AssertionError("guarantee.lower refuses calls of tools where they are not enforced")
 
 
 def note(constraint: ConstraintSpec, said: str) -> str:

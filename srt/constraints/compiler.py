@@ -26,10 +26,11 @@ from ..core.messages import EnforcedBy, EngineConstraint
 if TYPE_CHECKING:
     from ...fsm.engines.source import Source
     from ...fsm.errors import Limits
+    from ...fsm.language import Grammar
     from ...fsm.schema import SchemaGrammar
 
 
-_NAMES = {"regex": "regex", "json_schema": "json_schema", "lark": "grammar", "gbnf": "grammar"}
+_NAMES = {"regex": "regex", "json_schema": "json_schema", "lark": "grammar", "gbnf": "grammar", "tools": "tools"}
 _LLGUIDANCE_NARROWS = ("properties", "#", "llguidance enforces it: members come in the order of the schema")
 MAX_COMPILED = 16 << 20  # bytes of a grammar; it is sent with every request
 
@@ -118,16 +119,19 @@ def compile_constraint(spec: ConstraintSpec, engine: ConstraintEngine) -> Compil
             return _compile(
                 msgspec.structs.replace(spec, kind="lark", source=lark_of_gbnf(spec.source)), spec.engine or engine
             )
+        if spec.kind == "tools":
+            return _compile_tools(spec)
         return _compile(spec, spec.engine or engine)
     except ConstraintRefused as error:
         return Refused(f"{_NAMES[spec.kind]}: {error}")
+    except ConstraintError as error:  # of the source of tools
+        return Refused(str(error))
     except RecursionError:
         return Refused(f"{_NAMES[spec.kind]}: it is nested too deeply; write a flatter one")
 
 
 def _compile(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled:
     """Compiles with our automata or llguidance. Raises ConstraintRefused."""
-    from ...fsm.automaton.automaton import Automaton
     from ...fsm.engines.selection import compile_source
     from ...fsm.engines.source import Source
     from ...fsm.errors import Limits
@@ -143,6 +147,36 @@ def _compile(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled:
             stands_in = engine != "llguidance" and spec.kind != "lark"
             return _rehearsed(spec, answer, _our_refusal(source, limits) if stands_in else None)
         grammar = answer
+    compiled = _ours(spec, grammar, limits)
+    if schema is None:
+        return compiled
+    return msgspec.structs.replace(compiled, unenforced=schema.unenforced, narrowed=schema.narrowed)
+
+
+def _compile_tools(spec: ConstraintSpec) -> Compiled:
+    """Compiles answers that may call tools, with our automata: no other engine counts free text and calls as one.
+
+    Raises:
+        ConstraintError, ConstraintRefused: the source is wrong, a schema is not supported, or another engine is asked.
+    """
+    from ...fsm.errors import Limits
+    from ...fsm.schema import SchemaOptions
+    from ...lang.tool_constraint import read_tool_grammar
+    from .tool_grammar import answer_grammar
+
+    if spec.engine not in (None, "auto", "fsm"):
+        raise ConstraintRefused(f'engine="{spec.engine}" reads no calls of tools; leave it out')
+    limits = Limits()
+    options = SchemaOptions(spec.whitespace, allow_unenforced=spec.allow_unenforced, key_order=spec.key_order)
+    found = answer_grammar(read_tool_grammar(spec.source), options, limits)
+    compiled = _ours(spec, found.grammar, limits)
+    return msgspec.structs.replace(compiled, unenforced=found.unenforced, narrowed=found.narrowed)
+
+
+def _ours(spec: ConstraintSpec, grammar: Grammar, limits: Limits) -> Compiled:
+    """Makes a constraint of a grammar. Raises ConstraintRefused: it is too large, or its shortest text is."""
+    from ...fsm.automaton.automaton import Automaton
+
     automaton = Automaton(grammar, limits)
     least = automaton.close_length(automaton.start)
     if least > limits.shortest_bytes:
@@ -154,10 +188,7 @@ def _compile(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled:
     data = msgspec.msgpack.encode(grammar)
     if len(data) > MAX_COMPILED:
         raise ConstraintRefused(f"it takes {len(data)} bytes compiled, more than {MAX_COMPILED}; write a smaller one")
-    compiled = Compiled(_engine_constraint(spec, "fsm", data), close)
-    if schema is None:
-        return compiled
-    return msgspec.structs.replace(compiled, unenforced=schema.unenforced, narrowed=schema.narrowed)
+    return Compiled(_engine_constraint(spec, "fsm", data), close)
 
 
 def _rehearsed(spec: ConstraintSpec, source: Source, ours: ConstraintRefused | None) -> Compiled:
@@ -216,10 +247,12 @@ def _our_refusal(source: Source, limits: Limits) -> ConstraintRefused | None:
 
 def _engine_constraint(spec: ConstraintSpec, engine: EnforcedBy, data: bytes, why: str = "") -> EngineConstraint:
     digest = sha256(b"\0".join((engine.encode(), spec.kind.encode(), spec.whitespace.encode(), data))).hexdigest()
-    return EngineConstraint(digest, engine, _kind(spec), data, spec.whitespace, why)
+    kind = spec.kind if spec.kind == "tools" else _kind(spec)
+    return EngineConstraint(digest, engine, kind, data, spec.whitespace, why)
 
 
 def _kind(spec: ConstraintSpec) -> Literal["regex", "json_schema", "lark"]:
+    assert spec.kind != "tools", "our own automata enforce them"
     assert spec.kind != "choices", "they have become a regex"
     assert spec.kind != "gbnf", "it has become a Lark grammar"
     return spec.kind

@@ -59,6 +59,7 @@ class VocabularyMatcherFactory:
             case "fsm":
                 return self._engines.open_grammar(msgspec.msgpack.decode(compiled.data, type=Grammar))
             case "llguidance":
+                assert compiled.kind != "tools", "our own automata enforce them"
                 source = Source(compiled.kind, compiled.data.decode(), compiled.whitespace)
                 try:
                     return self._engines.open_llguidance(source, compiled.nbytes)

@@ -273,13 +273,17 @@ class RequestValidator:
     def _heals(self, request: GenRequest) -> bool:
         """Returns whether the prompt ends in text whose last token may grow.
 
-        The boundary after a template's scaffolding, or after generated text, is where the model expects it."""
+        The boundary after a template's scaffolding, or after generated text, is where the model expects it. An answer
+        that may call tools is the one without tools unless it calls one, so it heals only when asked to.
+        """
         if request.token_healing and request.constraint is None:
             raise ParameterError(
                 "token_healing=True is for constraints (regex, json_schema, grammar); leave it out, or end the prompt "
                 "without a space"
             )
-        wanted = request.constraint is not None and request.token_healing is not False
+        wanted = request.token_healing
+        if wanted is None:
+            wanted = request.constraint is not None and request.constraint.kind != "tools"
         return wanted and self._encoder.ends_in_text(request.prompt)
 
     def _check_tokens(self, what: str, token_ids: Sequence[int] | dict[int, float]) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.backends.echo_tokens import prompt_text
 from umbel.interpreter.guarantees import reask_prompts
+from umbel.interpreter.guarantees.guarantee import lower
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Capabilities, ConstraintSpec, GenRequest
 
@@ -646,3 +647,12 @@ def test_a_budget_ends_the_asking() -> None:
     with pytest.raises(ul.BudgetError):
         chat.run(backend=echo, dtype=int, budget=ul.Budget(calls=2), timeout=PATIENCE)["x"]
     assert echo.calls == 2
+
+
+@pytest.mark.parametrize("best_effort", [False, True])
+def test_calls_of_tools_are_refused_where_they_are_not_enforced(best_effort: bool) -> None:
+    """No text is looked at for them afterwards, so best effort changes nothing."""
+    spec = ConstraintSpec("tools", '{"format": "hermes", "tools": [{"name": "f", "schema": {"type": "object"}}]}')
+    hosted = Echo(["x"], capabilities=Capabilities("hosted", asks_again=True))
+    with pytest.raises(ul.CapabilityError, match="calls of tools; run them on a Runtime"):
+        lower(hosted, spec, allow_best_effort=best_effort)

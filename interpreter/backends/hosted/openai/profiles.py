@@ -235,7 +235,7 @@ def lower(constraint: ConstraintSpec, profile: Profile, mode: Mode) -> Constrain
             return _choices(json.loads(constraint.source), profile, mode)
         case "gbnf":
             return _grammar(constraint.source, profile)
-        case "lark":
+        case "lark" | "tools":
             return None
 
 
