@@ -55,7 +55,7 @@ class CallEnds:
 CallEvent = ContentPiece | CallBegins | ArgumentsPiece | CallEnds
 
 
-class _Phase(Enum):
+class _Place(Enum):
     TEXT = auto()
     ARGUMENTS = auto()
     AFTER = auto()
@@ -80,7 +80,7 @@ class ToolCallReader:
         self._endings: dict[str, str | None] = {after + call_format.close: None}  # the text → the next call's name
         if call_format.parallel:
             self._endings.update({after + call_format.between + header: name for header, name in headers.items()})
-        self._phase = _Phase.TEXT
+        self._place = _Place.TEXT
         self._held = ""
         self._begun = False  # content or a call has been read
         self._after_call = False  # and nothing has come since
@@ -99,14 +99,14 @@ class ToolCallReader:
     def finish(self) -> list[CallEvent]:
         """Returns the rest, when no more text comes. A header that was cut is left out, as the end of a call is."""
         held, self._held = self._held, ""
-        match self._phase:
-            case _Phase.ARGUMENTS:
+        match self._place:
+            case _Place.ARGUMENTS:
                 return [CallEnds(self._calls - 1, cut=True)]
-            case _Phase.AFTER:
+            case _Place.AFTER:
                 ending = self._longest_ending(held)
                 held = held[len(ending) :] if ending is not None else ""
                 self._after_call = True
-            case _Phase.TEXT:
+            case _Place.TEXT:
                 pass
         rest = held.lstrip("\n")
         begins_call = self._format.has_mark and rest.startswith(self._format.mark)
@@ -116,12 +116,12 @@ class ToolCallReader:
 
     def _advance(self, events: list[CallEvent]) -> bool:
         """Reads on; False: more text is needed to decide."""
-        match self._phase:
-            case _Phase.TEXT:
+        match self._place:
+            case _Place.TEXT:
                 return self._read_text(events)
-            case _Phase.ARGUMENTS:
+            case _Place.ARGUMENTS:
                 return self._read_arguments(events)
-            case _Phase.AFTER:
+            case _Place.AFTER:
                 return self._read_ending(events)
 
     def _read_text(self, events: list[CallEvent]) -> bool:
@@ -160,7 +160,7 @@ class ToolCallReader:
 
     def _begin(self, events: list[CallEvent], name: str) -> None:
         self._begun = True
-        self._phase = _Phase.ARGUMENTS
+        self._place = _Place.ARGUMENTS
         self._arguments = _ObjectScanner()
         events.append(CallBegins(self._calls, name))
         self._calls += 1
@@ -173,14 +173,14 @@ class ToolCallReader:
         if not self._arguments.closed:
             return False
         events.append(CallEnds(self._calls - 1))
-        self._phase = _Phase.AFTER
+        self._place = _Place.AFTER
         return True
 
     def _read_ending(self, events: list[CallEvent]) -> bool:
         if _may_become(self._held, self._endings, self._format.after_arguments):
             return False
         ending = self._longest_ending(self._held)
-        self._phase, self._after_call = _Phase.TEXT, True
+        self._place, self._after_call = _Place.TEXT, True
         if ending is not None:
             self._held = self._held[len(ending) :]
             name = self._endings[ending]
