@@ -222,6 +222,51 @@ class PromptEncoder:
 
         return ended(""), [ended(ending) for ending in endings]
 
+    def encode_marked(self, parts: Sequence[Part], places: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Encodes a prompt, and counts the tokens before places that stay the same whatever follows.
+
+            [ Text "Be helpful. Answer" ][ Text "s are short." ][ Text(control) "<end>" ]
+                               place 1 ↑                  place 2 ↑
+            place 1: " Answer" becomes another token by what follows, so the tokens of "Be helpful." count
+            place 2: a control token follows and ends the run, so all tokens before it count
+
+        Inside a run of text the tokens count up to the last boundary (boundaries.py) before the place; up to the
+        beginning of the run where there is none. Healing, which may replace the last token of a prompt that ends in
+        text, leaves them alone for the same reason.
+
+        Args:
+            places: numbers of parts; place p lies after parts[:p].
+
+        Returns:
+            (ids of the prompt, as `encode` returns them; for each place the number of tokens).
+        """
+        assert self._pictures is None or not _unseen(parts), "the gateway shows what it encodes"
+        items = list(self._items(parts))
+        ids: list[int] = []
+        ends = [0]  # ends[i]: number of tokens of items[:i]
+        for item in items:
+            ids += self._encode_items((item,))
+            ends.append(len(ids))
+        lengths = []
+        for place in places:
+            before = list(self._items(parts[:place]))  # all but its last item are those of the whole prompt
+            if not before or isinstance(run := before[-1], list):
+                lengths.append(ends[len(before)])
+            elif len(before) < len(items) and _text(run) == _text_of_run(items[len(before) - 1]):
+                lengths.append(ends[len(before)])  # what follows has ended the run
+            else:
+                lengths.append(ends[len(before) - 1] + self._certain_tokens(run))
+        return ids, lengths
+
+    def _certain_tokens(self, run: Key) -> int:
+        """Returns the number of tokens of a run's beginning that stay the same however the run goes on."""
+        text = _text(run)
+        cut = _last_boundary(self.tokenizer.boundary, text)
+        ids: list[int] = []
+        if cut:
+            self._extend_with(ids, text[:cut], first=isinstance(run, tuple))
+        return len(ids)
+
     def ends_in_text(self, parts: Sequence[Part]) -> bool:
         """Returns whether the prompt ends in text of the program, whose last token may have been another one.
 
@@ -363,6 +408,9 @@ class PromptEncoder:
 
     def _extend(self, ids: list[int], text: str, *, first: bool) -> None:
         self._characters["asked"] += len(text)
+        self._extend_with(ids, text, first=first)
+
+    def _extend_with(self, ids: list[int], text: str, *, first: bool) -> None:
         if self._cache is None:
             self._characters["tokenized"] += len(text)
             ids += self.tokenizer.encode(text, first=first)
@@ -447,6 +495,25 @@ def _unseen(parts: Iterable[Part]) -> bool:
 
 def _text(key: Key) -> str:
     return key if isinstance(key, str) else key[0]
+
+
+def _text_of_run(item: Key | list[int]) -> str:
+    assert not isinstance(item, list), "a run is longer in the whole prompt, or the same"
+    return _text(item)
+
+
+def _last_boundary(boundary: re.Pattern[str] | None, text: str) -> int:
+    """Returns the last place before the end of a text where it may be cut, whatever follows it; 0: there is none."""
+    window = SMALL_BLOCK
+    while boundary is not None and text:
+        start = max(0, len(text) - window)
+        places = [found.start() for found in boundary.finditer(text, start)]
+        if places:
+            return places[-1]
+        if not start:
+            break
+        window *= 4
+    return 0
 
 
 _NEAR = 32  # bytes in which a token is searched

@@ -111,6 +111,49 @@ def test_the_ids_of_a_prompt_are_a_prompt_with_one_bos(kind: str, prompt: list[P
     assert encoder.encode([Generated("", tuple(without)), Text(ending)]) == encoder.encode([Text(ending)])
 
 
+controls = st.builds(Text, st.sampled_from(["<|im_start|>user\n", "<s>", "\n<|im_end|>"]), st.just(True))
+ids_of_a_model = st.builds(Generated, st.just("t"), st.just((ord("t"),)))
+some_parts = st.lists(st.one_of(st.builds(Text, texts), controls, ids_of_a_model), max_size=3)
+
+
+@pytest.mark.parametrize("kind", ["bytes", *sorted(BUILDERS)])
+@settings(max_examples=40, deadline=None)
+@given(before=some_parts, others=st.tuples(some_parts, some_parts), cached=st.booleans())
+def test_the_tokens_before_a_mark_stay_the_same_whatever_follows(
+    kind: str, before: list[Part], others: tuple[list[Part], list[Part]], cached: bool
+) -> None:
+    tokenizer: Tokenizer = BYTES if kind == "bytes" else toy(kind)
+    plain = PromptEncoder(tokenizer, cache_bytes=0)
+    encoder = PromptEncoder(tokenizer) if cached else plain
+    places = range(len(before) + 1)
+    (left, of_left), (right, of_right) = (encoder.encode_marked([*before, *other], places) for other in others)
+    assert left == plain.encode([*before, *others[0]])
+    assert of_left == sorted(of_left)
+    for i, j in zip(of_left, of_right, strict=True):
+        assert left[: min(i, j)] == right[: min(i, j)]
+    assert of_left[:-1] == of_right[:-1], "only what comes directly after a place may count"
+
+
+@pytest.mark.parametrize("kind", ["bytes", *CUTTABLE])
+def test_a_mark_covers_all_that_is_certain(kind: str) -> None:
+    tokenizer: Tokenizer = BYTES if kind == "bytes" else toy(kind)
+    encoder = PromptEncoder(tokenizer)
+    system, end = Text("The umbel sings of " * 30 + "cit"), Text("<s>", control=True)
+    ended, _ = encoder.encode_marked([system, end], [])
+    whole, (inside,) = encoder.encode_marked([system, Text("ies and of the sea")], [1])
+    alone, (open_end,) = encoder.encode_marked([system], [1])
+    assert encoder.encode_marked([system, end], [0, 1, 2])[1] == [len(encoder.encode([])), len(ended) - 1, len(ended)]
+    assert whole[:inside] == encoder.encode([Text("The umbel sings of " * 30)])[:inside]
+    assert inside == open_end >= len(alone) - len("cit of  ")
+    assert inside == len(encoder.encode([Text(("The umbel sings of " * 30).removesuffix(" "))]))
+
+
+def test_a_mark_in_a_text_without_certain_places_covers_what_comes_before_the_text() -> None:
+    encoder = PromptEncoder(toy("Unigram"))
+    start = Text("<s>", control=True)
+    assert encoder.encode_marked([start, Text("The umbel sings"), Text("!")], [2])[1] == [len(encoder.encode([start]))]
+
+
 def test_a_bos_inside_of_a_prompt_stays() -> None:
     a, bos = ord("a"), 256
     assert PromptEncoder(BYTES).encode([Generated("", (bos, bos, a))]) == [bos, bos, a]
