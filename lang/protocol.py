@@ -19,6 +19,7 @@ from typing import Annotated, Literal, Protocol, get_args, runtime_checkable
 
 import msgspec
 
+from .caching import Caching, CachingUsage
 from .chat_template import ChatTemplate
 from .errors import WIRE_ERRORS, BackendError, ParameterError, UmbelError, shown
 from .prompt import MAX_PARTS, Part, Parts, TokenIds
@@ -34,8 +35,8 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens of one request, or the sum over a run.
 
     `cached_tokens` are prompt tokens whose KV was reused; 0 is 0, never "unknown". `cache_write_tokens` are prompt
-    tokens that a hosted backend charged for storing; our runtime stores all of them and charges for none. Both are
-    among the `prompt_tokens`.
+    tokens that explicit caching has stored: those that marks created (`Caching`), or that a hosted backend charged for
+    storing. What our runtime caches without marks is not counted, and is free. Both are among the `prompt_tokens`.
     """
 
     prompt_tokens: int = 0
@@ -138,6 +139,8 @@ class GenRequest(_Wire, frozen=True):
     `token_healing`: the last token of the prompt may be replaced by a longer one that begins with its text. None: for
     constraints only, calls of tools excepted (an answer without a call is the one without tools). The text that comes
     back never repeats what the prompt says.
+
+    `caching`: marks that keep the beginning of the prompt for later requests; `Final.caching` has their figures.
     """
 
     id: str
@@ -147,6 +150,7 @@ class GenRequest(_Wire, frozen=True):
     origin: Origin = Origin()
     constraint: ConstraintSpec | None = None
     token_healing: bool | None = None
+    caching: Caching | None = None
 
 
 class ScoreRequest(_Wire, frozen=True):
@@ -340,6 +344,7 @@ class Final(_Wire, frozen=True):
     """The end of a GenRequest: its continuations in order, and what they cost.
 
     `times`: None where the backend measures none.
+    `caching`: what the marks of the request have read and created; None for one without marks.
     """
 
     id: str
@@ -347,6 +352,7 @@ class Final(_Wire, frozen=True):
     usage: Usage
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     times: RequestTimes | None = None
+    caching: CachingUsage | None = None
 
 
 class ScoredChoice(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -466,6 +472,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     token_ids: bool = False  # accepts Generated parts by id
     prefix_cache: bool = True  # keeps what it has computed of prompts
     cache_minimum: int = 0  # tokens of the shortest prompt that it keeps something of
+    caching: bool = False  # keeps what marks cover: `GenRequest.caching`
     images: bool = False
     image_tokens: int = 0  # of an image, or of a frame of a clip, at most; 0 where the backend counts them itself
     logprobs: bool = False

@@ -196,6 +196,7 @@ class LocalBackend:
             pins=self.options.radix_cache,
             token_ids=True,
             prefix_cache=self.options.radix_cache,
+            caching=self.options.radix_cache,
             logprobs=True,
             max_context=context,
             constraints=get_args(ConstraintKind),

@@ -197,6 +197,7 @@ class Runtime:
             pins=caches,
             token_ids=True,
             prefix_cache=caches,
+            caching=caches,
             logprobs=True,
             probability=True,
             stop_regex=True,

@@ -47,6 +47,7 @@ from ..core.messages import (
     EngineChoose,
     EngineControl,
     EngineGenerate,
+    EngineMark,
     EngineScore,
     FromEngine,
     IdLogprob,
@@ -55,6 +56,7 @@ from ..core.messages import (
 )
 from ..multimodal.cache import Picture
 from ..tokenizer.tokenizer import Detokenizer
+from .caches import MarkedPrompt
 
 Answer = FromBackend | FromPrograms
 
@@ -112,6 +114,7 @@ class PendingCall(ABC):
     pictures: tuple[Picture, ...] = field(default=(), init=False)  # held in the picture cache for this call
     losses: list[str] = field(default_factory=list, init=False)  # the reasons, one for each engine that lost its work
     aborted: bool = field(default=False, init=False)  # by its client; the engine knows
+    marked: MarkedPrompt | None = field(default=None, init=False)  # marks of its prompt, for its first engine request
 
     def __post_init__(self) -> None:
         self.open = {message.id for message in self.messages}
@@ -129,6 +132,12 @@ class PendingCall(ABC):
         """Returns the engine messages without an ending, with the remaining time, to send now."""
         waiting = (message for message in self.messages if message.id in self.open)
         return tuple(_with_timeout(message, self.deadline - now) for message in waiting)
+
+    def mark(self, marks: list[EngineMark]) -> None:
+        """Adds marks to its first engine request, which generates."""
+        first, *others = self.messages
+        assert isinstance(first, EngineGenerate), "nothing else has marks"
+        self.messages = (msgspec.structs.replace(first, marks=marks), *others)
 
     @property
     def repeatable(self) -> bool:
@@ -264,16 +273,19 @@ class GenCall(PendingCall):
         continuations = sorted(self.continuations.values(), key=lambda item: item.index)
         ends = [item.ended for item in continuations if item.ended is not None]
         assert len(ends) == len(continuations), "a call ends when its last continuation has"
+        caching = None if self.marked is None else self.marked.usage
         usage = Usage(
             prompt_tokens=ends[0].prompt_tokens,
             # Continuations share one prompt: the tokens computed for the first of them were not cached.
             cached_tokens=min(end.cached_tokens for end in ends),
             completion_tokens=sum(end.completion_tokens for end in ends),
             calls=1,
+            cache_write_tokens=0 if caching is None else caching.created,
         )
         completions = tuple(_completion(item, self.compiled) for item in continuations)
         prompt_logprobs = tuple(self._texts(ends[0].prompt_logprobs))
-        return Final(self.request_id, completions, usage, prompt_logprobs, _times([end.times for end in ends]))
+        times = _times([end.times for end in ends])
+        return Final(self.request_id, completions, usage, prompt_logprobs, times, caching)
 
     def _texts(self, logprobs: Sequence[IdLogprob]) -> list[TokenLogprob]:
         return [self._described(item) for item in logprobs]

@@ -47,10 +47,21 @@ from ...lang.status import EngineState, RisingCounters, RuntimeStatus
 from ..constraints.compiler import Answer, Compiled, CompiledCache, InlineCompiler, Refused
 from ..core.config import CompilerLimits, GatewayLimits
 from ..core.instruments import Clock, FaultHook, no_faults
-from ..core.messages import EngineAbort, EngineControl, EngineFailed, FromEngine, Heartbeat, KeepsEnded, ToEngine
+from ..core.messages import (
+    Ended,
+    EngineAbort,
+    EngineControl,
+    EngineFailed,
+    EngineGenerate,
+    FromEngine,
+    Heartbeat,
+    KeepsEnded,
+    ToEngine,
+)
 from ..multimodal.cache import PictureCache
 from ..tokenizer.prompt import CACHE_BYTES, Prompted, PromptEncoder, Showable
 from ..tokenizer.tokenizer import Tokenizer
+from .caches import CacheLedger
 from .calls import CallIndex, CallPhase, Client, ControlCall, GenCall, PendingCall, ScoreCall
 from .hints import Hints
 from .images import Images, PictureCall
@@ -125,6 +136,13 @@ class Gateway:
             upload=self._pictures.upload,
             clock=clock,
             faults=faults,
+            counters=self.counters,
+        )
+        self._caches = CacheLedger(
+            new_id=lambda: next(self._ids),
+            to_engine=to_engine,
+            clock=clock,
+            limits=limits,
             counters=self.counters,
         )
 
@@ -212,7 +230,7 @@ class Gateway:
             self._engine_counters.note(self.counters["engine_losses"], event.counters)
             return
         if isinstance(event, KeepsEnded):
-            self.counters["keeps_ended"] += len(event.ids)
+            self._caches.keeps_ended(event.ids)
             return
         call = self._calls.of_request(event.id)
         if call is None:
@@ -226,6 +244,8 @@ class Gateway:
             self._end(call, Failure(call.request_id, kind, event.message))
             return
         try:
+            if isinstance(event, Ended) and call.marked is not None and event.id == call.messages[0].id:
+                self._caches.settle(call.marked, event.marks)
             messages = call.accept(event)
         except Exception:
             self._internal(call, "reading the engine's answer")
@@ -246,6 +266,7 @@ class Gateway:
         self._state = EngineState.STARTING
         self._heartbeat = None
         self._hints.engine_lost()
+        self._caches.engine_lost()
         self._pictures.engine_lost()
         self.counters["engine_losses"] += 1
         for call in self._calls:
@@ -257,6 +278,7 @@ class Gateway:
 
         It is unknown whose tokens the frames held, and a text must not have a gap."""
         self.counters["lost_frames"] += frames
+        self._caches.events_lost()
         for call in self._calls:
             if call.phase is CallPhase.DISPATCHED:
                 self._abort_engine_requests(call)
@@ -291,12 +313,13 @@ class Gateway:
 
     @property
     def next_deadline(self) -> float:
-        """Earliest deadline on the clock; infinite when nothing is in flight."""
-        return self._calls.next_due
+        """Time of the next `tick` that may be needed; infinite when nothing is in flight and nothing is kept."""
+        return min(self._calls.next_due, self._caches.next_end)
 
     def tick(self) -> None:
-        """Ends calls whose deadline has passed and that the engine has not ended."""
+        """Ends calls whose deadline has passed and that the engine has not ended, and caches whose time is over."""
         now = self._clock.now()
+        self._caches.tick()
         for call in self._calls.due(now):
             due = call.deadline + (self._limits.deadline_grace if call.phase is CallPhase.DISPATCHED else 0.0)
             if due > now:
@@ -494,6 +517,9 @@ class Gateway:
             self._check_length(call)  # the context was not known while the first engine started
             self._pictures.upload(call.pictures)
             call.phase = CallPhase.DISPATCHED
+            if call.marked is not None and (first := call.messages[0]).id in call.open:
+                assert isinstance(first, EngineGenerate), "nothing else has marks"
+                call.mark(self._caches.grant(call.marked, first.token_ids))
             for message in call.outgoing(self._clock.now()):
                 self._faults("gateway.send")
                 self._to_engine(message)
@@ -538,6 +564,8 @@ class Gateway:
     def _end(self, call: PendingCall, ending: FromBackend | None) -> None:
         """Removes a call and sends its client the ending, unless the client is gone. No other place removes calls."""
         self._calls.remove(call)
+        if call.marked is not None:
+            self._caches.cancel(call.marked)
         if isinstance(call, GenCall) and call.inquiry is not None:
             call.inquiry.forget()
         if isinstance(call, PictureCall):

@@ -401,6 +401,7 @@ def capabilities_of(name: str, image_tokens: int = 0) -> Capabilities:
         name=name,
         score=True,
         token_ids=True,
+        caching=True,
         logprobs=True,
         constraints=get_args(ConstraintKind),
         probability=True,

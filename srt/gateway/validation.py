@@ -10,8 +10,9 @@ from typing import assert_never
 
 import msgspec
 
+from ...lang.caching import COUNTED_MARKS, Caching
 from ...lang.errors import CapabilityError, ParameterError, RequestError
-from ...lang.prompt import Generated, Media, Part, Text
+from ...lang.prompt import MAX_PARTS, Generated, Media, Part, Text
 from ...lang.protocol import (
     Detokenize,
     Detokenized,
@@ -32,6 +33,7 @@ from ..core.messages import EngineChoose, EngineGenerate, EnginePrefill, EngineS
 from ..multimodal.format import PictureFormat, check_media
 from ..tokenizer.prompt import PromptEncoder, Showable, media_places, prompts_of, text_of, token_places
 from ..tokenizer.tokenizer import CompiledStops, Tokenizer
+from .caches import MarkedPrompt, PromptMark, marked_places
 from .calls import Client, GenCall, ScoreCall
 
 Question = Locate | Tokenize | Detokenize  # answered without the engine
@@ -87,12 +89,12 @@ class RequestValidator:
         self._check(request.id, request.origin, request.prompt)
         self._check_sampling(request.sampling)
         heal = self._heals(request)
-        token_ids = self._encode(request.prompt, request.origin)
+        token_ids, marked = self._encode_marked(request)
         _check_prompt_logprobs(request.sampling.prompt_logprobs_from, token_ids)
         first = request.sampling.seed
         seed = self._draw_seed() if first is None else first
         schedule = _schedule(request.origin)
-        return GenCall(
+        call = GenCall(
             client,
             request.id,
             tuple(
@@ -112,6 +114,8 @@ class RequestValidator:
             self._stops.of(request.sampling),
             request.constraint,
         )
+        call.marked = marked
+        return call
 
     def prefill(self, call: GenCall) -> EnginePrefill:
         """Makes a hint of the call's prompt, for the engine to compute while the constraint is compiled."""
@@ -211,6 +215,21 @@ class RequestValidator:
     def _encode(self, prompt: Sequence[Part], origin: Origin) -> list[int]:
         return self._encoder.salted(origin.salt).encode(prompt) or [self._beginning("an empty prompt")]
 
+    def _encode_marked(self, request: GenRequest) -> tuple[list[int], MarkedPrompt | None]:
+        """Encodes a prompt, and turns the places of its marks into numbers of tokens."""
+        caching, salt = request.caching, request.origin.salt
+        if caching is None:
+            return self._encode(request.prompt, request.origin), None
+        self._check_caching(caching, len(request.prompt))
+        places = marked_places(caching)
+        wanted = sorted({place for pair in places for place in pair})
+        token_ids, lengths = self._encoder.salted(salt).encode_marked(request.prompt, wanted)
+        length = dict(zip(wanted, lengths, strict=True))
+        ttls = [mark.ttl for mark in caching.marks[-COUNTED_MARKS:]]
+        marks = [PromptMark(length[end], length[floor], ttl) for (end, floor), ttl in zip(places, ttls, strict=True)]
+        counted = tuple(mark for mark in marks if mark.length >= caching.minimum)
+        return token_ids or [self._beginning("an empty prompt")], MarkedPrompt(salt, counted)
+
     def _choice_tokens(self, request: ScoreRequest) -> tuple[list[int], list[list[int]], int]:
         """Appends each choice as the program would → tokens of the prompt alone, token sequences, start of the scores.
 
@@ -265,6 +284,22 @@ class RequestValidator:
                 _check_text("the prompt", part.text)
             elif isinstance(part, Generated):
                 self._check_tokens("prompt", part.token_ids)
+
+    def _check_caching(self, caching: Caching, parts: int) -> None:
+        places = [mark.place for mark in caching.marks]
+        if places != sorted(set(places)):
+            raise ParameterError(f"caching.marks: the places {places[:8]} must ascend; write each place once")
+        for name, place in [*(("marks", place) for place in places), *(("blocks", place) for place in caching.blocks)]:
+            if not 0 < place <= parts:
+                raise ParameterError(f"caching.{name}: place {place} is outside of the prompt; write 1 to {parts}")
+        longest = self._limits.longest_pin
+        for mark in caching.marks:
+            if not 0 < mark.ttl <= longest:
+                raise ParameterError(f"caching.marks: ttl={mark.ttl} is out of range; write seconds, up to {longest:g}")
+        if caching.look_back is not None and not 0 <= caching.look_back <= MAX_PARTS:
+            raise ParameterError(f"caching.look_back={caching.look_back} is no number of blocks; write 0 or more")
+        if caching.minimum < 1:
+            raise ParameterError(f"caching.minimum={caching.minimum} is no number of tokens; write 1 or more")
 
     def _check_sampling(self, sampling: SamplingParams) -> None:
         self._check_tokens("logit_bias", sampling.logit_bias)

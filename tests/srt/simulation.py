@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 import pytest
+from umbel.lang.caching import CacheMark, Caching
 from umbel.lang.errors import ConstraintError
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import (
@@ -314,7 +315,10 @@ class World:
             seed=dice.randrange(1000),
         )
         constraint = dice.choice((None, None, *CONSTRAINTS))
-        return GenRequest(label, (Text(self._text()),), sampling, dice.random() < 0.5, self._origin(), constraint)
+        prompt = (Text(self._text()), Text(dice.choice(("", " lives"))))
+        marks = tuple(CacheMark(place, dice.choice((0.3, 30.0))) for place in dice.choice(((), (1,), (1, 2))))
+        caching = Caching(marks, minimum=2) if marks else None
+        return GenRequest(label, prompt, sampling, dice.random() < 0.5, self._origin(), constraint, caching=caching)
 
 
 # ------------------------------------------------------------------------------------------ the judge
@@ -332,8 +336,12 @@ def verify(world: World) -> Counter[str]:
             _verify_text(record, ending)
             outcomes[ending.kind if isinstance(ending, Failure) else type(ending).__name__] += 1
     assert world.gateway.in_flight == 0
+    for _ in range(50):  # for messages that are on their way, and caches whose time is nearly over
+        world.tick()
     assert world.engine is not None
     scheduler = world.engine.scheduler
+    if not world.loss:
+        assert set(world.gateway._caches._pins) == set(scheduler.kv.pins._kept), "gateway and engine keep the same"
     while not scheduler.idle:
         scheduler.step()
     scheduler.check()
@@ -355,10 +363,13 @@ def _verify_text(record: Record, ending: FromBackend | None) -> None:
         assert texts[index].startswith(shown), f"{request.id}: {shown!r} is no beginning of {texts[index]!r}"
     if not isinstance(ending, Final):
         return
+    if ending.caching is not None:
+        assert 0 <= ending.caching.read + ending.caching.created <= ending.usage.prompt_tokens
     for index, completion in enumerate(ending.completions):
         if completion.finish_reason is FinishReason.ABORT:
             assert record.aborted
-            assert texts[index].startswith(completion.text.removesuffix("�"))
+            text = texts[index] if texts else ""  # a constraint that would have been refused
+            assert text.startswith(completion.text.removesuffix("�"))
             continue
         assert completion.text == texts[index]
         if request.stream:

@@ -40,12 +40,16 @@ def test_the_simulation_reaches_every_kind_of_ending() -> None:
     """A simulation that never kills, expires or aborts anything would prove nothing."""
     seen: Counter[str] = Counter()
     kills, retried = 0, 0
+    cached: Counter[str] = Counter()
     for seed in range(20, 28):
         world = World(seed, loss=0.004)
         world.run(EVENTS)
         seen += verify(world)
         kills += world.kills
         retried += world.gateway.counters["retried_requests"]
+        cached += world.gateway.counters
     assert kills > 0
     assert retried > 0
+    assert min(cached[f"caches_{how}"] for how in ("made", "expired", "lost")) > 0
+    assert cached["cache_read_tokens"] > 0
     assert {"Final", "Scored", "EngineError", "DeadlineError"} <= set(seen)

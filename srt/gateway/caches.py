@@ -1,0 +1,267 @@
+"""The ledger of explicit caching: which prefixes are kept for which salt, until when, and what a request's marks get.
+
+    request ── grant ──▶ marks that read: TTL restarted, EngineRenew     ┐
+                         marks that create: EngineMark on the request    ├─ settle ──▶ CachingUsage
+               Ended ──▶ which of them the engine has placed             ┘
+
+The ledger alone decides when a TTL ends, and then releases the engine's pin. The engine keeps a prefix for SLACK
+seconds longer, in case the release is lost. A prefix that the engine gave up is forgotten here (KeepsEnded). A TTL
+begins when the call that creates its prefix has ended; before, no other call reads it, and two calls may create it.
+
+Prefixes are found by their tokens: an entry is its number of tokens and a digest of them, under the salt. So a mark
+reads what it covers exactly when the kept tokens are a strict prefix of the prompt, whatever blocks they came from.
+"""
+
+import logging
+import math
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import pairwise
+
+from ...lang.caching import COUNTED_MARKS, Caching, CachingUsage, MarkUsage
+from ..core.config import GatewayLimits
+from ..core.instruments import Clock
+from ..core.messages import EngineMark, EngineRelease, EngineRenew, ToEngine
+
+log = logging.getLogger("umbel.gateway")
+
+SLACK = 60.0  # seconds
+Prefix = tuple[int, bytes]  # number of tokens, digest
+
+
+@dataclass(frozen=True, slots=True)
+class PromptMark:
+    """A mark in tokens.
+
+    Attributes:
+        length: tokens that it covers.
+        floor: it reads entries of at least so many tokens.
+        ttl: seconds.
+    """
+
+    length: int
+    floor: int
+    ttl: float
+
+
+@dataclass(slots=True, eq=False)
+class MarkedPrompt:
+    """The marks of one call, and what became of them."""
+
+    salt: str
+    marks: tuple[PromptMark, ...]  # by length; none is shorter than the minimum
+    pins: list[int | None] = field(default_factory=list, init=False)  # of marks that create; the engine has been told
+    prefixes: list[Prefix] = field(default_factory=list, init=False)
+    read: int = field(default=0, init=False)  # tokens of the longest entry that a mark reads
+    usage: CachingUsage = field(default_factory=CachingUsage, init=False)  # once it is settled
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A prefix that is kept. Read until `ends`."""
+
+    salt: str
+    prefix: Prefix
+    pin: int
+    ttl: float
+    ends: float  # on the clock
+
+
+def marked_places(caching: Caching) -> list[tuple[int, int]]:
+    """Returns (place of the mark, place of the block end where its look-back ends) of the marks that count.
+
+    The place 0 means the beginning of the prompt.
+    """
+    counted = caching.marks[-COUNTED_MARKS:]
+    if caching.look_back is None:
+        return [(mark.place, 0) for mark in counted]
+    ends = sorted({*caching.blocks, *(mark.place for mark in caching.marks)})
+    index = {place: i for i, place in enumerate(ends)}
+    return [(mark.place, ([0] * caching.look_back + ends)[index[mark.place]]) for mark in counted]
+
+
+class CacheLedger:
+    """Keeps the entries of all salts, and talks to the engine about their pins.
+
+    Args:
+        new_id: returns an id for a pin; no engine message has the same.
+        counters: receives "caches_made", "caches_expired", "caches_lost", "cache_read_tokens" and
+            "cache_created_tokens".
+    """
+
+    def __init__(
+        self,
+        *,
+        new_id: Callable[[], int],
+        to_engine: Callable[[ToEngine], None],
+        clock: Clock,
+        limits: GatewayLimits,
+        counters: Counter[str],
+    ) -> None:
+        self._new_id = new_id
+        self._to_engine = to_engine
+        self._clock = clock
+        self._limits = limits
+        self._counters = counters
+        self._salts: dict[str, dict[Prefix, _Entry]] = {}
+        self._pins: dict[int, _Entry] = {}
+        self._until = math.inf  # no entry ends before
+        self._unsettled: dict[MarkedPrompt, None] = {}  # of calls that the engine has
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    # ------------------------------------------------------------------ a call with marks
+
+    def grant(self, marked: MarkedPrompt, token_ids: Sequence[int]) -> list[EngineMark]:
+        """Finds what the marks read, and returns the marks that the engine is to place. Called when the call is sent.
+
+        What is read ends later from now on. What is created is known when the call is settled.
+        """
+        self.cancel(marked)  # what an engine that is lost has not placed
+        self.tick()
+        entries = self._salts.get(marked.salt, {})
+        lengths = {mark.length for mark in marked.marks} | {length for length, _ in entries}
+        longest = max((mark.length for mark in marked.marks), default=0)
+        digests = dict(_digests(token_ids, sorted(length for length in lengths if length <= longest)))
+        marked.prefixes = [(mark.length, digests[mark.length]) for mark in marked.marks]
+        reached = sorted(
+            (entry for entry in entries.values() if digests.get(entry.prefix[0]) == entry.prefix[1]),
+            key=lambda entry: entry.prefix[0],
+        )
+        marked.read, marked.pins = 0, []
+        orders: list[EngineMark] = []
+        room = min(self._limits.max_caches - len(self), self._limits.max_salt_caches - len(entries))
+        for mark, prefix in zip(marked.marks, marked.prefixes, strict=True):
+            found = [entry for entry in reached if mark.floor <= entry.prefix[0] <= mark.length]
+            if found:
+                self._restart(found[-1], mark.ttl if found[-1].prefix == prefix else 0.0)
+                marked.read = max(marked.read, found[-1].prefix[0])
+            if prefix in entries or prefix in marked.prefixes[: len(marked.pins)] or len(orders) >= room:
+                marked.pins.append(None)
+                continue
+            seconds = self._limits.request_timeout + mark.ttl + SLACK  # the call may run so long before it is settled
+            orders.append(EngineMark(self._new_id(), mark.length, seconds))
+            marked.pins.append(orders[-1].id)
+        self._unsettled[marked] = None
+        return orders
+
+    def settle(self, marked: MarkedPrompt, placed: Iterable[bool]) -> None:
+        """Notes which marks the engine has placed, in the order of `grant`, and computes the call's usage."""
+        now = self._clock.now()
+        answers = iter(placed)
+        shown: list[MarkUsage] = []
+        covered = 0
+        for mark, prefix, pin in zip(marked.marks, marked.prefixes, marked.pins, strict=True):
+            made = pin is not None and next(answers, False)
+            if made and pin is not None:
+                self._add(_Entry(marked.salt, prefix, pin, mark.ttl, now + mark.ttl))
+            reads = max(covered, min(marked.read, mark.length))
+            kept = mark.length if made else reads
+            shown.append(MarkUsage(mark.length, reads - covered, kept - reads, mark.ttl))
+            covered = kept
+        self._forget(marked)
+        marked.usage = CachingUsage(tuple(shown))
+        self._counters["cache_read_tokens"] += marked.usage.read
+        self._counters["cache_created_tokens"] += marked.usage.created
+
+    def cancel(self, marked: MarkedPrompt) -> None:
+        """Releases what a call that has not been settled may have placed. May be called again."""
+        for pin in self._forget(marked):
+            if pin is not None:
+                self._send(EngineRelease(pin))
+
+    def _forget(self, marked: MarkedPrompt) -> list[int | None]:
+        self._unsettled.pop(marked, None)
+        pins, marked.pins = marked.pins, []
+        return pins
+
+    # ------------------------------------------------------------------ the end of entries
+
+    @property
+    def next_end(self) -> float:
+        """Time before which no entry ends; infinite when there is none."""
+        return self._until
+
+    def tick(self) -> None:
+        """Releases the entries whose TTL has ended."""
+        now = self._clock.now()
+        if now < self._until:
+            return
+        for entry in [entry for entry in self._pins.values() if now >= entry.ends]:
+            self._release(entry)
+            self._counters["caches_expired"] += 1
+        self._until = min((entry.ends for entry in self._pins.values()), default=math.inf)
+
+    def keeps_ended(self, pins: Iterable[int]) -> None:
+        """Forgets the entries that the engine does not keep any more."""
+        for pin in pins:
+            if (entry := self._pins.get(pin)) is not None:
+                self._remove(entry)
+                self._counters["caches_lost"] += 1
+
+    def engine_lost(self) -> None:
+        """Forgets all entries, with the engine that kept them."""
+        self._counters["caches_lost"] += len(self)
+        for marked in list(self._unsettled):
+            self._forget(marked)
+        self._salts.clear()
+        self._pins.clear()
+        self._until = math.inf
+
+    def events_lost(self) -> None:
+        """Releases all entries: the engine may have said that it does not keep them."""
+        for entry in list(self._pins.values()):
+            self._release(entry)
+            self._counters["caches_lost"] += 1
+
+    # ------------------------------------------------------------------ inside
+
+    def _add(self, entry: _Entry) -> None:
+        """Adds an entry. Where another call has made the same meanwhile, that one stays, at least as long."""
+        entries = self._salts.setdefault(entry.salt, {})
+        other = entries.get(entry.prefix)
+        if other is not None:
+            self._restart(other, entry.ttl)
+            self._send(EngineRelease(entry.pin))
+            return
+        entries[entry.prefix] = self._pins[entry.pin] = entry
+        self._until = min(self._until, entry.ends)
+        self._counters["caches_made"] += 1
+
+    def _restart(self, entry: _Entry, ttl: float) -> None:
+        """Restarts the TTL of an entry that is read; a longer one replaces its own."""
+        entry.ttl = max(entry.ttl, ttl)
+        entry.ends = self._clock.now() + entry.ttl
+        self._send(EngineRenew(entry.pin, entry.ttl + SLACK))
+
+    def _release(self, entry: _Entry) -> None:
+        self._remove(entry)
+        self._send(EngineRelease(entry.pin))
+
+    def _remove(self, entry: _Entry) -> None:
+        del self._pins[entry.pin]
+        entries = self._salts[entry.salt]
+        del entries[entry.prefix]
+        if not entries:
+            del self._salts[entry.salt]
+
+    def _send(self, message: ToEngine) -> None:
+        """Sends a message. A lost one does no harm: the engine's pin ends when its time is over."""
+        try:
+            self._to_engine(message)
+        except Exception:
+            log.exception("a message about a cached prefix could not be sent")
+
+
+def _digests(token_ids: Sequence[int], lengths: Sequence[int]) -> Iterator[Prefix]:
+    """Yields (length, digest of so many tokens) for ascending lengths."""
+    data = memoryview(array("i", token_ids).tobytes())
+    size = array("i").itemsize
+    digest = blake2b(digest_size=20)
+    for before, length in pairwise([0, *lengths]):
+        digest.update(data[before * size : length * size])
+        yield length, digest.copy().digest()
