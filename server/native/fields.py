@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ...lang.errors import CapabilityError
 from ...lang.prompt import Generated, Part, Parts, Text
-from ...lang.protocol import ConstraintSpec, Tokenizing
+from ...lang.protocol import ConstraintSpec
 from ...lang.sampling import MAX_SEED, SamplingParams
 from ..bodies import Body, Name, Salt, UmbelFields, wrong
 from ..front import Front
 from ..limits import MAX_N, MAX_REGEX, MAX_SCHEMA, check_depth
 from ..openai.fields import Bias, Penalty, Stop, Stops, TokenId, TokenKey
+from ..tokens import check_ids
 
 ANY_MODEL = "unknown"  # a gateway that was told of no model says this
 TokenList = Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=1 << 20)]
@@ -84,22 +84,6 @@ def ids_prompt(front: Front, name: str, token_ids: Sequence[int]) -> tuple[Part,
     """Returns token ids as a prompt. Raises HttpError, for the field `name`, when the model has no such token."""
     check_ids(front, name, token_ids)
     return (Generated("", tuple(token_ids)),)
-
-
-def check_ids(front: Front, name: str, token_ids: Sequence[int]) -> None:
-    """Raises HttpError for an id outside of the vocabulary."""
-    size = tokenizing(front).vocabulary.size
-    highest = max(token_ids, default=0)
-    if highest >= size:
-        raise wrong(name, f"token {highest} is outside the vocabulary; write 0 to {size - 1}")
-
-
-def tokenizing(front: Front) -> Tokenizing:
-    """Returns the backend, which knows its tokens. Raises CapabilityError for one that does not."""
-    backend = front.backend
-    if not isinstance(backend, Tokenizing):
-        raise CapabilityError(f"{backend.capabilities.name} gives no token ids; send text")
-    return backend
 
 
 class SamplingFields(Body, frozen=True):

@@ -31,6 +31,7 @@ from ..front import Front
 from ..http import DONE, Answer, Asked, Endpoint, EventStream, Reply, sse
 from ..limits import MAX_BATCH
 from ..openai.fields import TokenId
+from ..tokens import tokenizing
 from .fields import (
     NOT_OFFERED,
     NativeFields,
@@ -40,7 +41,6 @@ from .fields import (
     ids_prompt,
     one_of,
     text_prompt,
-    tokenizing,
 )
 
 Start = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]

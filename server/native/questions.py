@@ -12,7 +12,8 @@ from ..front import Front
 from ..http import Asked, Endpoint, Reply
 from ..limits import MAX_BATCH
 from ..openai.fields import TokenId, TokenUsage, token_usage
-from .fields import NativeFields, PromptFields, check_ids, check_model, one_of, text_prompt, tokenizing
+from ..tokens import check_ids, tokenizing
+from .fields import NativeFields, PromptFields, check_model, one_of, text_prompt
 
 MAX_CHOICES = 4_096  # of one request; the runtime has a limit of its own
 Choice = Annotated[str, msgspec.Meta(min_length=1, max_length=1 << 16)]

@@ -10,18 +10,31 @@ from typing import Annotated, Literal
 import msgspec
 
 from ...lang.prompt import Generated, Part, Text
-from ...lang.protocol import Chunk, ConstraintSpec, Final, GenRequest, TokenLogprob, Usage
+from ...lang.protocol import (
+    MAX_DETOKENIZED,
+    Chunk,
+    Completion,
+    ConstraintSpec,
+    Detokenize,
+    Final,
+    GenRequest,
+    TokenLogprob,
+    Usage,
+)
 from ..bodies import wrong
+from ..front import Front
 from ..http import DONE, Answer, Asked, Endpoint, EventStream, Reply, sse
 from ..limits import MAX_BATCH, MAX_REGEX
+from ..tokens import check_ids, tokenizing
 from .fields import (
     NOT_OFFERED,
     GenerationFields,
     TokenId,
     TokenLists,
     TokenUsage,
+    TokenWriter,
+    characters,
     finish_reason,
-    token_lists,
     token_usage,
 )
 
@@ -96,14 +109,15 @@ def _prompts(body: CompletionBody) -> list[tuple[Part, ...]]:
 class _Completions:
     """One request: its prompts, and its answer in both forms."""
 
-    def __init__(self, asked: Asked[CompletionBody]) -> None:
+    def __init__(self, asked: Asked[CompletionBody], prompts: Sequence[tuple[Part, ...]], texts: list[str]) -> None:
         body, front = asked.body, asked.front
         self._body = body
         self._front = front
         self._head = ("cmpl-" + asked.id, front.now(), body.model)
         self._echo = bool(body.echo)
-        prompts = _prompts(body)
-        self._texts = ["".join(part.text for part in prompt if isinstance(part, Text)) for prompt in prompts]
+        self._texts = texts  # of the prompts, to be echoed
+        self._names = {} if body.logprobs is None else front.token_names
+        self._begun = [_begun_for_it(prompt, front) for prompt in prompts]
         sampling = body.sampling(
             DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
             logprobs=body.logprobs is not None,
@@ -152,27 +166,35 @@ class _Completions:
             if self._echo and self._body.logprobs is not None:  # the prompt's come before the first token does
                 prefixes = await front.finals([_prefix_of(request) for request in requests])
                 requests = [_without_prompt_logprobs(request) for request in requests]
-            offsets: dict[int, int] = {}
+            writers = [TokenWriter(self._names, len(text)) for text in self._texts for _ in range(count)]
+            echoed: set[int] = set()
             async with aclosing(front.events(requests)) as events:
                 async for prompt, event in events:
-                    if self._echo and prompt * count not in offsets:
+                    if self._echo and prompt not in echoed:
+                        echoed.add(prompt)
                         yield self._echo_event(prompt, prefixes)
                     if isinstance(event, Chunk):
                         index = prompt * count + event.index
-                        offset = offsets.setdefault(index, len(self._texts[prompt]))
-                        offsets[index] += len(event.text)
-                        lists = None if self._body.logprobs is None else token_lists(event.logprobs, offset)
+                        lists = None
+                        if self._body.logprobs is not None:
+                            lists = writers[index].lists(event.logprobs)
                         yield sse(self._event([CompletionChoice(index, event.text, None, lists)]))
                     else:
                         usage += event.usage
                         ends = [
-                            CompletionChoice(prompt * count + number, "", finish_reason(completion))
+                            self._end(prompt * count + number, completion, writers)
                             for number, completion in enumerate(event.completions)
                         ]
                         yield sse(self._event(ends))
         if self._body.wants_usage:
             yield sse(self._event([], token_usage(usage)))
         yield DONE
+
+    @staticmethod
+    def _end(index: int, completion: Completion, writers: Sequence[TokenWriter]) -> CompletionChoice:
+        """Returns the end of a text, with the tokens that had no text to come with: its end-of-sequence token."""
+        left = completion.logprobs[writers[index].written_tokens :]
+        return CompletionChoice(index, "", finish_reason(completion), writers[index].lists(left) if left else None)
 
     def _echo_event(self, prompt: int, prefixes: list[Final]) -> bytes:
         """Returns the event with which every text of a prompt begins when it is echoed."""
@@ -190,7 +212,7 @@ class _Completions:
         """Returns the lists of a whole text: of its prompt, when that is echoed, and of what was generated."""
         if self._body.logprobs is None:
             return None
-        own = token_lists(generated, len(self._texts[prompt]))
+        own = TokenWriter(self._names, len(self._texts[prompt])).lists(generated)
         if not self._echo:
             return own
         before = self._prompt_lists(prompt, final)
@@ -201,11 +223,14 @@ class _Completions:
     def _prompt_lists(self, prompt: int, final: Final) -> TokenLists:
         """Returns the lists of a prompt. Its first token has no log-probability: nothing comes before it.
 
-        Its text is what the others leave of the prompt's: none, where it is the beginning-of-sequence token."""
+        Its text is what the others leave of the prompt's: none, where it is a beginning-of-sequence token that the
+        prompt does not write. Token ids have an entry each, and none for such a token."""
         entries = final.prompt_logprobs
+        if self._begun[prompt]:
+            return TokenWriter(self._names, written=True).lists(entries)
         text = self._texts[prompt]
-        first = text[: max(0, len(text) - sum(len(entry.text) for entry in entries))]
-        rest = token_lists(entries, len(first))
+        first = text[: max(0, len(text) - characters(entries, self._names))]
+        rest = TokenWriter(self._names, len(first), written=True).lists(entries)
         return TokenLists(
             [first, *rest.tokens],
             [None, *rest.token_logprobs],
@@ -220,8 +245,27 @@ class _Completions:
         return CompletionAnswer(name, created, model, choices, usage=usage if shown else msgspec.UNSET)
 
 
-def _all_texts(prompt: object) -> bool:
-    return prompt is None or (isinstance(prompt, tuple) and all(isinstance(each, str) for each in prompt))
+def _begun_for_it(prompt: tuple[Part, ...], front: Front) -> bool:
+    """Returns whether the runtime puts BOS before token ids that do not begin with it."""
+    (part,) = prompt
+    bos = tokenizing(front).vocabulary.bos_id if isinstance(part, Generated) else None
+    return bos is not None and isinstance(part, Generated) and part.token_ids[:1] != (bos,)
+
+
+async def _texts(asked: Asked[CompletionBody], prompts: Sequence[tuple[Part, ...]]) -> list[str]:
+    """Returns the texts of the prompts; those of token ids only when they are echoed."""
+    found = []
+    for number, (part,) in enumerate(prompts):
+        if not isinstance(part, Generated):
+            assert isinstance(part, Text), "a prompt is a text, or ids"
+            found.append(part.text)
+            continue
+        check_ids(asked.front, "prompt", part.token_ids)
+        if asked.body.echo and len(part.token_ids) > MAX_DETOKENIZED:
+            raise wrong("prompt", f"{len(part.token_ids)} token ids; at most {MAX_DETOKENIZED} are echoed")
+        question = Detokenize(f"{asked.id}-{number}-text", part.token_ids, control=True)
+        found.append((await tokenizing(asked.front).detokenize(question)).text if asked.body.echo else "")
+    return found
 
 
 def _prefix_of(request: GenRequest) -> GenRequest:
@@ -244,9 +288,8 @@ async def complete(asked: Asked[CompletionBody]) -> Answer:
         raise wrong("model", f"{model.name!r} is a program; ask it by /v1/chat/completions or /v1/programs")
     if body.best_of not in (None, body.count):
         raise wrong("best_of", "texts are not ranked; leave it out, or give the value of n")
-    if body.echo and not isinstance(body.prompt, str) and not _all_texts(body.prompt):
-        raise wrong("echo", "token ids are not echoed; send the prompt as text")
-    job = _Completions(asked)
+    prompts = _prompts(body)
+    job = _Completions(asked, prompts, await _texts(asked, prompts))
     return EventStream(job.stream()) if body.stream else Reply(await job.whole())
 
 

@@ -1,5 +1,7 @@
 """Holds what the routes of the OpenAI dialect share: sampling fields, usage, log-probabilities."""
 
+import codecs
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -8,6 +10,7 @@ from ...lang.protocol import Completion, FinishReason, TokenLogprob, Usage
 from ...lang.sampling import MAX_SEED, SamplingParams
 from ..bodies import Body, Label, Name, Salt, UmbelFields, wrong
 from ..limits import MAX_N
+from ..tokens import spelled
 
 Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Stops = Annotated[tuple[Stop, ...], msgspec.Meta(max_length=16)]
@@ -180,6 +183,7 @@ class TokenLists(msgspec.Struct, frozen=True):
     """Log-probabilities of a completion: four lists with an entry for each token.
 
     Attributes:
+        tokens: their texts; a part of a character as "bytes:\\xc3".
         token_logprobs: natural logarithms; null for the first token of a prompt.
         top_logprobs: text of a token → its log-probability; the token itself is among them.
         text_offset: characters from the beginning of the prompt to the token.
@@ -191,19 +195,44 @@ class TokenLists(msgspec.Struct, frozen=True):
     text_offset: list[int]
 
 
-def token_lists(entries: tuple[TokenLogprob, ...], offset: int) -> TokenLists:
-    """Writes log-probabilities as completions have them.
+class TokenWriter:
+    """Writes the log-probabilities of one text as completions have them, in as many pieces as it comes.
 
     Args:
-        offset: characters of the text before the first of them.
+        names: of control tokens, by id.
+        offset: characters before the first token.
+        written: names of control tokens stand in the text, as in a prompt; in a generated text they do not.
     """
-    offsets: list[int] = []
-    for entry in entries:
-        offsets.append(offset)
-        offset += len(entry.text)
-    return TokenLists(
-        [entry.text for entry in entries],
-        [entry.logprob for entry in entries],
-        [{entry.text: entry.logprob} | {text: value for _, text, value in entry.top} for entry in entries],
-        offsets,
-    )
+
+    def __init__(self, names: Mapping[int, str], offset: int = 0, *, written: bool = False) -> None:
+        self._names = names
+        self._offset = offset
+        self._written = written
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # tokens may hold parts of characters
+        self.written_tokens = 0
+
+    def lists(self, entries: Iterable[TokenLogprob]) -> TokenLists:
+        """Returns the lists of further tokens. The parts of a character begin where it does."""
+        found = TokenLists([], [], [], [])
+        for entry in entries:
+            self.written_tokens += 1
+            token = spelled(entry.token_id, entry.text, entry.data, self._names)
+            top = {
+                spelled(token_id, text, data, self._names): logprob
+                for (token_id, text, logprob), data in zip(entry.top, entry.top_data, strict=True)
+            }
+            found.tokens.append(token)
+            found.token_logprobs.append(entry.logprob)
+            found.top_logprobs.append({token: entry.logprob} | top)
+            found.text_offset.append(self._offset)
+            if entry.data:
+                self._offset += len(self._decoder.decode(entry.data))
+            elif self._written:
+                self._offset += len(token)
+        return found
+
+
+def characters(entries: Iterable[TokenLogprob], names: Mapping[int, str]) -> int:
+    """Counts the characters of a prompt that these tokens stand for."""
+    data = (entry.data or names.get(entry.token_id, "").encode() for entry in entries)
+    return len(b"".join(data).decode("utf-8", "replace"))

@@ -91,6 +91,51 @@ def test_the_log_probabilities_of_a_prompt_have_a_place_each() -> None:
     run(scenario)
 
 
+def test_token_ids_are_echoed_as_their_text() -> None:
+    """Tools that measure models send ids, and ask for the log-probabilities of their own prompt."""
+
+    async def scenario(client: AsgiClient) -> None:
+        asked = {"echo": True, "logprobs": 1, "max_tokens": 1}
+        text = (await client.post("/v1/completions", BODY | asked | {"prompt": "h☂ the"})).json["choices"]
+        ids = [104, *"☂".encode(), 260]
+        (bare,) = (await client.post("/v1/completions", BODY | asked | {"prompt": ids})).json["choices"]
+        assert bare["text"] == text[0]["text"]
+        assert bare["logprobs"] == {name: values[1:] for name, values in text[0]["logprobs"].items()}
+        assert len(bare["logprobs"]["token_logprobs"]) == len(ids) + 1, "an entry for each id, and for the new token"
+        begun = (await client.post("/v1/completions", BODY | asked | {"prompt": [[256, *ids]]})).json["choices"]
+        assert begun[0]["text"] == "<s>" + text[0]["text"]
+        assert begun[0]["logprobs"]["tokens"] == ["<s>", *text[0]["logprobs"]["tokens"][1:]]
+        assert begun[0]["logprobs"]["text_offset"][1:4] == [3, 4, 4]
+        wrong = await client.post("/v1/completions", BODY | {"prompt": [999]})
+        assert (wrong.status, wrong.json["error"]["param"]) == (400, "prompt")
+
+    run(scenario)
+
+
+def test_parts_of_a_character_have_their_bytes_and_its_place() -> None:
+    async def scenario(client: AsgiClient) -> None:
+        body = BODY | {"prompt": "a☂b", "echo": True, "logprobs": 2, "max_tokens": 0}
+        (choice,) = (await client.post("/v1/completions", body)).json["choices"]
+        lists = choice["logprobs"]
+        assert lists["tokens"] == ["", "a", r"bytes:\xe2", r"bytes:\x98", r"bytes:\x82", "b"]
+        assert lists["text_offset"] == [0, 0, 1, 1, 1, 2]
+        assert all(token in top for token, top in zip(lists["tokens"][1:], lists["top_logprobs"][1:], strict=True))
+
+    run(scenario)
+
+
+def test_a_stream_tells_the_token_that_ended_it() -> None:
+    """It has no text, so no chunk comes with it."""
+
+    async def scenario(client: AsgiClient) -> None:
+        body = BODY | {"logprobs": 1, "max_tokens": 64, "logit_bias": {"257": 3}, "seed": 3, "temperature": 1}
+        (whole,) = (await client.post("/v1/completions", body)).json["choices"]
+        assert (whole["finish_reason"], whole["logprobs"]["tokens"][-1]) == ("stop", "</s>")
+        assert joined(await client.post("/v1/completions", body | {"stream": True}))[0] == whole
+
+    run(scenario)
+
+
 def test_the_beginning_of_sequence_comes_once() -> None:
     async def scenario(client: AsgiClient) -> None:
         plain = (await client.post("/v1/completions", BODY)).json
