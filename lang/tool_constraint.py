@@ -152,6 +152,8 @@ def _arguments_schema(tool: Tool) -> bytes:
             raise ParameterError(
                 f'the arguments are one JSON object, and the schema\'s type is {shown(kinds)}; write type "object"'
             )
+        if schema.get("properties") == {} and schema.keys() <= {"$schema", "type", "properties"}:
+            schema["additionalProperties"] = False  # a function without parameters
         return json.dumps({**schema, "type": "object"}, ensure_ascii=False).encode()
     except ParameterError as error:
         raise ParameterError(f"tool {tool.name}: {error}") from None

@@ -54,7 +54,7 @@ class SchemaOptions:
             most one newline and 20 blanks at each place ("flexible").
         allow_unenforced: keywords that are not honoured are listed in `SchemaGrammar.unenforced` instead of refused;
             the caller validates the values again.
-        closed: objects with declared members that do not mention others have no others.
+        closed: objects with declared members that do not mention others have no others, which is a narrowing.
         key_order: of members that are declared: "declared" keeps them in the order of the schema, but for optional ones
             of objects with other members, which may come late; "any" takes them as they come, for texts that
             were not written here.

@@ -367,6 +367,9 @@ class Members:
             how = "names that several of more than three patterns match are left out"
             self.compiler.deviations.lose(f"{objects.where}/patternProperties", "patternProperties", how)
         closed = self.compiler.closed and (objects.properties or patterns) and not objects.others
+        if closed:
+            how = "no members other than the declared ones"
+            self.compiler.deviations.narrow(f"{objects.where}/properties", "additionalProperties", how)
         for size in range(int(bool(closed)), overlaps + 1):
             for chosen in combinations(patterns, size):
                 subschemas: Subschemas = tuple(

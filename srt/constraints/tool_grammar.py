@@ -13,7 +13,7 @@ thoughts end at the first closing tag. The reader of calls and the splitter of r
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -72,12 +72,16 @@ class _Schemas:
         schema = msgspec.json.decode(tool.schema)
         if not isinstance(schema, dict) or schema.get("type") != "object":
             raise ConstraintRefused(f'{tool.name}: the arguments are one JSON object; write "type": "object"')
-        return self.values(tool.name, tool.schema)
+        return self.values(tool.name, tool.schema, closed=True)
 
-    def values(self, name: str, schema: msgspec.Raw) -> Language:
-        """Returns the texts of a schema's values; its rules get names that no other schema's have."""
+    def values(self, name: str, schema: msgspec.Raw, *, closed: bool = False) -> Language:
+        """Returns the texts of a schema's values; its rules get names that no other schema's have.
+
+        closed: objects that declare members and do not mention others have no others. Small models go on inventing
+        arguments as long as they may, and functions refuse them.
+        """
         try:
-            compiled = resolved_schema(bytes(schema), self._options, self._limits)
+            compiled = resolved_schema(bytes(schema), replace(self._options, closed=closed), self._limits)
         except ConstraintRefused as error:
             raise ConstraintRefused(f"{name}: {error}") from None
         self.unenforced += [(keyword, f"{name}{place}") for keyword, place in compiled.unenforced]

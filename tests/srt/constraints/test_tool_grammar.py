@@ -27,7 +27,8 @@ from ..random_schemas import random_schema
 
 OPEN, CLOSE = "<think>", "</think>"
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TOOLS = [Tool("get_weather", "", {**WEATHER, "additionalProperties": False}), Tool("get", "", WEATHER)]
+OPEN_WEATHER = {**WEATHER, "additionalProperties": True}
+TOOLS = [Tool("get_weather", "", {**WEATHER, "additionalProperties": False}), Tool("get", "", OPEN_WEATHER)]
 ROME = ToolCall("get_weather", '{"city": "Rome"}')
 CHOICES = [ToolChoice(), ToolChoice("required"), ToolChoice("none"), ToolChoice.only("get")]
 THINKING = [None, Thinking(OPEN, CLOSE), Thinking(OPEN, CLOSE, begun=True)]
@@ -112,6 +113,16 @@ def test_a_schema_of_the_answer_takes_the_place_of_free_text() -> None:
         assert admits(automaton, f"hm{CLOSE}\n{text}"), text
     for text in ("2", "", "1" + HERMES.spell([ROME])):
         assert not admits(automaton, f"hm{CLOSE}\n{text}"), text
+
+
+def test_arguments_that_are_not_declared_do_not_come_unless_the_schema_says_so() -> None:
+    tools = [Tool("shut", "", WEATHER), Tool("none"), Tool("any", "", {"type": "object"}), *TOOLS]
+    spec = tools_constraint(tools, ToolChoice("required"), HERMES)
+    compiled = compile_constraint(spec, "auto")
+    assert isinstance(compiled, Compiled)
+    assert ("additionalProperties", "shut#/properties") in [entry[:2] for entry in compiled.narrowed]
+    for name, admitted in (("shut", False), ("none", False), ("any", True), ("get", True), ("get_weather", False)):
+        assert admits(opened(spec), HERMES.spell([ToolCall(name, '{"city": "Rome", "mood": 1}')])) == admitted
 
 
 def test_rules_of_one_name_in_several_schemas_are_kept_apart() -> None:
