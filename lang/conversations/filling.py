@@ -1,14 +1,15 @@
 """Puts the texts of a conversation in place of an outline's placeholders."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 
 from ..chat_template import COPIES, MOST_TEXT, ChatTemplate
 from ..errors import TemplateError
 from ..prompt import Generated, Media, Part, Text
 from ..templates.placeholders import Outline, spelled
-from .form import ConversationForm, length_of_rest
+from .form import ConversationForm
 from .messages import BlockKey, Conversation
+from .shown_tools import FIRST_TEXT, is_only_json, length_of_rest
 from .turns import TOOLS, Piece
 
 
@@ -33,33 +34,40 @@ class Filling:
     def conversation(self, tools: int) -> Conversation:
         """Returns the whole prompt."""
         self._check_length()
-        last = {block: position for position, block in self._blocks() if block is not None and block[0] == TOOLS}
-        ends = {position: index for (_, index), position in last.items()}
+        gaps, marks, shown = self._outline.gaps, self._outline.marks, self._form.tools
+        owners = [shown.tool_of(number) for number, _ in marks]
+        last = {tool: position for position, tool in enumerate(owners) if tool is not None}
         after = 0  # characters of the next gap that are in the prompt already
-        for position, (number, codes) in enumerate(self._outline.marks):
-            gap, after = self._outline.gaps[position][after:], 0
-            if number < len(self._form.turns):
+        for position, (number, codes) in enumerate(marks):
+            tool = owners[position]
+            gap, after = gaps[position][after:], 0
+            if tool is not None:
+                inside = position > 0 and owners[position - 1] == tool
+                self._append_tool_text(shown.text(number, codes), gap, inside=inside)
+                if last[tool] == position:
+                    after = length_of_rest(shown.rests[tool], gaps[position + 1])
+                    self._scaffold(gaps[position + 1][:after])
+                    self._ends[TOOLS, tool] = len(self._parts)
+            elif number < len(self._form.turns):
                 self._append_content(number, codes, position, gap)
             else:
                 self._scaffold(gap)
                 text, block = self._form.fillings[number - len(self._form.turns)]
                 self._append(Text(spelled(text, codes)), block)
-            if position in ends:
-                rest = self._outline.gaps[position + 1]
-                after = length_of_rest(self._form.tools[ends[position]], rest)
-                self._scaffold(rest[:after])
-                self._ends[TOOLS, ends[position]] = len(self._parts)
-        tail = self._outline.gaps[-1][after:]
+        tail = gaps[-1][after:]
         self._scaffold(tail)
         tail += self._append_rest()
         tool_ends = tuple(self._ends.pop((TOOLS, index), None) for index in range(tools))
         return Conversation(tuple(self._parts), self._ends, tool_ends, tail)
 
-    def _blocks(self) -> Iterator[tuple[int, BlockKey | None]]:
-        first = len(self._form.turns)
-        for position, (number, _) in enumerate(self._outline.marks):
-            if number >= first:
-                yield position, self._form.fillings[number - first][1]
+    def _append_tool_text(self, text: str, gap: str, *, inside: bool) -> None:
+        """Appends a text of a tool; to the last one of the same tool, where there is only JSON between them."""
+        last = self._parts[-1] if inside and self._parts else None
+        if isinstance(last, Text) and not last.control and is_only_json(gap):
+            self._parts[-1] = Text(last.text + gap + text)
+        else:
+            self._scaffold(gap)
+            self._append(Text(text), None)
 
     def _append(self, part: Part, block: BlockKey | None) -> None:
         if not isinstance(part, Text) or part.text:
@@ -102,12 +110,14 @@ class Filling:
         """A template may write what it is given a hundred thousand times, or placeholders of its own."""
         lengths = [sum(_length(part) for part, _ in turn.pieces) for turn in self._form.turns]
         lengths += [len(text) for text, _ in self._form.fillings]
-        if any(number >= len(lengths) for number, _ in self._outline.marks):
+        shown = self._form.tools
+        known = dict(enumerate(lengths)) | {n: len(text) for n, (text, _) in enumerate(shown.texts, FIRST_TEXT)}
+        if any(number not in known for number, _ in self._outline.marks):
             raise TemplateError(
                 f"chat template of {self._template.name}: it writes the mark of a text it was not given"
             )
-        written = sum(lengths[number] * (1 + len(codes)) for number, codes in self._outline.marks)
-        if written > MOST_TEXT + 2 * COPIES * sum(lengths):
+        written = sum(known[number] * (1 + len(codes)) for number, codes in self._outline.marks)
+        if written > MOST_TEXT + 2 * COPIES * sum(known.values()):
             raise TemplateError(
                 f"chat template of {self._template.name}: it repeats what was said more than {COPIES} times"
             )

@@ -1,36 +1,15 @@
-"""Makes what a template is given of a conversation: placeholders for every text that a caller chose.
+"""Makes what a template is given of a conversation: placeholders for every text that a caller chose."""
 
-Templates compare the keywords of a schema and the types of JSON, and look up names of properties in `required`. So
-keywords and types stay, and equal texts of one tool have the same placeholder. Texts are numbered in the order of
-Jinja's `dictsort`, which some templates write properties in.
-"""
-
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from ..errors import ParameterError
 from ..templates.placeholders import json_placeholder, placeholder
-from ..tool_calls import Tool, ToolCall
+from ..tool_calls import ToolCall
 from .messages import BlockKey, Option, arguments_of
-from .turns import TOOLS, Piece, WrittenTurn
-
-_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
-_DATA = frozenset({"const", "default", "enum", "example", "examples"})
-_NAMED = frozenset({"$defs", "definitions", "dependentRequired", "dependentSchemas", "patternProperties", "properties"})
-_KEYWORDS = _DATA | _NAMED | {
-    "$anchor", "$comment", "$dynamicAnchor", "$dynamicRef", "$id", "$ref", "$schema", "$vocabulary",
-    "additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "contentEncoding", "contentMediaType",
-    "contentSchema", "dependencies", "deprecated", "description", "else", "exclusiveMaximum", "exclusiveMinimum",
-    "format", "if", "items", "maxContains", "maxItems", "maxLength", "maxProperties", "maximum", "minContains",
-    "minItems", "minLength", "minProperties", "minimum", "multipleOf", "not", "nullable", "oneOf", "pattern",
-    "prefixItems", "propertyNames", "readOnly", "required", "strict", "then", "title", "type", "unevaluatedItems",
-    "unevaluatedProperties", "uniqueItems", "writeOnly",
-}  # fmt: skip
-
-Give = Callable[[str], str]  # a caller's text → its placeholder
+from .shown_tools import FIRST_TEXT, NO_SHOWN_TOOLS, ShownTools, outline_of_data
+from .turns import Piece, WrittenTurn
 
 
 class ArgumentsForm(Enum):
@@ -74,7 +53,7 @@ class ConversationForm:
     options: Mapping[str, Option]
     habits: ToolHabits
     more: list[dict[str, Any]] = field(default_factory=list)  # Any: JSON
-    tools: list[dict[str, Any]] = field(default_factory=list)
+    tools: ShownTools = NO_SHOWN_TOOLS
     fillings: list[tuple[str, BlockKey | None]] = field(default_factory=list)
     wanted: dict[int, str] = field(default_factory=dict)
     rest: list[Piece] = field(default_factory=list)
@@ -107,7 +86,7 @@ class ConversationForm:
 
 def form_of(
     turns: list[WrittenTurn],
-    tools: Sequence[Tool],
+    tools: ShownTools,
     generation: bool,
     options: Mapping[str, Option],
     habits: ToolHabits,
@@ -117,17 +96,13 @@ def form_of(
     Raises:
         ParameterError: arguments of a call are no JSON object, or a schema is nested too deeply.
     """
-    form = ConversationForm(turns, generation, options, habits)
+    form = ConversationForm(turns, generation, options, habits, tools=tools)
     for number, turn in enumerate(turns):
         if turn.space is None:
             form.wanted[number] = f"turn {number} ({turn.role})"
     form.more.extend(_more(turn, form) for turn in turns)
-    for index, tool in enumerate(tools):
-        first = len(turns) + len(form.fillings)
-        outline, texts = outline_of(tool, first)
-        form.tools.append(outline)
-        form.fillings.extend((text, (TOOLS, index)) for text in texts)
-        form.wanted[first + texts.index(tool.name)] = f"the tool {tool.name}"
+    for index, number in enumerate(tools.names):
+        form.wanted[number] = f"tool {index} ({tools.texts[number - FIRST_TEXT][0]})"
     return form
 
 
@@ -162,95 +137,3 @@ def _call(call: ToolCall, index: int, turn: WrittenTurn, form: ConversationForm)
         arguments = json_placeholder(form.number(call.arguments or "{}", block, words))
     made = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return {"id": placeholder(form.number(call.id)), **made} if call.id else made
-
-
-# ---------------------------------------------------------------------------- tools
-
-
-def outline_of(tool: Tool, first: int) -> tuple[dict[str, Any], list[str]]:  # Any: JSON
-    """Returns a tool as templates take it, and its texts, whose placeholders are numbered from `first` on.
-
-    Raises:
-        ParameterError: the schema is nested too deeply.
-    """
-    texts = set[str]()
-
-    def collect(text: str) -> str:
-        texts.add(text)
-        return text
-
-    try:
-        _function(tool, collect)
-        ordered = sorted(texts, key=lambda text: (text.lower(), text))
-        numbers = {text: placeholder(number) for number, text in enumerate(ordered, first)}
-        return _function(tool, numbers.__getitem__), ordered
-    except RecursionError:
-        raise ParameterError(
-            f"tool {tool.name}: the parameters are nested too deeply; write a flatter schema"
-        ) from None
-
-
-def outline_of_data(value: Any, give: Give) -> Any:  # Any: JSON
-    """Returns JSON with placeholders for all of its strings and keys."""
-    match value:
-        case Mapping():
-            return {give(str(key)): outline_of_data(item, give) for key, item in value.items()}
-        case list() | tuple():
-            return [outline_of_data(item, give) for item in value]
-        case str() if value:  # templates ask whether there is any text
-            return give(value)
-        case _:
-            return value
-
-
-def length_of_rest(tool: Mapping[str, Any], gap: str) -> int:
-    """Returns the length of what still belongs to a tool in the scaffolding after its last placeholder: numbers and
-    brackets; 0 where the template writes tools in its own way. White space between them does not count."""
-    for whole in (tool, tool["function"]):
-        rest = "".join(json.dumps(whole, ensure_ascii=False).rpartition("\ue001")[2].split())
-        position = 0
-        for character in gap:
-            if not rest:
-                return position
-            if character == rest[0]:
-                rest = rest[1:]
-            elif not character.isspace():
-                break
-            position += 1
-        if not rest:
-            return position
-    return 0
-
-
-def _function(tool: Tool, give: Give) -> dict[str, Any]:
-    description = give(tool.description) if tool.description else ""
-    parameters = _schema(tool.parameters, give)
-    return {
-        "type": "function",
-        "function": {"name": give(tool.name), "description": description, "parameters": parameters},
-    }
-
-
-def _schema(value: Any, give: Give) -> Any:
-    match value:
-        case Mapping():
-            return {
-                key if key in _KEYWORDS else give(str(key)): _of_keyword(key, item, give) for key, item in value.items()
-            }
-        case list() | tuple():
-            return [_schema(item, give) for item in value]
-        case _:
-            return outline_of_data(value, give)
-
-
-def _of_keyword(keyword: str, value: Any, give: Give) -> Any:
-    if keyword == "type":
-        if isinstance(value, str) and value in _TYPES:
-            return value
-        if isinstance(value, list) and all(isinstance(kind, str) and kind in _TYPES for kind in value):
-            return value
-    if keyword in _DATA:
-        return outline_of_data(value, give)
-    if keyword in _NAMED and isinstance(value, Mapping):
-        return {give(str(name)): _schema(item, give) for name, item in value.items()}
-    return _schema(value, give)

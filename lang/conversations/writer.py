@@ -9,27 +9,28 @@ calls stand in the assistant's text, and results in the user's.
 """
 
 import asyncio
-import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
-
-import msgspec
+from typing import Any, Generic, TypeVar
 
 from ..chat_template import ChatTemplate, TemplateUnanswered
-from ..errors import ParameterError, TemplateError
+from ..errors import TemplateError
 from ..prompt import Text
 from ..templates.placeholders import Outline, placeholder, read_outline
 from ..tool_calls import FENCED, CallFormat, Tool, ToolCall
 from .filling import Filling, kept_spaces, text_of
 from .form import NO_TOOLS, ArgumentsForm, ConversationForm, ToolHabits, form_of
 from .messages import Conversation, Generation, Message, Option, check_messages, checked_options
+from .shown_tools import NO_SHOWN_TOOLS, ShownTools, digest_of, show_tools
 from .turns import Piece, WrittenTurn, instruct, instructions_of, pieces_of, turns_of, uses_tools
 
-_MOST_OUTLINES = 256
-_MOST_OUTLINE_CHARACTERS = 4 << 20  # of all that are kept
+T = TypeVar("T")
+
+_MOST_KEPT = 256
+_MOST_OUTLINES = 4 << 20  # characters
+_MOST_TOOLS = 4 << 20  # characters
 
 
 class ConversationWriter:
@@ -37,7 +38,8 @@ class ConversationWriter:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._outlines = _KeptOutlines()
+        self._outlines = _Kept[Outline | TemplateError](_MOST_OUTLINES)
+        self._tools = _Kept[ShownTools](_MOST_TOOLS)
         self._knows_template = False  # nothing but outlines has to be rendered
 
     def write(
@@ -87,11 +89,12 @@ class ConversationWriter:
     def takes_system(self) -> bool:
         """True if the template shows a system turn."""
         turns = [WrittenTurn(role, [(Text(role), None)]) for role in ("system", "user")]
-        return self._is_shown(form_of(turns, (), False, {}, NO_TOOLS))
+        return self._is_shown(form_of(turns, NO_SHOWN_TOOLS, False, {}, NO_TOOLS))
 
     def _find_habits(self) -> ToolHabits | None:
         """Tries a conversation with a call in each form."""
         tool = Tool("trial", "A tool.", {"type": "object", "properties": {"word": {"type": "string"}}})
+        shown = show_tools([tool])
         call = ToolCall("trial", '{"word": "text"}', "call")
         said = (
             Message("user", ("question",)),
@@ -100,7 +103,7 @@ class ConversationWriter:
         )
 
         def form(arguments: ArgumentsForm, no_content: str | None) -> ConversationForm:
-            return form_of(turns_of(said, None), [tool], True, {}, ToolHabits(arguments, no_content))
+            return form_of(turns_of(said, None), shown, True, {}, ToolHabits(arguments, no_content))
 
         for arguments in (ArgumentsForm.OBJECT, ArgumentsForm.TEXT):
             for no_content in ("", None):
@@ -138,14 +141,14 @@ class ConversationWriter:
             rest = pieces_of(messages[-1], len(messages) - 1)
             messages = messages[:-1]
         if not uses_tools(messages, tools):
-            form = form_of(turns_of(messages, None), (), bool(generation), options, NO_TOOLS)
+            form = form_of(turns_of(messages, None), NO_SHOWN_TOOLS, bool(generation), options, NO_TOOLS)
         elif call_format is FENCED or self.habits is None:
             turns = turns_of(messages, call_format)
             if tools:
                 instruct(turns, instructions_of(call_format, tools), takes_system=self.takes_system)
-            form = form_of(turns, (), bool(generation), options, NO_TOOLS)
+            form = form_of(turns, NO_SHOWN_TOOLS, bool(generation), options, NO_TOOLS)
         else:
-            form = form_of(turns_of(messages, None), tools, bool(generation), options, self.habits)
+            form = form_of(turns_of(messages, None), self._shown(tools), bool(generation), options, self.habits)
         form.rest = rest
         return form
 
@@ -164,25 +167,32 @@ class ConversationWriter:
         if known is None:
             try:
                 text = self._template.render_form(
-                    messages, generation=form.generation, tools=form.tools, options=form.options
+                    messages, generation=form.generation, tools=form.tools.outlines, options=form.options
                 )
                 known = read_outline(text)
             except TemplateUnanswered:
                 raise
             except TemplateError as error:
                 known = error
-            self._outlines.put(key, known)
+            self._outlines.put(key, known, known.size if isinstance(known, Outline) else 0)
         if isinstance(known, TemplateError):
             raise TemplateError(*known.args) from known.__cause__
         return known
 
     def _key(self, form: ConversationForm, *, spaced: bool) -> tuple[bytes, list[dict[str, Any]]]:
         messages = form.messages(spaced=spaced)
-        shape = (messages, form.tools, form.generation, sorted(form.options.items()), self._template.moment())
-        try:
-            return hashlib.sha256(msgspec.msgpack.encode(shape)).digest(), messages
-        except (OverflowError, RecursionError, TypeError, ValueError) as error:
-            raise ParameterError(f"the tools or calls hold what is no plain JSON ({error})") from None
+        shape = (messages, form.tools.digest, form.generation, sorted(form.options.items()), self._template.moment())
+        return digest_of(shape), messages
+
+    def _shown(self, tools: Sequence[Tool]) -> ShownTools:
+        if not tools:
+            return NO_SHOWN_TOOLS
+        key = digest_of([(tool.name, tool.description, tool.parameters) for tool in tools])
+        shown = self._tools.get(key)
+        if shown is None:
+            shown = show_tools(tools)
+            self._tools.put(key, shown, shown.size)
+        return shown
 
     def _is_kept(self, form: ConversationForm) -> bool:
         needed = (False, True) if form.has_space else (False,)
@@ -207,26 +217,33 @@ class ConversationWriter:
             )
 
 
-class _KeptOutlines:
-    """Outlines by form, the least recently used given up first. Threads may share it."""
+class _Kept(Generic[T]):
+    """Keeps what was made before, up to a size; the least recently used is given up first. Threads may share it.
 
-    def __init__(self) -> None:
+    Args:
+        most: of the sizes of all.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._lock = threading.Lock()
-        self._kept: OrderedDict[bytes, Outline | TemplateError] = OrderedDict()
+        self._kept: OrderedDict[bytes, tuple[T, int]] = OrderedDict()
         self._size = 0
 
-    def get(self, key: bytes) -> Outline | TemplateError | None:
+    def get(self, key: bytes) -> T | None:
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-            return self._kept.get(key)
+            found = self._kept.get(key)
+            if found is None:
+                return None
+            self._kept.move_to_end(key)
+            return found[0]
 
-    def put(self, key: bytes, outline: Outline | TemplateError) -> None:
+    def put(self, key: bytes, value: T, size: int) -> None:
         with self._lock:
-            self._size += _size(outline) - _size(self._kept.pop(key, None))
-            self._kept[key] = outline
-            while len(self._kept) > _MOST_OUTLINES or self._size > _MOST_OUTLINE_CHARACTERS:
-                self._size -= _size(self._kept.popitem(last=False)[1])
+            self._size += size - self._kept.pop(key, (None, 0))[1]
+            self._kept[key] = value, size
+            while len(self._kept) > _MOST_KEPT or self._size > self._most:
+                self._size -= self._kept.popitem(last=False)[1][1]
 
 
 def _plain_outline(form: ConversationForm) -> Outline:
@@ -234,7 +251,3 @@ def _plain_outline(form: ConversationForm) -> Outline:
     contents = [turn.space if turn.space is not None else placeholder(i) for i, turn in enumerate(form.turns)]
     lines = [f"{turn.role.upper()}: {content}\n" for turn, content in zip(form.turns, contents, strict=True)]
     return read_outline("".join(lines) + ("ASSISTANT:" if form.generation else ""))
-
-
-def _size(outline: Outline | TemplateError | None) -> int:
-    return outline.size if isinstance(outline, Outline) else 0

@@ -501,7 +501,7 @@ def test_conversations_of_one_form_are_rendered_once(monkeypatch: pytest.MonkeyP
 
 
 def test_outlines_are_given_up_at_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_MOST_OUTLINES", 2)
+    monkeypatch.setattr(writer, "_MOST_KEPT", 2)
     chat = ChatTemplate(CHATML)
     contents = ("a", "b", "c", "d", "e")
     for turns in (1, 2, 1, 3):
