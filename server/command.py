@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -31,8 +32,10 @@ from .app import application
 from .front import Front
 from .limits import HttpLimits
 from .program_store import open_program
+from .workers import MOST_WORKERS, Workers, WorkerStart, address_of, share_of
 
 log = logging.getLogger("umbel.server")
+LOG_FORMAT, LOG_TIMES = "%(asctime)s %(message)s", "%H:%M:%S"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 30000
 LEAST_QUEUE = 2_048  # of the gateway, where the user says nothing: more than the server lets in
 OPTIONS = {field.name: field for field in msgspec.structs.fields(RuntimeOptions) if field.name != "debug"}
@@ -48,6 +51,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         keys: the name of each API key → the key.
         admin_key: opens administrative routes.
         allow_host: further names in the Host header.
+        http_workers: processes that serve HTTP on the one socket, over one runtime.
         program: graph files that are offered from the start, as FILE:PARAMETER, or FILE for one that is no model.
         runtime: options of `umbel.Runtime`.
         limits: of `HttpLimits`.
@@ -59,6 +63,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     keys: dict[str, str] = {}
     admin_key: str | None = None
     allow_host: list[str] = []
+    http_workers: Annotated[int, msgspec.Meta(ge=1, le=MOST_WORKERS)] = 1
     program: list[str] = []
     runtime: dict[str, Any] = {}  # Any: checked by the runtime
     limits: HttpLimits = HttpLimits()
@@ -67,16 +72,35 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 def main(arguments: Sequence[str]) -> int:
     """Runs `umbel serve`. Returns the exit status."""
     settings = settings_of(arguments, os.environ)
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(stream=sys.stderr, format=LOG_FORMAT, datefmt=LOG_TIMES)
     log.setLevel(logging.INFO)
     options = {"max_queue": LEAST_QUEUE, **settings.runtime}
     runtime = Runtime(**options)
     access = Access(settings.keys, settings.admin_key, (*settings.allow_host, settings.host))
     programs = [open_program(given, Front.now()) for given in settings.program]
-    front = Front(runtime, access, settings.limits, tuple(settings.served_name), programs)
     listening = _bind(settings.host, settings.port)
+    if settings.http_workers > 1:
+        return Workers(runtime, listening, _worker_start(settings, listening)).run()
+    front = Front(runtime, access, settings.limits, tuple(settings.served_name), programs)
     server = Server(front, runtime, listening)
     return server.run()
+
+
+def _worker_start(settings: Settings, listening: socket.socket) -> WorkerStart:
+    """Returns what a worker is told, but for the address of the runtime, which is shared later."""
+    return WorkerStart(
+        parent=os.getpid(),
+        runtime="",
+        listening=listening.fileno(),
+        workers=settings.http_workers,
+        secret=secrets.token_bytes(32),
+        keys=settings.keys,
+        admin_key=settings.admin_key,
+        hosts=(*settings.allow_host, settings.host),
+        names=tuple(settings.served_name),
+        programs=tuple(settings.program),
+        limits=share_of(settings.limits, settings.http_workers),
+    )
 
 
 # ------------------------------------------------------------------------------------------- settings
@@ -155,6 +179,12 @@ def _parser() -> argparse.ArgumentParser:
         help="ask for a key on all routes but /health; may be repeated; also UMBEL_API_KEY",
     )
     parser.add_argument("--admin-key", metavar="KEY", help="open administrative routes; also UMBEL_ADMIN_KEY")
+    parser.add_argument(
+        "--http-workers",
+        type=int,
+        metavar="N",
+        help="processes that serve HTTP, on one socket and one runtime; default: 1",
+    )
     parser.add_argument("--allow-host", action="append", metavar="NAME", help="serve this name in the Host header, too")
     parser.add_argument(
         "--program",
@@ -251,10 +281,9 @@ class Server:
         loop = asyncio.get_running_loop()
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(each, self.end)
-        host, port = self._listening.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        log.info("listening on http://%s:%d; loading the model ...", shown, port)
-        starting = loop.create_task(self._start(f"http://{shown}:{port}"))
+        address = address_of(self._listening)
+        log.info("listening on %s; loading the model ...", address)
+        starting = loop.create_task(self._start(address))
         try:
             await self._uvicorn.serve(sockets=[self._listening])
         finally:

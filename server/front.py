@@ -40,6 +40,7 @@ class Front:
         limits: of this server.
         names: names of the model, the first of which is the main one; [] takes the model's own.
         programs: that are offered from the start.
+        workers: processes that serve the same socket, each with a front of its own.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Front:
         limits: HttpLimits | None = None,
         names: tuple[str, ...] = (),
         programs: Iterable[OfferedProgram] = (),
+        workers: int = 1,
     ) -> None:
         self.backend = backend
         self.access = access or Access()
@@ -58,6 +60,7 @@ class Front:
         self.in_flight = 0
         self.refused = 0  # for want of room
         self.disconnects = 0  # clients that went away before their answer had ended
+        self.workers = workers
         self.programs = ProgramStore(programs)
         self._names = names
         self._named: dict[tuple[str, str], list[str]] = {}  # (caller, its name for a request) → ids in flight
@@ -88,6 +91,16 @@ class Front:
             raise self._busy("the server is stopping; another one may answer", "draining")
         if not self.started:
             raise self._busy("the model is being loaded", "starting")
+
+    def check_alone(self, instead: str) -> None:
+        """Raises HttpError 400 where several workers serve: what one of them keeps the others do not know.
+
+        Args:
+            instead: what to do then.
+        """
+        if self.workers > 1:
+            message = f"{self.workers} processes serve this address, and each keeps its own; {instead}"
+            raise HttpError(400, message, "several_workers")
 
     # ------------------------------------------------------------------ admission
 

@@ -151,6 +151,7 @@ def _facts(offered: OfferedProgram) -> ProgramFacts:
 async def keep(asked: Asked[bytes]) -> Reply:
     """Keeps the program of a body. `?parameter=NAME` makes it a model that takes messages by that parameter."""
     front, name = asked.front, asked.path["name"]
+    front.check_alone("start the server with --program FILE, or without --http-workers")
     for unknown in set(asked.query) - {"parameter"}:
         raise wrong(unknown, "no such parameter of the query is known; write ?parameter=NAME", "unknown_parameter")
     check_name(name)
@@ -173,6 +174,7 @@ async def describe(asked: Asked[None]) -> Reply:
 
 async def forget(asked: Asked[None]) -> Reply:
     """Forgets a program. Its runs in flight go on."""
+    asked.front.check_alone("start the server without this program, or without --http-workers")
     asked.front.programs.remove(asked.path["name"])
     return Reply(Deleted(asked.path["name"]))
 

@@ -89,6 +89,7 @@ async def hint(asked: Asked[HintBody]) -> Reply:
 
 async def release(asked: Asked[None]) -> Reply:
     """Ends the pin of a hint."""
+    asked.front.check_alone("a pin ends with its seconds; leave the release out")
     backend = asked.front.backend
     if not isinstance(backend, Pinning):
         raise CapabilityError(f"{backend.capabilities.name} pins nothing")
@@ -103,6 +104,7 @@ def _hint_id(caller: str, name: str) -> str:
 
 async def abort(asked: Asked[AbortBody]) -> Reply:
     """Ends requests early."""
+    asked.front.check_alone("a client that hangs up ends its request")
     return Reply(AbortAnswer(asked.front.abort(asked.caller, asked.body.rid)))
 
 

@@ -1,7 +1,7 @@
 """Builds a runner of all ranks: starts the other processes, connects to them, loads this rank's part of the model.
 
 The death of a rank ends the engine: a rank that waits for it in an exchange may wait forever. The end of rank 0 ends
-the others: their standard input closes, and the system signals them, see processes/child.py.
+the others: their standard input closes, and the system signals them, see lang/transport/lifeline.py.
 """
 
 import logging

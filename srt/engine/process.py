@@ -23,6 +23,7 @@ import zmq
 from ...lang.errors import EngineError, UmbelError
 from ...lang.sampling import SamplingParams
 from ...lang.transport.inlet import prepare
+from ...lang.transport.lifeline import read_line, watch
 from ...lang.transport.link import FrameError, Inbound, Outbound
 from ..constraints.matcher import OPENING_POLL
 from ..core.config import MAX_ENGINE_FRAME, MAX_PULSE_FRAME, SupervisionLimits, fault_hook
@@ -226,10 +227,10 @@ def _ours_to_explain(error: Exception | None) -> Exception | None:
 
 
 def main() -> None:
-    start = msgspec.json.decode(child.read_line(), type=EngineStart)
+    start = msgspec.json.decode(read_line(), type=EngineStart)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; this process ends when it ends
     child.die_with_parent_thread(start.parent)
-    child.watch(start.parent, lambda: None)
+    watch(start.parent, lambda: None)
     logging.basicConfig(
         level=start.options.log_level.upper(),
         stream=sys.stderr,

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ...lang.errors import EngineError, UmbelError
+from ...lang.transport.lifeline import read_line, watch
 from ..distributed.ranks import RankFailed, RankReady, RankStart, encode, follow, to_rank
 from ..launch import open_rank
 from ..processes import child
@@ -19,10 +20,10 @@ log = logging.getLogger("umbel.engine")
 
 
 def main() -> None:
-    start = msgspec.json.decode(child.read_line(), type=RankStart)
+    start = msgspec.json.decode(read_line(), type=RankStart)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; this process ends when it ends
     child.die_with_parent_thread(start.parent)
-    child.watch(start.parent, lambda: None)
+    watch(start.parent, lambda: None)
     logging.basicConfig(
         level=start.options.log_level.upper(),
         stream=sys.stderr,

@@ -29,6 +29,7 @@ from ...lang.runtime_options import CLIENTS_SOCKET, GatewayStart, RuntimeOptions
 from ...lang.status import EngineState
 from ...lang.transport.exchange import Outgoing
 from ...lang.transport.keys import Listen
+from ...lang.transport.lifeline import read_line, watch
 from ...lang.transport.link import (
     Bye,
     FrameError,
@@ -51,7 +52,6 @@ from ..launch import open_tokenizer
 from ..multimodal.cache import PictureCache, ThreadedDigests
 from ..multimodal.decode import DecoderProcess
 from ..multimodal.format import PictureFormat, most_tokens
-from ..processes import child
 from ..tokenizer.prompt import CACHE_BYTES
 from ..tokenizer.tokenizer import Tokenizer, vocabulary_info
 from .calls import Client
@@ -466,7 +466,7 @@ def _end_process(error: BaseException) -> None:
 
 
 def main() -> None:
-    start = msgspec.json.decode(child.read_line(), type=GatewayStart)
+    start = msgspec.json.decode(read_line(), type=GatewayStart)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; we go when it goes
     os.umask(0o077)
     logging.basicConfig(
@@ -482,7 +482,7 @@ def main() -> None:
                 os.kill(process, signal.SIGKILL)
         shutil.rmtree(start.folder, ignore_errors=True)
 
-    child.watch(start.parent, before_exit)
+    watch(start.parent, before_exit)
 
     async def serve() -> None:
         server.append(GatewayServer(start))

@@ -1,0 +1,40 @@
+"""A worker of `umbel serve --http-workers N`: a process that `workers.py` starts, with a front of its own."""
+
+import logging
+import signal
+import socket
+import sys
+
+import msgspec
+
+from ..interpreter.backends.runtime import Runtime
+from ..lang.errors import UmbelError
+from ..lang.transport.lifeline import read_line, watch
+from .access import Access
+from .command import LOG_FORMAT, LOG_TIMES, Server
+from .front import Front
+from .program_store import open_program
+from .workers import WorkerStart
+
+
+def main() -> int:
+    """Serves until it is told to end by SIGTERM, or its parent is gone. Returns the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    start = msgspec.json.decode(read_line(limit=1 << 24), type=WorkerStart)
+    watch(start.parent, lambda: None)
+    # Warnings only: the rest is told once, by the parent.
+    logging.basicConfig(stream=sys.stderr, format=LOG_FORMAT, datefmt=LOG_TIMES)
+    access = Access(start.keys, start.admin_key, start.hosts, start.secret)
+    programs = [open_program(given, Front.now()) for given in start.programs]
+    runtime = Runtime(address=start.runtime)
+    front = Front(runtime, access, start.limits, start.names, programs, workers=start.workers)
+    with socket.socket(fileno=start.listening) as listening:
+        try:
+            return Server(front, runtime, listening).run()
+        except UmbelError as error:
+            logging.getLogger("umbel.server").error("a worker could not start: %s", error)
+            return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""`umbel serve --http-workers N`: several processes that serve one listening socket, on one runtime.
+
+    parent       binds the socket, owns the runtime and shares it, starts the workers and replaces those that end
+    worker 1…N   joins the runtime, and accepts connections of the same socket
+
+HTTP costs CPU time of its own, and one process has one interpreter lock. All workers share the gateway, so the prefix
+cache is one, and the salts are made with one secret. A worker ends with its parent (`lang/transport/lifeline.py`).
+What a front keeps for itself, such as a program that was put, would be known to one worker only: it refuses that
+(`Front.check_alone`).
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+
+import msgspec
+
+from ..interpreter.backends.runtime import Runtime
+from ..lang.errors import BackendError, UmbelError
+from .limits import HttpLimits
+
+log = logging.getLogger("umbel.server")
+MOST_WORKERS = 64
+SHORT_LIFE = 10.0  # seconds; a worker that ends sooner has failed to start
+MOST_FAILED_STARTS = 3  # one after the other; then the server ends
+
+
+class WorkerStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The first line that a worker reads on its standard input, as JSON; the pipe then is its lifeline.
+
+    Attributes:
+        parent: process id.
+        runtime: address of the shared runtime.
+        listening: descriptor of the bound socket, which the worker inherits.
+        workers: how many there are.
+        secret: of the salts.
+        limits: of one worker.
+    """
+
+    parent: int
+    runtime: str
+    listening: int
+    workers: int
+    secret: bytes
+    keys: dict[str, str]
+    admin_key: str | None
+    hosts: tuple[str, ...]
+    names: tuple[str, ...]
+    programs: tuple[str, ...]
+    limits: HttpLimits
+
+
+def share_of(limits: HttpLimits, workers: int) -> HttpLimits:
+    """Returns the limits of one of several workers, which together let in as many requests as one would."""
+    return msgspec.structs.replace(limits, most_in_flight=-(-limits.most_in_flight // workers))
+
+
+def address_of(listening: socket.socket) -> str:
+    """Returns the URL of a bound socket."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Workers:
+    """Runs the workers of a server until it is told to end.
+
+    Args:
+        runtime: owned by this process; closed at the end.
+        listening: bound; this process accepts nothing itself.
+        start: of every worker, but for the address of the runtime.
+    """
+
+    def __init__(self, runtime: Runtime, listening: socket.socket, start: WorkerStart) -> None:
+        self._runtime = runtime
+        self._listening = listening
+        self._start = start
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._ending = asyncio.Event()
+        self.failed: UmbelError | None = None
+
+    def run(self) -> int:
+        """Blocks until all workers have ended. Returns the exit status."""
+        asyncio.run(self._serve())
+        if self.failed is not None:
+            raise self.failed
+        return 0
+
+    def end(self) -> None:
+        """Has every worker drain; a second call has them end at once."""
+        self._ending.set()
+        for process in self._processes.values():
+            process.terminate()
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(each, self.end)
+        log.info("listening on %s; loading the model ...", address_of(self._listening))
+        starting = loop.create_task(self._start_runtime())
+        try:
+            self._start = msgspec.structs.replace(self._start, runtime=self._runtime.share())
+            await asyncio.gather(*(self._keep(number) for number in range(1, self._start.workers + 1)))
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            await self._runtime.close()
+
+    async def _start_runtime(self) -> None:
+        try:
+            await self._runtime.start()
+        except UmbelError as error:
+            self._fail(error)
+        else:
+            log.info("ready: %d processes on %s", self._start.workers, address_of(self._listening))
+
+    async def _keep(self, number: int) -> None:
+        """Starts a worker, and another one when it ends, until the server ends."""
+        loop = asyncio.get_running_loop()
+        failures = 0
+        while not self._ending.is_set():
+            began = loop.time()
+            process = self._processes[number] = await self._open()
+            if self._ending.is_set():  # since the process was asked for
+                process.terminate()
+            status = await process.wait()
+            del self._processes[number]
+            failures = failures + 1 if loop.time() - began < SHORT_LIFE else 0
+            if self._ending.is_set():
+                return
+            log.error("worker %d has ended with status %d", number, status)
+            if failures == MOST_FAILED_STARTS:
+                self._fail(BackendError(f"worker {number} ended {failures} times while it started; see the log"))
+
+    async def _open(self) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-m",
+            "umbel.server.worker",
+            stdin=asyncio.subprocess.PIPE,
+            pass_fds=(self._listening.fileno(),),
+            start_new_session=True,  # Ctrl-C in the terminal is for this process, which tells the workers
+        )
+        assert process.stdin is not None, "a pipe was asked for"
+        process.stdin.write(msgspec.json.encode(self._start) + b"\n")
+        return process
+
+    def _fail(self, error: UmbelError) -> None:
+        """Ends the server with an error, the first one."""
+        if self.failed is None and not self._ending.is_set():
+            self.failed = error
+            self.end()
