@@ -15,7 +15,7 @@ from .errors import HttpError
 from .front import Front
 from .http import Application, Asked, Endpoint, Reply
 from .native import generate, questions, runtime
-from .openai import completions, models
+from .openai import chat, completions, models, responses
 
 
 async def health(asked: Asked[None]) -> Reply:
@@ -39,6 +39,8 @@ async def describe(asked: Asked[None]) -> Reply:
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     *completions.ENDPOINTS,
+    *chat.ENDPOINTS,
+    *responses.ENDPOINTS,
     *models.ENDPOINTS,
     *programs.ENDPOINTS,
     *generate.ENDPOINTS,

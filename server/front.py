@@ -19,6 +19,7 @@ from ..lang.protocol import Aborting, Backend, Chunk, Final, GenRequest, Origin,
 from .access import Access, Caller
 from .bodies import UmbelFields
 from .errors import HttpError
+from .history import AnswerHistory
 from .limits import HttpLimits
 from .program_store import OfferedProgram, ProgramStore
 
@@ -62,6 +63,7 @@ class Front:
         self.disconnects = 0  # clients that went away before their answer had ended
         self.workers = workers
         self.programs = ProgramStore(programs)
+        self.history = AnswerHistory()
         self._names = names
         self._named: dict[tuple[str, str], list[str]] = {}  # (caller, its name for a request) → ids in flight
         self._models: dict[str, ServedModel] = {}

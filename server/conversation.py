@@ -1,0 +1,355 @@
+"""Conversations, the same for every dialect: from messages to a request, from its events to an answer.
+
+    body ─▶ Question ─▶ Dialogue ─▶ GenRequest ─▶ engine ─▶ AnswerReader ─▶ pieces ─▶ events of a dialect's stream
+                                                                            └─▶ Said ─▶ a dialect's whole answer
+
+A whole answer is the pieces of its text put together, so it says what the stream says: reasoning, content, calls of
+tools, and the reason of its end are found by one code.
+"""
+
+import base64
+import binascii
+import hashlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from ..interpreter.reasoning import ReasoningTags, Splitter
+from ..interpreter.tool_reader import ArgumentsPiece, CallBegins, CallEnds, CallEvent, ContentPiece, ToolCallReader
+from ..lang.conversations.messages import Conversation, Message, Option
+from ..lang.errors import ParameterError
+from ..lang.prompt import Media
+from ..lang.protocol import Chunk, Completion, ConstraintSpec, Final, FinishReason, GenRequest, Origin, TokenLogprob
+from ..lang.sampling import MAX_TOKENS, SamplingParams
+from ..lang.tool_calls import CallFormat, Tool, ToolCall, ToolChoice, call_format_of
+from ..lang.tool_constraint import Thinking, tools_constraint
+from .bodies import wrong
+from .front import Front
+from .limits import MAX_SCHEMA, check_depth
+from .tokens import tokenizing
+
+CONTEXT_LEFT = MAX_TOKENS  # as max_tokens: the runtime ends a text where the context does
+Reason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A conversation to be answered.
+
+    Attributes:
+        messages: turns in order; a last one of the assistant is continued when `continues`.
+        tools, choice: what may be called.
+        schema: JSON Schema of the answer; binds the text, not the calls. True is any JSON object.
+        regex: a regular expression that the answer matches.
+        options: variables of the chat template, such as `enable_thinking`.
+    """
+
+    messages: Sequence[Message]
+    tools: tuple[Tool, ...] = ()
+    choice: ToolChoice = field(default_factory=ToolChoice)
+    schema: Mapping[str, Any] | None = None  # Any: JSON
+    regex: str | None = None
+    options: Mapping[str, Option] = field(default_factory=dict)
+    continues: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningPiece:
+    """More of the model's reasoning."""
+
+    text: str
+
+
+Piece = ReasoningPiece | CallEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """More of one answer: the pieces that its new text made certain, and its new tokens."""
+
+    index: int
+    pieces: Sequence[Piece]
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(slots=True)
+class Said:
+    """One whole answer.
+
+    Attributes:
+        calls: have no id; a dialect gives them one.
+        reason: "tool_calls" when calls were made and the last one is whole.
+        reasoning_tokens: tokens up to the end of the reasoning.
+    """
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+    reason: Reason = "stop"
+    matched_stop: str | int | None = None
+    reasoning_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+    def add(self, pieces: Sequence[Piece]) -> None:
+        """Puts pieces to what was said before."""
+        for piece in pieces:
+            match piece:
+                case ReasoningPiece(text):
+                    self.reasoning += text
+                case ContentPiece(text):
+                    self.content += text
+                case CallBegins(_, name):
+                    self.calls.append(ToolCall(name, ""))
+                case ArgumentsPiece(index, text):
+                    call = self.calls[index]
+                    self.calls[index] = ToolCall(call.name, call.arguments + text)
+                case CallEnds():
+                    pass
+
+
+class AnswerReader:
+    """Reads one answer as its text comes: reasoning first, then content and calls.
+
+    Args:
+        tags: of the model's reasoning; None where it has none.
+        tail: the end of the prompt, which may have opened the reasoning.
+        call_format: the spelling of calls. names: of tools that may be called; () reads all as content.
+    """
+
+    def __init__(
+        self, tags: tuple[str, str] | None, tail: str, call_format: CallFormat, names: Sequence[str] = ()
+    ) -> None:
+        self._splitter = None if tags is None else Splitter(ReasoningTags(*tags), tail, opened=True)
+        self._calls = ToolCallReader(call_format, names) if names else None
+        self._answered = False  # something after the reasoning has come
+        self._called = self._cut = False
+        self.reasoning_tokens = 0
+
+    def feed(self, text: str, tokens: int) -> list[Piece]:
+        """Returns what new text makes certain.
+
+        Args:
+            tokens: how many the text is of.
+        """
+        if self._splitter is None:
+            return self._answer(text)
+        split = self._splitter.feed(text)
+        pieces: list[Piece] = [ReasoningPiece(split.reasoning)] if split.reasoning else []
+        if not self._answered and not split.answer:
+            self.reasoning_tokens += tokens
+        self._answered = self._answered or bool(split.answer)
+        return pieces + self._answer(split.answer)
+
+    def finish(self) -> list[Piece]:
+        """Returns the rest, when no more text comes."""
+        pieces: list[Piece] = []
+        if self._splitter is not None:
+            split = self._splitter.finish()
+            if split.reasoning:
+                pieces.append(ReasoningPiece(split.reasoning))
+            elif not self._answered and split.answer:
+                self.reasoning_tokens = 0  # it was held back as what may have become reasoning
+            pieces += self._answer(split.answer)
+        if self._calls is not None:
+            pieces += self._note(self._calls.finish())
+        return pieces
+
+    def reason(self, completion: Completion) -> Reason:
+        """Returns why the answer ended. A call that was cut is a cut answer; one that was led to its end, too."""
+        if completion.finish_reason is not FinishReason.STOP or self._cut:
+            return "length"
+        return "tool_calls" if self._called else "stop"
+
+    @property
+    def plain(self) -> bool:
+        """True if all of the text was content."""
+        return not self._called and not self.reasoning_tokens
+
+    def _answer(self, text: str) -> list[Piece]:
+        if not text:
+            return []
+        return [ContentPiece(text)] if self._calls is None else self._note(self._calls.feed(text))
+
+    def _note(self, events: list[CallEvent]) -> list[Piece]:
+        for event in events:
+            if isinstance(event, CallEnds):
+                self._called, self._cut = True, event.cut
+        return list(events)
+
+
+class Dialogue:
+    """One conversation and its answers.
+
+    Attributes:
+        request: what the engine is asked.
+        conversation: the prompt, and where blocks and tools end in it.
+        final: the end of the request, once it has come.
+    """
+
+    def __init__(self, front: Front, request: GenRequest, conversation: Conversation, reader: "ReaderFacts") -> None:
+        self._front = front
+        self.request = request
+        self.conversation = conversation
+        self._reader = reader
+        self.final: Final | None = None
+
+    async def steps(self) -> AsyncGenerator[Step, None]:
+        """Yields the pieces of all answers as they come; `final` and `ending` are known afterwards."""
+        readers = [self._reader.open() for _ in range(self.request.sampling.n)]
+        request = msgspec.structs.replace(self.request, stream=True)
+        async with aclosing(self._front.events([request])) as events:
+            async for _, event in events:
+                if isinstance(event, Chunk):
+                    pieces = readers[event.index].feed(event.text, len(event.token_ids))
+                    yield Step(event.index, pieces, event.logprobs)
+                else:
+                    self.final = event
+        for index, reader in enumerate(readers):
+            if rest := reader.finish():
+                yield Step(index, rest, ())
+        self._readers = readers
+        self._keep(readers)
+
+    def ending(self, index: int) -> Said:
+        """Returns how an answer ended: reason, stop text and tokens of reasoning. The texts stay empty."""
+        assert self.final is not None, "the steps are over"
+        completion, reader = self.final.completions[index], self._readers[index]
+        return Said(
+            reason=reader.reason(completion),
+            matched_stop=completion.matched_stop,
+            reasoning_tokens=reader.reasoning_tokens,
+        )
+
+    async def whole(self) -> list[Said]:
+        """Returns all answers as a whole; `final` is known afterwards."""
+        if self._reader.tags is not None:  # which tokens are reasoning is known of streamed text only
+            return await self._folded()
+        (self.final,) = await self._front.finals([self.request])
+        said = []
+        readers = [self._reader.open() for _ in self.final.completions]
+        for completion, reader in zip(self.final.completions, readers, strict=True):
+            answer = Said(logprobs=completion.logprobs)
+            answer.add([*reader.feed(completion.text, len(completion.token_ids)), *reader.finish()])
+            answer.reason, answer.matched_stop = reader.reason(completion), completion.matched_stop
+            said.append(answer)
+        self._keep(readers)
+        return said
+
+    def _keep(self, readers: Sequence[AnswerReader]) -> None:
+        """Keeps the tokens of the answers that are all content: a later turn brings their texts back."""
+        assert self.final is not None, "the answers have ended"
+        for completion, reader in zip(self.final.completions, readers, strict=True):
+            if reader.plain:
+                self._front.history.keep(self.request.origin.salt, completion.text, completion)
+
+    async def _folded(self) -> list[Said]:
+        texts = [Said() for _ in range(self.request.sampling.n)]
+        async with aclosing(self.steps()) as steps:
+            async for step in steps:
+                texts[step.index].add(step.pieces)
+                texts[step.index].logprobs += step.logprobs
+        for index, said in enumerate(texts):
+            ending = self.ending(index)
+            said.reason, said.matched_stop = ending.reason, ending.matched_stop
+            said.reasoning_tokens = ending.reasoning_tokens
+        return texts
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderFacts:
+    """The tags, the prompt's tail and the calls by which an answer is read."""
+
+    tags: tuple[str, str] | None
+    tail: str
+    call_format: CallFormat
+    names: tuple[str, ...]
+
+    def open(self) -> AnswerReader:
+        return AnswerReader(self.tags, self.tail, self.call_format, self.names)
+
+
+async def open_dialogue(
+    front: Front, question: Question, sampling: SamplingParams, origin: Origin, request_id: str
+) -> Dialogue:
+    """Writes the prompt of a conversation and the request for its answer.
+
+    Raises:
+        TemplateError, ParameterError, ConstraintError: messages, tools or a schema that cannot be honoured.
+        HttpError: wishes that exclude each other.
+    """
+    template = front.template
+    call_format = call_format_of(template.source, tokenizing(front).vocabulary.control)
+    offered = question.tools if question.choice.mode != "none" else ()
+    conversation = await template.conversation_away(
+        front.history.recall(origin.salt, question.messages),
+        question.tools,
+        call_format=call_format,
+        generation="continue" if question.continues else True,
+        options=question.options,
+    )
+    tags = template.reasoning_tags
+    thinking = None if tags is None else Thinking(*tags, begun=conversation.opens(tags))
+    constraint = _constraint(question, call_format, thinking)
+    names = tuple(tool.name for tool in question.choice.among(question.tools)) if offered else ()
+    facts = ReaderFacts(tags, conversation.tail, call_format, names)
+    request = GenRequest(request_id, conversation.parts, sampling, origin=origin, constraint=constraint)
+    return Dialogue(front, request, conversation, facts)
+
+
+def _constraint(question: Question, call_format: CallFormat, thinking: Thinking | None) -> ConstraintSpec | None:
+    """Returns the constraint of the answer; None where it is free."""
+    if question.schema is not None and question.regex is not None:
+        raise wrong("regex", "an answer follows a schema or a regular expression; give one of them")
+    if question.schema is not None:
+        check_schema("the schema of the answer", question.schema)
+    if question.tools and question.choice.mode != "none":
+        if question.regex is not None:
+            raise wrong("regex", "an answer that may call tools follows no regular expression; leave one of them out")
+        return tools_constraint(question.tools, question.choice, call_format, thinking=thinking, answer=question.schema)
+    if question.schema is None and question.regex is None:
+        return None
+    if thinking is not None and thinking.begun:
+        raise wrong(
+            "response_format", 'the model reasons first, in no format; turn that off, as by reasoning_effort "none"'
+        )
+    if question.regex is not None:
+        return ConstraintSpec("regex", question.regex)
+    return ConstraintSpec("json_schema", msgspec.json.encode(question.schema).decode())
+
+
+# Any: JSON
+def check_schema(name: str, schema: Mapping[str, Any]) -> None:
+    """Raises ParameterError for a schema that is too large or nested too deep."""
+    check_depth(name, schema)
+    size = len(msgspec.json.encode(schema))
+    if size > MAX_SCHEMA:
+        raise ParameterError(f"{name} has {size} bytes; at most {MAX_SCHEMA} are taken")
+
+
+_DATA_URL = "data:"
+
+
+def picture(url: str, param: str) -> Media:
+    """Reads a picture that a body carries in a data URL. No other URL is followed: the server fetches nothing.
+
+    Raises:
+        HttpError: another URL, or no base64.
+    """
+    if not url.startswith(_DATA_URL):
+        raise wrong(param, "pictures are not fetched; send it as data:image/png;base64,...")
+    kind, _, data = url[len(_DATA_URL) :].partition(",")
+    if not kind.startswith("image/") or not kind.endswith(";base64"):
+        raise wrong(param, "write data:image/png;base64,... or another type of image")
+    return picture_of(data, param)
+
+
+def picture_of(data: str, param: str) -> Media:
+    """Reads a picture in base64. Raises HttpError where it is none."""
+    try:
+        decoded = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        raise wrong(param, "the picture is not base64") from None
+    return Media("image", hashlib.sha256(decoded).hexdigest(), decoded)

@@ -1,0 +1,599 @@
+"""`POST /v1/chat/completions`: answers to conversations, with tools, formats and reasoning."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ...interpreter.tool_reader import ArgumentsPiece, CallBegins, CallEnds, ContentPiece
+from ...lang.conversations.messages import Message, Option
+from ...lang.prompt import Media
+from ...lang.protocol import TokenLogprob
+from ...lang.tool_calls import Tool, ToolCall, ToolChoice
+from ..bodies import Body, Label, wrong
+from ..conversation import (
+    CONTEXT_LEFT,
+    Dialogue,
+    Piece,
+    Question,
+    ReasoningPiece,
+    Said,
+    check_schema,
+    open_dialogue,
+    picture,
+)
+from ..http import DONE, Answer, Asked, Endpoint, EventStream, Reply, sse
+from ..limits import MAX_MESSAGES, MAX_REGEX, MAX_TOOLS
+from .fields import NOT_OFFERED, GenerationFields, Metadata, TokenUsage, token_usage
+
+ToolName = Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+Json = dict[str, Any]  # Any: JSON
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+# ------------------------------------------------------------------------------------------------ messages
+
+
+class ImageUrl(Body, frozen=True):
+    """A picture as a data URL."""
+
+    url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
+class TextBlock(Body, frozen=True, tag="text", tag_field="type"):
+    """Text of a message."""
+
+    text: str
+
+
+class ImageBlock(Body, frozen=True, tag="image_url", tag_field="type"):
+    """A picture of a message."""
+
+    image_url: ImageUrl
+
+
+class RefusalBlock(Body, frozen=True, tag="refusal", tag_field="type"):
+    """Text with which an earlier answer refused."""
+
+    refusal: str
+
+
+Block = TextBlock | ImageBlock | RefusalBlock
+Content = str | Annotated[tuple[Block, ...], msgspec.Meta(max_length=MAX_MESSAGES)]
+
+
+class CalledFunction(Body, frozen=True):
+    """Name and arguments of a call, the arguments as JSON text."""
+
+    name: ToolName
+    arguments: str
+
+
+class ChatCall(Body, frozen=True):
+    """A call that an earlier answer made."""
+
+    id: Label
+    function: CalledFunction
+    type: Literal["function"] = "function"
+    index: int | None = None  # clients that put a stream together send it back
+
+
+class _ChatMessage(Body, frozen=True, tag_field="role"):
+    """Base of the messages of a conversation."""
+
+
+class SystemMessage(_ChatMessage, frozen=True, tag="system"):
+    """Instructions."""
+
+    content: Content
+    name: Label | None = None
+
+
+class DeveloperMessage(_ChatMessage, frozen=True, tag="developer"):
+    """Instructions, under their newer name."""
+
+    content: Content
+    name: Label | None = None
+
+
+class UserMessage(_ChatMessage, frozen=True, tag="user"):
+    """A question."""
+
+    content: Content
+    name: Label | None = None
+
+
+class AssistantMessage(_ChatMessage, frozen=True, tag="assistant"):
+    """An earlier answer. What clients send back of one and no prompt holds is taken and left out."""
+
+    content: Content | None = None
+    tool_calls: Annotated[tuple[ChatCall, ...], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    name: Label | None = None
+    annotations: Annotated[tuple[Json, ...], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class ToolMessage(_ChatMessage, frozen=True, tag="tool"):
+    """The result of a call."""
+
+    content: Content
+    tool_call_id: Label
+    name: Label | None = None
+
+
+ChatMessage = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+
+# --------------------------------------------------------------------------------------------------- tools
+
+
+class FunctionFacts(Body, frozen=True):
+    """A function that the model may call. `strict` changes nothing: arguments always follow their schema."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: Json | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(Body, frozen=True):
+    """A tool."""
+
+    function: FunctionFacts
+    type: Literal["function"] = "function"
+
+
+class NamedFunction(Body, frozen=True):
+    """The name of a function."""
+
+    name: ToolName
+
+
+class ForcedFunction(Body, frozen=True, tag="function", tag_field="type"):
+    """The one function that is called."""
+
+    function: NamedFunction
+
+
+class AllowedFunctions(Body, frozen=True):
+    """Functions that may be called, and whether one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[tuple[ForcedFunction, ...], msgspec.Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedTools(Body, frozen=True, tag="allowed_tools", tag_field="type"):
+    """A choice among some of the tools."""
+
+    allowed_tools: AllowedFunctions
+
+
+class JsonSchemaFacts(Body, frozen=True):
+    """A schema. `name`, `description` and `strict` change nothing: answers always follow their schema."""
+
+    schema: Json | None = None
+    name: Label | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextFormat(Body, frozen=True, tag="text", tag_field="type"):
+    """Free text."""
+
+
+class JsonFormat(Body, frozen=True, tag="json_object", tag_field="type"):
+    """Any JSON object."""
+
+
+class SchemaFormat(Body, frozen=True, tag="json_schema", tag_field="type"):
+    """JSON by a schema."""
+
+    json_schema: JsonSchemaFacts
+
+
+class ChatBody(GenerationFields, frozen=True, kw_only=True):
+    """Asks for answers to a conversation.
+
+    Attributes:
+        max_completion_tokens, max_tokens: of each answer; without them it may fill the context.
+        tools, tool_choice, parallel_tool_calls: functions that may be called. Arguments follow their schema.
+        response_format: of the answer's text; calls of tools are not bound by it.
+        reasoning_effort: "none" and "minimal" turn reasoning off where the chat template can.
+        regex: a regular expression that the answer matches.
+        continue_final_message: the last message is the beginning of the answer.
+        chat_template_kwargs: variables of the chat template.
+    """
+
+    messages: Annotated[tuple[ChatMessage, ...], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Annotated[int, msgspec.Meta(ge=1, le=CONTEXT_LEFT)] | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=CONTEXT_LEFT)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    tools: Annotated[tuple[FunctionTool, ...], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ForcedFunction | AllowedTools | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: TextFormat | JsonFormat | SchemaFormat | None = None
+    reasoning_effort: Effort | None = None
+    regex: Annotated[str, msgspec.Meta(max_length=MAX_REGEX)] | None = None
+    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[Label, Option] | None = None
+    # Labels and hints, without effect.
+    metadata: Metadata | None = None
+    prompt_cache_key: Label | None = None
+    safety_identifier: Label | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    # At their defaults only.
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    modalities: tuple[Literal["text"]] | None = None
+    prompt_cache_retention: Literal["in_memory"] | None = None
+    separate_reasoning: Literal[True] | None = None
+    stream_reasoning: Literal[True] | None = None
+    audio: None = None
+    prediction: None = None
+    moderation: None = None
+    web_search_options: None = None
+    functions: None = None
+    function_call: None = None
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens of an answer. Raises HttpError where the two fields for it differ."""
+        newer, older = self.max_completion_tokens, self.max_tokens
+        if newer is not None and older is not None and newer != older:
+            raise wrong("max_tokens", f"it is {older}, and max_completion_tokens is {newer}; give one of them")
+        return newer or older or CONTEXT_LEFT
+
+
+# ------------------------------------------------------------------------------------------------- answers
+
+
+class TokenEntry(msgspec.Struct, frozen=True):
+    """A token and its log-probability. `bytes` are its own: a token may end inside a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TopTokenEntry(msgspec.Struct, frozen=True):
+    """A token, its log-probability, and the most likely tokens at its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TokenEntry]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities of all generated tokens, those of reasoning and calls among them."""
+
+    content: list[TopTokenEntry]
+    refusal: None = None
+
+
+class AnsweredFunction(msgspec.Struct, frozen=True):
+    """Name and arguments of a call."""
+
+    name: str
+    arguments: str
+
+
+class AnsweredCall(msgspec.Struct, frozen=True):
+    """A call that the model made."""
+
+    id: str
+    function: AnsweredFunction
+    type: Literal["function"] = "function"
+
+
+class AnsweredMessage(msgspec.Struct, frozen=True):
+    """An answer. Reasoning stands under both of its names."""
+
+    content: str | None
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[AnsweredCall] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    """One of the answers."""
+
+    index: int
+    message: AnsweredMessage
+    finish_reason: str
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatAnswer(msgspec.Struct, frozen=True):
+    """All answers."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: TokenUsage
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+def chat_logprobs(entries: Sequence[TokenLogprob]) -> ChatLogprobs:
+    """Writes log-probabilities as chat completions have them."""
+    return ChatLogprobs(
+        [
+            TopTokenEntry(
+                entry.text,
+                entry.logprob,
+                list(entry.data),
+                [
+                    TokenEntry(text, value, list(data))
+                    for (_, text, value), data in zip(entry.top, entry.top_data, strict=True)
+                ],
+            )
+            for entry in entries
+        ]
+    )
+
+
+# ------------------------------------------------------------------------------------------ body → question
+
+
+def question_of(body: ChatBody) -> Question:
+    """Returns the conversation that a body asks about.
+
+    Raises:
+        HttpError: a field that is wrong, by its path.
+    """
+    tools = tools_of(body.tools or ())
+    last = body.messages[-1]
+    if body.continue_final_message and not isinstance(last, AssistantMessage):
+        raise wrong("continue_final_message", "the last message is none of the assistant; leave it out")
+    if body.add_generation_prompt is not None and body.add_generation_prompt == body.continue_final_message:
+        raise wrong("add_generation_prompt", "it is the opposite of continue_final_message; leave it out")
+    return Question(
+        tuple(message_of(message, f"messages[{number}]") for number, message in enumerate(body.messages)),
+        tools,
+        choice_of(body, tools),
+        schema_of(body.response_format),
+        body.regex,
+        options_of(body.reasoning_effort, body.chat_template_kwargs),
+        body.continue_final_message,
+    )
+
+
+def message_of(message: ChatMessage, param: str) -> Message:
+    """Returns a message in the words of the language."""
+    role = type(message).__struct_config__.tag
+    assert isinstance(role, str), "every message has its role as its tag"
+    content = _blocks(message.content, f"{param}.content")
+    if isinstance(message, AssistantMessage):
+        thoughts = {text for text in (message.reasoning, message.reasoning_content) if text}
+        if len(thoughts) > 1:
+            raise wrong(f"{param}.reasoning", "it differs from reasoning_content; send one of them")
+        if message.refusal and not content:
+            content = (message.refusal,)
+        calls = tuple(
+            ToolCall(call.function.name, call.function.arguments, call.id) for call in message.tool_calls or ()
+        )
+        return Message("assistant", content, calls, name=message.name or "", reasoning="".join(thoughts))
+    if isinstance(message, ToolMessage):
+        return Message("tool", content, call_id=message.tool_call_id, name=message.name or "")
+    return Message("system" if role == "developer" else role, content, name=message.name or "")
+
+
+def _blocks(content: Content | None, param: str) -> tuple[str | Media, ...]:
+    if content is None:
+        return ()
+    if isinstance(content, str):
+        return (content,) if content else ()
+    found: list[str | Media] = []
+    for number, block in enumerate(content):
+        match block:
+            case TextBlock(text=text) | RefusalBlock(refusal=text):
+                found.append(text)
+            case ImageBlock(image_url=image):
+                found.append(picture(image.url, f"{param}[{number}].image_url.url"))
+    return tuple(found)
+
+
+def tools_of(tools: Sequence[FunctionTool]) -> tuple[Tool, ...]:
+    """Returns tools in the words of the language. Raises HttpError for a schema that is too large."""
+    found = []
+    for number, tool in enumerate(tools):
+        facts = tool.function
+        parameters: Mapping[str, Any] = facts.parameters or {"type": "object", "properties": {}}
+        check_schema(f"tools[{number}].function.parameters", parameters)
+        found.append(Tool(facts.name, facts.description or "", parameters))
+    return tuple(found)
+
+
+def choice_of(body: ChatBody, tools: Sequence[Tool]) -> ToolChoice:
+    """Returns the choice of tools. Raises HttpError for a choice without tools."""
+    chosen = body.tool_choice
+    parallel = body.parallel_tool_calls is not False
+    if not tools:
+        if chosen not in (None, "none", "auto"):
+            raise wrong("tool_choice", "there are no tools; give tools, or leave it out")
+        return ToolChoice("none")
+    if isinstance(chosen, ForcedFunction):
+        return ToolChoice.only(chosen.function.name)
+    if isinstance(chosen, AllowedTools):
+        names = tuple(dict.fromkeys(each.function.name for each in chosen.allowed_tools.tools))
+        return ToolChoice(chosen.allowed_tools.mode, names, parallel)
+    return ToolChoice(chosen or "auto", None, parallel)
+
+
+def schema_of(format: TextFormat | JsonFormat | SchemaFormat | None) -> Mapping[str, Any] | None:
+    """Returns the schema of the answer; None for free text."""
+    match format:
+        case JsonFormat():
+            return {"type": "object"}
+        case SchemaFormat(json_schema=facts):
+            return {"type": "object"} if facts.schema is None else facts.schema
+        case _:
+            return None
+
+
+def options_of(effort: Effort | None, given: Mapping[str, Option] | None = None) -> dict[str, Option]:
+    """Returns variables of the chat template: an effort, and the switch that most templates have for it."""
+    options: dict[str, Option] = {}
+    if effort is not None:
+        options = {"reasoning_effort": effort, "enable_thinking": effort not in ("none", "minimal")}
+    return options | dict(given or {})
+
+
+# ------------------------------------------------------------------------------------------------- answering
+
+
+class _Chat:
+    """One request and its answer in both forms."""
+
+    def __init__(self, asked: Asked[ChatBody], dialogue: Dialogue) -> None:
+        self._body = asked.body
+        self._front = asked.front
+        self._dialogue = dialogue
+        self._id = "chatcmpl-" + asked.id
+        self._created = asked.front.now()
+
+    async def whole(self) -> ChatAnswer:
+        with self._front.open(self._body.count):
+            answers = await self._dialogue.whole()
+        choices = [
+            ChatChoice(
+                index,
+                self._message(index, said),
+                said.reason,
+                chat_logprobs(said.logprobs) if self._body.logprobs else None,
+            )
+            for index, said in enumerate(answers)
+        ]
+        return ChatAnswer(self._id, self._created, self._body.model, choices, self._usage(answers))
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """Yields the events: the role of each answer, its pieces, its end, and usage when it is asked for."""
+        count = self._body.count
+        begun = False
+        with self._front.open(count):
+            async with aclosing(self._dialogue.steps()) as steps:
+                async for step in steps:
+                    if not begun:
+                        begun = True
+                        for event in self._roles():
+                            yield event
+                    deltas = [delta for piece in step.pieces if (delta := self._delta(step.index, piece))]
+                    if step.logprobs and self._body.logprobs and not deltas:
+                        deltas = [{}]  # the tokens' log-probabilities are not held back with their text
+                    for number, delta in enumerate(deltas):
+                        logprobs = chat_logprobs(step.logprobs) if self._body.logprobs and number == 0 else None
+                        yield self._event(step.index, delta, logprobs=logprobs)
+        if not begun:
+            for event in self._roles():
+                yield event
+        endings = [self._dialogue.ending(index) for index in range(count)]
+        for index, said in enumerate(endings):
+            yield self._event(index, {}, said.reason)
+        if self._body.wants_usage:
+            yield sse(self._head([]) | {"usage": self._usage(endings)})
+        yield DONE
+
+    def _roles(self) -> list[bytes]:
+        """The first event of each answer, in order: clients make their lists of answers by it."""
+        return [self._event(index, {"role": "assistant", "content": ""}) for index in range(self._body.count)]
+
+    # Any: JSON
+    def _delta(self, index: int, piece: Piece) -> dict[str, Any] | None:
+        match piece:
+            case ReasoningPiece(text):
+                return {"reasoning_content": text, "reasoning": text}
+            case ContentPiece(text):
+                return {"content": text}
+            case CallBegins(call, name):
+                function = {"name": name, "arguments": ""}
+                begun = {"index": call, "id": self._call_id(index, call), "type": "function", "function": function}
+                return {"tool_calls": [begun]}
+            case ArgumentsPiece(call, text):
+                return {"tool_calls": [{"index": call, "function": {"arguments": text}}]}
+            case CallEnds():
+                return None
+
+    def _event(
+        self, index: int, delta: dict[str, Any], reason: str | None = None, logprobs: ChatLogprobs | None = None
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        event = self._head([choice])
+        return sse(event | {"usage": None} if self._body.wants_usage else event)
+
+    def _head(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": "chat.completion.chunk",
+            "created": self._created,
+            "model": self._body.model,
+            "choices": choices,
+        }
+
+    def _message(self, index: int, said: Said) -> AnsweredMessage:
+        calls = [
+            AnsweredCall(self._call_id(index, number), AnsweredFunction(call.name, call.arguments))
+            for number, call in enumerate(said.calls)
+        ]
+        reasoning = said.reasoning or msgspec.UNSET
+        content = said.content if said.content or not calls else None
+        return AnsweredMessage(
+            content, reasoning_content=reasoning, reasoning=reasoning, tool_calls=calls or msgspec.UNSET
+        )
+
+    def _call_id(self, index: int, call: int) -> str:
+        return f"call_{self._id[-24:]}{index:x}{call:02x}"
+
+    def _usage(self, answers: Sequence[Said]) -> TokenUsage:
+        final = self._dialogue.final
+        assert final is not None, "the answers are whole"
+        return token_usage(final.usage, sum(said.reasoning_tokens for said in answers))
+
+
+async def converse(asked: Asked[ChatBody]) -> Answer:
+    """Answers a conversation."""
+    body, front = asked.body, asked.front
+    front.model(body.model)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise wrong("top_logprobs", "it needs logprobs: true")
+    question = question_of(body)
+    sampling = body.sampling(body.most_tokens, logprobs=bool(body.logprobs), top_logprobs=body.top_logprobs or 0)
+    origin = front.origin(asked.caller, body.umbel, body.cache_salt)
+    chat = _Chat(asked, await open_dialogue(front, question, sampling, origin, asked.id))
+    return EventStream(chat.stream()) if body.stream else Reply(await chat.whole())
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/chat/completions",
+        converse,
+        "Answer a conversation",
+        body=ChatBody,
+        answer=ChatAnswer,
+        not_offered={
+            **NOT_OFFERED,
+            "store": "answers are not stored; leave it out",
+            "service_tier": "there is one tier; leave it out",
+            "modalities": 'answers are text; write ["text"], or leave it out',
+            "prompt_cache_retention": "the cache is in memory; leave it out",
+            "separate_reasoning": "reasoning is always a field of its own; leave it out",
+            "stream_reasoning": "reasoning is always streamed; leave it out",
+            "audio": "there is no audio; leave it out",
+            "prediction": "predicted output is not offered; leave it out",
+            "moderation": "nothing is moderated; leave it out",
+            "web_search_options": "the server searches nothing; offer a tool",
+            "functions": "write tools",
+            "function_call": "write tool_choice",
+        },
+    ),
+)

@@ -1,0 +1,676 @@
+"""`POST /v1/responses`: answers as lists of items. Stateless: the whole input comes with each request.
+
+Items and events are what Codex and OpenAI's client read: reasoning, messages and calls are items of their own, each
+with an event at its beginning and its end.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ...interpreter.tool_reader import ArgumentsPiece, CallBegins, CallEnds, ContentPiece
+from ...lang.conversations.messages import Message
+from ...lang.prompt import Media
+from ...lang.protocol import TokenLogprob
+from ...lang.sampling import SamplingParams
+from ...lang.tool_calls import Tool, ToolCall, ToolChoice
+from ..bodies import Body, Label, Name, Salt, UmbelFields, wrong
+from ..conversation import (
+    CONTEXT_LEFT,
+    Dialogue,
+    Piece,
+    Question,
+    ReasoningPiece,
+    Said,
+    check_schema,
+    open_dialogue,
+    picture,
+)
+from ..errors import HttpError
+from ..http import Answer, Asked, Endpoint, EventStream, Reply, sse
+from ..limits import MAX_MESSAGES, MAX_TOOLS
+from .chat import Effort, ToolName, chat_logprobs, options_of
+from .fields import Metadata, StreamOptions
+
+Json = dict[str, Any]  # Any: JSON
+NOT_OFFERED = {
+    "previous_response_id": "responses are not kept; send the whole input again",
+    "conversation": "conversations are not kept; send the whole input again",
+    "prompt": "prompts are not kept; send the input itself",
+    "background": "responses are not kept; leave it out",
+    "background_options": "responses are not kept; leave it out",
+    "context_management": "the context is not managed; send what the model shall see",
+    "max_tool_calls": "tools are called by the client; leave it out",
+    "access_programs": "it is not offered; leave it out",
+    "image": "pictures are not made; leave it out",
+    "moderation": "nothing is moderated; leave it out",
+    "truncation": 'inputs are not cut; write "disabled", or leave it out',
+    "service_tier": "there is one tier; leave it out",
+    "prompt_cache_retention": "the cache is in memory; leave it out",
+    "file_id": "files are not kept; send data",
+    "file_url": "files are not fetched; send text",
+}
+
+
+# --------------------------------------------------------------------------------------------------- input
+
+
+class InputText(Body, frozen=True, tag="input_text", tag_field="type"):
+    """Text of a message."""
+
+    text: str
+
+
+class OutputText(Body, frozen=True, tag="output_text", tag_field="type"):
+    """Text of an earlier answer."""
+
+    text: str
+    annotations: tuple[Json, ...] | None = None
+    logprobs: tuple[Json, ...] | None = None
+
+
+class RefusalText(Body, frozen=True, tag="refusal", tag_field="type"):
+    """Text with which an earlier answer refused."""
+
+    refusal: str
+
+
+class InputImage(Body, frozen=True, tag="input_image", tag_field="type"):
+    """A picture, as a data URL."""
+
+    image_url: str | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
+    file_id: None = None
+
+
+class ReasoningText(Body, frozen=True, tag="reasoning_text", tag_field="type"):
+    """Text of earlier reasoning."""
+
+    text: str
+
+
+InputBlock = InputText | OutputText | RefusalText | InputImage | ReasoningText
+Content = str | Annotated[tuple[InputBlock, ...], msgspec.Meta(max_length=MAX_MESSAGES)]
+
+
+class InputItem(Body, frozen=True):
+    """An item of the input: a message, a call, the result of one, or reasoning; `type` says which fields it has."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    id: Label | None = None
+    status: Label | None = None
+    phase: Label | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: Content | None = None
+    call_id: Label | None = None
+    name: ToolName | None = None
+    namespace: ToolName | None = None
+    arguments: str | None = None
+    output: Content | None = None
+    summary: Annotated[tuple[Json, ...], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
+    encrypted_content: str | None = None
+
+
+# --------------------------------------------------------------------------------------------------- tools
+
+
+class FlatTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool. Of a function all fields count, of a namespace its tools.
+
+    Other types are tools of a provider: they are left out with a warning, since clients offer them with every request.
+    """
+
+    type: Label
+    name: ToolName | None = None
+    description: str | None = None
+    parameters: Json | None = None
+    strict: bool | None = None
+    tools: Annotated[tuple["FlatTool", ...], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
+
+
+class ForcedName(Body, frozen=True, tag="function", tag_field="type"):
+    """The one function that is called."""
+
+    name: ToolName
+
+
+class AllowedNames(Body, frozen=True, tag="allowed_tools", tag_field="type"):
+    """Functions that may be called, and whether one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[tuple[ForcedName, ...], msgspec.Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class PlainText(Body, frozen=True, tag="text", tag_field="type"):
+    """Free text."""
+
+
+class JsonObject(Body, frozen=True, tag="json_object", tag_field="type"):
+    """Any JSON object."""
+
+
+class FlatSchema(Body, frozen=True, tag="json_schema", tag_field="type"):
+    """JSON by a schema. `name`, `description` and `strict` change nothing: answers always follow their schema."""
+
+    schema: Json
+    name: Label | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Body, frozen=True):
+    """The form of the answer."""
+
+    format: PlainText | JsonObject | FlatSchema | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningOptions(Body, frozen=True):
+    """The effort of reasoning, where the chat template has a switch. Its text is given as it is, without a summary."""
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+Included = Literal["reasoning.encrypted_content", "message.output_text.logprobs"]
+
+
+class ResponsesBody(Body, frozen=True):
+    """Asks for an answer.
+
+    Attributes:
+        input: a text, or items in order.
+        instructions: come before the input.
+        max_output_tokens: without it the answer may fill the context.
+        store: nothing is stored, whatever it says; the answer says so.
+        include: encrypted reasoning is never given; its text is.
+    """
+
+    model: Name
+    input: str | Annotated[tuple[InputItem, ...], msgspec.Meta(max_length=MAX_MESSAGES)] = ()
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, msgspec.Meta(ge=1, le=CONTEXT_LEFT)] | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    text: TextOptions | None = None
+    tools: Annotated[tuple[FlatTool, ...], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ForcedName | AllowedNames | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    include: Annotated[tuple[Included, ...], msgspec.Meta(max_length=16)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    store: bool | None = None
+    cache_salt: Salt | None = None
+    umbel: UmbelFields | None = None
+    # Labels and hints, without effect.
+    metadata: Metadata | None = None
+    client_metadata: Json | None = None
+    prompt_cache_key: Label | None = None
+    safety_identifier: Label | None = None
+    user: Label | None = None
+    # At their defaults only.
+    background: Literal[False] | None = None
+    truncation: Literal["disabled"] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    prompt_cache_retention: Literal["in_memory"] | None = None
+    previous_response_id: None = None
+    conversation: None = None
+    prompt: None = None
+    background_options: None = None
+    context_management: None = None
+    max_tool_calls: None = None
+    access_programs: None = None
+    image: None = None
+    moderation: None = None
+
+
+# ------------------------------------------------------------------------------------------ body → question
+
+
+@dataclass(slots=True)
+class _Tools:
+    """The functions of a request, those of namespaces among them, and what was left out."""
+
+    found: list[Tool] = field(default_factory=list)
+    namespaces: dict[str, str] = field(default_factory=dict)  # name of a function → its namespace
+    warnings: list[str] = field(default_factory=list)
+
+    def add(self, tools: Sequence[FlatTool], param: str, namespace: str = "") -> None:
+        for number, tool in enumerate(tools):
+            place = f"{param}[{number}]"
+            if tool.type == "namespace" and not namespace:
+                if tool.name is None or not tool.tools:
+                    raise wrong(place, "a namespace has a name and tools")
+                self.add(tool.tools, f"{place}.tools", tool.name)
+            elif tool.type == "function":
+                self._add_function(tool, place, namespace)
+            else:
+                self.warnings.append(f"{place} {tool.type!r} is not offered here and was left out")
+
+    def _add_function(self, tool: FlatTool, place: str, namespace: str) -> None:
+        if tool.name is None:
+            raise wrong(f"{place}.name", "a function has a name", "missing_required_parameter")
+        if any(tool.name == known.name for known in self.found):
+            raise wrong(f"{place}.name", f"another function is called {tool.name!r}, too")
+        parameters = tool.parameters or {"type": "object", "properties": {}}
+        check_schema(f"{place}.parameters", parameters)
+        self.found.append(Tool(tool.name, tool.description or "", parameters))
+        if namespace:
+            self.namespaces[tool.name] = namespace
+
+
+def _choice(body: ResponsesBody, tools: _Tools) -> ToolChoice:
+    chosen, parallel = body.tool_choice, body.parallel_tool_calls is not False
+    if not tools.found:
+        if chosen not in (None, "none", "auto"):
+            raise wrong("tool_choice", "there are no tools that are offered here; leave it out")
+        return ToolChoice("none")
+    if isinstance(chosen, ForcedName):
+        return ToolChoice.only(chosen.name)
+    if isinstance(chosen, AllowedNames):
+        return ToolChoice(chosen.mode, tuple(dict.fromkeys(each.name for each in chosen.tools)), parallel)
+    return ToolChoice(chosen or "auto", None, parallel)
+
+
+def _messages(body: ResponsesBody) -> list[Message]:
+    """Returns the turns of the input: reasoning and calls join the assistant's turn that they are of."""
+    messages = [Message("system", (body.instructions,))] if body.instructions else []
+    if isinstance(body.input, str):
+        return [*messages, Message("user", (body.input,))]
+    names: dict[str, str] = {}  # id of a call → its function
+    for number, item in enumerate(body.input):
+        place = f"input[{number}]"
+        match item.type:
+            case "message":
+                messages.append(_message(item, place))
+            case "reasoning":
+                messages.append(Message("assistant", reasoning=_reasoning(item)))
+            case "function_call":
+                if item.name is None or item.call_id is None:
+                    raise wrong(place, "a call has a name, a call_id and arguments", "missing_required_parameter")
+                names[item.call_id] = item.name
+                call = ToolCall(item.name, item.arguments or "{}", item.call_id)
+                messages.append(Message("assistant", calls=(call,)))
+            case "function_call_output":
+                if item.call_id is None or item.output is None:
+                    raise wrong(place, "a result has a call_id and an output", "missing_required_parameter")
+                content = _blocks(item.output, f"{place}.output")
+                messages.append(Message("tool", content, call_id=item.call_id, name=names.get(item.call_id, "")))
+    if not messages:
+        raise wrong("input", "it is empty; write a text, or items")
+    return _joined(messages)
+
+
+def _message(item: InputItem, place: str) -> Message:
+    if item.role is None or item.content is None:
+        raise wrong(place, "a message has a role and a content", "missing_required_parameter")
+    role = "system" if item.role == "developer" else item.role
+    return Message(role, _blocks(item.content, f"{place}.content"))
+
+
+def _reasoning(item: InputItem) -> str:
+    """The text of earlier reasoning; what is encrypted is none of ours."""
+    if item.content is None or isinstance(item.content, str):
+        return item.content or ""
+    return "".join(block.text for block in item.content if isinstance(block, ReasoningText))
+
+
+def _blocks(content: Content, place: str) -> tuple[str | Media, ...]:
+    if isinstance(content, str):
+        return (content,) if content else ()
+    found: list[str | Media] = []
+    for number, block in enumerate(content):
+        match block:
+            case InputText(text=text) | OutputText(text=text) | RefusalText(refusal=text) | ReasoningText(text=text):
+                found.append(text)
+            case InputImage(image_url=url):
+                if url is None:
+                    raise wrong(f"{place}[{number}].image_url", "it is missing", "missing_required_parameter")
+                found.append(picture(url, f"{place}[{number}].image_url"))
+    return tuple(found)
+
+
+def _joined(messages: Sequence[Message]) -> list[Message]:
+    """Joins the assistant's messages that follow each other: reasoning, text and calls of one answer are one turn."""
+    found: list[Message] = []
+    for message in messages:
+        last = found[-1] if found else None
+        if last is None or message.role != "assistant" or last.role != "assistant" or (last.calls and message.content):
+            found.append(message)
+        else:
+            found[-1] = Message(
+                "assistant",
+                last.content + message.content,
+                last.calls + message.calls,
+                reasoning=last.reasoning + message.reasoning,
+            )
+    return found
+
+
+def _schema(format: PlainText | JsonObject | FlatSchema | None) -> Mapping[str, Any] | None:
+    match format:
+        case JsonObject():
+            return {"type": "object"}
+        case FlatSchema(schema=schema):
+            return schema
+        case _:
+            return None
+
+
+# ------------------------------------------------------------------------------------------------- answering
+
+
+class InputDetails(msgspec.Struct, frozen=True):
+    """Parts of the input's tokens."""
+
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(msgspec.Struct, frozen=True):
+    """Parts of the generated tokens."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(msgspec.Struct, frozen=True):
+    """Tokens of one answer."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ResponseAnswer(msgspec.Struct, frozen=True):
+    """An answer: its items, and the request's fields as they were understood."""
+
+    id: str
+    created_at: int
+    model: str
+    output: list[Json]
+    status: str
+    parallel_tool_calls: bool
+    tool_choice: Any  # JSON, as it came
+    tools: list[FlatTool]
+    temperature: float
+    top_p: float
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    text: Json
+    reasoning: Json
+    usage: ResponseUsage | None = None
+    incomplete_details: Json | None = None
+    error: Json | None = None
+    completed_at: int | None = None
+    object: Literal["response"] = "response"
+    previous_response_id: None = None
+    truncation: Literal["disabled"] = "disabled"
+    store: Literal[False] = False
+    background: Literal[False] = False
+    service_tier: Literal["default"] = "default"
+
+
+@dataclass(slots=True)
+class _Item:
+    """An item of the answer that is being written."""
+
+    kind: Literal["reasoning", "message", "function_call"]
+    id: str
+    call_id: str = ""
+    name: str = ""
+    namespace: str = ""
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+    def shape(self, status: str, logprobs: bool) -> Json:
+        """Returns the item as JSON; one in progress has no content yet."""
+        begun = status == "in_progress"
+        if self.kind == "function_call":
+            space = {"namespace": self.namespace} if self.namespace else {}
+            facts = {"call_id": self.call_id, "name": self.name, "arguments": "" if begun else self.text}
+            return {"id": self.id, "type": self.kind, "status": status, **facts, **space}
+        content = [] if begun else [self.part(logprobs)]
+        if self.kind == "reasoning":
+            return {"id": self.id, "type": self.kind, "status": status, "summary": [], "content": content}
+        return {"id": self.id, "type": self.kind, "status": status, "role": "assistant", "content": content}
+
+    def part(self, logprobs: bool, empty: bool = False) -> Json:
+        """Returns the one content of a message or of reasoning."""
+        text = "" if empty else self.text
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        part: Json = {"type": "output_text", "text": text, "annotations": []}
+        if logprobs:
+            part["logprobs"] = [] if empty else chat_logprobs(self.logprobs).content
+        return part
+
+
+class _Response:
+    """One request and its answer in both forms: the whole one is what the stream's events have made."""
+
+    def __init__(self, asked: Asked[ResponsesBody], dialogue: Dialogue, tools: _Tools) -> None:
+        self._body = asked.body
+        self._front = asked.front
+        self._dialogue = dialogue
+        self._namespaces = tools.namespaces
+        self._key = asked.id
+        self._created = asked.front.now()
+        self._logprobs = dialogue.request.sampling.logprobs
+        self._items: list[_Item] = []
+        self._sequence = 0
+        self._ended: ResponseAnswer | None = None
+
+    async def whole(self) -> ResponseAnswer:
+        async with aclosing(self.stream()) as events:
+            async for _ in events:
+                pass
+        assert self._ended is not None, "the stream is over"
+        return self._ended
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """Yields the events in the order that clients rely on; each has its number."""
+        begun = False
+        with self._front.open():
+            async with aclosing(self._dialogue.steps()) as steps:
+                async for step in steps:
+                    if not begun:
+                        begun = True
+                        for name in ("created", "in_progress"):
+                            yield self._event(f"response.{name}", response=self._answer(None))
+                    for piece in step.pieces:
+                        for event in self._written(piece, step.logprobs):
+                            yield event
+        if not begun:
+            for name in ("created", "in_progress"):
+                yield self._event(f"response.{name}", response=self._answer(None))
+        said = self._dialogue.ending(0)
+        if not self._items:
+            for event in self._written(ContentPiece(""), ()):
+                yield event
+        for event in self._closed("incomplete" if said.reason == "length" else "completed"):
+            yield event
+        self._ended = answer = self._answer(said)
+        yield self._event(f"response.{answer.status}", response=answer)
+
+    def failure(self, error: HttpError) -> bytes:
+        """Returns the event that ends a stream that failed."""
+        code = "server_error" if error.status >= 500 else error.code
+        answer = msgspec.structs.replace(
+            self._answer(None), status="failed", error={"code": code, "message": error.message}
+        )
+        return self._event("response.failed", response=answer)
+
+    # ------------------------------------------------------------------ items and their events
+
+    def _written(self, piece: Piece, logprobs: tuple[TokenLogprob, ...]) -> list[bytes]:
+        """Returns the events of one piece."""
+        match piece:
+            case ReasoningPiece(text):
+                events = self._at("reasoning")
+                self._items[-1].text += text
+                return [*events, self._part_event("reasoning_text.delta", delta=text)]
+            case ContentPiece(text):
+                events = self._at("message")
+                item = self._items[-1]
+                item.text += text
+                item.logprobs += logprobs
+                entries = chat_logprobs(logprobs).content if self._logprobs else []
+                return [*events, self._part_event("output_text.delta", delta=text, logprobs=entries)]
+            case CallBegins(_, name):
+                return [*self._closed("completed"), *self._opened(self._begin("function_call", name))]
+            case ArgumentsPiece(_, text):
+                self._items[-1].text += text
+                return [self._item_event("function_call_arguments.delta", delta=text)]
+            case CallEnds():
+                return []
+
+    def _at(self, kind: Literal["reasoning", "message"]) -> list[bytes]:
+        """Begins an item unless one of its kind is open."""
+        if self._items and self._items[-1].kind == kind:
+            return []
+        return [*self._closed("completed"), *self._opened(self._begin(kind))]
+
+    def _begin(self, kind: Literal["reasoning", "message", "function_call"], name: str = "") -> _Item:
+        number = len(self._items)
+        prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc"}[kind]
+        item = _Item(kind, f"{prefix}_{self._key[-24:]}{number:02x}")
+        if kind == "function_call":
+            item.call_id, item.name = f"call_{self._key[-24:]}{number:02x}", name
+            item.namespace = self._namespaces.get(name, "")
+        self._items.append(item)
+        return item
+
+    def _opened(self, item: _Item) -> list[bytes]:
+        shape = item.shape("in_progress", self._logprobs)
+        events = [self._event("response.output_item.added", output_index=len(self._items) - 1, item=shape)]
+        if item.kind != "function_call":
+            events.append(self._part_event("content_part.added", part=item.part(self._logprobs, empty=True)))
+        return events
+
+    def _closed(self, status: str) -> list[bytes]:
+        """Returns the events that end the last item."""
+        if not self._items:
+            return []
+        item = self._items[-1]
+        if item.kind == "function_call":
+            events = [self._item_event("function_call_arguments.done", arguments=item.text)]
+        else:
+            part = item.part(self._logprobs)
+            text = {name: value for name, value in part.items() if name in ("text", "logprobs")}
+            if item.kind == "message":
+                text.setdefault("logprobs", [])
+            kind = "reasoning_text" if item.kind == "reasoning" else "output_text"
+            events = [self._part_event(f"{kind}.done", **text), self._part_event("content_part.done", part=part)]
+        shape = item.shape(status, self._logprobs)
+        return [*events, self._event("response.output_item.done", output_index=len(self._items) - 1, item=shape)]
+
+    # Any: JSON
+    def _part_event(self, name: str, **facts: Any) -> bytes:
+        return self._item_event(name, content_index=0, **facts)
+
+    def _item_event(self, name: str, **facts: Any) -> bytes:
+        index = len(self._items) - 1
+        return self._event(f"response.{name}", item_id=self._items[index].id, output_index=index, **facts)
+
+    def _event(self, name: str, **facts: Any) -> bytes:
+        event = {"type": name, "sequence_number": self._sequence, **facts}
+        self._sequence += 1
+        return sse(event, name)
+
+    # ------------------------------------------------------------------ the whole
+
+    def _answer(self, said: Said | None) -> ResponseAnswer:
+        """Returns the answer; of None what it is while it is being written."""
+        body = self._body
+        cut = said is not None and said.reason == "length"
+        status = "in_progress" if said is None else "incomplete" if cut else "completed"
+        output: list[Json] = []
+        if said is not None:
+            last = len(self._items) - 1
+            output = [
+                item.shape("incomplete" if cut and index == last else "completed", self._logprobs)
+                for index, item in enumerate(self._items)
+            ]
+        return ResponseAnswer(
+            id=f"resp_{self._key}",
+            created_at=self._created,
+            model=body.model,
+            output=output,
+            status=status,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            tool_choice=body.tool_choice or "auto",
+            tools=list(body.tools or ()),
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            metadata=dict(body.metadata or {}),
+            text={"format": body.text.format if body.text and body.text.format else {"type": "text"}},
+            reasoning={"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+            usage=None if said is None else self._usage(said),
+            incomplete_details={"reason": "max_output_tokens"} if cut else None,
+            completed_at=None if said is None else self._front.now(),
+        )
+
+    def _usage(self, said: Said) -> ResponseUsage:
+        final = self._dialogue.final
+        assert final is not None, "the answer is whole"
+        usage = final.usage
+        return ResponseUsage(
+            usage.prompt_tokens,
+            InputDetails(usage.cached_tokens),
+            usage.completion_tokens,
+            OutputDetails(said.reasoning_tokens),
+            usage.total_tokens,
+        )
+
+
+async def respond(asked: Asked[ResponsesBody]) -> Answer:
+    """Answers an input."""
+    body, front = asked.body, asked.front
+    front.model(body.model)
+    tools = _Tools()
+    tools.add(body.tools or (), "tools")
+    asked.warnings += tools.warnings
+    question = Question(
+        _messages(body),
+        tuple(tools.found),
+        _choice(body, tools),
+        _schema(body.text.format if body.text else None),
+        options=options_of(body.reasoning.effort if body.reasoning else None),
+    )
+    wanted = "message.output_text.logprobs" in (body.include or ()) or bool(body.top_logprobs)
+    sampling = SamplingParams(
+        max_tokens=body.max_output_tokens or CONTEXT_LEFT,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        logprobs=wanted,
+        top_logprobs=body.top_logprobs or 0,
+    )
+    origin = front.origin(asked.caller, body.umbel, body.cache_salt)
+    response = _Response(asked, await open_dialogue(front, question, sampling, origin, asked.id), tools)
+    if body.stream:
+        return EventStream(response.stream(), failure=response.failure)
+    return Reply(await response.whole())
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/responses",
+        respond,
+        "Answer an input, as items",
+        body=ResponsesBody,
+        answer=ResponseAnswer,
+        not_offered=NOT_OFFERED,
+    ),
+)
