@@ -23,7 +23,7 @@ from ..lang.conversations.messages import Conversation, Message, Option
 from ..lang.errors import ParameterError
 from ..lang.prompt import Media
 from ..lang.protocol import Chunk, Completion, ConstraintSpec, Final, FinishReason, GenRequest, Origin, TokenLogprob
-from ..lang.sampling import MAX_TOKENS, SamplingParams
+from ..lang.sampling import MAX_STOPS, MAX_TOKENS, SamplingParams
 from ..lang.tool_calls import CallFormat, Tool, ToolCall, ToolChoice, call_format_of
 from ..lang.tool_constraint import Thinking, tools_constraint
 from .bodies import wrong
@@ -189,8 +189,16 @@ class Dialogue:
         final: the end of the request, once it has come.
     """
 
-    def __init__(self, front: Front, request: GenRequest, conversation: Conversation, reader: "ReaderFacts") -> None:
+    def __init__(
+        self,
+        front: Front,
+        request: GenRequest,
+        conversation: Conversation,
+        reader: "ReaderFacts",
+        ends: tuple[str, ...] = (),
+    ) -> None:
         self._front = front
+        self._ends = ends  # stop texts of the template, which the caller did not ask for
         self.request = request
         self.conversation = conversation
         self._reader = reader
@@ -219,7 +227,7 @@ class Dialogue:
         completion, reader = self.final.completions[index], self._readers[index]
         return Said(
             reason=reader.reason(completion),
-            matched_stop=completion.matched_stop,
+            matched_stop=self._matched_stop(completion),
             reasoning_tokens=reader.reasoning_tokens,
         )
 
@@ -233,10 +241,13 @@ class Dialogue:
         for completion, reader in zip(self.final.completions, readers, strict=True):
             answer = Said(logprobs=completion.logprobs)
             answer.add([*reader.feed(completion.text, len(completion.token_ids)), *reader.finish()])
-            answer.reason, answer.matched_stop = reader.reason(completion), completion.matched_stop
+            answer.reason, answer.matched_stop = reader.reason(completion), self._matched_stop(completion)
             said.append(answer)
         self._keep(readers)
         return said
+
+    def _matched_stop(self, completion: Completion) -> str | int | None:
+        return None if completion.matched_stop in self._ends else completion.matched_stop
 
     def _keep(self, readers: Sequence[AnswerReader]) -> None:
         """Keeps the tokens of the answers that are all content: a later turn brings their texts back."""
@@ -295,8 +306,10 @@ async def open_dialogue(
     constraint = _constraint(question, call_format, thinking)
     names = tuple(tool.name for tool in question.choice.among(question.tools)) if offered else ()
     facts = ReaderFacts(tags, conversation.tail, call_format, names)
-    request = GenRequest(request_id, conversation.parts, sampling, origin=origin, constraint=constraint)
-    return Dialogue(front, request, conversation, facts)
+    ends = tuple(text for text in template.turn_stops if text not in sampling.stop)[: MAX_STOPS - len(sampling.stop)]
+    asked = msgspec.structs.replace(sampling, stop=sampling.stop + ends) if ends else sampling
+    request = GenRequest(request_id, conversation.parts, asked, origin=origin, constraint=constraint)
+    return Dialogue(front, request, conversation, facts, ends)
 
 
 def _constraint(question: Question, call_format: CallFormat, thinking: Thinking | None) -> ConstraintSpec | None:

@@ -6,6 +6,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from umbel.lang.conversations.messages import Message
+from umbel.lang.protocol import Origin
+from umbel.lang.sampling import SamplingParams
+from umbel.server.conversation import Question, open_dialogue
 from umbel.srt.in_process import LocalBackend
 
 from ..client import Answered, AsgiClient, served
@@ -316,3 +320,18 @@ def test_reasoning_is_apart_in_streams_and_whole_answers(n: int) -> None:
         assert off["choices"][0]["message"]["content"]
 
     run(scenario, LocalBackend(chat_template=QWEN))
+
+
+def test_a_plain_template_ends_answers_where_another_turn_would_begin() -> None:
+    async def scenario(client: AsgiClient) -> None:
+        front = client.app.front
+        for stops in ((), ("a",), tuple(f"stop {number}" for number in range(16))):
+            question = Question((Message("user", ("hello",)),))
+            sampling = SamplingParams(stop=stops)
+            dialogue = await open_dialogue(front, question, sampling, Origin(), "x")
+            asked = dialogue.request.sampling.stop
+            assert asked[: len(stops)] == stops
+            assert len(asked) <= 16
+            assert len(stops) > 1 or asked[len(stops) :] == front.template.turn_stops != ()
+
+    run(scenario)
