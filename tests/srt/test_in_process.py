@@ -87,7 +87,7 @@ def test_generated_parts_are_reused_to_the_last_computed_token() -> None:
 
 
 def test_a_prompt_of_ids_is_answered_as_its_text_is() -> None:
-    backend = LocalBackend()
+    backend = LocalBackend(clock=VirtualClock())  # for equal times
     sampling = SamplingParams(max_tokens=4, temperature=0.0, prompt_logprobs_from=0, top_logprobs=2)
     bos = 256
 
