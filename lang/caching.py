@@ -7,6 +7,8 @@ A mark covers the tokens before it that stay the same whatever follows. Where th
 are read, which restarts their TTL; otherwise they are created: kept from eviction until the TTL ends. What is kept
 belongs to the salt of the request, and outlives its connection. Beyond the backend's share for it nothing is created.
 
+A prefix may also be kept under a name (`protocol.CreateCache`), which its caller looks up, extends and deletes.
+
 `Usage.cached_tokens` counts what a request did not have to compute, with marks or without. The figures here count what
 marks promise: they may differ when something else has left tokens in the cache, or has taken them.
 """
@@ -61,6 +63,25 @@ class MarkUsage(msgspec.Struct, frozen=True, array_like=True):
     read: int
     created: int
     ttl: float
+
+
+class CacheObject(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A prefix that is kept under a name.
+
+    Attributes:
+        tokens: that are kept.
+        ttl: seconds; a hit restarts them.
+        seconds_left: of the TTL.
+        age: seconds since it was created.
+        record: what its creator has given to be kept with it; b"" in lists.
+    """
+
+    name: str
+    tokens: int
+    ttl: float
+    seconds_left: float
+    age: float
+    record: bytes = b""
 
 
 class CachingUsage(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from typing import Annotated, Literal, Protocol, get_args, runtime_checkable
 
 import msgspec
 
-from .caching import Caching, CachingUsage
+from .caching import CACHE_MINIMUM, CACHE_SECONDS, CacheObject, Caching, CachingUsage
 from .chat_template import ChatTemplate
 from .errors import WIRE_ERRORS, BackendError, ParameterError, UmbelError, shown
 from .prompt import MAX_PARTS, Part, Parts, TokenIds
@@ -254,7 +254,71 @@ class ReadStatus(_Wire, frozen=True):
     id: str
 
 
-ToBackend = GenRequest | ScoreRequest | Hint | Release | Abort | Control | Locate | Tokenize | Detokenize | ReadStatus
+class CreateCache(_Wire, frozen=True):
+    """Keeps a prompt under a name of the salt, for requests whose prompt begins with it. Answered by one `Caches`.
+
+    What is kept are its tokens that stay the same whatever follows. A later request reads them by a mark at the same
+    place (`Caching`).
+
+    Attributes:
+        name: new to the salt.
+        ttl: seconds; a hit restarts them.
+        minimum: tokens; a shorter prompt is refused.
+        record: given back by ReadCaches for this name.
+    """
+
+    id: str
+    name: str
+    prompt: Parts
+    ttl: float = CACHE_SECONDS
+    minimum: int = CACHE_MINIMUM
+    record: bytes = b""
+    origin: Origin = Origin()
+
+
+class ReadCaches(_Wire, frozen=True):
+    """Asks for the cache of a name, or with name="" for all of the salt, without records. Answered by `Caches`.
+
+    Looking at a cache is no hit.
+    """
+
+    id: str
+    name: str = ""
+    origin: Origin = Origin()
+
+
+class ExtendCache(_Wire, frozen=True):
+    """Gives a cache another TTL, which begins now. Answered by `Caches`: none where the salt has no such name."""
+
+    id: str
+    name: str
+    ttl: float
+    origin: Origin = Origin()
+
+
+class DeleteCache(_Wire, frozen=True):
+    """Ends a cache. Answered by `Caches` with what it was: none where the salt has no such name."""
+
+    id: str
+    name: str
+    origin: Origin = Origin()
+
+
+CacheRequest = CreateCache | ReadCaches | ExtendCache | DeleteCache
+
+ToBackend = (
+    GenRequest
+    | ScoreRequest
+    | CacheRequest
+    | Hint
+    | Release
+    | Abort
+    | Control
+    | Locate
+    | Tokenize
+    | Detokenize
+    | ReadStatus
+)
 
 # ---------------------------------------------------------------------------------------------- back
 
@@ -355,6 +419,18 @@ class Final(_Wire, frozen=True):
     caching: CachingUsage | None = None
 
 
+class Caches(_Wire, frozen=True):
+    """The end of a CacheRequest: the caches that it is about, as they are now.
+
+    `usage`, `caching`: of a CreateCache.
+    """
+
+    id: str
+    caches: tuple[CacheObject, ...]
+    usage: Usage = Usage()
+    caching: CachingUsage | None = None
+
+
 class ScoredChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens of one choice after those it shares with the prompt, and their log-probabilities.
 
@@ -440,7 +516,7 @@ class Failure(_Wire, frozen=True):
         return WIRE_ERRORS.get(self.kind, BackendError)(self.message)
 
 
-Ending = Final | Scored | Done | Located | Tokenized | Detokenized | StatusRead | Failure
+Ending = Final | Scored | Caches | Done | Located | Tokenized | Detokenized | StatusRead | Failure
 FromBackend = Chunk | Ending
 
 # ------------------------------------------------------------------------------------------- the seam
@@ -534,6 +610,13 @@ class Pinning(Protocol):
 
     def release(self, pinned: str) -> None:
         """Lets go of what the hint with this id has pinned. Returns at once."""
+
+
+@runtime_checkable
+class CacheKeeping(Protocol):
+    """A backend with the capability `caching` that also keeps prefixes under names."""
+
+    async def caches(self, request: CacheRequest) -> Caches: ...
 
 
 @runtime_checkable

@@ -19,6 +19,8 @@ from ..lang.programs import PROGRAM_HOST, ProgramEvent, RunProgram
 from ..lang.prompt import Part, tokens_at_most
 from ..lang.protocol import (
     Abort,
+    CacheRequest,
+    Caches,
     Capabilities,
     Chunk,
     ConstraintKind,
@@ -282,6 +284,10 @@ class LocalBackend:
     async def locate(self, question: Locate) -> Located:
         await self.start()
         return await self._calls.locate(question)
+
+    async def caches(self, request: CacheRequest) -> Caches:
+        await self.start()
+        return await self._calls.caches(request)
 
     async def tokenize(self, question: Tokenize) -> Tokenized:
         await self.start()

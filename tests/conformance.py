@@ -16,19 +16,25 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 from umbel.interpreter import loop
+from umbel.lang.caching import CacheMark, Caching
 from umbel.lang.errors import CapabilityError, ConstraintError, UmbelError
 from umbel.lang.prompt import Generated, Text
 from umbel.lang.protocol import (
     Backend,
+    CacheKeeping,
     Chunk,
     ConstraintSpec,
+    CreateCache,
+    DeleteCache,
     Done,
+    ExtendCache,
     Final,
     FinishReason,
     GenRequest,
     Hint,
     Origin,
     Pinning,
+    ReadCaches,
     Scored,
     ScoreRequest,
 )
@@ -232,6 +238,38 @@ async def usage_counts_what_was_cached(backend: Backend) -> None:
     assert second.usage.cached_tokens + second.usage.cache_write_tokens <= second.usage.prompt_tokens
 
 
+async def marks_keep_what_lies_before_them(backend: Backend) -> None:
+    """The same text with marks and without; what one request has created, the next one reads, by marks or by name."""
+    if not backend.capabilities.caching:
+        return
+    salt = Origin(salt=f"marked-{next(_ids)}")
+    prompt = (*PROMPT, Text(" once more, said the river."))
+    caching = Caching((CacheMark(1),), minimum=4)
+    plain, first, second = [
+        (await generate(backend, msgspec.structs.replace(request(prompt), origin=salt, caching=each)))[1]
+        for each in (None, caching, caching)
+    ]
+    assert plain.caching is None
+    assert first.completions[0].text == second.completions[0].text == plain.completions[0].text
+    assert first.caching is not None
+    assert second.caching is not None
+    created = first.caching.created
+    assert created > 4
+    assert (first.caching.read, first.usage.cache_write_tokens) == (0, created)
+    assert (second.caching.read, second.caching.created, second.usage.cache_write_tokens) == (created, 0, 0)
+    if not isinstance(backend, CacheKeeping):
+        return
+    made = await backend.caches(CreateCache("make", "a fox", prompt, 60.0, 4, b"kept", salt))
+    assert made.caching is not None
+    assert (made.caching.read, made.usage.cache_write_tokens) == (created, made.caching.created)
+    (extended,) = (await backend.caches(ExtendCache("extend", "a fox", 3600.0, salt))).caches
+    (found,) = (await backend.caches(ReadCaches("read", "a fox", salt))).caches
+    assert (found.ttl, found.record, found.tokens) == (3600.0, b"kept", extended.tokens)
+    assert (await backend.caches(ReadCaches("theirs", origin=Origin(salt="another")))).caches == ()
+    assert len((await backend.caches(DeleteCache("delete", "a fox", salt))).caches) == 1
+    assert (await backend.caches(ReadCaches("all", origin=salt))).caches == ()
+
+
 async def log_probabilities_belong_to_the_tokens(backend: Backend) -> None:
     if not backend.capabilities.logprobs:
         return
@@ -375,6 +413,7 @@ CASES: tuple[Case, ...] = (
     many_at_once_do_not_mix,
     generated_tokens_can_be_sent_back,
     usage_counts_what_was_cached,
+    marks_keep_what_lies_before_them,
     log_probabilities_belong_to_the_tokens,
     choices_are_scored_in_order,
     probabilities_of_choices_lie_within_bounds,

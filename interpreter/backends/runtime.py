@@ -42,6 +42,8 @@ from ...lang.errors import (
 from ...lang.programs import ProgramEvent, RunProgram
 from ...lang.prompt import Part, Text, tokens_at_most
 from ...lang.protocol import (
+    CacheRequest,
+    Caches,
     Capabilities,
     Chunk,
     ConstraintKind,
@@ -90,7 +92,7 @@ NEEDED_BY_MODELS = ("tokenizers", "safetensors", "gguf")
 
 Show = Callable[[str], None]
 # A str: the verb of a control request.
-R = TypeVar("R", GenRequest, RunProgram, ScoreRequest, Locate, Tokenize, Detokenize, str)
+R = TypeVar("R", GenRequest, RunProgram, ScoreRequest, CacheRequest, Locate, Tokenize, Detokenize, str)
 T = TypeVar("T")
 
 
@@ -274,6 +276,16 @@ class Runtime:
     async def locate(self, question: Locate) -> Located:
         """Finds where tokens of a prompt stand in its text; for `State.explain_cache`."""
         return await self._answer(question, Exchange.locate)
+
+    async def caches(self, request: CacheRequest) -> Caches:
+        """Creates, reads, extends or deletes prefixes that are kept under names of the request's salt.
+
+        Raises:
+            RequestError: the prompt of a CreateCache is shorter than its minimum, or too long.
+            ParameterError: the name exists, or a field is out of range.
+            OverloadedError: the share of the KV pool for explicit caches, or the number of names, is used up.
+        """
+        return await self._answer(request, Exchange.caches)
 
     async def tokenize(self, question: Tokenize) -> Tokenized:
         """Encodes a prompt → its token ids, BOS included.

@@ -17,6 +17,8 @@ from ..errors import BackendError, DeadlineError, ParameterError, UmbelError
 from ..programs import FromPrograms, GraphWanted, ProgramEnded, ProgramEvent, RunProgram
 from ..protocol import (
     Abort,
+    CacheRequest,
+    Caches,
     Chunk,
     Control,
     Detokenize,
@@ -52,7 +54,7 @@ T = TypeVar("T")
 
 Incoming = FromBackend | FromPrograms
 Outgoing = ToBackend | RunProgram
-Asked = ScoreRequest | Control | Locate | Tokenize | Detokenize  # requests with one answer
+Asked = CacheRequest | ScoreRequest | Control | Locate | Tokenize | Detokenize  # requests with one answer
 
 
 class _Box:
@@ -183,6 +185,10 @@ class Exchange:
     async def locate(self, question: Locate) -> Located:
         message = await self._ask(question, question.origin)
         return _expect(message, Located)
+
+    async def caches(self, request: CacheRequest) -> Caches:
+        message = await self._ask(request, request.origin)
+        return _expect(message, Caches)
 
     async def tokenize(self, question: Tokenize) -> Tokenized:
         message = await self._ask(question, question.origin)

@@ -28,7 +28,8 @@ class GatewayLimits:
     max_pins: int = 1024  # of all clients together; a hint beyond them pins nothing
     longest_pin: float = 86_400.0  # seconds, also of explicit caching
     max_caches: int = 4096  # prefixes kept by explicit caching; beyond them nothing is created
-    max_salt_caches: int = 512  # of one salt
+    max_salt_caches: int = 512  # of one salt; as many names
+    max_cache_records: int = 64 << 20  # bytes of all records together
     max_label_length: int = 256  # characters of ids, programs and fork groups
     max_salt_length: int = 128
     max_priority: int = MAX_PRIORITY  # either side of 0

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 
-from ...lang.caching import COUNTED_MARKS, Caching, CachingUsage, MarkUsage
+from ...lang.caching import COUNTED_MARKS, CacheObject, Caching, CachingUsage, MarkUsage
+from ...lang.errors import OverloadedError, ParameterError
 from ..core.config import GatewayLimits
 from ..core.instruments import Clock
 from ..core.messages import EngineMark, EngineRelease, EngineRenew, ToEngine
@@ -53,21 +54,37 @@ class MarkedPrompt:
 
     salt: str
     marks: tuple[PromptMark, ...]  # by length; none is shorter than the minimum
+    name: str = ""  # under which the last one is kept; "" for marks of a request
+    record: bytes = b""  # of the name
     pins: list[int | None] = field(default_factory=list, init=False)  # of marks that create; the engine has been told
     prefixes: list[Prefix] = field(default_factory=list, init=False)
     read: int = field(default=0, init=False)  # tokens of the longest entry that a mark reads
     usage: CachingUsage = field(default_factory=CachingUsage, init=False)  # once it is settled
+    held: bool = field(default=False, init=False)  # the last mark was kept when it was settled
+
+
+@dataclass(slots=True, eq=False)
+class _Hold:
+    """A reason to keep an entry: marks of requests, or a name."""
+
+    ttl: float
+    ends: float  # on the clock
+    made: float
+    record: bytes = b""
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A prefix that is kept. Read until `ends`."""
+    """A prefix that is kept as long as it has a hold."""
 
     salt: str
     prefix: Prefix
     pin: int
-    ttl: float
-    ends: float  # on the clock
+    holds: dict[str, _Hold]  # by name; "" is that of marks
+
+    @property
+    def ends(self) -> float:
+        return max(hold.ends for hold in self.holds.values())
 
 
 def marked_places(caching: Caching) -> list[tuple[int, int]]:
@@ -108,7 +125,9 @@ class CacheLedger:
         self._counters = counters
         self._salts: dict[str, dict[Prefix, _Entry]] = {}
         self._pins: dict[int, _Entry] = {}
-        self._until = math.inf  # no entry ends before
+        self._names: dict[tuple[str, str], _Entry] = {}  # by salt and name
+        self._records = 0  # bytes
+        self._until = math.inf  # no hold ends before
         self._unsettled: dict[MarkedPrompt, None] = {}  # of calls that the engine has
 
     def __len__(self) -> int:
@@ -138,7 +157,7 @@ class CacheLedger:
         for mark, prefix in zip(marked.marks, marked.prefixes, strict=True):
             found = [entry for entry in reached if mark.floor <= entry.prefix[0] <= mark.length]
             if found:
-                self._restart(found[-1], mark.ttl if found[-1].prefix == prefix else 0.0)
+                self._restart(found[-1])
                 marked.read = max(marked.read, found[-1].prefix[0])
             if prefix in entries or prefix in marked.prefixes[: len(marked.pins)] or len(orders) >= room:
                 marked.pins.append(None)
@@ -152,13 +171,18 @@ class CacheLedger:
     def settle(self, marked: MarkedPrompt, placed: Iterable[bool]) -> None:
         """Notes which marks the engine has placed, in the order of `grant`, and computes the call's usage."""
         now = self._clock.now()
+        self.tick()
         answers = iter(placed)
         shown: list[MarkUsage] = []
         covered = 0
         for mark, prefix, pin in zip(marked.marks, marked.prefixes, marked.pins, strict=True):
             made = pin is not None and next(answers, False)
             if made and pin is not None:
-                self._add(_Entry(marked.salt, prefix, pin, mark.ttl, now + mark.ttl))
+                self._add(_Entry(marked.salt, prefix, pin, {}))
+            entry = self._salts.get(marked.salt, {}).get(prefix)
+            marked.held = entry is not None
+            if entry is not None:
+                self._hold(entry, marked.name, _Hold(mark.ttl, now + mark.ttl, now, marked.record))
             reads = max(covered, min(marked.read, mark.length))
             kept = mark.length if made else reads
             shown.append(MarkUsage(mark.length, reads - covered, kept - reads, mark.ttl))
@@ -179,6 +203,60 @@ class CacheLedger:
         pins, marked.pins = marked.pins, []
         return pins
 
+    # ------------------------------------------------------------------ names
+
+    def check_name(self, salt: str, name: str, record: bytes) -> None:
+        """Checks that a name is new and that there is room for it.
+
+        Raises:
+            ParameterError: the salt has a cache of this name.
+            OverloadedError: there are too many names, or their records are too large together.
+        """
+        self.tick()
+        if (salt, name) in self._names:
+            raise ParameterError(f"cache {name!r} exists; extend it, delete it, or write another name")
+        limits = self._limits
+        if len(self._names) >= limits.max_caches or len(self.objects(salt)) >= limits.max_salt_caches:
+            raise OverloadedError(
+                f"no more caches may have names ({limits.max_salt_caches} of one caller, {limits.max_caches} of all); "
+                "delete one"
+            )
+        if self._records + len(record) > limits.max_cache_records:
+            most = limits.max_cache_records
+            raise OverloadedError(f"the records of all caches may have {most} bytes together; delete one")
+
+    def objects(self, salt: str) -> tuple[CacheObject, ...]:
+        """Returns the caches of a salt that have names, without records, in order of creation."""
+        self.tick()
+        return tuple(self._object(entry, name, b"") for (owner, name), entry in self._names.items() if owner == salt)
+
+    def find(self, salt: str, name: str) -> CacheObject | None:
+        """Returns the cache of a name with its record; None where the salt has none."""
+        self.tick()
+        entry = self._names.get((salt, name))
+        return None if entry is None else self._object(entry, name, entry.holds[name].record)
+
+    def extend(self, salt: str, name: str, ttl: float) -> CacheObject | None:
+        """Gives a cache a TTL that begins now → the cache, or None."""
+        self.tick()
+        entry = self._names.get((salt, name))
+        if entry is not None:
+            hold = entry.holds[name]
+            hold.ttl, hold.ends = ttl, self._clock.now() + ttl
+            self._renew(entry)
+        return self.find(salt, name)
+
+    def delete(self, salt: str, name: str) -> CacheObject | None:
+        """Ends a cache → what it was, or None. Marks of requests may keep its tokens longer."""
+        found = self.find(salt, name)
+        if found is not None:
+            self._drop(self._names[salt, name], name)
+        return found
+
+    def _object(self, entry: _Entry, name: str, record: bytes) -> CacheObject:
+        now, hold = self._clock.now(), entry.holds[name]
+        return CacheObject(name, entry.prefix[0], hold.ttl, hold.ends - now, now - hold.made, record)
+
     # ------------------------------------------------------------------ the end of entries
 
     @property
@@ -187,14 +265,15 @@ class CacheLedger:
         return self._until
 
     def tick(self) -> None:
-        """Releases the entries whose TTL has ended."""
+        """Ends the holds whose TTL is over, and releases the entries without one."""
         now = self._clock.now()
         if now < self._until:
             return
-        for entry in [entry for entry in self._pins.values() if now >= entry.ends]:
-            self._release(entry)
+        over = [(e, name) for e in self._pins.values() for name, hold in e.holds.items() if now >= hold.ends]
+        for entry, name in over:
+            self._drop(entry, name)
             self._counters["caches_expired"] += 1
-        self._until = min((entry.ends for entry in self._pins.values()), default=math.inf)
+        self._until = min((h.ends for e in self._pins.values() for h in e.holds.values()), default=math.inf)
 
     def keeps_ended(self, pins: Iterable[int]) -> None:
         """Forgets the entries that the engine does not keep any more."""
@@ -210,6 +289,8 @@ class CacheLedger:
             self._forget(marked)
         self._salts.clear()
         self._pins.clear()
+        self._names.clear()
+        self._records = 0
         self._until = math.inf
 
     def events_lost(self) -> None:
@@ -221,28 +302,58 @@ class CacheLedger:
     # ------------------------------------------------------------------ inside
 
     def _add(self, entry: _Entry) -> None:
-        """Adds an entry. Where another call has made the same meanwhile, that one stays, at least as long."""
+        """Adds an entry that will be held. Where another call has made the same meanwhile, that one stays."""
         entries = self._salts.setdefault(entry.salt, {})
-        other = entries.get(entry.prefix)
-        if other is not None:
-            self._restart(other, entry.ttl)
+        if entry.prefix in entries:
             self._send(EngineRelease(entry.pin))
             return
         entries[entry.prefix] = self._pins[entry.pin] = entry
-        self._until = min(self._until, entry.ends)
         self._counters["caches_made"] += 1
 
-    def _restart(self, entry: _Entry, ttl: float) -> None:
-        """Restarts the TTL of an entry that is read; a longer one replaces its own."""
-        entry.ttl = max(entry.ttl, ttl)
-        entry.ends = self._clock.now() + entry.ttl
-        self._send(EngineRenew(entry.pin, entry.ttl + SLACK))
+    def _hold(self, entry: _Entry, name: str, hold: _Hold) -> None:
+        """Adds a hold. That of other marks stays, at least as long; that of the same name is replaced."""
+        if name:
+            if (former := self._names.get((entry.salt, name))) is not None and former is not entry:
+                self._drop(former, name)
+            self._names[entry.salt, name] = entry
+            self._records += len(hold.record) - len(entry.holds[name].record if name in entry.holds else b"")
+        elif name in entry.holds:
+            hold.ttl = max(hold.ttl, entry.holds[name].ttl)
+            hold.ends = max(hold.ends, entry.holds[name].ends)
+        entry.holds[name] = hold
+        self._until = min(self._until, hold.ends)
+        self._renew(entry)
+
+    def _drop(self, entry: _Entry, name: str) -> None:
+        """Ends one hold, and the entry with the last of them."""
+        if len(entry.holds) == 1:
+            self._release(entry)
+        else:
+            self._unname(entry, name)
+            del entry.holds[name]
+
+    def _restart(self, entry: _Entry) -> None:
+        """Restarts the TTLs of an entry that is read."""
+        for hold in entry.holds.values():
+            hold.ends = self._clock.now() + hold.ttl
+        self._renew(entry)
+
+    def _renew(self, entry: _Entry) -> None:
+        """Tells the engine how long the entry is kept at least."""
+        self._send(EngineRenew(entry.pin, entry.ends - self._clock.now() + SLACK))
 
     def _release(self, entry: _Entry) -> None:
         self._remove(entry)
         self._send(EngineRelease(entry.pin))
 
+    def _unname(self, entry: _Entry, name: str) -> None:
+        if name:
+            del self._names[entry.salt, name]
+            self._records -= len(entry.holds[name].record)
+
     def _remove(self, entry: _Entry) -> None:
+        for name in entry.holds:
+            self._unname(entry, name)
         del self._pins[entry.pin]
         entries = self._salts[entry.salt]
         del entries[entry.prefix]

@@ -21,9 +21,11 @@ from typing import Protocol
 import msgspec
 
 from ...fsm.stops import Stops
-from ...lang.errors import UmbelError
+from ...lang.caching import CacheObject
+from ...lang.errors import CancelledError, OverloadedError, UmbelError
 from ...lang.programs import FromPrograms
 from ...lang.protocol import (
+    Caches,
     Chunk,
     Completion,
     ConstraintSpec,
@@ -368,6 +370,38 @@ class ScoreCall(PendingCall):
             ),
             found.evaluations if found is not None else 0,
         )
+
+
+# --------------------------------------------------------------------------------------------- cache
+
+
+@dataclass(slots=True, eq=False)
+class CacheCall(PendingCall):
+    """Answers a CreateCache, whose prompt it computes without an answer.
+
+    Attributes:
+        find: returns the cache that was created; None when it could not be kept.
+    """
+
+    find: Callable[[], CacheObject | None]
+
+    def accept(self, event: FromEngine) -> list[FromBackend]:
+        if not isinstance(event, Ended) or self.marked is None:
+            raise ProtocolBreach(f"a {type(event).__name__} for a cache")
+        self.open.discard(event.id)
+        found = self.find() if self.marked.held else None
+        if found is not None:
+            caching = self.marked.usage
+            usage = Usage(event.prompt_tokens, event.cached_tokens, 0, 1, caching.created)
+            return [Caches(self.request_id, (found,), usage, caching)]
+        if event.finish_reason is FinishReason.ABORT:
+            error: UmbelError = CancelledError("the request was cancelled before the cache was created")
+        else:
+            error = OverloadedError(
+                f"{event.prompt_tokens} tokens find no room in the share of the KV pool for explicit caches; "
+                "delete some, wait for their end, or start the runtime with a larger pool or pin_share"
+            )
+        return [Failure(self.request_id, type(error).__name__, str(error))]
 
 
 # ------------------------------------------------------------------------------------------- control

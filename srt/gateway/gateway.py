@@ -11,6 +11,7 @@ import random
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import assert_never
 
 from ...lang.errors import (
@@ -26,16 +27,22 @@ from ...lang.errors import (
 from ...lang.prompt import Media
 from ...lang.protocol import (
     Abort,
+    Caches,
     ConstraintSpec,
     Control,
+    CreateCache,
+    DeleteCache,
     Detokenize,
     Done,
+    ExtendCache,
     Facts,
     Failure,
     FromBackend,
     GenRequest,
     Hint,
     Locate,
+    Origin,
+    ReadCaches,
     ReadStatus,
     Release,
     ScoreRequest,
@@ -62,7 +69,7 @@ from ..multimodal.cache import PictureCache
 from ..tokenizer.prompt import CACHE_BYTES, Prompted, PromptEncoder, Showable
 from ..tokenizer.tokenizer import Tokenizer
 from .caches import CacheLedger
-from .calls import CallIndex, CallPhase, Client, ControlCall, GenCall, PendingCall, ScoreCall
+from .calls import CacheCall, CallIndex, CallPhase, Client, ControlCall, GenCall, PendingCall, ScoreCall
 from .hints import Hints
 from .images import Images, PictureCall
 from .validation import Question, RequestValidator
@@ -164,7 +171,7 @@ class Gateway:
 
     def receive(self, client: Client, message: ToBackend) -> None:
         """Handles one message of one client. Every content ends with an answer, never with an exception."""
-        if isinstance(message, GenRequest | ScoreRequest | Control):
+        if isinstance(message, GenRequest | ScoreRequest | CreateCache | Control):
             self.counters["requests"] += 1
         if media := self._pictures.media(message):
             assert isinstance(message, Showable), "it shows media"
@@ -175,10 +182,12 @@ class Gateway:
     def _take(self, client: Client, message: ToBackend) -> None:
         """Handles a message whose media, if any, are decoded."""
         match message:
-            case GenRequest() | ScoreRequest() | Control():
+            case GenRequest() | ScoreRequest() | CreateCache() | Control():
                 self._accept(client, message)
             case Locate() | Tokenize() | Detokenize():
                 self._answer(client, message)
+            case ReadCaches() | ExtendCache() | DeleteCache():
+                self._answer_about_caches(client, message)
             case ReadStatus(request_id):
                 client.deliver(StatusRead(request_id, self.status()))
             case Hint():
@@ -368,7 +377,7 @@ class Gateway:
 
     # ------------------------------------------------------------------ arrival
 
-    def _accept(self, client: Client, message: GenRequest | ScoreRequest | Control) -> None:
+    def _accept(self, client: Client, message: GenRequest | ScoreRequest | CreateCache | Control) -> None:
         try:
             self._check_open(message)
             call = self._admit(client, message)
@@ -384,7 +393,7 @@ class Gateway:
             client.deliver(Done(message.id, self.info()))
             return
         self._calls.add(call)
-        if isinstance(message, GenRequest | ScoreRequest):
+        if isinstance(message, GenRequest | ScoreRequest | CreateCache):
             self._pictures.hold(call, message)
         if isinstance(message, GenRequest) and isinstance(call, GenCall) and call.spec is not None:
             self._compile(call, call.spec, message.origin.salt)
@@ -428,7 +437,7 @@ class Gateway:
                 "try again when some have ended, or raise max_queue"
             )
 
-    def _admit(self, client: Client, message: GenRequest | ScoreRequest | Control) -> PendingCall | None:
+    def _admit(self, client: Client, message: GenRequest | ScoreRequest | CreateCache | Control) -> PendingCall | None:
         """Makes a call; None for a control request that the gateway has answered itself."""
         self._faults("gateway.tokenize")
         now = self._clock.now()
@@ -437,6 +446,10 @@ class Gateway:
                 call: PendingCall = self._validator.generate(message, client=client, now=now)
             case ScoreRequest():
                 call = self._validator.score(message, client=client, now=now)
+            case CreateCache(name=name, origin=Origin(salt=salt)):
+                find = partial(self._caches.find, salt, name)
+                call = self._validator.create_cache(message, client=client, now=now, find=find)
+                self._caches.check_name(salt, name, message.record)
             case Control(request_id, verb):
                 if verb not in VERBS:
                     raise ParameterError(f"unknown control verb {verb!r}; write one of {', '.join(VERBS)}")
@@ -454,7 +467,7 @@ class Gateway:
         return call
 
     def _check_length(self, call: PendingCall) -> None:
-        if self._context_length is not None and isinstance(call, GenCall | ScoreCall):
+        if self._context_length is not None and isinstance(call, GenCall | ScoreCall | CacheCall):
             self._validator.check_length(call, self._context_length, self._model)
 
     def _release(self, client: Client, request_id: str) -> None:
@@ -462,6 +475,28 @@ class Gateway:
             if isinstance(call, PictureCall) and isinstance(call.message, Hint):
                 self._end(call, None)
         self._hints.release(client, request_id)
+
+    def _answer_about_caches(self, client: Client, message: ReadCaches | ExtendCache | DeleteCache) -> None:
+        """Answers at once from the ledger, without a call."""
+        try:
+            self._validator.check_cache(message)
+        except UmbelError as error:
+            client.deliver(_failure(message.id, error))
+            return
+        salt = message.origin.salt
+        match message:
+            case ReadCaches(name=""):
+                client.deliver(Caches(message.id, self._caches.objects(salt)))
+                return
+            case ReadCaches(name=name):
+                found = self._caches.find(salt, name)
+            case ExtendCache(name=name, ttl=ttl):
+                found = self._caches.extend(salt, name, ttl)
+            case DeleteCache(name=name):
+                found = self._caches.delete(salt, name)
+            case _:
+                assert_never(message)
+        client.deliver(Caches(message.id, () if found is None else (found,)))
 
     def _answer(self, client: Client, question: Question) -> None:
         """Answers at once from the tokenizer, without a call."""

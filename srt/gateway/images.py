@@ -11,7 +11,7 @@ import msgspec
 
 from ...lang.errors import UmbelError
 from ...lang.prompt import Media
-from ...lang.protocol import FromBackend, GenRequest, Hint, ScoreRequest, ToBackend
+from ...lang.protocol import CreateCache, FromBackend, GenRequest, Hint, ScoreRequest, ToBackend
 from ..core.messages import FromEngine, ToEngine
 from ..multimodal.cache import Picture, PictureCache, PictureInquiry
 from ..tokenizer.prompt import Showable, Shown, media_of, pictures_of, replace_media, without_bytes
@@ -144,7 +144,7 @@ class Images:
 
     # ------------------------------------------------------------------ calls that hold pictures
 
-    def hold(self, call: PendingCall, message: GenRequest | ScoreRequest) -> None:
+    def hold(self, call: PendingCall, message: GenRequest | ScoreRequest | CreateCache) -> None:
         """Holds the pictures of a message until its call ends."""
         if self._cache is not None:
             call.pictures = pictures_of(message.prompt)

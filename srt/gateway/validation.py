@@ -10,18 +10,22 @@ from typing import assert_never
 
 import msgspec
 
-from ...lang.caching import COUNTED_MARKS, Caching
+from ...lang.caching import COUNTED_MARKS, CacheObject, Caching
 from ...lang.errors import CapabilityError, ParameterError, RequestError
 from ...lang.prompt import MAX_PARTS, Generated, Media, Part, Text
 from ...lang.protocol import (
+    CacheRequest,
+    CreateCache,
     Detokenize,
     Detokenized,
+    ExtendCache,
     FromBackend,
     GenRequest,
     Hint,
     Locate,
     Located,
     Origin,
+    ReadCaches,
     ScoreRequest,
     Tokenize,
     Tokenized,
@@ -34,7 +38,7 @@ from ..multimodal.format import PictureFormat, check_media
 from ..tokenizer.prompt import PromptEncoder, Showable, media_places, prompts_of, text_of, token_places
 from ..tokenizer.tokenizer import CompiledStops, Tokenizer
 from .caches import MarkedPrompt, PromptMark, marked_places
-from .calls import Client, GenCall, ScoreCall
+from .calls import CacheCall, Client, GenCall, ScoreCall
 
 Question = Locate | Tokenize | Detokenize  # answered without the engine
 
@@ -143,6 +147,36 @@ class RequestValidator:
             messages.append(EngineScore(next(self._ids), without, 1, schedule))
         return ScoreCall(client, request.id, tuple(messages), self._deadline(request.origin, now), choices)
 
+    def create_cache(
+        self, request: CreateCache, *, client: Client, now: float, find: Callable[[], CacheObject | None]
+    ) -> CacheCall:
+        """Checks and tokenizes a CreateCache. `find`: see CacheCall. Raises an UmbelError."""
+        self.check_cache(request)
+        self._check(request.id, request.origin, request.prompt)
+        if request.minimum < 1:
+            raise ParameterError(f"minimum={request.minimum} is no number of tokens; write 1 or more")
+        salt = request.origin.salt
+        token_ids, (length,) = self._encoder.salted(salt).encode_marked(request.prompt, (len(request.prompt),))
+        if length < request.minimum:
+            raise RequestError(
+                f"a cache keeps at least minimum={request.minimum} tokens, and {length} of this prompt stay the same "
+                "whatever follows; give a longer one"
+            )
+        nothing = SamplingParams(max_tokens=0, temperature=0.0)
+        prompt = EngineGenerate(next(self._ids), token_ids[:length], nothing, False, _schedule(request.origin))
+        call = CacheCall(client, request.id, (prompt,), self._deadline(request.origin, now), find)
+        call.marked = MarkedPrompt(salt, (PromptMark(length, 0, request.ttl),), request.name, request.record)
+        return call
+
+    def check_cache(self, request: CacheRequest) -> None:
+        """Checks salt, name and TTL. Raises ParameterError."""
+        self._check(request.id, request.origin, ())
+        longest = self._limits.max_label_length
+        if len(request.name) > longest or not (request.name or isinstance(request, ReadCaches)):
+            raise ParameterError(f"a name of a cache has 1 to {longest} characters, got {len(request.name)}")
+        if isinstance(request, CreateCache | ExtendCache):
+            self._check_ttl("", request.ttl)
+
     def hint(self, hint: Hint) -> EnginePrefill:
         """Checks and tokenizes a hint. Raises an UmbelError when the prefix can never be used."""
         self._check(hint.id, hint.origin, hint.prompt)
@@ -154,7 +188,7 @@ class RequestValidator:
         """Returns the bytes of a token; b"" for ids that only pad the model's vocabulary."""
         return self._tokenizer.token_bytes(token_id) if token_id < self._tokenizer.vocab_size else b""
 
-    def check_length(self, call: GenCall | ScoreCall, context_length: int, model: str) -> None:
+    def check_length(self, call: GenCall | ScoreCall | CacheCall, context_length: int, model: str) -> None:
         """Raises RequestError when a prompt, and one token when one is asked for, do not fit the context."""
         for message in call.messages:
             if isinstance(message, EngineGenerate):
@@ -292,14 +326,17 @@ class RequestValidator:
         for name, place in [*(("marks", place) for place in places), *(("blocks", place) for place in caching.blocks)]:
             if not 0 < place <= parts:
                 raise ParameterError(f"caching.{name}: place {place} is outside of the prompt; write 1 to {parts}")
-        longest = self._limits.longest_pin
         for mark in caching.marks:
-            if not 0 < mark.ttl <= longest:
-                raise ParameterError(f"caching.marks: ttl={mark.ttl} is out of range; write seconds, up to {longest:g}")
+            self._check_ttl("caching.marks: ", mark.ttl)
         if caching.look_back is not None and not 0 <= caching.look_back <= MAX_PARTS:
             raise ParameterError(f"caching.look_back={caching.look_back} is no number of blocks; write 0 or more")
         if caching.minimum < 1:
             raise ParameterError(f"caching.minimum={caching.minimum} is no number of tokens; write 1 or more")
+
+    def _check_ttl(self, where: str, ttl: float) -> None:
+        longest = self._limits.longest_pin
+        if not 0 < ttl <= longest:
+            raise ParameterError(f"{where}ttl={ttl} is out of range; write seconds, up to {longest:g}")
 
     def _check_sampling(self, sampling: SamplingParams) -> None:
         self._check_tokens("logit_bias", sampling.logit_bias)

@@ -22,13 +22,13 @@ import msgspec
 
 from ...lang.errors import CapabilityError
 from ...lang.prompt import Generated, Media, Part, Text, told_apart
-from ...lang.protocol import GenRequest, Hint, Locate, ScoreRequest, Tokenize
+from ...lang.protocol import CreateCache, GenRequest, Hint, Locate, ScoreRequest, Tokenize
 from ..core.batch import PICTURE_BASE, picture_tokens
 from ..multimodal.cache import Picture
 from ..multimodal.format import PictureFormat
 from .tokenizer import Tokenizer
 
-Showable = GenRequest | ScoreRequest | Hint | Locate  # the messages whose prompt may show media
+Showable = GenRequest | ScoreRequest | CreateCache | Hint | Locate  # the messages whose prompt may show media
 Prompted = Showable | Tokenize  # the messages that have a prompt
 
 

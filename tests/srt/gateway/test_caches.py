@@ -4,10 +4,25 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
-from umbel.lang.caching import CacheMark, Caching, CachingUsage, MarkUsage
+from umbel.lang.caching import CacheMark, CacheObject, Caching, CachingUsage, MarkUsage
 from umbel.lang.errors import UmbelError
 from umbel.lang.prompt import Part, Text
-from umbel.lang.protocol import Abort, Control, Done, Failure, Final, GenRequest, Origin, Usage
+from umbel.lang.protocol import (
+    Abort,
+    CacheRequest,
+    Caches,
+    Control,
+    CreateCache,
+    DeleteCache,
+    Done,
+    ExtendCache,
+    Failure,
+    Final,
+    GenRequest,
+    Origin,
+    ReadCaches,
+    Usage,
+)
 from umbel.lang.runtime_options import DebugOptions, RuntimeOptions
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.config import GatewayLimits
@@ -98,6 +113,20 @@ class Machine:
         assert final.caching is not None
         assert final.usage.cache_write_tokens == final.caching.created
         return final.caching.created, final.caching.read
+
+    def caches(self, request: CacheRequest) -> Caches:
+        self.gateway.receive(self.front_end.client(), request)
+        self.run()
+        answer = self.front_end.answers()[-1]
+        assert isinstance(answer, Caches), answer
+        return answer
+
+    def refused(self, request: CacheRequest) -> str:
+        self.gateway.receive(self.front_end.client(), request)
+        self.run()
+        answer = self.front_end.answers()[-1]
+        assert isinstance(answer, Failure), answer
+        return f"{answer.kind}: {answer.message}"
 
     @property
     def kept(self) -> int:
@@ -300,6 +329,94 @@ def test_a_mark_after_text_that_goes_on_covers_its_last_certain_token() -> None:
     certain = length("word " * 299 + "word")
     assert first.usage.cache_write_tokens == certain
     assert again.caching == CachingUsage((MarkUsage(certain, certain, 0, 300.0),))
+
+
+# -------------------------------------------------------------------------------- names
+
+
+def test_a_cache_with_a_name_is_read_by_a_mark_and_looked_up_by_its_salt_only() -> None:
+    machine = Machine()
+    prompt = (Text(CODE), END)
+    made = machine.caches(CreateCache("c", "doc", prompt, 600.0, record=b"body", origin=Origin(salt="a")))
+    assert (made.caching, made.usage) == (CachingUsage((MarkUsage(1602, 0, 1602, 600.0),)), Usage(1602, 0, 0, 1, 1602))
+    machine.clock.advance(100.0)
+    assert machine.caches(ReadCaches("r", "doc", Origin(salt="a"))).caches == (
+        CacheObject("doc", 1602, 600.0, 500.0, 100.0, b"body"),
+    )
+    assert machine.caches(ReadCaches("r", origin=Origin(salt="a"))).caches == (
+        CacheObject("doc", 1602, 600.0, 500.0, 100.0),
+    )
+    for other in (ReadCaches("r", "doc"), ReadCaches("r"), DeleteCache("d", "doc"), ExtendCache("e", "doc", 9.0)):
+        assert machine.caches(other).caches == ()
+    caching = Caching((CacheMark(2),), look_back=None)
+    final = machine.ask((*prompt, Text("question")), caching, salt="a")
+    assert final.caching == CachingUsage((MarkUsage(1602, 1602, 0, 300.0),))
+    assert machine.caches(ReadCaches("r", "doc", Origin(salt="a"))).caches[0].seconds_left == 600.0, "it was hit"
+
+
+def test_a_cache_ends_when_it_is_deleted_or_its_extended_time_is_over() -> None:
+    machine = Machine()
+    for name in ("a", "b"):
+        machine.caches(CreateCache("c", name, (Text(name * 1100), END), 300.0))
+    machine.caches(ExtendCache("e", "b", 1000.0))
+    assert machine.caches(DeleteCache("d", "a")).caches[0].name == "a"
+    machine.run()
+    assert machine.kept == 1102
+    machine.clock.advance(999.0)
+    assert [cache.name for cache in machine.caches(ReadCaches("r")).caches] == ["b"]
+    machine.caches(ExtendCache("e", "b", 5.0))
+    machine.clock.advance(5.0)
+    assert machine.caches(ReadCaches("r")).caches == ()
+    machine.run()
+    assert machine.kept == 0
+
+
+def test_a_name_and_a_mark_on_one_prefix_share_its_pin_and_end_apart() -> None:
+    machine = Machine()
+    prompt = (Text(CODE), END)
+    mark = Caching((CacheMark(2),), minimum=1)
+    machine.ask((*prompt, Text("question")), mark)
+    made = machine.caches(CreateCache("c", "doc", prompt, 900.0))
+    assert made.caching == CachingUsage((MarkUsage(1602, 1602, 0, 900.0),))
+    assert machine.engine.kv.pins.keeps == 1
+    machine.clock.advance(301.0)
+    machine.gateway.tick()
+    assert machine.kept == 1602
+    machine.ask((*prompt, Text("question")), mark)
+    machine.caches(DeleteCache("d", "doc"))
+    assert machine.kept == 1602, "the mark keeps it"
+    machine.clock.advance(301.0)
+    machine.gateway.tick()
+    assert (machine.kept, len(machine.gateway._caches)) == (0, 0)
+
+
+def test_a_cache_that_cannot_be_kept_is_an_error() -> None:
+    machine = Machine(pool=6_000, context=3_500, max_cache_records=5, max_salt_caches=2)
+    prompt = (Text(CODE), END)
+    assert machine.refused(CreateCache("c", "n", (Text("short"),))).startswith("RequestError: a cache keeps at least")
+    machine.caches(CreateCache("c", "one", prompt, record=b"four"))
+    assert machine.refused(CreateCache("c", "one", prompt)).startswith("ParameterError: cache 'one' exists")
+    assert "records" in machine.refused(CreateCache("c", "two", prompt, record=b"to"))
+    assert "no room in the share" in machine.refused(CreateCache("c", "two", (Text("z" * 1500), END)))
+    assert "longer context" in machine.refused(CreateCache("c", "two", (Text("z" * 3600), END)))
+    machine.caches(CreateCache("c", "two", prompt))
+    assert "no more caches may have names" in machine.refused(CreateCache("c", "three", prompt))
+    assert machine.kept == 1602
+    for wrong in (CreateCache("c", "", prompt), CreateCache("c", "n" * 257, prompt), DeleteCache("d", "")):
+        assert "1 to 256 characters" in machine.refused(wrong)
+    for wrong in (CreateCache("c", "n", prompt, 0.0), ExtendCache("e", "one", 90_000.0)):
+        assert "ttl=" in machine.refused(wrong)
+    assert "minimum=0" in machine.refused(CreateCache("c", "n", prompt, minimum=0))
+
+
+def test_another_engine_has_no_caches() -> None:
+    machine = Machine()
+    machine.caches(CreateCache("c", "doc", (Text(CODE), END), record=b"body"))
+    machine.gateway.engine_lost("killed")
+    machine.start_engine()
+    machine.gateway.engine_ready(6_000)
+    assert machine.caches(ReadCaches("r")).caches == ()
+    machine.caches(CreateCache("c", "doc", (Text(CODE), END)))
 
 
 # -------------------------------------------------------------------------------- when the engine loses what it keeps

@@ -674,7 +674,7 @@ def test_every_limit_is_what_the_reliability_note_says() -> None:
     assert (limits.max_prompt_parts, limits.max_label_length, limits.max_priority) == (100_000, 256, 1_000_000)
     assert (limits.deadline_grace, limits.client_silence, limits.max_clients) == (1.0, 60.0, 1024)
     assert (limits.max_pins, limits.longest_pin) == (1024, 86_400.0)
-    assert (limits.max_caches, limits.max_salt_caches) == (4096, 512)
+    assert (limits.max_caches, limits.max_salt_caches, limits.max_cache_records) == (4096, 512, 64 << 20)
     assert (limits.max_programs, limits.program_timeout, limits.program_share) == (256, 86_400.0, 0.5)
     assert (limits.max_argument_bytes, limits.max_graph_bytes, limits.long_graph) == (256 << 20, 8 << 20, 8_192)
     assert (limits.kept_graphs, limits.kept_graph_bytes) == (128, 32 << 20)
