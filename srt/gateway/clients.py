@@ -19,7 +19,7 @@ from typing import Protocol
 
 import zmq
 
-from ...lang.protocol import ReadStatus, ToBackend
+from ...lang.protocol import ToBackend
 from ...lang.transport.inlet import Inlet, Readable, prepare
 from ...lang.transport.link import MAX_FRAME, FrameError, FromGateway, Inbound, Outbound, Pong, ToGateway
 from ..core.instruments import Clock
@@ -196,12 +196,13 @@ log = logging.getLogger("umbel.gateway")
 
 
 class LongPrompts:
-    """Tokenizes long prompts in a thread before the gateway receives them, in the order of each client.
+    """Tokenizes long prompts in a thread before the gateway receives them.
 
     A hundred pages take the tokenizer tens of milliseconds, in which no other client would be answered. So such a text
     is encoded by a thread first, and its tokens are there when the gateway asks for them. Later messages of the same
-    client wait for it: an abort never overtakes its request. A question for the state belongs to no request, and waits
-    for none.
+    request wait for it: an abort never overtakes its request. Other requests do not wait, also those of the same
+    client, which may be a server with many clients of its own. Long texts take turns, so that requests with one new
+    text have it encoded once.
 
     Args:
         after: called when messages that waited have been received, to flush the answers.
@@ -210,20 +211,22 @@ class LongPrompts:
     def __init__(self, gateway: Gateway, after: Callable[[], None]) -> None:
         self._gateway = gateway
         self._after = after
-        self._waiting: dict[Client, deque[ToBackend]] = {}  # of clients with a text in the thread
+        self._waiting: dict[Client, dict[str, deque[ToBackend]]] = {}  # by the id of a request with a long text
         self._tasks: set[asyncio.Task[None]] = set()
         # One thread: more of them would take the cores from the model.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="umbel-tokenizer")
+        self._turn = asyncio.Lock()
         self.counters: Counter[str] = Counter()
 
     def receive(self, client: Client, message: ToBackend) -> None:
-        """Passes a message to the gateway, now or after the earlier ones of its client."""
-        queue = self._waiting.get(client)
-        if queue is not None and not isinstance(message, ReadStatus):
+        """Passes a message to the gateway, now or after the earlier ones of its request."""
+        queue = self._waiting.get(client, {}).get(message.id)
+        if queue is not None:
             queue.append(message)
         elif self._gateway.is_long(message):
-            self._waiting[client] = deque([message])
-            task = asyncio.get_running_loop().create_task(self._work_off(client), name="long prompts of a client")
+            queue = self._waiting.setdefault(client, {})[message.id] = deque([message])
+            work = self._work_off(client, message.id, queue)
+            task = asyncio.get_running_loop().create_task(work, name="a long prompt")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
@@ -234,15 +237,23 @@ class LongPrompts:
         self._waiting.pop(client, None)
         self._gateway.client_lost(client)
 
-    async def _work_off(self, client: Client) -> None:
-        queue = self._waiting[client]
+    async def _work_off(self, client: Client, request_id: str, queue: deque[ToBackend]) -> None:
         while queue:
-            await self._prepare(queue[0])
-            if self._waiting.get(client) is not queue:  # the client has gone meanwhile
+            async with self._turn:
+                if self._gone(client, request_id, queue):
+                    return
+                await self._prepare(queue[0])
+            if self._gone(client, request_id, queue):
                 return
             self._gateway.receive(client, queue.popleft())
             self._after()
-        del self._waiting[client]
+        del self._waiting[client][request_id]
+        if not self._waiting[client]:
+            del self._waiting[client]
+
+    def _gone(self, client: Client, request_id: str, queue: deque[ToBackend]) -> bool:
+        """Returns whether the client has gone meanwhile."""
+        return self._waiting.get(client, {}).get(request_id) is not queue
 
     async def _prepare(self, message: ToBackend) -> None:
         """Tokenizes the text. An error comes again when the gateway receives the message, and is answered there."""

@@ -208,6 +208,7 @@ class Gateway:
         if not isinstance(message, Prompted):
             return False
         try:
+            self._validator.check_least(message)
             return self.encoder.salted(message.origin.salt).is_long(message.prompt)
         except UmbelError:  # it will be refused at once
             return False
@@ -224,7 +225,7 @@ class Gateway:
 
     def engine_ready(self, context_length: int) -> None:
         """Sends the held calls to the engine, in order of arrival; later calls go out at once."""
-        self._context_length = context_length
+        self._context_length = self._validator.context_length = context_length
         self._state = EngineState.READY
         self._engines += 1
         self._heard = self._clock.now()

@@ -35,7 +35,7 @@ from ..core.batch import PICTURE_BASE
 from ..core.config import MAX_ENGINE_FRAME, GatewayLimits, PictureLimits
 from ..core.messages import EngineChoose, EngineGenerate, EnginePrefill, EngineScore, Schedule
 from ..multimodal.format import PictureFormat, check_media
-from ..tokenizer.prompt import PromptEncoder, Showable, media_places, prompts_of, text_of, token_places
+from ..tokenizer.prompt import Prompted, PromptEncoder, Showable, media_places, prompts_of, text_of, token_places
 from ..tokenizer.tokenizer import CompiledStops, Tokenizer
 from .caches import MarkedPrompt, PromptMark, marked_places
 from .calls import CacheCall, Client, GenCall, ScoreCall
@@ -48,6 +48,7 @@ _SEEDS = 2**63
 _DOCUMENT_SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>")
 
 
+MOST_TOKENIZED = 1 << 22  # characters of one Tokenize, which no context limits
 MOST_SCORED = MAX_ENGINE_FRAME // 6  # tokens of the sequences of one request: each has 5 bytes at most in a frame
 
 
@@ -76,6 +77,7 @@ class RequestValidator:
         self._draw_seed = draw_seed
         self._pictures = pictures
         self._start = _start_token(tokenizer)
+        self.context_length: int | None = None  # known once an engine is ready
         self._stops = CompiledStops()
 
     def show(self, message: Showable, *, now: float) -> float:
@@ -91,6 +93,7 @@ class RequestValidator:
     def generate(self, request: GenRequest, *, client: Client, now: float) -> GenCall:
         """Raises an UmbelError that says what is wrong with the request."""
         self._check(request.id, request.origin, request.prompt)
+        self.check_least(request)
         self._check_sampling(request.sampling)
         heal = self._heals(request)
         token_ids, marked = self._encode_marked(request)
@@ -130,6 +133,7 @@ class RequestValidator:
     def score(self, request: ScoreRequest, *, client: Client, now: float) -> ScoreCall:
         """Raises an UmbelError that says what is wrong with the request."""
         self._check(request.id, request.origin, request.prompt)
+        self.check_least(request)
         self._check_choices(request.choices)
         alone, sequences, start = self._choice_tokens(request)
         choices = tuple(tuple(sequence[start:]) for sequence in sequences)
@@ -180,6 +184,7 @@ class RequestValidator:
     def hint(self, hint: Hint) -> EnginePrefill:
         """Checks and tokenizes a hint. Raises an UmbelError when the prefix can never be used."""
         self._check(hint.id, hint.origin, hint.prompt)
+        self.check_least(hint)
         if hint.pin is not None and not 0 < hint.pin <= self._limits.longest_pin:
             raise ParameterError(f"pin={hint.pin} is out of range; write seconds, up to {self._limits.longest_pin:g}")
         return EnginePrefill(next(self._ids), self._encode(hint.prompt, hint.origin), _schedule(hint.origin), hint.pin)
@@ -207,6 +212,20 @@ class RequestValidator:
                     f"shorten it to at most {context_length - room} tokens or load a model with a longer context"
                 )
 
+    def check_least(self, message: Prompted) -> None:
+        """Raises RequestError for a text that is refused without a look at its tokens: they would take seconds."""
+        if isinstance(message, Tokenize):
+            characters = sum(len(part.text) for part in message.prompt if isinstance(part, Text))
+            if characters > MOST_TOKENIZED:
+                raise RequestError(f"the prompt has {characters} characters; at most {MOST_TOKENIZED} are tokenized")
+            return
+        least = self._encoder.least_tokens(message.prompt)
+        if self.context_length is not None and least > self.context_length:
+            raise RequestError(
+                f"the prompt has at least {least} tokens and the context of {self._tokenizer.name} holds "
+                f"{self.context_length}; shorten it or load a model with a longer context"
+            )
+
     # ------------------------------------------------------------------ questions about tokens
 
     def answer(self, question: Question) -> FromBackend:
@@ -216,6 +235,7 @@ class RequestValidator:
                 return self._locate(question)
             case Tokenize(id, prompt, origin):
                 self._check(id, origin, prompt)
+                self.check_least(question)
                 if any(isinstance(part, Media) for part in prompt):
                     raise RequestError("pictures have no token ids; leave them out, or count the tokens with a Locate")
                 return Tokenized(id, tuple(self._encoder.salted(origin.salt).encode(prompt)))
@@ -236,6 +256,7 @@ class RequestValidator:
         prompts = (question.prompt, *question.others)
         for prompt in prompts:
             self._check(question.id, question.origin, prompt)
+        self.check_least(question)
         if min(question.tokens, default=0) < 0:
             raise ParameterError(f"tokens={question.tokens} holds {min(question.tokens)}; tokens are counted from 0")
         token_ids, *others = (self._encode(prompt, question.origin) for prompt in prompts)

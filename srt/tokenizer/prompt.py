@@ -171,6 +171,7 @@ class PromptEncoder:
         names = sorted(filter(None, tokenizer.special_ids))
         self._control = re.compile(f"({any_of(names)})") if names else None
         self._pieces: dict[str, list[str]] = {}
+        self._longest: list[int] = []  # once it was asked for; shared by the encoders of all salts
 
     def salted(self, salt: str) -> "PromptEncoder":
         """Returns the encoder for requests with this salt, which finds their texts only.
@@ -291,6 +292,24 @@ class PromptEncoder:
                 case (text,):
                     self._extend(ids, text, first=True)
         return ids
+
+    def least_tokens(self, parts: Sequence[Part]) -> int:
+        """Returns a bound that the tokens of a long prompt do not fall below, without encoding it; 0 for a short one.
+
+        It is the number of its characters divided by the length of the longest token: 48 bytes in the default model.
+        """
+        if sum(len(part.text) for part in parts if isinstance(part, Text)) < LONG:
+            return 0
+        if not self._longest:
+            self._longest.append(_longest_token(self.tokenizer))
+        longest = self._longest[0]
+        least = 0
+        for part in parts:
+            if isinstance(part, Generated):
+                least += len(part.token_ids)
+            elif isinstance(part, Text) and longest:
+                least += len(part.text) // (longest if part.text.isascii() else longest * _SHRINKS)
+        return least
 
     def is_long(self, parts: Sequence[Part]) -> bool:
         """Returns whether `encode` would take too long for an event loop."""
@@ -462,6 +481,21 @@ class PromptEncoder:
         if isinstance(key, tuple):
             blocks[0] = (_text(blocks[0]),)
         return blocks
+
+
+_SHRINKS = 3  # NFC may make so many bytes into one: three parts of a Korean syllable are one character
+
+
+def _longest_token(tokenizer: Tokenizer) -> int:
+    """Returns the bytes that one token stands for at most; 0 where that is not certain.
+
+    A tokenizer with boundaries changes texts in place only (boundaries.py); one that spells every byte has no token for
+    whatever it does not know.
+    """
+    spelled = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)]
+    if tokenizer.boundary is None or len({token for token in spelled if len(token) == 1}) < 256:
+        return 0
+    return max(map(len, [*spelled, *(name.encode() for name in tokenizer.special_ids)]))
 
 
 _DEEPEST = 32  # groups in groups; the compiler of expressions calls itself for each

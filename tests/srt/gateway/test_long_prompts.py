@@ -1,4 +1,4 @@
-"""Long texts are tokenized beside the loop, and nothing overtakes anything."""
+"""Long texts are tokenized next to the loop, and nothing overtakes anything of its own request."""
 
 import asyncio
 import threading
@@ -9,6 +9,8 @@ from umbel.lang.protocol import (
     Abort,
     Failure,
     GenRequest,
+    Hint,
+    Locate,
     ReadStatus,
     ScoreRequest,
     StatusRead,
@@ -17,6 +19,7 @@ from umbel.lang.protocol import (
     Tokenized,
 )
 from umbel.srt.gateway.clients import LongPrompts
+from umbel.srt.gateway.validation import MOST_TOKENIZED
 from umbel.srt.tokenizer.prompt import LONG
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
@@ -99,18 +102,52 @@ def test_a_short_text_goes_straight_in() -> None:
     play(story)
 
 
-def test_messages_behind_a_long_one_wait_and_those_of_others_do_not() -> None:
+def test_messages_of_a_long_request_wait_and_those_of_other_requests_do_not() -> None:
     async def story(scene: Scene) -> None:
+        scene.receive(CLIENT, generate("known", "x"))  # its tokens are kept
         scene.tokenizer.go_on.clear()
         scene.receive(CLIENT, generate("long", LONG_TEXT))
         scene.receive(CLIENT, generate("short", "x"))
         scene.receive(CLIENT, Abort("long"))
+        assert scene.prompts() == [2, 2]
         scene.tokenizer.go_on.set()
-        await until(lambda: len(scene.harness.generates()) == 2)
+        await until(lambda: len(scene.harness.generates()) == 3)
 
     scene = play(story)
-    assert [length > 10 for length in scene.prompts()] == [True, False]
-    assert scene.harness.aborts() == [scene.harness.generates()[0].id]
+    assert scene.harness.aborts() == [scene.harness.generates()[2].id]
+
+
+def test_requests_with_one_long_text_have_it_tokenized_once() -> None:
+    async def story(scene: Scene) -> None:
+        for name in "abcde":
+            scene.receive(CLIENT, generate(name, LONG_TEXT))
+        await until(lambda: len(scene.harness.generates()) == 5)
+        assert scene.long_prompts._waiting == {}
+
+    scene = play(story)
+    assert scene.long_prompts.counters["tokenized_in_a_thread"] == 1
+
+
+def test_a_text_that_no_context_holds_is_refused_without_a_look_at_its_tokens() -> None:
+    async def story(scene: Scene) -> None:
+        scene.harness.gateway.engine_ready(100)
+        parts = (Text(LONG_TEXT),)
+        for message in (
+            generate("a", LONG_TEXT),
+            ScoreRequest("b", parts, ("x",)),
+            Locate("c", parts, ()),
+            Tokenize("d", (Text("x" * (MOST_TOKENIZED + 1)),)),
+        ):
+            scene.receive(CLIENT, message)
+        scene.receive(CLIENT, Hint("h", parts))
+        assert scene.long_prompts.counters["tokenized_in_a_thread"] == 0
+
+    scene = play(story)
+    assert scene.tokenizer.threads == set()
+    assert scene.harness.to_engine == []
+    answers = scene.harness.answers()
+    assert [(answer.id, getattr(answer, "kind", "")) for answer in answers] == [(n, "RequestError") for n in "abcd"]
+    assert f"at least {len(LONG_TEXT) // len('<|im_start|>')} tokens" in answers[0].message  # type: ignore[union-attr]
 
 
 def test_the_status_is_read_while_a_long_text_of_the_same_client_is_tokenized() -> None:
@@ -146,7 +183,7 @@ def test_what_waits_of_a_client_that_is_gone_is_never_received() -> None:
     async def story(scene: Scene) -> None:
         scene.tokenizer.go_on.clear()
         scene.receive(CLIENT, generate("long", LONG_TEXT))
-        scene.receive(CLIENT, generate("short", "x"))
+        scene.receive(CLIENT, Abort("long"))
         scene.long_prompts.client_lost(scene.harness.front_end.client())
         scene.tokenizer.go_on.set()
         while scene.long_prompts._tasks:
@@ -165,11 +202,11 @@ def test_a_long_request_that_is_wrong_is_answered_like_a_short_one() -> None:
         await until(lambda: len(scene.harness.answers()) == 3)
 
     answers = play(story).harness.answers()
-    assert [(answer.id, type(answer)) for answer in answers] == [
+    assert {(answer.id, type(answer)) for answer in answers} == {
         ("surrogate", Failure),
         ("media", Failure),
         ("choices", Failure),
-    ]
+    }
 
 
 def test_a_long_text_whose_tokens_are_known_is_not_long() -> None:

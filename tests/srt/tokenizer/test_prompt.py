@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.lang.prompt import Generated, Part, Text
 from umbel.srt.tokenizer.hf import HFTokenizer
-from umbel.srt.tokenizer.prompt import BLOCK, SMALL_BLOCK, PromptEncoder, any_of
+from umbel.srt.tokenizer.prompt import BLOCK, LONG, SMALL_BLOCK, PromptEncoder, any_of
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer, Tokenizer
 
 from ..toy_tokenizers import BUILDERS, CONTROL, CORPUS, byte_level, reread, wrap
@@ -215,6 +215,22 @@ def test_text_that_is_full_of_beginnings_of_names_is_split_at_once() -> None:
     (end,) = encoder.encode([Text(text + "<unused7>", control=True)])[-1:]
     assert time.thread_time() - begun < 2.0, "most of it is the tokenizer's"
     assert end == 7
+
+
+# ---------------------------------------------------------------------------------- bounds
+
+
+@pytest.mark.parametrize("kind", ["bytes", *sorted(BUILDERS)])
+@settings(max_examples=15, deadline=None)
+@given(text=texts, control=st.booleans())
+def test_a_prompt_has_no_fewer_tokens_than_its_bound(kind: str, text: str, control: bool) -> None:
+    tokenizer: Tokenizer = BYTES if kind == "bytes" else toy(kind)
+    encoder = PromptEncoder(tokenizer)
+    long = text * (1 + LONG // len(text))
+    parts = [Text(long, control), Generated("", (1, 2, 3))]
+    assert encoder.least_tokens(parts) <= len(encoder.encode(parts))
+    if kind == "bytes":
+        assert encoder.least_tokens(parts) >= len(long) // 36, "12 characters of the longest name, 3 that NFC joins"
 
 
 # ---------------------------------------------------------------------------------- what is saved
