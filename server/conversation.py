@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -27,8 +27,9 @@ from ..lang.sampling import MAX_STOPS, MAX_TOKENS, SamplingParams
 from ..lang.tool_calls import CallFormat, Tool, ToolCall, ToolChoice, call_format_of
 from ..lang.tool_constraint import Thinking, tools_constraint
 from .bodies import wrong
-from .front import Front
+from .front import Front, ServedModel
 from .limits import MAX_SCHEMA, check_depth
+from .programs import ProgramModel
 from .tokens import tokenizing
 
 CONTEXT_LEFT = MAX_TOKENS  # as max_tokens: the runtime ends a text where the context does
@@ -180,8 +181,20 @@ class AnswerReader:
         return list(events)
 
 
+class Answerer(Protocol):
+    """Answers requests: the front by its model, or a program."""
+
+    def events(self, requests: Sequence[GenRequest]) -> AsyncGenerator[tuple[int, Chunk | Final], None]: ...
+
+    async def finals(self, requests: Sequence[GenRequest]) -> list[Final]: ...
+
+
 class Dialogue:
     """One conversation and its answers.
+
+    Args:
+        ends: stop texts of the template, which the caller did not ask for.
+        answerer: answers the request; None for the front.
 
     Attributes:
         request: what the engine is asked.
@@ -196,9 +209,11 @@ class Dialogue:
         conversation: Conversation,
         reader: "ReaderFacts",
         ends: tuple[str, ...] = (),
+        answerer: Answerer | None = None,
     ) -> None:
         self._front = front
-        self._ends = ends  # stop texts of the template, which the caller did not ask for
+        self._answerer: Answerer = front if answerer is None else answerer
+        self._ends = ends
         self.request = request
         self.conversation = conversation
         self._reader = reader
@@ -208,7 +223,7 @@ class Dialogue:
         """Yields the pieces of all answers as they come; `final` and `ending` are known afterwards."""
         readers = [self._reader.open() for _ in range(self.request.sampling.n)]
         request = msgspec.structs.replace(self.request, stream=True)
-        async with aclosing(self._front.events([request])) as events:
+        async with aclosing(self._answerer.events([request])) as events:
             async for _, event in events:
                 if isinstance(event, Chunk):
                     pieces = readers[event.index].feed(event.text, len(event.token_ids))
@@ -235,7 +250,7 @@ class Dialogue:
         """Returns all answers as a whole; `final` is known afterwards."""
         if self._reader.tags is not None:  # which tokens are reasoning is known of streamed text only
             return await self._folded()
-        (self.final,) = await self._front.finals([self.request])
+        (self.final,) = await self._answerer.finals([self.request])
         said = []
         readers = [self._reader.open() for _ in self.final.completions]
         for completion, reader in zip(self.final.completions, readers, strict=True):
@@ -283,9 +298,18 @@ class ReaderFacts:
 
 
 async def open_dialogue(
-    front: Front, question: Question, sampling: SamplingParams, origin: Origin, request_id: str
+    front: Front,
+    question: Question,
+    sampling: SamplingParams,
+    origin: Origin,
+    request_id: str,
+    *,
+    model: ServedModel | None = None,
 ) -> Dialogue:
     """Writes the prompt of a conversation and the request for its answer.
+
+    Args:
+        model: of the body; one that is a program answers in place of the model.
 
     Raises:
         TemplateError, ParameterError, ConstraintError: messages, tools or a schema that cannot be honoured.
@@ -293,6 +317,11 @@ async def open_dialogue(
     """
     template = front.template
     call_format = call_format_of(template.source, tokenizing(front).vocabulary.control)
+    if model is not None and model.program:
+        answerer = ProgramModel(front, model, _message_of(model, question))
+        request = GenRequest(request_id, (), sampling, origin=origin)
+        unread = ReaderFacts(None, "", call_format, ())
+        return Dialogue(front, request, Conversation((), {}, (), ""), unread, answerer=answerer)
     offered = question.tools if question.choice.mode != "none" else ()
     conversation = await template.conversation_away(
         front.history.recall(origin.salt, question.messages),
@@ -310,6 +339,26 @@ async def open_dialogue(
     asked = msgspec.structs.replace(sampling, stop=sampling.stop + ends) if ends else sampling
     request = GenRequest(request_id, conversation.parts, asked, origin=origin, constraint=constraint)
     return Dialogue(front, request, conversation, facts, ends)
+
+
+def _message_of(model: ServedModel, question: Question) -> str:
+    """Returns the argument of a program: the text of the last message of the user. Raises HttpError for wishes that
+    only a model itself can honour."""
+    for given, what in (
+        (question.tools and question.choice.mode != "none", "calls no tools; leave them out"),
+        (question.schema is not None or question.regex is not None, "has its own formats; leave the format out"),
+        (question.options, "has no options of a chat template, such as reasoning; leave them out"),
+        (question.continues, "continues no message; end with one of the user"),
+    ):
+        if given:
+            raise wrong("model", f"{model.name!r} is a program, and {what}")
+    last = next((message for message in reversed(question.messages) if message.role == "user"), None)
+    if last is None:
+        raise wrong("model", f"{model.name!r} is a program, which takes the last message of the user; there is none")
+    texts = [block for block in last.content if isinstance(block, str)]
+    if len(texts) < len(last.content):
+        raise wrong("model", f"{model.name!r} is a program, which takes text as its message; send no pictures")
+    return "".join(texts)
 
 
 def _constraint(question: Question, call_format: CallFormat, thinking: Thinking | None) -> ConstraintSpec | None:

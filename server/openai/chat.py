@@ -562,13 +562,13 @@ class _Chat:
 async def converse(asked: Asked[ChatBody]) -> Answer:
     """Answers a conversation."""
     body, front = asked.body, asked.front
-    front.model(body.model)
+    model = front.model(body.model)
     if body.top_logprobs is not None and not body.logprobs:
         raise wrong("top_logprobs", "it needs logprobs: true")
     question = question_of(body)
     sampling = body.sampling(body.most_tokens, logprobs=bool(body.logprobs), top_logprobs=body.top_logprobs or 0)
     origin = front.origin(asked.caller, body.umbel, body.cache_salt)
-    chat = _Chat(asked, await open_dialogue(front, question, sampling, origin, asked.id))
+    chat = _Chat(asked, await open_dialogue(front, question, sampling, origin, asked.id, model=model))
     return EventStream(chat.stream()) if body.stream else Reply(await chat.whole())
 
 

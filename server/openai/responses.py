@@ -637,7 +637,7 @@ class _Response:
 async def respond(asked: Asked[ResponsesBody]) -> Answer:
     """Answers an input."""
     body, front = asked.body, asked.front
-    front.model(body.model)
+    model = front.model(body.model)
     tools = _Tools()
     tools.add(body.tools or (), "tools")
     asked.warnings += tools.warnings
@@ -657,7 +657,8 @@ async def respond(asked: Asked[ResponsesBody]) -> Answer:
         top_logprobs=body.top_logprobs or 0,
     )
     origin = front.origin(asked.caller, body.umbel, body.cache_salt)
-    response = _Response(asked, await open_dialogue(front, question, sampling, origin, asked.id), tools)
+    dialogue = await open_dialogue(front, question, sampling, origin, asked.id, model=model)
+    response = _Response(asked, dialogue, tools)
     if body.stream:
         return EventStream(response.stream(), failure=response.failure)
     return Reply(await response.whole())

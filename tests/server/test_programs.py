@@ -6,6 +6,8 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+import httpx2
+import openai
 import pytest
 import umbel as ul
 from hypothesis import HealthCheck, Phase, given, settings
@@ -404,6 +406,82 @@ def test_what_a_program_cannot_honour_is_refused(given: dict[str, Any], says: st
 def test_an_error_of_a_model_that_is_a_program_is_raised() -> None:
     with pytest.raises(DeadlineError):
         asked_of_a_model("x" * 2000, origin=Origin(timeout=1e-6))
+
+
+TALK = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "x"}]
+
+
+def talked(path: str, body: dict[str, Any]) -> Any:
+    async def work(client: AsgiClient) -> Any:
+        await put(client, "judge?parameter=essay", JUDGE)
+        return await client.post(path, {"model": "judge", **body})
+
+    return on_a_server(work)
+
+
+def test_a_chat_client_runs_the_judge_as_a_model() -> None:
+    expected = judge.run(essay="x", backend=backend())
+    whole = talked("/v1/chat/completions", {"messages": TALK}).json
+    assert whole["model"] == "judge"
+    assert whole["choices"][0]["message"]["content"] == expected["verdict"]
+    assert whole["choices"][0]["finish_reason"] == "stop"
+    assert whole["usage"]["completion_tokens"] == expected.usage.completion_tokens
+    streamed = talked(
+        "/v1/chat/completions", {"messages": TALK, "stream": True, "stream_options": {"include_usage": True}}
+    )
+    chunks = [data for _, data in streamed.events[:-1]]
+    texts = [choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(texts) == expected["verdict"]
+    assert len([text for text in texts if text]) == 5
+    assert chunks[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+
+
+def test_the_client_of_openai_runs_the_judge_as_a_model() -> None:
+    async def work(client: AsgiClient) -> tuple[str | None, str]:
+        await put(client, "judge?parameter=essay", JUDGE)
+        transport = httpx2.ASGITransport(client.app)
+        async with openai.AsyncOpenAI(
+            api_key="none",
+            base_url="http://localhost/v1",
+            http_client=openai.DefaultAsyncHttpxClient(transport=transport),
+        ) as official:
+            messages: Any = TALK
+            whole = await official.chat.completions.create(model="judge", messages=messages)
+            stream = await official.chat.completions.create(model="judge", messages=messages, stream=True)
+            pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+        return whole.choices[0].message.content, "".join(pieces)
+
+    expected = judge.run(essay="x", backend=backend())["verdict"]
+    assert on_a_server(work) == (expected, expected)
+
+
+def test_a_client_of_responses_runs_the_judge_as_a_model() -> None:
+    expected = judge.run(essay="x", backend=backend())["verdict"]
+    whole = talked("/v1/responses", {"input": "x"}).json
+    assert whole["output"][0]["content"][0]["text"] == expected
+    streamed = talked("/v1/responses", {"input": "x", "stream": True})
+    deltas = [data["delta"] for name, data in streamed.events if name == "response.output_text.delta"]
+    assert "".join(deltas) == expected
+    assert len(deltas) == 5
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"messages": TALK[:1]}, "there is none"),
+        ({"messages": TALK, "n": 2}, "n: 'judge' is a program"),
+        ({"messages": TALK, "stop": "x"}, "stop: 'judge' is a program"),
+        ({"messages": TALK, "logprobs": True}, "logprobs: 'judge' is a program"),
+        ({"messages": TALK, "response_format": {"type": "json_object"}}, "leave the format out"),
+        ({"messages": TALK, "reasoning_effort": "low"}, "no options of a chat template"),
+        ({"messages": TALK, "tools": [{"type": "function", "function": {"name": "f"}}]}, "calls no tools"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_wishes_that_only_a_model_can_honour_are_refused(body: dict[str, Any], says: str, stream: bool) -> None:
+    answered = talked("/v1/chat/completions", {**body, "stream": stream})
+    assert answered.status == 400
+    assert says in answered.json["error"]["message"]
 
 
 # ------------------------------------------------------------------------------------------- any bytes
