@@ -19,6 +19,7 @@ COMMANDS = {
     "run": "run a Python file; its programs use the model that is named here",
     "chat": "talk to a model in the terminal",
     "serve": "serve a model over HTTP, with the APIs of OpenAI and Anthropic",
+    "cost": "say what providers would have charged for a run that umbel serve recorded",
     "models": "list the models in the cache folder",
     "keys": "make the keys of a runtime that listens on a TCP port, and of its clients",
     "compile": "print, draw or keep the graph of a program",
@@ -38,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given[:1] == ["compile"]:
             return _compile(given[1:])
         if given[:1] == ["serve"]:
-            return _serve(given[1:])
+            return _of_server("command", given[1:])
+        if given[:1] == ["cost"]:
+            return _of_server("cost", given[1:])
         if not given:
             _parser().print_help()
             return 0
@@ -96,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (run, chat):
         command.add_argument("--model", help="a name, a safetensors folder or a GGUF file; default: Gemma 3 270M")
     commands.add_parser("serve", help=COMMANDS["serve"], add_help=False)
+    commands.add_parser("cost", help=COMMANDS["cost"], add_help=False)
     commands.add_parser("models", help=COMMANDS["models"])
     keys = commands.add_parser("keys", help=COMMANDS["keys"])
     keys.add_argument("file", help="the new key file, for its owner alone (0600)")
@@ -159,9 +163,9 @@ def _chat(options: argparse.Namespace) -> int:
     )
 
 
-def _serve(arguments: Sequence[str]) -> int:
+def _of_server(module: str, arguments: Sequence[str]) -> int:
     try:
-        command: Any = importlib.import_module("umbel.server.command")  # by name: the interpreter imports no server
+        command: Any = importlib.import_module(f"umbel.server.{module}")  # by name: the interpreter imports no server
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "uvicorn", "server") from None
     return int(command.main(arguments))

@@ -29,6 +29,7 @@ from ..lang.errors import ParameterError, UmbelError, remedy
 from ..lang.runtime_options import RuntimeOptions
 from .access import LOCAL_NAME, Access
 from .app import application
+from .cost import Recorder
 from .front import Front
 from .limits import HttpLimits
 from .program_store import open_program
@@ -53,6 +54,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         allow_host: further names in the Host header.
         http_workers: processes that serve HTTP on the one socket, over one runtime.
         program: graph files that are offered from the start, as FILE:PARAMETER, or FILE for one that is no model.
+        record: a file to which the tokens of every request are appended, for `umbel cost`.
         runtime: options of `umbel.Runtime`.
         limits: of `HttpLimits`.
     """
@@ -65,6 +67,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     allow_host: list[str] = []
     http_workers: Annotated[int, msgspec.Meta(ge=1, le=MOST_WORKERS)] = 1
     program: list[str] = []
+    record: str | None = None
     runtime: dict[str, Any] = {}  # Any: checked by the runtime
     limits: HttpLimits = HttpLimits()
 
@@ -81,7 +84,8 @@ def main(arguments: Sequence[str]) -> int:
     listening = _bind(settings.host, settings.port)
     if settings.http_workers > 1:
         return Workers(runtime, listening, _worker_start(settings, listening)).run()
-    front = Front(runtime, access, settings.limits, tuple(settings.served_name), programs)
+    recorder = None if settings.record is None else Recorder(Path(settings.record))
+    front = Front(runtime, access, settings.limits, tuple(settings.served_name), programs, recorder=recorder)
     server = Server(front, runtime, listening)
     return server.run()
 
@@ -99,6 +103,7 @@ def _worker_start(settings: Settings, listening: socket.socket) -> WorkerStart:
         hosts=(*settings.allow_host, settings.host),
         names=tuple(settings.served_name),
         programs=tuple(settings.program),
+        record=settings.record,
         limits=share_of(settings.limits, settings.http_workers),
     )
 
@@ -193,6 +198,7 @@ def _parser() -> argparse.ArgumentParser:
         help="offer the program of a graph file that umbel compile -o made; with a parameter as a model, too, whose "
         "messages go to it; may be repeated",
     )
+    parser.add_argument("--record", metavar="FILE", help="append the tokens of every request, for umbel cost")
     limits = parser.add_argument_group("limits")
     for name, field in LIMITS.items():
         limits.add_argument(_flag(name), type=type(field.default), help=f"default: {field.default}")

@@ -13,11 +13,13 @@ from functools import cached_property
 
 import msgspec
 
+from ..lang.caching import CachingUsage
 from ..lang.chat_template import ChatTemplate
 from ..lang.errors import BackendError, CapabilityError, ParameterError
-from ..lang.protocol import Aborting, Backend, Chunk, Final, GenRequest, Origin, Tokenizing
+from ..lang.protocol import Aborting, Backend, Chunk, Final, GenRequest, Origin, Tokenizing, Usage
 from .access import Access, Caller
 from .bodies import UmbelFields
+from .cost import Recorder
 from .errors import HttpError
 from .history import AnswerHistory
 from .limits import HttpLimits
@@ -42,6 +44,7 @@ class Front:
         names: names of the model, the first of which is the main one; [] takes the model's own.
         programs: that are offered from the start.
         workers: processes that serve the same socket, each with a front of its own.
+        recorder: is told the tokens of every request; closed by its owner.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Front:
         names: tuple[str, ...] = (),
         programs: Iterable[OfferedProgram] = (),
         workers: int = 1,
+        recorder: Recorder | None = None,
     ) -> None:
         self.backend = backend
         self.access = access or Access()
@@ -62,6 +66,7 @@ class Front:
         self.refused = 0  # for want of room
         self.disconnects = 0  # clients that went away before their answer had ended
         self.workers = workers
+        self._recorder = recorder
         self.programs = ProgramStore(programs)
         self.history = AnswerHistory()
         self._names = names
@@ -168,6 +173,8 @@ class Front:
         if len(requests) == 1:
             async with aclosing(_closable(self.backend, requests[0])) as events:
                 async for event in events:
+                    if isinstance(event, Final):
+                        self.note(event.usage, event.caching)
                     yield 0, event
             return
         arrived: asyncio.Queue[tuple[int, Chunk | Final | Exception]] = asyncio.Queue()
@@ -187,7 +194,9 @@ class Front:
                 index, next_event = await arrived.get()
                 if isinstance(next_event, Exception):
                     raise next_event
-                running -= isinstance(next_event, Final)
+                if isinstance(next_event, Final):
+                    running -= 1
+                    self.note(next_event.usage, next_event.caching)
                 yield index, next_event
         finally:
             for each in pumps:
@@ -204,6 +213,11 @@ class Front:
         if len(found) != len(requests):
             raise BackendError("a request ended without an answer")
         return [found[index] for index in range(len(requests))]
+
+    def note(self, usage: Usage, caching: CachingUsage | None = None) -> None:
+        """Records the tokens of a request that has ended, if they are recorded at all."""
+        if self._recorder is not None:
+            self._recorder.note(usage, caching)
 
     # ------------------------------------------------------------------ models
 

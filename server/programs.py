@@ -199,6 +199,7 @@ async def run(asked: Asked[RunBody]) -> Answer:
         return EventStream(_stream(asked, offered, begun))
     with front.open():
         outcome = await begun.outcome()
+    front.note(outcome.usage)
     if outcome.error is None:
         return Reply(_answer(asked, offered, outcome))
     refused = http_error(outcome.error)
@@ -216,6 +217,7 @@ async def _stream(asked: Asked[RunBody], offered: OfferedProgram, begun: HostedR
             async for events in batches:
                 for event in events:
                     if isinstance(event, RunOutcome):
+                        asked.front.note(event.usage)
                         if event.error is None:
                             yield sse({"type": "result", **_members(_answer(asked, offered, event))})
                             yield DONE

@@ -4,6 +4,7 @@ import logging
 import signal
 import socket
 import sys
+from pathlib import Path
 
 import msgspec
 
@@ -12,6 +13,7 @@ from ..lang.errors import UmbelError
 from ..lang.transport.lifeline import read_line, watch
 from .access import Access
 from .command import LOG_FORMAT, LOG_TIMES, Server
+from .cost import Recorder
 from .front import Front
 from .program_store import open_program
 from .workers import WorkerStart
@@ -27,7 +29,8 @@ def main() -> int:
     access = Access(start.keys, start.admin_key, start.hosts, start.secret)
     programs = [open_program(given, Front.now()) for given in start.programs]
     runtime = Runtime(address=start.runtime)
-    front = Front(runtime, access, start.limits, start.names, programs, workers=start.workers)
+    recorder = None if start.record is None else Recorder(Path(start.record))
+    front = Front(runtime, access, start.limits, start.names, programs, start.workers, recorder)
     with socket.socket(fileno=start.listening) as listening:
         try:
             return Server(front, runtime, listening).run()

@@ -36,6 +36,7 @@ class WorkerStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         listening: descriptor of the bound socket, which the worker inherits.
         workers: how many there are.
         secret: of the salts.
+        record: the file to which all of them append.
         limits: of one worker.
     """
 
@@ -49,6 +50,7 @@ class WorkerStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hosts: tuple[str, ...]
     names: tuple[str, ...]
     programs: tuple[str, ...]
+    record: str | None
     limits: HttpLimits
 
 
