@@ -3,7 +3,6 @@
 import asyncio
 from pathlib import Path
 
-import msgspec
 import pytest
 from umbel.interpreter import cli
 from umbel.lang.caching import CachingUsage, MarkUsage
