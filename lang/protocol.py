@@ -24,7 +24,7 @@ from .chat_template import ChatTemplate
 from .errors import WIRE_ERRORS, BackendError, ParameterError, UmbelError, shown
 from .prompt import MAX_PARTS, Part, Parts, TokenIds
 from .sampling import MAX_N, SamplingParams
-from .status import RuntimeStatus
+from .status import RuntimeStatus, TreeSurvey
 
 
 class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag=True):
@@ -254,6 +254,19 @@ class ReadStatus(_Wire, frozen=True):
     id: str
 
 
+class Survey(_Wire, frozen=True):
+    """Asks for the radix tree. Answered by `Surveyed` between two steps.
+
+    Attributes:
+        most: nodes, up to status.MOST_NODES.
+        text: characters of the text of each node, up to status.MOST_SHOWN.
+    """
+
+    id: str
+    most: int
+    text: int = 0
+
+
 class CreateCache(_Wire, frozen=True):
     """Keeps a prompt under a name of the salt, for requests whose prompt begins with it. Answered by one `Caches`.
 
@@ -318,6 +331,7 @@ ToBackend = (
     | Tokenize
     | Detokenize
     | ReadStatus
+    | Survey
 )
 
 # ---------------------------------------------------------------------------------------------- back
@@ -505,6 +519,13 @@ class StatusRead(_Wire, frozen=True):
     status: RuntimeStatus
 
 
+class Surveyed(_Wire, frozen=True):
+    """The end of a Survey."""
+
+    id: str
+    survey: TreeSurvey
+
+
 class Failure(_Wire, frozen=True):
     """The end of any request that could not be served. `kind` names a class of `errors.WIRE_ERRORS`."""
 
@@ -516,7 +537,7 @@ class Failure(_Wire, frozen=True):
         return WIRE_ERRORS.get(self.kind, BackendError)(self.message)
 
 
-Ending = Final | Scored | Caches | Done | Located | Tokenized | Detokenized | StatusRead | Failure
+Ending = Final | Scored | Caches | Done | Located | Tokenized | Detokenized | StatusRead | Surveyed | Failure
 FromBackend = Chunk | Ending
 
 # ------------------------------------------------------------------------------------------- the seam

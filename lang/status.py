@@ -64,6 +64,7 @@ class PoolGauges(msgspec.Struct, frozen=True, omit_defaults=True):
         cached: in the radix tree, those that running requests use among them.
         pinned: of the cached ones, those kept from eviction by a pin.
         pins: how many pins there are.
+        kept: of the pinned ones, those that explicit caching keeps; they never give way.
     """
 
     total: int = 0
@@ -71,6 +72,7 @@ class PoolGauges(msgspec.Struct, frozen=True, omit_defaults=True):
     cached: int = 0
     pinned: int = 0
     pins: int = 0
+    kept: int = 0
 
 
 # Upper bounds of the buckets in which durations are counted, in seconds.
@@ -152,6 +154,48 @@ class RuntimeStatus(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
 
+MOST_NODES = 5_000  # of one survey
+MOST_SHOWN = 200  # characters of a node
+
+
+class TreeNode(msgspec.Struct, frozen=True, array_like=True):
+    """One node of the radix tree: a run of cached tokens that follows its parent's.
+
+    Attributes:
+        id: stays the same as long as the node is cached; a split gives its beginning to a new node.
+        parent: its id; None for a node that begins a prompt.
+        tokens: how many it has.
+        locks, pins, keeps: running requests, pins and kept prefixes that hold it.
+        age: how many uses of the cache there have been since its last one.
+        salt: names its namespace by a number, which stays the same while anything is cached in it.
+        text: the beginning of its text, if it was asked for.
+    """
+
+    id: int
+    parent: int | None
+    tokens: int
+    locks: int
+    pins: int
+    keeps: int
+    age: int
+    salt: int
+    text: str = ""
+
+
+class TreeSurvey(msgspec.Struct, frozen=True):
+    """The radix tree between two steps.
+
+    Attributes:
+        nodes: parents before their children; the most recently used branches, and of those the largest nodes.
+        total_nodes: how many the tree has; more than `nodes` where it was cut.
+        pool: the slots of the pool at the same moment.
+    """
+
+    nodes: tuple[TreeNode, ...]
+    total_nodes: int
+    pool: PoolGauges
+
+
 class RisingCounters:
     """Adds up the counters of a source over its lives, each of which begins at 0: the sums never fall."""
 
@@ -186,4 +230,15 @@ class Observable(Protocol):
         Raises:
             BackendError: it is not ready; `health` has the reason.
             ConnectionLostError, DeadlineError: it ended, or hangs.
+        """
+
+    async def survey(self, most: int = 1_000, text: int = 0) -> TreeSurvey:
+        """Reads the radix tree after the step that runs.
+
+        Args:
+            most: nodes, up to MOST_NODES.
+            text: characters of the text of each node, up to MOST_SHOWN. Prompts are private: 0 shows none.
+
+        Raises:
+            ParameterError: a number out of its range.
         """

@@ -35,12 +35,13 @@ from ..lang.protocol import (
     ReadStatus,
     Scored,
     ScoreRequest,
+    Survey,
     Tokenize,
     Tokenized,
     VocabularyInfo,
 )
 from ..lang.runtime_options import ORACLE, KeywordOptions, options_of
-from ..lang.status import EngineState, RuntimeHealth, RuntimeState, RuntimeStatus
+from ..lang.status import EngineState, RuntimeHealth, RuntimeState, RuntimeStatus, TreeSurvey
 from ..lang.transport.exchange import Exchange, Outgoing
 from .constraints.compiler import CompiledCache, InlineCompiler
 from .constraints.matcher import OPENING_POLL
@@ -313,6 +314,10 @@ class LocalBackend:
         if self._exchange is None:
             raise BackendError("the backend has not started; await backend.start() first")
         return await self._exchange.status()
+
+    async def survey(self, most: int = 1_000, text: int = 0) -> TreeSurvey:
+        await self.start()
+        return await self._calls.survey(Survey("", most, text))
 
     async def close(self) -> None:
         """Ends the running requests, and frees the model unless it was `loaded`. The next `start` begins anew."""

@@ -58,6 +58,7 @@ from ...lang.protocol import (
     Located,
     Scored,
     ScoreRequest,
+    Survey,
     Tokenize,
     Tokenized,
     VocabularyInfo,
@@ -75,7 +76,7 @@ from ...lang.runtime_options import (
     spell_out,
 )
 from ...lang.sampling import SamplingParams, merge, overrides
-from ...lang.status import RisingCounters, RuntimeHealth, RuntimeState, RuntimeStatus
+from ...lang.status import RisingCounters, RuntimeHealth, RuntimeState, RuntimeStatus, TreeSurvey
 from ...lang.transport.exchange import Exchange
 from ...lang.transport.keys import Listen, read_clients, read_key
 from ...lang.transport.link import Welcome
@@ -92,7 +93,7 @@ NEEDED_BY_MODELS = ("tokenizers", "safetensors", "gguf")
 
 Show = Callable[[str], None]
 # A str: the verb of a control request.
-R = TypeVar("R", GenRequest, RunProgram, ScoreRequest, CacheRequest, Locate, Tokenize, Detokenize, str)
+R = TypeVar("R", GenRequest, RunProgram, ScoreRequest, CacheRequest, Locate, Tokenize, Detokenize, Survey, str)
 T = TypeVar("T")
 
 
@@ -337,6 +338,18 @@ class Runtime:
         with self._lock:
             self._counters.note(status.gateway, status.counters)
             return msgspec.structs.replace(status, counters=self._counters.sums)
+
+    async def survey(self, most: int = 1_000, text: int = 0) -> TreeSurvey:
+        """Reads the radix tree after the step that runs, for a view of the cache.
+
+        Args:
+            most: nodes, 1 to 5,000, of the branches that were used last.
+            text: characters of the text of each node, 0 to 200. Prompts are private: 0 shows none.
+
+        Raises:
+            ParameterError: a number out of its range.
+        """
+        return await self._answer(Survey("", most, text), Exchange.survey)
 
     async def close(self) -> None:
         """Ends the processes; requests in flight end with an error. A closed runtime is not started again.
@@ -665,7 +678,7 @@ def _checked_template_options(given: object, chat_template: object) -> dict[str,
 
 def _sooner(request: R, began: float) -> R:
     """Returns the request with the remaining time, if its time is limited."""
-    if isinstance(request, str | Detokenize) or request.origin.timeout is None:
+    if isinstance(request, str | Detokenize | Survey) or request.origin.timeout is None:
         return request
     left = max(0.0, request.origin.timeout - (time.monotonic() - began))
     return msgspec.structs.replace(request, origin=msgspec.structs.replace(request.origin, timeout=left))

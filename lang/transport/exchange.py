@@ -37,11 +37,13 @@ from ..protocol import (
     Scored,
     ScoreRequest,
     StatusRead,
+    Survey,
+    Surveyed,
     ToBackend,
     Tokenize,
     Tokenized,
 )
-from ..status import RuntimeStatus
+from ..status import RuntimeStatus, TreeSurvey
 
 # The other side ends every request by its deadline; this much later we stop believing that it will.
 GRACE = 5.0  # seconds
@@ -54,7 +56,7 @@ T = TypeVar("T")
 
 Incoming = FromBackend | FromPrograms
 Outgoing = ToBackend | RunProgram
-Asked = CacheRequest | ScoreRequest | Control | Locate | Tokenize | Detokenize  # requests with one answer
+Asked = CacheRequest | ScoreRequest | Control | Locate | Tokenize | Detokenize | Survey  # requests with one answer
 
 
 class _Box:
@@ -203,6 +205,12 @@ class Exchange:
         self._controls += 1
         message = await self._answer(ReadStatus(f"status-{self._controls}"), STATUS_SECONDS)
         return _expect(message, StatusRead).status
+
+    async def survey(self, question: Survey) -> TreeSurvey:
+        """Reads the tree. The question gets an id here, as those of `control` do."""
+        self._controls += 1
+        question = msgspec.structs.replace(question, id=f"survey-{self._controls}")
+        return _expect(await self._ask(question, Origin()), Surveyed).survey
 
     def hint(self, hint: Hint) -> None:
         """Sent when the channel is whole; a hint that is lost costs time only."""

@@ -508,6 +508,26 @@ class RadixCache:
             yield depth, node
             stack.extend((depth + 1, child) for child in reversed(node.children.values()))
 
+    def namespace(self, salt: str) -> int:
+        """Returns a number for a salt that has nodes. It stays the same while anything is cached under the salt."""
+        return self._roots[salt].id
+
+    def survey(self, most: int) -> tuple[list[RadixNode], int]:
+        """Returns up to `most` nodes, parents before their children, and the number of uses up to now.
+
+        The most recently used branch comes first, and of those used together the largest node. Only nodes next to those
+        returned are looked at, so a survey of a large tree costs what it returns, and its siblings.
+        """
+        found: list[RadixNode] = []
+        fringe = [_recent(child) for root in self._roots.values() for child in root.children.values()]
+        heapq.heapify(fringe)
+        while fringe and len(found) < most:
+            node = heapq.heappop(fringe)[-1]
+            found.append(node)
+            for child in node.children.values():
+                heapq.heappush(fringe, _recent(child))
+        return found, self._time
+
     def check_some(self, pinned: Iterable[Match], kept: Iterable[Match] = ()) -> bool:
         """Runs a slice of `check` while no lock is held; True: with it everything has been checked.
 
@@ -557,6 +577,11 @@ class RadixCache:
         sums = (self._tokens, self._held_tokens, self._pinned_tokens, self._kept_tokens)
         if found != sums:
             raise IntegrityError(f"the tree has (tokens, held, pinned, kept) = {found}; its sums say {sums}")
+
+
+def _recent(node: RadixNode) -> tuple[int, int, int, RadixNode]:
+    """Returns the key that orders nodes: the latest use first, then the most tokens."""
+    return -node.last_use, -len(node.tokens), node.id, node
 
 
 def _counted(matches: Iterable[Match]) -> dict[int, int]:

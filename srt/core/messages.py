@@ -6,8 +6,9 @@
 Frames are typed msgpack, capped in size and counted. An unreadable frame is counted and loses its messages only: the
 requests whose messages were lost end by their deadline.
 
-Every `EngineGenerate`, `EngineScore`, `EngineChoose` and `EngineControl` is ended exactly once, by `Ended`,
-`ScoreEnded`, `ChooseEnded`, `ControlEnded` or `EngineFailed` with its id. Ids are made by the gateway and never reused.
+Every `EngineGenerate`, `EngineScore`, `EngineChoose`, `EngineControl` and `EngineSurvey` is ended exactly once, by
+`Ended`, `ScoreEnded`, `ChooseEnded`, `ControlEnded`, `EngineSurveyed` or `EngineFailed` with its id. Ids are made by
+the gateway and never reused.
 """
 
 from typing import Literal
@@ -18,7 +19,7 @@ from ...lang.errors import RequestError
 from ...lang.protocol import Facts, Failure, FinishReason, JsonWhitespace, RequestTimes
 from ...lang.runtime_options import RuntimeOptions
 from ...lang.sampling import SamplingParams
-from ...lang.status import PoolGauges
+from ...lang.status import PoolGauges, TreeSurvey
 from ...lang.transport.link import MAX_FRAME, Codec, FromGateway, ToGateway
 from .config import MAX_ENGINE_FRAME
 
@@ -169,6 +170,14 @@ class EngineControl(_Wire, frozen=True):
     verb: str
 
 
+class EngineSurvey(_Wire, frozen=True):
+    """Asks for up to `most` nodes of the radix tree, each with its first `shown` tokens."""
+
+    id: int
+    most: int
+    shown: int
+
+
 ToEngine = (
     EngineGenerate
     | EngineScore
@@ -180,6 +189,7 @@ ToEngine = (
     | EnginePicture
     | EngineForget
     | EngineControl
+    | EngineSurvey
 )
 
 # ---- from the engine
@@ -259,6 +269,14 @@ class ControlEnded(_Wire, frozen=True):
     result: Facts
 
 
+class EngineSurveyed(_Wire, frozen=True):
+    """Ends an EngineSurvey. `shown`: the first tokens of each node, if they were asked for."""
+
+    id: int
+    survey: TreeSurvey
+    shown: list[list[int]] = []
+
+
 class EngineFailed(_Wire, frozen=True):
     """Ends a request with an error. `kind` names a class of lang.errors.WIRE_ERRORS."""
 
@@ -286,7 +304,9 @@ class Heartbeat(_Wire, frozen=True):
     pool: PoolGauges = PoolGauges()
 
 
-FromEngine = Tokens | Ended | ScoreEnded | ChooseEnded | ControlEnded | EngineFailed | KeepsEnded | Heartbeat
+FromEngine = (
+    Tokens | Ended | ScoreEnded | ChooseEnded | ControlEnded | EngineSurveyed | EngineFailed | KeepsEnded | Heartbeat
+)
 
 
 class EngineStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

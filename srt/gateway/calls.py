@@ -38,6 +38,7 @@ from ...lang.protocol import (
     RequestTimes,
     Scored,
     ScoredChoice,
+    Surveyed,
     TokenLogprob,
     Usage,
 )
@@ -51,6 +52,8 @@ from ..core.messages import (
     EngineGenerate,
     EngineMark,
     EngineScore,
+    EngineSurvey,
+    EngineSurveyed,
     FromEngine,
     IdLogprob,
     ScoreEnded,
@@ -90,7 +93,8 @@ class Client:
         self.front_end.deliver(self.identity, message)
 
 
-Bounded = EngineGenerate | EngineScore | EngineChoose | EngineControl  # the engine messages that have an ending
+# The engine messages that have an ending.
+Bounded = EngineGenerate | EngineScore | EngineChoose | EngineControl | EngineSurvey
 TokenBytes = Callable[[int], bytes]
 
 
@@ -164,7 +168,7 @@ class PendingCall(ABC):
 
 
 def _with_timeout(message: Bounded, seconds: float) -> Bounded:
-    if isinstance(message, EngineControl):
+    if isinstance(message, EngineControl | EngineSurvey):
         return message
     schedule = msgspec.structs.replace(message.schedule, timeout=max(seconds, 0.0))
     return msgspec.structs.replace(message, schedule=schedule)
@@ -422,6 +426,32 @@ class ControlCall(PendingCall):
             raise ProtocolBreach(f"a {type(event).__name__} for a control request")
         self.open.discard(event.id)
         return [Done(self.request_id, {**(self.alone() if self.alone is not None else {}), **event.result})]
+
+
+@dataclass(slots=True, eq=False)
+class SurveyCall(PendingCall):
+    """Answers a Survey, with the texts of the nodes where they were asked for.
+
+    Attributes:
+        text: characters of each.
+        spell: returns the text of token ids.
+    """
+
+    text: int
+    spell: Callable[[Sequence[int]], str]
+
+    def accept(self, event: FromEngine) -> list[FromBackend]:
+        if not isinstance(event, EngineSurveyed):
+            raise ProtocolBreach(f"a {type(event).__name__} for a survey")
+        self.open.discard(event.id)
+        survey = event.survey
+        if self.text:
+            texts = (self.spell(ids)[: self.text] for ids in event.shown)
+            nodes = tuple(
+                msgspec.structs.replace(node, text=text) for node, text in zip(survey.nodes, texts, strict=True)
+            )
+            survey = msgspec.structs.replace(survey, nodes=nodes)
+        return [Surveyed(self.request_id, survey)]
 
 
 _CLEARED_AT = 256  # entries: a call that ended early would be held until its deadline, prompt and all

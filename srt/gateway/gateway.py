@@ -47,6 +47,7 @@ from ...lang.protocol import (
     Release,
     ScoreRequest,
     StatusRead,
+    Survey,
     ToBackend,
     Tokenize,
 )
@@ -77,6 +78,7 @@ from .validation import Question, RequestValidator
 log = logging.getLogger("umbel.gateway")
 
 VERBS = ("flush_cache", "info")
+Arriving = GenRequest | ScoreRequest | CreateCache | Control | Survey  # messages that become calls
 
 
 class Gateway:
@@ -171,7 +173,7 @@ class Gateway:
 
     def receive(self, client: Client, message: ToBackend) -> None:
         """Handles one message of one client. Every content ends with an answer, never with an exception."""
-        if isinstance(message, GenRequest | ScoreRequest | CreateCache | Control):
+        if isinstance(message, Arriving):
             self.counters["requests"] += 1
         if media := self._pictures.media(message):
             assert isinstance(message, Showable), "it shows media"
@@ -182,7 +184,7 @@ class Gateway:
     def _take(self, client: Client, message: ToBackend) -> None:
         """Handles a message whose media, if any, are decoded."""
         match message:
-            case GenRequest() | ScoreRequest() | CreateCache() | Control():
+            case GenRequest() | ScoreRequest() | CreateCache() | Control() | Survey():
                 self._accept(client, message)
             case Locate() | Tokenize() | Detokenize():
                 self._answer(client, message)
@@ -378,7 +380,7 @@ class Gateway:
 
     # ------------------------------------------------------------------ arrival
 
-    def _accept(self, client: Client, message: GenRequest | ScoreRequest | CreateCache | Control) -> None:
+    def _accept(self, client: Client, message: Arriving) -> None:
         try:
             self._check_open(message)
             call = self._admit(client, message)
@@ -429,7 +431,7 @@ class Gateway:
         if self._state is EngineState.READY:
             self._dispatch(call)
 
-    def _check_open(self, message: Showable | Control) -> None:
+    def _check_open(self, message: Showable | Control | Survey) -> None:
         if self._state is EngineState.FAILED and not isinstance(message, Control):
             raise self._dead()
         if self.in_flight >= self._limits.max_queue:
@@ -438,7 +440,7 @@ class Gateway:
                 "try again when some have ended, or raise max_queue"
             )
 
-    def _admit(self, client: Client, message: GenRequest | ScoreRequest | CreateCache | Control) -> PendingCall | None:
+    def _admit(self, client: Client, message: Arriving) -> PendingCall | None:
         """Makes a call; None for a control request that the gateway has answered itself."""
         self._faults("gateway.tokenize")
         now = self._clock.now()
@@ -462,6 +464,8 @@ class Gateway:
                 question = EngineControl(next(self._ids), verb)
                 alone = self.info if verb == "info" else None
                 call = ControlCall(client, request_id, (question,), now + self._limits.request_timeout, alone)
+            case Survey():
+                call = self._validator.survey(message, client=client, now=now)
             case _:
                 assert_never(message)
         self._check_length(call)

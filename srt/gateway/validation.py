@@ -27,18 +27,20 @@ from ...lang.protocol import (
     Origin,
     ReadCaches,
     ScoreRequest,
+    Survey,
     Tokenize,
     Tokenized,
 )
 from ...lang.sampling import SamplingParams
+from ...lang.status import MOST_NODES, MOST_SHOWN
 from ..core.batch import PICTURE_BASE
 from ..core.config import MAX_ENGINE_FRAME, GatewayLimits, PictureLimits
-from ..core.messages import EngineChoose, EngineGenerate, EnginePrefill, EngineScore, Schedule
+from ..core.messages import EngineChoose, EngineGenerate, EnginePrefill, EngineScore, EngineSurvey, Schedule
 from ..multimodal.format import PictureFormat, check_media
 from ..tokenizer.prompt import Prompted, PromptEncoder, Showable, media_places, prompts_of, text_of, token_places
 from ..tokenizer.tokenizer import CompiledStops, Tokenizer
 from .caches import MarkedPrompt, PromptMark, marked_places
-from .calls import CacheCall, Client, GenCall, ScoreCall
+from .calls import CacheCall, Client, GenCall, ScoreCall, SurveyCall
 
 Question = Locate | Tokenize | Detokenize  # answered without the engine
 
@@ -225,6 +227,23 @@ class RequestValidator:
                 f"the prompt has at least {least} tokens and the context of {self._tokenizer.name} holds "
                 f"{self.context_length}; shorten it or load a model with a longer context"
             )
+
+    # ------------------------------------------------------------------ surveys
+
+    def survey(self, message: Survey, *, client: Client, now: float) -> SurveyCall:
+        """Makes the call of a survey. Raises ParameterError for a number out of its range."""
+        self._check(message.id, Origin(), ())
+        for name, value, low, high in (("most", message.most, 1, MOST_NODES), ("text", message.text, 0, MOST_SHOWN)):
+            if not low <= value <= high:
+                raise ParameterError(f"survey({name}={value}) is out of range; write {low} to {high}")
+        question = EngineSurvey(next(self._ids), message.most, message.text)  # few tokens are shorter than a character
+        deadline = now + self._limits.request_timeout
+        return SurveyCall(client, message.id, (question,), deadline, message.text, self._shown_text)
+
+    def _shown_text(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of tokens of the tree. Pictures, which are ids beyond the vocabulary there, have none."""
+        known = [token for token in token_ids if token < PICTURE_BASE]
+        return self._text(known, control=True)
 
     # ------------------------------------------------------------------ questions about tokens
 

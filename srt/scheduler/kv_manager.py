@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...lang.status import PoolGauges
+from ...lang.status import PoolGauges, TreeNode, TreeSurvey
 from ..cache.radix_cache import Match, RadixCache
 from ..cache.slot_allocator import SlotAllocator, Slots
 from ..core.instruments import Clock, Counters, FaultHook, Stopwatch
@@ -262,7 +262,27 @@ class KVManager:
             cached=cache.total_tokens,
             pinned=cache.pinned_tokens,
             pins=len(self.pins),
+            kept=cache.kept_tokens,
         )
+
+    def survey(self, most: int, shown: int) -> tuple[TreeSurvey, list[list[int]]]:
+        """Returns the tree, and the first `shown` tokens of each node."""
+        nodes, now = self.cache.survey(most)
+        described = tuple(
+            TreeNode(
+                id=node.id,
+                parent=None if node.parent is None or node.parent.is_root else node.parent.id,
+                tokens=len(node.tokens),
+                locks=node.locks,
+                pins=node.pins,
+                keeps=node.keeps,
+                age=now - node.last_use,
+                salt=self.cache.namespace(node.salt),
+            )
+            for node in nodes
+        )
+        tokens = [node.tokens[:shown].tolist() for node in nodes] if shown else []
+        return TreeSurvey(described, len(self.cache.idle_check), self.gauges), tokens
 
     def begin_step(self) -> None:
         self._step += 1

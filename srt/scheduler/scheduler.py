@@ -35,6 +35,8 @@ from ..core.messages import (
     EngineRelease,
     EngineRenew,
     EngineScore,
+    EngineSurvey,
+    EngineSurveyed,
     FromEngine,
     KeepsEnded,
     ToEngine,
@@ -122,7 +124,7 @@ class Scheduler:
         self._planner = Planner(context, self._constrained, self._commit)
         self._sampler = Sampler(runner.vocab_size, runner.chooser)
         self._aborts: list[int] = []
-        self._controls: list[EngineControl] = []
+        self._controls: list[EngineControl | EngineSurvey] = []
         self._ran = False  # since pool and tree were checked
 
     # ------------------------------------------------------------------------------------------ outside
@@ -136,7 +138,7 @@ class Scheduler:
         match message:
             case EngineAbort(id=message_id):
                 self._aborts.append(message_id)
-            case EngineControl():
+            case EngineControl() | EngineSurvey():
                 self._controls.append(message)
             case EngineRelease(id=message_id):
                 self._release(message_id)
@@ -351,16 +353,15 @@ class Scheduler:
     def _answer_controls(self) -> None:
         controls, self._controls = self._controls, []
         for control in controls:
-            match control.verb:
-                case "flush_cache":
-                    answer: FromEngine = ControlEnded(
-                        control.id, {"evicted": self.kv.flush(), "kept": self.kv.cache.total_tokens}
-                    )
-                case "info":
-                    answer = ControlEnded(control.id, self._info())
-                case _:
-                    error = ParameterError(f'unknown verb {control.verb!r}; write "flush_cache" or "info"')
-                    answer = failure(control.id, error)
+            match control:
+                case EngineSurvey(id, most, shown):
+                    answer: FromEngine = EngineSurveyed(id, *self.kv.survey(most, shown))
+                case EngineControl(id, "flush_cache"):
+                    answer = ControlEnded(id, {"evicted": self.kv.flush(), "kept": self.kv.cache.total_tokens})
+                case EngineControl(id, "info"):
+                    answer = ControlEnded(id, self._info())
+                case EngineControl(id, verb):
+                    answer = failure(id, ParameterError(f'unknown verb {verb!r}; write "flush_cache" or "info"'))
             self._table.events.append(answer)
 
     def _end_aborted(self) -> None:

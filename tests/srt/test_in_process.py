@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 import pytest
 from umbel.lang.errors import BackendError, DeadlineError, EngineError, ParameterError, RequestError
 from umbel.lang.prompt import Generated, Text
@@ -195,6 +196,32 @@ def test_the_status_is_read_between_two_steps() -> None:
     run(backend, scenario)
     with pytest.raises(BackendError, match="not started"):
         asyncio.run(backend.status())
+
+
+def test_a_survey_shows_the_tree_and_no_text_unless_asked() -> None:
+    backend = LocalBackend()
+
+    async def scenario() -> None:
+        origins = (Origin(), Origin(salt="tenant-a"), Origin(salt="tenant-b"))
+        for number, origin in enumerate(origins):
+            await final_of(backend, GenRequest(str(number), (Text("the same text"),), GREEDY, origin=origin))
+        backend.hint(Hint("pinned", (Text("the same text, pinned"),), pin=60.0))
+        while backend.engine.scheduler.counters["pins_placed"] < 1:
+            await asyncio.sleep(0)
+        survey = await backend.survey()
+        assert sum(node.tokens for node in survey.nodes) == survey.pool.cached
+        assert survey.total_nodes == len(survey.nodes)
+        assert len({node.salt for node in survey.nodes}) == len(origins)
+        assert {node.pins for node in survey.nodes} == {0, 1}
+        assert all(node.text == "" for node in survey.nodes)
+        assert b"tenant" not in msgspec.msgpack.encode(survey)
+        told = await backend.survey(most=2, text=5)
+        assert len(told.nodes) == 2
+        assert told.total_nodes == survey.total_nodes
+        assert {len(node.text) for node in told.nodes} <= set(range(1, 6))
+        assert "the same" in "".join(node.text for node in (await backend.survey(text=200)).nodes)
+
+    run(backend, scenario)
 
 
 def test_an_engine_that_ended_is_not_healthy() -> None:

@@ -171,6 +171,41 @@ def test_lower_priority_is_evicted_first() -> None:
     assert tree.shape() == [(0, [1, 1])]
 
 
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.lists(st.integers(1, 3), min_size=1, max_size=6), st.sampled_from(SALTS)), max_size=12),
+    st.integers(1, 9),
+)
+def test_a_survey_has_the_latest_branches_and_no_node_without_its_parent(
+    texts: list[tuple[list[int], str]], most: int
+) -> None:
+    tree = Tree()
+    for tokens, salt in texts:
+        tree.serve(tokens, salt)
+    everything = {node.id for _, node in tree.cache.walk()}
+    whole, _ = tree.cache.survey(len(everything) + 1)
+    assert {node.id for node in whole} == everything
+    found, now = tree.cache.survey(most)
+    assert found == whole[:most]
+    seen: set[int] = set()
+    for node in found:
+        assert node.parent is not None
+        assert node.parent.is_root or node.parent.id in seen
+        assert node.last_use <= now
+        seen.add(node.id)
+    tops = [node for node in whole if node.parent is not None and node.parent.is_root]
+    assert [node.last_use for node in tops] == sorted((node.last_use for node in tops), reverse=True)
+
+
+def test_of_nodes_used_together_the_largest_comes_first_in_a_survey() -> None:
+    tree = Tree()
+    tree.serve([1, 2, 3, 4, 5])
+    tree.serve([1, 9])
+    tree.cache.match(array([1, 2, 3, 4, 5]), "")
+    found, _ = tree.cache.survey(2)
+    assert [node.tokens.tolist() for node in found] == [[1], [2, 3, 4, 5]]
+
+
 def test_locked_paths_stay() -> None:
     tree = Tree()
     tree.serve([1, 2, 9])

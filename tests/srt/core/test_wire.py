@@ -39,6 +39,8 @@ from umbel.lang.protocol import (
     ScoredChoice,
     ScoreRequest,
     StatusRead,
+    Survey,
+    Surveyed,
     Tokenize,
     Tokenized,
     TokenLogprob,
@@ -46,7 +48,7 @@ from umbel.lang.protocol import (
     VocabularyInfo,
 )
 from umbel.lang.sampling import SamplingParams
-from umbel.lang.status import EngineState, PoolGauges, RuntimeStatus
+from umbel.lang.status import EngineState, PoolGauges, RuntimeStatus, TreeNode, TreeSurvey
 from umbel.lang.transport.link import (
     Bye,
     Codec,
@@ -74,6 +76,8 @@ from umbel.srt.core.messages import (
     EngineRelease,
     EngineScore,
     EngineStartFailed,
+    EngineSurvey,
+    EngineSurveyed,
     Heartbeat,
     ScoreEnded,
     Tokens,
@@ -86,6 +90,7 @@ from umbel.srt.core.messages import (
 from ..gateway_harness import Harness, ended, generate
 
 LOGPROB = TokenLogprob(1, "a", -0.5, ((2, "\ufffd", -1.0),), b"a", (b"\xc3",))
+SURVEY = TreeSurvey((TreeNode(1, None, 2, 0, 1, 2, 3, 4, "é"),), 9, PoolGauges(9, 5))
 TO_GATEWAY = [
     generate(stop=("x",), seed=3, logit_bias={1: 2.0}, n=2),
     ScoreRequest(
@@ -101,6 +106,7 @@ TO_GATEWAY = [
     Tokenize("t", (Text("x", True),), Origin("p")),
     Detokenize("t", (1, 2), control=True),
     ReadStatus("r"),
+    Survey("s", 5, 7),
     Hello(),
     Ping(),
     Bye(),
@@ -113,6 +119,7 @@ FROM_GATEWAY = [
     Scored("s", (ScoredChoice((1,), (-1.0,), (), -1.0, -0.5),), Usage(), 7),
     Done("c", {"a": 1, "b": "x", "c": 1.5, "d": None, "e": True, "f": [1, "x"]}),
     StatusRead("r", RuntimeStatus("m", "00", EngineState.READY, pool=PoolGauges(9), counters={"steps": 1.0})),
+    Surveyed("s", SURVEY),
     Failure("a", "EngineError", "no"),
     GraphWanted("p"),
     ProgramPiece("p", OWN_STREAM, "", "é"),
@@ -134,6 +141,7 @@ TO_ENGINE = [
     EngineRelease(3),
     EngineAbort(1),
     EngineControl(3, "info"),
+    EngineSurvey(4, 5, 7),
 ]
 FROM_ENGINE = [
     Tokens(1, [1, 2]),
@@ -141,6 +149,7 @@ FROM_ENGINE = [
     ScoreEnded(1, [[-1.0]], 1, 0),
     ChooseEnded(1, [-1.0, float("-inf")], [-0.5, 0.0], [[-1.0], [-2.0]], 3, 4, 5),
     ControlEnded(1, {"a": 1}),
+    EngineSurveyed(1, SURVEY, [[1, 2]]),
     EngineFailed(1, "EngineError", "no"),
     Heartbeat(1, 2, 3, {"steps": 1.0}, PoolGauges(9, 5, 3, 2, 1)),
     EnginePhase("x"),

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from umbel.lang.errors import EngineError
+from umbel.lang.errors import EngineError, ParameterError
 from umbel.lang.prompt import Generated, Media, Text
 from umbel.lang.protocol import (
     Abort,
@@ -25,10 +25,13 @@ from umbel.lang.protocol import (
     Scored,
     ScoreRequest,
     StatusRead,
+    Survey,
+    Surveyed,
     TokenLogprob,
 )
 from umbel.lang.sampling import SamplingParams
-from umbel.lang.status import PoolGauges, RuntimeStatus
+from umbel.lang.status import PoolGauges, RuntimeStatus, TreeNode, TreeSurvey
+from umbel.srt.core.batch import PICTURE_BASE
 from umbel.srt.core.config import GatewayLimits
 from umbel.srt.core.instruments import FailAt
 from umbel.srt.core.messages import (
@@ -38,6 +41,8 @@ from umbel.srt.core.messages import (
     EngineControl,
     EngineFailed,
     EnginePrefill,
+    EngineSurvey,
+    EngineSurveyed,
     Heartbeat,
     IdLogprob,
     ScoreEnded,
@@ -657,6 +662,49 @@ def test_the_times_of_a_call_are_those_of_its_continuations_together() -> None:
     final = harness.answers()[-1]
     assert isinstance(final, Final)
     assert final.times == RequestTimes(1.0, 3.0, 9.0)
+
+
+NODE = TreeNode(3, None, 4, 1, 0, 0, 2, 0)
+
+
+@pytest.mark.parametrize(("text", "says"), [(0, ""), (2, "Aé")])
+def test_a_survey_has_the_texts_that_were_asked_for(text: int, says: str) -> None:
+    harness = Harness()
+    harness.send(Survey("s", 10, text))
+    (question,) = harness.to_engine
+    assert isinstance(question, EngineSurvey)
+    assert (question.most, question.shown) == (10, text)
+    survey = TreeSurvey((NODE,), 1, PoolGauges(9))
+    shown = [[0x41, PICTURE_BASE + 7, 0xC3, 0xA9, 0x42]] if text else []
+    harness.gateway.engine_event(EngineSurveyed(question.id, survey, shown))
+    assert harness.answers() == [
+        Surveyed("s", msgspec.structs.replace(survey, nodes=(msgspec.structs.replace(NODE, text=says),)))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("survey", "says"),
+    [
+        (Survey("s", 0), "survey\\(most=0\\) is out of range; write 1 to 5000"),
+        (Survey("s", 5_001), "write 1 to 5000"),
+        (Survey("s", 1, 201), "survey\\(text=201\\) is out of range; write 0 to 200"),
+    ],
+)
+def test_a_survey_out_of_range_is_refused(survey: Survey, says: str) -> None:
+    harness = Harness()
+    harness.send(survey)
+    (failure,) = harness.answers()
+    assert isinstance(failure, Failure)
+    with pytest.raises(ParameterError, match=says):
+        raise failure.error()
+
+
+def test_a_survey_is_asked_of_the_next_engine() -> None:
+    harness = Harness()
+    harness.send(Survey("s", 10))
+    harness.gateway.engine_lost("it was killed")
+    harness.gateway.engine_ready(CONTEXT)
+    assert [type(message) for message in harness.to_engine] == [EngineSurvey] * 2
 
 
 def status_of(harness: Harness) -> RuntimeStatus:
