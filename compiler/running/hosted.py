@@ -16,6 +16,7 @@ import asyncio
 import base64
 import binascii
 import math
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from ..files import serialise
 from ..graph import Graph, Node, Parameter
 from ..operations import Append, Argument, Begin, Choose, Concat, Constant, Generate, Variable
 from .actions import GatherVariables
+from .execution import Execution
 from .plan import Plan
 from .service import FeedFollower, check_sizes
 from .shipping import OutgoingProgram, execution
@@ -382,30 +384,25 @@ class HostedRun:
             await asyncio.wait((running,))
 
     async def answer(self) -> AsyncGenerator[str | RunOutcome, None]:
-        """Yields the text of the answer in pieces, then the outcome. Pieces come while the program runs where the
-        result is a variable; otherwise there is one, at the end."""
-        shown_slot, sent = self._answer_slot(), 0
+        """Yields the text of the answer in pieces, then the outcome. Pieces come while the program runs as far as its
+        result is made of variables and constant text, and the rest at the end."""
+        growing, sent = GrowingResult(self._plan, self._execution), 0
         async with aclosing(self.events()) as batches:
             async for events in batches:
-                for event in events:
-                    if isinstance(event, TextPiece) and event.slot == shown_slot:
-                        sent += len(event.text)
-                        yield event.text
-                    elif isinstance(event, RunOutcome):
-                        if event.error is None and event.text[sent:]:
-                            yield event.text[sent:]
-                        yield event
+                end = events[-1]
+                if not isinstance(end, RunOutcome):
+                    piece = growing.more()
+                elif end.error is None:
+                    piece = end.text[sent:]
+                else:
+                    piece = ""
+                if piece:
+                    sent += len(piece)
+                    yield piece
+                if isinstance(end, RunOutcome):
+                    yield end
 
     # -------------------------------------------------------------------------------- how
-
-    def _answer_slot(self) -> int | None:
-        """Returns the slot of the variable that the program returns, if it is one text that only grows."""
-        node = self._plan.graph.result
-        if not isinstance(node.op, Variable) or node.op.index is not None:
-            return None
-        slot = self._plan.slots.values[node]
-        call = self._plan.gens.get(slot)
-        return slot if call is not None and self._execution.sampling[call].n == 1 else None
 
     async def _text(self, result: Json) -> str:
         """Returns the answer as text. Raises the error of the program's own stream."""
@@ -433,6 +430,55 @@ class HostedRun:
             note(VariableSet(slot, binding.name, branch, as_json(binding.value())))
         except Exception as error:
             note(VariableSet(slot, binding.name, branch, error=_as_umbel_error(error)))
+
+
+class GrowingResult:
+    """Follows the text that a program returns while it is made: as much of its beginning as is certain.
+
+    return f"{s['verdict']} Grade:{s['grade']}"
+             as it grows   known  when it is settled
+    """
+
+    def __init__(self, plan: Plan, execution: Execution) -> None:
+        result = plan.graph.result
+        self._plan = plan
+        self._execution = execution
+        self._waiting = deque(result.inputs if isinstance(result.op, Concat) else (result,))
+        self._texts = isinstance(result.op, Concat | Variable)
+        self._given = 0  # characters of the first that waits
+        self._taken = 0  # pieces of it
+
+    def more(self) -> str:
+        """Returns what has become certain since the last time."""
+        found = ""
+        while self._waiting and self._texts:
+            node = self._waiting[0]
+            bindings = [self._execution.bindings[slot] for slot in self._plan.sources[node]]
+            if not all(binding.done for binding in bindings):
+                return found + self._grown(node)
+            try:
+                text = _with_pairs(self._execution.values.text(node))
+            except Exception:  # the outcome has it
+                self._texts = False
+                return found
+            found += text[self._given :]
+            self._waiting.popleft()
+            self._given = self._taken = 0
+        return found
+
+    def _grown(self, node: Node) -> str:
+        """Returns the new text of a variable that is one text, while it is generated."""
+        slot = self._plan.slots.values.get(node)
+        call = None if slot is None else self._plan.gens.get(slot)
+        if slot is None or call is None or node.op != Variable(self._execution.bindings[slot].name):
+            return ""
+        if self._execution.sampling[call].n > 1:
+            return ""
+        pieces = self._execution.bindings[slot].feed.pieces[self._taken :]
+        text = "".join(text for text, _ in pieces)
+        self._taken += len(pieces)
+        self._given += len(text)
+        return text
 
 
 # ------------------------------------------------------------------------------------------ of the graph

@@ -269,6 +269,35 @@ def test_the_variable_that_is_returned_is_answered_piece_by_piece() -> None:
     assert "".join(pieces) == end.text == end.result == end.variables["answer"]
 
 
+def test_a_text_around_variables_is_answered_as_far_as_it_is_certain() -> None:
+    @ul.function(temperature=0, ignore_eos=True)
+    def program(s: ul.State, question: str) -> Any:
+        s += question + ul.gen("first", max_tokens=3) + ul.select("choice", ["yes", "no"])
+        s += ul.gen("age", dtype=int, max_tokens=2) + ul.gen("many", max_tokens=2, n=2, temperature=1, seed=1)
+        s += ul.gen("last", max_tokens=2)
+        return (
+            f"{s['last']}{question} {s['first']}, {s['choice']:>5}{s['age']} {s['many'][1]} \ud83d{s['last'].upper()}"
+        )
+
+    pieces, end = pieces_of_answer(program, {"question": "why?"})
+    assert end.error is None
+    assert "".join(pieces) == end.text == as_json(end.result)
+    assert len(pieces) == 2
+    assert pieces[0] == end.variables["last"][0]
+
+
+@pytest.mark.parametrize("index", [0, 40])
+def test_an_answer_that_fails_on_its_way_ends_with_the_error(index: int) -> None:
+    @ul.function(temperature=0, ignore_eos=True)
+    def program(s: ul.State, question: str) -> Any:
+        s += question + ul.gen("a", max_tokens=3)
+        return f"{question}: {s['a'][index]}{s['a']}"
+
+    pieces, end = pieces_of_answer(program, {"question": "why?"})
+    assert (end.error is None) == (index == 0)
+    assert "".join(pieces) == (end.text if index == 0 else "why?: ")
+
+
 def test_another_result_is_answered_in_one_piece() -> None:
     pieces, end = pieces_of_answer(advice, {"topic": "tea"})
     assert pieces == [end.text]
