@@ -113,6 +113,11 @@ class Access:
         digest = hmac.digest(self._secret, framed, "sha256")
         return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
+    def signature(self, salt: str, text: str) -> str:
+        """Signs a text of this server, for a caller with that salt that will send it back."""
+        framed = b"signature" + len(salt).to_bytes(4) + salt.encode() + text.encode()
+        return base64.urlsafe_b64encode(hmac.digest(self._secret, framed, "sha256")).decode()
+
     def _add(self, key: str, caller: Caller) -> None:
         if not key.strip() or not key.isascii() or any(ord(letter) < 33 for letter in key):
             raise ParameterError(f"the API key of {caller.name!r} is empty or has blanks in it")

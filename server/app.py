@@ -11,6 +11,7 @@ import msgspec
 
 from ..lang import __version__
 from . import programs
+from .anthropic import messages
 from .errors import HttpError
 from .front import Front
 from .http import Application, Asked, Endpoint, Reply
@@ -42,6 +43,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *chat.ENDPOINTS,
     *responses.ENDPOINTS,
     *models.ENDPOINTS,
+    *messages.ENDPOINTS,
     *programs.ENDPOINTS,
     *generate.ENDPOINTS,
     *questions.ENDPOINTS,

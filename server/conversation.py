@@ -84,6 +84,7 @@ class Said:
         calls: have no id; a dialect gives them one.
         reason: "tool_calls" when calls were made and the last one is whole.
         reasoning_tokens: tokens up to the end of the reasoning.
+        pieces: all of it in its order, for dialects that tell text before a call from text after it.
     """
 
     reasoning: str = ""
@@ -93,9 +94,11 @@ class Said:
     matched_stop: str | int | None = None
     reasoning_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    pieces: list[Piece] = field(default_factory=list)
 
     def add(self, pieces: Sequence[Piece]) -> None:
         """Puts pieces to what was said before."""
+        self.pieces += pieces
         for piece in pieces:
             match piece:
                 case ReasoningPiece(text):

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from ..lang.caching import CACHE_MINIMUM
 from ..lang.errors import ParameterError
 
 MAX_BODY = 32_000_000  # bytes; a frame to the gateway takes 32 MiB
@@ -36,12 +37,14 @@ class HttpLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         keep_alive: seconds without an event after which a stream says that it is alive.
         drain: seconds that streams in flight get to end after Ctrl-C or SIGTERM.
         retry_after: seconds that a refused client is told to wait.
+        cache_minimum: tokens of the shortest prefix that marks of a request keep.
     """
 
     most_in_flight: int = 1_280  # 256 streams and 1,024 that wait
     keep_alive: float = 10.0
     drain: float = 30.0
     retry_after: int = 1
+    cache_minimum: int = CACHE_MINIMUM
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -49,6 +52,7 @@ class HttpLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             ("keep_alive", 0.01, 3_600),
             ("drain", 0, 86_400),
             ("retry_after", 1, 120),
+            ("cache_minimum", 1, 1 << 20),
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not low <= value <= high:

@@ -29,11 +29,21 @@ def test_the_fixed_limits(name: str, value: float) -> None:
 
 
 def test_the_defaults_of_those_that_can_be_set() -> None:
-    assert HttpLimits() == HttpLimits(most_in_flight=1_280, keep_alive=10.0, drain=30.0, retry_after=1)
+    assert HttpLimits() == HttpLimits(
+        most_in_flight=1_280, keep_alive=10.0, drain=30.0, retry_after=1, cache_minimum=1_024
+    )
 
 
 @pytest.mark.parametrize(
-    "given", [{"most_in_flight": 0}, {"most_in_flight": True}, {"keep_alive": 0}, {"drain": -1}, {"retry_after": 121}]
+    "given",
+    [
+        {"most_in_flight": 0},
+        {"most_in_flight": True},
+        {"keep_alive": 0},
+        {"drain": -1},
+        {"retry_after": 121},
+        {"cache_minimum": 0},
+    ],
 )
 def test_a_limit_out_of_its_range_is_refused(given: dict[str, float]) -> None:
     with pytest.raises(ParameterError, match=next(iter(given))):

@@ -1,0 +1,1 @@
+"""Speaks Anthropic's HTTP API: messages, and the count of their tokens."""

@@ -1,0 +1,247 @@
+"""Turns a body of the Anthropic dialect into messages of a conversation, and finds where its blocks stand in them.
+
+A message of the dialect is one side's turn: results of calls are blocks of the user's, calls are blocks of the model's.
+A conversation has a message for each result. Neighbouring messages of one role become one.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...lang.caching import CacheMark, Caching
+from ...lang.conversations.messages import BlockKey, Conversation, Message
+from ...lang.prompt import Media
+from ...lang.tool_calls import Tool, ToolCall, ToolChoice
+from ..bodies import wrong
+from ..conversation import check_schema
+from ..limits import check_depth
+from .fields import (
+    TTLS,
+    Base64Source,
+    CacheControl,
+    ChooseAny,
+    ChooseAuto,
+    ChooseNone,
+    ChooseTool,
+    ContentBlock,
+    ImageContent,
+    MessageFields,
+    RedactedContent,
+    TextContent,
+    ThinkingContent,
+    ToolResultContent,
+    ToolUseContent,
+)
+
+TOOLS = -1  # in a BlockKey, in place of a message's number: the block is a tool
+FAILED = "Error: "  # before the result of a call that failed
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedBlock:
+    """A block that a mark may stand on: where it is in the conversation, and its mark if it has one."""
+
+    key: BlockKey
+    mark: CacheControl | None
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """A body as a conversation.
+
+    Attributes:
+        continues: the last message is the beginning of the answer.
+        blocks: those that can be marked, in the order of the prompt: tools, system, messages.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...]
+    choice: ToolChoice
+    continues: bool
+    blocks: tuple[MarkedBlock, ...]
+
+
+def read_turns(body: MessageFields) -> Turns:
+    """Reads the system text, the messages and the tools of a body.
+
+    Raises:
+        HttpError: a block that does not belong to its role, a result of no call, or a picture by its URL.
+        ParameterError: two tools of one name, or a choice of a tool that is none.
+    """
+    collector = _Collector()
+    if body.system:
+        collector.add_message("system", "system", body.system)
+    for number, message in enumerate(body.messages):
+        collector.add_message(message.role, f"messages[{number}].content", message.content)
+    collector.end_message()
+    tools = _tools(body)
+    marked_tools = tuple(MarkedBlock((TOOLS, n), tool.cache_control) for n, tool in enumerate(body.tools or ()))
+    continues = body.messages[-1].role == "assistant"
+    if continues and collector.messages[-1].calls:
+        raise wrong(
+            f"messages[{len(body.messages) - 1}]",
+            "its calls have no results; add a user message with tool_result blocks",
+        )
+    if continues and body.schema is not None:
+        raise wrong("output_config.format", "a begun answer cannot be held to a schema; end with a user message")
+    return Turns(
+        tuple(collector.messages),
+        tools,
+        _choice(body, tools),
+        continues,
+        (*marked_tools, *collector.blocks),
+    )
+
+
+def caching_of(turns: Turns, conversation: Conversation, whole: CacheControl | None, minimum: int) -> Caching | None:
+    """Returns the marks of a body; None without any.
+
+    Args:
+        whole: the mark of the body itself, which stands on its last block.
+        minimum: tokens of the shortest prefix that is kept.
+    """
+    marked: dict[int, CacheControl | None] = {}
+    for block in turns.blocks:
+        message, index = block.key
+        place = conversation.tool_ends[index] if message == TOOLS else conversation.ends.get(block.key)
+        if place:  # the template shows the block
+            marked[place] = block.mark or marked.get(place)
+    if whole is not None and marked:
+        last = max(marked)
+        marked[last] = marked[last] or whole
+    marks = tuple(CacheMark(place, TTLS[mark.ttl]) for place, mark in sorted(marked.items()) if mark is not None)
+    return Caching(marks, tuple(sorted(marked)), minimum=minimum) if marks else None
+
+
+class _Collector:
+    """Puts blocks together to messages."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.blocks: list[MarkedBlock] = []
+        self._call_ids: set[str] = set()
+        self._role = ""  # of the message that is being put together; "" between two of them
+        self._content: list[str | Media] = []
+        self._calls: list[ToolCall] = []
+        self._thoughts: list[str] = []
+        self._marks: list[CacheControl | None] = []  # of the content
+        self._call_marks: list[CacheControl | None] = []
+
+    def add_message(self, role: str, path: str, content: str | Sequence[ContentBlock]) -> None:
+        if isinstance(content, str):
+            self._turn(role)
+            self._add_content(content, None)
+            return
+        if not content:
+            raise wrong(path, "the list is empty; write a text, or at least one block")
+        for index, block in enumerate(content):
+            self._add(role, f"{path}[{index}]", block)
+
+    def end_message(self) -> None:
+        """Ends the message that is being put together, if there is one."""
+        if not self._role:
+            return
+        number = len(self.messages)
+        self.messages.append(
+            Message(self._role, tuple(self._content), tuple(self._calls), reasoning="\n".join(self._thoughts))
+        )
+        marks = self._marks + self._call_marks
+        self.blocks += [MarkedBlock((number, index), mark) for index, mark in enumerate(marks)]
+        self._role = ""
+        self._content, self._calls, self._thoughts, self._marks, self._call_marks = [], [], [], [], []
+
+    def _add(self, role: str, path: str, block: ContentBlock) -> None:
+        wanted = _ROLES.get(type(block))
+        if wanted not in (None, role):
+            raise wrong(path, f"this block belongs into {wanted} messages; a message of the role {role} has other ones")
+        match block:
+            case TextContent(text=text, cache_control=mark):
+                self._turn(role)
+                self._add_content(text, mark)
+            case ImageContent(cache_control=mark):
+                self._turn(role)
+                self._add_content(_picture(path, block), mark)
+            case ToolUseContent(id=id, name=name, cache_control=mark):
+                self._turn(role)
+                check_depth(f"{path}.input", block.input)
+                self._calls.append(ToolCall(name, json.dumps(block.input, ensure_ascii=False), id))
+                self._call_marks.append(mark)
+                self._call_ids.add(id)
+            case ToolResultContent():
+                self._add_result(path, block)
+            case ThinkingContent(thinking=text):
+                self._turn(role)
+                if text:  # none where it was omitted
+                    self._thoughts.append(text)
+            case RedactedContent():
+                self._turn(role)
+
+    def _add_result(self, path: str, block: ToolResultContent) -> None:
+        if block.tool_use_id not in self._call_ids:
+            raise wrong(
+                f"{path}.tool_use_id", "no tool_use block before it has this id; send the message with the call"
+            )
+        self.end_message()
+        given = (TextContent(text=block.content),) if isinstance(block.content, str) else block.content or ()
+        content = [
+            each.text if isinstance(each, TextContent) else _picture(f"{path}.content[{index}]", each)
+            for index, each in enumerate(given)
+        ]
+        marks = [each.cache_control for each in given]
+        if not content or (block.is_error and not isinstance(content[0], str)):
+            content.insert(0, "")
+            marks.insert(0, None)
+        if block.is_error:
+            content[0] = f"{FAILED}{content[0]}"
+        marks[-1] = block.cache_control or marks[-1]
+        number = len(self.messages)
+        self.messages.append(Message("tool", tuple(content), call_id=block.tool_use_id))
+        self.blocks += [MarkedBlock((number, index), mark) for index, mark in enumerate(marks)]
+
+    def _turn(self, role: str) -> None:
+        if self._role != role:
+            self.end_message()
+            self._role = role
+
+    def _add_content(self, content: str | Media, mark: CacheControl | None) -> None:
+        self._content.append(content)
+        self._marks.append(mark)
+
+
+_ROLES = {
+    ImageContent: "user",
+    ToolResultContent: "user",
+    ToolUseContent: "assistant",
+    ThinkingContent: "assistant",
+    RedactedContent: "assistant",
+}
+
+
+def _picture(path: str, block: ImageContent) -> Media:
+    if not isinstance(block.source, Base64Source):
+        raise wrong(f"{path}.source", "images are not fetched by URL; send the bytes as a source of the type base64")
+    return Media("image", hashlib.sha256(block.source.data).hexdigest(), block.source.data)
+
+
+def _tools(body: MessageFields) -> tuple[Tool, ...]:
+    for number, tool in enumerate(body.tools or ()):
+        check_schema(f"tools[{number}].input_schema", tool.input_schema)
+    return tuple(Tool(tool.name, tool.description, tool.input_schema) for tool in body.tools or ())
+
+
+def _choice(body: MessageFields, tools: Sequence[Tool]) -> ToolChoice:
+    """Returns whether and which tools are called. Without tools none is."""
+    match body.tool_choice:
+        case None:
+            choice = ToolChoice()
+        case ChooseAuto(disable_parallel_tool_use=single):
+            choice = ToolChoice(parallel=not single)
+        case ChooseAny(disable_parallel_tool_use=single):
+            choice = ToolChoice("required", parallel=not single)
+        case ChooseTool(name=name):
+            choice = ToolChoice.only(name)
+        case ChooseNone():
+            choice = ToolChoice("none")
+    choice.among(tools)
+    return choice

@@ -1,0 +1,122 @@
+"""Anthropic's own client against a server process. It runs with version 1 and 2 of the client."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ..serving import KEY, Serving
+
+anthropic = pytest.importorskip("anthropic", reason="the anthropic extra is not installed")
+pytestmark = [pytest.mark.model, pytest.mark.processes]
+
+HELLO = [{"role": "user", "content": "Say hello."}]
+GREEDY = {"temperature": 0}
+TOOL = {
+    "name": "weather",
+    "description": "Tells the weather of a city.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"enum": [1, 2, 3]}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+}
+
+
+# Any: the client is an optional package
+@pytest.fixture(scope="module")
+def client(model_server: Serving) -> Iterator[Any]:
+    with anthropic.Anthropic(
+        base_url=model_server.address, api_key=KEY, max_retries=0, _strict_response_validation=True
+    ) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def model(client: Any) -> str:
+    (listed,) = client.models.list()
+    assert client.models.retrieve(listed.id) == listed
+    return str(listed.id)
+
+
+def asked(model: str, **fields: Any) -> dict[str, Any]:
+    return {"model": model, "max_tokens": 12, "messages": HELLO, "extra_body": GREEDY} | fields
+
+
+def test_a_message_and_its_stream(client: Any, model: str) -> None:
+    whole = client.messages.create(**asked(model, system="Be brief."))
+    assert (whole.type, whole.role, whole.model) == ("message", "assistant", model)
+    assert whole.content[0].text
+    assert whole._request_id
+    with client.messages.stream(**asked(model, system="Be brief.")) as stream:
+        text = "".join(stream.text_stream)
+        streamed = stream.get_final_message()
+    assert text == whole.content[0].text == streamed.content[0].text
+    assert (streamed.stop_reason, streamed.stop_sequence) == (whole.stop_reason, whole.stop_sequence)
+    assert streamed.usage.input_tokens == whole.usage.input_tokens
+    assert streamed.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_the_count_is_that_of_the_message(client: Any, model: str) -> None:
+    prompt = {"model": model, "messages": HELLO, "system": "Be brief.", "tools": [TOOL]}
+    count = client.messages.count_tokens(**prompt).input_tokens
+    usage = client.messages.create(max_tokens=1, **prompt).usage
+    assert count == usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens
+
+
+def test_a_tool_is_called_and_its_result_read(client: Any, model: str) -> None:
+    forced = asked(model, tools=[TOOL], tool_choice={"type": "tool", "name": "weather"}, max_tokens=80)
+    whole = client.messages.create(**forced)
+    assert whole.stop_reason == "tool_use"
+    (call,) = whole.content
+    assert (call.type, call.name, set(call.input)) == ("tool_use", "weather", {"city", "days"})
+    with client.messages.stream(**forced) as stream:
+        kinds = [event.type for event in stream]
+        (streamed,) = stream.get_final_message().content
+    assert streamed.input == call.input
+    assert kinds.count("input_json") >= 2
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "Rain."}
+    turns = [*HELLO, {"role": "assistant", "content": whole.content}, {"role": "user", "content": [result]}]
+    after = client.messages.create(**asked(model, tools=[TOOL], messages=turns, max_tokens=4))
+    assert after.usage.input_tokens > whole.usage.input_tokens
+
+
+def test_json_of_a_schema(client: Any, model: str) -> None:
+    import pydantic
+
+    class Answer(pydantic.BaseModel):
+        yes: bool
+
+    parsed = client.messages.parse(**asked(model, output_format=Answer, max_tokens=30))
+    assert isinstance(parsed.parsed_output, Answer)
+
+
+def test_a_stop_sequence_ends_the_text(client: Any, model: str) -> None:
+    text = client.messages.create(**asked(model)).content[0].text
+    answer = client.messages.create(**asked(model, stop_sequences=[text[2:4]]))
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", text[2:4])
+
+
+def test_errors_are_the_classes_of_the_client(client: Any, model: str) -> None:
+    with pytest.raises(anthropic.BadRequestError, match="messages: "):
+        client.messages.create(**asked(model, messages=[]))
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: "):
+        client.messages.create(**asked(model, messages=[{"role": "user", "content": "word " * 40_000}]))
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        client.messages.create(**asked("claude"))
+    assert missing.value.request_id
+    with pytest.raises(anthropic.AuthenticationError):
+        client.with_options(api_key="sk-wrong").messages.create(**asked(model))
+    with pytest.raises(anthropic.APIStatusError) as late:
+        client.messages.create(**asked(model, max_tokens=4000, extra_body=GREEDY | {"umbel": {"timeout": 0.001}}))
+    assert late.value.status_code == 504
+    assert late.value.response.headers["x-should-retry"] == "false"
+
+
+def test_a_client_that_waits_no_longer_frees_the_server(client: Any, model: str) -> None:
+    numbers = {"type": "array", "items": {"type": "integer"}, "minItems": 500}
+    long = asked(model, max_tokens=3000, output_config={"format": {"type": "json_schema", "schema": numbers}})
+    with pytest.raises(anthropic.APITimeoutError):
+        client.with_options(timeout=0.3).messages.create(**long)
+    assert client.messages.create(**asked(model, max_tokens=2)).content
