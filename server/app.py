@@ -10,13 +10,23 @@ from typing import Any
 import msgspec
 
 from ..lang import __version__
-from . import programs
+from ..lang.status import Observable, RuntimeState
+from . import metrics, programs
 from .anthropic import messages
 from .errors import HttpError
 from .front import Front
 from .http import Application, Asked, Endpoint, Reply
 from .native import generate, questions, runtime
 from .openai import chat, completions, models, responses
+
+# The log has the cause; the route is open to all.
+_NOT_READY = {
+    RuntimeState.STOPPED: "the runtime is not started",
+    RuntimeState.STARTING: "the runtime starts",
+    RuntimeState.RESTARTING: "the engine ended or hung, and another one starts; requests wait for it",
+    RuntimeState.FAILED: "the engine could not be started again; restart the server",
+    RuntimeState.BROKEN: "the gateway ended or hung, and another one is started",
+}
 
 
 async def health(asked: Asked[None]) -> Reply:
@@ -25,7 +35,12 @@ async def health(asked: Asked[None]) -> Reply:
         asked.front.check_open()
     except HttpError as error:
         return Reply({"status": error.code, "message": error.message}, error.status, error.headers)
-    return Reply({"status": "ok"})
+    backend = asked.front.backend
+    state = backend.health().state if isinstance(backend, Observable) else RuntimeState.READY
+    if state is RuntimeState.READY:
+        return Reply({"status": "ok"})
+    headers = {"retry-after": str(asked.front.limits.retry_after)}
+    return Reply({"status": state.value, "message": _NOT_READY[state]}, 503, headers)
 
 
 async def version(asked: Asked[None]) -> Reply:
@@ -48,6 +63,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *generate.ENDPOINTS,
     *questions.ENDPOINTS,
     *runtime.ENDPOINTS,
+    *metrics.ENDPOINTS,
     Endpoint("GET", "/health", health, "Whether requests are served", answer=dict[str, str], public=True),
     Endpoint("GET", "/version", version, "umbel's version", answer=dict[str, str]),
     Endpoint("GET", "/openapi.json", describe, "This document", answer=dict[str, Any]),

@@ -28,6 +28,7 @@ from ..interpreter.backends.runtime import Runtime
 from ..lang.errors import ParameterError, UmbelError, remedy
 from ..lang.runtime_options import RuntimeOptions
 from .access import LOCAL_NAME, Access
+from .activity import keep
 from .app import application
 from .cost import Recorder
 from .front import Front
@@ -308,6 +309,7 @@ class Server:
         log.info("ready: %s on %s (try: curl %s/v1/models)", names, address, address)
         if not self._front.access.keyed and self._listening.getsockname()[0] not in ("127.0.0.1", "::1", LOCAL_NAME):
             log.warning("every machine that reaches this address may use it; --api-key asks for a key")
+        await keep(self._runtime, self._front.activity)
 
     def end(self) -> None:
         """Drains the server; a second call ends it at once."""

@@ -18,6 +18,7 @@ from ..lang.chat_template import ChatTemplate
 from ..lang.errors import BackendError, CapabilityError, ParameterError
 from ..lang.protocol import Aborting, Backend, Chunk, Final, GenRequest, Origin, Tokenizing, Usage
 from .access import Access, Caller
+from .activity import Activity
 from .bodies import UmbelFields
 from .cost import Recorder
 from .errors import HttpError
@@ -65,6 +66,7 @@ class Front:
         self.in_flight = 0
         self.refused = 0  # for want of room
         self.disconnects = 0  # clients that went away before their answer had ended
+        self.activity = Activity()
         self.workers = workers
         self._recorder = recorder
         self.programs = ProgramStore(programs)

@@ -19,6 +19,7 @@ import msgspec
 
 from ..interpreter.backends.runtime import Runtime
 from ..lang.errors import BackendError, UmbelError
+from .activity import Activity, keep
 from .limits import HttpLimits
 
 log = logging.getLogger("umbel.server")
@@ -116,6 +117,7 @@ class Workers:
             self._fail(error)
         else:
             log.info("ready: %d processes on %s", self._start.workers, address_of(self._listening))
+            await keep(self._runtime, Activity())
 
     async def _keep(self, number: int) -> None:
         """Starts a worker, and another one when it ends, until the server ends."""

@@ -148,7 +148,6 @@ SMALL_FILES = {
     "fsm/tokens/jump.py": "the rule of jump-forward, next to the matching that asks for it",
     "lang/templates/child.py": "a process started as a module: it loads jinja2, msgspec and nothing of its parent",
     "server/history.py": "a cache with its own bounds, tested by itself; a front has one",
-    "server/app.py": "an ASGI application for others to mount; the command that serves it is one of them",
     "srt/constraints/compiler_worker.py": "a process, started as a module, that loads the automata and no torch",
     "srt/gateway/engine_client.py": "one life of the engine; the server outlives it",
     "srt/gateway/hints.py": "best effort: what goes wrong in it may not reach the calls of the gateway",

@@ -1,0 +1,103 @@
+"""Watches the runtime under a server: a line of the log a second while it works, and a new start when it is gone.
+
+    prefill: 1 request, 7 new tokens, 1 cached; pool 3 % · decode: 4 running, 121 tok/s
+
+The line is the difference of two readings of the runtime's status, so it says how much was done and nothing of what.
+"""
+
+import asyncio
+import logging
+from typing import Protocol
+
+from ..lang.errors import UmbelError
+from ..lang.status import Observable, RuntimeState, RuntimeStatus
+
+log = logging.getLogger("umbel.server")
+
+PERIOD = 1.0  # seconds between two readings
+
+
+class Activity:
+    """Describes the work of the engine between two readings of its status.
+
+    Attributes:
+        tokens_per_second: that were generated between the last two.
+    """
+
+    def __init__(self) -> None:
+        self._before: RuntimeStatus | None = None
+        self._at = 0.0  # when the engine counted what `_before` says
+        self.tokens_per_second = 0.0
+
+    def line(self, status: RuntimeStatus, now: float) -> str:
+        """Takes a reading → the line for a person; "" for the first one, and where nothing was done since the last.
+
+        Args:
+            now: seconds on a clock that is the same at each call.
+        """
+        at = now - (status.heartbeat_age or 0.0)
+        before, seconds = self._before, at - self._at
+        if before is None or seconds > 0:
+            self._before, self._at = status, at
+        if before is None or seconds <= 0:
+            return ""
+
+        def new(counter: str) -> int:
+            return int(status.counters.get(counter, 0) - before.counters.get(counter, 0))
+
+        generated, computed, cached = new("completion_tokens"), new("computed_prompt_tokens"), new("cached_tokens")
+        self.tokens_per_second = generated / seconds
+        if not (generated or computed or cached):
+            return ""
+        total = max(1, status.pool.total)
+        pool = f"pool {100 * (total - status.pool.free) / total:.0f} %"
+        parts = [pool]
+        if computed or cached:
+            requests = new("queue_seconds_count")
+            count = f"{requests} request{'s' if requests > 1 else ''}, " if requests else ""  # 0 for scores and hints
+            parts = [f"prefill: {count}{computed} new tokens, {cached} cached; {pool}"]
+        if status.running or generated:
+            waiting = f", {status.waiting} waiting" if status.waiting else ""
+            parts.append(f"decode: {status.running} running{waiting}, {self.tokens_per_second:.0f} tok/s")
+        return " · ".join(parts)
+
+
+class Watched(Observable, Protocol):
+    """A backend that tells its state, and can be started again."""
+
+    async def start(self) -> None: ...
+
+
+async def read_status(backend: object) -> RuntimeStatus | None:
+    """Reads the status of a backend; None where it is not ready, or has none."""
+    if not isinstance(backend, Observable):
+        return None
+    try:
+        return await backend.status()
+    except UmbelError:  # it is gone or starts again: `health` has the reason
+        return None
+
+
+async def keep(backend: Watched, activity: Activity) -> None:
+    """Logs what the engine does, and starts a runtime again that is gone. Runs until it is cancelled.
+
+    Without it a runtime that broke would come back with the next request only, which a load balancer that looks at
+    `/health` would never send.
+    """
+    clock = asyncio.get_running_loop().time
+    state = RuntimeState.READY
+    while True:
+        health = backend.health()
+        if health.state is not state:
+            state = health.state
+            log.warning("the runtime is %s%s", state.value, f": {health.cause}" if health.cause else "")
+        if state is RuntimeState.BROKEN:
+            try:
+                await backend.start()
+            except UmbelError as error:
+                log.error("the runtime could not be started again: %s", error)
+        elif (status := await read_status(backend)) is not None:
+            line = activity.line(status, clock())
+            if line:
+                log.info("%s", line)
+        await asyncio.sleep(PERIOD)
