@@ -59,6 +59,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
     Attributes:
         chat_template: its Jinja source; null for our plain one.
+        template_tokens: variables of the template, such as bos_token.
     """
 
     model_path: str
@@ -70,6 +71,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     weight_version: str
     context_length: int | None
     chat_template: str | None
+    template_tokens: dict[str, str]
 
 
 async def hint(asked: Asked[HintBody]) -> Reply:
@@ -132,6 +134,8 @@ async def server_info(asked: Asked[None]) -> Reply:
         "max_running_requests": front.limits.most_in_flight,
         "weight_version": WEIGHTS,
         "is_embedding": False,
+        "enable_deterministic_inference": True,  # a sampling_seed is always obeyed
+        "incremental_streaming_output": False,
     }
     if asked.caller.admin:
         facts |= {"http_in_flight": front.in_flight, "http_refused": front.refused} | await _load(front)
@@ -143,16 +147,15 @@ async def _load(front: Front) -> Flat:
     if not isinstance(backend, Observable):
         return {}
     status = await backend.status()
+    pool = status.pool
     return {
-        "max_total_tokens": status.pool.total,
-        "free_tokens": status.pool.free,
-        "cached_tokens": status.pool.cached,
-        "pinned_tokens": status.pool.pinned,
+        **{name: int(count) if count == int(count) else count for name, count in status.counters.items()},
+        "max_total_tokens": pool.total,
+        **{f"pool_{name}": getattr(pool, name) for name in ("free", "cached", "pinned", "pins")},
         "in_flight": status.in_flight,
         "running": status.running,
         "waiting": status.waiting,
         "engine": status.engine.value,
-        **status.counters,
     }
 
 
@@ -172,6 +175,7 @@ async def model_info(asked: Asked[None]) -> Reply:
             weight_version=WEIGHTS,
             context_length=capabilities.max_context,
             chat_template=front.template.source,
+            template_tokens=dict(front.template.tokens),
         )
     )
 

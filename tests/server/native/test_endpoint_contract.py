@@ -7,6 +7,7 @@ import httpx2
 import pytest
 from umbel.interpreter.backends.hosted.session import Environment
 from umbel.interpreter.backends.hosted.sglang.endpoint import RuntimeEndpoint
+from umbel.lang.chat_template import ChatTemplate
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Backend, Final, GenRequest, Scored, ScoreRequest
 from umbel.lang.sampling import SamplingParams
@@ -20,8 +21,8 @@ from ... import conformance
 class Served(RuntimeEndpoint):
     """An endpoint whose server is in the same process."""
 
-    def __init__(self, **options: Any) -> None:
-        self.local = LocalBackend()
+    def __init__(self, local: LocalBackend | None = None, **options: Any) -> None:
+        self.local = local or LocalBackend()
         self.front = Front(self.local)
         wire = httpx2.ASGITransport(application(self.front))
         super().__init__("http://localhost", environment=Environment(wire=wire, variables={}), **options)
@@ -73,3 +74,21 @@ def test_an_endpoint_tells_what_the_runtime_tells() -> None:
         assert one.token_ids == its.token_ids
         assert one.logprobs == pytest.approx(its.logprobs, abs=1e-5)
         assert one.unconditional == pytest.approx(its.unconditional, abs=1e-5)
+
+
+TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
+
+
+def test_an_endpoint_takes_the_template_of_the_server() -> None:
+    async def templates() -> tuple[ChatTemplate, ChatTemplate]:
+        endpoint = Served(LocalBackend(chat_template=TEMPLATE))
+        await endpoint.start()
+        try:
+            return endpoint.chat_template, endpoint.local.chat_template
+        finally:
+            await endpoint.close()
+
+    told, its = asyncio.run(templates())
+    assert (
+        (told.source, told.tokens) == (its.source, its.tokens) == (TEMPLATE, {"bos_token": "<s>", "eos_token": "</s>"})
+    )

@@ -13,7 +13,7 @@ TEXT = "zyx zyx zyx zyx zyx"  # a token for each character
 
 
 async def pinned(client: AsgiClient) -> int:
-    found = (await client.get("/server_info", **ADMIN)).json["pinned_tokens"]
+    found = (await client.get("/server_info", **ADMIN)).json["pool_pinned"]
     assert isinstance(found, int)
     return found
 
@@ -73,6 +73,9 @@ def test_load_and_counters_are_for_the_administrator() -> None:
         whole = (await client.get("/get_server_info", **ADMIN)).json
         assert (mine["server"], mine["model_path"], mine["context_length"]) == ("umbel", "oracle", 4096)
         assert mine.items() < whole.items()
+        assert not [name for name, value in whole.items() if value == 0 and isinstance(value, float)], (
+            "counts are whole"
+        )
         assert {"running", "waiting", "max_total_tokens", "steps", "prompt_tokens"} <= whole.keys() - mine.keys()
 
     run(scenario, access=Access({"a": "one"}, "root"))
@@ -93,6 +96,7 @@ def test_the_model_is_described_under_both_names() -> None:
         assert answer.json["model_path"] == "oracle"
         assert answer.json["is_generation"] is True
         assert answer.json["chat_template"] is None
+        assert answer.json["template_tokens"] == {"bos_token": "<s>", "eos_token": "</s>"}
 
     run(scenario)
 

@@ -3,8 +3,8 @@
 model = umbel.RuntimeEndpoint("http://127.0.0.1:30000")          # SGLang, by its own API
 model = umbel.RuntimeEndpoint("http://127.0.0.1:8000")           # vLLM, llama.cpp and others, by /v1/completions
 
-These servers do not publish the model's chat template: it is taken by the model's name. The templates are those of
-`lang/templates/formats.py`, so a name gives the same prompt wherever it is written.
+Only umbel's server publishes the model's chat template. With others it is taken by the model's name. The templates are
+those of `lang/templates/formats.py`, so a name gives the same prompt wherever it is written.
 """
 
 import contextlib
@@ -199,6 +199,7 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
                 f"{self._name} has no /get_model_info and is no SGLang server; write server='openai', or leave it out"
             )
         self._take_model(path)
+        self._take_template(said)
         info = await self._facts("/get_server_info") or await self._facts("/server_info")
         seeds = info.get("enable_deterministic_inference") is True
         planner = SGLangPlanner(f"sglang {path[:_MOST_NAMED]}", self._picture_token(), seeds, self._extra)
@@ -242,6 +243,13 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
         family = template_name_of(model)
         if self._given_template is None and family is not None:
             self._template = named_template(family)
+
+    def _take_template(self, said: Mapping[str, Any]) -> None:  # Any: JSON
+        """Sets the chat template that the server tells, as umbel's does, unless the user gave one."""
+        source, tokens = said.get("chat_template"), said.get("template_tokens")
+        if self._given_template is None and isinstance(source, str):
+            named = tokens if isinstance(tokens, Mapping) else {}
+            self._template = ChatTemplate(source, tokens=named, name=self._name, checked=False)
 
     def _picture_token(self) -> str:
         family = template_name_of(self._model or "")
