@@ -6,7 +6,8 @@
 
 The ledger alone decides when a TTL ends, and then releases the engine's pin. The engine keeps a prefix for SLACK
 seconds longer, in case the release is lost. A prefix that the engine gave up is forgotten here (KeepsEnded). A TTL
-begins when the call that creates its prefix has ended; before, no other call reads it, and two calls may create it.
+begins when the call that creates its prefix has ended. Calls that come earlier neither read nor create it, so the
+branches of a fork create what they share once.
 
 Prefixes are found by their tokens: an entry is its number of tokens and a digest of them, under the salt. So a mark
 reads what it covers exactly when the kept tokens are a strict prefix of the prompt, whatever blocks they came from.
@@ -58,6 +59,7 @@ class MarkedPrompt:
     record: bytes = b""  # of the name
     pins: list[int | None] = field(default_factory=list, init=False)  # of marks that create; the engine has been told
     prefixes: list[Prefix] = field(default_factory=list, init=False)
+    created_elsewhere: set[Prefix] = field(default_factory=set, init=False)  # by calls that are not settled
     read: int = field(default=0, init=False)  # tokens of the longest entry that a mark reads
     usage: CachingUsage = field(default_factory=CachingUsage, init=False)  # once it is settled
     held: bool = field(default=False, init=False)  # the last mark was kept when it was settled
@@ -129,6 +131,7 @@ class CacheLedger:
         self._records = 0  # bytes
         self._until = math.inf  # no hold ends before
         self._unsettled: dict[MarkedPrompt, None] = {}  # of calls that the engine has
+        self._creating: dict[tuple[str, Prefix], MarkedPrompt] = {}
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -151,7 +154,7 @@ class CacheLedger:
             (entry for entry in entries.values() if digests.get(entry.prefix[0]) == entry.prefix[1]),
             key=lambda entry: entry.prefix[0],
         )
-        marked.read, marked.pins = 0, []
+        marked.read, marked.pins, marked.created_elsewhere = 0, [], set()
         orders: list[EngineMark] = []
         room = min(self._limits.max_caches - len(self), self._limits.max_salt_caches - len(entries))
         for mark, prefix in zip(marked.marks, marked.prefixes, strict=True):
@@ -159,9 +162,13 @@ class CacheLedger:
             if found:
                 self._restart(found[-1])
                 marked.read = max(marked.read, found[-1].prefix[0])
-            if prefix in entries or prefix in marked.prefixes[: len(marked.pins)] or len(orders) >= room:
+            creator = self._creating.get((marked.salt, prefix))
+            if creator is not None and creator is not marked:
+                marked.created_elsewhere.add(prefix)
+            if prefix in entries or creator is not None or len(orders) >= room:
                 marked.pins.append(None)
                 continue
+            self._creating[marked.salt, prefix] = marked
             seconds = self._limits.request_timeout + mark.ttl + SLACK  # the call may run so long before it is settled
             orders.append(EngineMark(self._new_id(), mark.length, seconds))
             marked.pins.append(orders[-1].id)
@@ -186,7 +193,7 @@ class CacheLedger:
             reads = max(covered, min(marked.read, mark.length))
             kept = mark.length if made else reads
             shown.append(MarkUsage(mark.length, reads - covered, kept - reads, mark.ttl))
-            covered = kept
+            covered = max(kept, mark.length) if prefix in marked.created_elsewhere else kept
         self._forget(marked)
         marked.usage = CachingUsage(tuple(shown))
         self._counters["cache_read_tokens"] += marked.usage.read
@@ -200,6 +207,9 @@ class CacheLedger:
 
     def _forget(self, marked: MarkedPrompt) -> list[int | None]:
         self._unsettled.pop(marked, None)
+        for prefix in marked.prefixes:
+            if self._creating.get((marked.salt, prefix)) is marked:
+                del self._creating[marked.salt, prefix]
         pins, marked.pins = marked.pins, []
         return pins
 

@@ -295,14 +295,29 @@ def test_the_ledger_is_bounded(limits: dict[str, int]) -> None:
     assert machine.figures(["c" * 1100], 1) == (1101, 0)
 
 
-def test_two_requests_at_once_both_create_and_one_pin_stays() -> None:
+def test_of_requests_at_once_one_creates_what_they_share() -> None:
+    machine = Machine()
+    caching = Caching((CacheMark(1), CacheMark(3)))
+    branches = ["a" * 100, "b" * 200, "c" * 300]
+    labels = [machine.send((Text(CODE), END, Text(branch), END), caching) for branch in branches]
+    machine.run()
+    finals = {answer.id: answer for answer in machine.front_end.answers()}
+    answers = [finals[label] for label in labels]
+    created = [answer.caching.created for answer in answers if isinstance(answer, Final) and answer.caching]
+    assert created == [1601 + 101, 201, 301]
+    assert machine.engine.kv.pins.keeps == 4
+    assert machine.kept == sum(created) - 2, "the control token after the code is one node of the tree"
+    assert machine.figures([CODE, branches[2]], 2) == (0, 1601 + 301)
+
+
+def test_a_request_creates_what_one_before_it_has_not_after_all() -> None:
     machine = Machine()
     caching = Caching((CacheMark(1),))
-    labels = [machine.send((Text(CODE), END), caching) for _ in range(2)]
+    first = machine.send((Text(CODE), END), caching)
+    machine.gateway.receive(machine.front_end.client(), Abort(first))
     machine.run()
-    finals = [answer for answer in machine.front_end.answers() if answer.id in labels]
-    assert [final.caching.created for final in finals if isinstance(final, Final) and final.caching] == [1601, 1601]
-    assert (machine.engine.kv.pins.keeps, machine.kept) == (1, 1601)
+    assert machine.kept == 0
+    assert machine.figures([CODE], 1) == (1601, 0)
 
 
 def test_continuations_of_one_prompt_share_its_marks() -> None:
