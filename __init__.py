@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from .lang.ops import assistant as assistant
     from .lang.ops import assistant_begin as assistant_begin
     from .lang.ops import assistant_end as assistant_end
+    from .lang.ops import cache_point as cache_point
     from .lang.ops import exact as exact
     from .lang.ops import greedy_token_selection as greedy_token_selection
     from .lang.ops import image as image
@@ -150,6 +151,7 @@ _HOMES = {
         "assistant",
         "assistant_begin",
         "assistant_end",
+        "cache_point",
         "exact",
         "greedy_token_selection",
         "image",

@@ -20,7 +20,7 @@ from typing import Any
 from ..interpreter.position import Position, Reached, since
 from ..lang import sampling
 from ..lang.errors import ParameterError
-from ..lang.ops import RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
+from ..lang.ops import CachePoint, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
 from ..lang.prompt import Media, Part, Text
 from ..lang.protocol import Backend
 from .graph import Graph, Node
@@ -219,7 +219,7 @@ class Lengths:
                 return sum(self._take_over(self.places[end], position) for end in node.inputs[1:])
             case VarScopeBegin() | VarScopeEnd() | Fork():
                 position.lead_in()
-            case Join():
+            case Join() | CachePoint():
                 pass
             case _:
                 raise AssertionError(f"{type(node.op).__name__} stands in no stream")

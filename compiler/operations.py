@@ -10,6 +10,7 @@ A *stream node* says something at a place of a stream; its first input is what t
     Look                          (before, source)                  `image`, `video`
     RoleBegin, RoleEnd            (before)                          as in `lang.ops`
     VarScopeBegin, VarScopeEnd    (before)                          as in `lang.ops`
+    CachePoint                    (before)                          as in `lang.ops`
     Fork                          (before)                          here branches begin
     GetForkItem                   (fork)                            the beginning of one branch
     Join                          (before, end, end, ...)           branches come back
@@ -31,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..lang import ops
-from ..lang.ops import RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
+from ..lang.ops import CachePoint, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
 from ..lang.state import JoinMode
 
 Options = Mapping[str, Any]  # sampling fields as `lang.sampling.overrides` gives them
@@ -172,6 +173,7 @@ StreamOperation = (
     | RoleEnd
     | VarScopeBegin
     | VarScopeEnd
+    | CachePoint
     | Fork
     | GetForkItem
     | Join

@@ -33,7 +33,7 @@ from ..interpreter.body import RunOptions
 from ..interpreter.position import Position
 from ..lang.chat_template import ChatTemplate
 from ..lang.errors import BackendError, CapabilityError, ParameterError, TemplateError, UmbelError
-from ..lang.ops import RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
+from ..lang.ops import CachePoint, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
 from ..lang.prompt import Part
 from ..lang.protocol import Backend, Final, GenRequest, Hint, Origin, Pinning
 from ..lang.sampling import SamplingParams
@@ -107,7 +107,7 @@ class _Walk:
                     return False
                 case Join(mode):
                     return mode == "gather_variable"
-                case Begin() | Fork() | VarScopeBegin() | VarScopeEnd():
+                case Begin() | Fork() | VarScopeBegin() | VarScopeEnd() | CachePoint():
                     pass
                 case _:
                     return False

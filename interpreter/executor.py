@@ -131,6 +131,9 @@ class Executor:
         self.position.scopes = tuple(rest)
         _given(step.binding).resolve(text_of(since(start, self.position.prompt)))
 
+    def cache_point(self, op: ops.CachePoint, step: Step) -> None:
+        self.position.set_point(op.ttl)
+
     async def media(self, op: ops.Image | ops.Video, step: Step) -> None:
         capabilities = await self._start_backend()
         kind = type(op).__name__.lower()
@@ -151,14 +154,16 @@ class Executor:
         assert sampling is not None, "a Gen is submitted with its merged parameters"
         guarantee.check_gen(capabilities, op, sampling)
         self.spoken.append(self.position.settle("gen()"), {})
+        parts, caching = self.position.marked() if capabilities.caching else (self.position.prompt.parts, None)
         request = GenRequest(
             self._run.request_id(),
-            self.position.prompt.parts,
+            parts,
             sampling,
             stream=self._run.streaming or self._queue.streaming,
             origin=self._run.origin(self._queue.fork_group, step.ahead),
             constraint=op.constraint,
             token_healing=op.token_healing,
+            caching=caching,
         )
         intent = self._run.journal.intend(request.id, "gen", op.name, self.position.prompt, step.source)
         delivery = _Delivery(self, step)
@@ -352,6 +357,7 @@ _METHODS = cast(
         ops.RoleEnd: Executor.role_end,
         ops.VarScopeBegin: Executor.scope_begin,
         ops.VarScopeEnd: Executor.scope_end,
+        ops.CachePoint: Executor.cache_point,
         ops.Image: Executor.media,
         ops.Video: Executor.media,
         BranchOff: Executor.branch_off,

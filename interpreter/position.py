@@ -6,6 +6,7 @@ copy for a branch costs the same however long the text is.
 
 from dataclasses import dataclass, replace
 
+from ..lang.caching import COUNTED_MARKS, CacheMark, Caching
 from ..lang.chat_template import ChatTemplate, Turn
 from ..lang.errors import TemplateError
 from ..lang.prompt import EMPTY, Generated, Media, Part, Prompt, Source, SourceKind, Text
@@ -37,12 +38,14 @@ class Position:
     turn: OpenTurn | None = None
     owed: bool = False  # the last closed turn is not in the prompt yet
     scopes: tuple[tuple[str, Prompt], ...] = ()  # open var_scopes: name, prompt at the beginning
+    points: tuple[tuple[Prompt, float], ...] = ()  # the last cache points: prompt before each, and its TTL in seconds
+    coming_point: float | None = None  # TTL of a point after text that the template shows with the next turn
 
     def copy(self) -> "Position":
         turn = self.turn
         if turn is not None:
             turn = replace(turn, deferred=None if turn.deferred is None else list(turn.deferred))
-        return Position(self.prompt, self.turns, turn, self.owed, self.scopes)
+        return Position(self.prompt, self.turns, turn, self.owed, self.scopes, self.points, self.coming_point)
 
     # -------------------------------------------------------------------------------- roles
 
@@ -53,6 +56,9 @@ class Position:
         if not deferred:
             self.owed = False
         self._scaffold(scaffolding, role, source)
+        if not deferred and self.coming_point is not None:
+            self._set_point(self.coming_point)
+            self.coming_point = None
         lead = template.lead(self.turns, role)
         self.turn = OpenTurn(role, self.prompt, [] if deferred else None, template.trims, lead)
         return scaffolding
@@ -139,9 +145,12 @@ class Position:
         """Appends a branch's parts and its closed turns. Returns the text of this position released before them."""
         said = reached.said
         held = self._release() if said else ""
+        points = {id(prompt): ttl for prompt, ttl in reached.position.points}
         for prompt in said:
             assert prompt.part is not None, "what was said has a part"
             self.prompt = self.prompt.append(prompt.part, prompt.source)
+            if id(prompt) in points:
+                self._set_point(points[id(prompt)])
         if self.turn is not None:
             self.turn.held += reached.held if said else reached.held.removeprefix(reached.start_held)
         self.turns += reached.turns
@@ -172,6 +181,35 @@ class Position:
                 f"the chat template writes a {self.turns[-1].role} turn only together with the next turn; "
                 "add a user(...) turn before anything else"
             )
+
+    # -------------------------------------------------------------------------------- cache points
+
+    def set_point(self, ttl: float) -> None:
+        """Keeps a place for explicit caching: here, or where the text said so far is shown. Says nothing."""
+        if self.owed or (self.turn is not None and self.turn.deferred is not None):
+            self.coming_point = max(ttl, self.coming_point or 0.0)
+        else:
+            self._set_point(ttl)
+
+    def _set_point(self, ttl: float) -> None:
+        if self.prompt.length:
+            others = tuple(point for point in self.points if point[0] is not self.prompt)
+            same = [former for prompt, former in self.points if prompt is self.prompt]
+            self.points = (*others, (self.prompt, max([ttl, *same])))[-COUNTED_MARKS:]
+
+    def marked(self) -> tuple[tuple[Part, ...], Caching | None]:
+        """Returns the prompt's parts, split at the cache points, and the points as marks; None where there are none."""
+        if not self.points:
+            return self.prompt.parts, None
+        parts: list[Part] = []
+        marks: list[CacheMark] = []
+        start = EMPTY
+        for prompt, ttl in self.points:
+            parts += _joined(since(start, prompt) if start.length else list(prompt.parts))
+            start = prompt
+            if parts and (not marks or len(parts) > marks[-1].place):
+                marks.append(CacheMark(len(parts), ttl))
+        return (*parts, *_joined(since(start, self.prompt))), Caching(tuple(marks), look_back=None)
 
     # -------------------------------------------------------------------------------- reading
 
@@ -237,6 +275,13 @@ def steps_since(start: Prompt, end: Prompt) -> list[Prompt]:
 def text_of(parts: list[Part]) -> str:
     """Returns the text of parts, with <image> or <video> for media."""
     return "".join(part.text if isinstance(part, Text | Generated) else f"<{part.kind}>" for part in parts)
+
+
+def _joined(parts: list[Part]) -> tuple[Part, ...]:
+    prompt = EMPTY
+    for part in parts:
+        prompt = prompt.append(part)
+    return prompt.parts
 
 
 def media_text(part: Media) -> str:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from . import checks
+from .caching import CACHE_SECONDS
 from .chat_template import ROLES
 from .errors import ParameterError, ProgramError, shown
 from .protocol import ConstraintSpec
@@ -52,6 +53,7 @@ MAX_PIECES = 100_000  # of one list that is appended
 MAX_NESTING = 64  # of lists in lists that are appended; a list that contains itself has no end
 MAX_TRIES = 10  # calls for one constrained text; a model that has not understood by then will not
 USUAL_TRIES = 3
+LONGEST_TTL = 86_400.0  # seconds
 
 
 class Op:
@@ -153,6 +155,13 @@ class VarScopeEnd(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class CachePoint(Op):
+    """Keeps what the prompt says up to here for `ttl` seconds. Appends nothing."""
+
+    ttl: float
+
+
+@dataclass(frozen=True, slots=True)
 class Image(Op):
     """An image, as a path, bytes, or a PIL image. URLs are refused: `fetch_image` gives the bytes of one."""
 
@@ -248,6 +257,8 @@ def label_of(op: Op) -> str:
             return f"{role}_begin()"
         case RoleEnd(role):
             return f"{role}_end()"
+        case CachePoint(ttl):
+            return f"cache_point(ttl={ttl:g})"
         case _:
             return f"{type(op).__name__.lower()}(...)"
 
@@ -270,6 +281,20 @@ def video(source: Any, num_frames: int) -> Video:
     """`num_frames` frames, 1 to 1,024, of a clip at this place of the prompt. Backends take fewer of them."""
     refuse_operations(source, "the path of a video")
     return Video(source, checks.integer("video num_frames", num_frames, 1, MAX_FRAMES))
+
+
+def cache_point(ttl: float = CACHE_SECONDS) -> CachePoint:
+    """Keeps what the prompt says up to here, for prompts that begin the same: explicit caching.
+
+    `s += manual; s += cache_point(ttl=3600)` makes the `gen`s after it keep the tokens of the manual for an hour, also
+    for other runs with the same salt. Each use starts the hour anew. It changes no text. The last four points of a
+    prompt count, and at least 1,024 tokens have to lie before one. `state.cost.usage.cache_write_tokens` counts what
+    was stored. A backend that cannot keep prefixes on request ignores points, so programs run on all of them.
+
+    Args:
+        ttl: seconds, up to a day.
+    """
+    return CachePoint(checks.seconds("cache_point ttl", ttl, high=LONGEST_TTL))
 
 
 def system(content: object = None) -> Op:

@@ -8,7 +8,7 @@ from ...interpreter.stream import REASONING_SUFFIX
 from ...lang import ops, sampling
 from ...lang.chat_template import ROLES
 from ...lang.errors import GraphError, ParameterError, remedy
-from ...lang.ops import RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
+from ...lang.ops import LONGEST_TTL, CachePoint, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
 from ...lang.protocol import ConstraintSpec
 from ...lang.result import Result
 from ...lang.sampling import MAX_N
@@ -92,6 +92,9 @@ def check_attributes(op: Operation) -> None:
             _one_of("role", role, ROLES)
         case VarScopeBegin(name) | VarScopeEnd(name) | Argument(name) | Object(name):
             _text("name", name)
+        case CachePoint(ttl):
+            if not isinstance(ttl, float) or not 0 < ttl <= LONGEST_TTL:
+                raise GraphError(f"ttl={ttl!r}; write seconds as a float, up to {LONGEST_TTL:g}")
         case Fork(size):
             _integer("size", size, 1)
         case GetForkItem(index):

@@ -278,7 +278,7 @@ class StreamActions:
                 return actions.ShowMedia(source, num_frames, self._is_late(source), _source(node))
             case ops.RoleBegin() | ops.RoleEnd():
                 return actions.Fixed(Step(node.op, source=_source(node)))
-            case ops.VarScopeBegin():
+            case ops.VarScopeBegin() | ops.CachePoint():
                 return actions.Fixed(Step(node.op))
             case ops.VarScopeEnd(name):
                 return actions.EndScope(node.op, slots.variable(node, name))

@@ -146,7 +146,7 @@ class Recorder(Sink):
                 self._say(Look(), line, self._source(op))
             case ops.Video(num_frames=num_frames):
                 self._say(Look(num_frames), line, self._source(op))
-            case ops.RoleBegin() | ops.RoleEnd() | ops.VarScopeBegin():
+            case ops.RoleBegin() | ops.RoleEnd() | ops.VarScopeBegin() | ops.CachePoint():
                 self._say(op, line)
             case _:
                 raise self.tape.refuse(f"a graph has no {type(op).__name__}", "operations of umbel only")

@@ -18,7 +18,7 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from ...lang.errors import GraphError
-from ...lang.ops import RoleBegin, RoleEnd, Select, VarScopeBegin, VarScopeEnd
+from ...lang.ops import CachePoint, RoleBegin, RoleEnd, Select, VarScopeBegin, VarScopeEnd
 from ..graph import Graph, Line, Node, Parameter
 from ..operations import (
     MAX_NESTING,
@@ -133,6 +133,8 @@ class Labels:
                 return Label(type(node.op).__name__, plain(role))
             case VarScopeBegin(name) | VarScopeEnd(name):
                 return Label(type(node.op).__name__, plain(name))
+            case CachePoint(ttl):
+                return Label("CachePoint", f"{ttl:g} s")
             case Fork(size):
                 return Label("Fork", str(size))
             case GetForkItem(index):

@@ -36,6 +36,7 @@ Item = str | ast.expr  # constant text, or an expression whose text is not known
 _OPERATIONS = frozenset(
     [
         "assistant",
+        "cache_point",
         "fork",
         "gen",
         "gen_int",

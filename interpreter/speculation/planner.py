@@ -79,7 +79,7 @@ class Outlook:
 Takes = Callable[[Step], SamplingParams | None]
 
 # Steps that append no text and ask nothing.
-_SILENT = (ops.VarScopeBegin, ops.VarScopeEnd, BranchOff, Mark, Gather)
+_SILENT = (ops.VarScopeBegin, ops.VarScopeEnd, ops.CachePoint, BranchOff, Mark, Gather)
 
 
 def read(steps: Iterable[Step], takes: Takes) -> Outlook:

@@ -65,6 +65,11 @@ class Keep:
 
 
 @dataclass(frozen=True)
+class Point:
+    ttl: float
+
+
+@dataclass(frozen=True)
 class Turn:
     role: str
     body: tuple[Any, ...]
@@ -118,6 +123,7 @@ OPTIONS = st.sampled_from(
     ]
 )
 LEAVES = st.one_of(
+    st.builds(Point, st.sampled_from([0.5, 300.0])),
     st.builds(Say, st.sampled_from(["hello ", "", "naïve ✓ ", "<|im_end|>", "\n", "  two words"])),
     st.builds(SayArgument, st.integers(0, 4)),
     st.builds(Ask, NAMES, OPTIONS),
@@ -190,6 +196,8 @@ def run_statement(s: ul.State, statement: Any, context: Context) -> None:
         case Keep(name):
             if name in s:
                 context.kept.append([s[name], *(f"<{value}>" for value in texts(s, name))])
+        case Point(ttl):
+            s += ul.cache_point(ttl)
         case Turn(role, inner):
             if not context.in_turn:
                 with getattr(s, role)():

@@ -224,6 +224,7 @@ def targets() -> list[Target]:
         Target("gen_int", ul.gen_int, parameters=("name", "max_tokens", "stop", "regex", "choices"), finish=saying),
         Target("select", ul.select, {"name": "x", "choices": ["yes", "no"]}, finish=saying),
         Target("video", ul.video, {"source": b"x", "num_frames": 2}),
+        Target("cache_point", ul.cache_point, finish=saying),
         Target("role", ul.role, {"name": "user", "content": "hi"}),
         Target("separate_reasoning", ul.separate_reasoning, {"content": ul.gen("x")}, finish=saying),
         Target("SamplingParams", ul.SamplingParams, parameters=tuple(ul.SamplingParams.__struct_fields__)),
