@@ -324,7 +324,8 @@ async def open_dialogue(
         answerer = ProgramModel(front, model, _message_of(model, question))
         request = GenRequest(request_id, (), sampling, origin=origin)
         unread = ReaderFacts(None, "", call_format, ())
-        return Dialogue(front, request, Conversation((), {}, (), ""), unread, answerer=answerer)
+        conversation = Conversation((), {}, (None,) * len(question.tools), "")
+        return Dialogue(front, request, conversation, unread, answerer=answerer)
     offered = question.tools if question.choice.mode != "none" else ()
     conversation = await template.conversation_away(
         front.history.recall(origin.salt, question.messages),
@@ -350,7 +351,10 @@ def _message_of(model: ServedModel, question: Question) -> str:
     for given, what in (
         (question.tools and question.choice.mode != "none", "calls no tools; leave them out"),
         (question.schema is not None or question.regex is not None, "has its own formats; leave the format out"),
-        (question.options, "has no options of a chat template, such as reasoning; leave them out"),
+        (
+            question.options and question.options.get("enable_thinking") is not False,
+            "has no options of a chat template, such as reasoning; leave them out",
+        ),
         (question.continues, "continues no message; end with one of the user"),
     ):
         if given:

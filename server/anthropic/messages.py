@@ -44,8 +44,6 @@ async def _open(asked: Asked[Any], sampling: SamplingParams) -> Dialogue:
     body: MessageFields = asked.body
     front = asked.front
     model = front.model(body.model)
-    if model.program:
-        raise wrong("model", f"{model.name!r} is a program; ask it by /v1/chat/completions or /v1/programs")
     for number, edit in enumerate([] if body.context_management is None else body.context_management.edits):
         if not str(edit.get("type")).startswith("clear_"):
             raise wrong(f"context_management.edits[{number}]", "only edits that clear blocks are known; leave it out")
@@ -61,7 +59,7 @@ async def _open(asked: Asked[Any], sampling: SamplingParams) -> Dialogue:
     if isinstance(body.thinking, ThinkEnabled) and front.template.reasoning_tags is None:
         asked.warnings.append("thinking: this model's chat template knows no reasoning; the answer has none")
     origin = front.origin(asked.caller, body.umbel, body.cache_salt)
-    dialogue = await open_dialogue(front, question, sampling, origin, asked.id)
+    dialogue = await open_dialogue(front, question, sampling, origin, asked.id, model=model)
     caching = caching_of(turns, dialogue.conversation, body.cache_control, front.limits.cache_minimum)
     if caching is not None:
         if len(caching.marks) > COUNTED_MARKS:
@@ -81,8 +79,10 @@ def _options(body: MessageFields) -> dict[str, Option]:
 
 
 async def _count(asked: Asked[Any], dialogue: Dialogue) -> int:
-    """Returns the tokens of the prompt, pictures included."""
+    """Returns the tokens of the prompt, pictures included; 0 for a program, which makes its prompts as it runs."""
     backend, request = asked.front.backend, dialogue.request
+    if not request.prompt:
+        return 0
     assert isinstance(backend, Locating), "a runtime knows its tokens"
     located = await backend.locate(Locate(f"{asked.id}-count", request.prompt, (), origin=request.origin))
     return located.tokens
@@ -214,6 +214,11 @@ async def create_message(asked: Asked[MessagesBody]) -> Answer:
 
 async def count_tokens(asked: Asked[CountBody]) -> Reply:
     """Counts the tokens of a prompt."""
+    model = asked.front.model(asked.body.model)
+    if model.program:
+        raise wrong(
+            "model", f"{model.name!r} is a program, which makes its prompts as it runs; its answer has the usage"
+        )
     dialogue = await _open(asked, SamplingParams())
     with asked.front.open():
         return Reply(TokenCount(await _count(asked, dialogue)))

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import random
+import urllib.request
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+import anthropic
 import httpx2
 import openai
 import pytest
@@ -23,6 +25,7 @@ from umbel.srt.in_process import LocalBackend
 
 from ..compiler.random_programs import bodies, program_of
 from .client import AsgiClient, served
+from .serving import ADMIN_KEY, KEY, PATIENCE, Serving
 
 pytestmark = pytest.mark.filterwarnings("ignore::umbel.TemplateWarning")
 
@@ -411,6 +414,13 @@ def test_an_error_of_a_model_that_is_a_program_is_raised() -> None:
 TALK = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "x"}]
 
 
+TOOL: Any = {
+    "name": "clock",
+    "input_schema": {"type": "object", "properties": {}},
+    "cache_control": {"type": "ephemeral"},
+}
+
+
 def talked(path: str, body: dict[str, Any]) -> Any:
     async def work(client: AsgiClient) -> Any:
         await put(client, "judge?parameter=essay", JUDGE)
@@ -465,6 +475,34 @@ def test_a_client_of_responses_runs_the_judge_as_a_model() -> None:
     assert len(deltas) == 5
 
 
+def test_the_client_of_anthropic_runs_the_judge_as_a_model() -> None:
+    async def work(client: AsgiClient) -> tuple[Any, str, Any]:
+        await put(client, "judge?parameter=essay", JUDGE)
+        async with anthropic.AsyncAnthropic(
+            api_key="none",
+            base_url="http://localhost",
+            http_client=anthropic.DefaultAsyncHttpxClient(transport=httpx2.ASGITransport(client.app)),
+        ) as official:
+            asked: Any = {"model": "judge", "max_tokens": 64, "messages": TALK[1:], "system": "be brief"}
+            whole = await official.messages.create(**asked, tools=[TOOL], tool_choice={"type": "none"})
+            async with official.messages.stream(**asked, thinking={"type": "disabled"}) as stream:
+                pieces = [text async for text in stream.text_stream]
+                final = await stream.get_final_message()
+        return whole, "".join(pieces), final
+
+    expected = judge.run(essay="x", backend=backend())
+    whole, streamed, final = on_a_server(work)
+    assert whole.content[0].text == streamed == final.content[0].text == expected["verdict"]
+    assert whole.stop_reason == final.stop_reason == "end_turn"
+    assert whole.usage.output_tokens == final.usage.output_tokens == expected.usage.completion_tokens
+
+
+def test_the_tokens_of_a_program_are_not_counted_before_it_runs() -> None:
+    answered = talked("/v1/messages/count_tokens", {"messages": TALK[1:]})
+    assert answered.status == 400
+    assert "makes its prompts as it runs" in answered.json["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -474,6 +512,7 @@ def test_a_client_of_responses_runs_the_judge_as_a_model() -> None:
         ({"messages": TALK, "logprobs": True}, "logprobs: 'judge' is a program"),
         ({"messages": TALK, "response_format": {"type": "json_object"}}, "leave the format out"),
         ({"messages": TALK, "reasoning_effort": "low"}, "no options of a chat template"),
+        ({"messages": [{"role": "assistant", "content": "x"}], "continue_final_message": True}, "continues no message"),
         ({"messages": TALK, "tools": [{"type": "function", "function": {"name": "f"}}]}, "calls no tools"),
     ],
 )
@@ -482,6 +521,36 @@ def test_wishes_that_only_a_model_can_honour_are_refused(body: dict[str, Any], s
     answered = talked("/v1/chat/completions", {**body, "stream": stream})
     assert answered.status == 400
     assert says in answered.json["error"]["message"]
+
+
+@pytest.mark.processes
+def test_a_server_process_runs_the_judge_by_name_and_as_a_model(oracle_server: Serving) -> None:
+    place = f"{oracle_server.address}/v1/programs/judge"
+
+    def administer(method: str, url: str, body: bytes | None = None) -> int:
+        request = urllib.request.Request(url, body, {"authorization": f"Bearer {ADMIN_KEY}"}, method=method)
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return int(answer.status)
+
+    def counted() -> int:
+        info = oracle_server.ask("/server_info", headers={"authorization": f"Bearer {ADMIN_KEY}"})
+        return int(info.get("gateway_programs", 0))
+
+    expected = judge.run(essay="x", backend=backend())
+    assert administer("PUT", f"{place}?parameter=essay", JUDGE) == 201
+    try:
+        before = counted()
+        ran = oracle_server.ask("/v1/programs/judge/runs", {"arguments": {"essay": "x"}})
+        assert ran["variables"] == {name: expected[name] for name in expected.variables()}
+        client = openai.OpenAI(base_url=oracle_server.address + "/v1", api_key=KEY)
+        message: Any = TALK[1:]
+        whole = client.chat.completions.create(model="judge", messages=message)
+        assert whole.choices[0].message.content == expected["verdict"]
+        chunks = client.chat.completions.create(model="judge", messages=message, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected["verdict"]
+        assert counted() == before + 3
+    finally:
+        assert administer("DELETE", place) == 200
 
 
 # ------------------------------------------------------------------------------------------- any bytes
