@@ -122,10 +122,13 @@ class Front:
 
         Raises:
             HttpError: 503 when `most_in_flight` would be passed, at once: a client that waits in silence learns
-                nothing.
+                nothing. 400 for a request that would pass it alone, since no other time will do.
         """
         self.check_open()
-        if self.in_flight + count > self.limits.most_in_flight:
+        most = self.limits.most_in_flight
+        if count > most:
+            raise HttpError(400, f"the request asks for {count} texts, and at most {most} run or wait here", "too_many")
+        if self.in_flight + count > most:
             self.refused += 1
             raise self._busy(f"{self.in_flight} requests run or wait; try again", "overloaded")
         self.in_flight += count

@@ -65,10 +65,11 @@ Content = str | Annotated[tuple[Block, ...], msgspec.Meta(max_length=MAX_MESSAGE
 
 
 class CalledFunction(Body, frozen=True):
-    """Name and arguments of a call, the arguments as JSON text."""
+    """Name and arguments of a call, the arguments as JSON text. Clients that read them send what they read, too."""
 
     name: ToolName
     arguments: str
+    parsed_arguments: Any = None  # JSON
 
 
 class ChatCall(Body, frozen=True):
@@ -113,6 +114,7 @@ class AssistantMessage(_ChatMessage, frozen=True, tag="assistant"):
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
+    parsed: Any = None  # JSON: the content, as the client has read it
     name: Label | None = None
     annotations: Annotated[tuple[Json, ...], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
     audio: None = None

@@ -65,9 +65,10 @@ class InputText(Body, frozen=True, tag="input_text", tag_field="type"):
 
 
 class OutputText(Body, frozen=True, tag="output_text", tag_field="type"):
-    """Text of an earlier answer."""
+    """Text of an earlier answer. Clients that have read it send what they read, too."""
 
     text: str
+    parsed: Any = None  # JSON
     annotations: tuple[Json, ...] | None = None
     logprobs: tuple[Json, ...] | None = None
 
@@ -109,6 +110,7 @@ class InputItem(Body, frozen=True):
     name: ToolName | None = None
     namespace: ToolName | None = None
     arguments: str | None = None
+    parsed_arguments: Any = None  # JSON: the arguments, as the client has read them
     output: Content | None = None
     summary: Annotated[tuple[Json, ...], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
     encrypted_content: str | None = None

@@ -1,15 +1,391 @@
-"""The clients of OpenAI against a server process."""
+"""OpenAI's own client against a server process: what it reads of answers, streams and errors.
+
+The client builds its objects without checking them; with `_strict_response_validation` it checks every field. Its types
+of text completions leave out what OpenAI itself sends (null as the first log-probability of an echo and as the reason
+of an end that has not come), so those are read without.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import openai
 import pytest
+from openai.types import Completion
+from pydantic import BaseModel
 
-from .serving import KEY, Serving
+from .conftest import MOST_IN_FLIGHT
+from .serving import ADMIN_KEY, KEY, Serving, until
 
 pytestmark = pytest.mark.processes
+PROMPT = {"model": "oracle", "prompt": "hello world", "max_tokens": 6, "temperature": 0}
+CHAT = {"model": "oracle", "messages": [{"role": "user", "content": "hello"}], "temperature": 0}
+INPUT = {"model": "oracle", "input": "hello", "temperature": 0}
+SHORT = {"regex": "[a-z]{5}"}  # ends by itself: the helpers of the client raise for texts that were cut
+ENDLESS = PROMPT | {"max_tokens": 4000, "extra_body": {"ignore_eos": True}}
 
 
-def test_the_model_is_listed(oracle_server: Serving) -> None:
-    client = openai.OpenAI(base_url=oracle_server.address + "/v1", api_key=KEY, _strict_response_validation=True)
-    (listed,) = client.models.list()
-    assert listed == client.models.retrieve("oracle")
+class Choice(BaseModel):
+    """A choice."""
+
+    good: bool
+    stars: int
+
+
+class Remark(BaseModel):
+    """A remark without an end."""
+
+    text: str
+
+
+class Weather(BaseModel):
+    """Tells the weather."""
+
+    city: bool
+    days: bool
+
+
+TOOL = openai.pydantic_function_tool(Weather, name="weather")
+FLAT_TOOL = {"type": "function", **TOOL["function"]}
+
+
+def client_of(serving: Serving, **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=serving.address + "/v1", api_key=KEY, max_retries=0, **options)
+
+
+@pytest.fixture(scope="module")
+def client(oracle_server: Serving) -> Iterator[openai.OpenAI]:
+    with client_of(oracle_server) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def strict(oracle_server: Serving) -> Iterator[openai.OpenAI]:
+    with client_of(oracle_server, _strict_response_validation=True) as client:
+        yield client
+
+
+@pytest.fixture
+def idle(oracle_server: Serving) -> Callable[[], None]:
+    """Waits until the server and its engine have no request left."""
+
+    def wait() -> None:
+        def nothing() -> bool:
+            facts = oracle_server.ask("/server_info", headers={"authorization": f"Bearer {ADMIN_KEY}"})
+            return not (facts["http_in_flight"] or facts["running"] or facts["waiting"])
+
+        until(nothing, "requests are left")
+
+    return wait
+
+
+def test_the_model_is_listed(strict: openai.OpenAI) -> None:
+    (listed,) = strict.models.list()
+    assert listed == strict.models.retrieve("oracle")
     assert (listed.id, listed.object, listed.owned_by) == ("oracle", "model", "umbel")
+
+
+# ---------------------------------------------------------------------------------------------- completions
+
+
+def test_completions(strict: openai.OpenAI) -> None:
+    answer = strict.completions.create(**PROMPT, n=2)
+    assert answer.id.startswith("cmpl-")
+    assert (answer.object, answer.model) == ("text_completion", "oracle")
+    assert [(each.index, len(each.text), each.finish_reason) for each in answer.choices] == [
+        (0, 6, "length"),
+        (1, 6, "length"),
+    ]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (12, 12, 24)
+    assert answer.usage.prompt_tokens_details is not None
+    assert isinstance(answer.usage.prompt_tokens_details.cached_tokens, int)
+    assert answer.usage.completion_tokens_details is not None
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 0
+
+
+def test_a_stream_of_completions_says_what_the_whole_answer_says(client: openai.OpenAI) -> None:
+    asked = PROMPT | {"prompt": ["one", "two"], "echo": True, "logprobs": 2}
+    whole = client.completions.create(**asked)
+    events = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert {event.id for event in events} == {events[0].id}
+    texts = ["", ""]
+    tokens: list[list[str]] = [[], []]
+    for event in events[:-1]:
+        assert event.usage is None
+        for choice in event.choices:
+            texts[choice.index] += choice.text
+            tokens[choice.index] += choice.logprobs.tokens if choice.logprobs and choice.logprobs.tokens else []
+    assert texts == [choice.text for choice in whole.choices]
+    assert tokens == [choice.logprobs.tokens for choice in whole.choices if choice.logprobs]
+    assert events[-1].choices == []
+    assert events[-1].usage is not None
+    assert whole.usage is not None
+    assert events[-1].usage.total_tokens == whole.usage.total_tokens
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+@pytest.mark.parametrize("ids", [False, True])
+def test_the_request_of_a_harness_that_scores(client: openai.OpenAI, ids: bool, max_tokens: int) -> None:
+    """lm-eval asks for a prompt's own log-probabilities, and takes those from a place on that it knows."""
+    text, context = "hello world", 5
+    prompt: Any = [list(text.encode())] if ids else text
+    scoring = {"prompt": prompt, "echo": True, "logprobs": 10, "max_tokens": max_tokens, "seed": 1234}
+    answer = client.completions.create(**PROMPT | scoring)
+    assert _score(answer, context, max_tokens) == pytest.approx(
+        _score(client.completions.create(**PROMPT | scoring | {"logprobs": 1, "prompt": text}), context, max_tokens)
+    )
+    (choice,) = answer.choices
+    assert choice.logprobs is not None
+    lists = (choice.logprobs.tokens, choice.logprobs.token_logprobs, choice.logprobs.top_logprobs)
+    begun = 0 if ids else 1  # a text begins with BOS
+    assert {len(each or ()) for each in lists} == {begun + len(text) + max_tokens}
+    assert choice.text[: len(text)] == text
+
+
+def _score(answer: Completion, context: int, max_tokens: int) -> float:
+    """The sum that lm-eval makes of the tokens after a context, by their places in the text."""
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.token_logprobs is not None
+    assert logprobs.text_offset is not None
+    end = len(logprobs.token_logprobs) - max_tokens
+    begin = next(place for place, offset in enumerate(logprobs.text_offset) if offset == context)
+    return sum(logprobs.token_logprobs[begin:end])
+
+
+# --------------------------------------------------------------------------------------------- conversations
+
+
+def test_chat(strict: openai.OpenAI) -> None:
+    answer = strict.chat.completions.create(**CHAT, max_completion_tokens=4, reasoning_effort="none")
+    (choice,) = answer.choices
+    assert (choice.index, choice.finish_reason, choice.logprobs) == (0, "length", None)
+    assert (choice.message.role, choice.message.refusal, choice.message.tool_calls) == ("assistant", None, None)
+    assert choice.message.content is not None
+    assert len(choice.message.content) == 4
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 4
+
+
+def test_a_stream_of_chat_says_what_the_whole_answer_says(strict: openai.OpenAI) -> None:
+    asked = CHAT | {"n": 3, "logprobs": True, "top_logprobs": 2, "extra_body": SHORT}
+    whole = strict.chat.completions.create(**asked)
+    with strict.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
+        kinds = [event.type for event in stream]
+        streamed = stream.get_final_completion()
+    assert {"chunk", "content.delta", "content.done", "logprobs.content.delta", "logprobs.content.done"} == set(kinds)
+    assert [choice.message.content for choice in streamed.choices] == [each.message.content for each in whole.choices]
+    assert [choice.finish_reason for choice in streamed.choices] == ["stop"] * 3
+    assert [choice.logprobs for choice in streamed.choices] == [choice.logprobs for choice in whole.choices]
+    for choice in whole.choices:
+        assert choice.logprobs is not None
+        tokens = choice.logprobs.content or []
+        assert "".join(token.token for token in tokens) == choice.message.content
+        assert all(bytes(token.bytes or ()).decode() == token.token for token in tokens)
+        assert [len(token.top_logprobs) for token in tokens] == [2] * len(tokens)
+    assert streamed.usage is not None
+    assert whole.usage is not None
+    assert streamed.usage.completion_tokens == whole.usage.completion_tokens
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of the client, about a class of its own
+def test_an_answer_is_parsed_into_a_class(strict: openai.OpenAI) -> None:
+    whole = strict.chat.completions.parse(**CHAT, response_format=Choice)
+    parsed = whole.choices[0].message.parsed
+    assert isinstance(parsed, Choice)
+    history = [*CHAT["messages"], whole.choices[0].message, {"role": "user", "content": "why?"}]
+    assert strict.chat.completions.create(**CHAT | {"messages": history}, max_tokens=4).choices
+    with strict.chat.completions.stream(**CHAT, response_format=Choice) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == parsed
+    with pytest.raises(openai.LengthFinishReasonError):
+        strict.chat.completions.parse(**CHAT, response_format=Remark, max_tokens=20)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=str)
+def test_a_tool_is_called_and_answered(strict: openai.OpenAI, choice: Any) -> None:
+    asked = CHAT | {"tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": False}
+    answer = strict.chat.completions.parse(**asked)
+    assert answer.choices[0].finish_reason == "tool_calls"
+    message = answer.choices[0].message
+    assert message.tool_calls is not None
+    (call,) = message.tool_calls
+    assert (call.type, call.function.name) == ("function", "weather")
+    assert isinstance(call.function.parsed_arguments, Weather)
+    with strict.chat.completions.stream(**asked) as stream:
+        streamed = stream.get_final_completion().choices[0].message.tool_calls
+    assert streamed is not None
+    assert [each.function for each in streamed] == [call.function]
+
+    history = [*CHAT["messages"], message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+    after = strict.chat.completions.create(**asked | {"messages": history, "tool_choice": "none", "max_tokens": 4})
+    assert (after.choices[0].finish_reason, after.choices[0].message.tool_calls) == ("length", None)
+
+
+def test_no_tool_has_to_be_called(strict: openai.OpenAI) -> None:
+    answer = strict.chat.completions.create(**CHAT, tools=[TOOL], tool_choice="auto", max_tokens=8)
+    assert answer.choices[0].finish_reason in ("stop", "length")
+
+
+# ------------------------------------------------------------------------------------------------- responses
+
+
+def test_responses(strict: openai.OpenAI) -> None:
+    answer = strict.responses.create(**INPUT, max_output_tokens=4, instructions="Be kind.", metadata={"a": "b"})
+    assert (answer.status, answer.object, answer.error) == ("incomplete", "response", None)
+    assert answer.incomplete_details is not None
+    assert answer.incomplete_details.reason == "max_output_tokens"
+    assert (answer.instructions, answer.metadata, answer.store) == ("Be kind.", {"a": "b"}, False)
+    assert len(answer.output_text) == 4
+    assert answer.usage is not None
+    assert answer.usage.output_tokens == 4
+    assert answer.usage.total_tokens == answer.usage.input_tokens + 4
+
+
+def test_the_events_of_a_response_make_the_whole_answer(strict: openai.OpenAI) -> None:
+    asked = INPUT | {"text_format": Choice, "include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    whole = strict.responses.parse(**asked)
+    assert isinstance(whole.output_parsed, Choice)
+    again = [{"role": "user", "content": "hello"}, *whole.output, {"role": "user", "content": "why?"}]
+    assert strict.responses.create(**INPUT | {"input": again}, max_output_tokens=4).status == "incomplete"
+    with strict.responses.stream(**asked) as stream:
+        events = list(stream)
+        streamed = stream.get_final_response()
+    assert events[0].type == "response.created"
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == streamed.output_text == whole.output_text
+    assert streamed.output_parsed == whole.output_parsed
+    assert _logprobs(streamed) == _logprobs(whole)
+    assert "".join(entry["token"] for entry in _logprobs(whole)) == text
+
+
+def _logprobs(answer: Any) -> list[dict[str, Any]]:
+    return [entry.model_dump() for entry in answer.output[0].content[0].logprobs]
+
+
+def test_a_response_calls_a_tool(strict: openai.OpenAI) -> None:
+    asked = INPUT | {"tools": [FLAT_TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+    (call,) = strict.responses.parse(**asked).output
+    assert call.type == "function_call"
+    with strict.responses.stream(**asked) as stream:
+        (streamed,) = stream.get_final_response().output
+    assert streamed.type == "function_call"
+    assert (streamed.name, streamed.arguments, streamed.status) == ("weather", call.arguments, "completed")
+    assert set(json.loads(call.arguments)) == {"city", "days"}
+
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    answer = strict.responses.create(**INPUT | {"input": [call, result]}, max_output_tokens=4)
+    (message,) = answer.output
+    assert message.type == "message"
+    again = [{"role": "user", "content": "hello"}, call, result, message]
+    assert strict.responses.create(**INPUT | {"input": again}, max_output_tokens=4).status == "incomplete"
+
+
+def test_a_response_that_is_cut_says_so_at_its_end(strict: openai.OpenAI) -> None:
+    with strict.responses.stream(**INPUT, max_output_tokens=4) as stream:
+        last = list(stream)[-1]
+    assert last.type == "response.incomplete"
+    assert last.response.usage is not None
+    assert last.response.usage.output_tokens == 4
+
+
+# ---------------------------------------------------------------------------------- errors, retries, hanging up
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "code", "param"),
+    [
+        ({"model": "other"}, openai.NotFoundError, "model_not_found", "model"),
+        ({"max_tokens": -1}, openai.BadRequestError, "invalid_value", "max_tokens"),
+        ({"suffix": "x"}, openai.BadRequestError, "unsupported_parameter", "suffix"),
+        ({"extra_body": {"other": 1}}, openai.BadRequestError, "unknown_parameter", "other"),
+        ({"extra_body": {"umbel": {"timeout": "soon"}}}, openai.BadRequestError, "invalid_value", "umbel.timeout"),
+        ({"prompt": "x" * 5000}, openai.BadRequestError, "context_length_exceeded", None),
+        ({"extra_headers": {"Authorization": "Bearer x"}}, openai.AuthenticationError, "invalid_api_key", None),
+        ({"extra_headers": {"Host": "example.com"}}, openai.PermissionDeniedError, "forbidden_host", None),
+        ({"prompt": ["x"] * (MOST_IN_FLIGHT + 1)}, openai.BadRequestError, "too_many", None),
+    ],
+    ids=str,
+)
+def test_errors(
+    client: openai.OpenAI, fields: dict[str, Any], kind: type[openai.APIStatusError], code: str, param: str | None
+) -> None:
+    for stream in (False, True):
+        with pytest.raises(kind) as raised:
+            client.completions.create(**PROMPT | fields, stream=stream)
+        assert (raised.value.code, raised.value.param) == (code, param)
+        assert raised.value.type == "invalid_request_error"
+        assert raised.value.request_id
+        assert raised.value.message
+
+
+def test_a_route_that_is_none(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="no route '/v1/embeddings'"):
+        client.embeddings.create(model="oracle", input="x")
+
+
+def test_a_full_server_is_asked_again(
+    client: openai.OpenAI, idle: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client obeys Retry-After; here it hangs up in that time, which makes room."""
+    waits: list[float] = []
+    stream = client.completions.create(**ENDLESS, n=MOST_IN_FLIGHT, stream=True)
+    sleep = time.sleep
+
+    def make_room(seconds: float) -> None:
+        monkeypatch.setattr(time, "sleep", sleep)
+        waits.append(seconds)
+        stream.close()
+        idle()
+
+    monkeypatch.setattr(time, "sleep", make_room)
+    raw = client.with_options(max_retries=2).completions.with_raw_response.create(**PROMPT)
+    assert (raw.retries_taken, waits) == (1, [1.0])
+    assert raw.parse().choices[0].text
+
+
+def test_a_deadline_that_passed_is_not_asked_again(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"asks again after {seconds} s"))
+    late = ENDLESS | {"extra_body": {"ignore_eos": True, "umbel": {"timeout": 0.05}}}
+    with pytest.raises(openai.InternalServerError, match="deadline") as raised:
+        client.with_options(max_retries=2).completions.create(**late)
+    assert (raised.value.status_code, raised.value.code) == (504, "timeout")
+
+
+def test_a_deadline_that_passes_in_a_stream_is_an_error_of_it(client: openai.OpenAI) -> None:
+    stream = client.completions.create(
+        **ENDLESS | {"extra_body": {"ignore_eos": True, "umbel": {"timeout": 0.5}}}, stream=True
+    )
+    with pytest.raises(openai.APIError, match="deadline") as raised:
+        list(stream)
+    assert raised.value.code == "timeout"
+
+
+def test_a_client_that_waits_no_longer_frees_the_engine(client: openai.OpenAI, idle: Callable[[], None]) -> None:
+    with pytest.raises(openai.APITimeoutError):
+        client.completions.create(**ENDLESS, timeout=0.1)
+    idle()
+
+
+def test_a_stream_that_is_closed_frees_the_engine(client: openai.OpenAI, idle: Callable[[], None]) -> None:
+    with client.completions.create(**ENDLESS, n=2, stream=True) as stream:
+        next(iter(stream))
+    idle()
+
+
+def test_the_asynchronous_client(oracle_server: Serving, client: openai.OpenAI) -> None:
+    asked = CHAT | {"extra_body": SHORT}
+    expected = client.chat.completions.create(**asked).choices[0].message.content
+
+    async def scenario() -> None:
+        async with openai.AsyncOpenAI(base_url=oracle_server.address + "/v1", api_key=KEY, max_retries=0) as client:
+            answers = await asyncio.gather(*(client.chat.completions.create(**asked) for _ in range(8)))
+            assert {answer.choices[0].message.content for answer in answers} == {expected}
+            stream = await client.chat.completions.create(**asked, stream=True)
+            pieces = [event.choices[0].delta.content or "" async for event in stream]
+            assert "".join(pieces) == expected
+
+    asyncio.run(scenario())
