@@ -185,7 +185,10 @@ def _ours(spec: ConstraintSpec, grammar: Grammar, limits: Limits) -> Compiled:
             "write a smaller count"
         )
     close = automaton.close(automaton.start).decode()
-    data = msgspec.msgpack.encode(grammar)
+    try:
+        data = msgspec.msgpack.encode(grammar)
+    except OverflowError:
+        raise LimitExceeded("a count in it is larger than 2**63; write a smaller one, or leave it out") from None
     if len(data) > MAX_COMPILED:
         raise ConstraintRefused(f"it takes {len(data)} bytes compiled, more than {MAX_COMPILED}; write a smaller one")
     return Compiled(_engine_constraint(spec, "fsm", data), close)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from umbel.lang.errors import BackendError, ConstraintError, OverloadedError
-from umbel.lang.protocol import ConstraintEngine, ConstraintSpec
+from umbel.lang.protocol import ConstraintEngine, ConstraintKind, ConstraintSpec
 from umbel.srt.constraints.compiler import (
     MAX_COMPILED,
     Answer,
@@ -84,6 +84,15 @@ def test_a_constraint_without_a_short_text_is_refused_before_that_is_written(
     answer = compile_constraint(spec, "fsm")
     assert isinstance(answer, Refused)
     assert re.search(r"the shortest text that satisfies it has \d+ bytes, at most 65536 are allowed", answer.message)
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "tools"])
+def test_a_count_that_no_message_holds_is_refused(kind: ConstraintKind) -> None:
+    schema = '{"type": "object", "properties": {"q": {"type": "string", "maxLength": 1e308}}}'
+    tools = f'{{"format": "fenced", "tools": [{{"name": "search", "schema": {schema}}}]}}'
+    answer = compile_constraint(ConstraintSpec(kind, tools if kind == "tools" else schema), "fsm")
+    assert isinstance(answer, Refused)
+    assert "a count in it" in answer.message
 
 
 def test_equal_constraints_that_come_together_are_compiled_once() -> None:
