@@ -46,6 +46,7 @@ class Question:
         schema: JSON Schema of the answer; binds the text, not the calls. True is any JSON object.
         regex: a regular expression that the answer matches.
         options: variables of the chat template, such as `enable_thinking`.
+        format_name: the field of the body that has the schema, for errors.
     """
 
     messages: Sequence[Message]
@@ -55,6 +56,7 @@ class Question:
     regex: str | None = None
     options: Mapping[str, Option] = field(default_factory=dict)
     continues: bool = False
+    format_name: str = "response_format"
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,9 +383,7 @@ def _constraint(question: Question, call_format: CallFormat, thinking: Thinking 
     if question.schema is None and question.regex is None:
         return None
     if thinking is not None and thinking.begun:
-        raise wrong(
-            "response_format", 'the model reasons first, in no format; turn that off, as by reasoning_effort "none"'
-        )
+        raise wrong(question.format_name, "the model reasons first, in no format; turn its reasoning off")
     if question.regex is not None:
         return ConstraintSpec("regex", question.regex)
     return ConstraintSpec("json_schema", msgspec.json.encode(question.schema).decode())

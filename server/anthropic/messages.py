@@ -55,11 +55,14 @@ async def _open(asked: Asked[Any], sampling: SamplingParams) -> Dialogue:
         body.schema,
         options=_options(body),
         continues=turns.continues,
+        format_name="output_config.format",
     )
     if isinstance(body.thinking, ThinkEnabled) and front.template.reasoning_tags is None:
         asked.warnings.append("thinking: this model's chat template knows no reasoning; the answer has none")
     origin = front.origin(asked.caller, body.umbel, body.cache_salt)
     dialogue = await open_dialogue(front, question, sampling, origin, asked.id, model=model)
+    if model.program:  # its own calls make prompts, which the body does not mark
+        return dialogue
     caching = caching_of(turns, dialogue.conversation, body.cache_control, front.limits.cache_minimum)
     if caching is not None:
         if len(caching.marks) > COUNTED_MARKS:
@@ -73,6 +76,8 @@ def _options(body: MessageFields) -> dict[str, Option]:
     options: dict[str, Option] = {}
     if isinstance(body.thinking, ThinkEnabled | ThinkDisabled):
         options["enable_thinking"] = isinstance(body.thinking, ThinkEnabled)
+    elif body.thinking is None and body.schema is not None:  # JSON begins at once
+        options["enable_thinking"] = False
     if body.output_config is not None and body.output_config.effort is not None:
         options["reasoning_effort"] = body.output_config.effort
     return options

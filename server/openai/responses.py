@@ -649,6 +649,7 @@ async def respond(asked: Asked[ResponsesBody]) -> Answer:
         _choice(body, tools),
         _schema(body.text.format if body.text else None),
         options=options_of(body.reasoning.effort if body.reasoning else None),
+        format_name="text.format",
     )
     wanted = "message.output_text.logprobs" in (body.include or ()) or bool(body.top_logprobs)
     sampling = SamplingParams(

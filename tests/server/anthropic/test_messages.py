@@ -1,11 +1,14 @@
 """`/v1/messages` and `/v1/messages/count_tokens` on the oracle, and on a model that says what a test has written."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import msgspec
 import pytest
+import umbel as ul
+from umbel.compiler.files import serialise
 from umbel.lang.protocol import Chunk, Final, FinishReason, GenRequest
 from umbel.server.limits import HttpLimits
 from umbel.srt.in_process import LocalBackend
@@ -271,6 +274,18 @@ def test_reasoning_is_turned_off_where_the_template_can() -> None:
     run(scenario, backend)
 
 
+def test_an_answer_of_a_schema_is_not_reasoned_about() -> None:
+    async def scenario(client: AsgiClient) -> None:
+        body = BODY | {"output_config": {"format": {"type": "json_schema", "schema": WORD}}}
+        (block,) = (await both(client, body))["content"]
+        assert "q" in json.loads(block["text"])
+        thinking = {"type": "enabled", "budget_tokens": 1024}
+        refused = await client.post("/v1/messages", body | {"thinking": thinking, "max_tokens": 1025})
+        assert refused.json["error"]["message"].startswith("output_config.format: the model reasons first")
+
+    run(scenario, LocalBackend(chat_template=THINKS))
+
+
 def test_a_template_that_cannot_reason_is_named_in_a_header() -> None:
     async def scenario(client: AsgiClient) -> None:
         thinking = {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1025}
@@ -403,6 +418,29 @@ def test_an_error_after_the_first_event_ends_the_stream() -> None:
         assert (whole.status, whole.json["error"]["type"]) == (500, "api_error")
 
     run(scenario, Failing())
+
+
+def test_a_program_answers_as_a_model() -> None:
+    @ul.function(temperature=0)
+    def shout(s: ul.State, question: str) -> str:
+        s += question + ul.gen("answer", max_tokens=5)
+        return s["answer"] + "!"
+
+    async def scenario(client: AsgiClient) -> None:
+        file = serialise.encode(shout.trace())
+        assert (await client.begin("PUT", "/v1/programs/shout?parameter=question", file).ended()).status == 201
+        body = BODY | {"model": "shout", "system": [marked("unread")], "tools": TOOLS, "tool_choice": {"type": "none"}}
+        whole = await client.post("/v1/messages", body)
+        assert whole.status == 200, whole.json
+        (block,) = whole.json["content"]
+        streamed = await client.post("/v1/messages", body | {"stream": True})
+        assert added([data for _, data in streamed.events[2:-2]]) == [block]
+        assert (block["text"][-1], whole.json["stop_reason"]) == ("!", "end_turn")
+        assert streamed.events[-2][1]["usage"]["output_tokens"] == whole.json["usage"]["output_tokens"] == 5
+        prompt = {"model": "shout", "messages": BODY["messages"]}
+        assert (await client.post("/v1/messages/count_tokens", prompt)).status == 400
+
+    run(scenario)
 
 
 def test_an_unknown_model_and_a_wrong_method() -> None:
