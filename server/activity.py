@@ -55,7 +55,7 @@ class Activity:
         if computed or cached:
             requests = new("queue_seconds_count")
             count = f"{requests} request{'s' if requests > 1 else ''}, " if requests else ""  # 0 for scores and hints
-            parts = [f"prefill: {count}{computed} new tokens, {cached} cached; {pool}"]
+            parts = [f"prefill: {count}{computed} new token{'s' if computed != 1 else ''}, {cached} cached; {pool}"]
         if status.running or generated:
             waiting = f", {status.waiting} waiting" if status.waiting else ""
             parts.append(f"decode: {status.running} running{waiting}, {self.tokens_per_second:.0f} tok/s")

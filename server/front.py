@@ -16,7 +16,8 @@ import msgspec
 from ..lang.caching import CachingUsage
 from ..lang.chat_template import ChatTemplate
 from ..lang.errors import BackendError, CapabilityError, ParameterError
-from ..lang.protocol import Aborting, Backend, Chunk, Final, GenRequest, Origin, Tokenizing, Usage
+from ..lang.protocol import Aborting, Backend, Chunk, Final, GenRequest, Origin, RequestTimes, Tokenizing, Usage
+from . import tracing
 from .access import Access, Caller
 from .activity import Activity
 from .bodies import UmbelFields
@@ -67,6 +68,7 @@ class Front:
         self.refused = 0  # for want of room
         self.disconnects = 0  # clients that went away before their answer had ended
         self.activity = Activity()
+        self.tracer = tracing.open_tracer()
         self.workers = workers
         self._recorder = recorder
         self.programs = ProgramStore(programs)
@@ -179,7 +181,7 @@ class Front:
             async with aclosing(_closable(self.backend, requests[0])) as events:
                 async for event in events:
                     if isinstance(event, Final):
-                        self.note(event.usage, event.caching)
+                        self.note(event.usage, event.caching, event.times)
                     yield 0, event
             return
         arrived: asyncio.Queue[tuple[int, Chunk | Final | Exception]] = asyncio.Queue()
@@ -201,7 +203,7 @@ class Front:
                     raise next_event
                 if isinstance(next_event, Final):
                     running -= 1
-                    self.note(next_event.usage, next_event.caching)
+                    self.note(next_event.usage, next_event.caching, next_event.times)
                 yield index, next_event
         finally:
             for each in pumps:
@@ -219,8 +221,9 @@ class Front:
             raise BackendError("a request ended without an answer")
         return [found[index] for index in range(len(requests))]
 
-    def note(self, usage: Usage, caching: CachingUsage | None = None) -> None:
-        """Records the tokens of a request that has ended, if they are recorded at all."""
+    def note(self, usage: Usage, caching: CachingUsage | None = None, times: RequestTimes | None = None) -> None:
+        """Tells the tokens and times of a request that has ended to its span and to the record, if there are such."""
+        tracing.note(usage, times)
         if self._recorder is not None:
             self._recorder.note(usage, caching)
 

@@ -27,6 +27,7 @@ from .access import Caller
 from .bodies import Disconnected, decode, read_body
 from .errors import Dialect, HttpError, http_error
 from .limits import MAX_HEADER_BYTES, MAX_HEADERS
+from .tracing import status_noted
 
 if TYPE_CHECKING:
     from .front import Front
@@ -174,6 +175,14 @@ class _Handler:
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(endpoint.body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tracer, endpoint = self._front.tracer, self._endpoint
+        if tracer is None:
+            await self._run(scope, receive, send)
+            return
+        with tracer.request(endpoint.method, endpoint.path, scope["headers_read"], scope["umbel"]) as tally:
+            await self._run(scope, receive, status_noted(send, tally))
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id: str = scope["umbel"]
         task = asyncio.current_task()
         assert task is not None, "an application runs in a task"
