@@ -16,7 +16,7 @@ from .anthropic import messages
 from .errors import HttpError
 from .front import Front
 from .http import Application, Asked, Endpoint, Reply
-from .native import generate, questions, runtime
+from .native import generate, questions, runtime, runtime_messages
 from .openai import chat, completions, models, responses
 
 # The log has the cause; the route is open to all.
@@ -64,6 +64,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *questions.ENDPOINTS,
     *runtime.ENDPOINTS,
     *metrics.ENDPOINTS,
+    *runtime_messages.ENDPOINTS,
     Endpoint("GET", "/health", health, "Whether requests are served", answer=dict[str, str], public=True),
     Endpoint("GET", "/version", version, "umbel's version", answer=dict[str, str]),
     Endpoint("GET", "/openapi.json", describe, "This document", answer=dict[str, Any]),

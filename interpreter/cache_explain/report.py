@@ -127,7 +127,7 @@ async def _explained(
     if not backend.capabilities.prefix_cache:
         return CacheCause.OFF, None
     neighbours = earlier.of(asked, laid.text)
-    if not isinstance(backend, Locating):
+    if not (backend.capabilities.token_ids and isinstance(backend, Locating)):
         minimum = backend.capabilities.cache_minimum
         decision = estimate(asked, usage, laid.text, neighbours, minimum=minimum)
         if decision.cause is CacheCause.HIT:

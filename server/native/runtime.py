@@ -85,7 +85,7 @@ async def hint(asked: Asked[HintBody]) -> Reply:
         raise wrong("pin", f"{capabilities.name} pins nothing; leave it out")
     name = body.id or asked.id
     origin = front.origin(asked.caller, body.umbel, body.cache_salt)
-    front.backend.hint(Hint(_hint_id(asked.caller.name, name), body.prompt(front), origin, body.pin))
+    front.backend.hint(Hint(hint_id(asked.caller.name, name), body.prompt(front), origin, body.pin))
     return Reply(HintAnswer(name))
 
 
@@ -95,11 +95,11 @@ async def release(asked: Asked[None]) -> Reply:
     backend = asked.front.backend
     if not isinstance(backend, Pinning):
         raise CapabilityError(f"{backend.capabilities.name} pins nothing")
-    backend.release(_hint_id(asked.caller.name, asked.path["name"]))
+    backend.release(hint_id(asked.caller.name, asked.path["name"]))
     return Reply(HintAnswer(asked.path["name"]))
 
 
-def _hint_id(caller: str, name: str) -> str:
+def hint_id(caller: str, name: str) -> str:
     """Returns an id that no other caller's hint has: a caller's name has no slash."""
     return f"{caller}/{name}"
 

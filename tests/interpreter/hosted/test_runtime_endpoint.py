@@ -143,7 +143,7 @@ def test_a_model_that_the_server_does_not_have_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"server": "vllm"}, "write one of 'auto', 'sglang', 'openai'"),
+        ({"server": "vllm"}, "write one of 'auto', 'umbel', 'sglang', 'openai'"),
         ({"image_token": ""}, "image_token"),
         ({"model": ""}, "the name of one of the server's models"),
         ({"profile": "vlm"}, "did you mean 'vllm'"),

@@ -1,4 +1,4 @@
-"""The client for SGLang's API, which other servers taught it, works with this server."""
+"""`RuntimeEndpoint` works with this server: by SGLang's API, as with others, and by the messages of the runtime."""
 
 import asyncio
 from typing import Any
@@ -38,8 +38,9 @@ class Served(RuntimeEndpoint):
 
 @pytest.mark.filterwarnings("ignore::umbel.lang.chat_template.TemplateWarning")
 @pytest.mark.parametrize("case", conformance.CASES, ids=conformance.name_of)
-def test_an_endpoint_conforms_on_this_server(case: conformance.Case) -> None:
-    conformance.check(case, Served)
+@pytest.mark.parametrize("dialect", ["sglang", "auto"])
+def test_an_endpoint_conforms_on_this_server(case: conformance.Case, dialect: str) -> None:
+    conformance.check(case, lambda: Served(server=dialect))
 
 
 PROMPT = (Text("is it the "),)
@@ -62,7 +63,7 @@ async def told(backend: Backend) -> tuple[Final, Scored]:
 
 def test_an_endpoint_tells_what_the_runtime_tells() -> None:
     """Text, end, log-probabilities of prompt and text, and scores, which the client takes from those of prompts."""
-    over_http, scores = asyncio.run(told(Served()))
+    over_http, scores = asyncio.run(told(Served(server="sglang")))
     directly, expected = asyncio.run(told(LocalBackend()))
     (mine,), (other,) = over_http.completions, directly.completions
     assert (mine.text, mine.finish_reason, mine.matched_stop) == (other.text, other.finish_reason, other.matched_stop)
@@ -79,9 +80,10 @@ def test_an_endpoint_tells_what_the_runtime_tells() -> None:
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
 
 
-def test_an_endpoint_takes_the_template_of_the_server() -> None:
+@pytest.mark.parametrize("dialect", ["sglang", "auto"])
+def test_an_endpoint_takes_the_template_of_the_server(dialect: str) -> None:
     async def templates() -> tuple[ChatTemplate, ChatTemplate]:
-        endpoint = Served(LocalBackend(chat_template=TEMPLATE))
+        endpoint = Served(LocalBackend(chat_template=TEMPLATE), server=dialect)
         await endpoint.start()
         try:
             return endpoint.chat_template, endpoint.local.chat_template

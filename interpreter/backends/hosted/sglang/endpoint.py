@@ -1,5 +1,6 @@
 """`RuntimeEndpoint`: a model at the address of a server.
 
+model = umbel.RuntimeEndpoint("http://127.0.0.1:30000")          # umbel, by the messages of its runtime
 model = umbel.RuntimeEndpoint("http://127.0.0.1:30000")          # SGLang, by its own API
 model = umbel.RuntimeEndpoint("http://127.0.0.1:8000")           # vLLM, llama.cpp and others, by /v1/completions
 
@@ -9,16 +10,36 @@ those of `lang/templates/formats.py`, so a name gives the same prompt wherever i
 
 import contextlib
 import re
-from collections.abc import AsyncIterator, Container, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Container, Mapping
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
 
-from .....lang import checks
+import msgspec
+
+from .....lang import __version__, checks
 from .....lang.chat_template import ChatTemplate, chat_template_by_name, read_chat_template
-from .....lang.errors import EngineError, OverloadedError, ParameterError, RequestError
+from .....lang.errors import CapabilityError, EngineError, OverloadedError, ParameterError, RequestError
+from .....lang.programs import ProgramEvent, RunProgram
 from .....lang.prompt import Part
-from .....lang.protocol import Capabilities, Chunk, ConstraintSpec, Done, Final, GenRequest, Hint, Scored, ScoreRequest
+from .....lang.protocol import (
+    Capabilities,
+    Chunk,
+    ConstraintSpec,
+    Detokenize,
+    Detokenized,
+    Done,
+    Final,
+    GenRequest,
+    Hint,
+    Locate,
+    Located,
+    Scored,
+    ScoreRequest,
+    Tokenize,
+    Tokenized,
+    VocabularyInfo,
+)
 from .....lang.runtime_options import MAX_MODEL_LENGTH
 from .. import conversation
 from ..backend import ConnectionOptions, HostedBackend
@@ -26,6 +47,7 @@ from ..errors import Provider
 from ..openai import profiles
 from ..openai.backend import OpenAI, listed, plain_endpoint
 from ..openai.profiles import Profile
+from ..umbel import PATH, UmbelFacts, UmbelServer, expected_capabilities
 from .server import SGLangServer
 from .wire import SGLangPlanner, checked_extra
 
@@ -33,18 +55,22 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 
-Dialect = Literal["auto", "sglang", "openai"]
+Dialect = Literal["auto", "umbel", "sglang", "openai"]
 
 _MOST_SECONDS_TO_ASK = 30.0  # who the server is
 _NOT_THERE = (404, 405, 501)
 _BUSY = (408, 429, 503, 529)  # tried again
 _REFUSALS = frozenset(range(400, 600)).difference(_BUSY)
 _MOST_IMAGE_TOKEN = 1024  # characters
+_NAMES = {"umbel": "umbel", "sglang": "SGLang"}
 _MOST_NAMED = 100  # characters of a model's path in messages
 
 
 class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
-    """A backend for the model of a running server: SGLang's own API, or the OpenAI dialect's.
+    """A backend for the model of a running server: umbel's, SGLang's own API, or the OpenAI dialect's.
+
+    **A server of umbel**, of the same version, does what a `Runtime` does: its template, its constraints, scores at
+    once, pins, and whole programs in one request. What follows is about the others.
 
     **Text** goes to the server as it is: by `/generate`, or by `/v1/completions`. Roles are written by a chat template,
     which servers do not tell: the given one, or that of the model's family by its name. Where neither is known, roles
@@ -60,7 +86,7 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
 
     Args:
         base_url: the server's address, with or without /v1.
-        server: "sglang" or "openai"; "auto" asks the server.
+        server: "umbel", "sglang" or "openai"; "auto" asks the server at its first use, and ships no program before.
         model: the name of one of the server's models; None: the first one (an SGLang server has one).
         api_key: sent as a bearer token; None sends none.
         chat_template: Jinja source, the name of a format ("chatml", "llama-3-instruct", ...), the path of a file with
@@ -116,7 +142,7 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
         self._given_template = None if chat_template is None else read_chat_template(chat_template, name=name)
         self._image_token = image_token
         self._extra = checked_extra(extra_body)
-        self._served: SGLangServer | OpenAI | None = None
+        self._served: UmbelServer | SGLangServer | OpenAI | None = None
         self._template = self._given_template or ChatTemplate(None, name=name)
 
     def __repr__(self) -> str:
@@ -136,7 +162,11 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(self._name) if self._served is None else self._served.capabilities
+        if self._served is not None:
+            return self._served.capabilities
+        if self._asked == "umbel":
+            return expected_capabilities(self._name, programs=self._given_template is None)
+        return Capabilities(self._name)
 
     async def prepare(self) -> None:
         """Identifies the server and its model, once.
@@ -146,7 +176,7 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
             ConnectionLostError: no server there.
         """
         await super().prepare()
-        served = await self._sglang() if self._asked != "openai" else None
+        served = await self._native() if self._asked != "openai" else None
         self._served = served or await self._openai()
 
     async def generate(self, request: GenRequest) -> AsyncIterator[Chunk | Final]:
@@ -159,11 +189,35 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
 
     def hint(self, hint: Hint) -> None:
         """Sends a prefix hint to a server already in use; a hint starts no connection."""
-        if isinstance(self._served, SGLangServer):
+        if isinstance(self._served, UmbelServer | SGLangServer):
             self._served.hint(hint)
+
+    def release(self, pinned: str) -> None:
+        """Releases the pin of a hint, at a server of umbel."""
+        if isinstance(self._served, UmbelServer):
+            self._served.release(pinned)
+
+    def run_program(self, request: RunProgram) -> AsyncGenerator[ProgramEvent, None]:
+        """Runs a whole program in one request, at a server of umbel. Closing the generator early aborts it."""
+        return self._umbel("runs no whole programs").run_program(request)
+
+    async def locate(self, question: Locate) -> Located:
+        return await self._umbel("does not tell where tokens are").locate(question)
+
+    @property
+    def vocabulary(self) -> VocabularyInfo:
+        return self._umbel("does not describe its tokens").vocabulary
+
+    async def tokenize(self, question: Tokenize) -> Tokenized:
+        return await self._umbel("gives no token ids").tokenize(question)
+
+    async def detokenize(self, question: Detokenize) -> Detokenized:
+        return await self._umbel("reads no token ids").detokenize(question)
 
     def enforces(self, constraint: ConstraintSpec) -> bool:
         """Returns whether the server enforces exactly this constraint, and not only simpler ones of its kind."""
+        if isinstance(self._served, UmbelServer):
+            return True
         return self._served is not None and self._served.enforces(constraint)
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
@@ -182,28 +236,70 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
 
     # -------------------------------------------------------------------------------- how
 
-    async def _ready(self) -> SGLangServer | OpenAI:
+    async def _ready(self) -> UmbelServer | SGLangServer | OpenAI:
         if self._served is None:
             await self.start()
         assert self._served is not None, "a start that does not raise has found the server"
         return self._served
 
-    async def _sglang(self) -> SGLangServer | None:
-        """Connects to SGLang's API; None: the server has none. Raises RequestError if the user named it."""
+    def _umbel(self, otherwise: str) -> UmbelServer:
+        """Returns the server of umbel. Raises CapabilityError for another one, or before the start."""
+        if not isinstance(self._served, UmbelServer):
+            raise CapabilityError(f"{self.capabilities.name} {otherwise}; run the program on a Runtime")
+        return self._served
+
+    async def _native(self) -> UmbelServer | SGLangServer | None:
+        """Connects to umbel's messages or to SGLang's API; None: the server has neither.
+
+        Raises:
+            RequestError: the user named the one that it does not have.
+        """
         said = await self._told_of_model("/get_model_info") or await self._told_of_model("/model_info")
         path = said.get("model_path")
         if not isinstance(path, str):
             if self._asked == "auto":
                 return None
             raise RequestError(
-                f"{self._name} has no /get_model_info and is no SGLang server; write server='openai', or leave it out"
+                f"{self._name} has no /get_model_info and is no {_NAMES[self._asked]} server; write server='openai', "
+                "or leave it out"
             )
         self._take_model(path)
         self._take_template(said)
         info = await self._facts("/get_server_info") or await self._facts("/server_info")
+        if self._asked == "umbel" or (self._asked == "auto" and self._speaks_umbel(info)):
+            return await self._of_umbel(info)
         seeds = info.get("enable_deterministic_inference") is True
         planner = SGLangPlanner(f"sglang {path[:_MOST_NAMED]}", self._picture_token(), seeds, self._extra)
         return SGLangServer(self._session, planner, path, info)
+
+    def _speaks_umbel(self, info: Mapping[str, Any]) -> bool:  # Any: JSON
+        """Returns whether the server takes our messages, and every option that was given. One of another version is
+        asked by SGLang's API, which both have."""
+        ours = info.get("server") == "umbel" and info.get("version") == __version__
+        return ours and not self._extra and self._image_token is None
+
+    async def _of_umbel(self, info: Mapping[str, Any]) -> UmbelServer:  # Any: JSON
+        """Connects to the messages of a runtime, and takes its template unless one was given.
+
+        Raises:
+            RequestError: it is no server of umbel, it has another version, or options were given that it does not take.
+        """
+        if not self._speaks_umbel(info):
+            raise RequestError(
+                f"{self._name} does not take the messages of umbel {__version__} (it is {str(info.get('server'))[:40]} "
+                f"{str(info.get('version'))[:40]}), or extra_body= or image_token= is given; write server='sglang'"
+            )
+        facts = msgspec.convert(await self._facts(PATH), UmbelFacts)
+        own = self._given_template is None
+        if own:
+            self._template = ChatTemplate(
+                facts.chat_template,
+                tokens=facts.template_tokens,
+                options=facts.template_options,
+                name=facts.model,
+                checked=False,
+            )
+        return UmbelServer(self._session, facts, programs=own)
 
     async def _openai(self) -> OpenAI:
         deadline = self._session.deadline(_MOST_SECONDS_TO_ASK)

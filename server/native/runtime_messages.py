@@ -1,0 +1,167 @@
+"""`/runtime`: the messages of the runtime over HTTP, for `umbel.RuntimeEndpoint`.
+
+    GET  /runtime    what the client needs before its first message: capabilities, template, vocabulary
+    POST /runtime    {"message": MESSAGE} ─▶ a stream of {"message": MESSAGE}, the last of which is the ending
+
+A message is one of `lang/protocol.py` or `lang/programs.py`, as base64 of msgpack: JSON has neither bytes nor
+infinities, and what comes out has to be what went in. So prompts keep their parts, constraints their options, errors
+their class, and a whole program is one request. Salt and rights are those of the caller, whatever a message says.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, assert_never
+
+import msgspec
+
+from ...lang import __version__
+from ...lang.errors import CapabilityError, UmbelError
+from ...lang.programs import ProgramRunner, RunProgram
+from ...lang.protocol import (
+    Capabilities,
+    Control,
+    Detokenize,
+    Failure,
+    GenRequest,
+    Hint,
+    Locate,
+    Locating,
+    Pinning,
+    Release,
+    ScoreRequest,
+    Tokenize,
+    VocabularyInfo,
+)
+from ..access import Caller
+from ..bodies import Body, wrong
+from ..front import Front
+from ..http import DONE, Asked, Endpoint, EventStream, Reply, sse
+from ..tokens import tokenizing
+from .runtime import SERVER_NAME, hint_id
+
+Question = GenRequest | ScoreRequest | Locate | Tokenize | Detokenize | Control | RunProgram | Hint | Release
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(Question)
+
+
+class RuntimeFacts(msgspec.Struct, frozen=True):
+    """The runtime, as a client of its messages needs to know it. Messages are understood by the same version only.
+
+    Attributes:
+        chat_template: Jinja source; null for our plain one. `template_options`: its extra variables.
+    """
+
+    server: str
+    version: str
+    model: str
+    capabilities: Capabilities
+    vocabulary: VocabularyInfo
+    chat_template: str | None
+    template_tokens: dict[str, str]
+    template_options: dict[str, Any]  # Any: JSON
+
+
+class MessageBody(Body, frozen=True):
+    """One message to the runtime: base64 of msgpack."""
+
+    message: bytes
+
+
+async def facts(asked: Asked[None]) -> Reply:
+    """Describes the runtime."""
+    front = asked.front
+    front.check_open()
+    template = front.template
+    return Reply(
+        RuntimeFacts(
+            server=SERVER_NAME,
+            version=__version__,
+            model=front.models[0].name,
+            capabilities=front.backend.capabilities,
+            vocabulary=tokenizing(front).vocabulary,
+            chat_template=template.source,
+            template_tokens=template.tokens,
+            template_options=template.options,
+        )
+    )
+
+
+async def message(asked: Asked[MessageBody]) -> EventStream:
+    """Answers one message."""
+    try:
+        question: Question = _decoder.decode(asked.body.message)
+    except (msgspec.DecodeError, ValueError, RecursionError, MemoryError) as error:
+        raise wrong("message", f"it is no message of umbel {__version__}: {error}") from None
+    return EventStream(_events(asked, question))
+
+
+async def _events(asked: Asked[MessageBody], question: Question) -> AsyncGenerator[bytes, None]:
+    """Yields the answers under the label of the client; an error of umbel is one of them, and keeps its class.
+
+    Within the runtime the question has an id of its own: labels of different clients may be equal."""
+    front, label = asked.front, question.id
+    count = len(question.choices) if isinstance(question, ScoreRequest) else 1
+    count = question.sampling.n if isinstance(question, GenRequest) else count
+    with front.open(count):
+        try:
+            async with aclosing(_answers(front, asked.caller, asked.id, question)) as answers:
+                async for answer in answers:
+                    yield _event(msgspec.structs.replace(answer, id=label))
+        except UmbelError as error:
+            yield _event(Failure(label, type(error).__name__, str(error)))
+    yield DONE
+
+
+def _event(answer: msgspec.Struct) -> bytes:
+    return sse(MessageBody(message=_encode(answer)))
+
+
+async def _answers(front: Front, caller: Caller, id: str, question: Question) -> AsyncGenerator[Any, None]:
+    """Yields the answers to a question, structs with an id; none to a hint."""
+    backend = front.backend
+    match question:
+        case GenRequest():
+            async with aclosing(front.events([_owned(front, caller, question, id)])) as events:
+                async for _, event in events:
+                    yield event
+        case RunProgram():
+            if not isinstance(backend, ProgramRunner):
+                raise CapabilityError(f"{backend.capabilities.name} runs no programs itself; write server=False")
+            async with aclosing(backend.run_program(_owned(front, caller, question, id))) as program:
+                async for piece in program:
+                    yield piece
+        case ScoreRequest():
+            yield await backend.score(_owned(front, caller, question, id))
+        case Locate():
+            if not isinstance(backend, Locating):
+                raise CapabilityError(f"{backend.capabilities.name} does not tell where tokens are")
+            yield await backend.locate(_owned(front, caller, question, id))
+        case Tokenize():
+            yield await tokenizing(front).tokenize(_owned(front, caller, question, id))
+        case Detokenize():
+            yield await tokenizing(front).detokenize(msgspec.structs.replace(question, id=id))
+        case Control():
+            if not caller.admin:
+                raise CapabilityError(f"{question.verb[:40]!r} takes the admin key of the server")
+            yield await backend.control(question.verb)
+        case Hint():
+            backend.hint(_owned(front, caller, question, hint_id(caller.name, question.id)))
+        case Release():
+            if isinstance(backend, Pinning):
+                backend.release(hint_id(caller.name, question.id))
+        case _:
+            assert_never(question)
+
+
+# Any: the type of the question, which is one with an origin
+def _owned(front: Front, caller: Caller, question: Any, id: str) -> Any:
+    """Returns the question with an id of this server, in the caller's part of the cache."""
+    salt = front.access.salt(caller, question.origin.salt or None)
+    return msgspec.structs.replace(question, id=id, origin=msgspec.structs.replace(question.origin, salt=salt))
+
+
+ENDPOINTS = (
+    Endpoint("GET", "/runtime", facts, "Describe the runtime to a client of its messages", answer=RuntimeFacts),
+    Endpoint("POST", "/runtime", message, "Send the runtime a message", body=MessageBody, answer=MessageBody),
+)

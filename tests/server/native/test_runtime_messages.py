@@ -1,0 +1,364 @@
+"""An endpoint of an umbel server is the runtime itself: equal answers, whole programs, errors with their class."""
+
+import asyncio
+import base64
+import math
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+import umbel as ul
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from umbel.interpreter.backends.hosted.session import Environment
+from umbel.interpreter.backends.hosted.sglang.endpoint import RuntimeEndpoint
+from umbel.interpreter.backends.hosted.sglang.server import SGLangServer
+from umbel.interpreter.backends.hosted.umbel import UmbelServer
+from umbel.lang.errors import CapabilityError, ConstraintError, ParameterError, RequestError
+from umbel.lang.prompt import Generated, Text
+from umbel.lang.protocol import (
+    Backend,
+    Chunk,
+    ConstraintSpec,
+    Detokenize,
+    Final,
+    GenRequest,
+    Hint,
+    Locate,
+    Origin,
+    Release,
+    ScoreRequest,
+    Tokenize,
+)
+from umbel.lang.sampling import SamplingParams
+from umbel.lang.status import RuntimeStatus
+from umbel.server.access import Access
+from umbel.server.app import application
+from umbel.server.front import Front
+from umbel.srt.in_process import LocalBackend
+
+from ...compiler.random_programs import bodies, program_of
+from ...compiler.watching import seen
+from ..client import AsgiClient, served
+
+pytestmark = pytest.mark.filterwarnings("ignore::umbel.TemplateWarning")
+
+PATIENCE = 60.0  # seconds, far above what any of these programs needs
+QUIETLY: dict[str, Any] = {
+    "deadline": None,
+    "derandomize": True,
+    "phases": (Phase.explicit, Phase.generate),
+    "suppress_health_check": list(HealthCheck),
+}
+
+
+class Wire(httpx2.ASGITransport):
+    """A connection to an application, which counts requests."""
+
+    def __init__(self, front: Front) -> None:
+        super().__init__(application(front))
+        self.asked: Counter[str] = Counter()
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        self.asked[f"{request.method} {request.url.path}"] += 1
+        return await super().handle_async_request(request)
+
+
+def endpoint(front: Front, key: str | None = None, **options: Any) -> tuple[RuntimeEndpoint, Wire]:
+    wire = Wire(front)
+    environment = Environment(wire=wire, variables={})
+    return RuntimeEndpoint("http://localhost", api_key=key, environment=environment, **options), wire
+
+
+@asynccontextmanager
+async def fronted(**front: Any) -> AsyncIterator[Front]:
+    local = LocalBackend()
+    whole = Front(local, **front)
+    await whole.start()
+    try:
+        yield whole
+    finally:
+        await local.close()
+
+
+PROMPT = (Text("is it the "), Generated("end", (101, 110, 100)), Text("?"))
+HALF = SamplingParams(max_tokens=12, temperature=0.7, seed=3, n=2, logprobs=True, top_logprobs=2)
+
+
+async def answers(backend: Backend) -> list[Any]:
+    """What a backend says to one message of each kind, twice the first."""
+    assert isinstance(backend, RuntimeEndpoint | LocalBackend)
+    streamed = GenRequest("a", PROMPT, HALF, stream=True, origin=Origin("p", "f", "s", 1, 30.0, 5))
+    letters = ConstraintSpec("regex", "[a-f]{3,9}")
+    constrained = GenRequest("b", PROMPT, SamplingParams(max_tokens=30, seed=5), constraint=letters)
+    found: list[Any] = []
+    for request in (streamed, streamed, constrained):
+        found += [event async for event in backend.generate(request)]
+    for probability in ("", "overshoot", "exact"):
+        score = ScoreRequest("s", PROMPT, ("yes", "no"), unconditional=not probability, probability=probability)  # type: ignore[arg-type]
+        found.append(await backend.score(score))
+    found.append(await backend.locate(Locate("l", PROMPT, (1, 2), (PROMPT, (Text("is"),)))))
+    found.append(await backend.tokenize(Tokenize("t", PROMPT)))
+    found.append(await backend.detokenize(Detokenize("d", (101, 110))))
+    found.append(backend.vocabulary)
+    found.append(msgspec.structs.replace(backend.capabilities, name=""))
+    template = backend.chat_template
+    found.append((template.source, template.tokens, template.options))
+    return found
+
+
+def test_every_message_has_the_answer_that_the_runtime_gives() -> None:
+    async def both() -> tuple[list[Any], list[Any], Counter[str]]:
+        async with fronted() as front:
+            remote, wire = endpoint(front)
+            await remote.start()
+            over_http = await answers(remote)
+            assert isinstance(remote._served, UmbelServer)
+            await remote.close()
+        local = LocalBackend()
+        await local.start()
+        directly = await answers(local)
+        await local.close()
+        return over_http, directly, wire.asked
+
+    over_http, directly, asked = asyncio.run(both())
+    assert sum(isinstance(each, Chunk) for each in directly) > 4
+    assert joined(over_http) == joined(directly)
+    assert asked["POST /runtime"] == 9  # one request for each
+
+
+def joined(events: list[Any]) -> list[Any]:
+    """Chunks of one continuation as one text, and no times: neither is the same twice."""
+    found: list[Any] = []
+    texts: dict[int, str] = {}
+    for event in events:
+        if isinstance(event, Chunk):
+            texts[event.index] = texts.get(event.index, "") + event.text
+            continue
+        if texts:
+            found.append(texts)
+            texts = {}
+        found.append(msgspec.structs.replace(event, times=None) if isinstance(event, Final) else event)
+    return found
+
+
+def test_infinities_and_bytes_travel() -> None:
+    """JSON has neither."""
+
+    async def scenario() -> None:
+        async with fronted() as front:
+            remote, _ = endpoint(front)
+            scored = await remote.score(ScoreRequest("s", (Text("a"),), ("b",)))
+            impossible = msgspec.structs.replace(scored.choices[0], logprobs=(-math.inf,))
+
+            async def score(request: ScoreRequest) -> Any:
+                return msgspec.structs.replace(scored, choices=(impossible,))
+
+            front.backend.score = score  # type: ignore[method-assign]
+            assert (await remote.score(ScoreRequest("t", (Text("a"),), ("b",)))).choices == (impossible,)
+            await remote.close()
+
+    asyncio.run(scenario())
+
+
+# ------------------------------------------------------------------------------------ programs
+
+
+@pytest.fixture(scope="module")
+def served_here() -> tuple[LocalBackend, RuntimeEndpoint, Wire]:
+    """An oracle, and an endpoint of it over HTTP."""
+    local = LocalBackend(debug={"check_every_step": False}, pool_tokens=1 << 15)
+    front = Front(local)
+
+    class Started(RuntimeEndpoint):
+        async def prepare(self) -> None:
+            await front.start()
+            await super().prepare()
+
+    wire = Wire(front)
+    environment = Environment(wire=wire, variables={})
+    return local, Started("http://localhost", server="umbel", environment=environment), wire
+
+
+def once(program: ul.Program, backend: Backend, *, server: bool) -> ul.State:
+    return program.compile(passes="none", server=server).run(question='why "so"? ', backend=backend, timeout=PATIENCE)
+
+
+@settings(max_examples=20, **QUIETLY)
+@given(body=bodies(3))
+def test_a_program_over_http_is_one_request_and_shows_what_it_shows_here(
+    served_here: tuple[LocalBackend, RuntimeEndpoint, Wire], body: tuple[object, ...]
+) -> None:
+    local, remote, wire = served_here
+    program = program_of(body, [])
+    here = once(program, local, server=False)
+    expected = seen(here)
+    wire.asked.clear()
+    there = once(program, remote, server=True)
+    assert seen(there) == expected
+    assert there.usage.completion_tokens == here.usage.completion_tokens
+    assert wire.asked - Counter({path: 1 for path in wire.asked if path.startswith("GET ")}) == {"POST /runtime": 1}
+
+
+# ------------------------------------------------------------------------------------ callers
+
+KEYS = {"a": "sk-a", "b": "sk-b"}
+LONG = GenRequest("r", (Text("a prompt that is long enough to be cached " * 3),), SamplingParams(max_tokens=2))
+
+
+async def cached(remote: RuntimeEndpoint, salt: str = "") -> int:
+    request = msgspec.structs.replace(LONG, origin=Origin(salt=salt))
+    (final,) = [event async for event in remote.generate(request) if isinstance(event, Final)]
+    return final.usage.cached_tokens
+
+
+def test_a_caller_finds_what_it_has_cached_itself_and_nothing_of_others() -> None:
+    async def scenario() -> None:
+        async with fronted(access=Access(KEYS, "sk-admin")) as front:
+            a, b = (endpoint(front, key)[0] for key in KEYS.values())
+            assert [await cached(a), await cached(a) > 50] == [0, True]
+            assert [await cached(a, "x"), await cached(a, "x") > 50] == [0, True]
+            assert [await cached(b), await cached(b, "x")] == [0, 0]
+            with pytest.raises(CapabilityError, match="'flush_cache' takes the admin key"):
+                await a.control("flush_cache")
+            admin, _ = endpoint(front, "sk-admin")
+            await admin.control("flush_cache")
+            assert await cached(a) == 0
+            stranger, _ = endpoint(front, "sk-c")
+            with pytest.raises(RequestError, match="401"):
+                await cached(stranger)
+            for remote in (a, b, admin, stranger):
+                await remote.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_pin_belongs_to_its_caller() -> None:
+    async def scenario() -> None:
+        async with fronted(access=Access(KEYS)) as front:
+            local = front.backend
+            assert isinstance(local, LocalBackend)
+            a, b = (endpoint(front, key)[0] for key in KEYS.values())
+            for remote in (a, b):
+                await remote.start()
+            a.hint(Hint("pin", LONG.prompt, pin=60.0))
+            while not (await state(local)).pool.pinned:
+                await asyncio.sleep(0)
+            b.release("pin")
+            await asyncio.gather(*b._served._sent)  # type: ignore[union-attr]
+            assert (await state(local)).pool.pinned
+            a.release("pin")
+            while (await state(local)).pool.pinned:
+                await asyncio.sleep(0)
+            for remote in (a, b):
+                await remote.close()
+
+    asyncio.run(scenario())
+
+
+async def state(local: LocalBackend) -> RuntimeStatus:
+    return await local.status()
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (GenRequest("a", PROMPT, constraint=ConstraintSpec("regex", "(")), ConstraintError),
+        (GenRequest("a", PROMPT, origin=Origin(priority=1 << 40)), ParameterError),
+        (GenRequest("a", (Generated("x", (1 << 40,)),)), ParameterError),
+        (GenRequest("a", PROMPT, origin=Origin(salt="a b")), ParameterError),
+    ],
+)
+def test_an_error_has_its_class_and_its_words(request_: GenRequest, error: type[Exception]) -> None:
+    async def told(backend: Backend) -> str:
+        with pytest.raises(error) as caught:
+            [event async for event in backend.generate(request_)]
+        return str(caught.value)
+
+    async def scenario() -> None:
+        async with fronted() as front:
+            remote, wire = endpoint(front)
+            assert wire.asked["POST /runtime"] == 0
+            words = await told(remote)
+            assert wire.asked["POST /runtime"] == 1  # it is not sent again
+            if request_.origin.salt == "":
+                assert words == await told(front.backend)
+            await remote.close()
+
+    asyncio.run(scenario())
+
+
+# ------------------------------------------------------------------------------------ other servers
+
+
+def test_a_server_of_another_version_is_asked_by_the_api_that_both_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("umbel.server.native.runtime.__version__", "0.0.1")
+
+    async def scenario() -> None:
+        async with fronted() as front:
+            remote, _ = endpoint(front)
+            await remote.start()
+            assert isinstance(remote._served, SGLangServer)
+            with pytest.raises(CapabilityError, match="does not tell where tokens are; run the program on a Runtime"):
+                await remote.locate(Locate("l", PROMPT, (1,)))
+            named, _ = endpoint(front, server="umbel")
+            with pytest.raises(RequestError, match=r"does not take the messages of umbel .* \(it is umbel 0.0.1\)"):
+                await named.start()
+
+    asyncio.run(scenario())
+
+
+def test_a_template_of_the_client_keeps_its_programs_here() -> None:
+    async def scenario() -> None:
+        async with fronted() as front:
+            remote, _ = endpoint(front, chat_template="chatml")
+            await remote.start()
+            assert not remote.capabilities.programs
+            assert "im_start" in (remote.chat_template.source or "")
+
+    asyncio.run(scenario())
+
+
+# ------------------------------------------------------------------------------------ the route
+
+
+def wrapped(message: bytes) -> dict[str, str]:
+    return {"message": base64.b64encode(message).decode()}
+
+
+async def posted(client: AsgiClient, message: bytes) -> int:
+    return (await client.post("/runtime", wrapped(message))).status
+
+
+@settings(max_examples=50, **QUIETLY)
+@given(data=st.binary(max_size=60) | st.builds(msgspec.msgpack.encode, st.dictionaries(st.text(), st.integers(0, 9))))
+def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
+    async def scenario() -> None:
+        client = AsgiClient(application(ready))
+        assert await posted(client, data) == 400
+
+    ready = Front(LocalBackend())
+    ready.started = True
+    asyncio.run(scenario())
+
+
+def test_a_client_that_hangs_up_ends_its_message() -> None:
+    endless = GenRequest("e", PROMPT, SamplingParams(max_tokens=400, temperature=0, ignore_eos=True), stream=True)
+
+    async def scenario() -> None:
+        async with served() as client:
+            live = client.begin("POST", "/runtime", wrapped(msgspec.msgpack.encode(endless)))
+            await live.until(b"message")
+            assert client.app.front.in_flight == 1
+            await live.hang_up()
+            assert client.app.front.in_flight == 0
+            while (await client.app.front.backend.status()).running:
+                await asyncio.sleep(0)
+            release = await client.post("/runtime", wrapped(msgspec.msgpack.encode(Release("x"))))
+            assert release.events == [("", "[DONE]")]
+
+    asyncio.run(scenario())
