@@ -131,8 +131,12 @@ class Executor:
         self.position.scopes = tuple(rest)
         _given(step.binding).resolve(text_of(since(start, self.position.prompt)))
 
-    def cache_point(self, op: ops.CachePoint, step: Step) -> None:
+    async def cache_point(self, op: ops.CachePoint, step: Step) -> None:
+        """Notes the point. A backend that keeps prefixes by rules of its own is told of the place."""
+        capabilities = await self._start_backend()
         self.position.set_point(op.ttl)
+        if capabilities.hint and not capabilities.caching and self.position.prompt.parts:
+            self._hint(self._queue.fork_group)
 
     async def media(self, op: ops.Image | ops.Video, step: Step) -> None:
         capabilities = await self._start_backend()

@@ -80,6 +80,23 @@ def test_of_eight_branches_one_stores_and_seven_read(program: ul.Program):
         assert told["breakpoints"] == 16
 
 
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_cache_point_is_a_breakpoint_inside_of_a_turn(marked: bool):
+    @ul.function
+    def ask(s, question):
+        s += ul.user_begin() + DOCUMENT
+        if marked:
+            s += ul.cache_point(ttl=300)
+        s += question + ul.user_end() + ul.assistant(ul.gen("answer", max_tokens=8))
+
+    with storing() as server:
+        backend = claude(server)
+        states = [ask.run(question=question, backend=backend) for question in ("One?", "Two?")]
+        assert [state["answer"] for state in states] == ["Yes."] * 2
+        read = sum(state.usage.cached_tokens for state in states)
+        assert read > SHARED if marked else read == 0
+
+
 def test_without_breakpoints_nothing_is_read_or_stored():
     with storing() as server:
         state = talk.run(questions=["One?", "Two?"], backend=claude(server, cache=False))
