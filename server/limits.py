@@ -25,6 +25,8 @@ MAX_TOOLS = 128
 MAX_SCHEMA = 65_536  # bytes of a JSON schema, as JSON
 MAX_REGEX = 4_096  # characters
 MAX_NAME = 256  # characters of a model's name, an id or a label
+MAX_PROGRAMS = 128  # that are kept; the gateway keeps as many, so that none travels twice
+MAX_PROGRAM_BYTES = 32 << 20  # of their files together; of one, `lang.programs.MAX_GRAPH_BYTES`
 MAX_TTL = 3_600.0  # seconds that a mark or a cache object is kept after its last use
 
 

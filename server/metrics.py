@@ -34,6 +34,7 @@ _COUNTERS: Mapping[str, tuple[str, str]] = {
     "umbel_forced_tokens": ("forced_tokens", "Generated tokens that a constraint left no choice about."),
     "umbel_evicted_tokens": ("evicted_tokens", "Tokens that were evicted from the cache."),
     "umbel_retractions": ("retractions", "Requests that gave their slots back and waited again."),
+    "umbel_programs": ("gateway_programs", "Programs that were run as one request each."),
     "umbel_steps": ("steps", "Forward passes."),
     "umbel_engine_losses": ("gateway_engine_losses", "Engines that ended although they were ready."),
 }

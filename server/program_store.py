@@ -18,9 +18,8 @@ from ..compiler.running.hosted import HostedGraph
 from ..lang.errors import GraphError, ParameterError, shown
 from ..lang.programs import MAX_GRAPH_BYTES
 from .errors import HttpError
+from .limits import MAX_PROGRAM_BYTES, MAX_PROGRAMS
 
-MAX_PROGRAMS = 128  # as many graphs as the gateway keeps, so that none travels twice
-MAX_PROGRAM_BYTES = 32 << 20  # of all graphs together, in bytes of their files
 SUFFIX = ".umbel.json"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 

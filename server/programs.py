@@ -62,10 +62,12 @@ class RunBody(Body, frozen=True):
 
 
 class ProgramUsage(msgspec.Struct, frozen=True):
-    """Tokens of all calls of a run. `cached_tokens` are those of prompts whose keys were reused."""
+    """Tokens of all calls of a run. `cached_tokens` are those of prompts whose keys were reused, `cache_write_tokens`
+    those that cache points of the program have made the cache keep."""
 
     prompt_tokens: int
     cached_tokens: int
+    cache_write_tokens: int
     completion_tokens: int
     total_tokens: int
     calls: int
@@ -311,7 +313,12 @@ def _members(answer: RunAnswer) -> dict[str, Any]:
 
 def _usage(usage: Usage) -> ProgramUsage:
     return ProgramUsage(
-        usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, usage.total_tokens, usage.calls
+        usage.prompt_tokens,
+        usage.cached_tokens,
+        usage.cache_write_tokens,
+        usage.completion_tokens,
+        usage.total_tokens,
+        usage.calls,
     )
 
 

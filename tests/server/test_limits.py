@@ -22,6 +22,8 @@ from umbel.server.limits import HttpLimits, check_depth
         ("MAX_REGEX", 4_096),
         ("MAX_NAME", 256),
         ("MAX_TTL", 3_600.0),
+        ("MAX_PROGRAMS", 128),
+        ("MAX_PROGRAM_BYTES", 33_554_432),
     ],
 )
 def test_the_fixed_limits(name: str, value: float) -> None:

@@ -262,6 +262,23 @@ def test_salts_of_runs_share_nothing() -> None:
     assert other == first
 
 
+def test_a_cache_point_of_a_program_keeps_what_stands_before_it() -> None:
+    @ul.function(temperature=0)
+    def reads(s: ul.State, question: str) -> None:
+        s += "a manual " * 200 + ul.cache_point(ttl=600)
+        s += question + ul.gen("a", max_tokens=2)
+
+    async def work(client: AsgiClient) -> list[Any]:
+        await put(client, "reads", file_of(reads))
+        runs = [{"arguments": {"question": question}} for question in ("why?", "how?")]
+        return [(await client.post("/v1/programs/reads/runs", body)).json["usage"] for body in runs]
+
+    first, second = on_a_server(work)
+    assert first["cache_write_tokens"] > 1024
+    assert second["cache_write_tokens"] == 0
+    assert second["cached_tokens"] >= first["cache_write_tokens"]
+
+
 def test_sampling_budget_and_timeout_hold_for_all_of_a_run() -> None:
     @ul.function(ignore_eos=True)
     def free(s: ul.State) -> None:
