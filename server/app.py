@@ -11,7 +11,7 @@ import msgspec
 
 from ..lang import __version__
 from ..lang.status import Observable, RuntimeState
-from . import metrics, programs
+from . import caches, metrics, programs
 from .anthropic import messages
 from .errors import HttpError
 from .front import Front
@@ -60,6 +60,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *models.ENDPOINTS,
     *messages.ENDPOINTS,
     *programs.ENDPOINTS,
+    *caches.ENDPOINTS,
     *generate.ENDPOINTS,
     *questions.ENDPOINTS,
     *runtime.ENDPOINTS,

@@ -19,6 +19,7 @@ import msgspec
 
 from ..interpreter.reasoning import ReasoningTags, Splitter
 from ..interpreter.tool_reader import ArgumentsPiece, CallBegins, CallEnds, CallEvent, ContentPiece, ToolCallReader
+from ..lang.caching import Caching
 from ..lang.conversations.messages import Conversation, Message, Option
 from ..lang.errors import ParameterError
 from ..lang.prompt import Media
@@ -223,6 +224,11 @@ class Dialogue:
         self.conversation = conversation
         self._reader = reader
         self.final: Final | None = None
+
+    def mark(self, caching: Caching | None) -> None:
+        """Gives the request marks, which are places in the conversation's prompt."""
+        if caching is not None:
+            self.request = msgspec.structs.replace(self.request, caching=caching)
 
     async def steps(self) -> AsyncGenerator[Step, None]:
         """Yields the pieces of all answers as they come; `final` and `ending` are known afterwards."""

@@ -15,7 +15,7 @@ import msgspec
 from ...lang.caching import CachingUsage
 from ...lang.protocol import Usage
 from ..http import sse
-from .fields import TTLS
+from ..marks import CONTROL_TTLS
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 Event = dict[str, Any]  # Any: JSON values
@@ -87,7 +87,7 @@ class MessageUsage(msgspec.Struct, frozen=True):
 def message_usage(usage: Usage, thinking_tokens: int, caching: CachingUsage | None = None) -> MessageUsage:
     """Writes usage in Anthropic's shape."""
     marks = CachingUsage() if caching is None else caching
-    created = [sum(mark.created for mark in marks.marks if mark.ttl == ttl) for ttl in TTLS.values()]
+    created = [sum(mark.created for mark in marks.marks if mark.ttl == ttl) for ttl in CONTROL_TTLS.values()]
     return MessageUsage(
         usage.prompt_tokens - marks.read - marks.created,
         usage.completion_tokens,

@@ -7,8 +7,8 @@ import msgspec
 from ...lang.sampling import MAX_SEED
 from ..bodies import Body, Label, Name, Salt, UmbelFields
 from ..limits import MAX_MESSAGES, MAX_TOOLS
+from ..marks import CacheControl
 
-TTLS = {"5m": 300.0, "1h": 3_600.0}  # of marks, in seconds
 StopSequence = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 JsonObject = dict[str, Any]  # Any: JSON values
 
@@ -30,18 +30,6 @@ NOT_OFFERED = {
     "toolset_name": "toolsets are not offered; leave it out",
     "transformations": "pictures are seen as they are; leave it out",
 }
-
-
-class CacheControl(Body, frozen=True, tag_field="type", tag="ephemeral"):
-    """Marks the end of a prefix that shall be kept.
-
-    Attributes:
-        ttl: time after its last use.
-        scope: has no effect: a prefix is kept for the caller that marked it.
-    """
-
-    ttl: Literal["5m", "1h"] = "5m"
-    scope: Label | None = None
 
 
 class TextContent(Body, frozen=True, tag_field="type", tag="text"):

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from ...interpreter.tool_reader import ArgumentsPiece, CallBegins, CallEnds, ContentPiece
-from ...lang.caching import COUNTED_MARKS
 from ...lang.conversations.messages import Option
 from ...lang.errors import RequestError
 from ...lang.protocol import FinishReason, Locate, Locating, Usage
@@ -20,6 +19,7 @@ from ..bodies import wrong
 from ..conversation import Dialogue, Piece, Question, ReasoningPiece, Said, open_dialogue
 from ..errors import HttpError
 from ..http import Answer, Asked, Endpoint, EventStream, Reply, sse
+from ..marks import warn_of_marks
 from .answers import PING, AnswerBlocks, AppliedEdits, Event, MessageAnswer, MessageUsage, StopReason, message_usage
 from .fields import (
     NOT_OFFERED,
@@ -30,7 +30,7 @@ from .fields import (
     ThinkDisabled,
     ThinkEnabled,
 )
-from .turns import caching_of, read_turns
+from .turns import read_turns
 
 
 class TokenCount(msgspec.Struct, frozen=True):
@@ -61,13 +61,9 @@ async def _open(asked: Asked[Any], sampling: SamplingParams) -> Dialogue:
         asked.warnings.append("thinking: this model's chat template knows no reasoning; the answer has none")
     origin = front.origin(asked.caller, body.umbel, body.cache_salt)
     dialogue = await open_dialogue(front, question, sampling, origin, asked.id, model=model)
-    if model.program:  # its own calls make prompts, which the body does not mark
-        return dialogue
-    caching = caching_of(turns, dialogue.conversation, body.cache_control, front.limits.cache_minimum)
-    if caching is not None:
-        if len(caching.marks) > COUNTED_MARKS:
-            asked.warnings.append(f"cache_control: {len(caching.marks)} marks; the last {COUNTED_MARKS} count")
-        dialogue.request = msgspec.structs.replace(dialogue.request, caching=caching)
+    caching = turns.marks.caching(dialogue.conversation, front.limits.cache_minimum, whole=body.cache_control)
+    warn_of_marks(caching, asked.warnings)
+    dialogue.mark(caching)
     return dialogue
 
 

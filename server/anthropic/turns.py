@@ -9,17 +9,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...lang.caching import CacheMark, Caching
-from ...lang.conversations.messages import BlockKey, Conversation, Message
+from ...lang.conversations.messages import Message
 from ...lang.prompt import Media
 from ...lang.tool_calls import Tool, ToolCall, ToolChoice
 from ..bodies import wrong
 from ..conversation import check_schema
 from ..limits import check_depth
+from ..marks import TOOLS, CacheControl, Marks
 from .fields import (
-    TTLS,
     Base64Source,
-    CacheControl,
     ChooseAny,
     ChooseAuto,
     ChooseNone,
@@ -34,16 +32,7 @@ from .fields import (
     ToolUseContent,
 )
 
-TOOLS = -1  # in a BlockKey, in place of a message's number: the block is a tool
 FAILED = "Error: "  # before the result of a call that failed
-
-
-@dataclass(frozen=True, slots=True)
-class MarkedBlock:
-    """A block that a mark may stand on: where it is in the conversation, and its mark if it has one."""
-
-    key: BlockKey
-    mark: CacheControl | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +41,14 @@ class Turns:
 
     Attributes:
         continues: the last message is the beginning of the answer.
-        blocks: those that can be marked, in the order of the prompt: tools, system, messages.
+        marks: on tools, system and messages.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...]
     choice: ToolChoice
     continues: bool
-    blocks: tuple[MarkedBlock, ...]
+    marks: Marks
 
 
 def read_turns(body: MessageFields) -> Turns:
@@ -76,7 +65,8 @@ def read_turns(body: MessageFields) -> Turns:
         collector.add_message(message.role, f"messages[{number}].content", message.content)
     collector.end_message()
     tools = _tools(body)
-    marked_tools = tuple(MarkedBlock((TOOLS, n), tool.cache_control) for n, tool in enumerate(body.tools or ()))
+    for number, tool in enumerate(body.tools or ()):
+        collector.marks.add((TOOLS, number), tool.cache_control)
     continues = body.messages[-1].role == "assistant"
     if continues and collector.messages[-1].calls:
         raise wrong(
@@ -90,28 +80,8 @@ def read_turns(body: MessageFields) -> Turns:
         tools,
         _choice(body, tools),
         continues,
-        (*marked_tools, *collector.blocks),
+        collector.marks,
     )
-
-
-def caching_of(turns: Turns, conversation: Conversation, whole: CacheControl | None, minimum: int) -> Caching | None:
-    """Returns the marks of a body; None without any.
-
-    Args:
-        whole: the mark of the body itself, which stands on its last block.
-        minimum: tokens of the shortest prefix that is kept.
-    """
-    marked: dict[int, CacheControl | None] = {}
-    for block in turns.blocks:
-        message, index = block.key
-        place = conversation.tool_ends[index] if message == TOOLS else conversation.ends.get(block.key)
-        if place:  # the template shows the block
-            marked[place] = block.mark or marked.get(place)
-    if whole is not None and marked:
-        last = max(marked)
-        marked[last] = marked[last] or whole
-    marks = tuple(CacheMark(place, TTLS[mark.ttl]) for place, mark in sorted(marked.items()) if mark is not None)
-    return Caching(marks, tuple(sorted(marked)), minimum=minimum) if marks else None
 
 
 class _Collector:
@@ -119,13 +89,13 @@ class _Collector:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self.blocks: list[MarkedBlock] = []
+        self.marks = Marks()
         self._call_ids: set[str] = set()
         self._role = ""  # of the message that is being put together; "" between two of them
         self._content: list[str | Media] = []
         self._calls: list[ToolCall] = []
         self._thoughts: list[str] = []
-        self._marks: list[CacheControl | None] = []  # of the content
+        self._content_marks: list[CacheControl | None] = []  # of the content
         self._call_marks: list[CacheControl | None] = []
 
     def add_message(self, role: str, path: str, content: str | Sequence[ContentBlock]) -> None:
@@ -146,10 +116,11 @@ class _Collector:
         self.messages.append(
             Message(self._role, tuple(self._content), tuple(self._calls), reasoning="\n".join(self._thoughts))
         )
-        marks = self._marks + self._call_marks
-        self.blocks += [MarkedBlock((number, index), mark) for index, mark in enumerate(marks)]
+        marks = self._content_marks + self._call_marks
+        for index, mark in enumerate(marks):
+            self.marks.add((number, index), mark)
         self._role = ""
-        self._content, self._calls, self._thoughts, self._marks, self._call_marks = [], [], [], [], []
+        self._content, self._calls, self._thoughts, self._content_marks, self._call_marks = [], [], [], [], []
 
     def _add(self, role: str, path: str, block: ContentBlock) -> None:
         wanted = _ROLES.get(type(block))
@@ -197,7 +168,8 @@ class _Collector:
         marks[-1] = block.cache_control or marks[-1]
         number = len(self.messages)
         self.messages.append(Message("tool", tuple(content), call_id=block.tool_use_id))
-        self.blocks += [MarkedBlock((number, index), mark) for index, mark in enumerate(marks)]
+        for index, mark in enumerate(marks):
+            self.marks.add((number, index), mark)
 
     def _turn(self, role: str) -> None:
         if self._role != role:
@@ -206,7 +178,7 @@ class _Collector:
 
     def _add_content(self, content: str | Media, mark: CacheControl | None) -> None:
         self._content.append(content)
-        self._marks.append(mark)
+        self._content_marks.append(mark)
 
 
 _ROLES = {

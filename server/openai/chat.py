@@ -7,9 +7,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ...interpreter.tool_reader import ArgumentsPiece, CallBegins, CallEnds, ContentPiece
+from ...lang.caching import CacheMark, CacheObject
 from ...lang.conversations.messages import Message, Option
+from ...lang.errors import CapabilityError
 from ...lang.prompt import Media
-from ...lang.protocol import TokenLogprob
+from ...lang.protocol import CacheKeeping, CacheRequest, Caches, Origin, ReadCaches, TokenLogprob
 from ...lang.tool_calls import Tool, ToolCall, ToolChoice
 from ..bodies import Body, Label, wrong
 from ..conversation import (
@@ -23,8 +25,11 @@ from ..conversation import (
     open_dialogue,
     picture,
 )
+from ..errors import HttpError
+from ..front import Front
 from ..http import DONE, Answer, Asked, Endpoint, EventStream, Reply, sse
 from ..limits import MAX_MESSAGES, MAX_REGEX, MAX_TOOLS
+from ..marks import TOOLS, Breakpoint, CacheControl, CacheOptions, Marks, warn_of_marks
 from .fields import NOT_OFFERED, GenerationFields, Metadata, TokenUsage, token_usage
 
 ToolName = Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
@@ -46,12 +51,16 @@ class TextBlock(Body, frozen=True, tag="text", tag_field="type"):
     """Text of a message."""
 
     text: str
+    cache_control: CacheControl | None = None
+    prompt_cache_breakpoint: Breakpoint | None = None
 
 
 class ImageBlock(Body, frozen=True, tag="image_url", tag_field="type"):
     """A picture of a message."""
 
     image_url: ImageUrl
+    cache_control: CacheControl | None = None
+    prompt_cache_breakpoint: Breakpoint | None = None
 
 
 class RefusalBlock(Body, frozen=True, tag="refusal", tag_field="type"):
@@ -148,6 +157,7 @@ class FunctionTool(Body, frozen=True):
 
     function: FunctionFacts
     type: Literal["function"] = "function"
+    cache_control: CacheControl | None = None
 
 
 class NamedFunction(Body, frozen=True):
@@ -198,6 +208,13 @@ class SchemaFormat(Body, frozen=True, tag="json_schema", tag_field="type"):
     json_schema: JsonSchemaFacts
 
 
+class KeptTurns(Body, frozen=True):
+    """The messages and tools of a cache (`/v1/caches`)."""
+
+    messages: Annotated[tuple[ChatMessage, ...], msgspec.Meta(max_length=MAX_MESSAGES)] = ()
+    tools: Annotated[tuple[FunctionTool, ...], msgspec.Meta(max_length=MAX_TOOLS)] = ()
+
+
 class ChatBody(GenerationFields, frozen=True, kw_only=True):
     """Asks for answers to a conversation.
 
@@ -209,6 +226,8 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True):
         regex: a regular expression that the answer matches.
         continue_final_message: the last message is the beginning of the answer.
         chat_template_kwargs: variables of the chat template.
+        cache_control: a mark on the last block. prompt_cache_options: of breakpoints on blocks.
+        cached_content: the name of a cache whose messages and tools come before these.
     """
 
     messages: Annotated[tuple[ChatMessage, ...], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -225,6 +244,9 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True):
     continue_final_message: bool = False
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[Label, Option] | None = None
+    cache_control: CacheControl | None = None
+    prompt_cache_options: CacheOptions | None = None
+    cached_content: Label | None = None
     # Labels and hints, without effect.
     metadata: Metadata | None = None
     prompt_cache_key: Label | None = None
@@ -388,6 +410,24 @@ def message_of(message: ChatMessage, param: str) -> Message:
     if isinstance(message, ToolMessage):
         return Message("tool", content, call_id=message.tool_call_id, name=message.name or "")
     return Message("system" if role == "developer" else role, content, name=message.name or "")
+
+
+def marks_of(messages: Sequence[ChatMessage], tools: Sequence[FunctionTool]) -> Marks:
+    """Returns the blocks of a conversation with their marks. Raises HttpError for marks of two kinds."""
+    marks = Marks()
+    for number, tool in enumerate(tools):
+        marks.add((TOOLS, number), tool.cache_control)
+    for number, message in enumerate(messages):
+        content = message.content
+        if content is None or isinstance(content, str):
+            marks.add((number, 0), None)
+            continue
+        for index, block in enumerate(content):
+            if isinstance(block, RefusalBlock):
+                marks.add((number, index), None)
+            else:
+                marks.add((number, index), block.cache_control, block.prompt_cache_breakpoint)
+    return marks
 
 
 def _blocks(content: Content | None, param: str) -> tuple[str | Media, ...]:
@@ -558,7 +598,7 @@ class _Chat:
     def _usage(self, answers: Sequence[Said]) -> TokenUsage:
         final = self._dialogue.final
         assert final is not None, "the answers are whole"
-        return token_usage(final.usage, sum(said.reasoning_tokens for said in answers))
+        return token_usage(final.usage, sum(said.reasoning_tokens for said in answers), final.caching)
 
 
 async def converse(asked: Asked[ChatBody]) -> Answer:
@@ -567,11 +607,48 @@ async def converse(asked: Asked[ChatBody]) -> Answer:
     model = front.model(body.model)
     if body.top_logprobs is not None and not body.logprobs:
         raise wrong("top_logprobs", "it needs logprobs: true")
+    origin = front.origin(asked.caller, body.umbel, body.cache_salt)
+    cache: CacheObject | None = None
+    kept = KeptTurns()
+    if body.cached_content is not None:
+        cache, kept = await _kept(asked, body.cached_content, origin)
+        if kept.tools and body.tools:
+            raise wrong("tools", f"the cache {cache.name!r} has tools of its own; leave these out")
+        messages, tools = kept.messages + body.messages, kept.tools or body.tools
+        body = msgspec.structs.replace(body, messages=messages, tools=tools)
     question = question_of(body)
     sampling = body.sampling(body.most_tokens, logprobs=bool(body.logprobs), top_logprobs=body.top_logprobs or 0)
-    origin = front.origin(asked.caller, body.umbel, body.cache_salt)
-    chat = _Chat(asked, await open_dialogue(front, question, sampling, origin, asked.id, model=model))
+    dialogue = await open_dialogue(front, question, sampling, origin, asked.id, model=model)
+    conversation = dialogue.conversation
+    caching = marks_of(body.messages, body.tools or ()).caching(
+        conversation,
+        front.limits.cache_minimum,
+        whole=body.cache_control,
+        options=body.prompt_cache_options,
+        kept=None if cache is None else CacheMark(marks_of(kept.messages, kept.tools).last(conversation), cache.ttl),
+    )
+    warn_of_marks(caching, asked.warnings)
+    dialogue.mark(caching)
+    chat = _Chat(asked, dialogue)
     return EventStream(chat.stream()) if body.stream else Reply(await chat.whole())
+
+
+async def _kept(asked: Asked[ChatBody], name: str, origin: Origin) -> tuple[CacheObject, KeptTurns]:
+    """Returns a cache and its messages. Raises HttpError 404 for a name that the caller has not."""
+    found = await ask_caches(asked.front, ReadCaches(f"{asked.id}-cache", name, origin)) if name else None
+    if found is None or not found.caches:
+        raise HttpError(
+            404, f"no cache {name!r}; create it by POST /v1/caches", "cache_not_found", param="cached_content"
+        )
+    (cache,) = found.caches
+    return cache, msgspec.json.decode(cache.record, type=KeptTurns)
+
+
+async def ask_caches(front: Front, request: CacheRequest) -> Caches:
+    """Asks the backend about caches. Raises CapabilityError for one that keeps none by name."""
+    if not isinstance(front.backend, CacheKeeping):
+        raise CapabilityError(f"{front.backend.capabilities.name} keeps no caches by name; mark blocks instead")
+    return await front.backend.caches(request)
 
 
 ENDPOINTS = (

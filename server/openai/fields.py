@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from ...lang.caching import CachingUsage
 from ...lang.protocol import Completion, FinishReason, TokenLogprob, Usage
 from ...lang.sampling import MAX_SEED, SamplingParams
 from ..bodies import Body, Label, Name, Salt, UmbelFields, wrong
@@ -168,13 +169,18 @@ class TokenUsage(msgspec.Struct, frozen=True):
     completion_tokens_details: CompletionDetails
 
 
-def token_usage(usage: Usage, reasoning_tokens: int = 0) -> TokenUsage:
-    """Writes usage in OpenAI's shape."""
+def token_usage(usage: Usage, reasoning_tokens: int = 0, caching: CachingUsage | None = None) -> TokenUsage:
+    """Writes usage in OpenAI's shape.
+
+    Args:
+        caching: what the marks of the request have read and created.
+    """
+    marks = caching or CachingUsage()
     return TokenUsage(
         usage.prompt_tokens,
         usage.completion_tokens,
         usage.total_tokens,
-        PromptDetails(cached_tokens=usage.cached_tokens),
+        PromptDetails(usage.cached_tokens, marks.created, marks.created, marks.read),
         CompletionDetails(reasoning_tokens=reasoning_tokens),
     )
 

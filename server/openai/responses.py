@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ...interpreter.tool_reader import ArgumentsPiece, CallBegins, CallEnds, ContentPiece
+from ...lang.caching import Caching
 from ...lang.conversations.messages import Message
 from ...lang.prompt import Media
 from ...lang.protocol import TokenLogprob
@@ -32,6 +33,7 @@ from ..conversation import (
 from ..errors import HttpError
 from ..http import Answer, Asked, Endpoint, EventStream, Reply, sse
 from ..limits import MAX_MESSAGES, MAX_TOOLS
+from ..marks import Breakpoint, CacheOptions, Marks, warn_of_marks
 from .chat import Effort, ToolName, chat_logprobs, options_of
 from .fields import Metadata, StreamOptions
 
@@ -62,6 +64,7 @@ class InputText(Body, frozen=True, tag="input_text", tag_field="type"):
     """Text of a message."""
 
     text: str
+    prompt_cache_breakpoint: Breakpoint | None = None
 
 
 class OutputText(Body, frozen=True, tag="output_text", tag_field="type"):
@@ -85,6 +88,7 @@ class InputImage(Body, frozen=True, tag="input_image", tag_field="type"):
     image_url: str | None = None
     detail: Literal["auto", "low", "high", "original"] | None = None
     file_id: None = None
+    prompt_cache_breakpoint: Breakpoint | None = None
 
 
 class ReasoningText(Body, frozen=True, tag="reasoning_text", tag_field="type"):
@@ -189,6 +193,7 @@ class ResponsesBody(Body, frozen=True):
         instructions: come before the input.
         max_output_tokens: without it the answer may fill the context.
         store: nothing is stored, whatever it says; the answer says so.
+        prompt_cache_options: of the breakpoints on blocks of the input.
         include: encrypted reasoning is never given; its text is.
     """
 
@@ -208,6 +213,7 @@ class ResponsesBody(Body, frozen=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     store: bool | None = None
+    prompt_cache_options: CacheOptions | None = None
     cache_salt: Salt | None = None
     umbel: UmbelFields | None = None
     # Labels and hints, without effect.
@@ -280,33 +286,54 @@ def _choice(body: ResponsesBody, tools: _Tools) -> ToolChoice:
     return ToolChoice(chosen or "auto", None, parallel)
 
 
-def _messages(body: ResponsesBody) -> list[Message]:
+Turn = tuple[Message, tuple[Breakpoint | None, ...]]  # a message, and the marks on its blocks
+
+
+def _turns(body: ResponsesBody) -> list[Turn]:
     """Returns the turns of the input: reasoning and calls join the assistant's turn that they are of."""
-    messages = [Message("system", (body.instructions,))] if body.instructions else []
+    turns: list[Turn] = [(Message("system", (body.instructions,)), ())] if body.instructions else []
     if isinstance(body.input, str):
-        return [*messages, Message("user", (body.input,))]
+        return [*turns, (Message("user", (body.input,)), ())]
     names: dict[str, str] = {}  # id of a call → its function
     for number, item in enumerate(body.input):
         place = f"input[{number}]"
+        marks: tuple[Breakpoint | None, ...] = ()
         match item.type:
             case "message":
-                messages.append(_message(item, place))
+                message, marks = _message(item, place), _marks(item.content)
             case "reasoning":
-                messages.append(Message("assistant", reasoning=_reasoning(item)))
+                message = Message("assistant", reasoning=_reasoning(item))
             case "function_call":
                 if item.name is None or item.call_id is None:
                     raise wrong(place, "a call has a name, a call_id and arguments", "missing_required_parameter")
                 names[item.call_id] = item.name
                 call = ToolCall(item.name, item.arguments or "{}", item.call_id)
-                messages.append(Message("assistant", calls=(call,)))
+                message = Message("assistant", calls=(call,))
             case "function_call_output":
                 if item.call_id is None or item.output is None:
                     raise wrong(place, "a result has a call_id and an output", "missing_required_parameter")
-                content = _blocks(item.output, f"{place}.output")
-                messages.append(Message("tool", content, call_id=item.call_id, name=names.get(item.call_id, "")))
-    if not messages:
+                content, marks = _blocks(item.output, f"{place}.output"), _marks(item.output)
+                message = Message("tool", content, call_id=item.call_id, name=names.get(item.call_id, ""))
+        turns.append((message, marks))
+    if not turns:
         raise wrong("input", "it is empty; write a text, or items")
-    return _joined(messages)
+    return _joined(turns)
+
+
+def _marks(content: Content | None) -> tuple[Breakpoint | None, ...]:
+    if content is None or isinstance(content, str):
+        return ()
+    return tuple(
+        block.prompt_cache_breakpoint if isinstance(block, InputText | InputImage) else None for block in content
+    )
+
+
+def _caching(body: ResponsesBody, turns: Sequence[Turn], dialogue: Dialogue, minimum: int) -> Caching | None:
+    marks = Marks()
+    for number, (message, points) in enumerate(turns):
+        for index in range(max(1, len(message.content))):
+            marks.add((number, index), None, points[index] if index < len(points) else None)
+    return marks.caching(dialogue.conversation, minimum, options=body.prompt_cache_options)
 
 
 def _message(item: InputItem, place: str) -> Message:
@@ -338,20 +365,21 @@ def _blocks(content: Content, place: str) -> tuple[str | Media, ...]:
     return tuple(found)
 
 
-def _joined(messages: Sequence[Message]) -> list[Message]:
+def _joined(turns: Sequence[Turn]) -> list[Turn]:
     """Joins the assistant's messages that follow each other: reasoning, text and calls of one answer are one turn."""
-    found: list[Message] = []
-    for message in messages:
-        last = found[-1] if found else None
+    found: list[Turn] = []
+    for message, marks in turns:
+        last = found[-1][0] if found else None
         if last is None or message.role != "assistant" or last.role != "assistant" or (last.calls and message.content):
-            found.append(message)
+            found.append((message, marks))
         else:
-            found[-1] = Message(
+            joined = Message(
                 "assistant",
                 last.content + message.content,
                 last.calls + message.calls,
                 reasoning=last.reasoning + message.reasoning,
             )
+            found[-1] = (joined, ())
     return found
 
 
@@ -414,6 +442,7 @@ class ResponseAnswer(msgspec.Struct, frozen=True):
     error: Json | None = None
     completed_at: int | None = None
     object: Literal["response"] = "response"
+    prompt_cache_options: CacheOptions | None = None
     previous_response_id: None = None
     truncation: Literal["disabled"] = "disabled"
     store: Literal[False] = False
@@ -621,6 +650,7 @@ class _Response:
             usage=None if said is None else self._usage(said),
             incomplete_details={"reason": "max_output_tokens"} if cut else None,
             completed_at=None if said is None else self._front.now(),
+            prompt_cache_options=body.prompt_cache_options or CacheOptions(),
         )
 
     def _usage(self, said: Said) -> ResponseUsage:
@@ -629,7 +659,7 @@ class _Response:
         usage = final.usage
         return ResponseUsage(
             usage.prompt_tokens,
-            InputDetails(usage.cached_tokens),
+            InputDetails(usage.cached_tokens, 0 if final.caching is None else final.caching.created),
             usage.completion_tokens,
             OutputDetails(said.reasoning_tokens),
             usage.total_tokens,
@@ -643,8 +673,9 @@ async def respond(asked: Asked[ResponsesBody]) -> Answer:
     tools = _Tools()
     tools.add(body.tools or (), "tools")
     asked.warnings += tools.warnings
+    turns = _turns(body)
     question = Question(
-        _messages(body),
+        [message for message, _ in turns],
         tuple(tools.found),
         _choice(body, tools),
         _schema(body.text.format if body.text else None),
@@ -661,6 +692,9 @@ async def respond(asked: Asked[ResponsesBody]) -> Answer:
     )
     origin = front.origin(asked.caller, body.umbel, body.cache_salt)
     dialogue = await open_dialogue(front, question, sampling, origin, asked.id, model=model)
+    caching = _caching(body, turns, dialogue, front.limits.cache_minimum)
+    warn_of_marks(caching, asked.warnings)
+    dialogue.mark(caching)
     response = _Response(asked, dialogue, tools)
     if body.stream:
         return EventStream(response.stream(), failure=response.failure)

@@ -556,7 +556,7 @@ def test_the_last_four_marks_count_and_a_header_says_so() -> None:
     async def scenario(client: AsgiClient) -> None:
         messages = alternating([marked(f"{n}" * 20) for n in range(5)])
         answer = await client.post("/v1/messages", BODY | {"messages": messages})
-        assert answer.headers["umbel-warning"] == "cache_control: 5 marks; the last 4 count"
+        assert answer.headers["umbel-warning"] == "5 cache marks; the last 4 count"
         assert (await cached(client, messages=messages[:1]))[1] == 0, "the first of five marks has created nothing"
         assert (await cached(client, messages=messages[:3]))[0] == 0, "the third one has"
 

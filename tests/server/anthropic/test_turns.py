@@ -12,9 +12,10 @@ from umbel.lang.conversations.messages import Message
 from umbel.lang.errors import ParameterError
 from umbel.lang.prompt import Media
 from umbel.lang.tool_calls import Tool, ToolCall, ToolChoice
-from umbel.server.anthropic.fields import CacheControl, MessagesBody
-from umbel.server.anthropic.turns import MarkedBlock, Turns, caching_of, read_turns
+from umbel.server.anthropic.fields import MessagesBody
+from umbel.server.anthropic.turns import Turns, read_turns
 from umbel.server.errors import HttpError
+from umbel.server.marks import CacheControl
 
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "search", "input": {"q": "ü", "n": [1, 2.5]}}
 CALLED = ToolCall("search", '{"q": "ü", "n": [1, 2.5]}', "toolu_1")
@@ -131,19 +132,19 @@ def test_blocks_stand_in_the_order_of_the_prompt() -> None:
         system=[text("s", cache_control={**MARK, "scope": "global"})],
         tools=[TOOL, TOOL | {"name": "find", "cache_control": MARK}],
     )
-    five, hour, scoped = CacheControl(), CacheControl(ttl="1h"), CacheControl(scope="global")
-    assert found.blocks == (
-        MarkedBlock((-1, 0), None),
-        MarkedBlock((-1, 1), five),
-        MarkedBlock((0, 0), scoped),
-        MarkedBlock((1, 0), None),
-        MarkedBlock((1, 1), hour),
-        MarkedBlock((2, 0), None),
-        MarkedBlock((2, 1), None),  # the text after the call: calls are blocks after the content
-        MarkedBlock((2, 2), five),
-        MarkedBlock((3, 0), None),
-        MarkedBlock((3, 1), five),
-        MarkedBlock((4, 0), None),
+    five, hour = 300.0, 3_600.0
+    assert tuple(found.marks.blocks) == (
+        ((0, 0), five),
+        ((1, 0), None),
+        ((1, 1), hour),
+        ((2, 0), None),
+        ((2, 1), None),  # the text after the call: calls are blocks after the content
+        ((2, 2), five),
+        ((3, 0), None),
+        ((3, 1), five),
+        ((4, 0), None),
+        ((-1, 0), None),
+        ((-1, 1), five),
     )
 
 
@@ -189,7 +190,7 @@ def marks_of(*messages: tuple[str, Any], whole: CacheControl | None = None, **fi
     """The marks of a body, whose prompt has a part for each block and one between two messages."""
     found = turns(*messages, **fields)
     written = ChatTemplate("chatml").conversation(found.messages, found.tools)
-    return caching_of(found, written, whole, 16)
+    return found.marks.caching(written, 16, whole=whole)
 
 
 def test_marks_stand_at_the_ends_of_their_blocks() -> None:
