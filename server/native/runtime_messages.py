@@ -15,7 +15,7 @@ from typing import Any, assert_never
 import msgspec
 
 from ...lang import __version__
-from ...lang.errors import CapabilityError, UmbelError
+from ...lang.errors import CapabilityError, ParameterError, UmbelError
 from ...lang.programs import ProgramRunner, RunProgram
 from ...lang.protocol import (
     Capabilities,
@@ -36,6 +36,7 @@ from ..access import Caller
 from ..bodies import Body, wrong
 from ..front import Front
 from ..http import DONE, Asked, Endpoint, EventStream, Reply, sse
+from ..limits import MAX_TTL
 from ..tokens import tokenizing
 from .runtime import SERVER_NAME, hint_id
 
@@ -122,7 +123,12 @@ async def _answers(front: Front, caller: Caller, id: str, question: Question) ->
     backend = front.backend
     match question:
         case GenRequest():
-            async with aclosing(front.events([_owned(front, caller, question, id)])) as events:
+            request = _owned(front, caller, question, id)
+            if request.caching is not None:
+                minimum = max(request.caching.minimum, front.limits.cache_minimum)
+                caching = msgspec.structs.replace(request.caching, minimum=minimum)
+                request = msgspec.structs.replace(request, caching=caching)
+            async with aclosing(front.events([request])) as events:
                 async for _, event in events:
                     yield event
         case RunProgram():
@@ -146,6 +152,8 @@ async def _answers(front: Front, caller: Caller, id: str, question: Question) ->
                 raise CapabilityError(f"{question.verb[:40]!r} takes the admin key of the server")
             yield await backend.control(question.verb)
         case Hint():
+            if question.pin is not None and question.pin > MAX_TTL:
+                raise ParameterError(f"pin={question.pin} is too long; write at most {MAX_TTL:g} seconds")
             backend.hint(_owned(front, caller, question, hint_id(caller.name, question.id)))
         case Release():
             if isinstance(backend, Pinning):

@@ -23,10 +23,10 @@ import zmq
 from zmq.utils import z85
 
 from ...lang.errors import ParameterError
-from ...lang.protocol import Origin
+from ...lang.protocol import Abort, Control, Detokenize, Origin, ReadStatus, Release
 from ...lang.transport.inlet import Inlet, prepare
 from ...lang.transport.keys import Listen, read_clients, read_key
-from ...lang.transport.link import MAX_FRAME, ToGateway
+from ...lang.transport.link import MAX_FRAME, Bye, Hello, Ping, ToGateway
 
 ZAP = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"umbel"
@@ -151,6 +151,17 @@ class Ownership:
     def _hash(self, key: bytes, kind: bytes, text: str) -> str:
         """The key has one length and the kind no zero byte, so two triples never spell the same."""
         return hmac.new(self._secret, key + kind + b"\0" + text.encode("utf-8"), hashlib.sha256).hexdigest()
+
+
+def of_the_owner(message: ToGateway) -> str | None:
+    """Returns the name of a message that concerns the requests of all clients, which a remote one may not send."""
+    match message:
+        case Control(verb=verb):
+            return None if verb == "info" else repr(verb[:40])
+        case Hello() | Ping() | Bye() | Abort() | Release() | Detokenize() | ReadStatus():
+            return None  # of the sender's own, or numbers
+        case _:
+            return None if hasattr(message, "origin") else type(message).__name__
 
 
 def open_port(context: "zmq.Context[zmq.Socket[bytes]]", listen: Listen) -> tuple["zmq.Socket[bytes]", str]:

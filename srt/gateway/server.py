@@ -24,7 +24,7 @@ import zmq
 from ...lang.chat_template import ChatTemplate
 from ...lang.errors import CapabilityError, EngineError, OverloadedError, ParameterError, UmbelError
 from ...lang.programs import RunProgram
-from ...lang.protocol import Abort, Control, Failure, Hint, Release
+from ...lang.protocol import Abort, Failure, Hint, Release
 from ...lang.runtime_options import CLIENTS_SOCKET, GatewayStart, RuntimeOptions
 from ...lang.status import EngineState
 from ...lang.transport.exchange import Outgoing
@@ -59,7 +59,7 @@ from .clients import Clients, Connection, LongPrompts, Received, Router
 from .engine_client import EngineClient
 from .gateway import Gateway
 from .programs import Programs, capabilities_of
-from .remote import Admission, CurveRouter, Ownership, open_port
+from .remote import Admission, CurveRouter, Ownership, of_the_owner, open_port
 from .supervisor import EngineLife, Kill, Start, StartFailure, Supervisor
 
 
@@ -223,9 +223,9 @@ class GatewayServer:
             case Bye():
                 self._clients.forget(client)
                 self.client_lost(client)
-            case Control(label, "flush_cache") if connection.router.owned is not None:
-                reason = "a client of another machine does not drop the cache of all others; let the owner do it"
-                client.deliver(Failure(label, CapabilityError.__name__, reason))
+            case _ if connection.router.owned is not None and (what := of_the_owner(message)) is not None:
+                reason = f"{what} is not for clients of other machines: it concerns all of them; let the owner do it"
+                client.deliver(Failure(message.id, CapabilityError.__name__, reason))
             case _:
                 self.receive(client, message)
 

@@ -18,6 +18,7 @@ from umbel.interpreter.backends.hosted.session import Environment
 from umbel.interpreter.backends.hosted.sglang.endpoint import RuntimeEndpoint
 from umbel.interpreter.backends.hosted.sglang.server import SGLangServer
 from umbel.interpreter.backends.hosted.umbel import UmbelServer
+from umbel.lang.caching import CacheMark, Caching
 from umbel.lang.errors import CapabilityError, ConstraintError, ParameterError, RequestError
 from umbel.lang.prompt import Generated, Text
 from umbel.lang.protocol import (
@@ -39,6 +40,7 @@ from umbel.lang.status import RuntimeStatus
 from umbel.server.access import Access
 from umbel.server.app import application
 from umbel.server.front import Front
+from umbel.server.limits import HttpLimits
 from umbel.srt.in_process import LocalBackend
 
 from ...compiler.random_programs import bodies, program_of
@@ -235,6 +237,20 @@ def test_a_caller_finds_what_it_has_cached_itself_and_nothing_of_others() -> Non
                 await remote.close()
 
     asyncio.run(scenario())
+
+
+def test_marks_keep_no_less_than_the_server_lets_them() -> None:
+    async def created(least: int) -> int:
+        async with fronted(limits=HttpLimits(cache_minimum=least)) as front:
+            remote, _ = endpoint(front)
+            marked = msgspec.structs.replace(LONG, caching=Caching((CacheMark(1),), minimum=1))
+            (final,) = [event async for event in remote.generate(marked) if isinstance(event, Final)]
+            await remote.close()
+            assert final.caching is not None
+            return final.caching.created
+
+    assert asyncio.run(created(50)) > 50
+    assert asyncio.run(created(1_000)) == 0
 
 
 def test_a_pin_belongs_to_its_caller() -> None:

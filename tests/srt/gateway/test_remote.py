@@ -11,12 +11,22 @@ import pytest
 import zmq
 from umbel.lang.errors import ParameterError
 from umbel.lang.prompt import Text
-from umbel.lang.protocol import Control, GenRequest, Hint, Origin
+from umbel.lang.protocol import (
+    Abort,
+    Control,
+    GenRequest,
+    Hint,
+    Origin,
+    ReadCaches,
+    ReadStatus,
+    Release,
+    Survey,
+)
 from umbel.lang.transport.keys import KeyPair, Listen, add_client, write_key
 from umbel.lang.transport.link import Codec, EngineState, Outbound, Ping, Pong, ToGateway
 from umbel.srt.core.instruments import SystemClock
 from umbel.srt.gateway.clients import Clients, Received, Router
-from umbel.srt.gateway.remote import Admission, CurveRouter, Ownership, open_port
+from umbel.srt.gateway.remote import Admission, CurveRouter, Ownership, of_the_owner, open_port
 
 pytestmark = pytest.mark.processes
 
@@ -142,6 +152,21 @@ def test_what_clients_say_of_themselves_is_bound_to_their_keys(tmp_path: Path) -
         assert "f" != first.fork_group != second.fork_group
 
     play(tmp_path, story)
+
+
+def test_what_shows_or_drops_the_cache_of_all_is_for_the_owner() -> None:
+    for message in (Control("c", "flush_cache"), Control("c", "other"), Survey("s", 10, text=100)):
+        assert of_the_owner(message) is not None
+    for allowed in (
+        Control("c", "info"),
+        ReadStatus("r"),
+        request("g"),
+        ReadCaches("c"),
+        Release("h"),
+        Abort("g"),
+        Ping(),
+    ):
+        assert of_the_owner(allowed) is None
 
 
 def test_a_flood_from_clients_without_a_listed_key_reaches_no_one(tmp_path: Path) -> None:
