@@ -27,6 +27,7 @@ import uvicorn
 from ..interpreter.backends.runtime import Runtime
 from ..lang.errors import ParameterError, UmbelError, remedy
 from ..lang.runtime_options import RuntimeOptions
+from ..lang.transport.keys import Listen
 from .access import LOCAL_NAME, Access
 from .activity import keep
 from .app import application
@@ -53,6 +54,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         keys: the name of each API key → the key.
         admin_key: opens administrative routes.
         allow_host: further names in the Host header.
+        tcp: "tcp://HOST:PORT" on which the runtime listens for programs on other machines; tcp_key, the path of its key
+            file, and tcp_clients, that of the list of clients, belong to it.
         http_workers: processes that serve HTTP on the one socket, over one runtime.
         program: graph files that are offered from the start, as FILE:PARAMETER, or FILE for one that is no model.
         record: a file to which the tokens of every request are appended, for `umbel cost`.
@@ -66,6 +69,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     keys: dict[str, str] = {}
     admin_key: str | None = None
     allow_host: list[str] = []
+    tcp: str | None = None
+    tcp_key: str | None = None
+    tcp_clients: str | None = None
     http_workers: Annotated[int, msgspec.Meta(ge=1, le=MOST_WORKERS)] = 1
     program: list[str] = []
     record: str | None = None
@@ -79,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(stream=sys.stderr, format=LOG_FORMAT, datefmt=LOG_TIMES)
     log.setLevel(logging.INFO)
     options = {"max_queue": LEAST_QUEUE, **settings.runtime}
-    runtime = Runtime(**options)
+    runtime = Runtime(**options, listen=_listen_of(settings))
     access = Access(settings.keys, settings.admin_key, (*settings.allow_host, settings.host))
     programs = [open_program(given, Front.now()) for given in settings.program]
     listening = _bind(settings.host, settings.port)
@@ -89,6 +95,20 @@ def main(arguments: Sequence[str]) -> int:
     front = Front(runtime, access, settings.limits, tuple(settings.served_name), programs, recorder=recorder)
     server = Server(front, runtime, listening)
     return server.run()
+
+
+def _listen_of(settings: Settings) -> Listen | None:
+    """Returns where the runtime listens. Raises ParameterError for an address without a key and a list, or one of them
+    alone."""
+    match (settings.tcp, settings.tcp_key, settings.tcp_clients):
+        case (None, None, None):
+            return None
+        case (str() as address, str() as key, str() as clients):
+            return Listen(address, key, clients)
+        case _:
+            raise ParameterError(
+                "--tcp, --tcp-key and --tcp-clients belong together; `umbel keys` makes the key and the list"
+            )
 
 
 def _worker_start(settings: Settings, listening: socket.socket) -> WorkerStart:
@@ -185,6 +205,9 @@ def _parser() -> argparse.ArgumentParser:
         help="ask for a key on all routes but /health; may be repeated; also UMBEL_API_KEY",
     )
     parser.add_argument("--admin-key", metavar="KEY", help="open administrative routes; also UMBEL_ADMIN_KEY")
+    parser.add_argument("--tcp", metavar="ADDRESS", help="let programs on other machines join at tcp://HOST:PORT")
+    parser.add_argument("--tcp-key", metavar="FILE", help="with --tcp: the key file of this server; see umbel keys")
+    parser.add_argument("--tcp-clients", metavar="FILE", help="with --tcp: the list of the clients that are admitted")
     parser.add_argument(
         "--http-workers",
         type=int,
@@ -307,6 +330,8 @@ class Server:
             return
         names = ", ".join(model.name for model in self._front.models)
         log.info("ready: %s on %s (try: curl %s/v1/models)", names, address, address)
+        if self._runtime.listens_on:
+            log.info("programs on other machines join at %s", self._runtime.listens_on)
         if not self._front.access.keyed and self._listening.getsockname()[0] not in ("127.0.0.1", "::1", LOCAL_NAME):
             log.warning("every machine that reaches this address may use it; --api-key asks for a key")
         await keep(self._runtime, self._front.activity)

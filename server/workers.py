@@ -117,6 +117,8 @@ class Workers:
             self._fail(error)
         else:
             log.info("ready: %d processes on %s", self._start.workers, address_of(self._listening))
+            if self._runtime.listens_on:
+                log.info("programs on other machines join at %s", self._runtime.listens_on)
             await keep(self._runtime, Activity())
 
     async def _keep(self, number: int) -> None:

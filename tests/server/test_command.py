@@ -78,6 +78,21 @@ def test_no_limit_has_the_name_of_an_option_of_the_runtime() -> None:
     assert not set(LIMITS) & set(OPTIONS)
 
 
+@pytest.mark.parametrize("given", [["--tcp", "tcp://127.0.0.1:1"], ["--tcp-key", "x"], ["--tcp-clients", "x"]])
+def test_a_tcp_port_needs_a_key_and_a_list(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--model", "oracle", *given]) == 1
+    assert "--tcp, --tcp-key and --tcp-clients belong together" in capsys.readouterr().err
+
+
+def test_a_tcp_port_is_given_to_the_runtime(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["--tcp", "tcp://127.0.0.1:1", "--tcp-key", "server.key", "--tcp-clients", "clients.toml"]
+    assert cli.main(["serve", "--model", "oracle", *given]) == 1
+    assert "'server.key' cannot be read as a key file" in capsys.readouterr().err
+
+
 def test_a_port_that_is_taken_is_an_error_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
