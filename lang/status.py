@@ -106,7 +106,8 @@ class Histogram(msgspec.Struct, frozen=True):
 class RuntimeStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """Reads of a runtime at one moment: gauges of now, counters since its start.
 
-    The engine's part is from its last heartbeat, half a second old; without an engine its gauges are 0.
+    The engine's part is as of the beginning of the step that runs, in its last heartbeat; without an engine it is 0. So
+    a request that the step has admitted is still among those that wait.
 
     Attributes:
         model: the model's name.

@@ -39,6 +39,7 @@ from umbel.lang.protocol import (
     ScoreRequest,
 )
 from umbel.lang.sampling import SamplingParams
+from umbel.lang.status import EngineState, Observable
 
 Case = Callable[[Backend], Awaitable[None]]
 
@@ -349,6 +350,35 @@ async def a_pin_changes_no_text_and_is_released(backend: Backend) -> None:
     assert before.completions == during.completions == after.completions
 
 
+async def a_state_can_be_read_while_requests_run(backend: Backend) -> None:
+    if not isinstance(backend, Observable):
+        return
+    assert backend.health().healthy
+    before = await backend.status()
+    answers = asyncio.gather(*(generate(backend, request()) for _ in range(3)))
+    during = await backend.status()
+    await answers
+    after = await backend.status()
+    assert (during.engine, during.generation) == (EngineState.READY, before.generation)
+    assert during.in_flight <= 3
+    for earlier, later in ((before, during), (during, after)):
+        assert all(later.counters[name] >= count for name, count in earlier.counters.items())
+    survey = await backend.survey(most=5_000)
+    assert survey.total_nodes == len(survey.nodes)
+    assert sum(node.tokens for node in survey.nodes) == survey.pool.cached <= survey.pool.total
+    with pytest.raises(UmbelError, match="write 1 to 5000"):
+        await backend.survey(most=0)
+
+
+async def the_times_of_an_answer_are_in_order(backend: Backend) -> None:
+    _, final = await generate(backend, request())
+    if final.times is None:
+        return
+    assert final.times.first_token is not None
+    assert final.times.last_token is not None
+    assert 0 <= final.times.queued <= final.times.first_token <= final.times.last_token
+
+
 async def controls_are_answered_or_refused(backend: Backend) -> None:
     info = await backend.control("info")
     assert isinstance(info.result, dict)
@@ -419,6 +449,8 @@ CASES: tuple[Case, ...] = (
     probabilities_of_choices_lie_within_bounds,
     a_hint_returns_at_once_and_changes_no_text,
     a_pin_changes_no_text_and_is_released,
+    a_state_can_be_read_while_requests_run,
+    the_times_of_an_answer_are_in_order,
     controls_are_answered_or_refused,
     the_chat_template_opens_and_closes_turns,
     a_constraint_holds_or_is_refused,
