@@ -214,6 +214,10 @@ class ResponsesBody(Body, frozen=True):
     stream_options: StreamOptions | None = None
     store: bool | None = None
     prompt_cache_options: CacheOptions | None = None
+    # Ours.
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=100)] | None = None
     cache_salt: Salt | None = None
     umbel: UmbelFields | None = None
     # Labels and hints, without effect.
@@ -222,7 +226,8 @@ class ResponsesBody(Body, frozen=True):
     prompt_cache_key: Label | None = None
     safety_identifier: Label | None = None
     user: Label | None = None
-    # At their defaults only.
+    # At their defaults only: clients and gateways add them.
+    priority: Literal[0] | None = None
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
     service_tier: Literal["auto", "default"] | None = None
@@ -687,6 +692,9 @@ async def respond(asked: Asked[ResponsesBody]) -> Answer:
         max_tokens=body.max_output_tokens or CONTEXT_LEFT,
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=body.top_k or -1,  # 0 keeps all, as other servers read it
+        min_p=body.min_p or 0.0,
+        repetition_penalty=body.repetition_penalty or 1.0,
         logprobs=wanted,
         top_logprobs=body.top_logprobs or 0,
     )

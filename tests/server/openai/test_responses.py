@@ -141,6 +141,7 @@ def test_the_items_of_an_answer_come_back_as_one_turn() -> None:
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"include": ["file_search_call.results"]}, "include[0]"),
         ({"n": 2}, "n"),
+        ({"priority": 1}, "priority"),
     ],
     ids=str,
 )
@@ -149,6 +150,17 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
         answer = await client.post("/v1/responses", BODY | fields)
         assert answer.status == 400, answer.json
         assert answer.json["error"]["param"] == param, answer.json
+
+    run(scenario)
+
+
+def test_what_gateways_add_at_its_default_is_taken() -> None:
+    async def scenario(client: AsgiClient) -> None:
+        plain = (await client.post("/v1/responses", BODY)).json["output"][0]["content"]
+        added = {"store": True, "priority": 0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+        assert (await client.post("/v1/responses", BODY | added)).json["output"][0]["content"] == plain
+        likeliest = await client.post("/v1/responses", BODY | {"temperature": 1.0, "top_k": 1})
+        assert likeliest.json["output"][0]["content"] == plain
 
     run(scenario)
 
