@@ -224,12 +224,18 @@ def test_another_model_is_not_here() -> None:
 
 
 def test_every_text_of_a_batch_counts() -> None:
-    async def scenario(client: AsgiClient) -> None:
-        many = {**BODY, "text": ["a", "b"], "sampling_params": {**GREEDY, "n": 2}}
-        assert (await client.post(PATH, many)).status == 503
-        assert (await client.post(PATH, {**many, "text": "a"})).status == 200
+    many = {**BODY, "text": ["a", "b"], "sampling_params": {**GREEDY, "n": 2}}
 
-    run(scenario, limits=HttpLimits(most_in_flight=3))
+    async def scenario(client: AsgiClient) -> None:
+        endless = {**BODY, "sampling_params": {**GREEDY, "max_new_tokens": 3_000}, "stream": True}
+        live = client.begin("POST", PATH, endless)
+        await live.until(b"data: ")
+        assert (await client.post(PATH, many)).status == 503, "one runs, and these are four more"
+        assert (await client.post(PATH, {**many, "text": "a"})).status == 200
+        await live.hang_up()
+        assert (await client.post(PATH, many)).status == 200
+
+    run(scenario, limits=HttpLimits(most_in_flight=4))
 
 
 def test_a_request_is_aborted_by_its_caller_alone_and_gives_its_text() -> None:
