@@ -98,3 +98,16 @@ class CachingUsage(msgspec.Struct, frozen=True):
     def created(self) -> int:
         """Tokens that all marks have created."""
         return sum(mark.created for mark in self.marks)
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """The figures of a request whose prompt is computed.
+
+    Attributes:
+        prompt_tokens, cached_tokens: as in `Usage`.
+        caching: what its marks have read and created.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    caching: CachingUsage

@@ -19,7 +19,7 @@ from typing import Annotated, Literal, Protocol, get_args, runtime_checkable
 
 import msgspec
 
-from .caching import CACHE_MINIMUM, CACHE_SECONDS, CacheObject, Caching, CachingUsage
+from .caching import CACHE_MINIMUM, CACHE_SECONDS, Begun, CacheObject, Caching, CachingUsage
 from .chat_template import ChatTemplate
 from .errors import WIRE_ERRORS, BackendError, ParameterError, UmbelError, shown
 from .prompt import MAX_PARTS, Part, Parts, TokenIds
@@ -365,13 +365,17 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Chunk(_Wire, frozen=True):
-    """More text of one continuation. Text is never cut inside a character, nor inside a possible stop string."""
+    """More text of one continuation. Text is never cut inside a character, nor inside a possible stop string.
+
+    `begun`: on the first chunk of a request with marks.
+    """
 
     id: str
     index: int
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    begun: Begun | None = None
 
 
 class Completion(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -217,7 +217,7 @@ class Ended(_Wire, frozen=True):
     ended the text. `text_bytes`: length in bytes of the whole generated text without the stop string.
     `forced_tokens`: tokens that the constraint left no choice about. `enforced`: the text satisfies the request's
     constraint. `healed`: bytes of the first token that repeat the end of the prompt; `text_bytes` does not count
-    them. `marks`: for each mark of the request, whether its prefix is kept now.
+    them.
     """
 
     id: int
@@ -233,7 +233,6 @@ class Ended(_Wire, frozen=True):
     forced_tokens: int = 0
     enforced: bool = False
     healed: int = 0
-    marks: list[bool] = []
     times: RequestTimes = RequestTimes()
 
 
@@ -285,6 +284,18 @@ class EngineFailed(_Wire, frozen=True):
     message: str
 
 
+class MarksPlaced(_Wire, frozen=True):
+    """Says that the prompt of an EngineGenerate with marks is computed, before any of its tokens.
+
+    `placed`: for each mark whether its prefix is kept. `prompt_tokens`, `cached_tokens`: as in Ended.
+    """
+
+    id: int
+    placed: list[bool]
+    prompt_tokens: int
+    cached_tokens: int
+
+
 class KeepsEnded(_Wire, frozen=True):
     """Says that kept prefixes ended without a release: the cache was flushed or given up, or their seconds passed."""
 
@@ -305,7 +316,16 @@ class Heartbeat(_Wire, frozen=True):
 
 
 FromEngine = (
-    Tokens | Ended | ScoreEnded | ChooseEnded | ControlEnded | EngineSurveyed | EngineFailed | KeepsEnded | Heartbeat
+    Tokens
+    | Ended
+    | ScoreEnded
+    | ChooseEnded
+    | ControlEnded
+    | EngineSurveyed
+    | EngineFailed
+    | MarksPlaced
+    | KeepsEnded
+    | Heartbeat
 )
 
 

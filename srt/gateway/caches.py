@@ -2,12 +2,12 @@
 
     request ── grant ──▶ marks that read: TTL restarted, EngineRenew     ┐
                          marks that create: EngineMark on the request    ├─ settle ──▶ CachingUsage
-               Ended ──▶ which of them the engine has placed             ┘
+         MarksPlaced ──▶ which of them the engine has placed             ┘
 
 The ledger alone decides when a TTL ends, and then releases the engine's pin. The engine keeps a prefix for SLACK
 seconds longer, in case the release is lost. A prefix that the engine gave up is forgotten here (KeepsEnded). A TTL
-begins when the call that creates its prefix has ended. Calls that come earlier neither read nor create it, so the
-branches of a fork create what they share once.
+begins when its prefix is computed. Calls that come earlier neither read nor create it, so the branches of a fork create
+what they share once.
 
 Prefixes are found by their tokens: an entry is its number of tokens and a digest of them, under the salt. So a mark
 reads what it covers exactly when the kept tokens are a strict prefix of the prompt, whatever blocks they came from.
@@ -169,14 +169,15 @@ class CacheLedger:
                 marked.pins.append(None)
                 continue
             self._creating[marked.salt, prefix] = marked
-            seconds = self._limits.request_timeout + mark.ttl + SLACK  # the call may run so long before it is settled
-            orders.append(EngineMark(self._new_id(), mark.length, seconds))
+            orders.append(EngineMark(self._new_id(), mark.length, mark.ttl + SLACK))
             marked.pins.append(orders[-1].id)
         self._unsettled[marked] = None
         return orders
 
     def settle(self, marked: MarkedPrompt, placed: Iterable[bool]) -> None:
-        """Notes which marks the engine has placed, in the order of `grant`, and computes the call's usage."""
+        """Notes which marks the engine has placed, in the order of `grant`, and computes the call's usage, once."""
+        if marked not in self._unsettled:
+            return
         now = self._clock.now()
         self.tick()
         answers = iter(placed)

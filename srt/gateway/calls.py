@@ -21,7 +21,7 @@ from typing import Protocol
 import msgspec
 
 from ...fsm.stops import Stops
-from ...lang.caching import CacheObject
+from ...lang.caching import Begun, CacheObject
 from ...lang.errors import CancelledError, OverloadedError, UmbelError
 from ...lang.programs import FromPrograms
 from ...lang.protocol import (
@@ -199,6 +199,7 @@ class GenCall(PendingCall):
     spec: ConstraintSpec | None = None
     compiled: Compiled | None = field(default=None, init=False)
     inquiry: CompileInquiry | None = field(default=None, init=False)  # while the constraint is being compiled
+    begun: Begun | None = field(default=None, init=False)  # for the next chunk
     continuations: dict[int, Continuation] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -270,7 +271,9 @@ class GenCall(PendingCall):
             text,
             tuple(token_ids[continuation.sent :]),
             tuple(continuation.logprobs[continuation.told_logprobs :]),
+            self.begun,
         )
+        self.begun = None
         continuation.sent = len(token_ids)
         continuation.told_logprobs = len(continuation.logprobs)
         return [chunk]

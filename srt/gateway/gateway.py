@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import assert_never
 
+from ...lang.caching import Begun
 from ...lang.errors import (
     WIRE_ERRORS,
     BackendError,
@@ -64,6 +65,7 @@ from ..core.messages import (
     FromEngine,
     Heartbeat,
     KeepsEnded,
+    MarksPlaced,
     ToEngine,
 )
 from ..multimodal.cache import PictureCache
@@ -248,6 +250,9 @@ class Gateway:
         if call is None:
             self.counters["late_events"] += 1
             return
+        if isinstance(event, MarksPlaced):
+            self._marks_placed(call, event)
+            return
         if isinstance(event, EngineFailed):
             call.open.discard(event.id)
             self._abort_engine_requests(call)
@@ -257,7 +262,7 @@ class Gateway:
             return
         try:
             if isinstance(event, Ended) and call.marked is not None and event.id == call.messages[0].id:
-                self._caches.settle(call.marked, event.marks)
+                self._caches.settle(call.marked, ())  # unless MarksPlaced has come: it was aborted before
             messages = call.accept(event)
         except Exception:
             self._internal(call, "reading the engine's answer")
@@ -272,6 +277,14 @@ class Gateway:
         for message in chunks:
             call.client.deliver(message)
         self._end(call, ending)
+
+    def _marks_placed(self, call: PendingCall, event: MarksPlaced) -> None:
+        if call.marked is None:
+            self.counters["late_events"] += 1
+            return
+        self._caches.settle(call.marked, event.placed)
+        if isinstance(call, GenCall):
+            call.begun = Begun(event.prompt_tokens, event.cached_tokens, call.marked.usage)
 
     def engine_lost(self, reason: str) -> None:
         """Fails the calls whose clients have seen a part of the answer; holds the others for the next engine."""

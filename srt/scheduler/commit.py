@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ...lang.errors import EngineError
 from ...lang.protocol import FinishReason
 from ..core.batch import Logits, LogitsError, RowNeed, RowRequests, isolate
-from ..core.messages import IdLogprob, Tokens
+from ..core.messages import IdLogprob, MarksPlaced, Tokens
 from ..sampling.gumbel import SampleRequest
 from ..sampling.sampler import Sampler, Wanted, bits_of, describe, draws_of, look_up
 from .choice_search import ChoiceSearches, questions
@@ -414,11 +414,14 @@ class Commit:
             generation.sent = known
 
     def _keep_marks(self, request: Request) -> None:
-        """Keeps the prefixes that the request marks, once: its prompt is computed, and it is open."""
+        """Keeps the prefixes that the request marks, once, and says so: its prompt is computed, and it is open."""
         job = request.job
         if isinstance(job, Generation) and job.marks and not job.marked:
             job.marked = True
-            self._kv.keep(request, job.marks, self._clock.now())
+            placed = self._kv.keep(request, job.marks, self._clock.now())
+            healed = job.cursor.healed if job.cursor is not None else 0
+            tokens = request.prompt_length + (healed > 0)
+            self._table.events.append(MarksPlaced(request.message_id, placed, tokens, request.cached_tokens))
 
     def finish(self, request: Request) -> None:
         """Ends a request that needs no more keys and no more tokens.

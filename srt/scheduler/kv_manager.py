@@ -102,10 +102,6 @@ class Pins:
         """The number of kept prefixes."""
         return len(self._kept)
 
-    def holds(self, number: int) -> bool:
-        """Returns whether the prefix of this number is kept now."""
-        return number in self._kept
-
     def keep(self, number: int, match: Match, *, seconds: float, now: float) -> bool:
         """Keeps the tokens of `match`, which the caller has locked. Pins of hints give way to it.
 
@@ -380,14 +376,19 @@ class KVManager:
             request.message_id, request.match if whole else Match(request.match.node, 0), seconds=seconds, now=now
         )
 
-    def keep(self, request: Request, marks: Iterable[EngineMark], now: float) -> None:
-        """Keeps the first tokens of the request up to each mark. Their rows have run, and it is still open."""
+    def keep(self, request: Request, marks: Iterable[EngineMark], now: float) -> list[bool]:
+        """Keeps the first tokens of the request up to each mark → whether each is kept.
+
+        Their rows have run, and the request is still open.
+        """
+        placed = []
         for mark in marks:
             known = request.tokens[: mark.length if mark.length <= request.tree_length else 0]  # 0: without a tree
             with self.tree_time:
                 match = self.cache.match(known, request.schedule.salt)
             assert match.length == len(known), "the request's lock holds its path"
-            self.pins.keep(mark.id, match, seconds=mark.seconds, now=now)
+            placed.append(self.pins.keep(mark.id, match, seconds=mark.seconds, now=now))
+        return placed
 
     def take_back_spare(self, requests: Iterable[Request]) -> bool:
         """Frees the spare slots of all requests; False: there were none."""

@@ -192,7 +192,6 @@ class RequestTable:
             and cursor.accepting
             and (stop.matched is None or stop.matched in cursor.eos_ids),
             healed=healed,
-            marks=[self._kv.pins.holds(mark.id) for mark in generation.marks],
             times=self._timing.of(request, generation),
         )
 

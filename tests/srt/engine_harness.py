@@ -20,6 +20,7 @@ from umbel.srt.core.messages import (
     EngineScore,
     FromEngine,
     KeepsEnded,
+    MarksPlaced,
     Schedule,
     ScoreEnded,
     Tokens,
@@ -71,6 +72,7 @@ class Engine:
         self.streamed: dict[int, list[int]] = {}
         self.ended_in: dict[int, int] = {}  # id → step
         self.lost_keeps: list[int] = []
+        self.placed: dict[int, list[bool]] = {}  # by request: its marks
         self.steps = 0
         self._next_id = 0
 
@@ -150,6 +152,11 @@ class Engine:
             if isinstance(event, KeepsEnded):
                 self.lost_keeps += event.ids
                 continue
+            if isinstance(event, MarksPlaced):
+                assert event.id not in self.placed, "marks are placed once"
+                assert event.id not in self.endings.keys() | self.streamed.keys(), "before the first token"
+                self.placed[event.id] = event.placed
+                continue
             assert event.id not in self.endings, f"request {event.id} was answered after its end"
             if isinstance(event, Tokens):
                 self.streamed.setdefault(event.id, []).extend(event.token_ids)
@@ -179,9 +186,8 @@ class Engine:
         return ending.cached_tokens
 
     def marks(self, message_id: int) -> list[bool]:
-        ending = self.endings[message_id]
-        assert isinstance(ending, Ended), f"request {message_id} ended with {ending}"
-        return ending.marks
+        """Which of its marks were placed; none if its prompt was not computed."""
+        return self.placed.get(message_id, [])
 
     def count(self, name: str) -> float:
         return self.scheduler.counters[name]

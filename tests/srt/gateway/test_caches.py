@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
-from umbel.lang.caching import CacheMark, CacheObject, Caching, CachingUsage, MarkUsage
+from umbel.lang.caching import Begun, CacheMark, CacheObject, Caching, CachingUsage, MarkUsage
 from umbel.lang.errors import UmbelError
 from umbel.lang.prompt import Part, Text
 from umbel.lang.protocol import (
     Abort,
     CacheRequest,
     Caches,
+    Chunk,
     Control,
     CreateCache,
     DeleteCache,
@@ -469,34 +470,63 @@ def test_lost_frames_release_everything() -> None:
     assert (machine.kept, machine.figures([CODE], 1)) == (1101, (1601, 0))
 
 
-def test_calls_that_fail_leave_no_pin() -> None:
+def steps(machine: Machine, count: int) -> None:
+    for _ in range(count):
+        for event in machine.engine.step():
+            machine.gateway.engine_event(event)
+
+
+LONG = SamplingParams(max_tokens=1000, temperature=0.0, ignore_eos=True)
+
+
+def test_a_prefix_is_read_while_the_answer_of_its_creator_goes_on() -> None:
+    machine = Machine()
+    machine.send((Text(CODE), END), Caching((CacheMark(1),)), sampling=LONG, stream=True)
+    steps(machine, 7)
+    first, *others = machine.front_end.answers()
+    assert isinstance(first, Chunk)
+    assert first.begun == Begun(1602, 0, CachingUsage((MarkUsage(1601, 0, 1601, 300.0),)))
+    assert others
+    assert all(isinstance(chunk, Chunk) and chunk.begun is None for chunk in others)
+    second = machine.send((Text(CODE), END), Caching((CacheMark(1),)))
+    steps(machine, 5)
+    (final,) = [answer for answer in machine.front_end.answers() if isinstance(answer, Final)]
+    assert final.caching is not None
+    assert (final.id, final.caching.created, final.caching.read) == (second, 0, 1601)
+
+
+def test_what_is_computed_stays_kept_though_its_call_does_not_end_well() -> None:
     machine = Machine()
     caching = Caching((CacheMark(1),))
-    long = SamplingParams(max_tokens=1000, temperature=0.0, ignore_eos=True)
-
-    def begin(**fields: object) -> str:
-        label = machine.send((Text(CODE), END), caching, sampling=long, **fields)
-        for _ in range(6):
-            for event in machine.engine.step():
-                machine.gateway.engine_event(event)
-        assert machine.kept == 1601, "the prompt is computed, and the call goes on"
-        return label
-
-    begin()
+    machine.send((Text(CODE), END), caching, sampling=LONG)
+    steps(machine, 7)
     machine.gateway.client_lost(machine.front_end.client())
     machine.run()
-    assert machine.kept == 0
-    begin(origin=Origin(timeout=5.0))
-    machine.clock.advance(7.0)
-    machine.gateway.tick()
+    assert (machine.kept, len(machine.gateway._caches)) == (1601, 1)
+    assert machine.figures([CODE], 1) == (0, 1601)
+
+
+@pytest.mark.parametrize("end", ["lost", "late", "aborted"])
+def test_calls_that_end_before_their_prompt_is_computed_leave_no_pin(end: str) -> None:
+    machine = Machine()
+    label = machine.send(
+        (Text(CODE), END),
+        Caching((CacheMark(1),)),
+        sampling=LONG,
+        origin=Origin(timeout=5.0 if end == "late" else None),
+    )
+    steps(machine, 2)
+    match end:
+        case "lost":
+            machine.gateway.client_lost(machine.front_end.client())
+        case "late":
+            machine.clock.advance(7.0)
+            machine.gateway.tick()
+        case _:
+            machine.gateway.receive(machine.front_end.client(), Abort(label))
     machine.run()
-    assert machine.kept == 0
-    label = begin()
-    machine.gateway.receive(machine.front_end.client(), Abort(label))
-    machine.run()
-    final = machine.front_end.answers()[-1]
-    assert isinstance(final, Final), "an aborted call has an answer, and what it created stays"
-    assert (final.usage.cache_write_tokens, machine.kept) == (1601, 1601)
+    assert (machine.kept, len(machine.gateway._caches), machine.gateway._caches._creating) == (0, 0, {})
+    assert machine.figures([CODE], 1) == (1601, 0)
 
 
 def test_a_message_that_cannot_be_sent_costs_no_call() -> None:
