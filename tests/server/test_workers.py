@@ -61,19 +61,24 @@ PROMPT = "a prompt that is long enough to be cached " * 3
 ASKED = {"text": PROMPT, "sampling_params": {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}}
 
 
+def answered(serving: Serving) -> Any:
+    """Asks until a worker answers: one may serve while another one still starts."""
+    return until(lambda: serving.attempt("/generate", ASKED), "no worker serves")
+
+
 @pytest.mark.processes
 def test_workers_share_a_socket_and_a_cache_and_end_with_their_parent(serving: Serving) -> None:
     until(lambda: serving.attempt("/health"), "the server is not ready")
     first, second = until(lambda: len(workers_of(serving)) == 2 and workers_of(serving), "two workers run")
-    answers = [serving.ask("/generate", ASKED) for _ in range(2)]
+    answers = [answered(serving) for _ in range(2)]
 
     first.kill()
     first.wait()
-    answers.append(serving.ask("/generate", ASKED))
+    answers.append(answered(serving))  # by the second one
     until(lambda: len(workers_of(serving)) == 2, "another worker was started")
     second.kill()
     second.wait()
-    answers.append(until(lambda: serving.attempt("/generate", ASKED), "the new worker serves"))
+    answers.append(answered(serving))  # by the new one
 
     assert len({answer["text"] for answer in answers}) == 1
     assert all(answer["meta_info"]["cached_tokens"] > 50 for answer in answers[1:])  # one salt in all workers
