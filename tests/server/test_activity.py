@@ -3,11 +3,14 @@
 import asyncio
 import logging
 
+import psutil
 import pytest
 from umbel.lang.errors import ModelError
 from umbel.lang.status import EngineState, PoolGauges, RuntimeHealth, RuntimeState, RuntimeStatus, TreeSurvey
 from umbel.server import activity
 from umbel.server.activity import Activity, keep
+
+from .serving import ADMIN_KEY, Serving, until
 
 POOL = PoolGauges(total=1000, free=970)
 
@@ -112,3 +115,43 @@ def test_a_runtime_that_broke_is_started_again(
         "the runtime could not be started again: no such file",
         "the runtime is ready",
     ]
+
+
+# ------------------------------------------------------------------------------------ with processes
+
+COMPLETION = {"model": "oracle", "prompt": "abcdefg", "max_tokens": 9, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.mark.processes
+def test_a_server_logs_its_work_and_no_text(oracle_server: Serving) -> None:
+    oracle_server.ask("/v1/completions", COMPLETION)
+    until(lambda: oracle_server.said(r"(prefill: .* tok/s)\n"), "the server does not say what it did")
+    assert "abcdefg" not in oracle_server.log
+    assert oracle_server.ask("/health") == {"status": "ok"}
+    loads = oracle_server.ask("/v1/loads", headers={"authorization": f"Bearer {ADMIN_KEY}"})
+    assert loads["loads"][0]["max_total_num_tokens"] > 0
+
+
+def child(parent: int, module: str) -> psutil.Process | None:
+    return next((each for each in psutil.Process(parent).children() if module in each.cmdline()), None)
+
+
+@pytest.mark.processes
+@pytest.mark.nightly
+def test_health_follows_an_engine_that_is_stopped_and_a_gateway_that_is_killed() -> None:
+    serving = Serving("--model", "oracle").ready()
+    try:
+        serving.ask("/v1/completions", COMPLETION)
+        gateway = child(serving.process.pid, "umbel.srt.gateway.server")
+        assert gateway is not None
+        engine = child(gateway.pid, "umbel.srt.engine.process")
+        assert engine is not None
+        engine.suspend()
+        until(lambda: serving.attempt("/health") is None, "a stopped engine counts as healthy")
+        until(lambda: serving.attempt("/health"), "the engine is not replaced")
+        gateway.kill()
+        until(lambda: serving.attempt("/health") is None, "a server without a gateway counts as healthy")
+        until(lambda: serving.attempt("/health"), "without a request the gateway is not replaced")
+        assert serving.ask("/v1/completions", COMPLETION)["usage"]["completion_tokens"] == 9
+    finally:
+        serving.end()
