@@ -124,11 +124,18 @@ class AnswerReader:
         tags: of the model's reasoning; None where it has none.
         tail: the end of the prompt, which may have opened the reasoning.
         call_format: the spelling of calls. names: of tools that may be called; () reads all as content.
+        lead: white space that the template writes before an answer, which is no part of its content.
     """
 
     def __init__(
-        self, tags: tuple[str, str] | None, tail: str, call_format: CallFormat, names: Sequence[str] = ()
+        self,
+        tags: tuple[str, str] | None,
+        tail: str,
+        call_format: CallFormat,
+        names: Sequence[str] = (),
+        lead: str = "",
     ) -> None:
+        self._lead = lead  # that has not come yet
         self._splitter = None if tags is None else Splitter(ReasoningTags(*tags), tail, opened=True)
         self._calls = ToolCallReader(call_format, names) if names else None
         self._answered = False  # something after the reasoning has come
@@ -176,6 +183,10 @@ class AnswerReader:
         return not self._called and not self.reasoning_tokens
 
     def _answer(self, text: str) -> list[Piece]:
+        if self._lead and text:
+            most = min(len(text), len(self._lead))
+            led = next((place for place in range(most) if text[place] != self._lead[place]), most)
+            text, self._lead = text[led:], self._lead[led:] if led == len(text) else ""
         if not text:
             return []
         return [ContentPiece(text)] if self._calls is None else self._note(self._calls.feed(text))
@@ -280,7 +291,8 @@ class Dialogue:
         assert self.final is not None, "the answers have ended"
         for completion, reader in zip(self.final.completions, readers, strict=True):
             if reader.plain:
-                self._front.history.keep(self.request.origin.salt, completion.text, completion)
+                text = completion.text.removeprefix(self._reader.lead)
+                self._front.history.keep(self.request.origin.salt, text, completion)
 
     async def _folded(self) -> list[Said]:
         texts = [Said() for _ in range(self.request.sampling.n)]
@@ -303,9 +315,10 @@ class ReaderFacts:
     tail: str
     call_format: CallFormat
     names: tuple[str, ...]
+    lead: str = ""
 
     def open(self) -> AnswerReader:
-        return AnswerReader(self.tags, self.tail, self.call_format, self.names)
+        return AnswerReader(self.tags, self.tail, self.call_format, self.names, self.lead)
 
 
 async def open_dialogue(
@@ -346,7 +359,9 @@ async def open_dialogue(
     thinking = None if tags is None else Thinking(*tags, begun=conversation.opens(tags))
     constraint = _constraint(question, call_format, thinking)
     names = tuple(tool.name for tool in question.choice.among(question.tools)) if offered else ()
-    facts = ReaderFacts(tags, conversation.tail, call_format, names)
+    # A constraint says how the text begins, and so does the beginning of an answer that is continued.
+    lead = template.lead_of_answers if constraint is None and not question.continues else ""
+    facts = ReaderFacts(tags, conversation.tail, call_format, names, lead)
     ends = tuple(text for text in template.turn_stops if text not in sampling.stop)[: MAX_STOPS - len(sampling.stop)]
     asked = msgspec.structs.replace(sampling, stop=sampling.stop + ends) if ends else sampling
     request = GenRequest(request_id, conversation.parts, asked, origin=origin, constraint=constraint)

@@ -9,7 +9,8 @@ import pytest
 from umbel.lang.conversations.messages import Message
 from umbel.lang.protocol import Origin
 from umbel.lang.sampling import SamplingParams
-from umbel.server.conversation import Question, open_dialogue
+from umbel.lang.tool_calls import FENCED
+from umbel.server.conversation import AnswerReader, Question, Said, open_dialogue
 from umbel.srt.in_process import LocalBackend
 
 from ..client import Answered, AsgiClient, served
@@ -335,3 +336,15 @@ def test_a_plain_template_ends_answers_where_another_turn_would_begin() -> None:
             assert len(stops) > 1 or asked[len(stops) :] == front.template.turn_stops != ()
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("texts", "content"),
+    [([" a", "b"], "ab"), (["a b"], "a b"), (["  a"], " a"), ([" ", "a"], "a"), ([" "], ""), ([], "")],
+)
+def test_the_white_space_that_a_template_writes_before_answers_is_no_content(texts: list[str], content: str) -> None:
+    reader, said = AnswerReader(None, "", FENCED, lead=" "), Said()
+    for piece in texts:
+        said.add(reader.feed(piece, 1))
+    said.add(reader.finish())
+    assert said.content == content
