@@ -13,6 +13,7 @@ from umbel.lang.protocol import Backend, Final, GenRequest, Scored, ScoreRequest
 from umbel.lang.sampling import SamplingParams
 from umbel.server.app import application
 from umbel.server.front import Front
+from umbel.server.limits import HttpLimits
 from umbel.srt.in_process import LocalBackend
 
 from ... import conformance
@@ -23,7 +24,7 @@ class Served(RuntimeEndpoint):
 
     def __init__(self, local: LocalBackend | None = None, **options: Any) -> None:
         self.local = local or LocalBackend()
-        self.front = Front(self.local)
+        self.front = Front(self.local, limits=HttpLimits(cache_minimum=1))  # the marks of the suite are short
         wire = httpx2.ASGITransport(application(self.front))
         super().__init__("http://localhost", environment=Environment(wire=wire, variables={}), **options)
 
