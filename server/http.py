@@ -144,7 +144,7 @@ class Application:
             await self._router(scope, receive, send)
         except HttpError as error:
             dialect: Dialect = "anthropic" if scope["path"].startswith("/v1/messages") else "openai"
-            await _send_error(send, error, dialect, request_id)
+            await _send_error(send, error, _spoken(scope, dialect), request_id)
 
 
 class _Resource:
@@ -211,7 +211,7 @@ class _Handler:
             if refused.status == 500:
                 log.error("request %s failed", request_id, exc_info=error)
             if out is None or not out.started:
-                await _send_error(send, refused, endpoint.dialect, request_id)
+                await _send_error(send, refused, _spoken(scope, endpoint.dialect), request_id)
             else:
                 await out.fail(_failure_event(refused, endpoint.dialect, request_id, answer))
         finally:
@@ -268,6 +268,11 @@ async def _send_reply(send: Send, reply: Reply, headers: list[tuple[bytes, bytes
 async def _send_error(send: Send, error: HttpError, dialect: Dialect, request_id: str) -> None:
     body = error.body(dialect, request_id)
     await _send_reply(send, Reply(body, error.status, error.headers), _headers(request_id))
+
+
+def _spoken(scope: Scope, dialect: Dialect) -> Dialect:
+    """Returns the dialect for an error: Anthropic's clients name its version, on routes of others, too."""
+    return "anthropic" if any(name == b"anthropic-version" for name, _ in scope["headers"]) else dialect
 
 
 def _failure_event(error: HttpError, dialect: Dialect, request_id: str, answer: Answer) -> bytes:

@@ -449,6 +449,10 @@ def test_an_unknown_model_and_a_wrong_method() -> None:
         assert (answer.status, answer.json["error"]["type"]) == (404, "not_found_error")
         wrong = await client.get("/v1/messages")
         assert (wrong.status, wrong.json["type"]) == (405, "error")
+        for path in ("/v1/nothing", "/v1/models/claude"):  # routes of all dialects
+            missing = await client.get(path, **{"anthropic-version": "2023-06-01"})
+            assert (missing.status, missing.json["error"]["type"]) == (404, "not_found_error")
+            assert (await client.get(path)).json["error"]["type"] == "invalid_request_error"
 
     run(scenario)
 
