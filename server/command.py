@@ -10,6 +10,7 @@ ends; a second one ends it at once.
 import argparse
 import asyncio
 import contextlib
+import inspect
 import logging
 import os
 import secrets
@@ -190,6 +191,7 @@ def _read_file(path: Path | None) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="umbel serve",
+        usage="umbel serve [--model NAME] [--port PORT] [options]",
         description="Serves a model, and programs, over HTTP: the APIs of OpenAI and Anthropic, and umbel's own.",
         epilog="Everything can stand in a TOML file: host, port, keys, the tables [runtime] and [limits].",
         argument_default=argparse.SUPPRESS,
@@ -223,13 +225,27 @@ def _parser() -> argparse.ArgumentParser:
         "messages go to it; may be repeated",
     )
     parser.add_argument("--record", metavar="FILE", help="append the tokens of every request, for umbel cost")
-    limits = parser.add_argument_group("limits")
-    for name, field in LIMITS.items():
-        limits.add_argument(_flag(name), type=type(field.default), help=f"default: {field.default}")
-    runtime = parser.add_argument_group("the runtime", "see umbel.Runtime for what each does")
-    for name, field in OPTIONS.items():
-        runtime.add_argument(_flag(name), type=_reader(field.type), help=f"default: {field.default}")
+    for title, struct, fields in (("limits", HttpLimits, LIMITS), ("the runtime", RuntimeOptions, OPTIONS)):
+        group = parser.add_argument_group(title)
+        said = _attributes(struct)
+        for name, field in fields.items():
+            described = f"{said.get(name, '').rstrip('.')}; default: {field.default}".replace("%", "%%")
+            group.add_argument(_flag(name), type=_reader(field.type), metavar="VALUE", help=described)
     return parser
+
+
+def _attributes(struct: type) -> dict[str, str]:
+    """Reads the lines of a docstring that describe attributes → name: text."""
+    lines = inspect.cleandoc(struct.__doc__ or "").partition("Attributes:\n")[2].splitlines()
+    found: dict[str, str] = {}
+    name = ""
+    for line in lines:
+        if line[:4].isspace() and line[4:5].strip():  # a name begins there; what goes on is indented further
+            name, _, text = line.strip().partition(": ")
+            found[name] = text
+        elif name:
+            found[name] += " " + line.strip()
+    return found
 
 
 def _flag(name: str) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from umbel.interpreter import cli
 from umbel.lang.errors import ParameterError
-from umbel.server.command import LIMITS, OPTIONS, settings_of
+from umbel.lang.runtime_options import RuntimeOptions
+from umbel.server.command import LIMITS, OPTIONS, _attributes, settings_of
 from umbel.server.limits import HttpLimits
 
 FILE = """
@@ -98,3 +99,14 @@ def test_a_port_that_is_taken_is_an_error_at_once(capsys: pytest.CaptureFixture[
         port = taken.getsockname()[1]
         assert cli.main(["serve", "--model", "oracle", "--port", str(port)]) == 1
     assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_the_help_says_of_every_limit_and_option_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings_of(["--help"], {})
+    printed = " ".join(capsys.readouterr().out.split())
+    for name, said in {**_attributes(HttpLimits), **_attributes(RuntimeOptions)}.items():
+        if name != "debug":
+            assert f"--{name.replace('_', '-')} VALUE {said.rstrip('.')[:60]}" in printed
+    assert set(LIMITS) <= set(_attributes(HttpLimits))
+    assert set(OPTIONS) <= set(_attributes(RuntimeOptions))
