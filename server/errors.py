@@ -144,11 +144,11 @@ def http_error(error: Exception) -> HttpError:
 
 
 def _named_field(error: Exception) -> str | None:
-    """Returns the parameter that a ParameterError is about: its messages begin with the name."""
-    if not isinstance(error, ParameterError):
+    """Returns the parameter that an error is about: messages of these two begin with its name, or its path."""
+    if not isinstance(error, ParameterError | ConstraintError):
         return None
     found = _NAMED.match(str(error))
     return found[1] if found else None
 
 
-_NAMED = re.compile(r"([a-z][a-z0-9_]*)(?:=| must |: )")
+_NAMED = re.compile(r"([a-z][a-z0-9_]*(?:\[\d+\]|\.[a-z][a-z0-9_]*)*)(?:=| must | is | has |: )")
