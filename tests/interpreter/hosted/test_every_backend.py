@@ -216,6 +216,17 @@ EXAMPLES = {
         lambda m: of(m.judge.run(essay=m.ESSAY), "related", "verdict", "grade"),
         {"related": " yes", "verdict": " A patient note.", "grade": " B"},
     ),
+    "served_judge": Example(
+        {
+            "seconds early.\nFacts:": " It apologised in 2017.\nTone:",
+            "seconds early.\nTone:": " Dry.\n",
+            "seconds early.\nWeakness:": " Two facts.\n",
+            "\nVerdict:": " A dry note.\nGrade: B\n",
+            "A dry note.\nGrade:": " B",
+        },
+        lambda m: of(m.judge.run(essay=m.ESSAY), "verdict", "grade"),
+        {"verdict": " A dry note.", "grade": " B"},
+    ),
     "multi_turn": Example(
         {
             "capital of Japan?\nAssistant:": " It is Tokyo.\nUser:",
