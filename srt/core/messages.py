@@ -71,7 +71,8 @@ class EngineGenerate(_Wire, frozen=True):
     """Asks for one continuation (the gateway splits `n`; `seed` is always set). max_tokens=0 computes the prompt only.
 
     `heal`: the last token of the prompt is plain text and may be replaced by a longer one that begins with it.
-    `marks`: prefixes to keep once the prompt is computed, by length. Healing never replaces a token before a mark.
+    `marks`: prefixes to keep once the prompt is computed, by length; then MarksPlaced is sent, also where there is
+    nothing to keep. None: neither. Healing never replaces a token before a mark.
     """
 
     id: int
@@ -81,7 +82,7 @@ class EngineGenerate(_Wire, frozen=True):
     schedule: Schedule = Schedule()
     constraint: EngineConstraint | None = None
     heal: bool = False
-    marks: list[EngineMark] = []
+    marks: list[EngineMark] | None = None
 
 
 class EngineScore(_Wire, frozen=True):
@@ -285,7 +286,7 @@ class EngineFailed(_Wire, frozen=True):
 
 
 class MarksPlaced(_Wire, frozen=True):
-    """Says that the prompt of an EngineGenerate with marks is computed, before any of its tokens.
+    """Says that the prompt of an EngineGenerate whose `marks` are not None is computed, before any of its tokens.
 
     `placed`: for each mark whether its prefix is kept. `prompt_tokens`, `cached_tokens`: as in Ended.
     """

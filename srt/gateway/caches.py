@@ -162,13 +162,13 @@ class CacheLedger:
             if found:
                 self._restart(found[-1])
                 marked.read = max(marked.read, found[-1].prefix[0])
-            creator = self._creating.get((marked.salt, prefix))
+            creator = None if marked.name else self._creating.get((marked.salt, prefix))
             if creator is not None and creator is not marked:
                 marked.created_elsewhere.add(prefix)
             if prefix in entries or creator is not None or len(orders) >= room:
                 marked.pins.append(None)
                 continue
-            self._creating[marked.salt, prefix] = marked
+            self._creating.setdefault((marked.salt, prefix), marked)
             orders.append(EngineMark(self._new_id(), mark.length, mark.ttl + SLACK))
             marked.pins.append(orders[-1].id)
         self._unsettled[marked] = None

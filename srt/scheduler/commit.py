@@ -416,7 +416,7 @@ class Commit:
     def _keep_marks(self, request: Request) -> None:
         """Keeps the prefixes that the request marks, once, and says so: its prompt is computed, and it is open."""
         job = request.job
-        if isinstance(job, Generation) and job.marks and not job.marked:
+        if isinstance(job, Generation) and job.marks is not None and not job.marked:
             job.marked = True
             placed = self._kv.keep(request, job.marks, self._clock.now())
             healed = job.cursor.healed if job.cursor is not None else 0

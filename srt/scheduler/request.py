@@ -69,7 +69,7 @@ class Generation:
     prompt_logprobs: list[IdLogprob] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)  # generated token → occurrences
     cursor: Matcher | None = None  # the constraint's matcher, at the end of the text
-    marks: tuple[EngineMark, ...] = ()  # prefixes to keep once the prompt is computed
+    marks: tuple[EngineMark, ...] | None = None  # prefixes to keep once the prompt is computed, which is reported
     marked: bool = False  # this was tried; a retraction does not try it again
     stop: Stop | None = None  # the text has ended, and log-probabilities of its tokens are still to be computed
     first_token_at: float | None = None  # on the clock

@@ -293,12 +293,13 @@ class RequestFactory:
             ends=ends,
             stops=self._stops.of(sampling),
             length_limit=min(len(tokens) + sampling.max_tokens, self.longest),
-            marks=tuple(message.marks),
+            marks=None if message.marks is None else tuple(message.marks),
         )
-        lengths = [mark.length for mark in message.marks]
+        marks = message.marks or ()
+        lengths = [mark.length for mark in marks]
         assert lengths == sorted(lengths), "a longer prefix is kept only if the shorter one is"
         assert not lengths or 1 <= lengths[0] <= lengths[-1] <= len(tokens) - message.heal, "marks lie in the prompt"
-        assert not any(math.isnan(mark.seconds) for mark in message.marks), "the clock is compared with it"
+        assert not any(math.isnan(mark.seconds) for mark in marks), "the clock is compared with it"
         return self._request(message.id, tokens, pictures, job, message.schedule, now)
 
     def score(self, message: EngineScore, now: float) -> list[Request]:

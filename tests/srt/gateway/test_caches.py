@@ -488,8 +488,12 @@ def test_a_prefix_is_read_while_the_answer_of_its_creator_goes_on() -> None:
     assert first.begun == Begun(1602, 0, CachingUsage((MarkUsage(1601, 0, 1601, 300.0),)))
     assert others
     assert all(isinstance(chunk, Chunk) and chunk.begun is None for chunk in others)
-    second = machine.send((Text(CODE), END), Caching((CacheMark(1),)))
+    second = machine.send((Text(CODE), END), Caching((CacheMark(1),)), stream=True)
     steps(machine, 5)
+    began = [
+        answer.begun for answer in machine.front_end.answers() if isinstance(answer, Chunk) and answer.id == second
+    ]
+    assert began == [Begun(1602, 1601, CachingUsage((MarkUsage(1601, 1601, 0, 300.0),)))]
     (final,) = [answer for answer in machine.front_end.answers() if isinstance(answer, Final)]
     assert final.caching is not None
     assert (final.id, final.caching.created, final.caching.read) == (second, 0, 1601)
