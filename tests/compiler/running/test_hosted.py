@@ -103,7 +103,7 @@ def test_a_run_is_one_request_and_gives_what_a_run_at_home_gives() -> None:
 
 
 @settings(
-    max_examples=20,
+    max_examples=10,
     deadline=None,
     derandomize=True,
     phases=(Phase.explicit, Phase.generate),
