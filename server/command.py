@@ -10,6 +10,7 @@ ends; a second one ends it at once.
 import argparse
 import asyncio
 import contextlib
+import errno
 import inspect
 import logging
 import os
@@ -41,7 +42,7 @@ from .workers import MOST_WORKERS, Workers, WorkerStart, address_of, share_of
 log = logging.getLogger("umbel.server")
 LOG_FORMAT, LOG_TIMES = "%(asctime)s %(message)s", "%H:%M:%S"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 30000
-LEAST_QUEUE = 2_048  # of the gateway, where the user says nothing: more than the server lets in
+OWN_DEFAULTS = {"max_queue": 2_048}  # of the gateway: more than the server lets in
 OPTIONS = {field.name: field for field in msgspec.structs.fields(RuntimeOptions) if field.name != "debug"}
 LIMITS = {field.name: field for field in msgspec.structs.fields(HttpLimits)}
 
@@ -65,7 +66,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """
 
     host: str = DEFAULT_HOST
-    port: int = DEFAULT_PORT
+    port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = DEFAULT_PORT
     served_name: list[str] = []
     keys: dict[str, str] = {}
     admin_key: str | None = None
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
     settings = settings_of(arguments, os.environ)
     logging.basicConfig(stream=sys.stderr, format=LOG_FORMAT, datefmt=LOG_TIMES)
     log.setLevel(logging.INFO)
-    options = {"max_queue": LEAST_QUEUE, **settings.runtime}
+    options = OWN_DEFAULTS | settings.runtime
     runtime = Runtime(**options, listen=_listen_of(settings))
     access = Access(settings.keys, settings.admin_key, (*settings.allow_host, settings.host))
     programs = [open_program(given, Front.now()) for given in settings.program]
@@ -157,7 +158,9 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> Set
     try:
         return msgspec.convert(settings, Settings)
     except msgspec.ValidationError as error:
-        raise ParameterError(f"{error}; umbel serve --help lists what can be set") from None
+        said, _, path = str(error).partition(" - at `$.")
+        place = f"{path.rstrip('`')}: " if path else ""
+        raise ParameterError(f"{place}{said}; umbel serve --help lists what can be set") from None
 
 
 def _keys(given: Sequence[str]) -> dict[str, str]:
@@ -229,7 +232,8 @@ def _parser() -> argparse.ArgumentParser:
         group = parser.add_argument_group(title)
         said = _attributes(struct)
         for name, field in fields.items():
-            described = f"{said.get(name, '').rstrip('.')}; default: {field.default}".replace("%", "%%")
+            default = OWN_DEFAULTS.get(name, field.default)
+            described = f"{said.get(name, '').rstrip('.')}; default: {default}".replace("%", "%%")
             group.add_argument(_flag(name), type=_reader(field.type), metavar="VALUE", help=described)
     return parser
 
@@ -283,7 +287,8 @@ def _bind(host: str, port: int) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
     except OSError as error:
-        raise ParameterError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None
+        other = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise ParameterError(f"cannot listen on {host}:{port}: {error.strerror}; choose another {other}") from None
     return listening
 
 

@@ -237,7 +237,7 @@ class _Generation:
 
     def _ends(self, number: int, final: Final, first: dict[int, LogprobTriple]) -> list[GenerateAnswer]:
         query = self._queries[number]
-        seconds = asyncio.get_running_loop().time() - self._began
+        seconds = round(asyncio.get_running_loop().time() - self._began, 6)
         start = query.request.sampling.prompt_logprobs_from
         given = [first[number]] if number in first else []
         before = self._triples(final.prompt_logprobs)

@@ -59,7 +59,8 @@ def test_a_key_without_a_name_may_end_with_padding(key: str) -> None:
     [
         ("prot = 1", "did you mean 'port'"),
         ("port = 'x'", "Expected `int`"),
-        ("[limits]\nx = 1", "unknown field `x`"),
+        ("port = 65536", "port: Expected `int` <= 65535"),
+        ("[limits]\nx = 1", "limits: Object contains unknown field `x`"),
         ("port = ", "Invalid value"),
         ("[limits]\ndrain = -1", "drain must be"),
     ],
@@ -68,6 +69,19 @@ def test_a_file_that_is_wrong_is_refused(text: str, says: str, tmp_path: Path) -
     (tmp_path / "serve.toml").write_text(text)
     with pytest.raises(ParameterError, match=says):
         settings_of(["--config", str(tmp_path / "serve.toml")], {})
+
+
+def test_help_has_the_defaults_of_the_server(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings_of(["--help"], {})
+    text = " ".join(capsys.readouterr().out.split())
+    assert "requests computed together in one step; default: 64" in text
+    assert "requests the gateway holds; more are refused with OverloadedError; default: 2048" in text
+
+
+def test_an_address_of_another_machine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--model", "oracle", "--host", "192.0.2.1"]) == 1
+    assert "choose another --host" in capsys.readouterr().err
 
 
 def test_two_keys_of_one_name_are_refused() -> None:
