@@ -15,9 +15,10 @@ import openai
 import pytest
 from openai.types import Completion
 from pydantic import BaseModel
+from umbel.interpreter.backends.runtime import Runtime
 
 from .conftest import MOST_IN_FLIGHT
-from .serving import ADMIN_KEY, KEY, Serving, until
+from .serving import ADMIN_KEY, KEY, PATIENCE, Serving, until
 
 pytestmark = pytest.mark.processes
 PROMPT = {"model": "oracle", "prompt": "hello world", "max_tokens": 6, "temperature": 0}
@@ -389,3 +390,45 @@ def test_the_asynchronous_client(oracle_server: Serving, client: openai.OpenAI) 
             assert "".join(pieces) == expected
 
     asyncio.run(scenario())
+
+
+# ------------------------------------------------------------------------------------------ the default model
+
+CAPITALS = "Germany: Berlin. Italy: Rome. Spain: Madrid. France:"
+
+
+@pytest.fixture(scope="module")
+def real(model_server: Serving) -> Iterator[openai.OpenAI]:
+    with client_of(model_server, timeout=PATIENCE) as client:
+        yield client
+
+
+@pytest.mark.model
+def test_the_default_model_answers_in_all_forms(real: openai.OpenAI) -> None:
+    (model,) = real.models.list()
+    text: Any = {"model": model.id, "prompt": CAPITALS, "max_tokens": 8, "temperature": 0}
+    whole = real.completions.create(**text)
+    assert "Paris" in whole.choices[0].text
+    pieces = [event.choices[0].text for event in real.completions.create(**text, stream=True)]
+    assert "".join(pieces) == whole.choices[0].text
+
+    question: Any = [{"role": "user", "content": "What is the capital of France?"}]
+    asked: Any = {"model": model.id, "messages": question, "max_tokens": 24, "temperature": 0}
+    answer = real.chat.completions.create(**asked).choices[0].message.content
+    events = real.chat.completions.create(**asked, stream=True)
+    assert "".join(event.choices[0].delta.content or "" for event in events) == answer
+    response = real.responses.create(model=model.id, input=question, max_output_tokens=24, temperature=0)
+    assert response.output_text == answer
+    parsed = real.chat.completions.parse(**asked | {"max_tokens": 64}, response_format=Choice)
+    assert isinstance(parsed.choices[0].message.parsed, Choice)
+
+
+@pytest.mark.model
+@pytest.mark.nightly
+def test_texts_equal_those_of_a_runtime(real: openai.OpenAI) -> None:
+    (model,) = real.models.list()
+    prompts = [CAPITALS, "The capital of France is", "1, 2, 3, 4,"]
+    with Runtime(pool_tokens=4096) as runtime:
+        expected = [runtime.complete(prompt, {"max_tokens": 16, "temperature": 0}) for prompt in prompts]
+    answer = real.completions.create(model=model.id, prompt=prompts, max_tokens=16, temperature=0)
+    assert [choice.text for choice in answer.choices] == expected
