@@ -38,6 +38,7 @@ def test_a_key_is_never_written_over(tmp_path: Path) -> None:
         ("public", "is not a key file"),
         ("\xff", "is not a key file"),
     ],
+    ids=["number", "half", "short", "unknown", "no file", "no text"],  # the keys are drawn
 )
 def test_what_is_no_key_file_is_refused_without_quoting_it(content: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "a.key"
