@@ -28,8 +28,8 @@ TAKING = [each for each in ENDPOINTS if each.body is not None]
 # Refused before a field is looked at, or for several fields together.
 OF_NO_FIELD = {"invalid_json", "context_length_exceeded", "invalid_schema", "program_not_found", "invalid_program"}
 NAMED_IN_WORDS = (
-    "the body", "the schema of the answer", "the arguments of a call", "the conversation", "no tool call",
-    "template option", "program ", "image()",
+    "the body", "the schema of the answer", "the arguments of a call", "conversation", "no tool call",
+    "template option", "program ", "argument ", "image()",
 )  # fmt: skip
 LIMITS = HttpLimits(cache_minimum=8)
 
@@ -80,7 +80,7 @@ def check(endpoint: Endpoint, what: str, answer: Answered) -> None:
         return
     assert set(error) == {"message", "type", "param", "code"}, told
     if answer.status == 400 and not what.startswith("whole"):
-        named = error["param"] is not None or error["message"].startswith(NAMED_IN_WORDS)
+        named = error["param"] is not None or any(words in error["message"] for words in NAMED_IN_WORDS)
         assert named or error["code"] in OF_NO_FIELD, told
 
 
