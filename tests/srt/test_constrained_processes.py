@@ -14,6 +14,7 @@ from umbel.lang.prompt import Text
 from umbel.lang.protocol import ConstraintSpec, Final, GenRequest
 from umbel.lang.sampling import SamplingParams
 
+from ..own_processes import own_processes
 from .test_processes import PATIENCE, wait_until
 
 pytestmark = pytest.mark.processes
@@ -29,11 +30,7 @@ def runtime() -> Iterator[Runtime]:
 
 
 def compilers() -> list[psutil.Process]:
-    return [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if process.status() != psutil.STATUS_ZOMBIE and "umbel.srt.constraints.compiler_worker" in process.cmdline()
-    ]
+    return own_processes("umbel.srt.constraints.compiler_worker")
 
 
 async def text_of(runtime: Runtime, label: str, regex: str | None = None) -> str:

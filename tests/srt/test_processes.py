@@ -43,6 +43,8 @@ from umbel.lang.sampling import SamplingParams
 from umbel.lang.status import RuntimeState, RuntimeStatus
 from umbel.lang.transport.link import Codec, Outbound, ToGateway
 
+from ..own_processes import own_processes
+
 pytestmark = pytest.mark.processes
 
 LONG = SamplingParams(max_tokens=3000, temperature=0.0, ignore_eos=True)
@@ -58,11 +60,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def children() -> list[psutil.Process]:
-    return [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if process.status() != psutil.STATUS_ZOMBIE and "umbel.srt" in " ".join(process.cmdline())
-    ]
+    return own_processes("umbel.srt")
 
 
 def engine_of(runtime: Runtime) -> psutil.Process:

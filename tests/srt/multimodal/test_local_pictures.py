@@ -4,7 +4,6 @@ import asyncio
 import io
 from collections.abc import Iterator
 
-import psutil
 import pytest
 import umbel as ul
 from PIL import Image
@@ -17,6 +16,7 @@ from umbel.lang.protocol import Final, GenRequest, Hint, Locate, Origin, ScoreRe
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.in_process import LocalBackend
 
+from ...own_processes import own_processes
 from ..test_processes import PATIENCE, wait_until
 from .samples import bomb, clip, media, noise, saved
 
@@ -200,14 +200,6 @@ async def facts(runtime: Runtime) -> dict[str, int]:
     return {name: value for name, value in result.items() if "_picture" in name and isinstance(value, int)}
 
 
-def children(module: str) -> list[psutil.Process]:
-    return [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if process.status() != psutil.STATUS_ZOMBIE and module in process.cmdline()
-    ]
-
-
 DECODER = "umbel.srt.multimodal.decode_worker"
 
 
@@ -230,7 +222,7 @@ def test_a_decoder_that_dies_costs_no_request(runtime: Runtime) -> None:
     async def scenario() -> None:
         await final(runtime, "first", *asks(media(saved(noise(8, 8)))))
         before = await facts(runtime)
-        (decoder,) = children(DECODER)
+        (decoder,) = own_processes(DECODER)
         decoder.suspend()
         stuck = asyncio.create_task(final(runtime, "stuck", *asks(media(saved(noise(9, 9))))))
         free = await asyncio.wait_for(final(runtime, "free", Text("no picture")), PATIENCE)
@@ -254,7 +246,7 @@ def test_an_engine_that_was_started_again_gets_the_pictures_again(runtime: Runti
     async def scenario() -> None:
         await final(runtime, "first", *asks(media(CAT)))
         before = await facts(runtime)
-        (engine,) = children("umbel.srt.engine.process")
+        (engine,) = own_processes("umbel.srt.engine.process")
         engine.kill()
         while True:
             try:
@@ -279,6 +271,6 @@ def test_shipped_programs_show_pictures(runtime: Runtime) -> None:
 @pytest.mark.processes
 def test_the_decoder_goes_with_its_runtime(runtime: Runtime) -> None:
     asyncio.run(final(runtime, "first", *asks(media(CAT))))
-    assert children(DECODER)
+    assert own_processes(DECODER)
     runtime.shutdown()
-    wait_until(lambda: not children(DECODER), "the decoder outlived its runtime")
+    wait_until(lambda: not own_processes(DECODER), "the decoder outlived its runtime")
