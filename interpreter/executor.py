@@ -132,7 +132,7 @@ class Executor:
         _given(step.binding).resolve(text_of(since(start, self.position.prompt)))
 
     async def cache_point(self, op: ops.CachePoint, step: Step) -> None:
-        """Notes the point. A backend that keeps prefixes by rules of its own is told of the place."""
+        """Notes the point, and tells the place to a backend that keeps prefixes by rules of its own."""
         capabilities = await self._start_backend()
         self.position.set_point(op.ttl)
         if capabilities.hint and not capabilities.caching and self.position.prompt.parts:

@@ -3,7 +3,6 @@
 Whether the bytes are a picture that the model can take is for the backend to say, which decodes them.
 """
 
-import hashlib
 import io
 import os
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from ..lang import checks
 from ..lang.errors import ParameterError, shown
 from ..lang.ops import Image, Video
-from ..lang.prompt import Media
+from ..lang.prompt import Media, media_of
 
 MAX_MEDIA_BYTES = 20 * 1024 * 1024  # of one image or clip
 _SHOWN = 200  # characters of a path, in errors
@@ -51,7 +50,7 @@ def load(op: Image | Video) -> Media:
     kind = type(op).__name__.lower()
     data = _read(kind, op.source)
     _check_size(kind, len(data))
-    return Media(kind, hashlib.sha256(data).hexdigest(), data, op.num_frames if isinstance(op, Video) else 0)
+    return media_of(kind, data, op.num_frames if isinstance(op, Video) else 0)
 
 
 def _read(kind: str, source: Any) -> bytes:  # Any: a PIL image, which is not imported to name it

@@ -250,7 +250,7 @@ class ChatTemplate:
 
         Args:
             tools: shown to the model; in our own words where the template shows none, or where `call_format` is ours.
-            call_format: the spelling of calls, by `call_format_of`, which is told the names of control tokens; None:
+            call_format: the spelling of calls, by `call_format_of` with the names of control tokens; None:
                 of this template, as if it had none.
             generation: True: the prompt for an answer. "continue": the last message is the beginning of the answer.
                 False: a conversation that is over.

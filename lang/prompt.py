@@ -9,6 +9,7 @@ more often than their places are read, so a place is kept as a code object and a
 are looked up when they are read.
 """
 
+import hashlib
 import os
 import sys
 from collections.abc import Iterable
@@ -158,6 +159,11 @@ class Media(msgspec.Struct, frozen=True, tag="m", array_like=True):
     digest: str  # SHA-256 of data, hexadecimal
     data: bytes
     num_frames: int = 0  # of a video
+
+
+def media_of(kind: str, data: bytes, num_frames: int = 0) -> Media:
+    """Returns encoded bytes as a part of a prompt, with their digest."""
+    return Media(kind, hashlib.sha256(data).hexdigest(), data, num_frames)
 
 
 Part = Text | Generated | Media

@@ -27,7 +27,7 @@ import msgspec
 import uvicorn
 
 from ..interpreter.backends.runtime import Runtime
-from ..lang.errors import ParameterError, UmbelError, remedy
+from ..lang.errors import ParameterError, remedy
 from ..lang.runtime_options import RuntimeOptions
 from ..lang.transport.keys import Listen
 from .access import LOCAL_NAME, Access
@@ -114,7 +114,7 @@ def _listen_of(settings: Settings) -> Listen | None:
 
 
 def _worker_start(settings: Settings, listening: socket.socket) -> WorkerStart:
-    """Returns what a worker is told, but for the address of the runtime, which is shared later."""
+    """Returns the start line of a worker, but for the address of the runtime, which is shared later."""
     return WorkerStart(
         parent=os.getpid(),
         runtime="",
@@ -301,7 +301,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 class Server:
-    """Serves until it is told to end."""
+    """Serves until a signal ends it."""
 
     def __init__(self, front: Front, runtime: Runtime, listening: socket.socket) -> None:
         self._front = front
@@ -318,13 +318,13 @@ class Server:
         )
         self._uvicorn = _Uvicorn(config)
         self._asked_to_end = 0
-        self.failed: UmbelError | None = None
+        self.failed: BaseException | None = None
 
     def run(self) -> int:
         """Blocks until the server has ended. Returns the exit status."""
         with asyncio.Runner(loop_factory=self._uvicorn.config.get_loop_factory()) as runner:
             runner.run(self._serve())
-        if self.failed is not None:
+        if isinstance(self.failed, Exception):  # and was not cancelled, as it is at the end
             raise self.failed
         return 0
 
@@ -335,20 +335,16 @@ class Server:
         address = address_of(self._listening)
         log.info("listening on %s; loading the model ...", address)
         starting = loop.create_task(self._start(address))
+        starting.add_done_callback(lambda _: self._stop())  # it ends by an error only
         try:
             await self._uvicorn.serve(sockets=[self._listening])
         finally:
             starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
+            (self.failed,) = await asyncio.gather(starting, return_exceptions=True)
             await self._runtime.close()
 
     async def _start(self, address: str) -> None:
-        try:
-            await self._front.start()
-        except UmbelError as error:
-            self.failed = error
-            self._uvicorn.should_exit = True
-            return
+        await self._front.start()
         names = ", ".join(model.name for model in self._front.models)
         log.info("ready: %s on %s (try: curl %s/v1/models)", names, address, address)
         if self._runtime.listens_on:
@@ -357,11 +353,14 @@ class Server:
             log.warning("every machine that reaches this address may use it; --api-key asks for a key")
         await keep(self._runtime, self._front.activity)
 
+    def _stop(self) -> None:
+        self._uvicorn.should_exit = True
+
     def end(self) -> None:
         """Drains the server; a second call ends it at once."""
         self._asked_to_end += 1
         self._front.draining = True
-        self._uvicorn.should_exit = True
+        self._stop()
         if self._asked_to_end == 1:
             log.info("stopping: %d requests in flight get %g s", self._front.in_flight, self._front.limits.drain)
         else:

@@ -9,7 +9,6 @@ tools, and the reason of its end are found by one code.
 
 import base64
 import binascii
-import hashlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -21,15 +20,14 @@ from ..interpreter.reasoning import ReasoningTags, Splitter
 from ..interpreter.tool_reader import ArgumentsPiece, CallBegins, CallEnds, CallEvent, ContentPiece, ToolCallReader
 from ..lang.caching import Caching
 from ..lang.conversations.messages import Conversation, Message, Option
-from ..lang.errors import ParameterError
-from ..lang.prompt import Media
+from ..lang.prompt import Media, media_of
 from ..lang.protocol import Chunk, Completion, ConstraintSpec, Final, FinishReason, GenRequest, Origin, TokenLogprob
 from ..lang.sampling import MAX_STOPS, MAX_TOKENS, SamplingParams
 from ..lang.tool_calls import CallFormat, Tool, ToolCall, ToolChoice, call_format_of
 from ..lang.tool_constraint import Thinking, tools_constraint
 from .bodies import wrong
 from .front import Front, ServedModel
-from .limits import MAX_SCHEMA, check_depth
+from .limits import check_schema
 from .programs import ProgramModel
 from .tokens import tokenizing
 
@@ -410,15 +408,6 @@ def _constraint(question: Question, call_format: CallFormat, thinking: Thinking 
     return ConstraintSpec("json_schema", msgspec.json.encode(question.schema).decode())
 
 
-# Any: JSON
-def check_schema(name: str, schema: Mapping[str, Any]) -> None:
-    """Raises ParameterError for a schema that is too large or nested too deep."""
-    check_depth(name, schema)
-    size = len(msgspec.json.encode(schema))
-    if size > MAX_SCHEMA:
-        raise ParameterError(f"{name} has {size} bytes; at most {MAX_SCHEMA} are taken")
-
-
 _DATA_URL = "data:"
 
 
@@ -433,13 +422,7 @@ def picture(url: str, param: str) -> Media:
     kind, _, data = url[len(_DATA_URL) :].partition(",")
     if not kind.startswith("image/") or not kind.endswith(";base64"):
         raise wrong(param, "write data:image/png;base64,... or another type of image")
-    return picture_of(data, param)
-
-
-def picture_of(data: str, param: str) -> Media:
-    """Reads a picture in base64. Raises HttpError where it is none."""
     try:
-        decoded = base64.b64decode(data, validate=True)
+        return media_of("image", base64.b64decode(data, validate=True))
     except (binascii.Error, ValueError):
         raise wrong(param, "the picture is not base64") from None
-    return Media("image", hashlib.sha256(decoded).hexdigest(), decoded)

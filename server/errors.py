@@ -36,7 +36,7 @@ from ..lang.errors import (
 
 Dialect = Literal["openai", "anthropic"]
 
-_RETRY = {"x-should-retry": "true"}  # both clients obey it before they look at the status
+RETRY = {"x-should-retry": "true"}  # both clients obey it before they look at the status
 _NO_RETRY = {"x-should-retry": "false"}
 
 
@@ -103,7 +103,7 @@ def _anthropic_type(status: int) -> str:
     return _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
 
 
-# Error → status, code, headers. A deadline that passed would pass again: clients are told not to try.
+# Error → status, code, headers. A deadline that passed would pass again: clients shall not try again.
 _ANSWERS: dict[type[UmbelError], tuple[int, str, Mapping[str, str]]] = {
     ProgramError: (400, "invalid_program", {}),
     ParameterError: (400, "invalid_value", {}),
@@ -117,9 +117,9 @@ _ANSWERS: dict[type[UmbelError], tuple[int, str, Mapping[str, str]]] = {
     ResultError: (422, "invalid_result", {}),
     GuaranteeError: (422, "guarantee_failed", {}),
     BudgetError: (422, "budget_exhausted", {}),
-    OverloadedError: (503, "overloaded", {"retry-after": "1", **_RETRY}),
-    EngineError: (503, "engine_error", {"retry-after": "1", **_RETRY}),
-    ConnectionLostError: (503, "engine_error", {"retry-after": "1", **_RETRY}),
+    OverloadedError: (503, "overloaded", RETRY),
+    EngineError: (503, "engine_error", RETRY),
+    ConnectionLostError: (503, "engine_error", RETRY),
     DeadlineError: (504, "timeout", _NO_RETRY),
     CancelledError: (499, "cancelled", _NO_RETRY),
     ModelError: (500, "model_error", _NO_RETRY),
@@ -129,18 +129,28 @@ _ANSWERS: dict[type[UmbelError], tuple[int, str, Mapping[str, str]]] = {
 assert set(WIRE_ERRORS.values()) <= set(_ANSWERS), "each error of the wire has its answer"
 
 
-def http_error(error: Exception) -> HttpError:
+def http_error(error: Exception, retry_after: int = 1) -> HttpError:
     """Returns the answer to a request that ended with an error.
 
     An error that is none of ours is a defect: its text may hold anything and does not leave the server.
+
+    Args:
+        retry_after: seconds after which a client shall try again, where that may help.
     """
     if isinstance(error, HttpError):
         return error
     for kind in type(error).__mro__:
         if kind in _ANSWERS:
             status, code, headers = _ANSWERS[kind]
+            if headers is RETRY:
+                headers = busy_headers(retry_after)
             return HttpError(status, str(error), code, param=_named_field(error), headers=headers)
     return HttpError(500, "the server failed; its log has the reason", "internal_error", headers=_NO_RETRY)
+
+
+def busy_headers(retry_after: int) -> dict[str, str]:
+    """Returns the headers of an answer after which the same request may do better."""
+    return {"retry-after": str(retry_after), **RETRY}
 
 
 def _named_field(error: Exception) -> str | None:

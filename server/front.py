@@ -22,7 +22,7 @@ from .access import Access, Caller
 from .activity import Activity
 from .bodies import UmbelFields
 from .cost import Recorder
-from .errors import HttpError
+from .errors import HttpError, busy_headers
 from .history import AnswerHistory
 from .limits import HttpLimits
 from .program_store import OfferedProgram, ProgramStore
@@ -46,7 +46,7 @@ class Front:
         names: names of the model, the first of which is the main one; [] takes the model's own.
         programs: that are offered from the start.
         workers: processes that serve the same socket, each with a front of its own.
-        recorder: is told the tokens of every request; closed by its owner.
+        recorder: notes the tokens of every request; closed by its owner.
     """
 
     def __init__(
@@ -167,8 +167,7 @@ class Front:
         return sum(self.backend.abort(each) for each in self._named.get((caller.name, name), ()))
 
     def _busy(self, message: str, code: str) -> HttpError:
-        headers = {"retry-after": str(self.limits.retry_after), "x-should-retry": "true"}
-        return HttpError(503, message, code, headers=headers)
+        return HttpError(503, message, code, headers=busy_headers(self.limits.retry_after))
 
     # ------------------------------------------------------------------ generation
 
@@ -234,15 +233,10 @@ class Front:
         """The model under its names, then the programs that are offered as models."""
         return [*self._models.values(), *(_model_of(each) for each in self.programs if each.parameter)]
 
-    @property
-    def created(self) -> int:
-        """Seconds since 1970 at the start of the server, for clients that list models."""
-        return self._created
-
     def offer(self, model: ServedModel) -> None:
-        """Lists a model. Raises ValueError for a name that is taken."""
+        """Lists a model. Raises ParameterError for a name that is taken."""
         if model.name in self._models:
-            raise ValueError(f"a model {model.name!r} is served already")
+            raise ParameterError(f"the model has the name {model.name!r} twice; write it once")
         self._models[model.name] = model
 
     def model(self, name: str) -> ServedModel:

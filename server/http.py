@@ -207,7 +207,7 @@ class _Handler:
             task.uncancel()
             self._front.disconnects += 1
         except Exception as error:
-            refused = http_error(error)
+            refused = http_error(error, self._front.limits.retry_after)
             if refused.status == 500:
                 log.error("request %s failed", request_id, exc_info=error)
             if out is None or not out.started:

@@ -4,7 +4,7 @@ What a prompt, a picture or a constraint may cost is limited by the runtime (`sr
 the server refuses some of it earlier.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -38,7 +38,7 @@ class HttpLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             or with several prompts, counts as so many.
         keep_alive: seconds without an event after which a stream says that it is alive.
         drain: seconds that streams in flight get to end after Ctrl-C or SIGTERM.
-        retry_after: seconds that a refused client is told to wait.
+        retry_after: seconds after which a refused client shall try again.
         cache_minimum: tokens of the shortest prefix that marks of a request keep.
     """
 
@@ -69,6 +69,15 @@ def check_depth(name: str, value: object) -> None:
         if not level:
             return
     raise ParameterError(f"{name} is nested more than {MAX_DEPTH} levels deep")
+
+
+# Any: JSON
+def check_schema(name: str, schema: Mapping[str, Any]) -> None:
+    """Raises ParameterError for a schema that is too large or nested too deep."""
+    check_depth(name, schema)
+    size = len(msgspec.json.encode(schema))
+    if size > MAX_SCHEMA:
+        raise ParameterError(f"{name} has {size} bytes; at most {MAX_SCHEMA} are taken")
 
 
 def _members(value: Any) -> Iterable[object]:

@@ -20,11 +20,11 @@ from .workers import WorkerStart
 
 
 def main() -> int:
-    """Serves until it is told to end by SIGTERM, or its parent is gone. Returns the exit status."""
+    """Serves until SIGTERM comes, or its parent is gone. Returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     start = msgspec.json.decode(read_line(limit=1 << 24), type=WorkerStart)
     watch(start.parent, lambda: None)
-    # Warnings only: the rest is told once, by the parent.
+    # Warnings only: the parent logs the rest once.
     logging.basicConfig(stream=sys.stderr, format=LOG_FORMAT, datefmt=LOG_TIMES)
     access = Access(start.keys, start.admin_key, start.hosts, start.secret)
     programs = [open_program(given, Front.now()) for given in start.programs]

@@ -67,7 +67,7 @@ def address_of(listening: socket.socket) -> str:
 
 
 class Workers:
-    """Runs the workers of a server until it is told to end.
+    """Runs the workers of a server until a signal ends it.
 
     Args:
         runtime: owned by this process; closed at the end.

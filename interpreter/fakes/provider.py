@@ -11,7 +11,6 @@ import asyncio
 import base64
 import binascii
 import contextlib
-import hashlib
 import inspect
 import json
 import re
@@ -26,7 +25,7 @@ import msgspec
 
 from ...lang import checks
 from ...lang.errors import RequestError, unknown_option
-from ...lang.prompt import Media, Part, Text
+from ...lang.prompt import Media, Part, Text, media_of
 from ...lang.protocol import ConstraintSpec, Usage
 from ...lang.runtime_options import MAX_MODEL_LENGTH
 from ...lang.sampling import MAX_TOKENS, SamplingParams
@@ -386,7 +385,7 @@ def picture(data: str, broken: Refused) -> Media:
         decoded = base64.b64decode(data, validate=True)
     except binascii.Error:
         raise broken from None
-    return Media("image", hashlib.sha256(decoded).hexdigest(), decoded)
+    return media_of("image", decoded)
 
 
 @dataclass(frozen=True, slots=True)

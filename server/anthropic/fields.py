@@ -80,7 +80,7 @@ class ToolResultContent(Body, frozen=True, tag_field="type", tag="tool_result"):
     """The result of a call.
 
     Attributes:
-        is_error: the model is told so before the content.
+        is_error: writes so before the content.
     """
 
     tool_use_id: Name

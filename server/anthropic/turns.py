@@ -4,17 +4,15 @@ A message of the dialect is one side's turn: results of calls are blocks of the 
 A conversation has a message for each result. Neighbouring messages of one role become one.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...lang.conversations.messages import Message
-from ...lang.prompt import Media
+from ...lang.prompt import Media, media_of
 from ...lang.tool_calls import Tool, ToolCall, ToolChoice
 from ..bodies import wrong
-from ..conversation import check_schema
-from ..limits import check_depth
+from ..limits import check_depth, check_schema
 from ..marks import TOOLS, CacheControl, Marks
 from .fields import (
     Base64Source,
@@ -193,7 +191,7 @@ _ROLES = {
 def _picture(path: str, block: ImageContent) -> Media:
     if not isinstance(block.source, Base64Source):
         raise wrong(f"{path}.source", "images are not fetched by URL; send the bytes as a source of the type base64")
-    return Media("image", hashlib.sha256(block.source.data).hexdigest(), block.source.data)
+    return media_of("image", block.source.data)
 
 
 def _tools(body: MessageFields) -> tuple[Tool, ...]:

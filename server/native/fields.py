@@ -15,8 +15,8 @@ from ...lang.protocol import ConstraintSpec
 from ...lang.sampling import MAX_SEED, SamplingParams
 from ..bodies import Body, Name, Salt, UmbelFields, wrong
 from ..front import Front
-from ..limits import MAX_N, MAX_REGEX, MAX_SCHEMA, check_depth
-from ..openai.fields import Bias, Penalty, Stop, Stops, TokenId, TokenKey
+from ..limits import MAX_N, MAX_REGEX, MAX_SCHEMA, check_schema
+from ..openai.fields import Bias, Penalty, Stop, Stops, TokenId, TokenKey, texts_of
 from ..tokens import check_ids
 
 ANY_MODEL = "unknown"  # a gateway that was told of no model says this
@@ -137,9 +137,9 @@ class SamplingFields(Body, frozen=True):
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
             repetition_penalty=self.repetition_penalty,
-            stop=_texts(self.stop),
+            stop=texts_of(self.stop),
             stop_token_ids=self.stop_token_ids or (),
-            stop_regex=_texts(self.stop_regex),
+            stop_regex=texts_of(self.stop_regex),
             logit_bias={int(token): bias for token, bias in (self.logit_bias or {}).items()},
             seed=self.sampling_seed,
             ignore_eos=self.ignore_eos,
@@ -156,18 +156,9 @@ class SamplingFields(Body, frozen=True):
         if self.ebnf is not None:
             return ConstraintSpec("gbnf", self.ebnf)
         if isinstance(self.json_schema, dict):
-            check_depth("json_schema", self.json_schema)
-            source = msgspec.json.encode(self.json_schema).decode()
-            if len(source) > MAX_SCHEMA:
-                raise wrong("json_schema", f"it has {len(source)} bytes; at most {MAX_SCHEMA} are taken")
-            return ConstraintSpec("json_schema", source)
+            check_schema("json_schema", self.json_schema)
+            return ConstraintSpec("json_schema", msgspec.json.encode(self.json_schema).decode())
         return None if self.json_schema is None else ConstraintSpec("json_schema", self.json_schema)
-
-
-def _texts(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    if given is None:
-        return ()
-    return (given,) if isinstance(given, str) else given
 
 
 NOT_OFFERED = {

@@ -168,7 +168,7 @@ class GenerateAnswer(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """One prompt of a request: its request to the runtime, and what is told of it."""
+    """One prompt of a request: its request to the runtime, and whether log-probabilities are part of its answer."""
 
     request: GenRequest
     label: str
@@ -269,7 +269,7 @@ class _Generation:
         return answers
 
     async def _first_tokens(self) -> dict[int, LogprobTriple]:
-        """Returns the first token of each prompt that is told from there: nothing comes before it."""
+        """Returns the first token of each prompt whose log-probabilities begin there: it has none."""
         found: dict[int, LogprobTriple] = {}
         for number, query in enumerate(self._queries):
             request = query.request

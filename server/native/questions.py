@@ -101,6 +101,7 @@ async def score(asked: Asked[ScoreBody]) -> Reply:
     request = ScoreRequest(asked.id, prompt, body.choices, body.unconditional, origin, body.probability)
     with front.open(len(body.choices)):
         scored = await front.backend.score(request)
+    front.note(scored.usage)
     return Reply(ScoreAnswer(asked.id, scored.choices, token_usage(scored.usage), scored.evaluations))
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from ...lang import __version__
 from ...lang.errors import CapabilityError, ParameterError, UmbelError
-from ...lang.programs import ProgramRunner, RunProgram
+from ...lang.programs import ProgramEnded, ProgramRunner, RunProgram
 from ...lang.protocol import (
     Capabilities,
     Control,
@@ -136,9 +136,13 @@ async def _answers(front: Front, caller: Caller, id: str, question: Question) ->
                 raise CapabilityError(f"{backend.capabilities.name} runs no programs itself; write server=False")
             async with aclosing(backend.run_program(_owned(front, caller, question, id))) as program:
                 async for piece in program:
+                    if isinstance(piece, ProgramEnded):
+                        front.note(piece.usage)
                     yield piece
         case ScoreRequest():
-            yield await backend.score(_owned(front, caller, question, id))
+            scored = await backend.score(_owned(front, caller, question, id))
+            front.note(scored.usage)
+            yield scored
         case Locate():
             if not isinstance(backend, Locating):
                 raise CapabilityError(f"{backend.capabilities.name} does not tell where tokens are")

@@ -21,14 +21,13 @@ from ..conversation import (
     Question,
     ReasoningPiece,
     Said,
-    check_schema,
     open_dialogue,
     picture,
 )
 from ..errors import HttpError
 from ..front import Front
 from ..http import DONE, Answer, Asked, Endpoint, EventStream, Reply, sse
-from ..limits import MAX_MESSAGES, MAX_REGEX, MAX_TOOLS
+from ..limits import MAX_MESSAGES, MAX_REGEX, MAX_TOOLS, check_schema
 from ..marks import TOOLS, Breakpoint, CacheControl, CacheOptions, Marks, warn_of_marks
 from .fields import NOT_OFFERED, GenerationFields, Metadata, TokenUsage, token_usage
 

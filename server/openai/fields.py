@@ -111,15 +111,16 @@ class GenerationFields(Body, frozen=True):
         return SamplingParams(
             max_tokens=max_tokens,
             n=self.count,
-            stop=_texts(self.stop),
-            stop_regex=_texts(self.stop_regex),
+            stop=texts_of(self.stop),
+            stop_regex=texts_of(self.stop_regex),
             ignore_eos=self.ignore_eos,
             **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
             **others,
         )
 
 
-def _texts(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
+def texts_of(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Returns one text or several as a tuple."""
     if given is None:
         return ()
     return (given,) if isinstance(given, str) else given

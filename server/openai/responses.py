@@ -26,13 +26,12 @@ from ..conversation import (
     Question,
     ReasoningPiece,
     Said,
-    check_schema,
     open_dialogue,
     picture,
 )
 from ..errors import HttpError
 from ..http import Answer, Asked, Endpoint, EventStream, Reply, sse
-from ..limits import MAX_MESSAGES, MAX_TOOLS
+from ..limits import MAX_MESSAGES, MAX_TOOLS, check_schema
 from ..marks import Breakpoint, CacheOptions, Marks, warn_of_marks
 from .chat import Effort, ToolName, chat_logprobs, options_of
 from .fields import Metadata, StreamOptions

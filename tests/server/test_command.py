@@ -124,3 +124,9 @@ def test_the_help_says_of_every_limit_and_option_what_it_does(capsys: pytest.Cap
             assert f"--{name.replace('_', '-')} VALUE {said.rstrip('.')[:60]}" in printed
     assert set(LIMITS) <= set(_attributes(HttpLimits))
     assert set(OPTIONS) <= set(_attributes(RuntimeOptions))
+
+
+def test_a_server_that_cannot_start_ends_with_the_cause(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["serve", "--model", "oracle", "--port", "0", "--served-name", "a", "--served-name", "a"]
+    assert cli.main(arguments) == 1
+    assert "the name 'a' twice" in capsys.readouterr().err

@@ -1,13 +1,16 @@
 """Records of what requests cost, and the fees that providers would have charged."""
 
 import asyncio
+import base64
 from pathlib import Path
 
+import msgspec
 import pytest
 from umbel.interpreter import cli
 from umbel.lang.caching import CachingUsage, MarkUsage
 from umbel.lang.errors import ParameterError
-from umbel.lang.protocol import Usage
+from umbel.lang.prompt import Text
+from umbel.lang.protocol import ScoreRequest, Usage
 from umbel.server.cost import Recorded, Recorder, read_records, recorded, report
 
 from .client import served
@@ -76,3 +79,21 @@ def test_a_file_that_is_no_record_is_refused(tmp_path: Path, capsys: pytest.Capt
     with pytest.raises(ParameterError, match="--record"):
         Recorder(tmp_path / "no" / "folder")
     assert report([]) == "no input tokens were recorded"
+
+
+def test_scores_are_recorded_too(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    recorder = Recorder(path)
+
+    async def scenario() -> None:
+        async with served(recorder=recorder) as client:
+            scores = await client.post("/score", {"text": "one or", "choices": [" two", " three"]})
+            assert scores.status == 200, scores.content
+            question = ScoreRequest("s", (Text("one or"),), (" two",))
+            message = base64.b64encode(msgspec.msgpack.encode(question)).decode()
+            answer = await client.post("/runtime", {"message": message})
+            assert answer.status == 200, answer.content
+
+    asyncio.run(scenario())
+    recorder.close()
+    assert [record.prompt > 0 for record in read_records(path)] == [True, True]

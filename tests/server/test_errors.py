@@ -57,3 +57,8 @@ def test_both_shapes() -> None:
         "error": {"type": "invalid_request_error", "message": "temperature: must be a number"},
         "request_id": "id-1",
     }
+
+
+def test_the_seconds_until_a_second_try_are_those_of_the_limits() -> None:
+    assert http_error(errors.EngineError("x"), 7).headers == {"retry-after": "7", "x-should-retry": "true"}
+    assert "retry-after" not in http_error(errors.DeadlineError("x"), 7).headers
