@@ -103,8 +103,9 @@ async def create(asked: Asked[CacheBody]) -> Reply:
     if not body.messages and not body.tools:
         raise wrong("messages", "there is nothing to keep; give messages", "missing_required_parameter")
     template = front.template
+    messages = [message_of(message, f"messages[{number}]") for number, message in enumerate(body.messages)]
     conversation = await template.conversation_away(
-        [message_of(message, f"messages[{number}]") for number, message in enumerate(body.messages)],
+        front.ignored.dropped(messages),
         tools_of(body.tools),
         call_format=call_format_of(template.source, tokenizing(front).vocabulary.control),
         generation=False,

@@ -34,6 +34,7 @@ from .access import LOCAL_NAME, Access
 from .activity import keep
 from .app import application
 from .cost import Recorder
+from .diagnosis.head import IgnoredLines
 from .front import Front
 from .limits import HttpLimits
 from .program_store import open_program
@@ -61,6 +62,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         http_workers: processes that serve HTTP on the one socket, over one runtime.
         program: graph files that are offered from the start, as FILE:PARAMETER, or FILE for one that is no model.
         record: a file to which the tokens of every request are appended, for `umbel cost`.
+        ignore_line: regular expressions of lines that are dropped from the head of conversations.
         runtime: options of `umbel.Runtime`.
         limits: of `HttpLimits`.
     """
@@ -77,6 +79,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     http_workers: Annotated[int, msgspec.Meta(ge=1, le=MOST_WORKERS)] = 1
     program: list[str] = []
     record: str | None = None
+    ignore_line: list[str] = []
     runtime: dict[str, Any] = {}  # Any: checked by the runtime
     limits: HttpLimits = HttpLimits()
 
@@ -84,6 +87,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 def main(arguments: Sequence[str]) -> int:
     """Runs `umbel serve`. Returns the exit status."""
     settings = settings_of(arguments, os.environ)
+    ignored = IgnoredLines(settings.ignore_line)
     logging.basicConfig(stream=sys.stderr, format=LOG_FORMAT, datefmt=LOG_TIMES)
     log.setLevel(logging.INFO)
     options = OWN_DEFAULTS | settings.runtime
@@ -94,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     if settings.http_workers > 1:
         return Workers(runtime, listening, _worker_start(settings, listening)).run()
     recorder = None if settings.record is None else Recorder(Path(settings.record))
-    front = Front(runtime, access, settings.limits, tuple(settings.served_name), programs, recorder=recorder)
+    front = Front(runtime, access, settings.limits, tuple(settings.served_name), programs, 1, recorder, ignored)
     server = Server(front, runtime, listening)
     return server.run()
 
@@ -127,6 +131,7 @@ def _worker_start(settings: Settings, listening: socket.socket) -> WorkerStart:
         names=tuple(settings.served_name),
         programs=tuple(settings.program),
         record=settings.record,
+        ignored=tuple(settings.ignore_line),
         limits=share_of(settings.limits, settings.http_workers),
     )
 
@@ -228,6 +233,13 @@ def _parser() -> argparse.ArgumentParser:
         "messages go to it; may be repeated",
     )
     parser.add_argument("--record", metavar="FILE", help="append the tokens of every request, for umbel cost")
+    parser.add_argument(
+        "--ignore-line",
+        action="append",
+        metavar="REGEX",
+        help="drop lines that match as a whole from the first 4,096 characters of the system text and of the first "
+        "message, such as one that changes with every request; may be repeated",
+    )
     for title, struct, fields in (("limits", HttpLimits, LIMITS), ("the runtime", RuntimeOptions, OPTIONS)):
         group = parser.add_argument_group(title)
         said = _attributes(struct)

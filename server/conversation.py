@@ -11,7 +11,7 @@ import base64
 import binascii
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -212,6 +212,7 @@ class Dialogue:
         answerer: answers the request; None for the front.
 
     Attributes:
+        warnings: for the caller.
         request: what the engine is asked.
         conversation: the prompt, and where blocks and tools end in it.
         final: the end of the request, once it has come.
@@ -225,10 +226,12 @@ class Dialogue:
         reader: "ReaderFacts",
         ends: tuple[str, ...] = (),
         answerer: Answerer | None = None,
+        warnings: tuple[str, ...] = (),
     ) -> None:
         self._front = front
         self._answerer: Answerer = front if answerer is None else answerer
         self._ends = ends
+        self.warnings = warnings
         self.request = request
         self.conversation = conversation
         self._reader = reader
@@ -346,6 +349,8 @@ async def open_dialogue(
         conversation = Conversation((), {}, (None,) * len(question.tools), "")
         return Dialogue(front, request, conversation, unread, answerer=answerer)
     offered = question.tools if question.choice.mode != "none" else ()
+    question = replace(question, messages=front.ignored.dropped(question.messages))
+    warning = front.changing.watch(origin.salt, question.messages)
     conversation = await template.conversation_away(
         front.history.recall(origin.salt, question.messages),
         question.tools,
@@ -363,7 +368,8 @@ async def open_dialogue(
     ends = tuple(text for text in template.turn_stops if text not in sampling.stop)[: MAX_STOPS - len(sampling.stop)]
     asked = msgspec.structs.replace(sampling, stop=sampling.stop + ends) if ends else sampling
     request = GenRequest(request_id, conversation.parts, asked, origin=origin, constraint=constraint)
-    return Dialogue(front, request, conversation, facts, ends)
+    warnings = () if warning is None else (warning,)
+    return Dialogue(front, request, conversation, facts, ends, warnings=warnings)
 
 
 def _message_of(model: ServedModel, question: Question) -> str:

@@ -22,6 +22,7 @@ from .access import Access, Caller
 from .activity import Activity
 from .bodies import UmbelFields
 from .cost import Recorder
+from .diagnosis.head import ChangingLines, IgnoredLines
 from .errors import HttpError, busy_headers
 from .history import AnswerHistory
 from .limits import HttpLimits
@@ -47,6 +48,7 @@ class Front:
         programs: that are offered from the start.
         workers: processes that serve the same socket, each with a front of its own.
         recorder: notes the tokens of every request; closed by its owner.
+        ignored: lines that are dropped from the head of conversations.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Front:
         programs: Iterable[OfferedProgram] = (),
         workers: int = 1,
         recorder: Recorder | None = None,
+        ignored: IgnoredLines | None = None,
     ) -> None:
         self.backend = backend
         self.access = access or Access()
@@ -73,6 +76,8 @@ class Front:
         self._recorder = recorder
         self.programs = ProgramStore(programs)
         self.history = AnswerHistory()
+        self.changing = ChangingLines()
+        self.ignored = ignored or IgnoredLines()
         self._names = names
         self._named: dict[tuple[str, str], list[str]] = {}  # (caller, its name for a request) → ids in flight
         self._models: dict[str, ServedModel] = {}

@@ -14,6 +14,7 @@ from ..lang.transport.lifeline import read_line, watch
 from .access import Access
 from .command import LOG_FORMAT, LOG_TIMES, Server
 from .cost import Recorder
+from .diagnosis.head import IgnoredLines
 from .front import Front
 from .program_store import open_program
 from .workers import WorkerStart
@@ -30,7 +31,8 @@ def main() -> int:
     programs = [open_program(given, Front.now()) for given in start.programs]
     runtime = Runtime(address=start.runtime)
     recorder = None if start.record is None else Recorder(Path(start.record))
-    front = Front(runtime, access, start.limits, start.names, programs, start.workers, recorder)
+    ignored = IgnoredLines(start.ignored)
+    front = Front(runtime, access, start.limits, start.names, programs, start.workers, recorder, ignored)
     with socket.socket(fileno=start.listening) as listening:
         try:
             return Server(front, runtime, listening).run()

@@ -38,6 +38,7 @@ class WorkerStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         workers: how many there are.
         secret: of the salts.
         record: the file to which all of them append.
+        ignored: patterns of lines that are dropped.
         limits: of one worker.
     """
 
@@ -52,6 +53,7 @@ class WorkerStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     names: tuple[str, ...]
     programs: tuple[str, ...]
     record: str | None
+    ignored: tuple[str, ...]
     limits: HttpLimits
 
 

@@ -63,6 +63,7 @@ async def _open(asked: Asked[Any], sampling: SamplingParams) -> Dialogue:
     dialogue = await open_dialogue(front, question, sampling, origin, asked.id, model=model)
     caching = turns.marks.caching(dialogue.conversation, front.limits.cache_minimum, whole=body.cache_control)
     warn_of_marks(caching, asked.warnings)
+    asked.warnings += dialogue.warnings
     dialogue.mark(caching)
     return dialogue
 

@@ -627,6 +627,7 @@ async def converse(asked: Asked[ChatBody]) -> Answer:
         kept=None if cache is None else CacheMark(marks_of(kept.messages, kept.tools).last(conversation), cache.ttl),
     )
     warn_of_marks(caching, asked.warnings)
+    asked.warnings += dialogue.warnings
     dialogue.mark(caching)
     chat = _Chat(asked, dialogue)
     return EventStream(chat.stream()) if body.stream else Reply(await chat.whole())

@@ -701,6 +701,7 @@ async def respond(asked: Asked[ResponsesBody]) -> Answer:
     dialogue = await open_dialogue(front, question, sampling, origin, asked.id, model=model)
     caching = _caching(body, turns, dialogue, front.limits.cache_minimum)
     warn_of_marks(caching, asked.warnings)
+    asked.warnings += dialogue.warnings
     dialogue.mark(caching)
     response = _Response(asked, dialogue, tools)
     if body.stream:

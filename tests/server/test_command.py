@@ -7,7 +7,7 @@ import pytest
 from umbel.interpreter import cli
 from umbel.lang.errors import ParameterError
 from umbel.lang.runtime_options import RuntimeOptions
-from umbel.server.command import LIMITS, OPTIONS, _attributes, settings_of
+from umbel.server.command import LIMITS, OPTIONS, _attributes, _worker_start, main, settings_of
 from umbel.server.limits import HttpLimits
 
 FILE = """
@@ -47,6 +47,20 @@ def test_programs_are_named_on_the_line_and_in_the_file(tmp_path: Path) -> None:
         "b.umbel.json",
         "c.umbel.json:x",
     ]
+
+
+def test_lines_to_ignore_are_named_on_the_line_and_in_the_file(tmp_path: Path) -> None:
+    (tmp_path / "serve.toml").write_text("ignore_line = ['x-id:.*']")
+    assert settings_of(["--config", str(tmp_path / "serve.toml")], {}).ignore_line == ["x-id:.*"]
+    settings = settings_of(["--ignore-line", "a.*", "--ignore-line", "b"], {})
+    assert settings.ignore_line == ["a.*", "b"]
+    with socket.socket() as listening:
+        assert _worker_start(settings, listening).ignored == ("a.*", "b")
+
+
+def test_a_pattern_that_is_refused_ends_the_command() -> None:
+    with pytest.raises(ParameterError, match=r"--ignore-line '\(a\+\)\+': groups"):
+        main(["--ignore-line", "(a+)+"])
 
 
 @pytest.mark.parametrize("key", ["sk-plain", "c2VjcmV0==", "c2VjcmV0="])
