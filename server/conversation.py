@@ -212,6 +212,7 @@ class Dialogue:
         answerer: answers the request; None for the front.
 
     Attributes:
+        question: as the prompt has it, without lines that the server drops.
         warnings: for the caller.
         request: what the engine is asked.
         conversation: the prompt, and where blocks and tools end in it.
@@ -221,6 +222,7 @@ class Dialogue:
     def __init__(
         self,
         front: Front,
+        question: Question,
         request: GenRequest,
         conversation: Conversation,
         reader: "ReaderFacts",
@@ -231,6 +233,7 @@ class Dialogue:
         self._front = front
         self._answerer: Answerer = front if answerer is None else answerer
         self._ends = ends
+        self.question = question
         self.warnings = warnings
         self.request = request
         self.conversation = conversation
@@ -347,7 +350,7 @@ async def open_dialogue(
         request = GenRequest(request_id, (), sampling, origin=origin)
         unread = ReaderFacts(None, "", call_format, ())
         conversation = Conversation((), {}, (None,) * len(question.tools), "")
-        return Dialogue(front, request, conversation, unread, answerer=answerer)
+        return Dialogue(front, question, request, conversation, unread, answerer=answerer)
     offered = question.tools if question.choice.mode != "none" else ()
     question = replace(question, messages=front.ignored.dropped(question.messages))
     warning = front.changing.watch(origin.salt, question.messages)
@@ -369,7 +372,7 @@ async def open_dialogue(
     asked = msgspec.structs.replace(sampling, stop=sampling.stop + ends) if ends else sampling
     request = GenRequest(request_id, conversation.parts, asked, origin=origin, constraint=constraint)
     warnings = () if warning is None else (warning,)
-    return Dialogue(front, request, conversation, facts, ends, warnings=warnings)
+    return Dialogue(front, question, request, conversation, facts, ends, warnings=warnings)
 
 
 def _message_of(model: ServedModel, question: Question) -> str:

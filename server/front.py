@@ -22,6 +22,7 @@ from .access import Access, Caller
 from .activity import Activity
 from .bodies import UmbelFields
 from .cost import Recorder
+from .diagnosis.exchanges import Exchanges
 from .diagnosis.head import ChangingLines, IgnoredLines
 from .errors import HttpError, busy_headers
 from .history import AnswerHistory
@@ -76,6 +77,7 @@ class Front:
         self._recorder = recorder
         self.programs = ProgramStore(programs)
         self.history = AnswerHistory()
+        self.exchanges = Exchanges()
         self.changing = ChangingLines()
         self.ignored = ignored or IgnoredLines()
         self._names = names

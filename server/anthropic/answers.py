@@ -12,8 +12,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from ...lang.cache_report import CacheCause
 from ...lang.caching import CachingUsage
 from ...lang.protocol import Usage
+from ..diagnosis.comparison import Change, Comparison
 from ..http import sse
 from ..marks import CONTROL_TTLS
 
@@ -66,9 +68,16 @@ class ThinkingDetails(msgspec.Struct, frozen=True):
 
 
 class ReusedTokens(msgspec.Struct, frozen=True):
-    """Further facts. `cached_tokens` were reused from the cache by whatever right, marked or not."""
+    """Further facts.
+
+    Attributes:
+        cached_tokens: were reused from the cache by whatever right, marked or not.
+        cache_cause: why less was found than this prompt shares with the one of `diagnostics`: "evicted", or "off" for a
+            server that keeps nothing; left out otherwise.
+    """
 
     cached_tokens: int = 0
+    cache_cause: CacheCause | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessageUsage(msgspec.Struct, frozen=True):
@@ -84,8 +93,11 @@ class MessageUsage(msgspec.Struct, frozen=True):
     umbel: ReusedTokens = ReusedTokens()
 
 
-def message_usage(usage: Usage, thinking_tokens: int, caching: CachingUsage | None = None) -> MessageUsage:
+def message_usage(
+    usage: Usage, thinking_tokens: int, caching: CachingUsage | None = None, comparison: Comparison | None = None
+) -> MessageUsage:
     """Writes usage in Anthropic's shape."""
+    cause = None if comparison is None else comparison.lost(usage)
     marks = CachingUsage() if caching is None else caching
     created = [sum(mark.created for mark in marks.marks if mark.ttl == ttl) for ttl in CONTROL_TTLS.values()]
     return MessageUsage(
@@ -95,8 +107,48 @@ def message_usage(usage: Usage, thinking_tokens: int, caching: CachingUsage | No
         marks.read,
         CacheCreation(*created),
         output_tokens_details=ThinkingDetails(thinking_tokens),
-        umbel=ReusedTokens(usage.cached_tokens),
+        umbel=ReusedTokens(usage.cached_tokens, cause or msgspec.UNSET),
     )
+
+
+MissType = Literal[
+    "model_changed",
+    "system_changed",
+    "tools_changed",
+    "messages_changed",
+    "previous_message_not_found",
+    "unavailable",
+]
+_MISS_TYPES: dict[Change, MissType] = {
+    Change.MODEL: "model_changed",
+    Change.SYSTEM: "system_changed",
+    Change.TOOLS: "tools_changed",
+    Change.MESSAGES: "messages_changed",
+    Change.UNKNOWN: "previous_message_not_found",
+    Change.OPTIONS: "unavailable",
+    Change.UNCOMPARED: "unavailable",
+}
+
+
+class MissReason(msgspec.Struct, frozen=True):
+    """The first part of the prompt that changed, and the tokens of the earlier prompt that were of no use for it."""
+
+    type: MissType
+    cache_missed_input_tokens: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class Diagnostics(msgspec.Struct, frozen=True):
+    """Says why the prompt of an earlier message could not be reused."""
+
+    cache_miss_reason: MissReason
+
+
+def diagnostics_of(comparison: Comparison | None) -> Diagnostics | None:
+    """Writes a comparison in Anthropic's shape; None where nothing was asked or nothing changed."""
+    if comparison is None or comparison.change is Change.NONE:
+        return None
+    missed = comparison.missed if comparison.counted else msgspec.UNSET
+    return Diagnostics(MissReason(_MISS_TYPES[comparison.change], missed))
 
 
 class AppliedEdits(msgspec.Struct, frozen=True):
@@ -118,7 +170,7 @@ class MessageAnswer(msgspec.Struct, frozen=True):
     role: Literal["assistant"] = "assistant"
     stop_details: None = None
     container: None = None
-    diagnostics: None = None
+    diagnostics: Diagnostics | None = None
     context_management: AppliedEdits | None = None
 
 

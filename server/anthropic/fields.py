@@ -20,7 +20,6 @@ NOT_OFFERED = {
     "citations": "citations are not offered; leave them out",
     "role": "write user, assistant or system",
     "container": "containers are not offered; leave it out",
-    "diagnostics": "diagnostics are not offered here; leave them out",
     "inference_geo": "the model runs on this machine; leave it out",
     "service_tier": "there is one tier; leave it out",
     "speed": "there is one speed; leave it out",
@@ -221,6 +220,12 @@ class RequestMetadata(Body, frozen=True):
     user_id: Label | None = None
 
 
+class DiagnosticsWish(Body, frozen=True):
+    """Asks why the prompt of an earlier message could not be reused; null keeps this one for later questions."""
+
+    previous_message_id: Label | None = None
+
+
 class MessageFields(Body, frozen=True):
     """Fields that make the prompt, and those that only some clients send.
 
@@ -270,7 +275,7 @@ class MessagesBody(MessageFields, frozen=True, kw_only=True):
     stream: bool | None = None
     metadata: RequestMetadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    diagnostics: None = None
+    diagnostics: DiagnosticsWish | None = None
 
 
 class CountBody(MessageFields, frozen=True):

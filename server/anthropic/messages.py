@@ -17,10 +17,21 @@ from ...lang.protocol import FinishReason, Locate, Locating, Usage
 from ...lang.sampling import SamplingParams
 from ..bodies import wrong
 from ..conversation import Dialogue, Piece, Question, ReasoningPiece, Said, open_dialogue
+from ..diagnosis.comparison import Comparison, compare
 from ..errors import HttpError
 from ..http import Answer, Asked, Endpoint, EventStream, Reply, sse
 from ..marks import warn_of_marks
-from .answers import PING, AnswerBlocks, AppliedEdits, Event, MessageAnswer, MessageUsage, StopReason, message_usage
+from .answers import (
+    PING,
+    AnswerBlocks,
+    AppliedEdits,
+    Event,
+    MessageAnswer,
+    MessageUsage,
+    StopReason,
+    diagnostics_of,
+    message_usage,
+)
 from .fields import (
     NOT_OFFERED,
     CountBody,
@@ -93,8 +104,9 @@ async def _count(asked: Asked[Any], dialogue: Dialogue) -> int:
 class _Message:
     """One request, and its answer in both forms."""
 
-    def __init__(self, asked: Asked[MessagesBody], dialogue: Dialogue) -> None:
+    def __init__(self, asked: Asked[MessagesBody], dialogue: Dialogue, comparison: Comparison | None) -> None:
         self._asked = asked
+        self._comparison = comparison
         self._body = asked.body
         self._dialogue = dialogue
         thinking = self._body.thinking
@@ -159,12 +171,14 @@ class _Message:
     def _begun(self, usage: MessageUsage) -> MessageAnswer:
         """Returns the answer before it has content."""
         edits = None if self._body.context_management is None else AppliedEdits()
-        return MessageAnswer(f"msg_{self._asked.id}", self._body.model, [], usage, context_management=edits)
+        diagnostics = diagnostics_of(self._comparison)
+        name = _name(self._asked)
+        return MessageAnswer(name, self._body.model, [], usage, diagnostics=diagnostics, context_management=edits)
 
     def _usage(self, said: Said) -> MessageUsage:
         final = self._dialogue.final
         assert final is not None, "the answer is whole"
-        return message_usage(final.usage, said.reasoning_tokens, final.caching)
+        return message_usage(final.usage, said.reasoning_tokens, final.caching, self._comparison)
 
     def _stop(self, said: Said) -> tuple[StopReason, str | None]:
         """Returns why the answer ended, and the stop sequence that ended it."""
@@ -191,6 +205,10 @@ class _Message:
         return self._asked.front.access.signature(self._dialogue.request.origin.salt, text)
 
 
+def _name(asked: Asked[MessagesBody]) -> str:
+    return f"msg_{asked.id}"
+
+
 def _encoded(event: Event) -> bytes:
     return sse(event, event["type"])
 
@@ -210,7 +228,10 @@ async def create_message(asked: Asked[MessagesBody]) -> Answer:
     dialogue = await _open(asked, sampling)
     if not body.max_tokens:  # only the prompt is computed, and no text follows a constraint
         dialogue.request = msgspec.structs.replace(dialogue.request, constraint=None)
-    message = _Message(asked, dialogue)
+    comparison = None
+    if body.diagnostics is not None:
+        comparison = await compare(asked, dialogue, _name(asked), body.diagnostics.previous_message_id)
+    message = _Message(asked, dialogue, comparison)
     return EventStream(message.stream(), PING) if body.stream else Reply(await message.whole())
 
 

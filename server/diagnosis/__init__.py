@@ -1,1 +1,1 @@
-"""Tells why prompts are not found in the cache: lines that change with every request."""
+"""Tells why a prompt was not found in the cache: comparison with an earlier request, and lines that always change."""

@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ...interpreter.tool_reader import ArgumentsPiece, CallBegins, CallEnds, ContentPiece
+from ...lang.cache_report import CacheCause
 from ...lang.caching import Caching
 from ...lang.conversations.messages import Message
 from ...lang.prompt import Media
-from ...lang.protocol import TokenLogprob
+from ...lang.protocol import TokenLogprob, Usage
 from ...lang.sampling import SamplingParams
 from ...lang.tool_calls import Tool, ToolCall, ToolChoice
 from ..bodies import Body, Label, Name, Salt, UmbelFields, wrong
@@ -29,6 +30,7 @@ from ..conversation import (
     open_dialogue,
     picture,
 )
+from ..diagnosis.comparison import Change, Comparison, compare
 from ..errors import HttpError
 from ..http import Answer, Asked, Endpoint, EventStream, Reply, sse
 from ..limits import MAX_MESSAGES, MAX_TOOLS, check_schema
@@ -184,6 +186,12 @@ class ReasoningOptions(Body, frozen=True):
 Included = Literal["reasoning.encrypted_content", "message.output_text.logprobs"]
 
 
+class ComparedCacheOptions(CacheOptions, frozen=True):
+    """Options of the cache, and the id of an earlier response that this one is compared with."""
+
+    comparison_response_id: Label | None = None
+
+
 class ResponsesBody(Body, frozen=True):
     """Asks for an answer.
 
@@ -192,7 +200,8 @@ class ResponsesBody(Body, frozen=True):
         instructions: come before the input.
         max_output_tokens: without it the answer may fill the context.
         store: nothing is stored, whatever it says; the answer says so.
-        prompt_cache_options: of the breakpoints on blocks of the input.
+        prompt_cache_options: of the breakpoints on blocks of the input; its `comparison_response_id` asks why the
+            prompt of an earlier response could not be reused.
         include: encrypted reasoning is never given; its text is.
     """
 
@@ -212,7 +221,7 @@ class ResponsesBody(Body, frozen=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     store: bool | None = None
-    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_options: ComparedCacheOptions | None = None
     # Ours.
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
@@ -423,6 +432,46 @@ class ResponseUsage(msgspec.Struct, frozen=True):
     total_tokens: int
 
 
+_MISS_REASONS = {
+    Change.MODEL: "model_changed",
+    Change.TOOLS: "tools_changed",
+    Change.SYSTEM: "input_changed",
+    Change.MESSAGES: "input_changed",
+    Change.OPTIONS: "reasoning_effort_changed",
+}
+
+
+class CacheDiagnosis(msgspec.Struct, frozen=True):
+    """Says why the prompt of an earlier response could or could not be reused.
+
+    Attributes:
+        reason, cache_missed_tokens, comparison_reusable_tokens: of a miss: the first part that changed, the input's
+            tokens after that place, and the tokens before it.
+        cause: of "unavailable": "evicted" where nothing changed and the tokens were no longer there.
+    """
+
+    type: Literal["cache_miss", "cache_hit", "comparison_response_not_found", "unavailable"]
+    reason: str | msgspec.UnsetType = msgspec.UNSET
+    cache_missed_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    comparison_reusable_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    cause: CacheCause | msgspec.UnsetType = msgspec.UNSET
+
+
+def diagnosis_of(comparison: Comparison, usage: Usage) -> CacheDiagnosis:
+    """Writes a comparison in OpenAI's shape."""
+    match comparison.change:
+        case Change.UNKNOWN:
+            return CacheDiagnosis("comparison_response_not_found")
+        case Change.UNCOMPARED:
+            return CacheDiagnosis("unavailable")
+        case Change.NONE:
+            cause = comparison.lost(usage)
+            return CacheDiagnosis("cache_hit") if cause is None else CacheDiagnosis("unavailable", cause=cause)
+        case change:
+            missed = usage.prompt_tokens - comparison.shared
+            return CacheDiagnosis("cache_miss", _MISS_REASONS[change], missed, comparison.shared)
+
+
 class ResponseAnswer(msgspec.Struct, frozen=True):
     """An answer: its items, and the request's fields as they were understood."""
 
@@ -446,7 +495,8 @@ class ResponseAnswer(msgspec.Struct, frozen=True):
     error: Json | None = None
     completed_at: int | None = None
     object: Literal["response"] = "response"
-    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_options: ComparedCacheOptions | None = None
+    prompt_cache_diagnostics: CacheDiagnosis | None = None
     previous_response_id: None = None
     truncation: Literal["disabled"] = "disabled"
     store: Literal[False] = False
@@ -492,7 +542,10 @@ class _Item:
 class _Response:
     """One request and its answer in both forms: the whole one is what the stream's events have made."""
 
-    def __init__(self, asked: Asked[ResponsesBody], dialogue: Dialogue, tools: _Tools) -> None:
+    def __init__(
+        self, asked: Asked[ResponsesBody], dialogue: Dialogue, tools: _Tools, comparison: Comparison | None
+    ) -> None:
+        self._comparison = comparison
         self._body = asked.body
         self._front = asked.front
         self._dialogue = dialogue
@@ -636,7 +689,7 @@ class _Response:
                 for index, item in enumerate(self._items)
             ]
         return ResponseAnswer(
-            id=f"resp_{self._key}",
+            id=_name(self._key),
             created_at=self._created,
             model=body.model,
             output=output,
@@ -654,8 +707,14 @@ class _Response:
             usage=None if said is None else self._usage(said),
             incomplete_details={"reason": "max_output_tokens"} if cut else None,
             completed_at=None if said is None else self._front.now(),
-            prompt_cache_options=body.prompt_cache_options or CacheOptions(),
+            prompt_cache_options=body.prompt_cache_options or ComparedCacheOptions(),
+            prompt_cache_diagnostics=None if said is None else self._diagnosis(),
         )
+
+    def _diagnosis(self) -> CacheDiagnosis | None:
+        final = self._dialogue.final
+        assert final is not None, "the answer is whole"
+        return None if self._comparison is None else diagnosis_of(self._comparison, final.usage)
 
     def _usage(self, said: Said) -> ResponseUsage:
         final = self._dialogue.final
@@ -668,6 +727,10 @@ class _Response:
             OutputDetails(said.reasoning_tokens),
             usage.total_tokens,
         )
+
+
+def _name(key: str) -> str:
+    return f"resp_{key}"
 
 
 async def respond(asked: Asked[ResponsesBody]) -> Answer:
@@ -703,7 +766,9 @@ async def respond(asked: Asked[ResponsesBody]) -> Answer:
     warn_of_marks(caching, asked.warnings)
     asked.warnings += dialogue.warnings
     dialogue.mark(caching)
-    response = _Response(asked, dialogue, tools)
+    earlier = body.prompt_cache_options.comparison_response_id if body.prompt_cache_options else None
+    comparison = await compare(asked, dialogue, _name(asked.id), earlier)
+    response = _Response(asked, dialogue, tools, comparison)
     if body.stream:
         return EventStream(response.stream(), failure=response.failure)
     return Reply(await response.whole())

@@ -333,7 +333,7 @@ def test_a_begun_answer_is_continued() -> None:
         ({"tools": TOOLS + TOOLS}, "two tools are called search"),
         ({"tool_choice": {"type": "tool", "name": "x"}}, "tool choice 'x' is no tool"),
         ({"stop_sequences": ["a"] * 17}, "stop_sequences: "),
-        ({"diagnostics": {"previous_message_id": None}}, "diagnostics: "),
+        ({"diagnostics": {"previous_message_id": 1}}, "diagnostics.previous_message_id: "),
         ({"service_tier": "priority"}, "service_tier: "),
         ({"speed": "fast"}, "speed: "),
         ({"container": "c"}, "container: "),
