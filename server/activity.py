@@ -1,4 +1,4 @@
-"""Watches the runtime under a server: a line of the log a second while it works, and a new start when it is gone.
+"""Watches the runtime under a server: logs its work once a second, keeps readings, starts it again when it is gone.
 
     prefill: 1 request, 7 new tokens, 1 cached; pool 3 % · decode: 4 running, 121 tok/s
 
@@ -7,14 +7,60 @@ The line is the difference of two readings of the runtime's status, so it says h
 
 import asyncio
 import logging
+from collections import deque
 from typing import Protocol
 
+import msgspec
+
 from ..lang.errors import UmbelError
-from ..lang.status import Observable, RuntimeState, RuntimeStatus
+from ..lang.status import EngineState, Observable, RuntimeState, RuntimeStatus
 
 log = logging.getLogger("umbel.server")
 
 PERIOD = 1.0  # seconds between two readings
+KEPT = 300  # readings, for the live page: five minutes
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """The gauges of a runtime at one moment, and its counts of tokens since its start.
+
+    Attributes:
+        at: seconds on a clock of this machine, when the engine counted.
+        running, waiting: requests in the engine.
+        total, free, cached, pinned: slots of the KV pool.
+        prompt_tokens: of requests that were admitted: `cached_tokens` were found, `computed_tokens` computed.
+        generated_tokens: of all requests.
+    """
+
+    at: float
+    running: int
+    waiting: int
+    total: int
+    free: int
+    cached: int
+    pinned: int
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    generated_tokens: int
+
+    @classmethod
+    def of(cls, status: RuntimeStatus, now: float) -> "Reading":
+        """Takes what the live page shows out of a status that was read at `now`."""
+        pool, counted = status.pool, status.counters
+        return cls(
+            at=now - (status.heartbeat_age or 0.0),
+            running=status.running,
+            waiting=status.waiting,
+            total=pool.total,
+            free=pool.free,
+            cached=pool.cached,
+            pinned=pool.pinned,
+            prompt_tokens=int(counted.get("prompt_tokens", 0)),
+            cached_tokens=int(counted.get("cached_tokens", 0)),
+            computed_tokens=int(counted.get("computed_prompt_tokens", 0)),
+            generated_tokens=int(counted.get("completion_tokens", 0)),
+        )
 
 
 class Activity:
@@ -22,12 +68,14 @@ class Activity:
 
     Attributes:
         tokens_per_second: that were generated between the last two.
+        readings: of the last minutes, oldest first.
     """
 
     def __init__(self) -> None:
         self._before: RuntimeStatus | None = None
         self._at = 0.0  # when the engine counted what `_before` says
         self.tokens_per_second = 0.0
+        self.readings: deque[Reading] = deque(maxlen=KEPT)
 
     def line(self, status: RuntimeStatus, now: float) -> str:
         """Takes a reading → the line for a person; "" for the first one, and where nothing was done since the last.
@@ -39,6 +87,8 @@ class Activity:
         before, seconds = self._before, at - self._at
         if before is None or seconds > 0:
             self._before, self._at = status, at
+            if status.engine is EngineState.READY:  # without one all gauges are 0
+                self.readings.append(Reading.of(status, now))
         if before is None or seconds <= 0:
             return ""
 

@@ -18,6 +18,7 @@ from .front import Front
 from .http import Application, Asked, Endpoint, Reply
 from .native import generate, questions, runtime, runtime_messages
 from .openai import chat, completions, models, responses
+from .ui import page
 
 # The log has the cause; the route is open to all.
 _NOT_READY = {
@@ -66,6 +67,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *runtime.ENDPOINTS,
     *metrics.ENDPOINTS,
     *runtime_messages.ENDPOINTS,
+    *page.ENDPOINTS,
     Endpoint("GET", "/health", health, "Whether requests are served", answer=dict[str, str], public=True),
     Endpoint("GET", "/version", version, "umbel's version", answer=dict[str, str]),
     Endpoint("GET", "/openapi.json", describe, "This document", answer=dict[str, Any]),

@@ -212,7 +212,7 @@ def _parser() -> argparse.ArgumentParser:
         "--api-key",
         action="append",
         metavar="[NAME=]KEY",
-        help="ask for a key on all routes but /health; may be repeated; also UMBEL_API_KEY",
+        help="ask for a key on all routes but /health and /ui; may be repeated; also UMBEL_API_KEY",
     )
     parser.add_argument("--admin-key", metavar="KEY", help="open administrative routes; also UMBEL_ADMIN_KEY")
     parser.add_argument("--tcp", metavar="ADDRESS", help="let programs on other machines join at tcp://HOST:PORT")

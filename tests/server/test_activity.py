@@ -75,6 +75,14 @@ def test_a_reading_without_a_new_heartbeat_is_no_news() -> None:
     watch.line(status(age=0.0), 10.0)
     assert watch.line(status(age=1.0), 11.0) == ""
     assert watch.line(status(age=0.0, completion_tokens=8.0), 12.0).endswith("4 tok/s")
+    assert [(reading.at, reading.generated_tokens) for reading in watch.readings] == [(10.0, 0), (12.0, 8)]
+
+
+def test_an_engine_that_starts_gives_no_reading() -> None:
+    watch = Activity()
+    for second, engine in enumerate((EngineState.STARTING, EngineState.READY, EngineState.STARTING)):
+        watch.line(RuntimeStatus("m", "0", engine, pool=POOL), float(second))
+    assert [reading.at for reading in watch.readings] == [1.0]
 
 
 class Sick:
