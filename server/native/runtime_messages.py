@@ -5,7 +5,8 @@
 
 A message is one of `lang/protocol.py` or `lang/programs.py`, as base64 of msgpack: JSON has neither bytes nor
 infinities, and what comes out has to be what went in. So prompts keep their parts, constraints their options, errors
-their class, and a whole program is one request. Salt and rights are those of the caller, whatever a message says.
+their class, and a whole program is one request. Salt and rights are those of the caller, whatever a message says; what
+shows or changes the work of all callers takes the admin key.
 """
 
 from collections.abc import AsyncGenerator
@@ -18,29 +19,53 @@ from ...lang import __version__
 from ...lang.errors import CapabilityError, ParameterError, UmbelError
 from ...lang.programs import ProgramEnded, ProgramRunner, RunProgram
 from ...lang.protocol import (
+    CacheRequest,
     Capabilities,
     Control,
+    CreateCache,
+    DeleteCache,
     Detokenize,
+    ExtendCache,
     Failure,
     GenRequest,
     Hint,
     Locate,
     Locating,
     Pinning,
+    ReadCaches,
+    ReadStatus,
     Release,
     ScoreRequest,
+    StatusRead,
+    Survey,
+    Surveyed,
     Tokenize,
     VocabularyInfo,
 )
+from ...lang.status import Observable
 from ..access import Caller
 from ..bodies import Body, wrong
 from ..front import Front
 from ..http import DONE, Asked, Endpoint, EventStream, Reply, sse
 from ..limits import MAX_TTL
+from ..openai.chat import ask_caches
 from ..tokens import tokenizing
 from .runtime import SERVER_NAME, hint_id
 
-Question = GenRequest | ScoreRequest | Locate | Tokenize | Detokenize | Control | RunProgram | Hint | Release
+Question = (
+    GenRequest
+    | ScoreRequest
+    | CacheRequest
+    | Locate
+    | Tokenize
+    | Detokenize
+    | Control
+    | ReadStatus
+    | Survey
+    | RunProgram
+    | Hint
+    | Release
+)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Question)
@@ -102,9 +127,7 @@ async def _events(asked: Asked[MessageBody], question: Question) -> AsyncGenerat
 
     Within the runtime the question has an id of its own: labels of different clients may be equal."""
     front, label = asked.front, question.id
-    count = len(question.choices) if isinstance(question, ScoreRequest) else 1
-    count = question.sampling.n if isinstance(question, GenRequest) else count
-    with front.open(count):
+    with front.open(_places(question)):
         try:
             async with aclosing(_answers(front, asked.caller, asked.id, question)) as answers:
                 async for answer in answers:
@@ -112,6 +135,19 @@ async def _events(asked: Asked[MessageBody], question: Question) -> AsyncGenerat
         except UmbelError as error:
             yield _event(Failure(label, type(error).__name__, str(error)))
     yield DONE
+
+
+def _places(question: Question) -> int:
+    """Returns how many of the requests that run or wait a question counts for. A look at the state is none of them."""
+    match question:
+        case GenRequest(sampling=sampling):
+            return sampling.n
+        case ScoreRequest(choices=choices):
+            return len(choices)
+        case ReadStatus():
+            return 0
+        case _:
+            return 1
 
 
 def _event(answer: msgspec.Struct) -> bytes:
@@ -123,11 +159,7 @@ async def _answers(front: Front, caller: Caller, id: str, question: Question) ->
     backend = front.backend
     match question:
         case GenRequest():
-            request = _owned(front, caller, question, id)
-            if request.caching is not None:
-                minimum = max(request.caching.minimum, front.limits.cache_minimum)
-                caching = msgspec.structs.replace(request.caching, minimum=minimum)
-                request = msgspec.structs.replace(request, caching=caching)
+            request = _owned(front, caller, _within_limits(front, question), id)
             async with aclosing(front.events([request])) as events:
                 async for _, event in events:
                     yield event
@@ -143,6 +175,11 @@ async def _answers(front: Front, caller: Caller, id: str, question: Question) ->
             scored = await backend.score(_owned(front, caller, question, id))
             front.note(scored.usage)
             yield scored
+        case CreateCache() | ReadCaches() | ExtendCache() | DeleteCache():
+            found = await ask_caches(front, _owned(front, caller, _within_limits(front, question), id))
+            if isinstance(question, CreateCache):
+                front.note(found.usage, found.caching)
+            yield found
         case Locate():
             if not isinstance(backend, Locating):
                 raise CapabilityError(f"{backend.capabilities.name} does not tell where tokens are")
@@ -152,18 +189,58 @@ async def _answers(front: Front, caller: Caller, id: str, question: Question) ->
         case Detokenize():
             yield await tokenizing(front).detokenize(msgspec.structs.replace(question, id=id))
         case Control():
-            if not caller.admin:
-                raise CapabilityError(f"{question.verb[:40]!r} takes the admin key of the server")
+            _check_admin(caller, repr(question.verb[:40]))
             yield await backend.control(question.verb)
+        case ReadStatus():
+            yield StatusRead(id, await _observed(front, caller, "the status").status())
+        case Survey(most=most, text=text):
+            yield Surveyed(id, await _observed(front, caller, "the radix tree").survey(most, text))
         case Hint():
-            if question.pin is not None and question.pin > MAX_TTL:
-                raise ParameterError(f"pin={question.pin} is too long; write at most {MAX_TTL:g} seconds")
+            _check_seconds("pin", question.pin)
             backend.hint(_owned(front, caller, question, hint_id(caller.name, question.id)))
         case Release():
             if isinstance(backend, Pinning):
                 backend.release(hint_id(caller.name, question.id))
         case _:
             assert_never(question)
+
+
+def _check_admin(caller: Caller, what: str) -> None:
+    if not caller.admin:
+        raise CapabilityError(f"{what} takes the admin key of the server")
+
+
+def _observed(front: Front, caller: Caller, what: str) -> Observable:
+    """Returns the backend, for a question that shows all callers. Raises CapabilityError for any but the admin."""
+    _check_admin(caller, f"{what}, which shows all callers,")
+    backend = front.backend
+    if not isinstance(backend, Observable):
+        raise CapabilityError(f"{backend.capabilities.name} does not show {what}")
+    return backend
+
+
+def _check_seconds(name: str, seconds: float | None) -> None:
+    if seconds is not None and seconds > MAX_TTL:
+        raise ParameterError(f"{name}={seconds:g} is too long; write at most {MAX_TTL:g} seconds")
+
+
+# Any: the type of the question
+def _within_limits(front: Front, question: Any) -> Any:
+    """Returns the question with no smaller minimum than the server's. Raises ParameterError for a TTL that is too
+    long."""
+    least = front.limits.cache_minimum
+    match question:
+        case GenRequest(caching=caching) if caching is not None:
+            for mark in caching.marks:
+                _check_seconds("cache_point ttl", mark.ttl)
+            caching = msgspec.structs.replace(caching, minimum=max(caching.minimum, least))
+            return msgspec.structs.replace(question, caching=caching)
+        case CreateCache(ttl=ttl, minimum=minimum):
+            _check_seconds("ttl", ttl)
+            return msgspec.structs.replace(question, minimum=max(minimum, least))
+        case ExtendCache(ttl=ttl):
+            _check_seconds("ttl", ttl)
+    return question
 
 
 # Any: the type of the question, which is one with an origin

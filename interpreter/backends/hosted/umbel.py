@@ -17,6 +17,8 @@ from ....lang.errors import BackendError, UmbelError
 from ....lang.programs import ProgramEnded, ProgramEvent, RunProgram
 from ....lang.prompt import Part, tokens_at_most
 from ....lang.protocol import (
+    CacheRequest,
+    Caches,
     Capabilities,
     Chunk,
     ConstraintKind,
@@ -30,13 +32,18 @@ from ....lang.protocol import (
     Hint,
     Locate,
     Located,
+    ReadStatus,
     Release,
     Scored,
     ScoreRequest,
+    StatusRead,
+    Survey,
+    Surveyed,
     Tokenize,
     Tokenized,
     VocabularyInfo,
 )
+from ....lang.status import RuntimeStatus, TreeSurvey
 from .session import Session
 
 if TYPE_CHECKING:
@@ -45,7 +52,20 @@ if TYPE_CHECKING:
 PATH = "/runtime"
 _MOST_SECONDS_FOR_HINT = 60.0
 
-Answer = Chunk | Final | Scored | Located | Tokenized | Detokenized | Done | Failure | ProgramEvent
+Answer = (
+    Chunk
+    | Final
+    | Scored
+    | Caches
+    | Located
+    | Tokenized
+    | Detokenized
+    | Done
+    | StatusRead
+    | Surveyed
+    | Failure
+    | ProgramEvent
+)
 T = TypeVar("T")
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -75,6 +95,7 @@ def expected_capabilities(name: str, *, programs: bool) -> Capabilities:
         score=True,
         hint=True,
         pins=True,
+        caching=True,
         token_ids=True,
         logprobs=True,
         probability=True,
@@ -98,7 +119,7 @@ class UmbelServer:
         self._provider = session.provider
         self._sent: set[asyncio.Task[None]] = set()  # hints; asyncio keeps only weak references to tasks
         self._order = asyncio.Lock()  # of hints and releases: a release never overtakes its hint
-        self._controls = itertools.count(1)
+        self._numbers = itertools.count(1)  # of questions without an id of their caller
         self._calls = 0
         self.vocabulary = facts.vocabulary
         theirs = facts.capabilities
@@ -139,9 +160,20 @@ class UmbelServer:
     async def detokenize(self, question: Detokenize) -> Detokenized:
         return await self._answer(question, Detokenized, None)
 
+    async def caches(self, request: CacheRequest) -> Caches:
+        return await self._answer(request, Caches, request.origin.timeout)
+
+    async def status(self) -> RuntimeStatus:
+        """Raises CapabilityError without the server's admin key, where it has keys."""
+        return (await self._answer(ReadStatus(f"status-{next(self._numbers)}"), StatusRead, None)).status
+
+    async def survey(self, most: int, text: int) -> TreeSurvey:
+        """Raises CapabilityError without the server's admin key, where it has keys."""
+        return (await self._answer(Survey(f"survey-{next(self._numbers)}", most, text), Surveyed, None)).survey
+
     async def control(self, verb: str) -> Done:
         """Raises CapabilityError without the server's admin key, where it has keys."""
-        done = await self._answer(Control(f"control-{next(self._controls)}", verb), Done, None)
+        done = await self._answer(Control(f"control-{next(self._numbers)}", verb), Done, None)
         if verb != "info":
             return done
         retries = {f"retries_{reason}": count for reason, count in sorted(self._session.counts.items())}

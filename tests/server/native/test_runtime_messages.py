@@ -23,20 +23,25 @@ from umbel.lang.errors import CapabilityError, ConstraintError, ParameterError, 
 from umbel.lang.prompt import Generated, Text
 from umbel.lang.protocol import (
     Backend,
+    CacheRequest,
     Chunk,
     ConstraintSpec,
+    CreateCache,
+    DeleteCache,
     Detokenize,
+    ExtendCache,
     Final,
     GenRequest,
     Hint,
     Locate,
     Origin,
+    ReadCaches,
     Release,
     ScoreRequest,
     Tokenize,
 )
 from umbel.lang.sampling import SamplingParams
-from umbel.lang.status import RuntimeStatus
+from umbel.lang.status import EngineState, RuntimeStatus
 from umbel.server.access import Access
 from umbel.server.app import application
 from umbel.server.front import Front
@@ -253,6 +258,91 @@ def test_marks_keep_no_less_than_the_server_lets_them() -> None:
     assert asyncio.run(created(1_000)) == 0
 
 
+NAMED = CreateCache("c", "manual", LONG.prompt, ttl=60.0, minimum=1, record=b"kept")
+
+
+def test_a_cache_is_kept_under_a_name_of_its_caller() -> None:
+    async def scenario() -> None:
+        async with fronted(access=Access(KEYS), limits=HttpLimits(cache_minimum=50)) as front:
+            a, b = (endpoint(front, key)[0] for key in KEYS.values())
+            made = await a.caches(NAMED)
+            (cache,) = made.caches
+            assert made.caching is not None
+            assert cache.tokens == made.caching.created == made.usage.cache_write_tokens > 50
+            with pytest.raises(ParameterError, match="'manual' exists"):
+                await a.caches(NAMED)
+            (found,) = (await a.caches(ReadCaches("r", "manual"))).caches
+            assert (found.tokens, found.ttl, found.record) == (cache.tokens, 60.0, b"kept")
+            (longer,) = (await a.caches(ExtendCache("e", "manual", 600.0))).caches
+            assert longer.ttl == 600.0
+            for elsewhere, salt in ((b, ""), (a, "x")):
+                mine = Origin(salt=salt)
+                for request in (
+                    ReadCaches("r", origin=mine),
+                    ExtendCache("e", "manual", 60.0, mine),
+                    DeleteCache("d", "manual", mine),
+                ):
+                    assert (await elsewhere.caches(request)).caches == ()
+            assert len((await a.caches(DeleteCache("d", "manual"))).caches) == 1
+            assert (await a.caches(ReadCaches("r"))).caches == ()
+            for remote in (a, b):
+                await remote.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "says"),
+    [
+        (msgspec.structs.replace(NAMED, ttl=3_601.0), ParameterError, "ttl=3601 is too long; write at most 3600"),
+        (ExtendCache("e", "manual", 7_200.0), ParameterError, "ttl=7200 is too long"),
+        (NAMED, RequestError, "at least minimum=1024 tokens"),
+    ],
+    ids=["create", "extend", "minimum"],
+)
+def test_a_cache_stays_within_the_limits_of_the_server(
+    request_: CacheRequest, error: type[Exception], says: str
+) -> None:
+    async def scenario() -> None:
+        async with fronted() as front:
+            remote, _ = endpoint(front)
+            with pytest.raises(error, match=says):
+                await remote.caches(request_)
+            marked = msgspec.structs.replace(LONG, caching=Caching((CacheMark(1, 3_601.0),)))
+            with pytest.raises(ParameterError, match="cache_point ttl=3601 is too long"):
+                await anext(aiter(remote.generate(marked)))
+            await remote.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_state_and_the_tree_of_all_callers_are_shown_to_the_administrator() -> None:
+    async def scenario() -> None:
+        async with fronted(access=Access(KEYS, "sk-admin"), limits=HttpLimits(most_in_flight=1)) as front:
+            user, admin = (endpoint(front, key)[0] for key in ("sk-a", "sk-admin"))
+            await cached(user)
+            status, directly = await admin.status(), await state(front.backend)  # type: ignore[arg-type]
+            assert (status.engine, status.model, status.pool) == (EngineState.READY, directly.model, directly.pool)
+            tree = await admin.survey(most=100, text=200)
+            assert tree.total_nodes == len(tree.nodes) > 0
+            assert "a prompt that is long enough" in "".join(node.text for node in tree.nodes)
+            assert not any(node.text for node in (await admin.survey()).nodes)
+            with pytest.raises(ParameterError, match=r"survey\(most=0\) is out of range"):
+                await admin.survey(most=0)
+            with front.open():  # a server without room shows its state
+                assert (await admin.status()).engine is EngineState.READY
+            for asked, says in (
+                (user.status(), "the status, which shows all callers, takes the admin key"),
+                (user.survey(), "the radix tree, which shows all callers, takes the admin key"),
+            ):
+                with pytest.raises(CapabilityError, match=says):
+                    await asked
+            for remote in (user, admin):
+                await remote.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_pin_belongs_to_its_caller() -> None:
     async def scenario() -> None:
         async with fronted(access=Access(KEYS)) as front:
@@ -319,8 +409,17 @@ def test_a_server_of_another_version_is_asked_by_the_api_that_both_have(monkeypa
             remote, _ = endpoint(front)
             await remote.start()
             assert isinstance(remote._served, SGLangServer)
-            with pytest.raises(CapabilityError, match="does not tell where tokens are; run the program on a Runtime"):
+            with pytest.raises(
+                CapabilityError, match="does not tell where tokens are; a Runtime does, and a server of"
+            ):
                 await remote.locate(Locate("l", PROMPT, (1,)))
+            for asked, says in (
+                (remote.caches(ReadCaches("c")), "keeps nothing under names; a Runtime does"),
+                (remote.status(), "does not tell its state; a Runtime does"),
+                (remote.survey(), "does not show its cache; a Runtime does"),
+            ):
+                with pytest.raises(CapabilityError, match=says):
+                    await asked
             named, _ = endpoint(front, server="umbel")
             with pytest.raises(RequestError, match=r"does not take the messages of umbel .* \(it is umbel 0.0.1\)"):
                 await named.start()

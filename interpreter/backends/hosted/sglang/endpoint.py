@@ -23,6 +23,8 @@ from .....lang.errors import CapabilityError, EngineError, OverloadedError, Para
 from .....lang.programs import ProgramEvent, RunProgram
 from .....lang.prompt import Part
 from .....lang.protocol import (
+    CacheRequest,
+    Caches,
     Capabilities,
     Chunk,
     ConstraintSpec,
@@ -41,6 +43,7 @@ from .....lang.protocol import (
     VocabularyInfo,
 )
 from .....lang.runtime_options import MAX_MODEL_LENGTH
+from .....lang.status import RuntimeStatus, TreeSurvey
 from .. import conversation
 from ..backend import ConnectionOptions, HostedBackend
 from ..errors import Provider
@@ -214,6 +217,33 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
     async def detokenize(self, question: Detokenize) -> Detokenized:
         return await self._umbel("reads no token ids").detokenize(question)
 
+    async def caches(self, request: CacheRequest) -> Caches:
+        """Creates, reads, extends or deletes prefixes that a server of umbel keeps under names, as `Runtime.caches`.
+
+        They belong to the API key and the request's salt.
+        """
+        await self._ready()
+        return await self._umbel("keeps nothing under names").caches(request)
+
+    async def status(self) -> RuntimeStatus:
+        """Reads gauges and counters of the server's runtime, as `Runtime.status`.
+
+        Raises:
+            CapabilityError: it is no server of umbel, or has keys, and this one is not its admin key.
+        """
+        await self._ready()
+        return await self._umbel("does not tell its state").status()
+
+    async def survey(self, most: int = 1_000, text: int = 0) -> TreeSurvey:
+        """Reads the radix tree of the server's runtime, which all callers share, as `Runtime.survey`.
+
+        Raises:
+            CapabilityError: as `status`.
+            ParameterError: a number out of its range.
+        """
+        await self._ready()
+        return await self._umbel("does not show its cache").survey(most, text)
+
     def enforces(self, constraint: ConstraintSpec) -> bool:
         """Returns whether the server enforces exactly this constraint, and not only simpler ones of its kind."""
         if isinstance(self._served, UmbelServer):
@@ -245,7 +275,8 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
     def _umbel(self, otherwise: str) -> UmbelServer:
         """Returns the server of umbel. Raises CapabilityError for another one, or before the start."""
         if not isinstance(self._served, UmbelServer):
-            raise CapabilityError(f"{self.capabilities.name} {otherwise}; run the program on a Runtime")
+            name = self.capabilities.name
+            raise CapabilityError(f"{name} {otherwise}; a Runtime does, and a server of umbel {__version__}")
         return self._served
 
     async def _native(self) -> UmbelServer | SGLangServer | None:
