@@ -105,9 +105,9 @@ class Begun(msgspec.Struct, frozen=True):
 
     Attributes:
         prompt_tokens, cached_tokens: as in `Usage`.
-        caching: what its marks have read and created.
+        caching: what its marks have read and created; without marks, of none.
     """
 
     prompt_tokens: int
     cached_tokens: int
-    caching: CachingUsage
+    caching: CachingUsage = CachingUsage()

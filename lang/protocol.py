@@ -141,6 +141,8 @@ class GenRequest(_Wire, frozen=True):
     back never repeats what the prompt says.
 
     `caching`: marks that keep the beginning of the prompt for later requests; `Final.caching` has their figures.
+
+    `begun`: asks for `Chunk.begun`. Takes `stream` and `sampling.n` of 1.
     """
 
     id: str
@@ -151,6 +153,7 @@ class GenRequest(_Wire, frozen=True):
     constraint: ConstraintSpec | None = None
     token_healing: bool | None = None
     caching: Caching | None = None
+    begun: bool = False
 
 
 class ScoreRequest(_Wire, frozen=True):
@@ -367,7 +370,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 class Chunk(_Wire, frozen=True):
     """More text of one continuation. Text is never cut inside a character, nor inside a possible stop string.
 
-    `begun`: on the first chunk of a request with marks.
+    `begun`: on the first chunk of a request that asks for it; its figures are those of the Final.
     """
 
     id: str

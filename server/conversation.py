@@ -18,7 +18,7 @@ import msgspec
 
 from ..interpreter.reasoning import ReasoningTags, Splitter
 from ..interpreter.tool_reader import ArgumentsPiece, CallBegins, CallEnds, CallEvent, ContentPiece, ToolCallReader
-from ..lang.caching import Caching
+from ..lang.caching import Begun, Caching
 from ..lang.conversations.messages import Conversation, Message, Option
 from ..lang.prompt import Media, media_of
 from ..lang.protocol import Chunk, Completion, ConstraintSpec, Final, FinishReason, GenRequest, Origin, TokenLogprob
@@ -216,6 +216,7 @@ class Dialogue:
         warnings: for the caller.
         request: what the engine is asked.
         conversation: the prompt, and where blocks and tools end in it.
+        begun: figures of the prompt, once the first text of a stream that asks for them has come.
         final: the end of the request, once it has come.
     """
 
@@ -238,6 +239,7 @@ class Dialogue:
         self.request = request
         self.conversation = conversation
         self._reader = reader
+        self.begun: Begun | None = None
         self.final: Final | None = None
 
     def mark(self, caching: Caching | None) -> None:
@@ -245,13 +247,18 @@ class Dialogue:
         if caching is not None:
             self.request = msgspec.structs.replace(self.request, caching=caching)
 
-    async def steps(self) -> AsyncGenerator[Step, None]:
-        """Yields the pieces of all answers as they come; `final` and `ending` are known afterwards."""
+    async def steps(self, *, begun: bool = False) -> AsyncGenerator[Step, None]:
+        """Yields the pieces of all answers as they come; `final` and `ending` are known afterwards.
+
+        Args:
+            begun: asks for the figures of the prompt, which are known with the first step.
+        """
         readers = [self._reader.open() for _ in range(self.request.sampling.n)]
-        request = msgspec.structs.replace(self.request, stream=True)
+        request = msgspec.structs.replace(self.request, stream=True, begun=begun)
         async with aclosing(self._answerer.events([request])) as events:
             async for _, event in events:
                 if isinstance(event, Chunk):
+                    self.begun = self.begun or event.begun
                     pieces = readers[event.index].feed(event.text, len(event.token_ids))
                     yield Step(event.index, pieces, event.logprobs)
                 else:

@@ -1,7 +1,7 @@
 """`POST /v1/messages` and `POST /v1/messages/count_tokens`: answers to messages of blocks, and the size of a prompt.
 
-The events of a stream and a whole answer come of the same pieces by the same blocks (answers.py). A stream tells the
-prompt's tokens in its first event: they are counted before the engine is asked.
+The events of a stream and a whole answer come of the same pieces by the same blocks (answers.py). The first event of a
+stream has the figures of the prompt, which the engine sends with its first text.
 """
 
 from collections.abc import AsyncGenerator
@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ...interpreter.tool_reader import ArgumentsPiece, CallBegins, CallEnds, ContentPiece
+from ...lang.caching import Begun, CachingUsage
 from ...lang.conversations.messages import Option
 from ...lang.errors import RequestError
 from ...lang.protocol import FinishReason, Locate, Locating, Usage
@@ -128,23 +129,22 @@ class _Message:
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """Yields the events. The first one comes with the first token: an error before it is a whole answer."""
-        begun = False
+        started = False
         with self._asked.front.open():
-            start = self._begun(message_usage(Usage(prompt_tokens=await _count(self._asked, self._dialogue)), 0))
             try:
-                async with aclosing(self._dialogue.steps()) as steps:
+                async with aclosing(self._dialogue.steps(begun=True)) as steps:
                     async for step in steps:
-                        if not begun:
-                            begun = True
-                            yield _encoded({"type": "message_start", "message": start})
+                        if not started:
+                            started = True
+                            yield self._start()
                             yield PING
                         for piece in step.pieces:
                             for event in self._add(piece):
                                 yield _encoded(event)
             except RequestError as error:
                 raise await self._explained(error) from None
-        if not begun:
-            yield _encoded({"type": "message_start", "message": start})
+        if not started:
+            yield self._start()
             yield PING
         for event in self._blocks.end():
             yield _encoded(event)
@@ -153,6 +153,15 @@ class _Message:
         delta = {"stop_reason": reason, "stop_sequence": stop, "stop_details": None, "container": None}
         yield _encoded({"type": "message_delta", "delta": delta, "usage": self._usage(said)})
         yield _encoded({"type": "message_stop"})
+
+    def _start(self) -> bytes:
+        """Returns the first event. A program counts its prompts at its end: until then they are 0."""
+        begun, final = self._dialogue.begun or Begun(0, 0), self._dialogue.final
+        if final is not None:  # an answer without text
+            begun = Begun(final.usage.prompt_tokens, final.usage.cached_tokens, final.caching or CachingUsage())
+        prompt = Usage(begun.prompt_tokens, begun.cached_tokens)
+        usage = message_usage(prompt, 0, begun.caching, self._comparison)
+        return _encoded({"type": "message_start", "message": self._begun(usage)})
 
     def _add(self, piece: Piece) -> list[Event]:
         blocks = self._blocks

@@ -197,6 +197,7 @@ class GenCall(PendingCall):
     token_bytes: TokenBytes
     stops: Stops | None
     spec: ConstraintSpec | None = None
+    tells_begun: bool = False  # its first chunk has the figures of the prompt
     compiled: Compiled | None = field(default=None, init=False)
     inquiry: CompileInquiry | None = field(default=None, init=False)  # while the constraint is being compiled
     begun: Begun | None = field(default=None, init=False)  # for the next chunk

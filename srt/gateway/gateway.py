@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import assert_never
 
-from ...lang.caching import Begun
+from ...lang.caching import Begun, CachingUsage
 from ...lang.errors import (
     WIRE_ERRORS,
     BackendError,
@@ -279,12 +279,11 @@ class Gateway:
         self._end(call, ending)
 
     def _marks_placed(self, call: PendingCall, event: MarksPlaced) -> None:
-        if call.marked is None:
-            self.counters["late_events"] += 1
-            return
-        self._caches.settle(call.marked, event.placed)
-        if isinstance(call, GenCall):
-            call.begun = Begun(event.prompt_tokens, event.cached_tokens, call.marked.usage)
+        if call.marked is not None:
+            self._caches.settle(call.marked, event.placed)
+        if isinstance(call, GenCall) and call.tells_begun:
+            caching = CachingUsage() if call.marked is None else call.marked.usage
+            call.begun = Begun(event.prompt_tokens, event.cached_tokens, caching)
 
     def engine_lost(self, reason: str) -> None:
         """Fails the calls whose clients have seen a part of the answer; holds the others for the next engine."""

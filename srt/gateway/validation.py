@@ -97,6 +97,8 @@ class RequestValidator:
         self._check(request.id, request.origin, request.prompt)
         self.check_least(request)
         self._check_sampling(request.sampling)
+        if request.begun and (not request.stream or request.sampling.n > 1):
+            raise ParameterError("begun is for the first chunk of one text; write stream=True and n=1, or leave it out")
         heal = self._heals(request)
         token_ids, marked = self._encode_marked(request)
         _check_prompt_logprobs(request.sampling.prompt_logprobs_from, token_ids)
@@ -114,6 +116,7 @@ class RequestValidator:
                     request.stream,
                     schedule,
                     heal=heal,
+                    marks=[] if request.begun else None,
                 )
                 for index in range(request.sampling.n)
             ),
@@ -122,6 +125,7 @@ class RequestValidator:
             self.token_bytes,
             self._stops.of(request.sampling),
             request.constraint,
+            request.begun,
         )
         call.marked = marked
         return call

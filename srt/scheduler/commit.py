@@ -355,8 +355,8 @@ class Commit:
                     continue
                 if rows.start < request.prompt_length:
                     self._kv.adopt(request, rows.end)
-                    if rows.end >= request.prompt_length:
-                        self._keep_marks(request)
+                if rows.end >= request.prompt_length:  # its first row may lie after a prompt that was cached whole
+                    self._keep_marks(request)
                 self._commit_request(request, result, last=rows.end == request.length)
             except Exception as error:
                 self._table.fail(request, error)

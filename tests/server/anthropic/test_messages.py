@@ -11,6 +11,7 @@ import umbel as ul
 from umbel.compiler.files import serialise
 from umbel.lang.protocol import Chunk, Final, FinishReason, GenRequest
 from umbel.server.limits import HttpLimits
+from umbel.srt.gateway.validation import RequestValidator
 from umbel.srt.in_process import LocalBackend
 
 from ..client import Answered, AsgiClient, served
@@ -59,12 +60,15 @@ class Scripted(LocalBackend):
 
     async def generate(self, request: GenRequest) -> AsyncGenerator[Chunk | Final, None]:
         self.requests.append(request)
-        short = msgspec.structs.replace(request.sampling, max_tokens=1)
+        short = msgspec.structs.replace(request.sampling, max_tokens=1, ignore_eos=True)
+        begun = None
         async for event in super().generate(msgspec.structs.replace(request, constraint=None, sampling=short)):
-            if isinstance(event, Final):
+            if isinstance(event, Chunk):
+                begun = event.begun
+            else:
                 if request.stream:
-                    for piece in self._pieces:
-                        yield Chunk(request.id, 0, piece, (1,))
+                    for number, piece in enumerate(self._pieces):
+                        yield Chunk(request.id, 0, piece, (1,), begun=None if number else begun)
                 said = msgspec.structs.replace(
                     event.completions[0],
                     text="".join(self._pieces),
@@ -94,8 +98,13 @@ def joined(answer: Answered) -> dict[str, Any]:
     assert kinds.count("message_start") == kinds.count("message_delta") == kinds.count("message_stop") == 1
     message, end = events[0]["message"], events[-2]
     assert (message["content"], message["stop_reason"], message["usage"]["output_tokens"]) == ([], None, 0)
-    assert message["usage"]["input_tokens"] == end["usage"]["input_tokens"]
+    assert prompt_usage(message["usage"]) == prompt_usage(end["usage"])
     return message | end["delta"] | {"content": added(events[2:-2]), "usage": end["usage"]}
+
+
+def prompt_usage(usage: dict[str, Any]) -> dict[str, Any]:
+    """The part of a usage that is about the prompt."""
+    return {name: value for name, value in usage.items() if not name.startswith("output_tokens")}
 
 
 def without_ids(message: dict[str, Any]) -> dict[str, Any]:
@@ -143,6 +152,21 @@ def test_a_stream_a_whole_answer_and_the_count_are_equal(fields: dict[str, Any])
         count = (await client.post("/v1/messages/count_tokens", prompt)).json
         cached = usage["cache_read_input_tokens"] + usage["cache_creation_input_tokens"]
         assert count == {"input_tokens": usage["input_tokens"] + cached}
+
+    run(scenario)
+
+
+def test_a_stream_tokenizes_its_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    encode = RequestValidator._encode
+    monkeypatch.setattr(RequestValidator, "_encode", lambda *given: asked.append("prompt") or encode(*given))
+
+    async def scenario(client: AsgiClient) -> None:
+        for times in (1, 2):  # computed, then found in the cache
+            whole = joined(await client.post("/v1/messages", BODY | {"stream": True}))
+            assert len(asked) == times
+            prompt = whole["usage"]["input_tokens"]
+            assert whole["usage"]["umbel"] == {"cached_tokens": prompt - 1 if times > 1 else 0}
 
     run(scenario)
 
@@ -517,11 +541,10 @@ def test_a_stream_says_what_was_created_and_read() -> None:
 
 
 def joined_usage(answer: Answered) -> dict[str, Any]:
-    """The usage of a stream. Its beginning counts the whole prompt, its end what marks have left of it."""
+    """The usage of a stream, whose beginning says of the prompt what its end says."""
     start, end = answer.events[0][1]["message"]["usage"], answer.events[-2][1]["usage"]
-    parts = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-    assert start["input_tokens"] == sum(end[part] for part in parts)
-    return end
+    assert prompt_usage(start) == prompt_usage(end)
+    return dict(end)
 
 
 def test_a_changed_tool_misses() -> None:

@@ -481,14 +481,14 @@ LONG = SamplingParams(max_tokens=1000, temperature=0.0, ignore_eos=True)
 
 def test_a_prefix_is_read_while_the_answer_of_its_creator_goes_on() -> None:
     machine = Machine()
-    machine.send((Text(CODE), END), Caching((CacheMark(1),)), sampling=LONG, stream=True)
+    machine.send((Text(CODE), END), Caching((CacheMark(1),)), sampling=LONG, stream=True, begun=True)
     steps(machine, 7)
     first, *others = machine.front_end.answers()
     assert isinstance(first, Chunk)
     assert first.begun == Begun(1602, 0, CachingUsage((MarkUsage(1601, 0, 1601, 300.0),)))
     assert others
     assert all(isinstance(chunk, Chunk) and chunk.begun is None for chunk in others)
-    second = machine.send((Text(CODE), END), Caching((CacheMark(1),)), stream=True)
+    second = machine.send((Text(CODE), END), Caching((CacheMark(1),)), stream=True, begun=True)
     steps(machine, 5)
     began = [
         answer.begun for answer in machine.front_end.answers() if isinstance(answer, Chunk) and answer.id == second
@@ -497,6 +497,26 @@ def test_a_prefix_is_read_while_the_answer_of_its_creator_goes_on() -> None:
     (final,) = [answer for answer in machine.front_end.answers() if isinstance(answer, Final)]
     assert final.caching is not None
     assert (final.id, final.caching.created, final.caching.read) == (second, 0, 1601)
+
+
+def test_the_figures_of_a_prompt_come_with_its_first_chunk_where_they_are_asked_for() -> None:
+    machine = Machine()
+    prompt = (Text(CODE), END)
+    machine.send(prompt, None, sampling=LONG, stream=True)
+    machine.send(prompt, Caching((CacheMark(1),)), sampling=LONG, stream=True)
+    steps(machine, 9)
+    assert all(isinstance(chunk, Chunk) and chunk.begun is None for chunk in machine.front_end.answers())
+    label = machine.send(prompt, None, stream=True, begun=True)
+    machine.run()
+    chunk, final = (answer for answer in machine.front_end.answers() if answer.id == label)
+    assert isinstance(chunk, Chunk)
+    assert isinstance(final, Final)
+    assert chunk.begun == Begun(final.usage.prompt_tokens, final.usage.cached_tokens)
+    for fields in ({"stream": False}, {"stream": True, "sampling": msgspec.structs.replace(LONG, n=2)}):
+        refused = machine.send(prompt, None, begun=True, **fields)
+        (failure,) = (answer for answer in machine.front_end.answers() if answer.id == refused)
+        assert isinstance(failure, Failure)
+        assert failure.message.startswith("begun is for the first chunk")
 
 
 def test_what_is_computed_stays_kept_though_its_call_does_not_end_well() -> None:
