@@ -150,7 +150,6 @@ SMALL_FILES = {
     "server/history.py": "a cache with its own bounds, tested by itself; a front has one",
     "srt/constraints/compiler_worker.py": "a process, started as a module, that loads the automata and no torch",
     "srt/gateway/engine_client.py": "one life of the engine; the server outlives it",
-    "srt/gateway/hints.py": "best effort: what goes wrong in it may not reach the calls of the gateway",
     "srt/runners/cuda/triton_kernels.py": "imports Triton when it is loaded, which needs a GPU",
     "srt/weights/safetensors_folder.py": "a format of weights",
 }

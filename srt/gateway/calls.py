@@ -200,6 +200,7 @@ class GenCall(PendingCall):
     tells_begun: bool = False  # its first chunk has the figures of the prompt
     compiled: Compiled | None = field(default=None, init=False)
     inquiry: CompileInquiry | None = field(default=None, init=False)  # while the constraint is being compiled
+    hint: int | None = field(default=None, init=False)  # the engine's id for its prompt, computed ahead meanwhile
     begun: Begun | None = field(default=None, init=False)  # for the next chunk
     continuations: dict[int, Continuation] = field(init=False)
 

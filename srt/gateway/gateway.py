@@ -422,7 +422,9 @@ class Gateway:
             call.inquiry = self._constraints.find(spec, salt, lambda answer: self._compiled(call, answer))
             if call.waits_for and call in self._calls and self._state is EngineState.READY:
                 self._pictures.upload(call.pictures)
-                self._to_engine(self._validator.prefill(call))
+                hint = self._validator.prefill(call)
+                call.hint = hint.id
+                self._to_engine(hint)
         except UmbelError as error:
             self._fail(call, error)
         except Exception:
@@ -591,6 +593,7 @@ class Gateway:
             self._abort_engine_requests(call)
 
     def _abort_engine_requests(self, call: PendingCall) -> None:
+        self._end_hint(call)
         if call.phase is CallPhase.HELD:
             return
         for id in call.open:
@@ -598,6 +601,12 @@ class Gateway:
                 self._to_engine(EngineAbort(id))
             except Exception:
                 log.exception("abort of engine request %d could not be sent", id)
+
+    def _end_hint(self, call: PendingCall) -> None:
+        """Ends the hint of a call's prompt, which only this call sent: other calls with this prompt have their own."""
+        if isinstance(call, GenCall) and call.hint is not None:
+            self._hints.end(call.hint)
+            call.hint = None
 
     def _internal(self, call: PendingCall, doing: str) -> None:
         """Ends this call only, after a mistake of ours."""
@@ -618,6 +627,7 @@ class Gateway:
         self._calls.remove(call)
         if call.marked is not None:
             self._caches.cancel(call.marked)
+        self._end_hint(call)
         if isinstance(call, GenCall) and call.inquiry is not None:
             call.inquiry.forget()
         if isinstance(call, PictureCall):

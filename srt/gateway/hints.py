@@ -54,7 +54,7 @@ class Hints:
                 if not self._pins.room(now):
                     self.unused()
                     return
-                self._release(self._pins.take(client, hint.id))
+                self.end(self._pins.take(client, hint.id))
             self._faults("gateway.send")
             self._upload(pictures_of(hint.prompt))
             self._to_engine(message)
@@ -70,23 +70,26 @@ class Hints:
 
     def release(self, client: Client, request_id: str) -> None:
         """Releases the pin of the client under this request id, if there is one."""
-        self._release(self._pins.take(client, request_id))
+        self.end(self._pins.take(client, request_id))
 
     def client_lost(self, client: Client) -> None:
         for number in self._pins.take_all(client):
-            self._release(number)
+            self.end(number)
 
     def engine_lost(self) -> None:
         self._pins.clear()
 
-    def _release(self, number: int | None) -> None:
-        """Sends a release. A lost one does no harm: the pin ends when its time is over."""
+    def end(self, number: int | None) -> None:
+        """Ends a hint that the engine may still compute, and its pin; None: nothing.
+
+        A lost message does no harm: the hint is computed once, and the pin ends when its time is over.
+        """
         if number is None:
             return
         try:
             self._to_engine(EngineRelease(number))
         except Exception:
-            log.exception("the release of pin %d could not be sent", number)
+            log.exception("the release of hint %d could not be sent", number)
 
 
 class ClientPins:

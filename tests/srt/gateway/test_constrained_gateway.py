@@ -18,7 +18,7 @@ from umbel.lang.protocol import (
 )
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.constraints.compiler import CompiledCache
-from umbel.srt.core.messages import EngineChoose, EngineGenerate, EnginePrefill, ToEngine, Tokens
+from umbel.srt.core.messages import EngineChoose, EngineGenerate, EnginePrefill, EngineRelease, ToEngine, Tokens
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
 from ..gateway_harness import CONTEXT, Harness, ended, generate
@@ -34,6 +34,12 @@ class Patience:
         self.compiler = PatientCompiler()
         library = CompiledCache(self.compiler, "fsm", entries=entries, most_bytes=1 << 20)
         self.gateway = Harness(ready=ready, constraints=library)
+
+    def hints(self) -> list[int]:
+        """Prompts to be computed meanwhile, by the engine's ids, but those that it was told to drop."""
+        messages = self.gateway.to_engine
+        dropped = {message.id for message in messages if isinstance(message, EngineRelease)}
+        return [each.id for each in messages if isinstance(each, EnginePrefill) and each.id not in dropped]
 
     def failure(self) -> Failure:
         (answer,) = self.gateway.answers()
@@ -87,6 +93,39 @@ def test_an_abort_while_compiling_ends_the_request_and_its_work() -> None:
     here.compiler.work()
     assert not here.compiler.asked
     assert not here.gateway.generates()
+
+
+@pytest.mark.parametrize("ending", ["abort", "lose", "deadline", "refuse", "answer"])
+def test_the_hint_of_a_prompt_ends_with_its_call(ending: str) -> None:
+    here = Patience()
+    spec = ConstraintSpec("regex", "a(") if ending == "refuse" else YES
+    here.gateway.send(generate("a", constraint=spec, timeout=1.0))
+    here.gateway.send(generate("a", constraint=ConstraintSpec("regex", "other"), timeout=9.0), client=b"another")
+    _, others = here.hints()
+    match ending:
+        case "abort":
+            here.gateway.send(Abort("a"))
+        case "lose":
+            here.gateway.lose()
+        case "deadline":
+            here.gateway.clock.advance(1.5)
+            here.gateway.gateway.tick()
+        case "refuse":
+            here.compiler.work()
+        case _:
+            here.compiler.work()
+            message, _ = here.gateway.generates()
+            here.gateway.gateway.engine_event(ended(message.id, [*b"yes"]))
+    assert here.hints() == [others]
+
+
+def test_an_abort_after_compiling_ends_a_hint_that_still_waits() -> None:
+    here = Patience()
+    here.gateway.send(generate("a", constraint=YES))
+    here.compiler.work()
+    assert len(here.hints()) == 1, "its keys are wanted while the engine opens the constraint"
+    here.gateway.send(Abort("a"))
+    assert not here.hints()
 
 
 def test_a_lost_peer_is_forgotten_while_compiling() -> None:
