@@ -90,14 +90,16 @@ async def choose(
     """
     if not capabilities.score:
         return await _generated(capabilities, op, request_id, origin, position, seed, ask)
+    parts, caching = position.marked() if capabilities.caching else (position.prompt.parts, None)
     scored = await calls.score(
         ScoreRequest(
             request_id,
-            position.prompt.parts,
+            parts,
             op.choices,
             unconditional=op.method == "unconditional_likelihood_normalized",
             origin=origin,
             probability=op.method if op.method in ("overshoot", "exact") else "",
+            caching=caching,
         )
     )
     draw = chance(seed, position.prompt.text, *op.choices) if op.temperature else 0.0

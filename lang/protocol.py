@@ -164,6 +164,8 @@ class ScoreRequest(_Wire, frozen=True):
 
     `probability` asks how probable each choice is: "overshoot" by its usual tokens and those that go past its end,
     "exact" by all tokens that spell it, within bounds.
+
+    `caching`: marks as in `GenRequest`; `Scored.caching` has their figures.
     """
 
     id: str
@@ -172,6 +174,7 @@ class ScoreRequest(_Wire, frozen=True):
     unconditional: bool = False
     origin: Origin = Origin()
     probability: Literal["", "overshoot", "exact"] = ""
+    caching: Caching | None = None
 
 
 class Hint(_Wire, frozen=True):
@@ -471,13 +474,16 @@ class ScoredChoice(msgspec.Struct, frozen=True, omit_defaults=True):
 class Scored(_Wire, frozen=True):
     """The end of a ScoreRequest: one entry per choice, in order.
 
+    `usage`: summed over the sequences that were computed, each of which begins with the prompt.
     `evaluations`: token sequences that the model was asked about for `probability`.
+    `caching`: what the marks of the request have read and created, once; None for one without marks.
     """
 
     id: str
     choices: tuple[ScoredChoice, ...]
     usage: Usage
     evaluations: int = 0
+    caching: CachingUsage | None = None
 
 
 Facts = dict[str, str | int | float | bool | list[int | str] | None]  # a JSON-like mapping

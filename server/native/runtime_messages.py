@@ -172,8 +172,8 @@ async def _answers(front: Front, caller: Caller, id: str, question: Question) ->
                         front.note(piece.usage)
                     yield piece
         case ScoreRequest():
-            scored = await backend.score(_owned(front, caller, question, id))
-            front.note(scored.usage)
+            scored = await backend.score(_owned(front, caller, _within_limits(front, question), id))
+            front.note(scored.usage, scored.caching)
             yield scored
         case CreateCache() | ReadCaches() | ExtendCache() | DeleteCache():
             found = await ask_caches(front, _owned(front, caller, _within_limits(front, question), id))
@@ -230,7 +230,7 @@ def _within_limits(front: Front, question: Any) -> Any:
     long."""
     least = front.limits.cache_minimum
     match question:
-        case GenRequest(caching=caching) if caching is not None:
+        case GenRequest(caching=caching) | ScoreRequest(caching=caching) if caching is not None:
             for mark in caching.marks:
                 _check_seconds("cache_point ttl", mark.ttl)
             caching = msgspec.structs.replace(caching, minimum=max(caching.minimum, least))

@@ -86,12 +86,16 @@ class EngineGenerate(_Wire, frozen=True):
 
 
 class EngineScore(_Wire, frozen=True):
-    """Asks for log-probabilities of tokens [start, len) of each sequence; all of them share tokens [0, start)."""
+    """Asks for log-probabilities of tokens [start, len) of each sequence; all of them share tokens [0, start).
+
+    `marks`: as in EngineGenerate, of the shared tokens.
+    """
 
     id: int
     sequences: list[list[int]]
     start: int
     schedule: Schedule = Schedule()
+    marks: list[EngineMark] | None = None
 
 
 class EngineChoose(_Wire, frozen=True):
@@ -99,7 +103,7 @@ class EngineChoose(_Wire, frozen=True):
 
     `prompt[:start]` is shared by all; `choices`: the usual tokens of the rest of the prompt with each choice appended.
     `heal`: the prompt ends in plain text, and a choice may begin inside its last token. `search`: look for other tokens
-    than the usual ones, until the bounds are close.
+    than the usual ones, until the bounds are close. `marks`: as in EngineGenerate, of the shared tokens.
     """
 
     id: int
@@ -109,6 +113,7 @@ class EngineChoose(_Wire, frozen=True):
     heal: bool
     search: bool
     schedule: Schedule = Schedule()
+    marks: list[EngineMark] | None = None
 
 
 class EnginePrefill(_Wire, frozen=True):
@@ -286,9 +291,10 @@ class EngineFailed(_Wire, frozen=True):
 
 
 class MarksPlaced(_Wire, frozen=True):
-    """Says that the prompt of an EngineGenerate whose `marks` are not None is computed, before any of its tokens.
+    """Says that the prompt of a request whose `marks` are not None is computed, before any of its tokens and its end.
 
-    `placed`: for each mark whether its prefix is kept. `prompt_tokens`, `cached_tokens`: as in Ended.
+    `placed`: for each mark whether its prefix is kept. `prompt_tokens`, `cached_tokens`: of the prompt, or of the first
+    sequence; as in Ended.
     """
 
     id: int

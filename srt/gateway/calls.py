@@ -139,10 +139,22 @@ class PendingCall(ABC):
         waiting = (message for message in self.messages if message.id in self.open)
         return tuple(_with_timeout(message, self.deadline - now) for message in waiting)
 
-    def mark(self, marks: list[EngineMark]) -> None:
-        """Adds marks to its first engine request, which generates."""
+    def mark(self, grant: Callable[[MarkedPrompt, Sequence[int]], list[EngineMark]]) -> None:
+        """Adds the marks that are granted to its first engine request, unless that has ended.
+
+        Args:
+            grant: finds the marks for the tokens that begin with the prompt.
+        """
         first, *others = self.messages
-        assert isinstance(first, EngineGenerate), "nothing else has marks"
+        if self.marked is None or first.id not in self.open:
+            return
+        match first:
+            case EngineGenerate(token_ids=token_ids) | EngineChoose(prompt=token_ids):
+                marks = grant(self.marked, token_ids)
+            case EngineScore(sequences=sequences):
+                marks = grant(self.marked, sequences[0])
+            case _:
+                raise AssertionError("nothing else has marks")
         self.messages = (msgspec.structs.replace(first, marks=marks), *others)
 
     @property
@@ -364,6 +376,7 @@ class ScoreCall(PendingCall):
         unconditional = answers[1].logprobs if len(answers) > 1 else [[] for _ in self.choices]
         nothing: list[float | None] = [None] * len(self.choices)
         found = given if isinstance(given, ChooseEnded) else None
+        caching = None if self.marked is None else self.marked.usage
         lower, upper = (found.lower, found.upper or nothing) if found is not None else (nothing, nothing)
         rows = zip(self.choices, given.logprobs, unconditional, lower, upper, strict=True)
         return Scored(
@@ -376,8 +389,10 @@ class ScoreCall(PendingCall):
                 prompt_tokens=sum(answer.prompt_tokens for answer in answers),
                 cached_tokens=sum(answer.cached_tokens for answer in answers),
                 calls=1,
+                cache_write_tokens=0 if caching is None else caching.created,
             ),
             found.evaluations if found is not None else 0,
+            caching,
         )
 
 

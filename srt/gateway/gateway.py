@@ -61,7 +61,6 @@ from ..core.messages import (
     EngineAbort,
     EngineControl,
     EngineFailed,
-    EngineGenerate,
     FromEngine,
     Heartbeat,
     KeepsEnded,
@@ -571,9 +570,7 @@ class Gateway:
             self._check_length(call)  # the context was not known while the first engine started
             self._pictures.upload(call.pictures)
             call.phase = CallPhase.DISPATCHED
-            if call.marked is not None and (first := call.messages[0]).id in call.open:
-                assert isinstance(first, EngineGenerate), "nothing else has marks"
-                call.mark(self._caches.grant(call.marked, first.token_ids))
+            call.mark(self._caches.grant)
             for message in call.outgoing(self._clock.now()):
                 self._faults("gateway.send")
                 self._to_engine(message)

@@ -155,7 +155,10 @@ class RequestValidator:
             beginning = self._beginning("the unconditional log-probability of a choice")
             without = [[beginning, *choice] for choice in choices]
             messages.append(EngineScore(next(self._ids), without, 1, schedule))
-        return ScoreCall(client, request.id, tuple(messages), self._deadline(request.origin, now), choices)
+        call = ScoreCall(client, request.id, tuple(messages), self._deadline(request.origin, now), choices)
+        if request.caching is not None:
+            _, call.marked = self._encode_marked(request)
+        return call
 
     def create_cache(
         self, request: CreateCache, *, client: Client, now: float, find: Callable[[], CacheObject | None]
@@ -293,7 +296,7 @@ class RequestValidator:
     def _encode(self, prompt: Sequence[Part], origin: Origin) -> list[int]:
         return self._encoder.salted(origin.salt).encode(prompt) or [self._beginning("an empty prompt")]
 
-    def _encode_marked(self, request: GenRequest) -> tuple[list[int], MarkedPrompt | None]:
+    def _encode_marked(self, request: GenRequest | ScoreRequest) -> tuple[list[int], MarkedPrompt | None]:
         """Encodes a prompt, and turns the places of its marks into numbers of tokens."""
         caching, salt = request.caching, request.origin.salt
         if caching is None:

@@ -415,11 +415,11 @@ class Commit:
 
     def _keep_marks(self, request: Request) -> None:
         """Keeps the prefixes that the request marks, once, and says so: its prompt is computed, and it is open."""
-        job = request.job
-        if isinstance(job, Generation) and job.marks is not None and not job.marked:
-            job.marked = True
-            placed = self._kv.keep(request, job.marks, self._clock.now())
-            healed = job.cursor.healed if job.cursor is not None else 0
+        if request.marks is not None and not request.marked:
+            request.marked = True
+            placed = self._kv.keep(request, request.marks, self._clock.now())
+            job = request.job
+            healed = job.cursor.healed if isinstance(job, Generation) and job.cursor is not None else 0
             tokens = request.prompt_length + (healed > 0)
             self._table.events.append(MarksPlaced(request.message_id, placed, tokens, request.cached_tokens))
 
@@ -428,9 +428,9 @@ class Commit:
 
         A score ends when the last of its sequences does.
         """
+        self._keep_marks(request)  # where the row of the prompt's last token has not run
         match request.job:
             case Generation(stop=stop):
-                self._keep_marks(request)  # of a prompt that was cached whole, of which no row has run
                 self._table.finish_text(request, stop or Stop(FinishReason.LENGTH, None, 0))  # no stop: max_tokens=0
             case Scoring(group=group):
                 self._table.release(request)

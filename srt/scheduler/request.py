@@ -69,8 +69,6 @@ class Generation:
     prompt_logprobs: list[IdLogprob] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)  # generated token → occurrences
     cursor: Matcher | None = None  # the constraint's matcher, at the end of the text
-    marks: tuple[EngineMark, ...] | None = None  # prefixes to keep once the prompt is computed, which is reported
-    marked: bool = False  # this was tried; a retraction does not try it again
     stop: Stop | None = None  # the text has ended, and log-probabilities of its tokens are still to be computed
     first_token_at: float | None = None  # on the clock
     last_token_at: float = 0.0
@@ -144,6 +142,8 @@ class Request:
         "job",
         "kv_length",
         "length",
+        "marked",
+        "marks",
         "match",
         "message_id",
         "number",
@@ -172,6 +172,8 @@ class Request:
         self.schedule = schedule
         self.arrival = arrival
         self.pictures = pictures
+        self.marks: tuple[EngineMark, ...] | None = None  # prefixes to keep once they are computed, which is reported
+        self.marked = False  # this was tried; a retraction does not try it again
         self.deadline = None if schedule.timeout is None else arrival + schedule.timeout
         self.phase = Phase.WAITING
         self.admitted_at: float | None = None  # on the clock; None: it has never been running

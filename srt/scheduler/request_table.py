@@ -25,6 +25,7 @@ from ..core.messages import (
     EngineChoose,
     EngineFailed,
     EngineGenerate,
+    EngineMark,
     EnginePrefill,
     EngineScore,
     FromEngine,
@@ -293,14 +294,10 @@ class RequestFactory:
             ends=ends,
             stops=self._stops.of(sampling),
             length_limit=min(len(tokens) + sampling.max_tokens, self.longest),
-            marks=None if message.marks is None else tuple(message.marks),
         )
-        marks = message.marks or ()
-        lengths = [mark.length for mark in marks]
-        assert lengths == sorted(lengths), "a longer prefix is kept only if the shorter one is"
-        assert not lengths or 1 <= lengths[0] <= lengths[-1] <= len(tokens) - message.heal, "marks lie in the prompt"
-        assert not any(math.isnan(mark.seconds) for mark in marks), "the clock is compared with it"
-        return self._request(message.id, tokens, pictures, job, message.schedule, now)
+        request = self._request(message.id, tokens, pictures, job, message.schedule, now)
+        request.marks = _checked_marks(message.marks, len(tokens) - message.heal)
+        return request
 
     def score(self, message: EngineScore, now: float) -> list[Request]:
         assert message.sequences, "a score has a choice"
@@ -318,6 +315,7 @@ class RequestFactory:
             self._request(message.id, tokens, pictures, Scoring(group), message.schedule, now)
             for tokens, pictures in sequences
         )
+        group.members[0].marks = _checked_marks(message.marks, message.start)
         return group.members
 
     def choose(self, message: EngineChoose, now: float) -> Request:
@@ -343,7 +341,9 @@ class RequestFactory:
             )
         shared = message.prompt[: message.start]
         tokens = np.array([*shared, *message.choices[0][:-1]], dtype=np.int32)
-        return self._request(message.id, tokens, pictures, Choosing(None, []), message.schedule, now)
+        request = self._request(message.id, tokens, pictures, Choosing(None, []), message.schedule, now)
+        request.marks = _checked_marks(message.marks, message.start)
+        return request
 
     def another(self, request: Request, token_ids: Sequence[int], job: Choosing) -> Request:
         """Makes one more request of the same message. All pictures lie in the prefix that its requests share."""
@@ -396,6 +396,17 @@ class RequestFactory:
         if lowest < 0 or highest >= self._vocab_size:
             wrong = lowest if lowest < 0 else highest
             raise RequestError(f"{what}: token id {wrong} is outside the vocabulary; write 0 to {self._vocab_size - 1}")
+
+
+def _checked_marks(marks: Sequence[EngineMark] | None, most: int) -> tuple[EngineMark, ...] | None:
+    """Checks that marks cover at most so many tokens, and returns them."""
+    if marks is None:
+        return None
+    lengths = [mark.length for mark in marks]
+    assert lengths == sorted(lengths), "a longer prefix is kept only if the shorter one is"
+    assert not lengths or 1 <= lengths[0] <= lengths[-1] <= most, "marks lie in the prompt"
+    assert not any(math.isnan(mark.seconds) for mark in marks), "the clock is compared with it"
+    return tuple(marks)
 
 
 @dataclass(frozen=True, slots=True)

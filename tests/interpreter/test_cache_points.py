@@ -76,6 +76,24 @@ def test_a_point_keeps_a_prompt_for_the_runs_after_it(backend: Watched) -> None:
     assert backend.requests[2].caching is None
 
 
+@pytest.mark.parametrize("method", ["token_length_normalized", "unconditional_likelihood_normalized", "exact"])
+def test_a_select_stores_and_reads_what_a_point_covers(backend: Watched, method: str) -> None:
+    @ul.function
+    def judge(s: ul.State) -> None:
+        s += MANUAL
+        s += ul.cache_point(ttl=600)
+        s += "Is it useful? " + ul.select("verdict", ["yes", "no"], choices_method=method)
+
+    verdict = judge.run(backend=backend)["verdict"]  # before the next run: of runs at once one creates it for all
+    states = [judge.run(backend=backend), judge.compile(server=True).run(backend=backend)]
+    assert [state["verdict"] for state in states] == [verdict] * 2
+    assert [state.cost.usage.cache_write_tokens for state in states] == [0, 0]
+    gateway = backend._gateway
+    assert gateway is not None
+    written = gateway.counters["cache_created_tokens"]
+    assert (gateway.counters["cache_read_tokens"], written > 1024) == (2 * written, True)
+
+
 def test_the_branches_of_a_fork_store_what_they_share_once(backend: Watched) -> None:
     @ul.function
     def program(s: ul.State) -> None:

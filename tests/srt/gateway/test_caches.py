@@ -1,6 +1,7 @@
 """Explicit caching through gateway and engine, under a virtual clock: what marks read and create, and until when."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,6 +23,8 @@ from umbel.lang.protocol import (
     GenRequest,
     Origin,
     ReadCaches,
+    Scored,
+    ScoreRequest,
     Usage,
 )
 from umbel.lang.runtime_options import DebugOptions, RuntimeOptions
@@ -101,6 +104,15 @@ class Machine:
         self.run()
         answer = next(answer for answer in self.front_end.answers() if answer.id == label)
         assert isinstance(answer, Final), answer
+        return answer
+
+    def score(self, prompt: Sequence[Part], caching: Caching | None, **fields: Any) -> Scored:
+        self._labels += 1
+        request = ScoreRequest(f"s{self._labels}", tuple(prompt), ("yes", "yes!", "no"), caching=caching, **fields)
+        self.gateway.receive(self.front_end.client(), request)
+        self.run()
+        answer = self.front_end.answers()[-1]
+        assert isinstance(answer, Scored), answer
         return answer
 
     def figures(
@@ -345,6 +357,40 @@ def test_a_mark_after_text_that_goes_on_covers_its_last_certain_token() -> None:
     certain = length("word " * 299 + "word")
     assert first.usage.cache_write_tokens == certain
     assert again.caching == CachingUsage((MarkUsage(certain, certain, 0, 300.0),))
+
+
+# -------------------------------------------------------------------------------- choices
+
+
+@pytest.mark.parametrize("how", [{}, {"unconditional": True}, {"probability": "overshoot"}, {"probability": "exact"}])
+def test_a_score_reads_and_creates_what_its_prompt_marks(how: dict[str, Any]) -> None:
+    """Its usage is the sum over the sequences, and what it has created counts once."""
+    machine = Machine()
+    prompt = (Text(CODE), END, Text("Is it good?"))
+    caching = Caching((CacheMark(2),))
+    plain = machine.score(prompt, None, **how)
+    machine.engine.kv.flush()
+    first, second = (machine.score(prompt, caching, **how) for _ in range(2))
+    assert (plain.caching, plain.usage.cache_write_tokens) == (None, 0)
+    assert plain.choices == first.choices == second.choices
+    assert (plain.usage.prompt_tokens, plain.evaluations) == (first.usage.prompt_tokens, first.evaluations)
+    assert first.caching == CachingUsage((MarkUsage(1602, 0, 1602, 300.0),))
+    assert second.caching == CachingUsage((MarkUsage(1602, 1602, 0, 300.0),))
+    assert (first.usage.cache_write_tokens, second.usage.cache_write_tokens) == (1602, 0)
+    assert first.usage.cached_tokens <= plain.usage.cached_tokens < second.usage.cached_tokens
+    assert machine.kept == 1602
+    assert machine.ask(prompt, caching).caching == second.caching, "a text reads it, too"
+
+
+@pytest.mark.parametrize("method", ["", "exact"])
+def test_a_score_that_is_cancelled_keeps_nothing(method: Any) -> None:
+    machine = Machine()
+    request = ScoreRequest("s", (Text(CODE), END), ("a", "b"), probability=method, caching=Caching((CacheMark(2),)))
+    machine.gateway.receive(machine.front_end.client(), request)
+    machine.gateway.receive(machine.front_end.client(), Abort("s"))
+    machine.run()
+    assert isinstance(machine.front_end.answers()[-1], Failure)
+    assert (machine.kept, len(machine.gateway._caches)) == (0, 0)
 
 
 # -------------------------------------------------------------------------------- names

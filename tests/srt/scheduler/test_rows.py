@@ -369,6 +369,7 @@ NOT_OF_ONE_ROW = {  # function, or Class.* for all of its methods → why it is 
     "scheduler.commit:_sound": "a look at a row that has failed",
     "scheduler.request:Request.*": "the record of a sequence: what reads it is in the table",
     "scheduler.request_table:RequestFactory.*": "when a message arrives: it is refused",
+    "scheduler.request_table:_checked_marks": "when a message arrives: it is refused",
     "scheduler.step:StepPlan.*": "of all rows",
     "scheduler.step:FinishedStep.*": "of all rows",
     "scheduler.step:FailedStep.*": "of all rows",
