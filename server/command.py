@@ -43,6 +43,7 @@ from .workers import MOST_WORKERS, Workers, WorkerStart, address_of, share_of
 log = logging.getLogger("umbel.server")
 LOG_FORMAT, LOG_TIMES = "%(asctime)s %(message)s", "%H:%M:%S"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 30000
+LAST_WORDS = 1.0  # seconds in which clients can read that their requests were ended
 OWN_DEFAULTS = {"max_queue": 2_048}  # of the gateway: more than the server lets in
 OPTIONS = {field.name: field for field in msgspec.structs.fields(RuntimeOptions) if field.name != "debug"}
 LIMITS = {field.name: field for field in msgspec.structs.fields(HttpLimits)}
@@ -326,10 +327,10 @@ class Server:
             access_log=False,
             server_header=False,
             date_header=False,
-            timeout_graceful_shutdown=max(1, round(front.limits.drain)),
         )
         self._uvicorn = _Uvicorn(config)
         self._asked_to_end = 0
+        self._was_cut = False
         self.failed: BaseException | None = None
 
     def run(self) -> int:
@@ -373,7 +374,41 @@ class Server:
         self._asked_to_end += 1
         self._front.draining = True
         self._stop()
-        if self._asked_to_end == 1:
-            log.info("stopping: %d requests in flight get %g s", self._front.in_flight, self._front.limits.drain)
-        else:
-            self._uvicorn.force_exit = True
+        left = self._front.in_flight
+        if self._asked_to_end > 1:
+            self._cut()
+            return
+        log.info("%s", stopping(left, self._front.limits.drain))
+        asyncio.get_running_loop().call_later(self._front.limits.drain, self._cut)
+
+    def _cut(self) -> None:
+        """Ends the requests that are left. Each gets an error, if its client reads it in time."""
+        if self._was_cut:
+            return
+        self._was_cut = True
+        if left := self._front.in_flight:
+            log.warning("ending %s before the answer", requests(left))
+        for task in self._uvicorn.server_state.tasks:
+            task.cancel()
+        asyncio.get_running_loop().call_later(LAST_WORDS, self._hang_up)
+
+    def _hang_up(self) -> None:
+        for connection in self._uvicorn.server_state.connections:
+            connection.transport.abort()
+
+
+def requests(count: int) -> str:
+    """Writes a number of requests."""
+    return f"{count} request{'s' if count > 1 else ''}"
+
+
+def stopping(left: int, drain: float) -> str:
+    """Writes the line of a server that drains.
+
+    Args:
+        left: requests in flight.
+    """
+    if not left:
+        return "stopping"
+    verb = "has" if left == 1 else "have"
+    return f"stopping: {requests(left)} in flight {verb} {drain:g} s to end; Ctrl-C again ends at once"

@@ -110,6 +110,10 @@ class Front:
         if not self.started:
             raise self._busy("the model is being loaded", "starting")
 
+    def cut_off(self) -> HttpError:
+        """Returns the answer to a request that is in flight when the server ends."""
+        return self._busy("the server ended before the answer did; another one may answer", "draining")
+
     def check_alone(self, instead: str) -> None:
         """Raises HttpError 400 where several workers serve: what one of them keeps the others do not know.
 

@@ -197,26 +197,36 @@ class _Handler:
             if isinstance(answer, Reply):
                 await _send_reply(send, answer, headers)
             else:
-                out = _Out(send, headers, answer.ping, self._front.limits.keep_alive)
-                await out.stream(answer.events)
+                out = _Out(send, headers, answer, self._front.limits.keep_alive)
+                await out.stream()
         except Disconnected:
             self._front.disconnects += 1
         except asyncio.CancelledError:
-            if watch is None or not watch.done() or watch.cancelled():
-                raise  # the server is stopping
             task.uncancel()
-            self._front.disconnects += 1
+            if watch is not None and watch.done() and not watch.cancelled():
+                self._front.disconnects += 1
+            elif self._front.draining:
+                await self._fail(scope, send, self._front.cut_off(), out)
+            else:
+                raise
         except Exception as error:
             refused = http_error(error, self._front.limits.retry_after)
             if refused.status == 500:
                 log.error("request %s failed", request_id, exc_info=error)
-            if out is None or not out.started:
-                await _send_error(send, refused, _spoken(scope, endpoint.dialect), request_id)
-            else:
-                await out.fail(_failure_event(refused, endpoint.dialect, request_id, answer))
+            await self._fail(scope, send, refused, out)
         finally:
             if watch is not None:
                 watch.cancel()
+
+    async def _fail(self, scope: Scope, send: Send, error: HttpError, out: "_Out | None") -> None:
+        """Sends an error: as the whole answer, or as the last event of a stream that has begun."""
+        dialect, request_id = self._endpoint.dialect, scope["umbel"]
+        if out is None or not out.started:
+            await _send_error(send, error, _spoken(scope, dialect), request_id)
+        elif out.answer.failure is not None:
+            await out.fail(out.answer.failure(error))
+        else:
+            await out.fail(sse(error.shape(dialect, request_id), "error" if dialect == "anthropic" else ""))
 
     async def _asked(self, scope: Scope, receive: Receive, request_id: str) -> Asked[Any]:
         endpoint, front = self._endpoint, self._front
@@ -275,13 +285,6 @@ def _spoken(scope: Scope, dialect: Dialect) -> Dialect:
     return "anthropic" if any(name == b"anthropic-version" for name, _ in scope["headers"]) else dialect
 
 
-def _failure_event(error: HttpError, dialect: Dialect, request_id: str, answer: Answer) -> bytes:
-    assert isinstance(answer, EventStream), "a reply has no events"
-    if answer.failure is not None:
-        return answer.failure(error)
-    return sse(error.shape(dialect, request_id), "error" if dialect == "anthropic" else "")
-
-
 def sse(data: Any, event: str = "") -> bytes:
     """Encodes one server-sent event, of JSON."""
     line = b"data: " + encode(data) + b"\n\n"
@@ -304,10 +307,10 @@ class _Out:
     does not run ahead of a slow client: it waits while a write is held up.
     """
 
-    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], ping: bytes, silence: float) -> None:
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], answer: EventStream, silence: float) -> None:
         self._send = send
         self._headers = headers + _STREAM_HEADERS
-        self._ping = ping
+        self.answer = answer
         self._silence = silence
         self._buffer: list[bytes] = []
         self._writing: asyncio.Task[None] | None = None
@@ -316,11 +319,11 @@ class _Out:
         self._spoke = 0.0  # time of the last write
         self.started = False
 
-    async def stream(self, events: AsyncGenerator[bytes, None]) -> None:
+    async def stream(self) -> None:
         self._spoke = self._loop.time()
         self._alarm = self._loop.call_at(self._spoke + self._silence, self._on_silence)
         try:
-            async with aclosing(events):
+            async with aclosing(self.answer.events) as events:
                 async for event in events:
                     self._buffer.append(event)
                     if self._writing is None:
@@ -331,6 +334,7 @@ class _Out:
         except asyncio.CancelledError:
             if self._writing is not None:
                 self._writing.cancel()
+                self._writing = None
             raise
         finally:
             self._alarm.cancel()
@@ -361,7 +365,7 @@ class _Out:
     def _on_silence(self) -> None:
         due = self._spoke + self._silence
         if self._writing is None and self._loop.time() >= due:
-            self._buffer.append(self._ping)
+            self._buffer.append(self.answer.ping)
             self._writing = self._loop.create_task(self._write())
             due = self._loop.time() + self._silence
         self._alarm = self._loop.call_at(max(due, self._loop.time() + 0.01), self._on_silence)

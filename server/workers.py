@@ -94,6 +94,9 @@ class Workers:
 
     def end(self) -> None:
         """Has every worker drain; a second call has them end at once."""
+        if not self._ending.is_set():
+            drain = self._start.limits.drain
+            log.info("stopping: requests in flight have %g s to end; Ctrl-C again ends at once", drain)
         self._ending.set()
         for process in self._processes.values():
             process.terminate()

@@ -1,14 +1,19 @@
 """The command line of `umbel serve`, its file, and the processes it starts."""
 
+import json
+import signal
 import socket
+import urllib.request
 from pathlib import Path
 
 import pytest
 from umbel.interpreter import cli
 from umbel.lang.errors import ParameterError
 from umbel.lang.runtime_options import RuntimeOptions
-from umbel.server.command import LIMITS, OPTIONS, _attributes, _worker_start, main, settings_of
+from umbel.server.command import LIMITS, OPTIONS, _attributes, _worker_start, main, settings_of, stopping
 from umbel.server.limits import HttpLimits
+
+from .serving import KEY, PATIENCE, Serving, until
 
 FILE = """
 port = 4000
@@ -138,6 +143,40 @@ def test_the_help_says_of_every_limit_and_option_what_it_does(capsys: pytest.Cap
             assert f"--{name.replace('_', '-')} VALUE {said.rstrip('.')[:60]}" in printed
     assert set(LIMITS) <= set(_attributes(HttpLimits))
     assert set(OPTIONS) <= set(_attributes(RuntimeOptions))
+
+
+@pytest.mark.parametrize(
+    ("left", "line"),
+    [
+        (0, "stopping"),
+        (1, "stopping: 1 request in flight has 30 s to end; Ctrl-C again ends at once"),
+        (2, "stopping: 2 requests in flight have 30 s to end; Ctrl-C again ends at once"),
+    ],
+)
+def test_the_line_of_a_server_that_stops_tells_what_it_waits_for(left: int, line: str) -> None:
+    assert stopping(left, 30.0) == line
+
+
+@pytest.mark.processes
+@pytest.mark.nightly
+def test_a_second_signal_ends_what_runs_with_an_error_and_no_traceback() -> None:
+    serving = Serving("--model", "oracle")
+    try:
+        body = {"model": "oracle", "prompt": "x", "max_tokens": 4000, "n": 16, "stream": True, "ignore_eos": True}
+        headers = {"authorization": f"Bearer {KEY}"}
+        asked = urllib.request.Request(serving.ready().address + "/v1/completions", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(asked, timeout=PATIENCE) as answer:
+            answer.readline()
+            serving.process.send_signal(signal.SIGINT)
+            until(lambda: serving.said("(stopping): 16 requests"), "it does not stop")
+            serving.process.send_signal(signal.SIGINT)
+            rest = answer.read()
+        assert serving.process.wait(PATIENCE) == 0
+        assert b'"code":"draining"' in rest
+        assert "ending 16 requests before the answer" in serving.log
+        assert "Traceback" not in serving.log
+    finally:
+        serving.end()
 
 
 def test_a_server_that_cannot_start_ends_with_the_cause(capsys: pytest.CaptureFixture[str]) -> None:

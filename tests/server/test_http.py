@@ -218,6 +218,34 @@ def test_a_client_that_hangs_up_cancels_its_endpoint() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
+def test_a_request_that_the_end_of_the_server_cuts_off_is_told_so(dialect: Any, begun: bool) -> None:
+    async def handle(asked: Asked[Number]) -> EventStream:
+        async def events() -> AsyncGenerator[bytes, None]:
+            if begun:
+                yield sse({"n": 1})
+            waits.set()
+            await asyncio.Event().wait()
+
+        return EventStream(events())
+
+    async def scenario() -> None:
+        client = client_of(handle, dialect=dialect)
+        live = client.begin("POST", "/x", {})
+        await waits.wait()
+        client.app.front.draining = True
+        live.task.cancel()
+        answer = await live.ended()
+        assert answer.status == (200 if begun else 503)
+        told = answer.events[-1][1] if begun else answer.json
+        assert told["error"]["message"] == "the server ended before the answer did; another one may answer"
+        assert client.app.front.disconnects == 0
+
+    waits = asyncio.Event()
+    run(scenario)
+
+
 def test_the_request_after_the_last_place_is_refused_at_once() -> None:
     async def handle(asked: Asked[Number]) -> Reply:
         with asked.front.open(asked.body.number):
