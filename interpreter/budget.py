@@ -22,9 +22,8 @@ Dollars come from `prices`, a table that users edit:
     umbel.prices["gpt-4o"].cached_input
 
 The table begins with the list prices that providers gave on `DATE`: standard requests, without discounts for batches
-and without surcharges for very long prompts or regions; what is stored in a cache is stored for the shortest time on
-offer. A model whose price was not certain is not there. Providers change their prices: a budget in dollars is as good
-as the table.
+and without surcharges for very long prompts or regions. A model whose price was not certain is not there. Providers
+change their prices: a budget in dollars is as good as the table.
 """
 
 import asyncio
@@ -44,29 +43,29 @@ from ..lang.protocol import Backend, Cost, GenRequest, ScoreRequest, Speculation
 
 DATE: Final = "2026-11-22"
 
-# name → (input, output, cached input, cache write), dollars per million tokens; see Price
-PRICES: Final[dict[str, tuple[float, float, float | None, float | None]]] = {
-    "gpt-4o": (2.5, 10.0, 1.25, None),
-    "gpt-4o-2024-05-13": (5.0, 15.0, None, None),  # the first one was dearer
-    "gpt-4o-mini": (0.15, 0.6, 0.075, None),
-    "gpt-4.1": (2.0, 8.0, 0.5, None),
-    "gpt-4.1-mini": (0.4, 1.6, 0.1, None),
-    "gpt-4.1-nano": (0.1, 0.4, 0.025, None),
-    "gpt-5": (1.25, 10.0, 0.125, None),
-    "gpt-5-mini": (0.25, 2.0, 0.025, None),
-    "gpt-5-nano": (0.05, 0.4, 0.005, None),
-    "gpt-5.4": (2.5, 15.0, 0.25, None),
-    "gpt-5.4-mini": (0.75, 4.5, 0.075, None),
-    "gpt-5.4-nano": (0.2, 1.25, 0.02, None),
-    "claude-opus-4-1": (15.0, 75.0, 1.5, 18.75),
-    "claude-opus-4-5": (5.0, 25.0, 0.5, 6.25),
-    "claude-opus-4-6": (5.0, 25.0, 0.5, 6.25),
-    "claude-opus-4-7": (5.0, 25.0, 0.5, 6.25),
-    "claude-opus-4-8": (5.0, 25.0, 0.5, 6.25),
-    "claude-opus-5": (5.0, 25.0, 0.5, 6.25),
-    "claude-sonnet-4-5": (3.0, 15.0, 0.3, 3.75),
-    "claude-sonnet-4-6": (3.0, 15.0, 0.3, 3.75),
-    "claude-haiku-4-5": (1.0, 5.0, 0.1, 1.25),
+# name → (input, output, cached input, cache write, long cache write), dollars per million tokens; see Price
+PRICES: Final[dict[str, tuple[float, float, float | None, float | None, float | None]]] = {
+    "gpt-4o": (2.5, 10.0, 1.25, None, None),
+    "gpt-4o-2024-05-13": (5.0, 15.0, None, None, None),  # the first one was dearer
+    "gpt-4o-mini": (0.15, 0.6, 0.075, None, None),
+    "gpt-4.1": (2.0, 8.0, 0.5, None, None),
+    "gpt-4.1-mini": (0.4, 1.6, 0.1, None, None),
+    "gpt-4.1-nano": (0.1, 0.4, 0.025, None, None),
+    "gpt-5": (1.25, 10.0, 0.125, None, None),
+    "gpt-5-mini": (0.25, 2.0, 0.025, None, None),
+    "gpt-5-nano": (0.05, 0.4, 0.005, None, None),
+    "gpt-5.4": (2.5, 15.0, 0.25, None, None),
+    "gpt-5.4-mini": (0.75, 4.5, 0.075, None, None),
+    "gpt-5.4-nano": (0.2, 1.25, 0.02, None, None),
+    "claude-opus-4-1": (15.0, 75.0, 1.5, 18.75, 30.0),
+    "claude-opus-4-5": (5.0, 25.0, 0.5, 6.25, 10.0),
+    "claude-opus-4-6": (5.0, 25.0, 0.5, 6.25, 10.0),
+    "claude-opus-4-7": (5.0, 25.0, 0.5, 6.25, 10.0),
+    "claude-opus-4-8": (5.0, 25.0, 0.5, 6.25, 10.0),
+    "claude-opus-5": (5.0, 25.0, 0.5, 6.25, 10.0),
+    "claude-sonnet-4-5": (3.0, 15.0, 0.3, 3.75, 6.0),
+    "claude-sonnet-4-6": (3.0, 15.0, 0.3, 3.75, 6.0),
+    "claude-haiku-4-5": (1.0, 5.0, 0.1, 1.25, 2.0),
 }
 
 # What may stand after a name of the table: dates and snapshots of the same model. A bare prefix would be wrong as
@@ -86,6 +85,7 @@ class Price:
         output: of generated tokens.
         cached_input: of prompt tokens that the provider had cached; None: as `input`.
         cache_write: of prompt tokens that the provider charged for storing; None: as `input`.
+        long_cache_write: of those that it stores for longer than its shortest time; None: as `cache_write`.
 
     Raises:
         ParameterError: not a number from 0 to a billion.
@@ -95,11 +95,12 @@ class Price:
     output: float
     cached_input: float | None = None
     cache_write: float | None = None
+    long_cache_write: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("input", "output", "cached_input", "cache_write"):
+        for name in ("input", "output", "cached_input", "cache_write", "long_cache_write"):
             value = getattr(self, name)
-            if value is None and name.startswith("cache"):
+            if value is None and name not in ("input", "output"):
                 continue
             object.__setattr__(self, name, checks.number(f"Price: {name}", value, 0, MOST_PRICE, _PRICE))
 
@@ -107,19 +108,21 @@ class Price:
         """Returns the price of these tokens, in dollars."""
         cached = self.input if self.cached_input is None else self.cached_input
         stored = self.input if self.cache_write is None else self.cache_write
+        long = stored if self.long_cache_write is None else self.long_cache_write
         plain = usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens
         millions = (
             plain * self.input
             + usage.cached_tokens * cached
-            + usage.cache_write_tokens * stored
+            + (usage.cache_write_tokens - usage.long_write_tokens) * stored
+            + usage.long_write_tokens * long
             + usage.completion_tokens * self.output
         )
         return millions / 1e6
 
     @property
     def dearest_input(self) -> float:
-        """The higher price of a prompt token, stored or not."""
-        return max(self.input, self.cache_write or 0.0)
+        """The highest price of a prompt token, stored or not."""
+        return max(self.input, self.cache_write or 0.0, self.long_cache_write or 0.0)
 
 
 FREE = Price(0.0, 0.0)

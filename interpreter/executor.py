@@ -136,7 +136,7 @@ class Executor:
         capabilities = await self._start_backend()
         self.position.set_point(op.ttl)
         if capabilities.hint and not capabilities.caching and self.position.prompt.parts:
-            self._hint(self._queue.fork_group)
+            self._hint(self._queue.fork_group, op.ttl)
 
     async def media(self, op: ops.Image | ops.Video, step: Step) -> None:
         capabilities = await self._start_backend()
@@ -209,12 +209,11 @@ class Executor:
         for branch in op.branches:
             branch.start(self.position.copy(), ready=self._ready)
 
-    def _hint(self, fork_group: str) -> None:
+    def _hint(self, fork_group: str, pin: float | None = None) -> None:
         """Sends a prefix hint to the backend. Errors are dropped: the requests of the branches raise theirs."""
+        prompt, origin = self.position.prompt.parts, self._run.origin(fork_group)
         with contextlib.suppress(UmbelError):
-            self._run.backend.hint(
-                Hint(self._run.request_id(), self.position.prompt.parts, origin=self._run.origin(fork_group))
-            )
+            self._run.backend.hint(Hint(self._run.request_id(), prompt, origin, pin))
 
     def mark(self, op: Mark, step: Step) -> None:
         _given(step.binding).resolve(self.reached())

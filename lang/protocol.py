@@ -37,6 +37,8 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     `cached_tokens` are prompt tokens whose KV was reused; 0 is 0, never "unknown". `cache_write_tokens` are prompt
     tokens that explicit caching has stored: those that marks created (`Caching`), or that a hosted backend charged for
     storing. What our runtime caches without marks is not counted, and is free. Both are among the `prompt_tokens`.
+    `long_write_tokens` are those of the `cache_write_tokens` that a hosted backend stores for longer than its shortest
+    time, which costs more.
     """
 
     prompt_tokens: int = 0
@@ -44,6 +46,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     completion_tokens: int = 0
     calls: int = 0
     cache_write_tokens: int = 0
+    long_write_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -57,6 +60,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
             self.completion_tokens + other.completion_tokens,
             self.calls + other.calls,
             self.cache_write_tokens + other.cache_write_tokens,
+            self.long_write_tokens + other.long_write_tokens,
         )
 
 
@@ -181,7 +185,8 @@ class Hint(_Wire, frozen=True):
     """This prefix will be needed by several requests soon: compute it once. Never answered.
 
     `pin`: seconds after its last use for which its keys are kept from eviction, or until the sender's `Release` of this
-    id. A pin is no promise: it gives way to a request that finds no other room, and ends with the connection.
+    id. A pin is no promise: it gives way to a request that finds no other room, and ends with the connection. To a
+    hosted backend it says that the program has a cache point here, and its TTL.
     """
 
     id: str

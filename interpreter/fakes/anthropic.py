@@ -176,10 +176,15 @@ _LOOKBACK = 20  # blocks before a breakpoint in which an earlier prefix is found
 
 @dataclass(frozen=True, slots=True)
 class PromptBlock:
-    """A piece of a prompt. `ids`: of its tokens, the scaffolding before it included."""
+    """A piece of a prompt.
+
+    Attributes:
+        ids: of its tokens, the scaffolding before it included.
+        breakpoint: how long the prefix that ends here is stored; "" for none.
+    """
 
     ids: tuple[int, ...]
-    breakpoint: bool = False
+    breakpoint: Literal["", "5m", "1h"] = ""
 
 
 class PrefixStore:
@@ -193,10 +198,11 @@ class PrefixStore:
         self._minimum = minimum
         self._stored: set[tuple[int, ...]] = set()
 
-    def charge(self, blocks: Sequence[PromptBlock]) -> tuple[int, int]:
-        """Returns the tokens a prompt reads from and writes to the cache, and stores its breakpoints."""
+    def charge(self, blocks: Sequence[PromptBlock]) -> tuple[int, int, int]:
+        """Returns the tokens a prompt reads from and writes to the cache, and those of them that it writes for an hour;
+        stores its breakpoints."""
         ids: list[int] = []
-        read = last = 0
+        read = last = hour = 0
         ends: list[int] = []
         stored: list[tuple[int, ...]] = []
         for index, block in enumerate(blocks):
@@ -205,12 +211,13 @@ class PrefixStore:
             if not block.breakpoint or len(ids) < self._minimum:
                 continue
             last = len(ids)
+            hour = last if block.breakpoint == "1h" else hour
             stored.append(tuple(ids))
             for end in ends[max(0, index - _LOOKBACK) :]:
                 if end > read and tuple(ids[:end]) in self._stored:
                     read = end
         self._stored.update(stored)
-        return read, last - read
+        return read, last - read, max(0, hour - read)
 
 
 MOST_BREAKPOINTS = 4
@@ -232,7 +239,10 @@ def read(body: object, features: AnthropicFeatures, models: Sequence[str]) -> Me
     _check_messages(request, features)
     blank = any(not stop.strip() for stop in request.stop_sequences or ())
     refuse(blank, "stop_sequences: each stop sequence must contain non-whitespace")
-    found = sum(block.breakpoint for block in blocks(request))
+    times = [block.breakpoint for block in blocks(request) if block.breakpoint]
+    found = len(times)
+    words = "A ttl='1h' cache_control block must not come after a ttl='5m' cache_control block."
+    refuse(times != sorted(times), words)
     words = f"A maximum of {MOST_BREAKPOINTS} blocks with cache_control may be provided. Found {found}."
     refuse(found > MOST_BREAKPOINTS, words)
     if request.output_config is not None and request.output_config.format is not None:
@@ -316,7 +326,7 @@ def blocks(request: MessagesBody) -> list[PromptBlock]:
 
 def _block(before: str, part: Part, cached: CacheControl | None) -> PromptBlock:
     ids = tuple(token for token, _ in prompt_tokens((Text(before, control=True), part)))
-    return PromptBlock(ids, cached is not None)
+    return PromptBlock(ids, "" if cached is None else cached.ttl)
 
 
 def _misfit(found: Misfit) -> Refused:
@@ -429,10 +439,10 @@ class _AnthropicQuestion(Question):
         text = said[0] if self.form is None else self.form.shaped(said[0], sampling)
         completion, texts = cut(text, sampling)
         prompt = blocks(self.body)
-        read, stored = self.store.charge(prompt)
+        read, stored, hour = self.store.charge(prompt)
         thought = len(pieces(_THOUGHT)) if self.thinks else 0
         tokens = sum(len(block.ids) for block in prompt)
-        usage = Usage(tokens, read, len(completion.token_ids) + thought, 1, stored)
+        usage = Usage(tokens, read, len(completion.token_ids) + thought, 1, stored, hour)
         message = self._message(usage)
         ending: Json = {"stop_reason": self._reason(completion), "stop_sequence": self._matched(completion)}
         if self.body.stream:
@@ -536,5 +546,9 @@ def _counted(usage: Usage) -> Json:
         "input_tokens": usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens,
         "cache_creation_input_tokens": usage.cache_write_tokens,
         "cache_read_input_tokens": usage.cached_tokens,
+        "cache_creation": {
+            "ephemeral_5m_input_tokens": usage.cache_write_tokens - usage.long_write_tokens,
+            "ephemeral_1h_input_tokens": usage.long_write_tokens,
+        },
         "output_tokens": usage.completion_tokens,
     }

@@ -13,6 +13,11 @@ def test_cached_and_stored_tokens_have_prices_of_their_own() -> None:
     assert ul.Price(2.0, 10.0).dollars(usage) == pytest.approx((1000 * 2 + 50 * 10) / 1e6)
     price = ul.Price(2.0, 10.0, cached_input=0.2, cache_write=2.5)
     assert price.dollars(usage) == pytest.approx((100 * 2 + 600 * 0.2 + 300 * 2.5 + 50 * 10) / 1e6)
+    long = ul.Usage(prompt_tokens=1000, calls=1, cache_write_tokens=300, long_write_tokens=100)
+    assert price.dollars(long) == pytest.approx((700 * 2 + 300 * 2.5) / 1e6)
+    dear = ul.Price(2.0, 10.0, cache_write=2.5, long_cache_write=4.0)
+    assert dear.dollars(long) == pytest.approx((700 * 2 + 200 * 2.5 + 100 * 4) / 1e6)
+    assert (price.dearest_input, dear.dearest_input) == (2.5, 4.0)
 
 
 def test_a_dated_version_has_the_price_of_its_name_and_another_model_has_not() -> None:

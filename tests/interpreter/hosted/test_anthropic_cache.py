@@ -6,12 +6,14 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.interpreter.backends.hosted.anthropic.cache import (
+    LIFETIMES,
     MOST,
     Block,
     Leaders,
     Places,
     Role,
     cut,
+    lifetime_of,
     prefix_hashes,
     with_breakpoints,
 )
@@ -69,21 +71,46 @@ def test_branches_share_a_breakpoint_where_they_part_inside_a_turn():
     assert prefix_hashes(first)[0] == prefix_hashes(second)[0]
 
 
+def test_the_last_four_points_go_first_and_longer_times_stand_before_shorter_ones():
+    places, conversation = Places(), [turn("system", LONG)]
+    for number in range(6):
+        conversation.append(turn("user", f"question {number}"))
+        places.remember(conversation, "1h" if number == 3 else "5m")
+        conversation.append(turn("assistant", "an answer"))
+    blocks = with_breakpoints(conversation, places, 1024)
+    assert [(index, block.cached) for index, block in enumerate(blocks) if block.cached] == [
+        (5, "1h"),
+        (7, "1h"),
+        (9, "5m"),
+        (11, "5m"),
+    ]
+    places.remember(conversation[:8])  # a branch parts there: the point keeps its time
+    assert with_breakpoints(conversation, places, 1024) == blocks
+
+
+@given(st.floats(0.001, 86_400.0))
+@settings(max_examples=50, deadline=None)
+def test_a_time_is_kept_unless_it_is_longer_than_the_longest(seconds: float):
+    kept = {name: most for most, name in LIFETIMES}[lifetime_of(seconds)]
+    assert kept >= seconds or kept == 3600.0
+    assert not any(seconds <= most < kept for most, _ in LIFETIMES)
+
+
 def test_a_place_is_only_found_where_the_text_before_it_is_the_same():
     places = Places()
     places.remember([turn("user", "abc")])
-    assert places.within([turn("user", "abcd")]) == [len(turn("user", "abc").spelling)]
-    assert places.within([turn("user", "abd")]) == []
-    assert places.within([turn("system", "abcd")]) == []
+    assert list(places.within([turn("user", "abcd")])) == [len(turn("user", "abc").spelling)]
+    assert places.within([turn("user", "abd")]) == {}
+    assert places.within([turn("system", "abcd")]) == {}
 
 
 def test_texts_are_not_cut_into_blank_ones():
     blocks, ends = cut([turn("user", "abc\n\nd")], [len(turn("user", "abc\n\n").spelling)])
     assert [block.content for block in blocks] == ["abc\n\n", "d"]
-    assert ends == [0]
+    assert list(ends) == [0]
     blocks, ends = cut([turn("user", "abc\n\n")], [len(turn("user", "abc").spelling)])
     assert [block.content for block in blocks] == ["abc\n\n"]
-    assert ends == []
+    assert ends == {}
 
 
 @given(
@@ -96,7 +123,7 @@ def test_cutting_keeps_the_text(said: list[tuple[Role, str]], lengths: list[int]
     pieces, ends = cut(blocks, sorted(set(lengths)))
     assert "".join(piece.spelling for piece in pieces) == "".join(block.spelling for block in blocks)
     assert sum(piece.closes for piece in pieces) == len(blocks)
-    assert ends == sorted(set(ends))
+    assert list(ends) == sorted(set(ends))
     assert len(marked(with_breakpoints(blocks, Places(), 0))) <= MOST
 
 
@@ -108,7 +135,7 @@ def test_places_are_the_remembered_beginnings(remembered: list[str], text: str):
         places.remember([turn("user", each)])
     head = len(turn("user", "").spelling)
     expected = sorted({head + len(each) for each in remembered if text.startswith(each)})
-    assert places.within([turn("user", text)]) == expected
+    assert list(places.within([turn("user", text)])) == expected
 
 
 def test_one_writes_and_the_others_wait_until_it_has_begun():

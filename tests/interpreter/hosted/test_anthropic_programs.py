@@ -1,6 +1,7 @@
 """Programs on a server of the Anthropic dialect: what its prompt cache is read for, and prefills that keep the text."""
 
 import json
+import warnings
 
 import pytest
 import umbel as ul
@@ -95,6 +96,30 @@ def test_a_cache_point_is_a_breakpoint_inside_of_a_turn(marked: bool):
         assert [state["answer"] for state in states] == ["Yes."] * 2
         read = sum(state.usage.cached_tokens for state in states)
         assert read > SHARED if marked else read == 0
+
+
+@pytest.mark.parametrize(
+    ("ttl", "mark"),
+    [(60, {}), (300, {}), (301, {"ttl": "1h"}), (3_600, {"ttl": "1h"}), (7_200, {"ttl": "1h"})],
+)
+def test_a_cache_point_is_kept_for_the_provider_s_next_longer_time(ttl: float, mark: dict[str, str]):
+    @ul.function
+    def ask(s):
+        s += ul.system(DOCUMENT) + ul.cache_point(ttl=ttl)
+        s += ul.user("One?") + ul.assistant(ul.gen("answer", max_tokens=8))
+
+    with storing() as server:
+        backend = claude(server)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            usage = (state := ask.run(backend=backend)).usage
+        says = f"for at most 3600 s after its last use, and cache_point(ttl={ttl}) asks for more"
+        assert sum(says in str(each.message) for each in warned) == (ttl > 3_600)
+        assert server.requests[0].body["system"][-1]["cache_control"] == {"type": "ephemeral", **mark}
+        written, hour = usage.cache_write_tokens, usage.long_write_tokens
+        assert (hour > SHARED, written - hour < 50) == (bool(mark), bool(mark))  # the user's turn is stored, too
+        prompt = usage.prompt_tokens - written + 1.25 * (written - hour) + 2 * hour
+        assert state.cost.dollars == pytest.approx((prompt * 3.0 + usage.completion_tokens * 15.0) / 1e6)
 
 
 def test_without_breakpoints_nothing_is_read_or_stored():

@@ -34,7 +34,7 @@ from ..conversation import conversation_tokens_at_most, count_bytes
 from ..errors import Provider
 from ..stops import Lead, StopCutter
 from ..transport import checked_address, checked_headers, checked_key, open_client, secrets_of
-from .cache import Leaders, Places, with_breakpoints
+from .cache import Leaders, Places, lifetime_of, with_breakpoints
 from .request import AnthropicProfile, Composed, Composer, Sampling, Thinking, lower, payload, profile_of
 
 if TYPE_CHECKING:
@@ -63,11 +63,13 @@ class Anthropic(HostedBackend[CachingClient]):
     is asked to go on. Text outside of roles is given to the model with the request to continue it.
 
     **Prompt cache** (`cache=True`). At most four `cache_control` breakpoints are placed by the program's structure:
-    where branches part, the end of the last turn, the end of the system turns, the end of the turn before the last
-    answer. Storing a prefix costs a quarter more than its tokens, reading it a tenth; prompts below the model's minimum
-    (1,024 tokens for most) get no breakpoint. Requests that share a prefix that is not stored yet wait until
-    the first of them has begun, so that one writes and the others read. For one call after which nothing of its
-    prompt comes again, `cache=False` is cheaper. A run with a `salt` shares no prefixes, so it gets no breakpoints.
+    the last four cache points, where branches part, the end of the last turn, the end of the system turns, the end of
+    the turn before the last answer. A prefix is kept for 5 minutes after its last use; before a cache point with a
+    longer time, for an hour, the provider's longest time: a point that asks for more warns. Storing a prefix costs a
+    quarter more than its tokens, for an hour twice as much, reading it a tenth; prompts below the model's minimum
+    (1,024 tokens for most) get no breakpoint. Requests that share a prefix that is not stored yet wait until the first
+    of them has begun, so that one writes and the others read. For one call after which nothing of its prompt comes
+    again, `cache=False` is cheaper. A run with a `salt` shares no prefixes, so it gets no breakpoints.
 
     **Constraints.** JSON Schemas and fixed choices are enforced by structured outputs where the model has them; all
     else is validated when the text is complete, and the model is asked again.
@@ -197,8 +199,10 @@ class Anthropic(HostedBackend[CachingClient]):
 
     def hint(self, hint: Hint) -> None:
         """Records the place: later requests that start with it get a breakpoint there. Sends nothing."""
+        if hint.pin is not None:
+            self._composer.check_lifetime(hint.pin)
         if not hint.origin.salt:
-            self._places.remember(self._composer.place(hint.prompt))
+            self._places.remember(self._composer.place(hint.prompt), "" if hint.pin is None else lifetime_of(hint.pin))
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
         return conversation_tokens_at_most(prompt, count_bytes, MOST_IMAGE_TOKENS) + FRAME_TOKENS
@@ -214,7 +218,7 @@ class Anthropic(HostedBackend[CachingClient]):
         if self._cache and not request.origin.salt:
             blocks = with_breakpoints(blocks, self._places, self.profile.cache_minimum)
             self._places.remember(composed.blocks)
-            self._counts["breakpoints"] += sum(block.cached for block in blocks)
+            self._counts["breakpoints"] += sum(bool(block.cached) for block in blocks)
         arguments = {**composed.arguments, **payload(blocks, self._capabilities.name)}
         deadline = self._session.deadline(request.origin.timeout)
         async with self._session.slot(deadline) as caching:
@@ -298,6 +302,7 @@ class AnthropicAnswer:
         self._told: list[str] = []
         self._heard = 0  # bytes of text
         self._input: dict[str, int] = {}
+        self._long_writes = 0
         self._output: int | None = None
         self._thought = False
         self._reason: str | None = None
@@ -389,7 +394,7 @@ class AnthropicAnswer:
         are the bound then."""
         read, written = self._input.get("cache_read_input_tokens", 0), self._input.get("cache_creation_input_tokens", 0)
         output = min(self._max_tokens, self._heard) if self._output is None else self._output
-        return Usage(self._input.get("input_tokens", 0) + read + written, read, output, 1, written)
+        return Usage(self._input.get("input_tokens", 0) + read + written, read, output, 1, written, self._long_writes)
 
     # -------------------------------------------------------------------------------- how
 
@@ -421,6 +426,8 @@ class AnthropicAnswer:
             value = getattr(usage, name, None)
             if value is not None:
                 self._input[name] = value
+        by_time = getattr(usage, "cache_creation", None)
+        self._long_writes = getattr(by_time, "ephemeral_1h_input_tokens", None) or self._long_writes
 
 
 def _is_thought(event: Any) -> bool:  # Any: the SDK's events

@@ -2,7 +2,7 @@
 
 The provider stores the prefix that ends at a breakpoint, charges a quarter more for storing it and a tenth for reading
 it again, and takes at most four breakpoints a request. It stores nothing shorter than a minimum, so places before it
-get none. In order of importance:
+get none. The last four cache points of the program go first; the others, in order of importance:
 
 1. the last place that branches share (the interpreter hints at it when a program forks), or where this program has
    asked before: texts outside of roles have no other structure;
@@ -16,18 +16,25 @@ get none. In order of importance:
     assistant ...                                 ┘
 
 The rules look at the prompt alone and at places that are remembered, so a prefix gets the same breakpoints each time.
+
+A stored prefix is kept for five minutes or, where a cache point asks for more, for an hour after its last use; storing
+it for an hour costs twice its tokens. The provider wants longer times before shorter ones, so whatever lies before a
+breakpoint of an hour is stored for an hour, too.
 """
 
 import asyncio
 import hashlib
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from .....lang.prompt import Media
 
 Role = Literal["system", "user", "assistant"]
+Lifetime = Literal["", "5m", "1h"]  # "": no cache point has said how long
+
+LIFETIMES: tuple[tuple[float, Lifetime], ...] = ((300.0, "5m"), (3600.0, "1h"))  # seconds, ascending
 
 IMAGE_TOKENS = 1000  # of an image of a megapixel or so; it decides only whether a prefix is long enough to be stored
 REMEMBERED = 1024  # places
@@ -40,14 +47,14 @@ class Block:
     Attributes:
         opens: it is the first of its turn.
         closes: it ends a turn that the program has closed.
-        cached: the provider is asked to store the prefix that ends here.
+        cached: how long the provider is asked to store the prefix that ends here; "": not at all.
     """
 
     role: Role
     content: str | Media
     opens: bool
     closes: bool
-    cached: bool = False
+    cached: Lifetime = ""
 
     @property
     def spelling(self) -> str:
@@ -61,57 +68,63 @@ class Block:
         return len(self.content.encode("utf-8", "replace")) // 4 if isinstance(self.content, str) else IMAGE_TOKENS
 
 
+def lifetime_of(seconds: float) -> Lifetime:
+    """Returns the provider's shortest time that is at least so long; its longest one where none is."""
+    return next((name for most, name in LIFETIMES if seconds <= most), LIFETIMES[-1][1])
+
+
 class Places:
-    """Prefixes that other prompts extend: where a program forked, and its earlier prompts.
+    """Prefixes that other prompts extend: where a program forked, its cache points, and its earlier prompts.
 
     A place is the length and the hash of a prefix, so that it is found again in any prompt that begins with it. The
     places used longest ago are forgotten.
     """
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[int, bytes], None] = OrderedDict()
+        self._known: OrderedDict[tuple[int, bytes], Lifetime] = OrderedDict()
         self._at: dict[int, int] = {}  # length → how many places are so long
 
-    def remember(self, blocks: Sequence[Block]) -> None:
-        """Adds the end of `blocks` as a place."""
+    def remember(self, blocks: Sequence[Block], lifetime: Lifetime = "") -> None:
+        """Adds the end of `blocks` as a place. `lifetime`: of a cache point, until another one is set there."""
         text = _spelled(blocks)
         if text:
-            self._use((len(text), _hash(text)))
+            self._use((len(text), _hash(text)), lifetime)
         while len(self._known) > REMEMBERED:
             length = self._known.popitem(last=False)[0][0]
             self._at[length] -= 1
             if not self._at[length]:
                 del self._at[length]
 
-    def within(self, blocks: Sequence[Block]) -> list[int]:
-        """Returns the lengths of known prefixes of `blocks`, in characters of their spelling, shortest first."""
+    def within(self, blocks: Sequence[Block]) -> dict[int, Lifetime]:
+        """Returns the lengths of known prefixes of `blocks`, in characters of their spelling, shortest first. Cache
+        points have a lifetime."""
         text = _spelled(blocks)
-        found: list[int] = []
+        found: dict[int, Lifetime] = {}
         state, done = hashlib.blake2b(digest_size=16), 0
         for length in sorted(length for length in self._at if length <= len(text)):
             state.update(text[done:length].encode("utf-8", "surrogatepass"))
             done = length
             if (length, state.digest()) in self._known:
-                self._use((length, state.digest()))
-                found.append(length)
+                found[length] = self._use((length, state.digest()))
         return found
 
-    def _use(self, place: tuple[int, bytes]) -> None:
+    def _use(self, place: tuple[int, bytes], lifetime: Lifetime = "") -> Lifetime:
         if place not in self._known:
             self._at[place[0]] = self._at.get(place[0], 0) + 1
-        self._known[place] = None
+        found = self._known[place] = lifetime or self._known.get(place, "")
         self._known.move_to_end(place)
+        return found
 
 
-def cut(blocks: Sequence[Block], lengths: Sequence[int]) -> tuple[list[Block], list[int]]:
+def cut(blocks: Sequence[Block], lengths: Collection[int]) -> tuple[list[Block], dict[int, int]]:
     """Cuts texts so that prefixes of these lengths end with a block.
 
     A text is not cut where one side would be blank (the provider refuses blank texts), nor in an answer.
 
-    Returns: the blocks, and the indices of those that end such a prefix.
+    Returns: the blocks, and the indices of those that end such a prefix, with its length.
     """
     result: list[Block] = []
-    ends: list[int] = []
+    ends: dict[int, int] = {}
     start = 0  # of the block, in the spelling of all
     for block in blocks:
         head = len(block.spelling) - len(block.content) if isinstance(block.content, str) else 0
@@ -122,11 +135,11 @@ def cut(blocks: Sequence[Block], lengths: Sequence[int]) -> tuple[list[Block], l
                 continue
             before, after = rest.content[: length - base], rest.content[length - base :]
             if before.strip() and after.strip():
-                ends.append(len(result))
+                ends[len(result)] = length
                 result.append(replace(rest, content=before, closes=False))
                 rest, base = replace(rest, content=after, opens=False), length
         if stop in lengths:
-            ends.append(len(result))
+            ends[len(result)] = stop
         result.append(rest)
         start = stop
     return result, ends
@@ -162,7 +175,9 @@ def with_breakpoints(blocks: Sequence[Block], places: Places, minimum: int) -> l
     Args:
         minimum: tokens of the shortest prefix that the provider stores.
     """
-    pieces, shared = cut(blocks, places.within(blocks))
+    known = places.within(blocks)
+    pieces, ends = cut(blocks, known)
+    points = {index: known[length] for index, length in ends.items() if known[length]}
     tokens = 0
     long_enough: set[int] = set()
     for index, piece in enumerate(pieces):
@@ -170,10 +185,15 @@ def with_breakpoints(blocks: Sequence[Block], places: Places, minimum: int) -> l
         if tokens >= minimum:
             long_enough.add(index)
     chosen: list[int] = []
-    for index in _wishes(pieces, shared):
+    for index in (*reversed(points), *_wishes(pieces, list(ends))):
         if index in long_enough and index not in chosen and len(chosen) < MOST:
             chosen.append(index)
-    return [replace(piece, cached=True) if index in chosen else piece for index, piece in enumerate(pieces)]
+    marked = list(pieces)
+    longest: Lifetime = "5m"
+    for index in sorted(chosen, reverse=True):
+        longest = "1h" if points.get(index) == "1h" else longest
+        marked[index] = replace(pieces[index], cached=longest)
+    return marked
 
 
 def _wishes(blocks: Sequence[Block], shared: Sequence[int]) -> list[int]:

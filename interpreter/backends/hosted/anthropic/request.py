@@ -30,7 +30,7 @@ from .. import conversation
 from ..constraint_params import ANSWER, WRAPPING_TOKENS, ConstraintParams, NotStrict, of_members, strict
 from ..conversation import Conversation, Message, PlainText, in_base64, media_type, read, sendable_text
 from ..stops import sendable
-from .cache import Block, Role
+from .cache import LIFETIMES, Block, Role
 
 
 class Sampling(Enum):
@@ -276,6 +276,16 @@ class Composer:
                 return self._blocks(messages)
         raise AssertionError("the last ending either reads or raises")
 
+    def check_lifetime(self, seconds: float) -> None:
+        """Warns of a cache point that asks for more than the provider's longest time."""
+        longest = LIFETIMES[-1][0]
+        if seconds > longest:
+            self._warn(
+                f"{self._name} keeps a prefix for at most {longest:g} s after its last use, and cache_point(ttl="
+                f"{seconds:g}) asks for more; write ttl={longest:g}",
+                UserWarning,
+            )
+
     # -------------------------------------------------------------------------------- messages
 
     def _messages(self, said: Conversation | PlainText, prefills: bool) -> tuple[tuple[Message, ...], str]:
@@ -376,10 +386,10 @@ class Composer:
             )
         return lowered
 
-    def _warn(self, message: str) -> None:
+    def _warn(self, message: str, kind: type[Warning] = TemplateWarning) -> None:
         if message not in self._warned:
             self._warned.add(message)
-            warnings.warn(message, TemplateWarning, stacklevel=2)
+            warnings.warn(message, kind, stacklevel=2)
 
 
 def payload(blocks: Sequence[Block], name: str) -> dict[str, Any]:
@@ -409,5 +419,6 @@ def _written(block: Block, name: str) -> dict[str, Any]:
             source = {"type": "base64", "media_type": media_type(part, name), "data": in_base64(part)}
             written = {"type": "image", "source": source}
     if block.cached:
-        written["cache_control"] = {"type": "ephemeral"}
+        longer = {"ttl": block.cached} if block.cached != "5m" else {}  # that is what it means without
+        written["cache_control"] = {"type": "ephemeral", **longer}
     return written
