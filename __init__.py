@@ -130,6 +130,7 @@ _HOMES = {
         "CapabilityError",
         "ConnectionLostError",
         "ConstraintError",
+        "ContextLengthError",
         "DeadlineError",
         "EngineError",
         "GraphError",

@@ -12,7 +12,8 @@
     ├── BackendError              the backend could not do what was asked
     │   ├── CapabilityError       this backend or model does not offer the feature
     │   ├── GuaranteeError        no answer of the model satisfied the constraint, however often it was asked
-    │   ├── RequestError          this request was refused (too long, over a limit)
+    │   ├── RequestError          this request was refused (over a limit)
+    │   │   └── ContextLengthError    the prompt does not fit the context of the model
     │   ├── OverloadedError       the queue is full; try again later
     │   ├── EngineError           the engine failed or died while the request was running
     │   └── ConnectionLostError   the process at the other end is gone or silent            (ConnectionError)
@@ -90,7 +91,11 @@ class GuaranteeError(BackendError):
 
 
 class RequestError(BackendError):
-    """This request was refused: too long, or over a limit."""
+    """This request was refused: it is over a limit, say."""
+
+
+class ContextLengthError(RequestError):
+    """The prompt, and one token where one is asked for, does not fit the context of the model."""
 
 
 class OverloadedError(BackendError):
@@ -216,6 +221,7 @@ WIRE_ERRORS: dict[str, type[UmbelError]] = {
         CapabilityError,
         GuaranteeError,
         RequestError,
+        ContextLengthError,
         OverloadedError,
         EngineError,
         ConnectionLostError,

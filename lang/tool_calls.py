@@ -88,7 +88,7 @@ class ToolChoice:
         checks.one_of("tool choice", self.mode, get_args(ChoiceMode))
         checks.switch("parallel tool calls", self.parallel)
         if self.allowed is not None and not self.allowed:
-            raise ParameterError('a tool choice allows no tool; name one, or write the mode "none"')
+            raise ParameterError('tool_choice: it allows no tool; name one, or write the mode "none"')
 
     @classmethod
     def only(cls, name: str) -> "ToolChoice":
@@ -104,17 +104,17 @@ class ToolChoice:
         """
         known = [tool.name for tool in tools]
         if len(known) > MOST_TOOLS:
-            raise ParameterError(f"{len(known)} tools are given; write at most {MOST_TOOLS}")
+            raise ParameterError(f"tools: {len(known)} are given; write at most {MOST_TOOLS}")
         twice = next((name for name in known if known.count(name) > 1), None)
         if twice is not None:
-            raise ParameterError(f"two tools are called {twice}; give each its own name")
+            raise ParameterError(f"tools: two are called {twice}; give each its own name")
         foreign = next((name for name in self.allowed or () if name not in known), None)
         if foreign is not None:
             raise ParameterError(
-                f"tool choice {shown(foreign)} is no tool of this request; its tools are {shown(known)}"
+                f"tool_choice: {shown(foreign)} is no tool of this request; its tools are {shown(known)}"
             )
         if self.mode == "required" and not known:
-            raise ParameterError("a tool call is required, and the request has no tools; give tools")
+            raise ParameterError("tool_choice: a call is required, and the request has no tools; give tools")
         return tuple(tool for tool in tools if self.allowed is None or tool.name in self.allowed)
 
 

@@ -94,11 +94,11 @@ def tools_constraint(
     """
     allowed = choice.among(tools)
     if not allowed:
-        raise ParameterError("a constraint on tool calls needs tools; give at least one")
+        raise ParameterError("tools: a constraint on their calls needs some; give at least one")
     if answer is not None and choice.mode != "none" and not call_format.has_mark:
         raise ParameterError(
-            f"this model spells calls as JSON without a mark ({call_format.name}), so an answer in JSON could be "
-            'read as a call; write tools or a JSON schema, or the tool choice "none"'
+            f"tools: this model spells calls as JSON without a mark ({call_format.name}), so an answer in JSON could "
+            'be read as a call; write tools or a JSON schema, or the tool choice "none"'
         )
     grammar = ToolGrammar(
         call_format.name,
@@ -111,8 +111,8 @@ def tools_constraint(
     source = msgspec.json.encode(grammar)
     if len(source) > MOST_TOOL_BYTES:
         raise ConstraintError(
-            f"the schemas of the tools have {len(source)} bytes without their descriptions; at most {MOST_TOOL_BYTES} "
-            "are allowed: give fewer tools, or allow fewer by the tool choice"
+            f"tools: their schemas have {len(source)} bytes without descriptions; at most {MOST_TOOL_BYTES} are "
+            "allowed: give fewer tools, or allow fewer by the tool choice"
         )
     return ConstraintSpec("tools", source.decode(), allow_unenforced=allow_unenforced)
 
@@ -156,9 +156,9 @@ def _arguments_schema(tool: Tool) -> bytes:
             schema["additionalProperties"] = False  # a function without parameters
         return json.dumps({**schema, "type": "object"}, ensure_ascii=False).encode()
     except ParameterError as error:
-        raise ParameterError(f"tool {tool.name}: {error}") from None
+        raise ParameterError(f"tools: {tool.name}: {error}") from None
     except ConstraintError as error:
-        raise ConstraintError(f"tool {tool.name}: {error}") from None
+        raise ConstraintError(f"tools: {tool.name}: {error}") from None
 
 
 def _json(schema: Mapping[str, Any] | bool) -> str:

@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 from starlette.types import Receive
@@ -29,7 +29,19 @@ class Disconnected(Exception):
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of the bodies of requests, and of the objects in them."""
+    """Base of the bodies of requests, and of the objects in them.
+
+    Attributes:
+        told_as: a parameter of the runtime, by which its errors name it → the field that gives it, where that has
+            another name. "prompt" is what errors are about that name no parameter.
+    """
+
+    told_as: ClassVar[Mapping[str, str]] = {}
+
+    def field_of(self, parameter: str) -> str | None:
+        """Returns the field that gave a parameter of the runtime; None where none did."""
+        field = self.told_as.get(parameter, parameter)
+        return field if field.partition(".")[0] in self.__struct_fields__ else None
 
 
 class UmbelFields(Body, frozen=True):

@@ -20,8 +20,8 @@ from ..lang.tool_calls import call_format_of
 from .bodies import Body, Name, Salt, UmbelFields, wrong
 from .errors import HttpError
 from .http import Asked, Endpoint, Reply
-from .limits import MAX_TTL
-from .openai.chat import KeptTurns, ask_caches, marks_of, message_of, tools_of
+from .limits import MAX_MESSAGES, MAX_TTL
+from .openai.chat import ChatMessage, KeptTurns, ask_caches, marks_of, message_of, tools_of
 from .openai.fields import TokenUsage, token_usage
 from .tokens import tokenizing
 
@@ -38,7 +38,10 @@ class CacheBody(KeptTurns, frozen=True, kw_only=True):
         ttl: seconds, as a number or as "600s"; each use begins them anew.
     """
 
+    told_as = {"prompt": "messages"}
+
     model: Name
+    messages: Annotated[tuple[ChatMessage, ...], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
     name: CacheName | None = None
     ttl: Seconds = CACHE_SECONDS
     cache_salt: Salt | None = None
@@ -100,8 +103,6 @@ async def create(asked: Asked[CacheBody]) -> Reply:
     body, front = asked.body, asked.front
     if front.model(body.model).program:
         raise wrong("model", "it is a program, which keeps no conversation")
-    if not body.messages and not body.tools:
-        raise wrong("messages", "there is nothing to keep; give messages", "missing_required_parameter")
     template = front.template
     messages = [message_of(message, f"messages[{number}]") for number, message in enumerate(body.messages)]
     conversation = await template.conversation_away(

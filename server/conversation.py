@@ -20,6 +20,7 @@ from ..interpreter.reasoning import ReasoningTags, Splitter
 from ..interpreter.tool_reader import ArgumentsPiece, CallBegins, CallEnds, CallEvent, ContentPiece, ToolCallReader
 from ..lang.caching import Begun, Caching
 from ..lang.conversations.messages import Conversation, Message, Option
+from ..lang.errors import ParameterError
 from ..lang.prompt import Media, media_of
 from ..lang.protocol import Chunk, Completion, ConstraintSpec, Final, FinishReason, GenRequest, Origin, TokenLogprob
 from ..lang.sampling import MAX_STOPS, MAX_TOKENS, SamplingParams
@@ -45,7 +46,6 @@ class Question:
         schema: JSON Schema of the answer; binds the text, not the calls. True is any JSON object.
         regex: a regular expression that the answer matches.
         options: variables of the chat template, such as `enable_thinking`.
-        format_name: the field of the body that has the schema, for errors.
     """
 
     messages: Sequence[Message]
@@ -55,7 +55,6 @@ class Question:
     regex: str | None = None
     options: Mapping[str, Option] = field(default_factory=dict)
     continues: bool = False
-    format_name: str = "response_format"
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +409,7 @@ def _constraint(question: Question, call_format: CallFormat, thinking: Thinking 
     if question.schema is not None and question.regex is not None:
         raise wrong("regex", "an answer follows a schema or a regular expression; give one of them")
     if question.schema is not None:
-        check_schema("the schema of the answer", question.schema)
+        check_schema("json_schema", question.schema)
     if question.tools and question.choice.mode != "none":
         if question.regex is not None:
             raise wrong("regex", "an answer that may call tools follows no regular expression; leave one of them out")
@@ -418,7 +417,8 @@ def _constraint(question: Question, call_format: CallFormat, thinking: Thinking 
     if question.schema is None and question.regex is None:
         return None
     if thinking is not None and thinking.begun:
-        raise wrong(question.format_name, "the model reasons first, in no format; turn its reasoning off")
+        name = "json_schema" if question.regex is None else "regex"
+        raise ParameterError(f"{name}: the model reasons first, in no format; turn its reasoning off")
     if question.regex is not None:
         return ConstraintSpec("regex", question.regex)
     return ConstraintSpec("json_schema", msgspec.json.encode(question.schema).decode())

@@ -4,7 +4,7 @@ The table below has a row for every error that a runtime can send; tests/server/
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -17,6 +17,7 @@ from ..lang.errors import (
     CapabilityError,
     ConnectionLostError,
     ConstraintError,
+    ContextLengthError,
     DeadlineError,
     EngineError,
     GraphError,
@@ -113,7 +114,8 @@ _ANSWERS: dict[type[UmbelError], tuple[int, str, Mapping[str, str]]] = {
     TraceError: (400, "invalid_program", {}),
     GraphError: (400, "invalid_program", {}),
     CapabilityError: (400, "unsupported_parameter", {}),
-    RequestError: (400, "context_length_exceeded", {}),
+    RequestError: (400, "invalid_value", {}),
+    ContextLengthError: (400, "context_length_exceeded", {}),
     ResultError: (422, "invalid_result", {}),
     GuaranteeError: (422, "guarantee_failed", {}),
     BudgetError: (422, "budget_exhausted", {}),
@@ -129,13 +131,17 @@ _ANSWERS: dict[type[UmbelError], tuple[int, str, Mapping[str, str]]] = {
 assert set(WIRE_ERRORS.values()) <= set(_ANSWERS), "each error of the wire has its answer"
 
 
-def http_error(error: Exception, retry_after: int = 1) -> HttpError:
+FieldOf = Callable[[str], str | None]  # a parameter of the runtime → the field of the body that gave it
+
+
+def http_error(error: Exception, retry_after: int = 1, field_of: FieldOf | None = None) -> HttpError:
     """Returns the answer to a request that ended with an error.
 
     An error that is none of ours is a defect: its text may hold anything and does not leave the server.
 
     Args:
         retry_after: seconds after which a client shall try again, where that may help.
+        field_of: of the request's body; None for a request without one.
     """
     if isinstance(error, HttpError):
         return error
@@ -144,7 +150,8 @@ def http_error(error: Exception, retry_after: int = 1) -> HttpError:
             status, code, headers = _ANSWERS[kind]
             if headers is RETRY:
                 headers = busy_headers(retry_after)
-            return HttpError(status, str(error), code, param=_named_field(error), headers=headers)
+            param, message = _named_field(error, field_of)
+            return HttpError(status, message, code, param=param, headers=headers)
     return HttpError(500, "the server failed; its log has the reason", "internal_error", headers=_NO_RETRY)
 
 
@@ -153,12 +160,29 @@ def busy_headers(retry_after: int) -> dict[str, str]:
     return {"retry-after": str(retry_after), **RETRY}
 
 
-def _named_field(error: Exception) -> str | None:
-    """Returns the parameter that an error is about: messages of these two begin with its name, or its path."""
-    if not isinstance(error, ParameterError | ConstraintError):
-        return None
-    found = _NAMED.match(str(error))
-    return found[1] if found else None
+def _named_field(error: Exception, field_of: FieldOf | None) -> tuple[str | None, str]:
+    """Returns the field that an error is about, and its message, in which the field has the body's name.
+
+    Messages begin with the runtime's name of a parameter, or with a path in it. One that names none is about the
+    prompt.
+    """
+    message = str(error)
+    if isinstance(error, BudgetError) and field_of is not None:
+        return field_of("budget"), message
+    if not isinstance(error, _OF_FIELDS):
+        return None, message
+    found = _NAMED.match(message)
+    if field_of is None:
+        return (found[0] if found else None), message
+    field = field_of(found["name"]) if found else None
+    if found is None or field is None:
+        return (None if isinstance(error, ConstraintError) else field_of("prompt")), message
+    if field == found["name"]:
+        return found[0], message
+    return field, field + message[found.end("name") :]
 
 
-_NAMED = re.compile(r"([a-z][a-z0-9_]*(?:\[\d+\]|\.[a-z][a-z0-9_]*)*)(?:=| must | is | has |: )")
+_OF_FIELDS = (ParameterError, ConstraintError, TemplateError, RequestError)
+_NAMED = re.compile(
+    r"(?P<name>[a-z][a-z0-9_]*)(?:\[\d+\]|\.[a-z][a-z0-9_]*)*(?==| must | is | has | '| \(|: )",
+)

@@ -24,7 +24,7 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from .access import Caller
-from .bodies import Disconnected, decode, read_body
+from .bodies import Body, Disconnected, decode, read_body
 from .errors import Dialect, HttpError, http_error
 from .limits import MAX_HEADER_BYTES, MAX_HEADERS
 from .tracing import status_noted
@@ -188,6 +188,7 @@ class _Handler:
         assert task is not None, "an application runs in a task"
         watch: asyncio.Task[None] | None = None
         out: _Out | None = None
+        asked: Asked[Any] | None = None
         endpoint = self._endpoint
         try:
             asked = await self._asked(scope, receive, request_id)
@@ -210,7 +211,9 @@ class _Handler:
             else:
                 raise
         except Exception as error:
-            refused = http_error(error, self._front.limits.retry_after)
+            body = None if asked is None else asked.body
+            field_of = body.field_of if isinstance(body, Body) else None
+            refused = http_error(error, self._front.limits.retry_after, field_of)
             if refused.status == 500:
                 log.error("request %s failed", request_id, exc_info=error)
             await self._fail(scope, send, refused, out)

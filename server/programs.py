@@ -21,7 +21,7 @@ from ..interpreter.body import run_options
 from ..interpreter.budget import Budget
 from ..lang.errors import ParameterError
 from ..lang.protocol import Chunk, Completion, Final, FinishReason, GenRequest, Origin, Usage
-from ..lang.sampling import MAX_TOKENS, SamplingParams
+from ..lang.sampling import MAX_TOKENS, OPTIONS, SamplingParams
 from .bodies import Body, Salt, UmbelFields, wrong
 from .errors import HttpError, http_error
 from .front import Front, ServedModel
@@ -52,6 +52,8 @@ class RunBody(Body, frozen=True):
         cache_salt: a namespace of the prefix cache.
         umbel: priority and timeout of the run.
     """
+
+    told_as = {"prompt": "arguments"} | {name: f"sampling.{name}" for name in OPTIONS}
 
     arguments: dict[str, Any] = {}  # Any: JSON, checked by the program
     sampling: dict[str, Any] = {}
@@ -204,7 +206,7 @@ async def run(asked: Asked[RunBody]) -> Answer:
     front.note(outcome.usage)
     if outcome.error is None:
         return Reply(_answer(asked, offered, outcome))
-    refused = http_error(outcome.error)
+    refused = http_error(outcome.error, front.limits.retry_after, body.field_of)
     if refused.status == 500:
         raise outcome.error
     return Reply(_failed(refused, outcome, asked.id), refused.status, refused.headers)
@@ -226,7 +228,8 @@ async def _stream(asked: Asked[RunBody], offered: OfferedProgram, begun: HostedR
                         elif quiet:
                             raise event.error
                         else:
-                            yield sse({"type": "error", **_failed(http_error(event.error), event, asked.id)})
+                            refused = http_error(event.error, field_of=asked.body.field_of)
+                            yield sse({"type": "error", **_failed(refused, event, asked.id)})
                     else:
                         quiet = False
                         yield sse(_event(event))
@@ -274,7 +277,11 @@ def _sampling(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _budget(given: RunBudget | None) -> Budget | None:
-    return None if given is None else Budget(tokens=given.tokens, calls=given.calls, seconds=given.seconds)
+    if given is None:
+        return None
+    if given == RunBudget():
+        raise wrong("budget", "it limits nothing; write tokens, calls or seconds, or leave it out")
+    return Budget(tokens=given.tokens, calls=given.calls, seconds=given.seconds)
 
 
 def _answer(asked: Asked[RunBody], offered: OfferedProgram, outcome: RunOutcome) -> RunAnswer:
@@ -350,7 +357,7 @@ class ProgramModel:
         then a Final with all of it and the usage of all calls.
 
         Raises:
-            HttpError: a field that a program cannot honour.
+            ParameterError: a field that a program cannot honour.
             The error of the program.
         """
         (request,) = requests
@@ -379,10 +386,13 @@ class ProgramModel:
             return [event async for _, event in events if isinstance(event, Final)]
 
     def _given(self, params: SamplingParams) -> dict[str, Any]:
-        """Returns the fields that a client has set. Raises HttpError for those of one text, which a program is not."""
+        """Returns the fields that a client has set. Raises ParameterError for those of one text, which
+        a program is not."""
         for name in ("n", "stop", "stop_regex", "stop_token_ids", "logprobs", "prompt_logprobs_from"):
             if getattr(params, name) != getattr(_USUAL, name):
-                raise wrong(name, f"{self._offered.name!r} is a program, which may generate many texts; leave it out")
+                raise ParameterError(
+                    f"{name}: {self._offered.name!r} is a program, which may generate many texts; leave it out"
+                )
         given = {name: getattr(params, name) for name in params.__struct_fields__}
         return {
             name: value

@@ -67,14 +67,14 @@ class Conversation:
 
 def check_messages(messages: Sequence[Message], generation: Generation) -> None:
     if not messages:
-        raise ParameterError("a conversation has no message; write at least one")
+        raise ParameterError("messages: there is none; write at least one")
     for number, message in enumerate(messages):
         if message.role not in ROLES:
             raise ParameterError(
-                f"message {number}: unknown role {shown(message.role)}; write one of {', '.join(ROLES)}"
+                f"messages[{number}]: unknown role {shown(message.role)}; write one of {', '.join(ROLES)}"
             )
         if message.calls and message.role != "assistant":
-            raise ParameterError(f"message {number}: a {message.role} message makes no tool calls")
+            raise ParameterError(f"messages[{number}]: a {message.role} message makes no tool calls")
         for call in message.calls:
             arguments_of(call)
     if generation == "continue" and (messages[-1].role != "assistant" or messages[-1].calls):
@@ -90,7 +90,8 @@ def arguments_of(call: ToolCall) -> dict[str, Any]:
         return msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
         raise ParameterError(
-            f"the arguments of a call of {shown(call.name)} must be a JSON object as text, got {shown(call.arguments)}"
+            f"messages: the arguments of a call of {shown(call.name)} must be a JSON object as text, "
+            f"got {shown(call.arguments)}"
         ) from None
 
 
@@ -99,14 +100,14 @@ def checked_options(options: Mapping[str, Option] | None, template: ChatTemplate
     a special token."""
     options = options or {}
     if len(options) > _MOST_OPTIONS:
-        raise ParameterError(f"{len(options)} template options; write at most {_MOST_OPTIONS}")
+        raise ParameterError(f"options: {len(options)} are given; write at most {_MOST_OPTIONS}")
     for name, value in options.items():
         if not isinstance(name, str) or not _OPTION_NAME.fullmatch(name) or name in {*_RESERVED, *template.tokens}:
-            raise ParameterError(f"template option {shown(name)} cannot be set for a conversation")
+            raise ParameterError(f"options: {shown(name)} cannot be set for a conversation")
         if value is None or isinstance(value, bool | int | float):
             continue
         if not isinstance(value, str) or not _OPTION_TEXT.fullmatch(value):
             raise ParameterError(
-                f"template option {name}={shown(value)}; write true, false, a number, or a word of A-Z, a-z, 0-9, _, -"
+                f"options: {name}={shown(value)}; write true, false, a number, or a word of A-Z, a-z, 0-9, _, -"
             )
     return options

@@ -104,7 +104,7 @@ def digest_of(value: object) -> bytes:
     try:
         return hashlib.sha256(msgspec.msgpack.encode(value)).digest()
     except (OverflowError, RecursionError, TypeError, ValueError) as error:
-        raise ParameterError(f"the tools or calls hold what is no plain JSON ({error})") from None
+        raise ParameterError(f"tools: they, or calls of them, hold what is no plain JSON ({error})") from None
 
 
 @lru_cache(4096)
@@ -133,7 +133,7 @@ def _outline(tool: Tool, first: int) -> tuple[dict[str, Any], list[str]]:  # Any
         return _function(tool, numbers.__getitem__), ordered
     except RecursionError:
         raise ParameterError(
-            f"tool {tool.name}: the parameters are nested too deeply; write a flatter schema"
+            f"tools: the parameters of {tool.name} are nested too deeply; write a flatter schema"
         ) from None
 
 

@@ -233,6 +233,8 @@ class MessageFields(Body, frozen=True):
     prefix cache.
     """
 
+    told_as = {"prompt": "messages", "json_schema": "output_config.format", "stop": "stop_sequences"}
+
     model: Name
     messages: Annotated[tuple[TurnMessage, ...], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
     system: str | Annotated[tuple[TextContent, ...], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None

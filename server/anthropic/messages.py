@@ -13,7 +13,7 @@ import msgspec
 from ...interpreter.tool_reader import ArgumentsPiece, CallBegins, CallEnds, ContentPiece
 from ...lang.caching import Begun, CachingUsage
 from ...lang.conversations.messages import Option
-from ...lang.errors import RequestError
+from ...lang.errors import ContextLengthError
 from ...lang.protocol import FinishReason, Locate, Locating, Usage
 from ...lang.sampling import SamplingParams
 from ..bodies import wrong
@@ -67,7 +67,6 @@ async def _open(asked: Asked[Any], sampling: SamplingParams) -> Dialogue:
         body.schema,
         options=_options(body),
         continues=turns.continues,
-        format_name="output_config.format",
     )
     if isinstance(body.thinking, ThinkEnabled) and front.template.reasoning_tags is None:
         asked.warnings.append("thinking: this model's chat template knows no reasoning; the answer has none")
@@ -118,7 +117,7 @@ class _Message:
         with self._asked.front.open():
             try:
                 (said,) = await self._dialogue.whole()
-            except RequestError as error:
+            except ContextLengthError as error:
                 raise await self._explained(error) from None
         for piece in said.pieces:
             self._add(piece)
@@ -141,7 +140,7 @@ class _Message:
                         for piece in step.pieces:
                             for event in self._add(piece):
                                 yield _encoded(event)
-            except RequestError as error:
+            except ContextLengthError as error:
                 raise await self._explained(error) from None
         if not started:
             yield self._start()
@@ -202,13 +201,14 @@ class _Message:
             return "model_context_window_exceeded" if is_full and left > 0 else "max_tokens", None
         return "tool_use" if said.reason == "tool_calls" else "end_turn", None
 
-    async def _explained(self, error: RequestError) -> Exception:
-        """Returns an error in the words by which clients know that a prompt is too long, where it is."""
-        tokens = await _count(self._asked, self._dialogue)
-        most = self._asked.front.backend.capabilities.max_context
-        if most is None or tokens < most:
-            return error
-        return HttpError(400, f"prompt is too long: {tokens} tokens > {most} maximum", "context_length_exceeded")
+    async def _explained(self, error: ContextLengthError) -> HttpError:
+        """Returns an error in the words by which clients know that a prompt is too long."""
+        try:
+            tokens = await _count(self._asked, self._dialogue)
+            said = f"{tokens} tokens > {self._asked.front.backend.capabilities.max_context} maximum"
+        except ContextLengthError:  # it was refused without a look at its tokens
+            said = str(error)
+        return HttpError(400, f"prompt is too long: {said}", "context_length_exceeded")
 
     def _sign(self, text: str) -> str:
         return self._asked.front.access.signature(self._dialogue.request.origin.salt, text)

@@ -22,6 +22,7 @@ from ..tokens import check_ids
 ANY_MODEL = "unknown"  # a gateway that was told of no model says this
 TokenList = Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=1 << 20)]
 DEFAULT_MAX_NEW_TOKENS = 128  # SGLang's
+_FORMS = ("text", "input_ids", "parts", "prompt")  # of a prompt
 
 
 class NativeFields(Body, frozen=True):
@@ -35,6 +36,11 @@ class NativeFields(Body, frozen=True):
     model: Name | None = None
     cache_salt: Salt | None = None
     umbel: UmbelFields | None = None
+
+    def field_of(self, parameter: str) -> str | None:
+        if parameter == "prompt":
+            return next((name for name in _FORMS if getattr(self, name, None) is not None), None)
+        return super().field_of(parameter)
 
 
 class PromptFields(NativeFields, frozen=True):
@@ -150,7 +156,7 @@ class SamplingFields(Body, frozen=True):
         """Returns the constraint. Raises HttpError for two of them, and for a schema that is too large."""
         given = [name for name in ("regex", "json_schema", "ebnf") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise wrong(given[1], f"{given[0]} is given, too; a text has one constraint")
+            raise wrong(f"sampling_params.{given[1]}", f"{given[0]} is given, too; a text has one constraint")
         if self.regex is not None:
             return ConstraintSpec("regex", self.regex)
         if self.ebnf is not None:

@@ -64,6 +64,17 @@ class GenerateBody(NativeFields, frozen=True):
         constraint, token_healing: as of the runtime; instead of the constraints in `sampling_params`.
     """
 
+    told_as = {
+        name: f"sampling_params.{field}"
+        for name, field in (
+            *((field, field) for field in SamplingFields.__struct_fields__),
+            ("max_tokens", "max_new_tokens"),
+            ("min_tokens", "min_new_tokens"),
+            ("seed", "sampling_seed"),
+            ("grammar", "ebnf"),
+        )
+    }
+
     text: str | Annotated[tuple[str, ...], msgspec.Meta(min_length=1), Batch] | None = None
     input_ids: Annotated[tuple[TokenId | TokenList, ...], msgspec.Meta(min_length=1, max_length=1 << 20)] | None = None
     parts: Parts | None = None
@@ -92,6 +103,11 @@ class GenerateBody(NativeFields, frozen=True):
     return_hidden_states: Literal[False] | None = None
     return_bytes: Literal[False] | None = None
     return_entropy: Literal[False] | None = None
+
+    def field_of(self, parameter: str) -> str | None:
+        if self.constraint is not None and parameter in (self.constraint.kind, "grammar"):
+            return "constraint"
+        return super().field_of(parameter)
 
 
 GENERATE_NOT_OFFERED = {

@@ -80,6 +80,8 @@ class DetokenizeBody(Body, frozen=True):
         skip_special_tokens: control tokens have no text; false writes their names.
     """
 
+    told_as = {"prompt": "tokens", "token_ids": "tokens"}
+
     tokens: Annotated[tuple[TokenId | TokenRow, ...], msgspec.Meta(max_length=MAX_DETOKENIZED)]
     model: Name | None = None
     skip_special_tokens: bool = True

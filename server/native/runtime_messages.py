@@ -91,6 +91,8 @@ class RuntimeFacts(msgspec.Struct, frozen=True):
 class MessageBody(Body, frozen=True):
     """One message to the runtime: base64 of msgpack."""
 
+    told_as = {"prompt": "message"}
+
     message: bytes
 
 

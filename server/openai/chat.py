@@ -229,6 +229,8 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True):
         cached_content: the name of a cache whose messages and tools come before these.
     """
 
+    told_as = {"prompt": "messages", "json_schema": "response_format", "options": "chat_template_kwargs"}
+
     messages: Annotated[tuple[ChatMessage, ...], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, msgspec.Meta(ge=1, le=CONTEXT_LEFT)] | None = None
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=CONTEXT_LEFT)] | None = None
@@ -264,6 +266,11 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True):
     web_search_options: None = None
     functions: None = None
     function_call: None = None
+
+    def field_of(self, parameter: str) -> str | None:
+        if parameter == "max_tokens" and self.max_completion_tokens is not None:
+            return "max_completion_tokens"
+        return super().field_of(parameter)
 
     @property
     def most_tokens(self) -> int:

@@ -205,6 +205,13 @@ class ResponsesBody(Body, frozen=True):
         include: encrypted reasoning is never given; its text is.
     """
 
+    told_as = {
+        "prompt": "input",
+        "messages": "input",
+        "json_schema": "text.format",
+        "max_tokens": "max_output_tokens",
+    }
+
     model: Name
     input: str | Annotated[tuple[InputItem, ...], msgspec.Meta(max_length=MAX_MESSAGES)] = ()
     instructions: str | None = None
@@ -747,7 +754,6 @@ async def respond(asked: Asked[ResponsesBody]) -> Answer:
         _choice(body, tools),
         _schema(body.text.format if body.text else None),
         options=options_of(body.reasoning.effort if body.reasoning else None),
-        format_name="text.format",
     )
     wanted = "message.output_text.logprobs" in (body.include or ()) or bool(body.top_logprobs)
     sampling = SamplingParams(

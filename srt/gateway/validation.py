@@ -11,7 +11,7 @@ from typing import assert_never
 import msgspec
 
 from ...lang.caching import COUNTED_MARKS, CacheObject, Caching
-from ...lang.errors import CapabilityError, ParameterError, RequestError
+from ...lang.errors import CapabilityError, ContextLengthError, ParameterError, RequestError
 from ...lang.prompt import MAX_PARTS, Generated, Media, Part, Text
 from ...lang.protocol import (
     CacheRequest,
@@ -203,7 +203,7 @@ class RequestValidator:
         return self._tokenizer.token_bytes(token_id) if token_id < self._tokenizer.vocab_size else b""
 
     def check_length(self, call: GenCall | ScoreCall | CacheCall, context_length: int, model: str) -> None:
-        """Raises RequestError when a prompt, and one token when one is asked for, do not fit the context."""
+        """Raises ContextLengthError when a prompt, and one token when one is asked for, do not fit the context."""
         for message in call.messages:
             if isinstance(message, EngineGenerate):
                 length, room = len(message.token_ids), min(1, message.sampling.max_tokens)
@@ -216,7 +216,7 @@ class RequestValidator:
                 length, room = max(map(len, message.sequences)), 0
                 what = "the prompt with its longest choice"
             if length + room > context_length:
-                raise RequestError(
+                raise ContextLengthError(
                     f"{what} has {length} tokens and the context of {model} holds {context_length}; "
                     f"shorten it to at most {context_length - room} tokens or load a model with a longer context"
                 )
@@ -230,7 +230,7 @@ class RequestValidator:
             return
         least = self._encoder.least_tokens(message.prompt)
         if self.context_length is not None and least > self.context_length:
-            raise RequestError(
+            raise ContextLengthError(
                 f"the prompt has at least {least} tokens and the context of {self._tokenizer.name} holds "
                 f"{self.context_length}; shorten it or load a model with a longer context"
             )

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...lang.errors import WIRE_ERRORS, EngineError, RequestError, UmbelError
+from ...lang.errors import WIRE_ERRORS, ContextLengthError, EngineError, RequestError, UmbelError
 from ...lang.protocol import FinishReason
 from ..cache.slot_allocator import IntegrityError
 from ..constraints.matcher import MatcherCache
@@ -272,7 +272,7 @@ class RequestFactory:
         assert not (message.heal and message.token_ids[-1] >= PICTURE_BASE), "no token can replace a picture"
         room = 1 if sampling.max_tokens else 0
         if len(tokens) + room > self.longest:
-            raise RequestError(
+            raise ContextLengthError(
                 f"the prompt has {len(tokens)} tokens and {room} must fit after it, more than {self._limit}; shorten it"
             )
         self._known("stop_token_ids", sampling.stop_token_ids)
@@ -307,7 +307,7 @@ class RequestFactory:
         first = sequences[0][0]
         for i, (tokens, pictures) in enumerate(sequences):
             if len(tokens) > self.longest:
-                raise RequestError(f"sequence {i} has {len(tokens)} tokens, more than {self._limit}; shorten it")
+                raise ContextLengthError(f"sequence {i} has {len(tokens)} tokens, more than {self._limit}; shorten it")
             assert message.start >= pictures.end, "tokens of a picture have no log-probability"
             assert len(tokens) >= message.start, "a choice has a token"
             assert np.array_equal(tokens[: message.start], first[: message.start]), "choices share their prompt"
@@ -330,7 +330,7 @@ class RequestFactory:
             self._known(f"choice {i}", ids)
             length = message.start + len(ids)
             if length > self.longest:
-                raise RequestError(
+                raise ContextLengthError(
                     f"the prompt with choice {i} has {length} tokens, more than {self._limit}; shorten it"
                 )
         total = sum(map(len, message.choices))
@@ -353,7 +353,7 @@ class RequestFactory:
     def prefill(self, message: EnginePrefill, now: float) -> Request:
         tokens, pictures = self._sequence(message.token_ids, "the hinted prefix")
         if len(tokens) > self.longest:
-            raise RequestError(f"the hinted prefix has {len(tokens)} tokens, more than {self._limit}")
+            raise ContextLengthError(f"the hinted prefix has {len(tokens)} tokens, more than {self._limit}")
         assert message.pin is None or not math.isnan(message.pin), "the clock is compared with it"
         return self._request(message.id, tokens, pictures, Prefilling(message.pin), message.schedule, now)
 

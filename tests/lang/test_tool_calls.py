@@ -95,7 +95,7 @@ def test_a_choice_picks_among_the_tools() -> None:
     assert ToolChoice.only("b") == ToolChoice("required", ("b",), parallel=False)
     for choice, given, words in (
         (ToolChoice.only("d"), tools, "'d' is no tool of this request"),
-        (ToolChoice(), [Tool("a"), Tool("a")], "two tools are called a"),
+        (ToolChoice(), [Tool("a"), Tool("a")], "tools: two are called a"),
         (ToolChoice("required"), [], "the request has no tools"),
         (ToolChoice(), [Tool(f"t{n}") for n in range(129)], "at most 128"),
     ):

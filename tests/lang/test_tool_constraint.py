@@ -61,9 +61,9 @@ def test_annotations_are_left_out_and_properties_called_like_them_stay() -> None
     ("tools", "options", "words"),
     [
         ([], {}, "at least one"),
-        ([Tool("f", "", {"type": "string"})], {}, "tool f: the arguments are one JSON object"),
-        ([Tool("f", "", {"type": ["string", "null"]})], {}, "tool f: the arguments are one JSON object"),
-        ([Tool("f", "", {"enum": [float("nan")]})], {}, "tool f: .* cannot be written as JSON"),
+        ([Tool("f", "", {"type": "string"})], {}, "tools: f: the arguments are one JSON object"),
+        ([Tool("f", "", {"type": ["string", "null"]})], {}, "tools: f: the arguments are one JSON object"),
+        ([Tool("f", "", {"enum": [float("nan")]})], {}, "tools: f: .* cannot be written as JSON"),
         ([Tool(f"f{n}", "", {"enum": ["x" * 1000]}) for n in range(70)], {}, "give fewer tools"),
         ([SEARCH], {"call_format": LLAMA_3, "answer": True}, "without a mark"),
     ],

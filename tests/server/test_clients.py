@@ -304,7 +304,7 @@ def test_a_response_that_is_cut_says_so_at_its_end(strict: openai.OpenAI) -> Non
         ({"suffix": "x"}, openai.BadRequestError, "unsupported_parameter", "suffix"),
         ({"extra_body": {"other": 1}}, openai.BadRequestError, "unknown_parameter", "other"),
         ({"extra_body": {"umbel": {"timeout": "soon"}}}, openai.BadRequestError, "invalid_value", "umbel.timeout"),
-        ({"prompt": "x" * 5000}, openai.BadRequestError, "context_length_exceeded", None),
+        ({"prompt": "x" * 5000}, openai.BadRequestError, "context_length_exceeded", "prompt"),
         ({"extra_headers": {"Authorization": "Bearer x"}}, openai.AuthenticationError, "invalid_api_key", None),
         ({"extra_headers": {"Host": "example.com"}}, openai.PermissionDeniedError, "forbidden_host", None),
         ({"prompt": ["x"] * (MOST_IN_FLIGHT + 1)}, openai.BadRequestError, "too_many", None),

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from umbel.lang import errors
 from umbel.server.errors import HttpError, http_error
+from umbel.server.openai.chat import ChatBody
 
 
 @pytest.mark.parametrize("name", sorted(errors.WIRE_ERRORS))
@@ -19,6 +20,7 @@ def test_every_error_of_the_wire_has_an_answer_that_says_it(name: str) -> None:
     [
         (errors.ParameterError("x"), 400, None),
         (errors.RequestError("x"), 400, None),
+        (errors.ContextLengthError("x"), 400, None),
         (errors.GuaranteeError("x"), 422, None),
         (errors.OverloadedError("x"), 503, "true"),
         (errors.EngineError("x"), 503, "true"),
@@ -39,6 +41,26 @@ def test_a_defect_says_nothing_of_itself() -> None:
 def test_the_field_that_a_parameter_error_begins_with_is_named() -> None:
     assert http_error(errors.ParameterError("top_k=0 keeps no token")).param == "top_k"
     assert http_error(errors.ParameterError("2 stop strings given")).param is None
+
+
+@pytest.mark.parametrize(
+    ("error", "param", "message"),
+    [
+        (errors.ParameterError("top_k=0 keeps no token"), "top_k", "top_k=0 keeps no token"),
+        (errors.ParameterError("tools[1].function: no"), "tools[1].function", "tools[1].function: no"),
+        (errors.ConstraintError("json_schema: #/enum: no"), "response_format", "response_format: #/enum: no"),
+        (errors.ConstraintError("stop_regex '(': no"), "stop_regex", "stop_regex '(': no"),
+        (errors.ConstraintError("no"), None, "no"),
+        (errors.ParameterError("it is no parameter: no"), "messages", "it is no parameter: no"),
+        (errors.ContextLengthError("the prompt has 9 tokens"), "messages", "the prompt has 9 tokens"),
+        (errors.EngineError("top_k: no"), None, "top_k: no"),
+    ],
+    ids=str,
+)
+def test_a_field_has_the_name_of_the_body(error: errors.UmbelError, param: str | None, message: str) -> None:
+    body = ChatBody(model="oracle", messages=())
+    answer = http_error(error, field_of=body.field_of)
+    assert (answer.param, answer.message) == (param, message)
 
 
 def test_both_shapes() -> None:

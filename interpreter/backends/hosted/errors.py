@@ -4,7 +4,8 @@ Both SDKs have the same tree of exceptions, read here by shape.
 
     401, 403                      RequestError: the key was refused
     404                           RequestError: no such model or address
-    400, 422 about a parameter    CapabilityError naming it; about anything else RequestError
+    400, 422 about a parameter    CapabilityError naming it; about anything else RequestError, and ContextLengthError
+                                  where the prompt is too long
     429, 503, 529                 again, then OverloadedError     (429 for lack of credit: RequestError, not again)
     408, 409, other 5xx           again, then EngineError
     no connection, no first byte  again, then ConnectionLostError
@@ -24,6 +25,7 @@ from ....lang.errors import (
     BackendError,
     CapabilityError,
     ConnectionLostError,
+    ContextLengthError,
     EngineError,
     OverloadedError,
     RequestError,
@@ -155,7 +157,8 @@ class Provider:
                 f"{self.name}: {self.host} does not offer {named}of this request ({status}: {said}); leave it out, or "
                 "use a model that has it"
             )
-        return RequestError(f"{self.name}: {self.host} refused the request ({status}: {said})")
+        refused = ContextLengthError if "context_length" in code else RequestError
+        return refused(f"{self.name}: {self.host} refused the request ({status}: {said})")
 
     def _of_connection(self, error: Exception, answered: bool) -> UmbelError | Transient:
         names = {type(each).__name__ for each in _causes(error)}
