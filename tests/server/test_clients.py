@@ -13,6 +13,7 @@ from typing import Any
 
 import openai
 import pytest
+from jsonschema import Draft202012Validator
 from openai.types import Completion
 from pydantic import BaseModel
 from umbel.interpreter.backends.runtime import Runtime
@@ -421,6 +422,141 @@ def test_the_default_model_answers_in_all_forms(real: openai.OpenAI) -> None:
     assert response.output_text == answer
     parsed = real.chat.completions.parse(**asked | {"max_tokens": 64}, response_format=Choice)
     assert isinstance(parsed.choices[0].message.parsed, Choice)
+
+
+CITY = {"type": "string", "maxLength": 12}
+FORECAST = {
+    "name": "forecast",
+    "description": "Tells the weather of a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": CITY, "days": {"enum": [1, 2, 3]}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+}
+CLOCK = {
+    "name": "clock",
+    "description": "Tells the time in a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": CITY},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+ESSAY = {
+    "name": "essay",
+    "parameters": {"type": "object", "properties": {"text": {"type": "string", "minLength": 500}}},
+}
+ESSAY["parameters"]["required"] = ["text"]  # more than 40 tokens of any language
+TOOLS: Any = [{"type": "function", "function": each} for each in (FORECAST, CLOCK)]
+FORCED: Any = {"type": "function", "function": {"name": "forecast"}}
+ASKED: Any = {"messages": [{"role": "user", "content": "What is the weather in Paris?"}], "temperature": 0}
+
+
+def fits(call: Any) -> bool:
+    """Whether the arguments of a call follow the schema of its tool."""
+    schema = next(each for each in (FORECAST, CLOCK) if each["name"] == call.name)["parameters"]
+    return Draft202012Validator(schema).is_valid(json.loads(call.arguments))
+
+
+@pytest.mark.model
+def test_the_default_model_calls_a_tool_and_reads_its_result(real: openai.OpenAI) -> None:
+    (model,) = real.models.list()
+    asked = ASKED | {"model": model.id, "tools": TOOLS, "tool_choice": FORCED, "max_tokens": 80}
+    whole = real.chat.completions.create(**asked)
+    (choice,) = whole.choices
+    assert choice.message.tool_calls is not None
+    (call,) = choice.message.tool_calls
+    assert (choice.finish_reason, choice.message.content, call.function.name) == ("tool_calls", None, "forecast")
+    assert fits(call.function)
+
+    result = {"role": "tool", "tool_call_id": call.id, "content": "Rain."}
+    history = [*ASKED["messages"], choice.message, result]
+    after = real.chat.completions.create(**asked | {"messages": history, "tool_choice": "none", "max_tokens": 4})
+    assert after.choices[0].message.content
+    assert after.choices[0].message.tool_calls is None
+    assert after.usage is not None
+    assert whole.usage is not None
+    assert after.usage.prompt_tokens > whole.usage.prompt_tokens
+    # The prompt of the second turn goes on where that of the first one ended.
+    assert after.usage.prompt_tokens_details is not None
+    assert (after.usage.prompt_tokens_details.cached_tokens or 0) >= whole.usage.prompt_tokens - 8
+
+
+@pytest.mark.model
+def test_arguments_of_the_default_model_come_in_pieces_of_the_whole(real: openai.OpenAI) -> None:
+    (model,) = real.models.list()
+    asked = ASKED | {"model": model.id, "tools": TOOLS, "tool_choice": FORCED, "max_tokens": 80}
+    whole = real.chat.completions.create(**asked).choices[0].message.tool_calls
+    assert whole is not None
+    deltas = [event.choices[0] for event in real.chat.completions.create(**asked, stream=True)]
+    calls = [call for delta in deltas for call in delta.delta.tool_calls or ()]
+    assert calls[0].id
+    assert calls[0].function is not None
+    assert calls[0].function.name == "forecast"
+    pieces = [call.function.arguments or "" for call in calls if call.function]
+    assert "".join(pieces) == whole[0].function.arguments
+    assert len([piece for piece in pieces if piece]) > 1
+    assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["tool_calls"]
+
+
+@pytest.mark.model
+def test_the_default_model_may_call_no_tool(real: openai.OpenAI) -> None:
+    (model,) = real.models.list()
+    choice = real.chat.completions.create(**ASKED, model=model.id, tools=TOOLS, max_tokens=12).choices[0]
+    if calls := choice.message.tool_calls:
+        assert choice.finish_reason in ("tool_calls", "length")
+        assert all(call.function.name in ("forecast", "clock") for call in calls)
+    else:
+        assert choice.finish_reason in ("stop", "length")
+        assert choice.message.content
+
+
+@pytest.mark.model
+def test_the_default_model_calls_tools_in_parallel_until_it_is_cut(real: openai.OpenAI) -> None:
+    """Told to go on, it has room for at least two calls. The one for which there is no room does not begin."""
+    (model,) = real.models.list()
+    asked = ASKED | {"model": model.id, "tools": TOOLS, "tool_choice": "required", "max_tokens": 110}
+    asked["extra_body"] = {"ignore_eos": True}
+    (choice,) = real.chat.completions.create(**asked).choices
+    calls = choice.message.tool_calls
+    assert calls is not None
+    assert len(calls) >= 2
+    assert len({call.id for call in calls}) == len(calls)
+    assert all(fits(call.function) for call in calls)
+    assert choice.finish_reason == "length"
+    with real.chat.completions.stream(**asked) as stream, pytest.raises(openai.LengthFinishReasonError) as cut:
+        stream.get_final_completion()
+    (streamed,) = cut.value.completion.choices
+    assert streamed.finish_reason == "length"
+    assert [(call.function.name, call.function.arguments) for call in streamed.message.tool_calls or ()] == [
+        (call.function.name, call.function.arguments) for call in calls
+    ]
+
+    one = real.chat.completions.create(**asked | {"parallel_tool_calls": False, "extra_body": {}}).choices[0]
+    assert len(one.message.tool_calls or ()) == 1
+    assert one.finish_reason == "tool_calls"
+
+
+@pytest.mark.model
+def test_a_call_of_the_default_model_that_is_cut_says_so(real: openai.OpenAI) -> None:
+    (model,) = real.models.list()
+    tools: Any = [{"type": "function", "function": ESSAY}]
+    asked = ASKED | {"model": model.id, "tools": tools, "tool_choice": "required", "max_tokens": 40}
+    assert real.chat.completions.create(**asked).choices[0].finish_reason == "length"
+    response = real.responses.create(
+        model=model.id,
+        input=ASKED["messages"],
+        tools=[{"type": "function", "strict": True, **ESSAY}],
+        tool_choice="required",
+        max_output_tokens=40,
+        temperature=0,
+    )
+    assert (response.status, response.output[0].type) == ("incomplete", "function_call")
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
 
 
 @pytest.mark.model

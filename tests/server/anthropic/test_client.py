@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from ..serving import KEY, Serving
 
@@ -80,6 +81,56 @@ def test_a_tool_is_called_and_its_result_read(client: Any, model: str) -> None:
     turns = [*HELLO, {"role": "assistant", "content": whole.content}, {"role": "user", "content": [result]}]
     after = client.messages.create(**asked(model, tools=[TOOL], messages=turns, max_tokens=4))
     assert after.usage.input_tokens > whole.usage.input_tokens
+
+
+CLOCK = {
+    "name": "clock",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+
+
+def fits(call: Any) -> bool:
+    """Whether the input of a call follows the schema of its tool."""
+    schema = next(each for each in (TOOL, CLOCK) if each["name"] == call.name)["input_schema"]
+    return Draft202012Validator(schema).is_valid(call.input)
+
+
+def test_a_tool_may_be_called_or_not(client: Any, model: str) -> None:
+    answer = client.messages.create(**asked(model, tools=[TOOL, CLOCK]))
+    called = answer.content[-1].type == "tool_use"
+    assert answer.stop_reason in ("tool_use" if called else "end_turn", "max_tokens")
+
+
+def test_several_tools_are_called_or_one(client: Any, model: str) -> None:
+    """The last call may be the one that max_tokens led to its end, and the text before it is none."""
+    many = asked(model, tools=[TOOL, CLOCK], tool_choice={"type": "any"}, max_tokens=110)
+    whole = client.messages.create(**many)
+    assert whole.stop_reason in ("tool_use", "max_tokens")
+    assert {block.type for block in whole.content} == {"tool_use"}
+    assert len({block.id for block in whole.content}) == len(whole.content)
+    assert all(fits(call) for call in whole.content)
+    with client.messages.stream(**many) as stream:
+        streamed = stream.get_final_message()
+    assert [(call.name, call.input) for call in streamed.content] == [(call.name, call.input) for call in whole.content]
+    assert streamed.stop_reason == whole.stop_reason
+    one = client.messages.create(**many | {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}})
+    assert (len(one.content), one.stop_reason) == (1, "tool_use")
+
+
+def test_a_call_that_is_cut_says_so(client: Any, model: str) -> None:
+    text = {"type": "string", "minLength": 500}  # more than 40 tokens of any language
+    essay = {"name": "essay", "input_schema": {"type": "object", "properties": {"text": text}, "required": ["text"]}}
+    cut = asked(model, tools=[essay], tool_choice={"type": "any"}, max_tokens=40)
+    whole = client.messages.create(**cut)
+    assert (whole.stop_reason, [block.type for block in whole.content]) == ("max_tokens", ["tool_use"])
+    with client.messages.stream(**cut) as stream:
+        streamed = stream.get_final_message()
+    assert (streamed.stop_reason, streamed.content[0].input) == ("max_tokens", whole.content[0].input)
 
 
 def test_json_of_a_schema(client: Any, model: str) -> None:
