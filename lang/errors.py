@@ -13,7 +13,7 @@
     │   ├── CapabilityError       this backend or model does not offer the feature
     │   ├── GuaranteeError        no answer of the model satisfied the constraint, however often it was asked
     │   ├── RequestError          this request was refused (over a limit)
-    │   │   └── ContextLengthError    the prompt does not fit the context of the model
+    │   │   └── ContextLengthError    the prompt does not fit the context
     │   ├── OverloadedError       the queue is full; try again later
     │   ├── EngineError           the engine failed or died while the request was running
     │   └── ConnectionLostError   the process at the other end is gone or silent            (ConnectionError)
@@ -95,7 +95,7 @@ class RequestError(BackendError):
 
 
 class ContextLengthError(RequestError):
-    """The prompt, and one token where one is asked for, does not fit the context of the model."""
+    """The prompt, and one token where one is asked for, does not fit the context, or a smaller KV pool."""
 
 
 class OverloadedError(BackendError):

@@ -188,7 +188,7 @@ class TestRefusals:
         [
             (
                 generate(text="x" * CONTEXT),
-                "RequestError",
+                "ContextLengthError",
                 f"{CONTEXT + 1} tokens and the context of toy holds {CONTEXT}",
             ),
             (generate(logit_bias={268: 1.0, 9999: 1.0}), "ParameterError", "9999 is outside the vocabulary"),
@@ -202,7 +202,7 @@ class TestRefusals:
             (ScoreRequest("a", (Text("x"),), ()), "ParameterError", "at least one"),
             (ScoreRequest("a", (Text("x"),), ("y", "")), "ParameterError", "non-empty"),
             (ScoreRequest("a", (Text("x"),), ("y" * 20_000,)), "RequestError", "20000 characters"),
-            (ScoreRequest("a", (Text("x"),), ("y" * CONTEXT,)), "RequestError", "longest choice"),
+            (ScoreRequest("a", (Text("x"),), ("y" * CONTEXT,)), "ContextLengthError", "longest choice"),
             (GenRequest("a", (Text("x\ud800"),)), "ParameterError", "'\\ud800' at position 1"),
             (ScoreRequest("a", (Text("x"),), ("\udfff",)), "ParameterError", "no character"),
             (Control("a", "reboot"), "ParameterError", "unknown control verb 'reboot'"),
@@ -408,7 +408,7 @@ class TestEndings:
         harness.send(generate("a", text="x" * CONTEXT))
         assert harness.answers() == []
         harness.gateway.engine_ready(CONTEXT)
-        assert kinds(harness) == ["RequestError"]
+        assert kinds(harness) == ["ContextLengthError"]
         assert harness.to_engine == []
 
     def test_an_error_of_an_unknown_kind_is_an_engine_error(self) -> None:

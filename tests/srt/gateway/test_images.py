@@ -325,7 +325,7 @@ def test_the_queue_counts_what_waits() -> None:
         (gen("a", Media("sound", "00", b"x")), "ParameterError", "'sound'"),
         (gen("a", CAT, salt="a b"), "ParameterError", "salt 'a b'"),
         (gen("a", CAT, timeout=-1.0), "ParameterError", "timeout=-1"),
-        (gen("a", Text("x" * 998), CAT), "RequestError", "1003 tokens"),
+        (gen("a", Text("x" * 998), CAT), "ContextLengthError", "1003 tokens"),
         (gen("a", Generated("", (PICTURE_BASE,))), "ParameterError", "outside the vocabulary"),
         (gen("a", Text("x"), CAT, Text("y"), prompt_logprobs_from=1), "RequestError", "write 6 or more"),
     ],

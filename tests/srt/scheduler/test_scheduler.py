@@ -279,7 +279,7 @@ class TestEndings:
         engine.run()
         ending = engine.endings[too_long]
         assert isinstance(ending, EngineFailed)
-        assert ending.kind == "RequestError"
+        assert ending.kind == "ContextLengthError"
         assert "17 tokens" in ending.message
         assert named in ending.message
         assert len(engine.tokens(fits)) == 1
