@@ -25,6 +25,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..interpreter.backends.runtime import Runtime
 from ..lang.errors import ParameterError, remedy
@@ -36,6 +37,7 @@ from .app import application
 from .cost import Recorder
 from .diagnosis.head import IgnoredLines
 from .front import Front
+from .http import Application
 from .limits import HttpLimits
 from .program_store import open_program
 from .workers import MOST_WORKERS, Workers, WorkerStart, address_of, share_of
@@ -305,12 +307,61 @@ def _bind(host: str, port: int) -> socket.socket:
     return listening
 
 
+class EarlyRequest(Exception):
+    """A request began on a connection before the answer to the one before it had ended."""
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection, with one request at a time.
+
+    What a client sends before it has its whole answer is dropped, and the connection ends with that answer. uvicorn
+    would queue such requests and stop reading, so that it did not see the client leave, and the first one ran on.
+    """
+
+    _deaf = False
+
+    def data_received(self, data: bytes) -> None:
+        if not self._deaf:
+            super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+            self._deaf = True
+            raise EarlyRequest  # ends the parsing of this data
+        super().on_message_begin()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers bytes that are no HTTP, which are counted: no endpoint sees them."""
+        if self._deaf:
+            return
+        app = self.config.app
+        assert isinstance(app, Application), "it serves nothing else"
+        app.front.malformed += 1
+        super().send_400_response(msg)
+
+
 class _Uvicorn(uvicorn.Server):
     """uvicorn without its own handling of signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def http_config(front: Front) -> uvicorn.Config:
+    """Returns the settings with which uvicorn serves a front."""
+    return uvicorn.Config(
+        application(front),
+        http=HttpProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",  # malformed requests are counted: a line for each would let any client fill the log
+        access_log=False,
+        server_header=False,
+        date_header=False,
+    )
 
 
 class Server:
@@ -320,15 +371,7 @@ class Server:
         self._front = front
         self._runtime = runtime
         self._listening = listening
-        config = uvicorn.Config(
-            application(front),
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=False,
-        )
-        self._uvicorn = _Uvicorn(config)
+        self._uvicorn = _Uvicorn(http_config(front))
         self._asked_to_end = 0
         self._was_cut = False
         self.failed: BaseException | None = None

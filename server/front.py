@@ -71,6 +71,7 @@ class Front:
         self.in_flight = 0
         self.refused = 0  # for want of room
         self.disconnects = 0  # clients that went away before their answer had ended
+        self.malformed = 0  # connections that ended with bytes that are no HTTP
         self.activity = Activity()
         self.tracer = tracing.open_tracer()
         self.workers = workers

@@ -73,7 +73,13 @@ class Snapshot(Collector):
         in_flight = GaugeMetricFamily("umbel_http_in_flight", "Requests over HTTP that run or wait.", labels=names)
         refused = CounterMetricFamily("umbel_http_refused", "Requests refused for want of room.", labels=names)
         left = CounterMetricFamily("umbel_http_disconnects", "Clients that left before the end.", labels=names)
-        for metric, count in ((in_flight, front.in_flight), (refused, front.refused), (left, front.disconnects)):
+        malformed = CounterMetricFamily("umbel_http_malformed", "Connections that ended with no HTTP.", labels=names)
+        for metric, count in (
+            (in_flight, front.in_flight),
+            (refused, front.refused),
+            (left, front.disconnects),
+            (malformed, front.malformed),
+        ):
             metric.add_metric(values, count)
             yield metric
         fields = CounterMetricFamily(

@@ -138,7 +138,8 @@ async def server_info(asked: Asked[None]) -> Reply:
         "incremental_streaming_output": False,
     }
     if asked.caller.admin:
-        facts |= {"http_in_flight": front.in_flight, "http_refused": front.refused} | await _load(front)
+        counts = ("in_flight", "refused", "disconnects", "malformed")
+        facts |= {f"http_{name}": getattr(front, name) for name in counts} | await _load(front)
     return Reply(facts)
 
 

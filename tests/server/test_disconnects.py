@@ -1,13 +1,18 @@
 """Clients that hang up at four places of a request: what it held is free again after a few steps of the engine."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 from umbel.lang.status import RuntimeStatus
+from umbel.server.command import HttpProtocol, http_config
 from umbel.server.limits import HttpLimits
 from umbel.srt.in_process import LocalBackend
+from uvicorn.server import ServerState
 
 from ..srt.patient_compiler import PatientCompiler
 from .client import AsgiClient, Live, served
@@ -82,5 +87,63 @@ def test_what_a_client_that_hangs_up_held_is_free_after_a_few_steps(
             answer = await client.post("/v1/completions", {**LONG, "prompt": "after all", "max_tokens": 3})
             assert answer.status == 200
         assert client.app.front.disconnects == rounds * AT_ONCE
+
+    on_a_server(work)
+
+
+@asynccontextmanager
+async def connected(client: AsgiClient) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A socket of the server's own protocol."""
+    protocol = partial(HttpProtocol, http_config(client.app.front), ServerState(), {})
+    listening = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
+    async with listening, asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
+        yield reader, writer
+        writer.close()
+
+
+def request_of(tokens: int) -> bytes:
+    body = msgspec.json.encode({**LONG, "prompt": "hello", "max_tokens": tokens})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+@pytest.mark.parametrize("more", [request_of(4_000) + bytes(1 << 20), b"no HTTP\r\n\r\n", b"GET / HTT"])
+def test_a_client_that_sends_more_than_one_request_at_once_and_leaves_ends_the_first(more: bytes) -> None:
+    async def work(client: AsgiClient) -> None:
+        front = client.app.front
+        async with connected(client) as (_, writer):
+            writer.write(request_of(4_000))
+            while not (await front.backend.status()).running:
+                await asyncio.sleep(0)
+            writer.write(more)
+            writer.close()
+            while not _free(client, status := await front.backend.status()):
+                await asyncio.sleep(0)
+        assert status.counters["completion_tokens"] < 4_000
+        assert front.disconnects == 1
+
+    on_a_server(work)
+
+
+def test_a_connection_ends_with_the_answer_before_which_more_was_sent() -> None:
+    async def work(client: AsgiClient) -> None:
+        async with connected(client) as (reader, writer):
+            writer.write(request_of(3) * 2)
+            answer = await reader.read()
+        assert answer.count(b"HTTP/1.1 200 OK") == 1
+        assert b"connection: close" in answer
+        assert (await client.app.front.backend.status()).counters["finished"] == 1
+
+    on_a_server(work)
+
+
+def test_bytes_that_are_no_http_are_answered_and_counted() -> None:
+    async def work(client: AsgiClient) -> None:
+        async with connected(client) as (reader, writer):
+            writer.write(b"\x16\x03\x01" + bytes(100))
+            assert (await reader.read()).startswith(b"HTTP/1.1 400")
+        assert client.app.front.malformed == 1
+        assert b"umbel_http_malformed_total 1.0" in (await client.get("/metrics")).content
 
     on_a_server(work)

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import math
+import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,7 +20,7 @@ from umbel.interpreter.backends.hosted.sglang.endpoint import RuntimeEndpoint
 from umbel.interpreter.backends.hosted.sglang.server import SGLangServer
 from umbel.interpreter.backends.hosted.umbel import UmbelServer
 from umbel.lang.caching import CacheMark, Caching
-from umbel.lang.errors import CapabilityError, ConstraintError, ParameterError, RequestError
+from umbel.lang.errors import CapabilityError, ConstraintError, ParameterError, RequestError, UmbelError
 from umbel.lang.prompt import Generated, Text
 from umbel.lang.protocol import (
     Backend,
@@ -436,6 +437,76 @@ def test_a_template_of_the_client_keeps_its_programs_here() -> None:
             assert "im_start" in (remote.chat_template.source or "")
 
     asyncio.run(scenario())
+
+
+# ------------------------------------------------------------------------------------ faults on the way
+
+
+class FaultyWire(Wire):
+    """Loses, repeats, swaps, damages and cuts off the events of answers."""
+
+    def __init__(self, front: Front, seed: int) -> None:
+        super().__init__(front)
+        self._dice = random.Random(seed)
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await super().handle_async_request(request)
+        if request.method == "GET":
+            return response
+        events = (await response.aread()).split(b"\n\n")
+        at, other = (self._dice.randrange(len(events)) for _ in range(2))
+        match self._dice.randrange(6):
+            case 0:
+                del events[at]
+            case 1:
+                events.insert(at, events[at])
+            case 2:
+                events[at], events[other] = events[other], events[at]
+            case 3:
+                events[at] = self._dice.choice((b"data: {}", b'data: {"message": "?"}', b"data: [", b"\xff"))
+            case 4:
+                events[at:] = [events[at][: self._dice.randrange(30)]]
+            case _:
+                del events[at:]
+        return httpx2.Response(200, headers=response.headers, content=b"\n\n".join(events))
+
+
+def test_an_answer_that_suffers_on_its_way_is_whole_or_an_error() -> None:
+    requests = (
+        GenRequest("a", PROMPT, SamplingParams(max_tokens=3, temperature=0), stream=True),
+        ScoreRequest("s", PROMPT, ("yes", "no")),
+        Tokenize("t", PROMPT),
+    )
+
+    async def ending(remote: RuntimeEndpoint, request: Any) -> Any:
+        if isinstance(request, GenRequest):
+            *_, final = [event async for event in remote.generate(request)]
+            return final.completions
+        scored = isinstance(request, ScoreRequest)
+        return await (remote.score(request) if scored else remote.tokenize(request))
+
+    async def scenario() -> Counter[str]:
+        seen: Counter[str] = Counter()
+        async with fronted() as front:
+            remote, _ = endpoint(front)
+            await remote.start()
+            expected = [await ending(remote, request) for request in requests]
+            for seed in range(40):
+                environment = Environment(wire=FaultyWire(front, seed), variables={})
+                hurt = RuntimeEndpoint("http://localhost", server="umbel", environment=environment)
+                for request, whole in zip(requests, expected, strict=True):
+                    try:
+                        assert joined([await ending(hurt, request)]) == joined([whole])
+                        seen["whole"] += 1
+                    except UmbelError as error:
+                        seen[type(error).__name__] += 1
+                await hurt.close()
+            assert front.in_flight == 0
+        return seen
+
+    seen = asyncio.run(scenario())
+    assert seen["whole"] > 30
+    assert seen["BackendError"] > 20
 
 
 # ------------------------------------------------------------------------------------ the route
