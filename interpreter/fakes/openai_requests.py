@@ -37,6 +37,7 @@ class OpenAIFeatures:
         extras: parameters of other servers: "structured_outputs", "continue_final_message", "top_k", "grammar", ...
         names_stop: answers say which stop ended them, as vLLM's.
         owned_by: what GET /v1/models says.
+        breakpoints: parts of messages, answers apart, may have a `prompt_cache_breakpoint`.
     """
 
     chat: bool = True
@@ -52,6 +53,7 @@ class OpenAIFeatures:
     extras: frozenset[str] = frozenset()
     names_stop: bool = False
     owned_by: str = "system"
+    breakpoints: bool = False
 
     def __post_init__(self) -> None:
         checks.record(self)
@@ -93,8 +95,14 @@ class SchemaFormat(JsonBody, tag="json_schema"):
     json_schema: JsonSchema
 
 
+class PromptCacheBreakpoint(JsonBody):
+    mode: Literal["explicit"]
+    ttl: Literal["30m"] | None = None
+
+
 class TextPart(JsonBody, tag="text"):
     text: str
+    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
 
 
 class ImageUrl(JsonBody):
@@ -104,6 +112,7 @@ class ImageUrl(JsonBody):
 
 class ImagePart(JsonBody, tag="image_url"):
     image_url: ImageUrl
+    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
 
 
 class ChatMessage(JsonBody):
@@ -308,6 +317,9 @@ def content_of(said: ChatMessage, features: OpenAIFeatures) -> Content:
     given = [TextPart(said.content)] if isinstance(said.content, str) else said.content
     parts: list[Text | Media] = []
     for part in given:
+        taken = features.breakpoints and said.role != "assistant"
+        words = "Unknown parameter: 'messages.content.prompt_cache_breakpoint'."
+        refuse(part.prompt_cache_breakpoint is not None and not taken, words, "messages", "unknown_parameter")
         match part:
             case TextPart(text):
                 parts += [Text(text)] if text else []

@@ -17,7 +17,7 @@ With the `tiktoken` package the count of an OpenAI model's text is exact. Otherw
 import base64
 import importlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +108,22 @@ def read(parts: Iterable[Part], backend: str) -> Conversation | PlainText:
         else:
             reader.append(part if isinstance(part, Media) else Text(part.text))
     return reader.end()
+
+
+def read_beginning(parts: Sequence[Part], backend: str) -> Conversation | PlainText:
+    """Parses the beginning of a prompt, which may end anywhere: a turn that is open there counts as closed.
+
+    Raises:
+        CapabilityError: as `read`.
+    """
+    turn_ends = "<|im_end|>\n<|im_start|>assistant\n"
+    for ending in ("", "<|im_start|>assistant\n", turn_ends):
+        try:
+            return read((*parts, Text(ending, control=True)) if ending else parts, backend)
+        except CapabilityError:
+            if ending == turn_ends:
+                raise
+    raise AssertionError("the last ending either reads or raises")
 
 
 class _Reader:

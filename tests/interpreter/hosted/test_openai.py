@@ -6,6 +6,7 @@ import sys
 import threading
 import types
 import warnings
+from dataclasses import replace
 
 import openai
 import pytest
@@ -98,6 +99,32 @@ def test_a_constraint_holds_everywhere(features, model, mode):
         shutdown(backend)
 
 
+@pytest.mark.parametrize(("model", "marked"), [("gpt-5.6", True), ("gpt-5.4", False)])
+@pytest.mark.parametrize("ttl", [300, 7_200])
+def test_a_cache_point_is_a_breakpoint_where_the_model_has_them(model, marked, ttl):
+    @ul.function
+    def ask(s, question):
+        s += ul.user_begin() + "The document. " + ul.cache_point(ttl=ttl) + question + ul.user_end()
+        s += ul.assistant(ul.gen("answer", max_tokens=8))
+
+    features = replace(REASONING, breakpoints=marked)
+    with FakeOpenAI(lambda text: "Yes.", features=features, models=[model]) as server:
+        backend = ul.OpenAI(model, base_url=server.base_url, api_key=server.api_key, profile="openai")
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            for question in ("One?", "Two?"):
+                assert ask.run(question=question, backend=backend)["answer"] == "Yes."
+        sent = [asked.body["messages"][0]["content"] for asked in server.requests]
+        kept = {"type": "text", "text": "The document. ", "prompt_cache_breakpoint": {"mode": "explicit"}}
+        if marked:
+            assert sent == [[kept, {"type": "text", "text": question}] for question in ("One?", "Two?")]
+        else:
+            assert sent == ["The document. One?", "The document. Two?"]
+        says = "keeps a prefix for at least 1800 s after its last use, and cache_point(ttl=7200) asks for more"
+        assert sum(says in str(each.message) for each in warned) == (marked and ttl > 1_800)
+        shutdown(backend)
+
+
 def shutdown(backend: ul.OpenAI) -> None:
     loop.streams.run(backend.close())
 
@@ -157,14 +184,20 @@ def test_the_server_names_its_stop():
 
 
 @pytest.mark.parametrize(
-    ("more", "cached"),
-    [({"prompt_tokens_details": {"cached_tokens": 6}}, 6), ({"prompt_cache_hit_tokens": 5}, 5), ({}, 0)],
+    ("more", "cached", "written"),
+    [
+        ({"prompt_tokens_details": {"cached_tokens": 6}}, 6, 0),
+        ({"prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 3}}, 4, 3),
+        ({"prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 30}}, 4, 5),
+        ({"prompt_cache_hit_tokens": 5}, 5, 0),
+        ({}, 0, 0),
+    ],
 )
-def test_usage_tells_what_was_cached(more, cached):
+def test_usage_tells_what_was_cached_and_stored(more, cached, written):
     usage = {"prompt_tokens": 9, "completion_tokens": 2, **more}
     choice = {"message": {"content": "Hi"}, "finish_reason": "stop"}
     _, final = generate(backend(Wire(http.Response(200, json={"choices": [choice], "usage": usage}))))
-    assert final.usage == ul.Usage(9, cached, 2, 1)
+    assert final.usage == ul.Usage(9, cached, 2, 1, written)
 
 
 def test_a_server_that_does_not_count_is_counted_from_above():

@@ -6,6 +6,7 @@ from umbel.interpreter.backends.hosted.conversation import CONTINUE_TEXT, CONTIN
 from umbel.interpreter.backends.hosted.openai import profiles
 from umbel.interpreter.backends.hosted.openai.profiles import SERVERS, of_model, of_owner
 from umbel.interpreter.backends.hosted.openai.requests import OpenAIPlanner
+from umbel.interpreter.backends.hosted.places import Places
 from umbel.lang.errors import CapabilityError, ParameterError, RequestError
 from umbel.lang.prompt import Generated, Media, Text
 from umbel.lang.protocol import ConstraintSpec, Origin
@@ -17,7 +18,7 @@ PNG = Media("image", "0" * 64, b"\x89PNG\r\n\x1a\n...")
 
 
 def planner(profile: profiles.Profile = GPT, mode: str = "chat", **extra: object) -> OpenAIPlanner:
-    return OpenAIPlanner("openai m", "m", profile, mode, extra)  # type: ignore[arg-type]  # one of the two modes
+    return OpenAIPlanner("openai m", "m", profile, mode, extra, Places())  # type: ignore[arg-type]  # one of the two modes
 
 
 def body(profile: profiles.Profile = GPT, mode: str = "chat", **request: object) -> dict[str, object]:
@@ -40,6 +41,54 @@ def test_an_answer_that_has_begun_is_asked_to_go_on():
         {"role": "assistant", "content": "Name: "},
         {"role": "user", "content": CONTINUE_TURN},
     ]
+
+
+POINT = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+
+
+def test_what_a_cache_point_keeps_ends_with_a_breakpoint():
+    turns = (Text("<|im_start|>system\n", True), Text("Rules."), Text("<|im_end|>\n<|im_start|>user\n", True))
+    whole = (*turns, Text("The document. One?"), Text("<|im_end|>\n<|im_start|>assistant\n", True), Text("Well, yes"))
+    plan = planner()
+    plain = plan.plan(asking(whole)).body["messages"]
+    for end, part in ((2, None), (3, Text("The document. ")), (5, Text("Well, "))):
+        plan.keep((*whole[:end], part) if part else whole[:end])
+    system, user, *answer = plan.plan(asking(whole)).body["messages"]
+    assert system == {"role": "system", "content": [{"type": "text", "text": "Rules.", **POINT}]}
+    first, second = {"type": "text", "text": "The document. ", **POINT}, {"type": "text", "text": "One?"}
+    assert user == {"role": "user", "content": [first, second]}
+    assert answer == plain[2:], "an answer has none"
+    other = (*turns[:1], Text("Other rules."), *whole[2:])
+    assert all(isinstance(message["content"], str) for message in plan.plan(asking(other)).body["messages"])
+
+
+def test_the_last_four_cache_points_of_a_prompt_count():
+    plan, text = planner(), (Text("<|im_start|>user\n", True),)
+    for number in range(6):
+        text = (*text, Text(f"Part {number}. "))
+        plan.keep(text)
+    plan.keep((*text, PNG))
+    (message,) = plan.plan(asking((*text, PNG, Text("Why?"), *conversation()[2:]))).body["messages"]
+    assert [("prompt_cache_breakpoint" in part) for part in message["content"]] == [False] * 3 + [True] * 4 + [False]
+
+
+@pytest.mark.parametrize(
+    ("model", "takes"),
+    [
+        ("gpt-35-turbo", False),
+        ("gpt-5", False),
+        ("gpt-5.5", False),
+        ("o3", False),
+        ("gpt-5.6", True),
+        ("gpt-5.10-mini-2027-01-01", True),
+        ("ft:gpt-6-mini:me", True),
+        ("gpt-10", True),
+    ],
+)
+def test_recent_models_have_breakpoints(model: str, takes: bool):
+    profile = of_model(model)
+    assert profile.breakpoints == takes
+    assert profiles.capabilities_of("x", model, profile, "chat", None).hint == takes
 
 
 def test_a_server_that_can_goes_on_with_an_answer_itself():

@@ -32,9 +32,10 @@ from ..backend import ConnectionOptions, HostedBackend
 from ..constraint_params import WRAPPING_TOKENS, beginning, unwrap
 from ..conversation import conversation_tokens_at_most, count_bytes
 from ..errors import Provider
+from ..places import Places
 from ..stops import Lead, StopCutter
 from ..transport import checked_address, checked_headers, checked_key, open_client, secrets_of
-from .cache import Leaders, Places, lifetime_of, with_breakpoints
+from .cache import Leaders, lifetime_of, with_breakpoints
 from .request import AnthropicProfile, Composed, Composer, Sampling, Thinking, lower, payload, profile_of
 
 if TYPE_CHECKING:

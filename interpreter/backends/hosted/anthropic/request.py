@@ -28,9 +28,19 @@ from .....lang.protocol import ConstraintSpec, GenRequest
 from .....lang.sampling import SamplingParams
 from .. import conversation
 from ..constraint_params import ANSWER, WRAPPING_TOKENS, ConstraintParams, NotStrict, of_members, strict
-from ..conversation import Conversation, Message, PlainText, in_base64, media_type, read, sendable_text
+from ..conversation import (
+    Conversation,
+    Message,
+    PlainText,
+    in_base64,
+    media_type,
+    read,
+    read_beginning,
+    sendable_text,
+)
+from ..places import Block
 from ..stops import sendable
-from .cache import LIFETIMES, Block, Role
+from .cache import LIFETIMES, Role
 
 
 class Sampling(Enum):
@@ -264,17 +274,8 @@ class Composer:
         Raises:
             CapabilityError: as for a request.
         """
-        turn_ends = "<|im_end|>\n<|im_start|>assistant\n"
-        for ending in ("", "<|im_start|>assistant\n", turn_ends):
-            try:
-                said = read((*parts, Text(ending, control=True)) if ending else parts, self._name)
-            except CapabilityError:
-                if ending == turn_ends:
-                    raise
-            else:
-                messages, _ = self._messages(said, prefills=True)
-                return self._blocks(messages)
-        raise AssertionError("the last ending either reads or raises")
+        messages, _ = self._messages(read_beginning(parts, self._name), prefills=True)
+        return self._blocks(messages)
 
     def check_lifetime(self, seconds: float) -> None:
         """Warns of a cache point that asks for more than the provider's longest time."""

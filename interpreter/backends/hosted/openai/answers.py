@@ -199,7 +199,7 @@ class Answer:
         if counted is None:
             received = sum(min(4 * text.length, self._plan.most_tokens) for text in self._texts)
             return Usage(self._prompt_tokens, 0, received, 1)
-        return Usage(counted.prompt_tokens, counted.cached_tokens, counted.completion_tokens or 0, 1)
+        return counted.usage
 
     # -------------------------------------------------------------------------------- how
 

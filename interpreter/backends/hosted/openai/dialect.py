@@ -29,6 +29,7 @@ from .....lang.protocol import (
     Final,
     FinishReason,
     GenRequest,
+    Hint,
     Scored,
     ScoredChoice,
     ScoreRequest,
@@ -40,10 +41,11 @@ from ..backend import CallOptions, HostedBackend
 from ..constraint_params import Fields
 from ..conversation import continuation_warning
 from ..errors import Provider
+from ..places import Places
 from ..session import Session
 from . import answers
 from .answers import Answer, Client
-from .profiles import AskedMode, Profile, capabilities_of, lower, mode_of
+from .profiles import BREAKPOINT_SECONDS, AskedMode, Profile, capabilities_of, lower, mode_of
 from .requests import OpenAIPlanner, checked_extra
 from .wire import Logprobs, Piece, Translator, parsed
 
@@ -92,6 +94,7 @@ class OpenAIDialect(HostedBackend[C]):
         self._written_with = written_with or ChatTemplate(None, name=provider.name)
         self._count: Callable[[str], int] = conversation.count_bytes
         self._warned = False
+        self._warned_of: set[float] = set()  # times of cache points
         self._calls = self._estimated = 0
         self.use_profile(profile, None)
 
@@ -105,7 +108,7 @@ class OpenAIDialect(HostedBackend[C]):
             CapabilityError: the model does not have the mode that was asked for.
         """
         mode = mode_of(self._asked_mode, profile, self._provider.name)
-        self._planner = OpenAIPlanner(self._provider.name, self.model, profile, mode, self._extra)
+        self._planner = OpenAIPlanner(self._provider.name, self.model, profile, mode, self._extra, Places())
         self._capabilities = capabilities_of(self._provider.name, self.model, profile, mode, max_context)
 
     # -------------------------------------------------------------------------------- the Backend protocol
@@ -155,6 +158,19 @@ class OpenAIDialect(HostedBackend[C]):
         self._calls += len(request.choices)
         deadline = self._session.deadline(request.origin.timeout)
         return await score_choices(self._session, self._planner, request, deadline, self.tokens_at_most)
+
+    def hint(self, hint: Hint) -> None:
+        """Remembers a cache point, where the server takes breakpoints. Sends nothing; other hints change nothing."""
+        if hint.pin is None:
+            return
+        self._planner.keep(hint.prompt)
+        if hint.pin > BREAKPOINT_SECONDS and hint.pin not in self._warned_of:
+            self._warned_of.add(hint.pin)
+            warnings.warn(
+                f"{self._provider.name} keeps a prefix for at least {BREAKPOINT_SECONDS:g} s after its last use, and "
+                f"cache_point(ttl={hint.pin:g}) asks for more; write ttl={BREAKPOINT_SECONDS:g}",
+                stacklevel=2,
+            )
 
     def enforces(self, constraint: ConstraintSpec) -> bool:
         """Returns whether the server enforces exactly this constraint, and not only simpler ones of its kind."""
@@ -315,7 +331,7 @@ def _usage(piece: Piece, bound: int) -> Usage:
     counted = piece.usage
     if counted is None:
         return Usage(bound, 0, 1, 1)
-    return Usage(counted.prompt_tokens, counted.cached_tokens, counted.completion_tokens or 0, 1)
+    return counted.usage
 
 
 def _offsets(tokens: Sequence[str]) -> list[int]:

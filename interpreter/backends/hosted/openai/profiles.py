@@ -18,6 +18,8 @@ from .....lang.errors import CapabilityError, ParameterError, shown, unknown_opt
 from .....lang.protocol import Capabilities, ConstraintKind, ConstraintSpec
 from ..constraint_params import ANSWER, WRAPPING_TOKENS, ConstraintParams, Fields, NotStrict, of_members, strict
 
+BREAKPOINT_SECONDS = 1800.0
+
 BASIC = frozenset({"temperature", "top_p", "frequency_penalty", "presence_penalty", "logit_bias", "seed"})
 EXTENDED = BASIC | {"top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "min_tokens"}
 
@@ -55,6 +57,8 @@ class Profile:
         thinking_tokens: tokens that it may need to think before a short answer, out of max_tokens.
         max_context: tokens, where it is known.
         cache_minimum: tokens of the shortest prompt of which its prefix cache keeps something.
+        breakpoints: its chat API takes `prompt_cache_breakpoint` on parts of messages, and keeps what stands before one
+            for BREAKPOINT_SECONDS after its last use.
 
     Raises:
         ParameterError: a value of another type.
@@ -83,6 +87,7 @@ class Profile:
     thinking_tokens: int = 0
     max_context: int | None = None
     cache_minimum: int = 0
+    breakpoints: bool = False
 
     def __post_init__(self) -> None:
         checks.record(self)
@@ -173,6 +178,8 @@ _MODELS: tuple[tuple[str, Profile], ...] = (
     (r"gpt-3\.5", replace(_CHAT, images=False, max_context=16_385)),
 )
 
+_WITH_BREAKPOINTS = re.compile(r"gpt-(5\.([6-9]|\d\d)|[6-9]|1\d)(?!\d)")  # gpt-5.6 and later
+
 # `owned_by` of a server's models → its kind.
 _OWNERS: Mapping[str, str] = {
     "vllm": "vllm",
@@ -186,7 +193,8 @@ _OWNERS_OF_OPENAI = re.compile(r"openai|system")
 def of_model(model: str) -> Profile:
     """Returns the profile of a model at OpenAI; a modest one for unknown names, such as Azure deployments'."""
     name = model.removeprefix("ft:")
-    return next((profile for pattern, profile in _MODELS if re.match(pattern, name)), _UNKNOWN)
+    found = next((profile for pattern, profile in _MODELS if re.match(pattern, name)), _UNKNOWN)
+    return replace(found, breakpoints=True) if _WITH_BREAKPOINTS.match(name) else found
 
 
 def of_owner(owner: str, model: str, server: str = "") -> Profile:
@@ -350,6 +358,7 @@ def capabilities_of(backend: str, model: str, profile: Profile, mode: Mode, max_
     return Capabilities(
         backend,
         score=profile.scores and mode == "completion",
+        hint=profile.breakpoints and mode == "chat",
         images=profile.images and mode == "chat",
         logprobs=profile.top_logprobs >= 0,
         max_context=max_context or profile.max_context,

@@ -1,7 +1,7 @@
 """Writes a request as the body of an API request, and plans the processing of its answer."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,9 +12,21 @@ from .....lang.protocol import ConstraintSpec, GenRequest
 from .....lang.sampling import SamplingParams
 from .. import conversation
 from ..constraint_params import WRAPPING_TOKENS, ConstraintParams, Fields
-from ..conversation import Content, Message, PlainText, in_base64, media_type, read, sendable_text, text_of
+from ..conversation import (
+    Message,
+    PlainText,
+    in_base64,
+    media_type,
+    read,
+    read_beginning,
+    sendable_text,
+    text_of,
+)
+from ..places import Block, Places, cut
 from .profiles import Mode, Profile, lower
 
+MOST_BREAKPOINTS = 4  # of a request: OpenAI stores the last three, and finds what others have stored at any
+_BREAKPOINT: Fields = {"prompt_cache_breakpoint": {"mode": "explicit"}}
 _DEFAULTS = SamplingParams()
 _ROLES = ("system", "developer", "user", "assistant")
 # Fields that users may not set by extra_body, as the answer is read by them.
@@ -74,6 +86,7 @@ class OpenAIPlanner:
         profile: what the server can do.
         mode: which of its two APIs.
         extra: fields that the user adds to every request.
+        points: places that the program wants to be kept.
     """
 
     backend: str
@@ -81,6 +94,7 @@ class OpenAIPlanner:
     profile: Profile
     mode: Mode
     extra: Mapping[str, Any]  # Any: JSON
+    points: Places
 
     def plan(self, request: GenRequest) -> Plan:
         """Plans a call.
@@ -122,6 +136,19 @@ class OpenAIPlanner:
             )
         return lowered
 
+    def keep(self, beginning: tuple[Part, ...]) -> None:
+        """Remembers a place: later requests that begin with it get a breakpoint there.
+
+        Raises:
+            CapabilityError: as a request.
+        """
+        said = read_beginning(beginning, self.backend)
+        if isinstance(said, PlainText):
+            turns = conversation.ask_to_continue_text(said)
+        else:
+            turns = (*said.turns, Message("assistant", said.begun)) if said.begun else said.turns
+        self.points.remember(_blocks(turns))
+
     # -------------------------------------------------------------------------------- prompts
 
     def _prompt(self, parts: tuple[Part, ...]) -> tuple[Fields, bool]:
@@ -149,8 +176,19 @@ class OpenAIPlanner:
             raise CapabilityError(f"{self.backend} in completion mode takes no images; write mode='chat'")
         return sendable_text(text_of(parts), self.backend)
 
-    def _messages(self, messages: Iterable[Message]) -> list[Fields]:
-        return [{"role": self._role(each.role), "content": self._content(each.content)} for each in messages]
+    def _messages(self, messages: Sequence[Message]) -> list[Fields]:
+        blocks = _blocks(messages)
+        pieces, ends = cut(blocks, self.points.within(blocks))
+        points = [index for index in ends if pieces[index].role != "assistant"]  # the API takes none in answers
+        written: list[Fields] = []
+        rest = iter(enumerate(pieces))
+        for each in messages:
+            content: list[tuple[Block, bool]] = []
+            while each.content and not (content and content[-1][0].closes):
+                index, piece = next(rest)
+                content.append((piece, index in points[-MOST_BREAKPOINTS:]))
+            written.append({"role": self._role(each.role), "content": self._content(content)})
+        return written
 
     def _role(self, role: str) -> str:
         if role not in _ROLES:
@@ -160,13 +198,18 @@ class OpenAIPlanner:
             )
         return role
 
-    def _content(self, content: Content) -> str | list[Fields]:
-        if not any(isinstance(part, Media) for part in content):
-            return sendable_text(text_of(content), self.backend)
-        return [self._picture(p) if isinstance(p, Media) else self._words(p.text) for p in content]
+    def _content(self, content: Sequence[tuple[Block, bool]]) -> str | list[Fields]:
+        """Writes the blocks of a turn, each with whether a breakpoint stands at its end."""
+        if len(content) == 1 and isinstance(text := content[0][0].content, str) and not content[0][1]:
+            return sendable_text(text, self.backend)
+        if not content:
+            return ""
+        return [self._part(block) | (_BREAKPOINT if ends else {}) for block, ends in content]
 
-    def _words(self, text: str) -> Fields:
-        return {"type": "text", "text": sendable_text(text, self.backend)}
+    def _part(self, block: Block) -> Fields:
+        if isinstance(block.content, Media):
+            return self._picture(block.content)
+        return {"type": "text", "text": sendable_text(block.content, self.backend)}
 
     def _picture(self, part: Media) -> Fields:
         if not self.profile.images:
@@ -232,3 +275,17 @@ class OpenAIPlanner:
             f"{self.backend} ({self.profile.name}) does not take {what}; {instead}, or use a model or a Runtime that "
             "does; OpenAI(..., profile=Profile(...)) says what another server can do"
         )
+
+
+def _blocks(messages: Iterable[Message]) -> list[Block]:
+    """Returns the contents of turns, each part a block."""
+    return [
+        Block(
+            each.role,
+            part if isinstance(part, Media) else part.text,
+            opens=number == 0,
+            closes=number == len(each.content) - 1,
+        )
+        for each in messages
+        for number, part in enumerate(each.content)
+    ]

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from .....lang.errors import BackendError
-from .....lang.protocol import TokenLogprob
+from .....lang.protocol import TokenLogprob, Usage
 from ..constraint_params import Fields
 from ..errors import Provider
 
@@ -21,6 +21,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 class Details(msgspec.Struct):
     cached_tokens: _Count | None = None
+    cache_write_tokens: _Count | None = None
 
 
 class Counted(msgspec.Struct):
@@ -34,6 +35,13 @@ class Counted(msgspec.Struct):
         details = self.prompt_tokens_details
         cached = (details.cached_tokens if details is not None else None) or self.prompt_cache_hit_tokens or 0
         return min(cached, self.prompt_tokens)
+
+    @property
+    def usage(self) -> Usage:
+        """The usage of one call."""
+        written = (self.prompt_tokens_details.cache_write_tokens if self.prompt_tokens_details else None) or 0
+        written = min(written, self.prompt_tokens - self.cached_tokens)
+        return Usage(self.prompt_tokens, self.cached_tokens, self.completion_tokens or 0, 1, written)
 
 
 class _Alternative(msgspec.Struct):
