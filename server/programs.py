@@ -375,6 +375,7 @@ class ProgramModel:
                     if request.stream:
                         yield 0, Chunk(request.id, 0, piece)
                     continue
+                self._front.note(piece.usage)
                 if piece.error is not None:
                     raise piece.error
                 completion = Completion(piece.text, (), 0, piece.text, FinishReason.STOP)

@@ -5,6 +5,7 @@ import json
 import random
 import urllib.request
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import anthropic
@@ -19,6 +20,7 @@ from umbel.lang.errors import DeadlineError, ParameterError
 from umbel.lang.protocol import Chunk, Final, GenRequest, Origin
 from umbel.lang.sampling import MAX_TOKENS, SamplingParams
 from umbel.server.access import Access
+from umbel.server.cost import Recorder, read_records
 from umbel.server.errors import HttpError
 from umbel.server.programs import ProgramModel
 from umbel.srt.in_process import LocalBackend
@@ -461,6 +463,19 @@ def test_a_chat_client_runs_the_judge_as_a_model() -> None:
     assert "".join(texts) == expected["verdict"]
     assert len([text for text in texts if text]) == 5
     assert chunks[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+
+
+def test_an_answer_of_a_program_is_recorded(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run.jsonl")
+
+    async def work(client: AsgiClient) -> Any:
+        await put(client, "judge?parameter=essay", JUDGE)
+        return await client.post("/v1/chat/completions", {"model": "judge", "messages": TALK})
+
+    usage = on_a_server(work, recorder=recorder).json["usage"]
+    recorder.close()
+    (record,) = read_records(tmp_path / "run.jsonl")
+    assert (record.prompt, record.completion) == (usage["prompt_tokens"], usage["completion_tokens"])
 
 
 def test_the_client_of_openai_runs_the_judge_as_a_model() -> None:
