@@ -191,7 +191,7 @@ class LocalBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        context = self._engine.runner.context_length if self._engine is not None else None
+        runner = None if self._engine is None else self._engine.runner
         return Capabilities(
             name=f"local {self._name}",
             score=True,
@@ -201,7 +201,7 @@ class LocalBackend:
             prefix_cache=self.options.radix_cache,
             caching=self.options.radix_cache,
             logprobs=True,
-            max_context=context,
+            max_context=None if runner is None else min(runner.context_length, runner.num_slots - 1),
             constraints=get_args(ConstraintKind),
             probability=True,
             stop_regex=True,

@@ -205,7 +205,7 @@ class Runtime:
             probability=True,
             stop_regex=True,
             programs=self._ships_programs,
-            max_context=welcome.context_length if welcome else None,
+            max_context=min(welcome.context_length, welcome.pool_tokens) if welcome else None,
             constraints=get_args(ConstraintKind),
             images=welcome is not None and welcome.image_tokens > 0,
             image_tokens=welcome.image_tokens if welcome else 0,

@@ -255,10 +255,10 @@ class RequestFactory:
         pictures: PictureStore | None = None,
     ) -> None:
         self.longest = min(context_length, pool_size)
-        self._limit = (
-            f"the context of {context_length} tokens"
+        self._too_long = (
+            f"more than the context of {context_length} tokens; shorten it, or load a model with a longer context"
             if context_length <= pool_size
-            else f"the KV pool of {pool_size} tokens; start the runtime with a larger pool"
+            else f"more than the KV pool of {pool_size} tokens; shorten it, or start with a larger pool"
         )
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(token for token in eos_ids if token < vocab_size)  # a model may lack some
@@ -273,7 +273,7 @@ class RequestFactory:
         room = 1 if sampling.max_tokens else 0
         if len(tokens) + room > self.longest:
             raise ContextLengthError(
-                f"the prompt has {len(tokens)} tokens and {room} must fit after it, more than {self._limit}; shorten it"
+                f"the prompt has {len(tokens)} tokens and {room} must fit after it, {self._too_long}"
             )
         self._known("stop_token_ids", sampling.stop_token_ids)
         self._known("logit_bias", tuple(sampling.logit_bias))
@@ -307,7 +307,7 @@ class RequestFactory:
         first = sequences[0][0]
         for i, (tokens, pictures) in enumerate(sequences):
             if len(tokens) > self.longest:
-                raise ContextLengthError(f"sequence {i} has {len(tokens)} tokens, more than {self._limit}; shorten it")
+                raise ContextLengthError(f"sequence {i} has {len(tokens)} tokens, {self._too_long}")
             assert message.start >= pictures.end, "tokens of a picture have no log-probability"
             assert len(tokens) >= message.start, "a choice has a token"
             assert np.array_equal(tokens[: message.start], first[: message.start]), "choices share their prompt"
@@ -330,9 +330,7 @@ class RequestFactory:
             self._known(f"choice {i}", ids)
             length = message.start + len(ids)
             if length > self.longest:
-                raise ContextLengthError(
-                    f"the prompt with choice {i} has {length} tokens, more than {self._limit}; shorten it"
-                )
+                raise ContextLengthError(f"the prompt with choice {i} has {length} tokens, {self._too_long}")
         total = sum(map(len, message.choices))
         if total > MOST_SEARCHED:
             raise RequestError(
@@ -353,7 +351,7 @@ class RequestFactory:
     def prefill(self, message: EnginePrefill, now: float) -> Request:
         tokens, pictures = self._sequence(message.token_ids, "the hinted prefix")
         if len(tokens) > self.longest:
-            raise ContextLengthError(f"the hinted prefix has {len(tokens)} tokens, more than {self._limit}")
+            raise ContextLengthError(f"the hinted prefix has {len(tokens)} tokens, {self._too_long}")
         assert message.pin is None or not math.isnan(message.pin), "the clock is compared with it"
         return self._request(message.id, tokens, pictures, Prefilling(message.pin), message.schedule, now)
 

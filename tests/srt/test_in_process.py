@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from umbel.lang.errors import BackendError, DeadlineError, EngineError, ParameterError, RequestError
+from umbel.lang.errors import BackendError, ContextLengthError, DeadlineError, EngineError, ParameterError, RequestError
 from umbel.lang.prompt import Generated, Text
 from umbel.lang.protocol import Chunk, Final, FinishReason, GenRequest, Hint, Origin, ScoreRequest
 from umbel.lang.runtime_options import RuntimeOptions
@@ -58,6 +58,22 @@ def test_it_says_that_it_has_not_started() -> None:
     backend = LocalBackend()
     with pytest.raises(BackendError, match="not started"):
         _ = backend.chat_template
+
+
+@pytest.mark.parametrize("pool", [40, 8000])
+def test_its_context_is_no_longer_than_its_pool(pool: int) -> None:
+    backend = LocalBackend(pool_tokens=pool, context_length=500)
+
+    async def scenario() -> None:
+        await backend.start()
+        longest = backend.capabilities.max_context
+        assert longest == min(pool, 500)
+        too_long = request("a", "x" * longest)  # and BOS
+        with pytest.raises(ContextLengthError, match="shorten it"):
+            async for _ in backend.generate(too_long):
+                pass
+
+    run(backend, scenario)
 
 
 def test_chunks_add_up_to_the_final_text() -> None:
