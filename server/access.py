@@ -79,21 +79,25 @@ class Access:
         if found is not None:
             return found
         if self.keyed:
-            raise _refused("no such API key; send yours as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'")
+            missing = "no such API key; send yours" if given or other else "the request has no API key; send it"
+            raise _refused(f"{missing} as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'")
         return Caller(admin=not self._callers)
 
     def check_host(self, host: str) -> None:
         """Raises HttpError 403 for a Host header with a name that is not served."""
-        name = host.lower() if host.endswith("]") else host.lower().rsplit(":", 1)[0]
-        if self._hosts is not None and name not in self._hosts and not _ADDRESS.fullmatch(name):
-            raise HttpError(
-                403, "the Host header names a host that is not served here; see --allow-host", "forbidden_host"
-            )
+        self._check_name("Host", host)
 
     def check_origin(self, origin: str | None) -> None:
         """Raises HttpError 403 for a request that a page of another site has sent: it needs no answer to do harm."""
         if origin is not None:
-            self.check_host(origin.partition("://")[2] or origin)
+            self._check_name("Origin", origin.partition("://")[2] or origin)
+
+    def _check_name(self, header: str, host: str) -> None:
+        name = host.lower() if host.endswith("]") else host.lower().rsplit(":", 1)[0]
+        if self._hosts is not None and name not in self._hosts and not _ADDRESS.fullmatch(name):
+            raise HttpError(
+                403, f"the {header} header names a host that is not served here; see --allow-host", "forbidden_host"
+            )
 
     def salt(self, caller: Caller, asked: str | None) -> str:
         """Returns the namespace of the cache for a caller and the salt it sent.

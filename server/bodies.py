@@ -6,9 +6,10 @@ that is ignored would be a wish that is not granted. A field that is known and n
 """
 
 import asyncio
+import difflib
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
@@ -111,7 +112,7 @@ def decode(data: bytes, decoder: "msgspec.json.Decoder[B]", not_offered: Mapping
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error), not_offered or {}) from None
+        raise _invalid(str(error), not_offered or {}, getattr(decoder.type, "__struct_fields__", ())) from None
     except msgspec.DecodeError as error:
         raise HttpError(400, f"the body is not JSON: {error}", "invalid_json") from None
     except RecursionError:
@@ -125,15 +126,21 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL
 _MISSING = re.compile(r"Object missing required field `(?P<name>\w+)`")
 
 
-def _invalid(said: str, not_offered: Mapping[str, str]) -> HttpError:
-    """Turns a message of msgspec, such as "Expected `int`, got `str` - at `$.n`", into an answer."""
+def _invalid(said: str, not_offered: Mapping[str, str], fields: Sequence[str]) -> HttpError:
+    """Turns a message of msgspec, such as "Expected `int`, got `str` - at `$.n`", into an answer.
+
+    Args:
+        fields: of the body itself.
+    """
     found = _AT.search(said)
     path, what = (found["path"], said[: found.start()]) if found else ("", said)
     if unknown := _UNKNOWN.fullmatch(what):
         name = unknown["name"][:MAX_NAME]
         _count_refused(name)
         param = f"{path}.{name}" if path else name
-        return HttpError(400, f"{param}: no such field is known here", "unknown_parameter", param=param)
+        near = () if path else difflib.get_close_matches(name, set(fields) - set(not_offered), n=1)
+        meant = f"; did you mean {near[0]}?" if near else " is known here"
+        return HttpError(400, f"{param}: no such field{meant}", "unknown_parameter", param=param)
     if missing := _MISSING.fullmatch(what):
         param = f"{path}.{missing['name']}" if path else missing["name"]
         return HttpError(400, f"{param} is missing", "missing_required_parameter", param=param)

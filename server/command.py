@@ -194,8 +194,14 @@ def _read_file(path: Path | None) -> dict[str, Any]:
         raise ParameterError(f"--config {path}: {error}") from None
     known = {field.name for field in msgspec.structs.fields(Settings)}
     for name in found:
+        if name in OPTIONS or name in LIMITS:
+            raise ParameterError(f"--config {path}: write {name} below [{'runtime' if name in OPTIONS else 'limits'}]")
         if name not in known:
             raise ParameterError(f"--config {path}: {name!r} is not known; {remedy(name, known)}")
+    limits = found.get("limits")
+    for name in limits if isinstance(limits, dict) else ():
+        if name not in LIMITS:
+            raise ParameterError(f"--config {path}: [limits] has no {name!r}; {remedy(name, LIMITS)}")
     return found
 
 
@@ -209,7 +215,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--host", help=f"the address to listen on; default: {DEFAULT_HOST}, this machine only")
     parser.add_argument("--port", type=int, help=f"default: {DEFAULT_PORT}; 0 takes a free one")
-    parser.add_argument("--config", type=Path, help="a TOML file with settings; the command line wins")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with settings; the command line wins")
     parser.add_argument("--served-name", action="append", metavar="NAME", help="clients ask for the model by this name")
     parser.add_argument(
         "--api-key",
@@ -402,7 +408,7 @@ class Server:
     async def _start(self, address: str) -> None:
         await self._front.start()
         names = ", ".join(model.name for model in self._front.models)
-        log.info("ready: %s on %s (try: curl %s/v1/models)", names, address, address)
+        log.info("ready: %s on %s (page: %s/ui)", names, address, address)
         if self._runtime.listens_on:
             log.info("programs on other machines join at %s", self._runtime.listens_on)
         if not self._front.access.keyed and self._listening.getsockname()[0] not in ("127.0.0.1", "::1", LOCAL_NAME):

@@ -163,7 +163,7 @@ class _Resource:
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     # Also without a key: which routes exist is no secret.
-    raise HttpError(404, f"no route {scope['path'][:200]!r}; /openapi.json lists them", "not_found")
+    raise HttpError(404, f"no route {scope['path'][:200]!r}; /openapi.json lists them, /ui is a page", "not_found")
 
 
 class _Handler:

@@ -119,12 +119,18 @@ def open_program(given: str, created: int) -> OfferedProgram:
     """Opens the program of an option `--program FILE.umbel.json:PARAMETER`, or without a parameter.
 
     Raises:
-        ParameterError: the file cannot be read, or its program cannot take a message; the message names the option.
+        ParameterError: the file cannot be read or is Python, or its program cannot take a message; the error names the
+            option.
         GraphError: the file is no graph that can run here.
     """
     path, colon, parameter = given.rpartition(":")
     if not colon:
         path, parameter = given, ""
+    if path.endswith(".py"):
+        raise ParameterError(
+            f"--program {given}: a server runs graphs, not Python; write umbel compile {path}:NAME -o NAME{SUFFIX}, "
+            f"then --program NAME{SUFFIX}:PARAMETER"
+        )
     name = Path(path).name.removesuffix(SUFFIX)
     try:
         check_name(name)

@@ -34,6 +34,13 @@ def test_a_missing_or_wrong_key_is_refused(headers: dict[str, str]) -> None:
     assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
 
 
+def test_a_key_that_was_not_sent_is_told_from_one_that_is_wrong() -> None:
+    with pytest.raises(HttpError, match="the request has no API key; send it as 'Authorization: Bearer KEY'"):
+        Access(KEYS).caller({})
+    with pytest.raises(HttpError, match="no such API key; send yours as"):
+        Access(KEYS).caller({"x-api-key": "sk-three"})
+
+
 def test_without_keys_every_caller_is_served_and_may_administer() -> None:
     assert Access().caller({}) == Caller(admin=True)
     assert Access().caller({"authorization": "Bearer whatever"}).name == ""
@@ -83,7 +90,7 @@ def test_a_page_of_another_site_is_refused_and_our_own_is_not() -> None:
     for origin in (None, "http://localhost:30000", "https://box.example"):
         access.check_origin(origin)
     for origin in ("https://evil.example", "null"):
-        with pytest.raises(HttpError):
+        with pytest.raises(HttpError, match="the Origin header names"):
             access.check_origin(origin)
 
 

@@ -75,6 +75,15 @@ def test_a_body_that_is_wrong_is_a_400(body: bytes, status: int, code: str | Non
     run(scenario)
 
 
+def test_a_field_that_is_misspelt_is_answered_with_the_right_one() -> None:
+    async def scenario() -> None:
+        client = client_of(doubled)
+        for field, message in (("nubmer", "no such field; did you mean number?"), ("x", "no such field is known here")):
+            assert (await client.post("/x", {field: 1})).json["error"]["message"] == f"{field}: {message}"
+
+    run(scenario)
+
+
 def test_a_body_that_is_too_large_is_refused_by_its_header() -> None:
     async def scenario() -> None:
         answer = await client_of(doubled).post("/x", b"", **{"content-length": str(MAX_BODY + 1)})

@@ -86,6 +86,7 @@ def test_the_option_names_a_file_and_perhaps_a_parameter(tmp_path: Path) -> None
         ("an ask.umbel.json", ParameterError, "cannot be called 'an ask'"),
         ("empty.umbel.json", GraphError, "empty.umbel.json"),
         (".", ParameterError, "Is a directory"),
+        ("ask.py:question", ParameterError, "umbel compile .*ask.py:NAME -o NAME.umbel.json"),
     ],
 )
 def test_a_wrong_option_says_what_to_write(given: str, kind: type[Exception], says: str, tmp_path: Path) -> None:
