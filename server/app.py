@@ -4,7 +4,7 @@ The document is made of the structs that decode the bodies, so it lists what is 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,9 +13,9 @@ from ..lang import __version__
 from ..lang.status import Observable, RuntimeState
 from . import caches, metrics, programs
 from .anthropic import messages
-from .errors import HttpError
+from .errors import Dialect, HttpError
 from .front import Front
-from .http import Application, Asked, Endpoint, Reply
+from .http import JSON, Application, Asked, Endpoint, Reply, present
 from .native import generate, questions, runtime, runtime_messages
 from .openai import chat, completions, models, responses
 from .ui import page
@@ -51,7 +51,7 @@ async def version(asked: Asked[None]) -> Reply:
 
 async def describe(asked: Asked[None]) -> Reply:
     """Returns the OpenAPI document of this server."""
-    return Reply(document(ENDPOINTS))
+    return Reply(document(present(ENDPOINTS, asked.front.access)))
 
 
 ENDPOINTS: tuple[Endpoint, ...] = (
@@ -68,7 +68,15 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *metrics.ENDPOINTS,
     *runtime_messages.ENDPOINTS,
     *page.ENDPOINTS,
-    Endpoint("GET", "/health", health, "Whether requests are served", answer=dict[str, str], public=True),
+    Endpoint(
+        "GET",
+        "/health",
+        health,
+        "Whether requests are served",
+        answer=dict[str, str],
+        statuses=(200, 503),
+        public=True,
+    ),
     Endpoint("GET", "/version", version, "umbel's version", answer=dict[str, str]),
     Endpoint("GET", "/openapi.json", describe, "This document", answer=dict[str, Any]),
 )
@@ -82,9 +90,56 @@ def application(front: Front) -> Application:
 # ------------------------------------------------------------------------------------- the OpenAPI document
 
 _REF = "#/components/schemas/{name}"
-_ERROR = {
-    "type": "object",
-    "properties": {"error": {"type": "object", "properties": {"message": {"type": "string"}}}},
+_TEXT = {"type": "string"}
+# Errors by their dialect. Answers to requests with a header `anthropic-version` have Anthropic's shape on all routes.
+_ERRORS: Mapping[Dialect, Any] = {
+    "openai": {
+        "title": "Error",
+        "type": "object",
+        "properties": {
+            "error": {
+                "type": "object",
+                "properties": {
+                    "message": _TEXT,
+                    "type": _TEXT,
+                    "param": {"type": ["string", "null"], "description": "The field that is wrong, as a path."},
+                    "code": _TEXT,
+                },
+                "required": ["message", "type", "param", "code"],
+                "additionalProperties": False,
+            }
+        },
+        "required": ["error"],
+    },
+    "anthropic": {
+        "title": "AnthropicError",
+        "type": "object",
+        "properties": {
+            "type": {"enum": ["error"]},
+            "error": {
+                "type": "object",
+                "properties": {"type": _TEXT, "message": _TEXT},
+                "required": ["type", "message"],
+                "additionalProperties": False,
+            },
+            "request_id": _TEXT,
+        },
+        "required": ["type", "error", "request_id"],
+        "additionalProperties": False,
+    },
+}
+_MEANINGS = {
+    200: "The answer.",
+    201: "The answer; something new is kept.",
+    400: "A field is wrong, or what it asks for is not offered.",
+    401: "The key is missing or wrong.",
+    403: "The Host or Origin header names another host, or the route takes the admin key.",
+    404: "No such model, program or cache.",
+    409: "There is no room for more programs.",
+    413: "The body is too large.",
+    422: "The run ended with an error of its program or of its budget.",
+    503: "The model is being loaded, the server is stopping, or too many requests run; try again.",
+    504: "The deadline of the request has passed.",
 }
 
 
@@ -104,37 +159,47 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         "info": {"title": "umbel", "version": __version__},
         "paths": paths,
         "components": {
-            "schemas": components,
+            "schemas": components | {error["title"]: error for error in _ERRORS.values()},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
 def _plain(path: str) -> str:
-    """A path without Starlette's types of parameters."""
+    """Returns a path without Starlette's types of parameters."""
     return re.sub(r"\{(\w+):\w+\}", r"{\1}", path)
 
 
 def _operation(endpoint: Endpoint, body: Any, answer: Any) -> dict[str, Any]:
-    good: dict[str, Any] = {"description": "The answer."}
-    if answer is not None:
-        good["content"] = {"application/json": {"schema": answer}}
     operation: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", f"{endpoint.method} {_plain(endpoint.path)}").strip("_").lower(),
         "summary": endpoint.summary,
         "parameters": [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            {"name": name, "in": "path", "required": True, "schema": _TEXT}
             for name in re.findall(r"\{(\w+)", endpoint.path)
         ],
-        "responses": {
-            "200": good,
-            "default": {"description": "An error.", "content": {"application/json": {"schema": _ERROR}}},
-        },
+        "responses": _responses(endpoint, answer),
         "security": [] if endpoint.public else [{"key": []}],
     }
     if body is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": body}}}
     elif endpoint.raw:
         binary = {"schema": {"type": "string", "format": "binary"}}
         operation["requestBody"] = {"required": True, "content": {"application/octet-stream": binary}}
     return operation
+
+
+def _responses(endpoint: Endpoint, answer: Any) -> dict[str, Any]:
+    """Returns the statuses of an operation, each with what it means and the shapes of its answers."""
+    good = {media: {"schema": answer if media == JSON else _TEXT} for media in endpoint.media}
+    error = {JSON: {"schema": {"$ref": _REF.format(name=_ERRORS[endpoint.dialect]["title"])}}}
+    errors = {403, *endpoint.errors}
+    if not endpoint.public:
+        errors.add(401)
+    if endpoint.body is not None or endpoint.raw:
+        errors |= {400, 413, 503}
+    return {
+        **{str(status): {"description": _MEANINGS[status], "content": good} for status in endpoint.statuses},
+        **{str(status): {"description": _MEANINGS[status], "content": error} for status in sorted(errors)},
+        "default": {"description": "Another error.", "content": error},
+    }

@@ -173,9 +173,26 @@ def _origin(asked: Asked[Any]) -> Origin:
 
 
 ENDPOINTS = (
-    Endpoint("POST", "/v1/caches", create, "Keep the beginning of conversations", body=CacheBody, answer=CacheEntry),
-    Endpoint("GET", "/v1/caches", list_caches, "List the caches", answer=CacheList),
-    Endpoint("GET", "/v1/caches/{name}", look_up, "Describe one cache", answer=CacheEntry),
-    Endpoint("PATCH", "/v1/caches/{name}", extend, "Give a cache more time", body=ExtendBody, answer=CacheEntry),
-    Endpoint("DELETE", "/v1/caches/{name}", delete, "End a cache", answer=CacheDeleted),
+    Endpoint(
+        "POST",
+        "/v1/caches",
+        create,
+        "Keep the beginning of conversations",
+        body=CacheBody,
+        answer=CacheEntry,
+        statuses=(201,),
+        errors=(404, 504),
+    ),
+    Endpoint("GET", "/v1/caches", list_caches, "List the caches", answer=CacheList, errors=(400, 503)),
+    Endpoint("GET", "/v1/caches/{name}", look_up, "Describe one cache", answer=CacheEntry, errors=(400, 404, 503)),
+    Endpoint(
+        "PATCH",
+        "/v1/caches/{name}",
+        extend,
+        "Give a cache more time",
+        body=ExtendBody,
+        answer=CacheEntry,
+        errors=(404,),
+    ),
+    Endpoint("DELETE", "/v1/caches/{name}", delete, "End a cache", answer=CacheDeleted, errors=(400, 404, 503)),
 )

@@ -23,7 +23,7 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from .access import Caller
+from .access import Access, Caller
 from .bodies import Body, Disconnected, decode, read_body
 from .errors import Dialect, HttpError, http_error
 from .limits import MAX_HEADER_BYTES, MAX_HEADERS
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("umbel.server")
 B = TypeVar("B")
-JSON = b"application/json"
+JSON, EVENTS = "application/json", "text/event-stream"
+JSON_OR_EVENTS = (JSON, EVENTS)
 NO_BODY = msgspec.json.Decoder(None)
 encode = msgspec.json.Encoder().encode
 
@@ -69,7 +70,7 @@ class Reply:
     content: Any  # what msgspec encodes
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
-    media: bytes = JSON
+    media: str = JSON
 
 
 @dataclass(slots=True)
@@ -96,9 +97,11 @@ class Endpoint:
 
     Attributes:
         body: the struct of the JSON body; None for routes without one.
-        answer: the struct of the JSON answer, for the OpenAPI document.
         handle: answers; raises HttpError or any error of umbel.
         summary: one line for the OpenAPI document.
+        answer, statuses, media: of the document: the type of the JSON answer, the statuses that it comes with, and its
+            media types. An event stream takes the place of JSON where a body asks for it.
+        errors: statuses of errors, for the document, next to those that follow from the other attributes.
         dialect: whose shape errors have.
         public: served without a key. admin: only with the admin key.
         raw: the body is bytes of another kind, up to the limit.
@@ -111,6 +114,9 @@ class Endpoint:
     summary: str
     body: type | None = None
     answer: Any = None
+    statuses: tuple[int, ...] = (200,)
+    media: tuple[str, ...] = (JSON,)
+    errors: tuple[int, ...] = ()
     dialect: Dialect = "openai"
     public: bool = False
     admin: bool = False
@@ -118,14 +124,18 @@ class Endpoint:
     not_offered: Mapping[str, str] = field(default_factory=dict)
 
 
+def present(endpoints: Iterable[Endpoint], access: Access) -> list[Endpoint]:
+    """Returns the endpoints that a server has: administrative ones only where there is an administrator."""
+    return [each for each in endpoints if not each.admin or access.administered]
+
+
 class Application:
     """Serves a table of endpoints over ASGI. One per process; holds nothing of single requests."""
 
     def __init__(self, front: "Front", endpoints: Sequence[Endpoint]) -> None:
         self.front = front
-        self.endpoints = [each for each in endpoints if not each.admin or front.access.administered]
         by_path: dict[str, dict[str, _Handler]] = {}
-        for endpoint in self.endpoints:
+        for endpoint in present(endpoints, front.access):
             by_path.setdefault(endpoint.path, {})[endpoint.method] = _Handler(front, endpoint)
         routes = [Route(path, _Resource(methods)) for path, methods in by_path.items()]
         self._router = Router(routes, redirect_slashes=False, default=_not_found)
@@ -272,7 +282,7 @@ def _headers(request_id: str, warnings: Iterable[str] = ()) -> list[tuple[bytes,
 
 async def _send_reply(send: Send, reply: Reply, headers: list[tuple[bytes, bytes]]) -> None:
     body = reply.content if isinstance(reply.content, bytes) else encode(reply.content)
-    headers += [(b"content-type", reply.media), (b"content-length", str(len(body)).encode())]
+    headers += [(b"content-type", reply.media.encode()), (b"content-length", str(len(body)).encode())]
     headers += [(name.encode(), value.encode()) for name, value in reply.headers.items()]
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
@@ -297,7 +307,7 @@ def sse(data: Any, event: str = "") -> bytes:
 MOST_UNWRITTEN = 64  # events, of a client that reads slowly
 DONE = b"data: [DONE]\n\n"
 _STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"content-type", f"{EVENTS}; charset=utf-8".encode()),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]

@@ -121,7 +121,7 @@ async def metrics(asked: Asked[None]) -> Reply:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Snapshot(front, await read_status(front.backend)))
     write, media = choose_encoder(asked.headers.get("accept", ""))
-    return Reply(write(registry), media=media.encode())
+    return Reply(write(registry), media=media)
 
 
 # ------------------------------------------------------------------------------------------------- /v1/loads
@@ -188,9 +188,9 @@ async def loads(asked: Asked[None]) -> Reply:
 
 
 ENDPOINTS = (
-    Endpoint("GET", "/metrics", metrics, "Counters and gauges for Prometheus", admin=True),
+    Endpoint("GET", "/metrics", metrics, "Counters and gauges for Prometheus", media=("text/plain",), admin=True),
     *(
-        Endpoint("GET", path, loads, "The load, in SGLang's words", answer=Loads, admin=True)
+        Endpoint("GET", path, loads, "The load, in SGLang's words", answer=Loads, errors=(503,), admin=True)
         for path in ("/v1/loads", "/loads")
     ),
 )

@@ -25,7 +25,7 @@ from ..lang.sampling import MAX_TOKENS, OPTIONS, SamplingParams
 from .bodies import Body, Salt, UmbelFields, wrong
 from .errors import HttpError, http_error
 from .front import Front, ServedModel
-from .http import DONE, Answer, Asked, Endpoint, EventStream, Reply, sse
+from .http import DONE, JSON_OR_EVENTS, Answer, Asked, Endpoint, EventStream, Reply, sse
 from .program_store import OfferedProgram, check_name
 
 _USUAL = SamplingParams()
@@ -409,11 +409,24 @@ ENDPOINTS = (
         keep,
         "Keep a program: the body is the file of a graph",
         answer=ProgramFacts,
+        statuses=(200, 201),
+        errors=(409,),
         admin=True,
         raw=True,
     ),
     Endpoint("GET", "/v1/programs", list_programs, "List the programs", answer=ProgramList),
-    Endpoint("GET", "/v1/programs/{name}", describe, "Describe a program", answer=ProgramFacts),
-    Endpoint("DELETE", "/v1/programs/{name}", forget, "Forget a program", answer=Deleted, admin=True),
-    Endpoint("POST", "/v1/programs/{name}/runs", run, "Run a program", body=RunBody, answer=RunAnswer),
+    Endpoint("GET", "/v1/programs/{name}", describe, "Describe a program", answer=ProgramFacts, errors=(404,)),
+    Endpoint(
+        "DELETE", "/v1/programs/{name}", forget, "Forget a program", answer=Deleted, errors=(400, 404), admin=True
+    ),
+    Endpoint(
+        "POST",
+        "/v1/programs/{name}/runs",
+        run,
+        "Run a program",
+        body=RunBody,
+        answer=RunAnswer,
+        media=JSON_OR_EVENTS,
+        errors=(404, 422, 504),
+    ),
 )

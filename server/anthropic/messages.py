@@ -20,7 +20,7 @@ from ..bodies import wrong
 from ..conversation import Dialogue, Piece, Question, ReasoningPiece, Said, open_dialogue
 from ..diagnosis.comparison import Comparison, compare
 from ..errors import HttpError
-from ..http import Answer, Asked, Endpoint, EventStream, Reply, sse
+from ..http import JSON_OR_EVENTS, Answer, Asked, Endpoint, EventStream, Reply, sse
 from ..marks import warn_of_marks
 from .answers import (
     PING,
@@ -264,6 +264,8 @@ ENDPOINTS = (
         "Answer messages",
         body=MessagesBody,
         answer=MessageAnswer,
+        media=JSON_OR_EVENTS,
+        errors=(404, 504),
         dialect="anthropic",
         not_offered=NOT_OFFERED,
     ),
@@ -274,6 +276,7 @@ ENDPOINTS = (
         "Count the tokens of messages",
         body=CountBody,
         answer=TokenCount,
+        errors=(404,),
         dialect="anthropic",
         not_offered=NOT_OFFERED,
     ),

@@ -28,7 +28,7 @@ from ...lang.protocol import (
 )
 from ..bodies import Label, wrong
 from ..front import Front
-from ..http import DONE, Answer, Asked, Endpoint, EventStream, Reply, sse
+from ..http import DONE, JSON_OR_EVENTS, Answer, Asked, Endpoint, EventStream, Reply, sse
 from ..limits import MAX_BATCH
 from ..openai.fields import TokenId
 from ..tokens import tokenizing
@@ -481,6 +481,8 @@ ENDPOINTS = (
         "Continue prompts, in SGLang's shape",
         body=GenerateBody,
         answer=GenerateAnswer | list[GenerateAnswer],
+        media=JSON_OR_EVENTS,
+        errors=(404, 504),
         not_offered=GENERATE_NOT_OFFERED,
     ),
 )

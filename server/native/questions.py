@@ -160,7 +160,15 @@ async def detokenize(asked: Asked[DetokenizeBody]) -> Reply:
 
 
 ENDPOINTS = (
-    Endpoint("POST", "/score", score, "Score choices after a prompt", body=ScoreBody, answer=ScoreAnswer),
+    Endpoint(
+        "POST",
+        "/score",
+        score,
+        "Score choices after a prompt",
+        body=ScoreBody,
+        answer=ScoreAnswer,
+        errors=(404, 504),
+    ),
     Endpoint(
         "POST",
         "/tokenize",
@@ -168,7 +176,16 @@ ENDPOINTS = (
         "Text to token ids",
         body=TokenizeBody,
         answer=TokenizeAnswer,
+        errors=(404,),
         not_offered={"return_token_strs": "texts of single tokens are not given; send them to /detokenize"},
     ),
-    Endpoint("POST", "/detokenize", detokenize, "Token ids to text", body=DetokenizeBody, answer=DetokenizeAnswer),
+    Endpoint(
+        "POST",
+        "/detokenize",
+        detokenize,
+        "Token ids to text",
+        body=DetokenizeBody,
+        answer=DetokenizeAnswer,
+        errors=(404,),
+    ),
 )

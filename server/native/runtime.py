@@ -184,21 +184,21 @@ async def model_info(asked: Asked[None]) -> Reply:
 _NO_ABORT_ALL = {"abort_all": "requests are aborted by their rid; a client that hangs up aborts its own"}
 
 ENDPOINTS = (
-    Endpoint("POST", "/hints", hint, "Compute a prefix ahead", body=HintBody, answer=HintAnswer),
-    Endpoint("DELETE", "/hints/{name}", release, "End the pin of a hint", answer=HintAnswer),
+    Endpoint("POST", "/hints", hint, "Compute a prefix ahead", body=HintBody, answer=HintAnswer, errors=(404,)),
+    Endpoint("DELETE", "/hints/{name}", release, "End the pin of a hint", answer=HintAnswer, errors=(400,)),
     *(
         Endpoint(
             "POST", path, abort, "End a request early", body=AbortBody, answer=AbortAnswer, not_offered=_NO_ABORT_ALL
         )
         for path in ("/abort", "/abort_request")
     ),
-    Endpoint("POST", "/flush_cache", flush_cache, "Drop cached prefixes", answer=Flat, admin=True),
+    Endpoint("POST", "/flush_cache", flush_cache, "Drop cached prefixes", answer=Flat, errors=(503,), admin=True),
     *(
-        Endpoint("GET", path, server_info, "Describe the server", answer=Flat)
+        Endpoint("GET", path, server_info, "Describe the server", answer=Flat, errors=(503,))
         for path in ("/server_info", "/get_server_info")
     ),
     *(
-        Endpoint("GET", path, model_info, "Describe the model", answer=ModelInfo)
+        Endpoint("GET", path, model_info, "Describe the model", answer=ModelInfo, errors=(503,))
         for path in ("/model_info", "/get_model_info")
     ),
 )

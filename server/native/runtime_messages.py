@@ -46,7 +46,7 @@ from ...lang.status import Observable
 from ..access import Caller
 from ..bodies import Body, wrong
 from ..front import Front
-from ..http import DONE, Asked, Endpoint, EventStream, Reply, sse
+from ..http import DONE, EVENTS, Asked, Endpoint, EventStream, Reply, sse
 from ..limits import MAX_TTL
 from ..openai.chat import ask_caches
 from ..tokens import tokenizing
@@ -253,6 +253,13 @@ def _owned(front: Front, caller: Caller, question: Any, id: str) -> Any:
 
 
 ENDPOINTS = (
-    Endpoint("GET", "/runtime", facts, "Describe the runtime to a client of its messages", answer=RuntimeFacts),
-    Endpoint("POST", "/runtime", message, "Send the runtime a message", body=MessageBody, answer=MessageBody),
+    Endpoint(
+        "GET",
+        "/runtime",
+        facts,
+        "Describe the runtime to a client of its messages",
+        answer=RuntimeFacts,
+        errors=(503,),
+    ),
+    Endpoint("POST", "/runtime", message, "Send the runtime a message", body=MessageBody, media=(EVENTS,)),
 )

@@ -26,7 +26,7 @@ from ..conversation import (
 )
 from ..errors import HttpError
 from ..front import Front
-from ..http import DONE, Answer, Asked, Endpoint, EventStream, Reply, sse
+from ..http import DONE, JSON_OR_EVENTS, Answer, Asked, Endpoint, EventStream, Reply, sse
 from ..limits import MAX_MESSAGES, MAX_REGEX, MAX_TOOLS, check_schema
 from ..marks import TOOLS, Breakpoint, CacheControl, CacheOptions, Marks, warn_of_marks
 from .fields import NOT_OFFERED, GenerationFields, Metadata, TokenUsage, token_usage
@@ -666,6 +666,8 @@ ENDPOINTS = (
         "Answer a conversation",
         body=ChatBody,
         answer=ChatAnswer,
+        media=JSON_OR_EVENTS,
+        errors=(404, 504),
         not_offered={
             **NOT_OFFERED,
             "store": "answers are not stored; leave it out",

@@ -23,7 +23,7 @@ from ...lang.protocol import (
 )
 from ..bodies import wrong
 from ..front import Front
-from ..http import DONE, Answer, Asked, Endpoint, EventStream, Reply, sse
+from ..http import DONE, JSON_OR_EVENTS, Answer, Asked, Endpoint, EventStream, Reply, sse
 from ..limits import MAX_BATCH, MAX_REGEX
 from ..tokens import check_ids, tokenizing
 from .fields import (
@@ -301,6 +301,8 @@ ENDPOINTS = (
         "Continue prompts",
         body=CompletionBody,
         answer=CompletionAnswer,
+        media=JSON_OR_EVENTS,
+        errors=(404, 504),
         not_offered={**NOT_OFFERED, "suffix": "texts are not filled into the middle; leave it out"},
     ),
 )

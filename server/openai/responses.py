@@ -32,7 +32,7 @@ from ..conversation import (
 )
 from ..diagnosis.comparison import Change, Comparison, compare
 from ..errors import HttpError
-from ..http import Answer, Asked, Endpoint, EventStream, Reply, sse
+from ..http import JSON_OR_EVENTS, Answer, Asked, Endpoint, EventStream, Reply, sse
 from ..limits import MAX_MESSAGES, MAX_TOOLS, check_schema
 from ..marks import Breakpoint, CacheOptions, Marks, warn_of_marks
 from .chat import Effort, ToolName, chat_logprobs, options_of
@@ -788,6 +788,8 @@ ENDPOINTS = (
         "Answer an input, as items",
         body=ResponsesBody,
         answer=ResponseAnswer,
+        media=JSON_OR_EVENTS,
+        errors=(404, 504),
         not_offered=NOT_OFFERED,
     ),
 )

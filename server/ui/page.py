@@ -34,6 +34,7 @@ from ..errors import HttpError
 from ..http import Asked, Endpoint, Reply
 
 PAGE = Path(__file__).with_name("page.html").read_bytes()
+HTML = "text/html"
 _OPEN = b'data-keyed="false" data-figures="open"'
 assert PAGE.count(_OPEN) == 1, "the page has one place for the keys that it needs"
 
@@ -98,7 +99,7 @@ async def page(asked: Asked[None]) -> Reply:
     else:
         figures = b"admin" if access.keyed or not access.caller({}).admin else b"open"
     needed = b'data-keyed="%b" data-figures="%b"' % (b"true" if access.keyed else b"false", figures)
-    return Reply(PAGE.replace(_OPEN, needed), headers=_HEADERS, media=b"text/html; charset=utf-8")
+    return Reply(PAGE.replace(_OPEN, needed), headers=_HEADERS, media=f"{HTML}; charset=utf-8")
 
 
 async def state(asked: Asked[None]) -> Reply:
@@ -171,7 +172,15 @@ def _count(query: QueryParams, name: str, usual: int, least: int, most: int) -> 
 
 
 ENDPOINTS = (
-    Endpoint("GET", "/ui", page, "The live page", public=True),
-    Endpoint("GET", "/ui/state", state, "Gauges and counters of the last minutes", answer=LiveState, admin=True),
-    Endpoint("GET", "/ui/tree", tree, "The radix tree", answer=TreeSurvey, admin=True),
+    Endpoint("GET", "/ui", page, "The live page", media=(HTML,), public=True),
+    Endpoint(
+        "GET",
+        "/ui/state",
+        state,
+        "Gauges and counters of the last minutes",
+        answer=LiveState,
+        errors=(400,),
+        admin=True,
+    ),
+    Endpoint("GET", "/ui/tree", tree, "The radix tree", answer=TreeSurvey, errors=(400, 503), admin=True),
 )

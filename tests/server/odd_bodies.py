@@ -10,9 +10,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+import umbel as ul
+from umbel.compiler.files import serialise
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Tokenize
 from umbel.server.http import Endpoint
+from umbel.server.limits import HttpLimits
+from umbel.srt.in_process import LocalBackend
+
+from .client import AsgiClient
 
 _HERE = "\x00here\x00"
 _MARK = json.dumps(_HERE).encode()
@@ -152,6 +158,37 @@ GOOD: dict[tuple[str, str], tuple[dict[str, Any], ...]] = {
     ("POST", "/abort"): ({"rid": "mine"},),
     ("POST", "/abort_request"): ({"rid": "mine"},),
 }  # fmt: skip
+
+
+LIMITS = HttpLimits(cache_minimum=8)
+
+
+@ul.function
+def ask(s: ul.State, q: str = "why") -> None:
+    s += q + ul.gen("a", max_tokens=3)
+
+
+PROGRAM = serialise.encode(ask.trace())
+
+
+def small() -> LocalBackend:
+    """A context of 640 tokens, which holds every good body, ends each text soon."""
+    return LocalBackend(context_length=640, pool_tokens=4_096, debug={"check_every_step": False})
+
+
+async def prepared(client: AsgiClient) -> AsgiClient:
+    """Makes the program and the cache that the good bodies name."""
+    put = await client.begin("PUT", "/v1/programs/odd", PROGRAM).ended()
+    assert put.status in (200, 201), put.content
+    await client.begin("DELETE", "/v1/caches/odd").ended()
+    (body,) = GOOD["POST", "/v1/caches"]
+    made = await client.post("/v1/caches", {**body, "name": "odd", "ttl": 600, "cache_salt": None})
+    assert made.status == 201, made.content
+    return client
+
+
+def url(endpoint: Endpoint, name: str = "odd") -> str:
+    return endpoint.path.replace("{name}", name)
 
 
 def places(endpoint: Endpoint) -> list[tuple[dict[str, Any], tuple[str | int, ...]]]:
