@@ -105,6 +105,9 @@ class EvictionPolicy(Protocol):
         """Forgets all nodes."""
 
 
+_LEAST_SWEPT = 1_024  # entries of a heap
+
+
 class LeastRecentlyUsed:
     """Evicts leaves of the lowest priority first, and of these the least recently used.
 
@@ -116,12 +119,15 @@ class LeastRecentlyUsed:
         self.operations = 0
         self._heap: list[tuple[int, int, int, RadixNode]] = []  # (priority, last use, node id, node)
         self._known: set[int] = set()  # ids of nodes in the heap
+        self._swept_at = _LEAST_SWEPT  # entries
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def add(self, node: RadixNode) -> None:
         if node.id not in self._known:
+            if len(self._heap) >= self._swept_at:
+                self._sweep()
             self._known.add(node.id)
             heapq.heappush(self._heap, (node.priority, node.last_use, node.id, node))
             self.operations += 1
@@ -144,6 +150,15 @@ class LeastRecentlyUsed:
     def clear(self) -> None:
         self._heap.clear()
         self._known.clear()
+
+    def _sweep(self) -> None:
+        """Forgets nodes that left the tree without `pop`, as discarded ones do: without evictions they would pile up.
+
+        The heap may then double before the next sweep, so each entry is visited once on average."""
+        self._heap = [entry for entry in self._heap if entry[-1].parent is not None]
+        heapq.heapify(self._heap)
+        self._known = {number for _, _, number, _ in self._heap}
+        self._swept_at = max(_LEAST_SWEPT, 2 * len(self._heap))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +211,17 @@ def common_length(left: Tokens, right: Tokens) -> int:
     different = left[:length] != right[:length]
     first = int(different.argmax())  # 0 where nothing differs
     return first if different[first] else length
+
+
+def _part(array: Tokens, start: int, end: int | None = None) -> Tokens:
+    """Returns array[start:end], which a node is to own.
+
+    A view keeps the whole array alive, of which all other parts may have been evicted. So it is copied where it is less
+    than half of that array: nodes take at most twice the memory of their tokens and slots.
+    """
+    part = array[start:end]
+    whole = array if array.base is None else array.base
+    return part if 2 * len(part) >= len(whole) else part.copy()
 
 
 _NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
@@ -459,7 +485,7 @@ class RadixCache:
         del node.children[int(child.tokens[0])]
         node.tokens = np.concatenate([node.tokens, child.tokens[:count]])
         node.slots = np.concatenate([node.slots, child.slots[:count]])
-        child.tokens, child.slots = child.tokens[count:], child.slots[count:]
+        child.tokens, child.slots = _part(child.tokens, count), _part(child.slots, count)
         node.children[int(child.tokens[0])] = child
         self._held_tokens += count
         self.splits += 1
@@ -469,13 +495,14 @@ class RadixCache:
         assert node.parent is not None
         self.splits += 1
         self.idle_check.changes(node)
-        upper = self._node(node.salt, node.parent, node.tokens[:length], node.slots[:length])
+        tokens, slots = _part(node.tokens, 0, length), _part(node.slots, 0, length)
+        upper = self._node(node.salt, node.parent, tokens, slots)
         upper.locks, upper.pins, upper.keeps = node.locks, node.pins, node.keeps
         upper.last_use, upper.priority = node.last_use, node.priority
         upper.children[int(node.tokens[length])] = node
         node.parent.children[int(node.tokens[0])] = upper
         node.parent = upper
-        node.tokens, node.slots = node.tokens[length:], node.slots[length:]
+        node.tokens, node.slots = _part(node.tokens, length), _part(node.slots, length)
         self.idle_check.added(upper)
         return upper
 

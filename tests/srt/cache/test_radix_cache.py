@@ -500,3 +500,49 @@ def test_a_node_knows_the_pool_of_its_slots() -> None:
     serve(cache, pool, [1, 2, 3])
     serve(cache, pool, [1, 2, 9])
     assert {node.pool for _, node in cache.walk()} == {pool}
+
+
+# ------------------------------------------------------------------------------------------ memory
+
+
+def owned(array_: np.ndarray) -> int:
+    """Returns the length of the array that this one keeps alive."""
+    return len(array_ if array_.base is None else array_.base)
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_nodes_keep_at_most_twice_the_memory_of_their_tokens(data: st.DataObject) -> None:
+    """However often long prompts are split, and whatever of them was evicted since."""
+    tree = Tree(200)
+    for _ in range(data.draw(st.integers(1, 12))):
+        head = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=6))
+        tail = list(range(3, 3 + data.draw(st.integers(0, 90))))
+        tokens = head + tail
+        tree.cache.evict(max(0, len(tokens) - tree.pool.free))
+        tree.serve(tokens)
+    for _, node in tree.cache.walk():
+        assert owned(node.tokens) <= 2 * len(node.tokens)
+        assert owned(node.slots) <= 2 * len(node.slots)
+
+
+def test_what_is_left_of_evicted_prompts_does_not_keep_all_of_them() -> None:
+    tree = Tree(1_000)
+    for number in range(50):
+        tree.serve([number, *range(100, 900)])
+        for other in range(number + 1):
+            tree.serve([other, 1_000])  # splits the prompt after its first token, and was used last
+        tree.cache.evict(900 - tree.pool.free)
+    assert tree.cache.total_tokens == 100
+    assert sum(owned(node.tokens) for _, node in tree.cache.walk()) == 100
+
+
+def test_discarded_nodes_do_not_pile_up_in_the_queue_of_evictions() -> None:
+    tree = Tree(10)
+    for number in range(5_000):
+        match = tree.hold([number, 1, 2])
+        tree.cache.unlock(match)
+        tree.cache.discard(match)
+    assert len(tree.lru) <= 1_024
+    tree.serve([1, 2, 3])
+    assert tree.cache.evict(3) == 3
