@@ -474,7 +474,7 @@ class SurveyCall(PendingCall):
         return [Surveyed(self.request_id, survey)]
 
 
-_CLEARED_AT = 256  # entries: a call that ended early would be held until its deadline, prompt and all
+_CLEARED_AT = 1_024  # entries of the heap, of calls that have ended among them
 
 
 class CallIndex:
@@ -482,15 +482,16 @@ class CallIndex:
 
     engine request id ──▶ call ◀── (client, request id)     held from the call's arrival to its one ending
                            ▲
-                    deadline heap                           skips ended calls; cleared of them when they are many
+         deadline heap ── number                            a heap entry of an ended call is a time and a number only
     """
 
     def __init__(self) -> None:
-        self._live: dict[PendingCall, None] = {}  # a set in order of arrival
+        self._live: dict[PendingCall, int] = {}  # in order of arrival, with the number of its heap entry
         self._by_request: dict[int, PendingCall] = {}
         self._by_request_id: dict[tuple[Client, str], list[PendingCall]] = {}
-        self._deadlines: list[tuple[float, int, PendingCall]] = []
-        self._order = itertools.count()  # between equal deadlines: calls do not compare
+        self._deadlines: list[tuple[float, int]] = []
+        self._watched: dict[int, PendingCall] = {}  # by the number of its heap entry
+        self._numbers = itertools.count()
 
     def __len__(self) -> int:
         return len(self._live)
@@ -503,14 +504,13 @@ class CallIndex:
         return iter(tuple(self._live))
 
     def add(self, call: PendingCall) -> None:
-        self._live[call] = None
         for message in call.messages:
             self._by_request[message.id] = call
         self._by_request_id.setdefault((call.client, call.request_id), []).append(call)
         self.watch(call, call.deadline)
 
     def remove(self, call: PendingCall) -> None:
-        del self._live[call]
+        self._watched.pop(self._live.pop(call), None)
         for message in call.messages:
             self._by_request.pop(message.id, None)
         key = (call.client, call.request_id)
@@ -519,7 +519,7 @@ class CallIndex:
         if not calls:
             del self._by_request_id[key]
         if len(self._deadlines) > _CLEARED_AT and len(self._deadlines) > 4 * len(self._live):
-            self._deadlines = [entry for entry in self._deadlines if entry[2] in self._live]
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._watched]
             heapq.heapify(self._deadlines)
 
     def repeat(self, call: PendingCall, ids: Iterator[int]) -> None:
@@ -550,12 +550,17 @@ class CallIndex:
         return self._deadlines[0][0] if self._deadlines else float("inf")
 
     def watch(self, call: PendingCall, when: float) -> None:
-        """Makes `due` return the call at this time."""
-        heapq.heappush(self._deadlines, (when, next(self._order), call))
+        """Makes `due` return the call at this time, and at no earlier one that it was watched for."""
+        if call in self._live:
+            self._watched.pop(self._live[call], None)
+        number = self._live[call] = next(self._numbers)
+        self._watched[number] = call
+        heapq.heappush(self._deadlines, (when, number))
 
     def due(self, now: float) -> Iterator[PendingCall]:
         """Yields the calls whose time has come and that have not ended, each once per `watch`."""
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, call = heapq.heappop(self._deadlines)
-            if call in self._live:
+            _, number = heapq.heappop(self._deadlines)
+            call = self._watched.pop(number, None)
+            if call is not None:
                 yield call

@@ -418,8 +418,11 @@ class Gateway:
         """Holds the call until its constraint is compiled; the engine computes its prompt meanwhile."""
         try:
             self._faults("gateway.compile")
-            call.inquiry = self._constraints.find(spec, salt, lambda answer: self._compiled(call, answer))
-            if call.waits_for and call in self._calls and self._state is EngineState.READY:
+            inquiry = self._constraints.find(spec, salt, lambda answer: self._compiled(call, answer))
+            if not call.waits_for or call not in self._calls:
+                return  # it was answered at once
+            call.inquiry = inquiry
+            if self._state is EngineState.READY:
                 self._pictures.upload(call.pictures)
                 hint = self._validator.prefill(call)
                 call.hint = hint.id
@@ -627,6 +630,7 @@ class Gateway:
         self._end_hint(call)
         if isinstance(call, GenCall) and call.inquiry is not None:
             call.inquiry.forget()
+            call.inquiry = None  # it refers to the call
         if isinstance(call, PictureCall):
             self._pictures.settle(call)
             if isinstance(call.message, Hint):

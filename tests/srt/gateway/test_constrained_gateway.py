@@ -1,5 +1,7 @@
 """The gateway and the constraints of its requests: compiled while the prompt is computed, in nobody's way."""
 
+import gc
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -19,6 +21,7 @@ from umbel.lang.protocol import (
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.constraints.compiler import CompiledCache
 from umbel.srt.core.messages import EngineChoose, EngineGenerate, EnginePrefill, EngineRelease, ToEngine, Tokens
+from umbel.srt.gateway.calls import GenCall
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
 from ..gateway_harness import CONTEXT, Harness, ended, generate
@@ -136,6 +139,31 @@ def test_a_lost_peer_is_forgotten_while_compiling() -> None:
     assert not here.gateway.answers()
     assert not here.gateway.generates()
     assert here.gateway.gateway.in_flight == 0
+
+
+def test_a_call_that_has_ended_is_gone_without_a_collection_of_garbage() -> None:
+    """Calls that refer to themselves would pile up with their prompts until Python's collector runs."""
+    gc.collect()
+    gc.disable()
+    try:
+        here = Patience()
+        wrong = ConstraintSpec("regex", "a(")
+        for label, constraint in (("compiled", YES), ("refused", wrong)):
+            here.gateway.send(generate(label, constraint=constraint))
+        here.compiler.work()
+        slow = ConstraintSpec("regex", "b")
+        for label, constraint in (("known", YES), ("known to be refused", wrong), ("aborted", slow)):
+            here.gateway.send(generate(label, constraint=constraint))
+        for label in ("compiled", "known", "aborted"):
+            here.gateway.send(Abort(label))
+        for message in here.gateway.generates():
+            here.gateway.gateway.engine_event(ended(message.id, [1]))
+        assert here.gateway.gateway.in_flight == 0
+        here.compiler.work()
+        here.gateway.to_engine.clear()
+        assert not [each for each in gc.get_objects() if type(each) is GenCall]
+    finally:
+        gc.enable()
 
 
 def test_a_deadline_passes_while_compiling() -> None:
