@@ -366,6 +366,9 @@ class ImmediateExecutor(Executor):
         return future
 
 
+MEASURED_EVERY = 256  # requests: measuring 256 constraints takes about as long as a mask
+
+
 class MatcherCache:
     """Keeps open constraints; evicts the least recently used. An evicted one lives on while requests use it.
 
@@ -379,7 +382,8 @@ class MatcherCache:
         slow: opens constraints of llguidance, which may take seconds, so that others do not wait; one thread, or
             ImmediateExecutor.
         entries: constraints kept; 0 opens one for every request.
-        most_bytes: size of the kept ones, measured when another one is requested; they grow with use.
+        most_bytes: size of the kept ones, which grow with use. It is measured when one is opened, and once for every
+            MEASURED_EVERY requests whose constraint is open.
     """
 
     def __init__(
@@ -412,9 +416,11 @@ class MatcherCache:
         if future is not None and not (future.done() and future.exception() is not None):
             self.hits += 1
             self._open.move_to_end(key)
+            if self.hits % MEASURED_EVERY == 0:
+                self._trim(self._entries)
             return future
         self.opened += 1
-        self._make_room()
+        self._trim(self._entries - 1)
         future = self._executors[compiled.engine].submit(self._make, compiled)
         if self._entries:
             self._open[key] = future
@@ -428,10 +434,10 @@ class MatcherCache:
         """Makes the factory, and what the first constraints need, before they come. They repeat what fails here."""
         return self._executors["llguidance"].submit(lambda: self._loaded().prepare())
 
-    def _make_room(self) -> None:
-        """Evicts until one more fits."""
+    def _trim(self, entries: int) -> None:
+        """Evicts until at most `entries` are kept, and they take at most `most_bytes`."""
         taken = sum(map(_size, self._open.values()))
-        while self._open and (len(self._open) >= self._entries or taken > self._most_bytes):
+        while self._open and (len(self._open) > entries or taken > self._most_bytes):
             taken -= _size(self._open.popitem(last=False)[1])
 
     def _make(self, compiled: EngineConstraint) -> tuple[SharedConstraint, frozenset[int]]:

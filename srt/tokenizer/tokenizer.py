@@ -7,9 +7,9 @@ list of ids.
 
 import codecs
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Protocol
 
 from ...fsm.errors import ConstraintRefused
@@ -79,11 +79,16 @@ class ByteTokenizer:
         return self._bytes[token_id]
 
 
+MOST_STOPS = 256  # requests' stops that are kept
+MOST_STOP_CHARACTERS = 16_384  # of all of them; each takes some 300 bytes, and more in an expression
+
+
 class CompiledStops:
-    """Compiles stop strings and expressions, and caches them for one thread: they grow in use."""
+    """Compiles stop strings and expressions, and keeps the last ones for one thread: they grow in use."""
 
     def __init__(self) -> None:
-        self._compiled = lru_cache(maxsize=256)(stops_of)
+        self._kept: OrderedDict[tuple[tuple[str, ...], tuple[str, ...]], Stops | None] = OrderedDict()
+        self._characters = 0
 
     def of(self, sampling: SamplingParams) -> Stops | None:
         """Returns the compiled stop strings and expressions of a request; None without any.
@@ -91,10 +96,24 @@ class CompiledStops:
         Raises:
             ConstraintError: an expression that cannot be used; the message names it.
         """
+        strings, patterns = key = sampling.stop, sampling.stop_regex
+        if not strings and not patterns:
+            return None
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
         try:
-            return self._compiled(sampling.stop, sampling.stop_regex)
+            compiled = self._kept[key] = stops_of(strings, patterns)
         except ConstraintRefused as error:
             raise ConstraintError(str(error)) from None
+        self._characters += _characters(key)
+        while len(self._kept) > MOST_STOPS or self._characters > MOST_STOP_CHARACTERS:
+            self._characters -= _characters(self._kept.popitem(last=False)[0])
+        return compiled
+
+
+def _characters(stops: tuple[tuple[str, ...], tuple[str, ...]]) -> int:
+    return sum(len(text) for texts in stops for text in texts)
 
 
 @dataclass(frozen=True, slots=True)

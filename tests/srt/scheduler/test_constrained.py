@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from umbel.lang.protocol import FinishReason
 from umbel.lang.sampling import SamplingParams
-from umbel.srt.constraints.matcher import ImmediateExecutor, MatcherCache
+from umbel.srt.constraints.matcher import MEASURED_EVERY, ImmediateExecutor, MatcherCache
 from umbel.srt.core.instruments import FailAt
 from umbel.srt.core.messages import Ended, EngineAbort, EngineConstraint, EngineFailed
 
@@ -275,6 +275,22 @@ def test_open_constraints_are_bounded_in_number_and_bytes() -> None:
         for answer in ("aaaa", "bbbb", "aaaa", "cccc", "aaaa", "bbbb"):
             shelf.find(texts(answer), "")
         assert (shelf.opened, shelf.hits) == (4, 2)
+
+
+def test_open_constraints_that_have_grown_are_given_up_without_a_new_one() -> None:
+    shelf = MatcherCache(ToyOpener, ImmediateExecutor(), ImmediateExecutor(), entries=99, most_bytes=20)
+    grown, _ = shelf.find(texts("aaaa"), "").result()
+    assert isinstance(grown, ToyConstraint)
+    for answer in ("bbbb", "cccc"):
+        shelf.find(texts(answer), "")
+    grown.allowed.append(b"a" * 13)
+    for _ in range(MEASURED_EVERY):
+        shelf.find(texts("bbbb"), "")
+    assert (shelf.opened, shelf.hits) == (3, MEASURED_EVERY)
+    shelf.find(texts("bbbb"), "")
+    assert shelf.opened == 3, "those that were used since are kept"
+    shelf.find(texts("aaaa"), "")
+    assert shelf.opened == 4
 
 
 def test_what_llguidance_reads_slowly_holds_up_no_constraint_of_ours() -> None:

@@ -7,10 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from umbel.fsm.stops import StopAutomaton
-from umbel.lang.errors import CapabilityError, ModelError
+from umbel.lang.errors import CapabilityError, ConstraintError, ModelError
 from umbel.lang.prompt import Generated, Media, Text
+from umbel.lang.sampling import SamplingParams
 from umbel.srt.tokenizer.prompt import PromptEncoder
-from umbel.srt.tokenizer.tokenizer import ByteTokenizer, Detokenizer
+from umbel.srt.tokenizer.tokenizer import (
+    MOST_STOP_CHARACTERS,
+    MOST_STOPS,
+    ByteTokenizer,
+    CompiledStops,
+    Detokenizer,
+)
 from umbel.srt.tokenizer.vocabulary import Vocabulary
 
 BYTES = ByteTokenizer()
@@ -194,3 +201,20 @@ def test_an_unfinished_character_appears_only_at_the_end_and_as_replacement() ->
     subject = detokenizer([b"a\xe2\x82"])
     assert subject.feed([0]) == "a"
     assert subject.finish([], 3) == "�"
+
+
+def test_compiled_stops_are_kept_up_to_a_number_and_a_size() -> None:
+    kept = CompiledStops()
+    again = SamplingParams(stop=("again",), stop_regex=("a+",))
+    first = kept.of(again)
+    for number in range(2 * MOST_STOPS):
+        kept.of(SamplingParams(stop=(f"{number}",)))
+        assert kept.of(again) is first
+    assert len(kept._kept) == MOST_STOPS
+    for number in range(10):
+        kept.of(SamplingParams(stop=tuple(f"{number}-{index:254}" for index in range(16))))
+    assert kept.of(SamplingParams()) is None
+    assert kept._characters == sum(len(text) for key in kept._kept for texts in key for text in texts)
+    assert MOST_STOP_CHARACTERS / 2 < kept._characters <= MOST_STOP_CHARACTERS
+    with pytest.raises(ConstraintError, match="not closed"):
+        kept.of(SamplingParams(stop_regex=("a(",)))
