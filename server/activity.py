@@ -14,11 +14,11 @@ import msgspec
 
 from ..lang.errors import UmbelError
 from ..lang.status import EngineState, Observable, RuntimeState, RuntimeStatus
+from .limits import READINGS
 
 log = logging.getLogger("umbel.server")
 
 PERIOD = 1.0  # seconds between two readings
-KEPT = 300  # readings, for the live page: five minutes
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class Activity:
         self._before: RuntimeStatus | None = None
         self._at = 0.0  # when the engine counted what `_before` says
         self.tokens_per_second = 0.0
-        self.readings: deque[Reading] = deque(maxlen=KEPT)
+        self.readings: deque[Reading] = deque(maxlen=READINGS)
 
     def line(self, status: RuntimeStatus, now: float) -> str:
         """Takes a reading → the line for a person; "" for the first one, and where nothing was done since the last.

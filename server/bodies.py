@@ -17,7 +17,7 @@ from starlette.types import Receive
 
 from ..lang.protocol import MAX_PRIORITY
 from .errors import HttpError
-from .limits import BODY_SECONDS, MAX_BODY, MAX_NAME
+from .limits import BODY_SECONDS, MAX_BODY, MAX_NAME, REFUSED_NAMES
 
 B = TypeVar("B")
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
@@ -64,7 +64,6 @@ class UmbelFields(Body, frozen=True):
 
 
 refused_fields: Counter[str] = Counter()  # fields that were refused, by name, for /metrics: the next client's surprise
-MOST_REFUSED_NAMES = 100
 
 
 async def read_body(receive: Receive, length: str | None) -> bytes:
@@ -152,8 +151,8 @@ def _invalid(said: str, not_offered: Mapping[str, str], fields: Sequence[str]) -
 
 
 def _count_refused(name: str) -> None:
-    """Counts a refused field; beyond a hundred names together as "other"."""
-    known = name in refused_fields or len(refused_fields) < MOST_REFUSED_NAMES
+    """Counts a refused field; beyond REFUSED_NAMES together as "other"."""
+    known = name in refused_fields or len(refused_fields) < REFUSED_NAMES
     refused_fields[name if known and name.isidentifier() else "other"] += 1
 
 

@@ -14,22 +14,29 @@ from dataclasses import replace
 from ..lang.conversations.messages import Message
 from ..lang.prompt import Generated
 from ..lang.protocol import Completion
+from .limits import ALL_ANSWERS, SALT_ANSWERS
 
-_MOST_SALTS = 1024
-_MOST_TOKENS = 1 << 16  # of the answers of one salt; 2 MB
+_LEAST_TOKENS = 16  # that any answer counts as; its entries take so much memory
 _TEXT_TOKEN = 4  # characters of a text that count as one token
 
 
 class AnswerHistory:
-    """The last answers of each salt.
+    """The last answers of each salt. The least recently used give way, first those of their own salt.
 
     Args:
-        most_tokens: of one salt's answers; the least recently used are given up first.
+        salt_tokens: of one salt's answers.
+        all_tokens: of all answers; beyond them the salts that have asked longest ago are given up.
     """
 
-    def __init__(self, most_tokens: int = _MOST_TOKENS) -> None:
-        self._most = most_tokens
+    def __init__(self, salt_tokens: int = SALT_ANSWERS, all_tokens: int = ALL_ANSWERS) -> None:
+        self._salt_tokens = salt_tokens
+        self._all_tokens = all_tokens
         self._salts: OrderedDict[str, _Answers] = OrderedDict()
+        self._size = 0  # of all
+
+    def __len__(self) -> int:
+        """Returns the number of salts that have answers."""
+        return len(self._salts)
 
     def keep(self, salt: str, text: str, completion: Completion) -> None:
         """Keeps an answer under the text that the client was given.
@@ -39,11 +46,13 @@ class AnswerHistory:
         """
         if completion.tail or not completion.kept or completion.text.strip() != text.strip():
             return
-        answers = self._salts.setdefault(salt, _Answers(self._most))
+        answers = self._salts.setdefault(salt, _Answers(self._salt_tokens))
         self._salts.move_to_end(salt)
+        before = answers.size
         answers.put(text, Generated(completion.text, completion.token_ids[: completion.kept]))
-        if len(self._salts) > _MOST_SALTS:
-            self._salts.popitem(last=False)
+        self._size += answers.size - before
+        while self._size > self._all_tokens:
+            self._size -= self._salts.popitem(last=False)[1].size
 
     def recall(self, salt: str, messages: Sequence[Message]) -> list[Message]:
         """Returns the messages, with the ids of the answers among them that are known."""
@@ -59,15 +68,15 @@ class _Answers:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._size = 0
+        self.size = 0
         self._kept: OrderedDict[str, Generated] = OrderedDict()
 
     def put(self, text: str, answer: Generated) -> None:
         known = self._kept.pop(text, None)
-        self._size += _size(answer) - (_size(known) if known is not None else 0)
+        self.size += _size(answer) - (_size(known) if known is not None else 0)
         self._kept[text] = answer
-        while self._size > self._most:
-            self._size -= _size(self._kept.popitem(last=False)[1])
+        while self.size > self._most:
+            self.size -= _size(self._kept.popitem(last=False)[1])
 
     def replaced(self, message: Message) -> Message:
         if message.role != "assistant" or len(message.content) != 1:
@@ -81,4 +90,4 @@ class _Answers:
 
 
 def _size(answer: Generated) -> int:
-    return len(answer.token_ids) + len(answer.text) // _TEXT_TOKEN
+    return _LEAST_TOKENS + len(answer.token_ids) + len(answer.text) // _TEXT_TOKEN

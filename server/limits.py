@@ -29,6 +29,19 @@ MAX_PROGRAMS = 128  # that are kept; the gateway keeps as many, so that none tra
 MAX_PROGRAM_BYTES = 32 << 20  # of their files together; of one, `lang.programs.MAX_GRAPH_BYTES`
 MAX_TTL = 3_600.0  # seconds that a mark or a cache object is kept after its last use
 
+# What a process remembers of earlier requests, however many salts, names and fields its clients make up. The oldest
+# give way: those of the same salt to its own limit, then all of the salt that asked longest ago.
+SALT_ANSWERS = 1 << 16  # tokens of answers whose text may come back, 3 MB
+ALL_ANSWERS = 1 << 20  # of all salts, 48 MB
+SALT_EXCHANGES = 8 << 20  # bytes of prompts that diagnostics compare
+ALL_EXCHANGES = 64 << 20  # of all salts
+WATCHED_SALTS = 256  # in which lines that change with every request are looked for
+WATCHED_REQUESTS = 8  # of each of them
+WATCHED_HEAD = 4_096  # characters of a text that begin its head
+WATCHED_LINES = 256  # of a head
+REFUSED_NAMES = 100  # of fields that /metrics shows; the rest are "other"
+READINGS = 300  # of the load, a second apart, for the live page
+
 
 class HttpLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The limits that an operator may set, by `umbel serve --NAME` or in the table [limits] of its file.

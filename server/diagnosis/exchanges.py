@@ -9,16 +9,19 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from sys import getsizeof
 
 import msgspec
 
 from ...lang.conversations.messages import Message, Option
 from ...lang.prompt import Generated, Media, Part
 from ...lang.tool_calls import Tool
+from ..limits import ALL_EXCHANGES, SALT_EXCHANGES
 
-SALT_BYTES = 8 << 20  # of the exchanges of one salt; a longer prompt is not kept
-ALL_BYTES = 64 << 20  # of all salts
-_SMALLEST = 1_024  # bytes that any exchange counts as
+_SMALLEST = 1_024  # bytes that any exchange takes
+_DIGEST = 64  # bytes of a digest with its place in a tuple
+_TOKEN = 36  # bytes of the id of a generated token
+_PART = 128  # bytes of a part of the prompt without its text
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,9 @@ class Exchange:
 
     @property
     def size(self) -> int:
-        """Bytes of the prompt, about: a character counts as one."""
-        return _SMALLEST + sum(len(part.data if isinstance(part, Media) else part.text) for part in self.prompt)
+        """Bytes that it takes, about."""
+        digests = len(self.tools) + len(self.system) + len(self.messages)
+        return _SMALLEST + _DIGEST * digests + sum(map(_part_size, self.prompt))
 
 
 class Exchanges:
@@ -54,7 +58,7 @@ class Exchanges:
         all_bytes: of all, at least those of one; beyond them the salts that have asked longest ago are given up.
     """
 
-    def __init__(self, salt_bytes: int = SALT_BYTES, all_bytes: int = ALL_BYTES) -> None:
+    def __init__(self, salt_bytes: int = SALT_EXCHANGES, all_bytes: int = ALL_EXCHANGES) -> None:
         self._salt_bytes = salt_bytes
         self._all_bytes = all_bytes
         self._salts: OrderedDict[str, OrderedDict[str, Exchange]] = OrderedDict()
@@ -85,6 +89,16 @@ class Exchanges:
         """Returns the exchange of an answer of this salt; None for one that is not known."""
         kept = self._salts.get(salt)
         return None if kept is None else kept.get(name)
+
+
+def _part_size(part: Part) -> int:
+    match part:
+        case Media(data=data):
+            return _PART + len(data)
+        case Generated(text=text, token_ids=token_ids):
+            return _PART + getsizeof(text) + _TOKEN * len(token_ids)
+        case _:
+            return _PART + getsizeof(part.text)  # a character takes 1 to 4 bytes
 
 
 def digests_of_messages(messages: Sequence[Message]) -> tuple[bytes, ...]:

@@ -16,17 +16,15 @@ from dataclasses import dataclass, field, replace
 
 from ...lang.conversations.messages import Message
 from ...lang.errors import ParameterError, shown
+from ..limits import WATCHED_HEAD, WATCHED_LINES, WATCHED_REQUESTS, WATCHED_SALTS
 
 log = logging.getLogger("umbel.server")
-HEAD = 4_096  # characters of a text in which a line begins that is looked at
 MOST_LINE = 1_000  # characters of a line that a pattern is tried on
 MOST_PATTERN = 200  # characters
 MOST_PATTERNS = 16
 MOST_REPEATS = 2  # in a pattern: a line of 1,000 characters takes a million steps at worst
 REQUESTS = 3  # in each of which a line has to differ
 SAME_AFTER = 512  # characters of the head after the line that have to be the same
-_RECENT = 8  # requests of a salt that are remembered
-_MOST_SALTS = 256
 
 _ESCAPED_OR_CLASS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _REPEAT = re.compile(r"[*+?]|\{\d*,\d*\}")
@@ -54,7 +52,7 @@ class IgnoredLines:
             return messages
         found = list(messages)
         for numbers in _heads(messages):
-            room = HEAD
+            room = WATCHED_HEAD
             for number in numbers:
                 content = []
                 for block in messages[number].content:
@@ -114,12 +112,15 @@ def _lines(text: str, room: int) -> Iterator[str]:
 class _Watched:
     """Heads of the last requests of a salt, the latest last, and the places that it was warned of."""
 
-    recent: deque[tuple[list[str], list[str]]] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    recent: deque[tuple[list[str], list[str]]] = field(default_factory=lambda: deque(maxlen=WATCHED_REQUESTS))
     warned: set[tuple[int, int]] = field(default_factory=set)
 
 
 class ChangingLines:
-    """Finds lines that change with every request of a salt. Their text lies in memory, 8 heads of each of 256 salts."""
+    """Finds lines that change with every request of a salt.
+
+    Their text lies in memory: the heads of the last WATCHED_REQUESTS of each of WATCHED_SALTS, 32 MB of ASCII at most.
+    """
 
     def __init__(self) -> None:
         self._salts: OrderedDict[str, _Watched] = OrderedDict()
@@ -128,7 +129,7 @@ class ChangingLines:
         """Notes a request. Returns a warning for a line that has changed in each of the last 3, once for its place."""
         watched = self._salts.setdefault(salt, _Watched())
         self._salts.move_to_end(salt)
-        if len(self._salts) > _MOST_SALTS:
+        if len(self._salts) > WATCHED_SALTS:
             self._salts.popitem(last=False)
         system, first = (_head(messages, numbers) for numbers in _heads(messages))
         warning = None
@@ -149,10 +150,10 @@ class ChangingLines:
 
 def _head(messages: Sequence[Message], numbers: Sequence[int]) -> list[str]:
     found: list[str] = []
-    room = HEAD
+    room = WATCHED_HEAD
     for block in (block for number in numbers for block in messages[number].content if isinstance(block, str)):
-        if room > 0:
-            found += block[:room].split("\n")
+        if room > 0 and len(found) < WATCHED_LINES:
+            found += block[:room].split("\n", WATCHED_LINES - len(found) - 1)  # the rest counts as one line
         room -= len(block)
     return found
 

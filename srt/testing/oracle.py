@@ -7,6 +7,7 @@ another prefix. Logits are a hash of the gathered history, so an undetected wron
 and `reference_generate` computes the right text without any cache.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from ..multimodal.sequence import HeldPictures
 from ..sampling.gumbel import SampleRequest, gumbel
 from ..sampling.sampler import Sampler, choose_few
 
+_REMEMBERED = 1_024  # steps
 _LARGEST_VOCABULARY = 1 << 12  # 12 bits of id and 10 of hash: every logit is exact in float32 and unique in its row
 
 
@@ -111,7 +113,7 @@ class OracleRunner:
         self.expected = expected
         self.picks_tokens = picks_tokens
         self.pictures = OraclePictures(both_ways=both_ways)
-        self.batches: list[int] = []  # rows of every step
+        self.batches: deque[int] = deque(maxlen=_REMEMBERED)  # rows of the last steps
         self.clear()
 
     def facts(self) -> dict[str, str | int]:

@@ -46,7 +46,7 @@ def test_the_next_turn_finds_all_of_the_last_one_in_the_cache() -> None:
         await backend.start()
         try:
             first, second = await two_turns(backend, "remembered", AnswerHistory())
-            _, forgotten = await two_turns(backend, "forgotten", AnswerHistory(most_tokens=0))
+            _, forgotten = await two_turns(backend, "forgotten", AnswerHistory(salt_tokens=0))
         finally:
             await backend.close()
         # The last token's KV is computed only when another one follows it.
@@ -88,7 +88,7 @@ def test_only_what_an_assistant_said_is_replaced() -> None:
 
 
 def test_the_least_recently_used_answers_are_given_up() -> None:
-    history = AnswerHistory(most_tokens=6)
+    history = AnswerHistory(salt_tokens=2 * (16 + 3))
     for number, text in enumerate("ab"):
         history.keep("me", text, completion(text, number, number, number))
     history.keep("you", "c", completion("c", 3, 3, 3))
@@ -99,3 +99,16 @@ def test_the_least_recently_used_answers_are_given_up() -> None:
     assert history.recall("you", said("c")) != said("c"), "another salt has its own share"
     history.keep("me", "a", completion("a", 5, 5))
     assert history.recall("me", said("a"))[1].content == (Generated("a", (5, 5)),), "the latest answer counts"
+
+
+def test_the_answers_of_all_salts_are_bounded() -> None:
+    """Those of the salts that asked longest ago are given up, however many salts a client makes up."""
+    history = AnswerHistory(all_tokens=10 * (16 + 2))
+    for number in range(1_000):
+        history.keep(f"salt {number}", "a", completion("a", 1, 2))
+        history.recall("salt 0", said("a"))
+    found = [number for number in range(1_000) if history.recall(f"salt {number}", said("a")) != said("a")]
+    assert found == [0, *range(991, 1_000)]
+    assert len(history) == 10
+    history.keep("salt 0", "b" * 800, completion("b" * 800, *range(150)))
+    assert len(history) == 0, "an answer that is larger than all may be is not kept, and its salt is given up"

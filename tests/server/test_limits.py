@@ -24,6 +24,16 @@ from umbel.server.limits import HttpLimits, check_depth
         ("MAX_TTL", 3_600.0),
         ("MAX_PROGRAMS", 128),
         ("MAX_PROGRAM_BYTES", 33_554_432),
+        ("SALT_ANSWERS", 65_536),
+        ("ALL_ANSWERS", 1_048_576),
+        ("SALT_EXCHANGES", 8_388_608),
+        ("ALL_EXCHANGES", 67_108_864),
+        ("WATCHED_SALTS", 256),
+        ("WATCHED_REQUESTS", 8),
+        ("WATCHED_HEAD", 4_096),
+        ("WATCHED_LINES", 256),
+        ("REFUSED_NAMES", 100),
+        ("READINGS", 300),
     ],
 )
 def test_the_fixed_limits(name: str, value: float) -> None:

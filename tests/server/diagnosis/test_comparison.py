@@ -219,9 +219,9 @@ def test_another_model_is_named_and_a_program_is_not_compared_with_itself() -> N
 
 def test_a_prompt_that_is_too_large_is_not_compared() -> None:
     async def scenario(client: AsgiClient) -> None:
-        client.app.front.exchanges = Exchanges(salt_bytes=3_000)
+        client.app.front.exchanges = Exchanges(salt_bytes=4_000)
         first = await ask(client, None)
-        large = await ask(client, first["id"], system="a" * 2_500)
+        large = await ask(client, first["id"], system="a" * 3_500)
         assert large["diagnostics"] == {"cache_miss_reason": {"type": "unavailable"}}
         later = await ask(client, large["id"])
         assert later["diagnostics"] == {"cache_miss_reason": {"type": "previous_message_not_found"}}

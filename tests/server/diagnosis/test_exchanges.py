@@ -1,27 +1,52 @@
 """The prompts of recent conversations: bounds, salts and digests."""
 
+import tracemalloc
+from sys import getsizeof
+
+import msgspec
 import pytest
 from umbel.lang.conversations.messages import Message
-from umbel.lang.prompt import Generated, Media, Text
+from umbel.lang.prompt import Generated, Media, Part, Text
 from umbel.lang.tool_calls import Tool, ToolCall
 from umbel.server.diagnosis.exchanges import (
-    ALL_BYTES,
-    SALT_BYTES,
     Exchange,
     Exchanges,
     digests_of_messages,
     digests_of_tools,
 )
 
+OWN = 1_024 + 128 + getsizeof("")  # bytes of an exchange with one part, without the characters
+
 
 def exchange(size: int) -> Exchange:
-    """Makes an exchange of so many bytes, 1,024 of them for its own sake."""
-    return Exchange("", (), (), (), {}, True, (Text("a" * (size - 1_024)),))
+    """Makes an exchange of so many bytes."""
+    return Exchange("", (), (), (), {}, True, (Text("a" * (size - OWN)),))
 
 
-def test_the_bounds() -> None:
-    assert (SALT_BYTES, ALL_BYTES) == (8 << 20, 64 << 20)
-    assert Exchange("", (), (), (), {}, True, (Generated("ab", (1,)), Media("image", "0", b"123"))).size == 1_029
+@pytest.mark.parametrize(
+    ("prompt", "digests"),
+    [
+        ((Text("é"),), 0),
+        ((Text("a" * 4_000), Text("日" * 4_000)), 2),
+        ((Generated("ab" * 500, tuple(range(1_000, 2_000))), Media("image", "0" * 64, b"1" * 9_000)), 1),
+        (tuple(Text(f"{number}", control=bool(number % 2)) for number in range(1_000)), 1_000),
+    ],
+    ids=["small", "wide", "ids and pixels", "many parts"],
+)
+def test_the_size_is_about_the_memory_that_it_takes(prompt: tuple[Part, ...], digests: int) -> None:
+    tracemalloc.start()
+    kept = Exchange(
+        "",
+        (),
+        (),
+        tuple(number.to_bytes(16) for number in range(digests)),
+        {},
+        True,
+        msgspec.msgpack.decode(msgspec.msgpack.encode(prompt), type=tuple[Part, ...]),
+    )
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken / 2 < kept.size < 2 * taken + 2_048
 
 
 def test_the_oldest_of_a_salt_give_way() -> None:

@@ -8,7 +8,8 @@ import pytest
 from umbel.lang.conversations.messages import Message
 from umbel.lang.errors import ParameterError
 from umbel.lang.prompt import Media
-from umbel.server.diagnosis.head import HEAD, MOST_LINE, MOST_PATTERN, MOST_PATTERNS, ChangingLines, IgnoredLines
+from umbel.server.diagnosis.head import MOST_LINE, MOST_PATTERN, MOST_PATTERNS, ChangingLines, IgnoredLines
+from umbel.server.limits import WATCHED_HEAD, WATCHED_LINES, WATCHED_REQUESTS, WATCHED_SALTS
 from umbel.srt.in_process import LocalBackend
 
 from ..client import AsgiClient, served
@@ -41,8 +42,8 @@ def texts(messages: Any) -> list[tuple[Any, ...]]:
         (system(billing(1) + "\n" + RULES), [(RULES,), ("hello",)]),
         (system("a\r\n" + billing(1) + "\r\nb"), [("a\r\nb",), ("hello",)]),
         (system("see " + billing(1)), [("see " + billing(1),), ("hello",)]),
-        (system("a" * HEAD + "\n" + billing(1)), [("a" * HEAD + "\n" + billing(1),), ("hello",)]),
-        (system("a" * HEAD, billing(1)), [("a" * HEAD, billing(1)), ("hello",)]),
+        (system("a" * WATCHED_HEAD + "\n" + billing(1)), [("a" * WATCHED_HEAD + "\n" + billing(1),), ("hello",)]),
+        (system("a" * WATCHED_HEAD, billing(1)), [("a" * WATCHED_HEAD, billing(1)), ("hello",)]),
         (system(billing(1) + "x" * MOST_LINE), [(billing(1) + "x" * MOST_LINE,), ("hello",)]),
         (
             [Message("user", (Media("image", "0", b""), billing(1))), Message("user", (billing(2),))],
@@ -168,6 +169,22 @@ def test_requests_of_another_salt_do_not_count() -> None:
     conversations = [system(billing(n), RULES) for n in range(5)]
     found = watched(*conversations, salts="ababa")
     assert [each is not None for each in found] == [False, False, False, False, True]
+
+
+def test_what_is_remembered_of_heads_is_bounded() -> None:
+    """However many salts a client makes up, and into however many lines and blocks it divides its texts."""
+    lines = ChangingLines()
+    blocks = tuple("\n" * 9 for _ in range(1_000))
+    for number in range(WATCHED_SALTS + 50):
+        lines.watch(str(number), [Message("system", blocks), Message("user", ("ab\n" * 9_000,))])
+    for number in range(WATCHED_REQUESTS + 5):
+        lines.watch("the last", system("\n".join(f"{number}" for _ in range(9_000))))
+    watched = [each.recent for each in lines._salts.values()]
+    heads = [head for recent in watched for pair in recent for head in pair]
+    assert len(watched) == WATCHED_SALTS
+    assert len(watched[-1]) == WATCHED_REQUESTS
+    assert max(map(len, heads)) == WATCHED_LINES
+    assert max(sum(map(len, head)) for head in heads) <= WATCHED_HEAD
 
 
 # ------------------------------------------------------------------------------------------ over HTTP

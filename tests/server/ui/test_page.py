@@ -13,8 +13,8 @@ import pytest
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Hint
 from umbel.lang.status import MOST_NODES, MOST_SHOWN, EngineState, PoolGauges, RuntimeStatus, TreeSurvey
-from umbel.server import activity
 from umbel.server.access import Access
+from umbel.server.limits import READINGS
 from umbel.server.ui.page import PAGE, LiveState
 
 from ..client import AsgiClient, served
@@ -167,13 +167,13 @@ def test_the_state_has_what_was_done_and_no_text() -> None:
 def test_the_state_has_the_last_minutes_and_no_reading_twice() -> None:
     async def work(client: AsgiClient) -> None:
         now = asyncio.get_running_loop().time()
-        for second in range(activity.KEPT + 5):
+        for second in range(READINGS + 5):
             status = RuntimeStatus("m", "0", EngineState.READY, running=second, pool=PoolGauges(total=9, free=9))
             client.app.front.activity.line(status, now - 1_000 + second)
         state = (await client.get("/ui/state")).json
-        assert [each["running"] for each in state["readings"]] == [*range(5, activity.KEPT + 5), 0]
+        assert [each["running"] for each in state["readings"]] == [*range(5, READINGS + 5), 0]
         later = (await client.get(f"/ui/state?after={state['readings'][-3]['at']:.9f}")).json
-        assert [each["running"] for each in later["readings"]][:1] == [activity.KEPT + 4]
+        assert [each["running"] for each in later["readings"]][:1] == [READINGS + 4]
 
     on_a_server(work)
 

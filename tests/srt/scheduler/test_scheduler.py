@@ -58,7 +58,7 @@ class TestReuse:
         engine = Engine()
         ids = [engine.generate(PREFIX) for _ in range(4)]
         engine.step()
-        assert engine.runner.batches == [17 + 3]
+        assert list(engine.runner.batches) == [17 + 3]
         engine.run()
         assert [engine.cached(i) for i in ids] == [0, 16, 16, 16]
         assert engine.count("duplicate_rows") == 3
@@ -310,7 +310,7 @@ class TestEndings:
         engine.run()
         failures = [ending for ending in (engine.endings[i] for i in ids) if isinstance(ending, EngineFailed)]
         assert ["outside the vocabulary" in failure.message for failure in failures] == [True] * 2
-        assert engine.runner.batches == []
+        assert not engine.runner.batches
 
     @pytest.mark.parametrize(
         ("sequences", "start"), [([], 1), ([[]], 1), ([[1]], 0), ([[1]], 2), ([[1, 2, 3], [1, 4, 3]], 2)]

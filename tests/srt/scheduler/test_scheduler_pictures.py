@@ -67,7 +67,7 @@ def test_a_picture_that_is_seen_both_ways_is_computed_in_one_step(both_ways: boo
     prompt = [1, 2, 3, *send(engine, 9, 6), 4, 5]
     message_id = engine.generate(prompt)
     engine.run()
-    assert engine.runner.batches[: len(rows)] == rows
+    assert list(engine.runner.batches)[: len(rows)] == rows
     engine.assert_equals_reference(message_id, prompt)
 
 
