@@ -1,6 +1,8 @@
 """The command line of `umbel serve`, its file, and the processes it starts."""
 
+import asyncio
 import json
+import os
 import signal
 import socket
 import urllib.request
@@ -10,8 +12,10 @@ import pytest
 from umbel.interpreter import cli
 from umbel.lang.errors import ParameterError
 from umbel.lang.runtime_options import RuntimeOptions
-from umbel.server.command import LIMITS, OPTIONS, _attributes, _worker_start, main, settings_of, stopping
+from umbel.server.command import LIMITS, OPTIONS, Server, _attributes, _bind, _worker_start, main, settings_of, stopping
+from umbel.server.front import Front
 from umbel.server.limits import HttpLimits
+from umbel.srt.in_process import LocalBackend
 
 from .serving import KEY, PATIENCE, Serving, until
 
@@ -186,3 +190,46 @@ def test_a_server_that_cannot_start_ends_with_the_cause(capsys: pytest.CaptureFi
     arguments = ["serve", "--model", "oracle", "--port", "0", "--served-name", "a", "--served-name", "a"]
     assert cli.main(arguments) == 1
     assert "the name 'a' twice" in capsys.readouterr().err
+
+
+class Local(LocalBackend):
+    """A runtime without processes."""
+
+    listens_on = ""
+
+
+async def lived(server: Server, port: int) -> bytes:
+    """The whole life of a server, which is told to end while a stream runs → that stream."""
+    serving = asyncio.create_task(server._serve())
+    while not server._front.started:
+        await asyncio.sleep(0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = b'{"model": "oracle", "prompt": "x", "max_tokens": 20, "stream": true, "ignore_eos": true}'
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    begun = await reader.readuntil(b"data: ")
+    server.end()
+    streamed = begun + await reader.read()
+    writer.close()
+    await serving
+    return streamed
+
+
+def test_ten_servers_start_and_end_and_leave_their_ports_and_nothing_else() -> None:
+    """Twice on the same ports. The nightly form starts ten processes."""
+
+    async def scenario(ports: list[int]) -> list[int]:
+        sockets = [_bind("127.0.0.1", port) for port in ports]
+        ports = [each.getsockname()[1] for each in sockets]
+        backends = [Local(pool_tokens=1 << 10) for _ in ports]
+        servers = [Server(Front(each), each, bound) for each, bound in zip(backends, sockets, strict=True)]  # type: ignore[arg-type]  # as a Runtime is
+        streams = await asyncio.gather(*(lived(server, port) for server, port in zip(servers, ports, strict=True)))
+        assert all(stream.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") for stream in streams)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return ports
+
+    ports = asyncio.run(scenario([0] * 10))
+    assert len(set(ports)) == 10
+    open_before = len(os.listdir("/proc/self/fd"))
+    assert asyncio.run(scenario(ports)) == ports
+    assert len(os.listdir("/proc/self/fd")) == open_before

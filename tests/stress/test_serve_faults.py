@@ -4,6 +4,7 @@ The short form is for every run. The full one is for `pytest -m nightly tests/st
 """
 
 import asyncio
+import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -56,8 +57,8 @@ async def watched(server: Serving) -> AsyncIterator[HealthWatch]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def lose_an_engine(server: Serving, count: int, whole: int) -> tuple[float, float]:
-    """Kills the engine while `count` texts are streamed and `whole` others are asked for.
+async def lose_an_engine(server: Serving, count: int, whole: int, by: int = signal.SIGKILL) -> tuple[float, float]:
+    """Kills the engine, or stops it for good, while `count` texts are streamed and `whole` others are asked for.
 
     Returns the seconds until the last stream had ended, and until `/health` said so.
     """
@@ -78,7 +79,7 @@ async def lose_an_engine(server: Serving, count: int, whole: int) -> tuple[float
         ]
         engine = server.engine()
         killed = time.monotonic()
-        engine.kill()
+        engine.send_signal(by)
         answers = await asyncio.gather(*streams)
         last = max(ended) - killed
         answered = await asyncio.gather(*others)
@@ -86,10 +87,9 @@ async def lose_an_engine(server: Serving, count: int, whole: int) -> tuple[float
     for answer in answers:
         assert answer.whole
         assert answer.status == 200
-        assert answer.error, "the engine was killed before the text could end"
-    fault_free = [
-        (await server.post("/v1/completions", {**LONG, "prompt": prompt(n)})).text for n in range(max(count, whole))
-    ]
+        assert answer.error, "the engine was lost before the text could end"
+    asked_again = (server.post("/v1/completions", {**LONG, "prompt": prompt(n)}) for n in range(max(count, whole)))
+    fault_free = [answer.text for answer in await asyncio.gather(*asked_again)]
     for got, text in zip(answers, fault_free, strict=False):
         assert got.text, "it had begun"
         assert text.startswith(got.text)
@@ -103,10 +103,11 @@ async def _is(value: bool) -> bool:
     return value
 
 
-def test_an_engine_that_is_killed_is_replaced_and_each_client_hears_of_it(server: Serving) -> None:
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_an_engine_that_is_lost_is_replaced_and_each_client_hears_of_it(by: int, server: Serving) -> None:
     async def scenario() -> None:
         await server.ready()
-        _, noticed = await lose_an_engine(server, 8, 4)
+        _, noticed = await lose_an_engine(server, 4, 2, by)
         assert noticed < PATIENCE
         await server.rest()
 
