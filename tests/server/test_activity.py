@@ -10,7 +10,8 @@ from umbel.lang.status import EngineState, PoolGauges, RuntimeHealth, RuntimeSta
 from umbel.server import activity
 from umbel.server.activity import Activity, keep
 
-from .serving import ADMIN_KEY, Serving, until
+from ..serving import until
+from .serving import ADMIN_KEY, Serving
 
 POOL = PoolGauges(total=1000, free=970)
 

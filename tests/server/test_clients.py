@@ -18,8 +18,9 @@ from openai.types import Completion
 from pydantic import BaseModel
 from umbel.interpreter.backends.runtime import Runtime
 
+from ..serving import PATIENCE, until
 from .conftest import MOST_IN_FLIGHT
-from .serving import ADMIN_KEY, KEY, PATIENCE, Serving, until
+from .serving import ADMIN_KEY, KEY, Serving
 
 pytestmark = pytest.mark.processes
 PROMPT = {"model": "oracle", "prompt": "hello world", "max_tokens": 6, "temperature": 0}

@@ -17,7 +17,8 @@ from umbel.server.front import Front
 from umbel.server.limits import HttpLimits
 from umbel.srt.in_process import LocalBackend
 
-from .serving import KEY, PATIENCE, Serving, until
+from ..serving import PATIENCE, until
+from .serving import KEY, Serving
 
 FILE = """
 port = 4000

@@ -26,8 +26,9 @@ from umbel.server.programs import ProgramModel
 from umbel.srt.in_process import LocalBackend
 
 from ..compiler.random_programs import bodies, program_of
+from ..serving import PATIENCE
 from .client import AsgiClient, served
-from .serving import ADMIN_KEY, KEY, PATIENCE, Serving
+from .serving import ADMIN_KEY, KEY, Serving
 
 pytestmark = pytest.mark.filterwarnings("ignore::umbel.TemplateWarning")
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from umbel.server.activity import Activity, read_status
 
+from ..serving import until
 from .client import AsgiClient, served
-from .serving import Serving, until
+from .serving import Serving
 
 ROWS = [f"| {n} | Person {n} | {20 + n} | Engineer | 555-{1000 + 37 * n} |" for n in range(1, 31)]
 TABLE = "Here is a table.\n| ID | Name | Age | Occupation | Phone |\n|----|----|----|----|----|\n" + "\n".join(ROWS)

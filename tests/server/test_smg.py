@@ -15,7 +15,8 @@ from typing import Any
 import openai
 import pytest
 
-from .serving import ADMIN_KEY, KEY, Serving, until
+from ..serving import until
+from .serving import ADMIN_KEY, KEY, Serving
 
 pytestmark = [pytest.mark.processes, pytest.mark.nightly]
 CHAT = {"model": "oracle", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "temperature": 0}

@@ -11,8 +11,9 @@ import pytest
 from umbel.server.limits import HttpLimits
 from umbel.server.workers import share_of
 
+from ..serving import PATIENCE, until
 from .client import served
-from .serving import PATIENCE, Serving, until
+from .serving import Serving
 
 
 @pytest.mark.parametrize(("workers", "each"), [(1, 1000), (3, 334), (64, 16)])

@@ -1,11 +1,7 @@
-"""`umbel serve` as a process on the oracle, a client of its socket, and the state of its processes."""
+"""A server process on the oracle, a client of its socket, and the state of its processes."""
 
 import asyncio
 import json
-import re
-import subprocess
-import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -14,8 +10,8 @@ from typing import Any
 
 import psutil
 
-PATIENCE = 120.0  # seconds until what must come counts as missing, on a machine that does something else
-_MAIN = "import sys; from umbel.interpreter.cli import main; sys.exit(main(sys.argv[1:]))"
+from ..serving import PATIENCE, ServerProcess
+
 _ENGINE, _GATEWAY = "umbel.srt.engine.process", "umbel.srt.gateway.server"
 
 
@@ -51,11 +47,11 @@ class Answer:
         return str(events[-1]["error"]["message"]) if "error" in events[-1] else ""
 
 
-class Serving:
+class Serving(ServerProcess):
     """A server process.
 
     Args:
-        folder: for its settings and its log.
+        folder: for its settings.
         runtime: options of the runtime, such as {"debug": {"step_delay": 0.1}}.
         arguments: further ones of the command line.
     """
@@ -64,18 +60,8 @@ class Serving:
         settings = folder / "serve.toml"
         lines = [f"{name} = {_toml(value)}" for name, value in {"model": "oracle", **(runtime or {})}.items()]
         settings.write_text("[runtime]\n" + "\n".join(lines))
-        self._log_path = folder / "serve.log"
-        command = [sys.executable, "-c", _MAIN, "serve", "--config", str(settings), "--port", "0", *arguments]
-        with self._log_path.open("wb") as log:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log)
         self._known: dict[int, psutil.Process] = {}
-        self.host = "127.0.0.1"
-        found = until(lambda: re.search(r"listening on http://[\d.]+:(\d+)", self.log), "it listens", self.process)
-        self.port = int(found[1])
-
-    @property
-    def log(self) -> str:
-        return self._log_path.read_text()
+        super().__init__("--config", str(settings), *arguments)
 
     # ------------------------------------------------------------------ processes
 
@@ -120,8 +106,7 @@ class Serving:
         for each in self.known():
             if each.pid != self.process.pid and each.is_running():
                 each.kill()
-        self.process.kill()
-        self.process.wait()
+        super().end()
 
     # ------------------------------------------------------------------ requests
 
@@ -227,18 +212,8 @@ def serving(folder: Path, runtime: Mapping[str, Any] | None = None, *arguments: 
         server.end()
 
 
-def until(condition: Any, what: str, process: "subprocess.Popen[bytes] | None" = None) -> Any:
-    """Waits until a condition holds → what it gave."""
-    deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what
-        assert process is None or process.poll() is None, f"the process ended before {what}"
-        time.sleep(0.02)
-    return found
-
-
 async def until_async(condition: Any, what: str) -> Any:
-    """As `until`, for one that is awaited."""
+    """Waits until a condition that is awaited holds → what it gave."""
     async with asyncio.timeout(PATIENCE):
         while not (found := await condition()):
             await asyncio.sleep(0.05)

@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from .serving import PATIENCE, Answer, Serving, serving, until_async
+from ..serving import PATIENCE
+from .serving import Answer, Serving, serving, until_async
 
 pytestmark = pytest.mark.processes
 

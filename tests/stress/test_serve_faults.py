@@ -14,7 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from .serving import PATIENCE, Answer, Serving, serving, until_async
+from ..serving import PATIENCE
+from .serving import Answer, Serving, serving, until_async
 
 pytestmark = pytest.mark.processes
 

@@ -15,7 +15,8 @@ from umbel.lang.prompt import Text
 from umbel.lang.protocol import GenRequest, Hint, Release, ScoreRequest, Tokenize
 from umbel.lang.sampling import SamplingParams
 
-from .serving import PATIENCE, Serving
+from ..serving import PATIENCE
+from .serving import Serving
 
 pytestmark = pytest.mark.processes
 

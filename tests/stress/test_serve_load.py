@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from .serving import PATIENCE, Serving, serving, until_async
+from ..serving import PATIENCE
+from .serving import Serving, serving, until_async
 
 pytestmark = pytest.mark.processes
 

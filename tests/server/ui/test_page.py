@@ -17,8 +17,9 @@ from umbel.server.access import Access
 from umbel.server.limits import READINGS
 from umbel.server.ui.page import PAGE, LiveState
 
+from ...serving import until
 from ..client import AsgiClient, served
-from ..serving import ADMIN_KEY, KEY, Serving, until
+from ..serving import ADMIN_KEY, KEY, Serving
 from .browser import CHROMIUM, Browser
 
 COMPLETION = {"model": "oracle", "prompt": "a private text", "max_tokens": 5, "temperature": 0, "ignore_eos": True}

@@ -1,0 +1,65 @@
+"""`umbel serve` as a process of its own, on a free port; tests of clients and stress tests add their ways to ask."""
+
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+PATIENCE = 120.0  # seconds until what must come counts as missing, on a machine that does something else
+_PROGRAM = "import sys; from umbel.interpreter.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Waits until a condition is true. Returns what it gave."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+    return found
+
+
+class ServerProcess:
+    """A server process.
+
+    Args:
+        options: of `umbel serve`.
+
+    Attributes:
+        host, port, address: known once the process listens, before the model is loaded.
+    """
+
+    def __init__(self, *options: str) -> None:
+        # A file, since a pipe that is not read would stop the server; and appended to, since its place is shared.
+        self._log = tempfile.TemporaryFile("a+")  # noqa: SIM115 - closed by `end`
+        command = [sys.executable, "-c", _PROGRAM, "serve", "--port", "0", *options]
+        self.process = subprocess.Popen(command, stderr=self._log, stdin=subprocess.DEVNULL)
+        try:
+            self.address: str = until(lambda: self.said(r"listening on (http://[\d.]+:\d+)"), "it does not listen")
+        except BaseException:
+            self.end()
+            raise
+        self.host, _, port = self.address.removeprefix("http://").partition(":")
+        self.port = int(port)
+
+    @property
+    def log(self) -> str:
+        """All lines that the server has logged."""
+        self._log.seek(0)
+        return self._log.read()
+
+    def said(self, pattern: str) -> str:
+        """Returns the first group of a pattern in the log, or "". Fails when the process has ended without it."""
+        ended = self.process.poll()
+        found = re.search(pattern, self.log)
+        assert found is not None or ended is None, f"the server ended with {ended}:\n{self.log}"
+        return "" if found is None else found[1]
+
+    def end(self) -> None:
+        """Kills the process; its runtime ends with it."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._log.close()
