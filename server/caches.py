@@ -26,7 +26,8 @@ from .openai.fields import TokenUsage, token_usage
 from .tokens import tokenizing
 
 CacheName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_.-]{1,64}$")]
-Seconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_TTL)] | Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,5}s$")]
+# What ends within a second may have ended before it is created.
+Seconds = Annotated[float, msgspec.Meta(ge=1, le=MAX_TTL)] | Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,5}s$")]
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -89,8 +90,8 @@ def _entry(cache: CacheObject, usage: TokenUsage | msgspec.UnsetType = msgspec.U
 def _seconds(ttl: float | str) -> float:
     """Reads a time to live. Raises HttpError for a text out of range."""
     seconds = float(ttl[:-1]) if isinstance(ttl, str) else ttl
-    if not 0 < seconds <= MAX_TTL:
-        raise wrong("ttl", f"write more than 0 and at most {MAX_TTL:g} seconds")
+    if not 1 <= seconds <= MAX_TTL:
+        raise wrong("ttl", f"write 1 to {MAX_TTL:g} seconds")
     return seconds
 
 
