@@ -22,6 +22,8 @@ from .limits import BODY_SECONDS, MAX_BODY, MAX_NAME, REFUSED_NAMES
 B = TypeVar("B")
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 Label = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+ToolName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+Json = dict[str, Any]  # Any: JSON
 Salt = Annotated[str, msgspec.Meta(max_length=128, pattern="^[A-Za-z0-9_-]*$")]
 
 

@@ -29,6 +29,7 @@ from ..lang.tool_constraint import Thinking, tools_constraint
 from .bodies import wrong
 from .front import Front, ServedModel
 from .limits import check_schema
+from .marks import warn_of_marks
 from .programs import ProgramModel
 from .tokens import tokenizing
 
@@ -209,10 +210,10 @@ class Dialogue:
     Args:
         ends: stop texts of the template, which the caller did not ask for.
         answerer: answers the request; None for the front.
+        warnings: for the caller.
 
     Attributes:
         question: as the prompt has it, without lines that the server drops.
-        warnings: for the caller.
         request: what the engine is asked.
         conversation: the prompt, and where blocks and tools end in it.
         begun: figures of the prompt, once the first text of a stream that asks for them has come.
@@ -234,36 +235,47 @@ class Dialogue:
         self._answerer: Answerer = front if answerer is None else answerer
         self._ends = ends
         self.question = question
-        self.warnings = warnings
+        self._warnings = warnings
         self.request = request
         self.conversation = conversation
         self._reader = reader
         self.begun: Begun | None = None
         self.final: Final | None = None
 
-    def mark(self, caching: Caching | None) -> None:
-        """Gives the request marks, which are places in the conversation's prompt."""
+    def mark(self, caching: Caching | None, warnings: list[str]) -> None:
+        """Gives the request marks, which are places in the conversation's prompt.
+
+        Args:
+            warnings: for the caller; takes those of the conversation, and one for marks that do not count.
+        """
+        warn_of_marks(caching, warnings)
+        warnings += self._warnings
         if caching is not None:
             self.request = msgspec.structs.replace(self.request, caching=caching)
 
     async def steps(self, *, begun: bool = False) -> AsyncGenerator[Step, None]:
-        """Yields the pieces of all answers as they come; `final` and `ending` are known afterwards.
+        """Yields the pieces of all answers as they come, in one step at least.
+
+        `final` and `ending` are known afterwards.
 
         Args:
             begun: asks for the figures of the prompt, which are known with the first step.
         """
+        stepped = False
         readers = [self._reader.open() for _ in range(self.request.sampling.n)]
         request = msgspec.structs.replace(self.request, stream=True, begun=begun)
         async with aclosing(self._answerer.events([request])) as events:
             async for _, event in events:
                 if isinstance(event, Chunk):
-                    self.begun = self.begun or event.begun
+                    self.begun, stepped = self.begun or event.begun, True
                     pieces = readers[event.index].feed(event.text, len(event.token_ids))
                     yield Step(event.index, pieces, event.logprobs)
                 else:
                     self.final = event
         for index, reader in enumerate(readers):
-            if rest := reader.finish():
+            rest = reader.finish()
+            if rest or not stepped:
+                stepped = True
                 yield Step(index, rest, ())
         self._readers = readers
         self._keep(readers)

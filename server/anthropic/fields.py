@@ -5,12 +5,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ...lang.sampling import MAX_SEED
-from ..bodies import Body, Label, Name, Salt, UmbelFields
+from ..bodies import Body, Json, Label, Name, Salt, ToolName, UmbelFields
 from ..limits import MAX_MESSAGES, MAX_TOOLS
 from ..marks import CacheControl
 
 StopSequence = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-JsonObject = dict[str, Any]  # Any: JSON values
 
 NOT_OFFERED = {
     "type": (
@@ -69,7 +68,7 @@ class ToolUseContent(Body, frozen=True, tag_field="type", tag="tool_use"):
 
     id: Name
     name: Name
-    input: JsonObject
+    input: Json
     cache_control: CacheControl | None = None
     caller: DirectCaller | None = None
     toolset_name: None = None
@@ -126,8 +125,8 @@ class ClientTool(Body, frozen=True):
         eager_input_streaming: has no effect: arguments are always streamed as they are generated.
     """
 
-    name: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
-    input_schema: JsonObject
+    name: ToolName
+    input_schema: Json
     description: str = ""
     type: Literal["custom"] | None = None
     strict: bool | None = None
@@ -135,7 +134,7 @@ class ClientTool(Body, frozen=True):
     eager_input_streaming: bool | None = None
     defer_loading: Literal[False] | None = None
     allowed_callers: tuple[Literal["direct"], ...] | None = None
-    input_examples: Annotated[tuple[JsonObject, ...], msgspec.Meta(max_length=0)] | None = None
+    input_examples: Annotated[tuple[Json, ...], msgspec.Meta(max_length=0)] | None = None
 
 
 class ChooseAuto(Body, frozen=True, tag_field="type", tag="auto"):
@@ -193,7 +192,7 @@ class ThinkBetweenTools(Body, frozen=True, tag_field="type", tag="between_tools"
 class OutputFormat(Body, frozen=True, tag_field="type", tag="json_schema"):
     """The answer is JSON of this schema."""
 
-    schema: JsonObject
+    schema: Json
 
 
 class OutputConfig(Body, frozen=True):
@@ -211,7 +210,7 @@ class OutputConfig(Body, frozen=True):
 class ContextManagement(Body, frozen=True):
     """Edits of a long context. They are allowed to be left undone, and are."""
 
-    edits: tuple[JsonObject, ...] = ()
+    edits: tuple[Json, ...] = ()
 
 
 class RequestMetadata(Body, frozen=True):
@@ -258,7 +257,7 @@ class MessageFields(Body, frozen=True):
     container: None = None
 
     @property
-    def schema(self) -> JsonObject | None:
+    def schema(self) -> Json | None:
         """The JSON schema of the answer's text."""
         given = self.output_config
         return None if given is None or given.format is None else given.format.schema

@@ -21,7 +21,6 @@ from ..conversation import Dialogue, Piece, Question, ReasoningPiece, Said, open
 from ..diagnosis.comparison import Comparison, compare
 from ..errors import HttpError
 from ..http import JSON_OR_EVENTS, Answer, Asked, Endpoint, EventStream, Reply, sse
-from ..marks import warn_of_marks
 from .answers import (
     PING,
     AnswerBlocks,
@@ -73,9 +72,7 @@ async def _open(asked: Asked[Any], sampling: SamplingParams) -> Dialogue:
     origin = front.origin(asked.caller, body.umbel, body.cache_salt)
     dialogue = await open_dialogue(front, question, sampling, origin, asked.id, model=model)
     caching = turns.marks.caching(dialogue.conversation, front.limits.cache_minimum, whole=body.cache_control)
-    warn_of_marks(caching, asked.warnings)
-    asked.warnings += dialogue.warnings
-    dialogue.mark(caching)
+    dialogue.mark(caching, asked.warnings)
     return dialogue
 
 
@@ -142,9 +139,6 @@ class _Message:
                                 yield _encoded(event)
             except ContextLengthError as error:
                 raise await self._explained(error) from None
-        if not started:
-            yield self._start()
-            yield PING
         for event in self._blocks.end():
             yield _encoded(event)
         said = self._dialogue.ending(0)

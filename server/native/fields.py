@@ -16,7 +16,7 @@ from ...lang.sampling import MAX_SEED, SamplingParams
 from ..bodies import Body, Name, Salt, UmbelFields, wrong
 from ..front import Front
 from ..limits import MAX_N, MAX_REGEX, MAX_SCHEMA, check_schema
-from ..openai.fields import Bias, Penalty, Stop, Stops, TokenId, TokenKey, texts_of
+from ..openai.fields import SGLANG_NOT_OFFERED, Bias, Penalty, Stop, Stops, TokenId, TokenKey, texts_of
 from ..tokens import check_ids
 
 ANY_MODEL = "unknown"  # a gateway that was told of no model says this
@@ -168,9 +168,8 @@ class SamplingFields(Body, frozen=True):
 
 
 NOT_OFFERED = {
-    "skip_special_tokens": "special tokens have no text here; leave it out",
-    "spaces_between_special_tokens": "special tokens have no text here; leave it out",
-    "no_stop_trim": "stop texts are never part of the answer; leave it out",
+    **SGLANG_NOT_OFFERED,
+    "spaces_between_special_tokens": SGLANG_NOT_OFFERED["skip_special_tokens"],
     "structural_tag": "structural tags are not read; write a regex, a json_schema or an ebnf",
     "custom_params": "no logits processors are loaded; leave it out",
     "stream_interval": "every step that has text makes an event; leave it out",

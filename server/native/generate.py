@@ -122,7 +122,6 @@ GENERATE_NOT_OFFERED = {
     "log_metrics": "counting cannot be turned off; leave it out",
     "no_logs": "prompts are never logged; leave it out",
     "background": "answers are not kept for later; leave it out",
-    "return_hidden_states": "hidden states are not given; leave it out",
     "return_bytes": "they are not given; see output_ids",
     "return_entropy": "it is not given; leave it out",
 }

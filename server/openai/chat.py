@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions`: answers to conversations, with tools, formats and reasoning."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
@@ -11,9 +11,9 @@ from ...lang.caching import CacheMark, CacheObject
 from ...lang.conversations.messages import Message, Option
 from ...lang.errors import CapabilityError
 from ...lang.prompt import Media
-from ...lang.protocol import CacheKeeping, CacheRequest, Caches, Origin, ReadCaches, TokenLogprob
+from ...lang.protocol import CacheKeeping, CacheRequest, Caches, Origin, ReadCaches
 from ...lang.tool_calls import Tool, ToolCall, ToolChoice
-from ..bodies import Body, Label, wrong
+from ..bodies import Body, Json, Label, ToolName, wrong
 from ..conversation import (
     CONTEXT_LEFT,
     Dialogue,
@@ -27,14 +27,23 @@ from ..conversation import (
 from ..errors import HttpError
 from ..front import Front
 from ..http import DONE, JSON_OR_EVENTS, Answer, Asked, Endpoint, EventStream, Reply, sse
-from ..limits import MAX_MESSAGES, MAX_REGEX, MAX_TOOLS, check_schema
-from ..marks import TOOLS, Breakpoint, CacheControl, CacheOptions, Marks, warn_of_marks
-from .fields import NOT_OFFERED, GenerationFields, Metadata, TokenUsage, token_usage
-
-ToolName = Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
-Json = dict[str, Any]  # Any: JSON
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
+from ..limits import MAX_MESSAGES, MAX_REGEX, MAX_TOOLS
+from ..marks import TOOLS, Breakpoint, CacheControl, CacheOptions, Marks
+from .conversations import (
+    ANY_OBJECT,
+    CONVERSATION_NOT_OFFERED,
+    Detail,
+    Effort,
+    JsonFormat,
+    RefusalBlock,
+    TextFormat,
+    ToolWord,
+    Verbosity,
+    choice_of,
+    options_of,
+    tool_of,
+)
+from .fields import NOT_OFFERED, GenerationFields, Metadata, TokenUsage, TopTokenEntry, token_entries, token_usage
 
 # ------------------------------------------------------------------------------------------------ messages
 
@@ -43,7 +52,7 @@ class ImageUrl(Body, frozen=True):
     """A picture as a data URL."""
 
     url: str
-    detail: Literal["auto", "low", "high", "original"] | None = None
+    detail: Detail | None = None
 
 
 class TextBlock(Body, frozen=True, tag="text", tag_field="type"):
@@ -60,12 +69,6 @@ class ImageBlock(Body, frozen=True, tag="image_url", tag_field="type"):
     image_url: ImageUrl
     cache_control: CacheControl | None = None
     prompt_cache_breakpoint: Breakpoint | None = None
-
-
-class RefusalBlock(Body, frozen=True, tag="refusal", tag_field="type"):
-    """Text with which an earlier answer refused."""
-
-    refusal: str
 
 
 Block = TextBlock | ImageBlock | RefusalBlock
@@ -170,6 +173,9 @@ class ForcedFunction(Body, frozen=True, tag="function", tag_field="type"):
 
     function: NamedFunction
 
+    def choice(self, parallel: bool) -> ToolChoice:
+        return ToolChoice.only(self.function.name)
+
 
 class AllowedFunctions(Body, frozen=True):
     """Functions that may be called, and whether one must be."""
@@ -183,6 +189,10 @@ class AllowedTools(Body, frozen=True, tag="allowed_tools", tag_field="type"):
 
     allowed_tools: AllowedFunctions
 
+    def choice(self, parallel: bool) -> ToolChoice:
+        names = dict.fromkeys(each.function.name for each in self.allowed_tools.tools)
+        return ToolChoice(self.allowed_tools.mode, tuple(names), parallel)
+
 
 class JsonSchemaFacts(Body, frozen=True):
     """A schema. `name`, `description` and `strict` change nothing: answers always follow their schema."""
@@ -193,18 +203,15 @@ class JsonSchemaFacts(Body, frozen=True):
     strict: bool | None = None
 
 
-class TextFormat(Body, frozen=True, tag="text", tag_field="type"):
-    """Free text."""
-
-
-class JsonFormat(Body, frozen=True, tag="json_object", tag_field="type"):
-    """Any JSON object."""
-
-
 class SchemaFormat(Body, frozen=True, tag="json_schema", tag_field="type"):
     """JSON by a schema."""
 
     json_schema: JsonSchemaFacts
+
+    @property
+    def schema(self) -> Json:
+        """The schema; that of any object where there is none."""
+        return ANY_OBJECT if self.json_schema.schema is None else self.json_schema.schema
 
 
 class KeptTurns(Body, frozen=True):
@@ -237,7 +244,7 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     tools: Annotated[tuple[FunctionTool, ...], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ForcedFunction | AllowedTools | None = None
+    tool_choice: ToolWord | ForcedFunction | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     response_format: TextFormat | JsonFormat | SchemaFormat | None = None
     reasoning_effort: Effort | None = None
@@ -252,7 +259,7 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True):
     metadata: Metadata | None = None
     prompt_cache_key: Label | None = None
     safety_identifier: Label | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Verbosity | None = None
     # At their defaults only.
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
@@ -282,23 +289,6 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True):
 
 
 # ------------------------------------------------------------------------------------------------- answers
-
-
-class TokenEntry(msgspec.Struct, frozen=True):
-    """A token and its log-probability. `bytes` are its own: a token may end inside a character."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class TopTokenEntry(msgspec.Struct, frozen=True):
-    """A token, its log-probability, and the most likely tokens at its place."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[TokenEntry]
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
@@ -354,24 +344,6 @@ class ChatAnswer(msgspec.Struct, frozen=True):
     object: Literal["chat.completion"] = "chat.completion"
 
 
-def chat_logprobs(entries: Sequence[TokenLogprob]) -> ChatLogprobs:
-    """Writes log-probabilities as chat completions have them."""
-    return ChatLogprobs(
-        [
-            TopTokenEntry(
-                entry.text,
-                entry.logprob,
-                list(entry.data),
-                [
-                    TokenEntry(text, value, list(data))
-                    for (_, text, value), data in zip(entry.top, entry.top_data, strict=True)
-                ],
-            )
-            for entry in entries
-        ]
-    )
-
-
 # ------------------------------------------------------------------------------------------ body → question
 
 
@@ -390,8 +362,8 @@ def question_of(body: ChatBody) -> Question:
     return Question(
         tuple(message_of(message, f"messages[{number}]") for number, message in enumerate(body.messages)),
         tools,
-        choice_of(body, tools),
-        schema_of(body.response_format),
+        choice_of(body.tool_choice, body.parallel_tool_calls, tools),
+        None if body.response_format is None else body.response_format.schema,
         body.regex,
         options_of(body.reasoning_effort, body.chat_template_kwargs),
         body.continue_final_message,
@@ -452,49 +424,11 @@ def _blocks(content: Content | None, param: str) -> tuple[str | Media, ...]:
 
 
 def tools_of(tools: Sequence[FunctionTool]) -> tuple[Tool, ...]:
-    """Returns tools in the words of the language. Raises HttpError for a schema that is too large."""
-    found = []
-    for number, tool in enumerate(tools):
-        facts = tool.function
-        parameters: Mapping[str, Any] = facts.parameters or {"type": "object", "properties": {}}
-        check_schema(f"tools[{number}].function.parameters", parameters)
-        found.append(Tool(facts.name, facts.description or "", parameters))
-    return tuple(found)
-
-
-def choice_of(body: ChatBody, tools: Sequence[Tool]) -> ToolChoice:
-    """Returns the choice of tools. Raises HttpError for a choice without tools."""
-    chosen = body.tool_choice
-    parallel = body.parallel_tool_calls is not False
-    if not tools:
-        if chosen not in (None, "none", "auto"):
-            raise wrong("tool_choice", "there are no tools; give tools, or leave it out")
-        return ToolChoice("none")
-    if isinstance(chosen, ForcedFunction):
-        return ToolChoice.only(chosen.function.name)
-    if isinstance(chosen, AllowedTools):
-        names = tuple(dict.fromkeys(each.function.name for each in chosen.allowed_tools.tools))
-        return ToolChoice(chosen.allowed_tools.mode, names, parallel)
-    return ToolChoice(chosen or "auto", None, parallel)
-
-
-def schema_of(format: TextFormat | JsonFormat | SchemaFormat | None) -> Mapping[str, Any] | None:
-    """Returns the schema of the answer; None for free text."""
-    match format:
-        case JsonFormat():
-            return {"type": "object"}
-        case SchemaFormat(json_schema=facts):
-            return {"type": "object"} if facts.schema is None else facts.schema
-        case _:
-            return None
-
-
-def options_of(effort: Effort | None, given: Mapping[str, Option] | None = None) -> dict[str, Option]:
-    """Returns variables of the chat template: an effort, and the switch that most templates have for it."""
-    options: dict[str, Option] = {}
-    if effort is not None:
-        options = {"reasoning_effort": effort, "enable_thinking": effort not in ("none", "minimal")}
-    return options | dict(given or {})
+    """Returns tools in the words of the language. Raises ParameterError for a schema that is too large."""
+    return tuple(
+        tool_of(facts.name, facts.description, facts.parameters, f"tools[{number}].function.parameters")
+        for number, facts in enumerate(tool.function for tool in tools)
+    )
 
 
 # ------------------------------------------------------------------------------------------------- answering
@@ -518,7 +452,7 @@ class _Chat:
                 index,
                 self._message(index, said),
                 said.reason,
-                chat_logprobs(said.logprobs) if self._body.logprobs else None,
+                ChatLogprobs(token_entries(said.logprobs)) if self._body.logprobs else None,
             )
             for index, said in enumerate(answers)
         ]
@@ -539,11 +473,9 @@ class _Chat:
                     if step.logprobs and self._body.logprobs and not deltas:
                         deltas = [{}]  # the tokens' log-probabilities are not held back with their text
                     for number, delta in enumerate(deltas):
-                        logprobs = chat_logprobs(step.logprobs) if self._body.logprobs and number == 0 else None
+                        told = self._body.logprobs and number == 0
+                        logprobs = ChatLogprobs(token_entries(step.logprobs)) if told else None
                         yield self._event(step.index, delta, logprobs=logprobs)
-        if not begun:
-            for event in self._roles():
-                yield event
         endings = [self._dialogue.ending(index) for index in range(count)]
         for index, said in enumerate(endings):
             yield self._event(index, {}, said.reason)
@@ -633,9 +565,7 @@ async def converse(asked: Asked[ChatBody]) -> Answer:
         options=body.prompt_cache_options,
         kept=None if cache is None else CacheMark(marks_of(kept.messages, kept.tools).last(conversation), cache.ttl),
     )
-    warn_of_marks(caching, asked.warnings)
-    asked.warnings += dialogue.warnings
-    dialogue.mark(caching)
+    dialogue.mark(caching, asked.warnings)
     chat = _Chat(asked, dialogue)
     return EventStream(chat.stream()) if body.stream else Reply(await chat.whole())
 
@@ -670,15 +600,13 @@ ENDPOINTS = (
         errors=(404, 504),
         not_offered={
             **NOT_OFFERED,
+            **CONVERSATION_NOT_OFFERED,
             "store": "answers are not stored; leave it out",
-            "service_tier": "there is one tier; leave it out",
             "modalities": 'answers are text; write ["text"], or leave it out',
-            "prompt_cache_retention": "the cache is in memory; leave it out",
             "separate_reasoning": "reasoning is always a field of its own; leave it out",
             "stream_reasoning": "reasoning is always streamed; leave it out",
             "audio": "there is no audio; leave it out",
             "prediction": "predicted output is not offered; leave it out",
-            "moderation": "nothing is moderated; leave it out",
             "web_search_options": "the server searches nothing; offer a tool",
             "functions": "write tools",
             "function_call": "write tool_choice",

@@ -9,7 +9,7 @@ import msgspec
 from ...lang.caching import CachingUsage
 from ...lang.protocol import Completion, FinishReason, TokenLogprob, Usage
 from ...lang.sampling import MAX_SEED, SamplingParams
-from ..bodies import Body, Label, Name, Salt, UmbelFields, wrong
+from ..bodies import Body, Json, Label, Name, Salt, UmbelFields, wrong
 from ..limits import MAX_N
 from ..tokens import spelled
 
@@ -23,12 +23,12 @@ Metadata = Annotated[
     dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
     msgspec.Meta(max_length=16),
 ]
-NOT_OFFERED = {
-    "stream_options": "it is for streams; write stream: true, or leave it out",
+SGLANG_NOT_OFFERED = {
     "no_stop_trim": "stop texts are never part of the answer; leave it out",
     "return_hidden_states": "hidden states are not given; leave it out",
     "skip_special_tokens": "special tokens have no text here; leave it out",
 }
+NOT_OFFERED = {"stream_options": "it is for streams; write stream: true, or leave it out", **SGLANG_NOT_OFFERED}
 
 
 class StreamOptions(Body, frozen=True):
@@ -38,23 +38,16 @@ class StreamOptions(Body, frozen=True):
     include_obfuscation: bool = True
 
 
-class GenerationFields(Body, frozen=True):
-    """Fields that completions and chat completions have in common, with OpenAI's names and defaults.
+class AskingFields(Body, frozen=True):
+    """Fields that all bodies of the dialect have in common, with OpenAI's names and defaults.
 
-    Next to OpenAI's own: top_k, min_p, repetition_penalty, min_tokens, stop_token_ids, stop_regex, ignore_eos and regex
-    as of `gen()`, and `cache_salt`, a namespace of the prefix cache. What gateways add at its default is taken at its
-    default.
+    Next to OpenAI's own: top_k, min_p and repetition_penalty as of `gen()`, and `cache_salt`, a namespace of the prefix
+    cache.
     """
 
     model: Name
     temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_N)] | None = None
-    stop: Stop | Stops | None = None
-    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[TokenKey, Bias], msgspec.Meta(max_length=300)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Label | None = None
@@ -62,12 +55,40 @@ class GenerationFields(Body, frozen=True):
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=100)] | None = None
+    cache_salt: Salt | None = None
+    umbel: UmbelFields | None = None
+
+    # Any: fields of SamplingParams
+    def sampling(self, max_tokens: int, **others: Any) -> SamplingParams:
+        """Returns the sampling parameters. Raises ParameterError for values that do not go together."""
+        others |= self._given("temperature", "top_p", "min_p", "repetition_penalty")
+        if self.top_k is not None:
+            others["top_k"] = self.top_k or -1  # 0 keeps all, as other servers read it
+        return SamplingParams(max_tokens=max_tokens, **others)
+
+    def _given(self, *names: str) -> Json:
+        """Returns those of some fields that are given."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+class GenerationFields(AskingFields, frozen=True):
+    """Fields that completions and chat completions have in common.
+
+    Next to OpenAI's own: min_tokens, stop_token_ids, stop_regex and ignore_eos as of `gen()`. What gateways add at its
+    default is taken at its default.
+    """
+
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_N)] | None = None
+    stop: Stop | Stops | None = None
+    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[TokenKey, Bias], msgspec.Meta(max_length=300)] | None = None
+    # Ours.
     min_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] | None = None
     stop_token_ids: Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=1024)] | None = None
     stop_regex: Stop | Stops | None = None
     ignore_eos: bool = False
-    cache_salt: Salt | None = None
-    umbel: UmbelFields | None = None
     # At their defaults only: gateways add them.
     no_stop_trim: Literal[False] | None = None
     skip_special_tokens: Literal[True] | None = None
@@ -87,34 +108,22 @@ class GenerationFields(Body, frozen=True):
         """Returns the sampling parameters.
 
         Raises:
-            ParameterError: a value outside of a range that the types above do not say.
+            ParameterError: values that do not go together.
             HttpError: options of a stream where none is asked for.
         """
         if self.stream_options is not None and not self.stream:
             raise wrong("stream_options", "they are for streams; write stream: true, or leave them out")
-        given = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "frequency_penalty": self.frequency_penalty,
-            "presence_penalty": self.presence_penalty,
-            "repetition_penalty": self.repetition_penalty,
-            "min_p": self.min_p,
-            "min_tokens": self.min_tokens,
-            "stop_token_ids": self.stop_token_ids,
-        }
-        if self.top_k is not None:
-            others["top_k"] = self.top_k or -1  # 0 keeps all, as other servers read it
         if self.seed is not None:
             others["seed"] = self.seed & MAX_SEED  # OpenAI's seeds have a sign
         if self.logit_bias:
             others["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
-        return SamplingParams(
-            max_tokens=max_tokens,
+        return super().sampling(
+            max_tokens,
             n=self.count,
             stop=texts_of(self.stop),
             stop_regex=texts_of(self.stop_regex),
             ignore_eos=self.ignore_eos,
-            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+            **self._given("frequency_penalty", "presence_penalty", "min_tokens", "stop_token_ids"),
             **others,
         )
 
@@ -184,6 +193,39 @@ def token_usage(usage: Usage, reasoning_tokens: int = 0, caching: CachingUsage |
         PromptDetails(usage.cached_tokens, marks.created, marks.created, marks.read),
         CompletionDetails(reasoning_tokens=reasoning_tokens),
     )
+
+
+class TokenEntry(msgspec.Struct, frozen=True):
+    """A token and its log-probability. `bytes` are its own: a token may end inside a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TopTokenEntry(msgspec.Struct, frozen=True):
+    """A token, its log-probability, and the most likely tokens at its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TokenEntry]
+
+
+def token_entries(logprobs: Iterable[TokenLogprob]) -> list[TopTokenEntry]:
+    """Writes log-probabilities as answers to conversations have them."""
+    return [
+        TopTokenEntry(
+            entry.text,
+            entry.logprob,
+            list(entry.data),
+            [
+                TokenEntry(text, value, list(data))
+                for (_, text, value), data in zip(entry.top, entry.top_data, strict=True)
+            ],
+        )
+        for entry in logprobs
+    ]
 
 
 class TokenLists(msgspec.Struct, frozen=True):

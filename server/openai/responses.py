@@ -4,7 +4,7 @@ Items and events are what Codex and OpenAI's client read: reasoning, messages an
 with an event at its beginning and its end.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -17,9 +17,8 @@ from ...lang.caching import Caching
 from ...lang.conversations.messages import Message
 from ...lang.prompt import Media
 from ...lang.protocol import TokenLogprob, Usage
-from ...lang.sampling import SamplingParams
 from ...lang.tool_calls import Tool, ToolCall, ToolChoice
-from ..bodies import Body, Label, Name, Salt, UmbelFields, wrong
+from ..bodies import Body, Json, Label, ToolName, wrong
 from ..conversation import (
     CONTEXT_LEFT,
     Dialogue,
@@ -33,13 +32,25 @@ from ..conversation import (
 from ..diagnosis.comparison import Change, Comparison, compare
 from ..errors import HttpError
 from ..http import JSON_OR_EVENTS, Answer, Asked, Endpoint, EventStream, Reply, sse
-from ..limits import MAX_MESSAGES, MAX_TOOLS, check_schema
-from ..marks import Breakpoint, CacheOptions, Marks, warn_of_marks
-from .chat import Effort, ToolName, chat_logprobs, options_of
-from .fields import Metadata, StreamOptions
+from ..limits import MAX_MESSAGES, MAX_TOOLS
+from ..marks import Breakpoint, CacheOptions, Marks
+from .conversations import (
+    CONVERSATION_NOT_OFFERED,
+    Detail,
+    Effort,
+    JsonFormat,
+    RefusalBlock,
+    TextFormat,
+    ToolWord,
+    Verbosity,
+    choice_of,
+    options_of,
+    tool_of,
+)
+from .fields import AskingFields, Metadata, token_entries
 
-Json = dict[str, Any]  # Any: JSON
 NOT_OFFERED = {
+    **CONVERSATION_NOT_OFFERED,
     "previous_response_id": "responses are not kept; send the whole input again",
     "conversation": "conversations are not kept; send the whole input again",
     "prompt": "prompts are not kept; send the input itself",
@@ -49,10 +60,7 @@ NOT_OFFERED = {
     "max_tool_calls": "tools are called by the client; leave it out",
     "access_programs": "it is not offered; leave it out",
     "image": "pictures are not made; leave it out",
-    "moderation": "nothing is moderated; leave it out",
     "truncation": 'inputs are not cut; write "disabled", or leave it out',
-    "service_tier": "there is one tier; leave it out",
-    "prompt_cache_retention": "the cache is in memory; leave it out",
     "file_id": "files are not kept; send data",
     "file_url": "files are not fetched; send text",
 }
@@ -77,17 +85,11 @@ class OutputText(Body, frozen=True, tag="output_text", tag_field="type"):
     logprobs: tuple[Json, ...] | None = None
 
 
-class RefusalText(Body, frozen=True, tag="refusal", tag_field="type"):
-    """Text with which an earlier answer refused."""
-
-    refusal: str
-
-
 class InputImage(Body, frozen=True, tag="input_image", tag_field="type"):
     """A picture, as a data URL."""
 
     image_url: str | None = None
-    detail: Literal["auto", "low", "high", "original"] | None = None
+    detail: Detail | None = None
     file_id: None = None
     prompt_cache_breakpoint: Breakpoint | None = None
 
@@ -98,7 +100,7 @@ class ReasoningText(Body, frozen=True, tag="reasoning_text", tag_field="type"):
     text: str
 
 
-InputBlock = InputText | OutputText | RefusalText | InputImage | ReasoningText
+InputBlock = InputText | OutputText | RefusalBlock | InputImage | ReasoningText
 Content = str | Annotated[tuple[InputBlock, ...], msgspec.Meta(max_length=MAX_MESSAGES)]
 
 
@@ -143,6 +145,9 @@ class ForcedName(Body, frozen=True, tag="function", tag_field="type"):
 
     name: ToolName
 
+    def choice(self, parallel: bool) -> ToolChoice:
+        return ToolChoice.only(self.name)
+
 
 class AllowedNames(Body, frozen=True, tag="allowed_tools", tag_field="type"):
     """Functions that may be called, and whether one must be."""
@@ -150,13 +155,8 @@ class AllowedNames(Body, frozen=True, tag="allowed_tools", tag_field="type"):
     mode: Literal["auto", "required"]
     tools: Annotated[tuple[ForcedName, ...], msgspec.Meta(min_length=1, max_length=MAX_TOOLS)]
 
-
-class PlainText(Body, frozen=True, tag="text", tag_field="type"):
-    """Free text."""
-
-
-class JsonObject(Body, frozen=True, tag="json_object", tag_field="type"):
-    """Any JSON object."""
+    def choice(self, parallel: bool) -> ToolChoice:
+        return ToolChoice(self.mode, tuple(dict.fromkeys(each.name for each in self.tools)), parallel)
 
 
 class FlatSchema(Body, frozen=True, tag="json_schema", tag_field="type"):
@@ -171,8 +171,8 @@ class FlatSchema(Body, frozen=True, tag="json_schema", tag_field="type"):
 class TextOptions(Body, frozen=True):
     """The form of the answer."""
 
-    format: PlainText | JsonObject | FlatSchema | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    format: TextFormat | JsonFormat | FlatSchema | None = None
+    verbosity: Verbosity | None = None
 
 
 class ReasoningOptions(Body, frozen=True):
@@ -192,7 +192,7 @@ class ComparedCacheOptions(CacheOptions, frozen=True):
     comparison_response_id: Label | None = None
 
 
-class ResponsesBody(Body, frozen=True):
+class ResponsesBody(AskingFields, frozen=True):
     """Asks for an answer.
 
     Attributes:
@@ -212,35 +212,23 @@ class ResponsesBody(Body, frozen=True):
         "max_tokens": "max_output_tokens",
     }
 
-    model: Name
     input: str | Annotated[tuple[InputItem, ...], msgspec.Meta(max_length=MAX_MESSAGES)] = ()
     instructions: str | None = None
     max_output_tokens: Annotated[int, msgspec.Meta(ge=1, le=CONTEXT_LEFT)] | None = None
-    temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
-    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     text: TextOptions | None = None
     tools: Annotated[tuple[FlatTool, ...], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ForcedName | AllowedNames | None = None
+    tool_choice: ToolWord | ForcedName | AllowedNames | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     include: Annotated[tuple[Included, ...], msgspec.Meta(max_length=16)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     store: bool | None = None
     prompt_cache_options: ComparedCacheOptions | None = None
-    # Ours.
-    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=100)] | None = None
-    cache_salt: Salt | None = None
-    umbel: UmbelFields | None = None
     # Labels and hints, without effect.
     metadata: Metadata | None = None
     client_metadata: Json | None = None
     prompt_cache_key: Label | None = None
     safety_identifier: Label | None = None
-    user: Label | None = None
     # At their defaults only: clients and gateways add them.
     priority: Literal[0] | None = None
     background: Literal[False] | None = None
@@ -286,24 +274,9 @@ class _Tools:
             raise wrong(f"{place}.name", "a function has a name", "missing_required_parameter")
         if any(tool.name == known.name for known in self.found):
             raise wrong(f"{place}.name", f"another function is called {tool.name!r}, too")
-        parameters = tool.parameters or {"type": "object", "properties": {}}
-        check_schema(f"{place}.parameters", parameters)
-        self.found.append(Tool(tool.name, tool.description or "", parameters))
+        self.found.append(tool_of(tool.name, tool.description, tool.parameters, f"{place}.parameters"))
         if namespace:
             self.namespaces[tool.name] = namespace
-
-
-def _choice(body: ResponsesBody, tools: _Tools) -> ToolChoice:
-    chosen, parallel = body.tool_choice, body.parallel_tool_calls is not False
-    if not tools.found:
-        if chosen not in (None, "none", "auto"):
-            raise wrong("tool_choice", "there are no tools that are offered here; leave it out")
-        return ToolChoice("none")
-    if isinstance(chosen, ForcedName):
-        return ToolChoice.only(chosen.name)
-    if isinstance(chosen, AllowedNames):
-        return ToolChoice(chosen.mode, tuple(dict.fromkeys(each.name for each in chosen.tools)), parallel)
-    return ToolChoice(chosen or "auto", None, parallel)
 
 
 Turn = tuple[Message, tuple[Breakpoint | None, ...]]  # a message, and the marks on its blocks
@@ -376,7 +349,7 @@ def _blocks(content: Content, place: str) -> tuple[str | Media, ...]:
     found: list[str | Media] = []
     for number, block in enumerate(content):
         match block:
-            case InputText(text=text) | OutputText(text=text) | RefusalText(refusal=text) | ReasoningText(text=text):
+            case InputText(text=text) | OutputText(text=text) | RefusalBlock(refusal=text) | ReasoningText(text=text):
                 found.append(text)
             case InputImage(image_url=url):
                 if url is None:
@@ -401,16 +374,6 @@ def _joined(turns: Sequence[Turn]) -> list[Turn]:
             )
             found[-1] = (joined, ())
     return found
-
-
-def _schema(format: PlainText | JsonObject | FlatSchema | None) -> Mapping[str, Any] | None:
-    match format:
-        case JsonObject():
-            return {"type": "object"}
-        case FlatSchema(schema=schema):
-            return schema
-        case _:
-            return None
 
 
 # ------------------------------------------------------------------------------------------------- answering
@@ -542,7 +505,7 @@ class _Item:
             return {"type": "reasoning_text", "text": text}
         part: Json = {"type": "output_text", "text": text, "annotations": []}
         if logprobs:
-            part["logprobs"] = [] if empty else chat_logprobs(self.logprobs).content
+            part["logprobs"] = [] if empty else token_entries(self.logprobs)
         return part
 
 
@@ -584,9 +547,6 @@ class _Response:
                     for piece in step.pieces:
                         for event in self._written(piece, step.logprobs):
                             yield event
-        if not begun:
-            for name in ("created", "in_progress"):
-                yield self._event(f"response.{name}", response=self._answer(None))
         said = self._dialogue.ending(0)
         if not self._items:
             for event in self._written(ContentPiece(""), ()):
@@ -618,7 +578,7 @@ class _Response:
                 item = self._items[-1]
                 item.text += text
                 item.logprobs += logprobs
-                entries = chat_logprobs(logprobs).content if self._logprobs else []
+                entries = token_entries(logprobs) if self._logprobs else []
                 return [*events, self._part_event("output_text.delta", delta=text, logprobs=entries)]
             case CallBegins(_, name):
                 return [*self._closed("completed"), *self._opened(self._begin("function_call", name))]
@@ -751,27 +711,18 @@ async def respond(asked: Asked[ResponsesBody]) -> Answer:
     question = Question(
         [message for message, _ in turns],
         tuple(tools.found),
-        _choice(body, tools),
-        _schema(body.text.format if body.text else None),
+        choice_of(body.tool_choice, body.parallel_tool_calls, tools.found),
+        body.text.format.schema if body.text and body.text.format else None,
         options=options_of(body.reasoning.effort if body.reasoning else None),
     )
     wanted = "message.output_text.logprobs" in (body.include or ()) or bool(body.top_logprobs)
-    sampling = SamplingParams(
-        max_tokens=body.max_output_tokens or CONTEXT_LEFT,
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=body.top_k or -1,  # 0 keeps all, as other servers read it
-        min_p=body.min_p or 0.0,
-        repetition_penalty=body.repetition_penalty or 1.0,
-        logprobs=wanted,
-        top_logprobs=body.top_logprobs or 0,
+    sampling = body.sampling(
+        body.max_output_tokens or CONTEXT_LEFT, logprobs=wanted, top_logprobs=body.top_logprobs or 0
     )
     origin = front.origin(asked.caller, body.umbel, body.cache_salt)
     dialogue = await open_dialogue(front, question, sampling, origin, asked.id, model=model)
     caching = _caching(body, turns, dialogue, front.limits.cache_minimum)
-    warn_of_marks(caching, asked.warnings)
-    asked.warnings += dialogue.warnings
-    dialogue.mark(caching)
+    dialogue.mark(caching, asked.warnings)
     earlier = body.prompt_cache_options.comparison_response_id if body.prompt_cache_options else None
     comparison = await compare(asked, dialogue, _name(asked.id), earlier)
     response = _Response(asked, dialogue, tools, comparison)

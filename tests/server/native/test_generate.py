@@ -9,7 +9,7 @@ import pytest
 from umbel.lang.protocol import Chunk
 from umbel.server.access import Access
 from umbel.server.limits import HttpLimits
-from umbel.server.native.fields import NOT_OFFERED
+from umbel.server.native.fields import SamplingFields
 from umbel.server.native.generate import GENERATE_NOT_OFFERED, SNAPSHOT, _Shown
 
 from ..client import Answered, AsgiClient, served
@@ -180,7 +180,7 @@ def test_what_gateways_send_at_its_default_is_taken() -> None:
 
 @pytest.mark.parametrize("name", sorted(GENERATE_NOT_OFFERED))
 def test_what_is_not_offered_is_refused_by_name(name: str) -> None:
-    inner = name in NOT_OFFERED
+    inner = name in SamplingFields.__struct_fields__
     body = {**BODY, "sampling_params": {name: "x"}} if inner else {**BODY, name: "x"}
     answer = ask(body)
     path = f"sampling_params.{name}" if inner else name
