@@ -35,6 +35,7 @@ from .operations import (
     Fork,
     Generate,
     GetForkItem,
+    Isolate,
     Join,
     Look,
     Object,
@@ -46,6 +47,7 @@ from .operations import (
 from .values import Values
 
 _STAND_IN = "\ue000"  # one character for a text that is not known yet; its length is counted apart from the prompt
+_STAND_IN_TENANT = "tenant"
 _ESCAPED = 10  # characters that repr makes of one
 _ROOM = 2  # tokens of a choice that its bound may lack: those at the seam to the prompt are encoded anew
 
@@ -219,6 +221,8 @@ class Lengths:
                 return sum(self._take_over(self.places[end], position) for end in node.inputs[1:])
             case VarScopeBegin() | VarScopeEnd() | Fork():
                 position.lead_in()
+            case Isolate():
+                position.open_private(_STAND_IN_TENANT)
             case Join() | CachePoint():
                 pass
             case _:

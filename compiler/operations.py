@@ -11,6 +11,7 @@ A *stream node* says something at a place of a stream; its first input is what t
     RoleBegin, RoleEnd            (before)                          as in `lang.ops`
     VarScopeBegin, VarScopeEnd    (before)                          as in `lang.ops`
     CachePoint                    (before)                          as in `lang.ops`
+    Isolate                       (before, tenant)                  `private`
     Fork                          (before)                          here branches begin
     GetForkItem                   (fork)                            the beginning of one branch
     Join                          (before, end, end, ...)           branches come back
@@ -87,6 +88,11 @@ class Look:
     """`image`, or with `num_frames` `video`."""
 
     num_frames: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Isolate:
+    """`private`: what comes after it is cached for the tenant alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +180,7 @@ StreamOperation = (
     | VarScopeBegin
     | VarScopeEnd
     | CachePoint
+    | Isolate
     | Fork
     | GetForkItem
     | Join

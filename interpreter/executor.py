@@ -138,6 +138,10 @@ class Executor:
         if capabilities.hint and not capabilities.caching and self.position.prompt.parts:
             self._hint(self._queue.fork_group, op.ttl)
 
+    def private(self, op: ops.PrivateBegin, step: Step) -> None:
+        self._drop_surplus()
+        self.spoken.append(self.position.open_private(op.tenant, step.source), {})
+
     async def media(self, op: ops.Image | ops.Video, step: Step) -> None:
         capabilities = await self._start_backend()
         kind = type(op).__name__.lower()
@@ -361,6 +365,7 @@ _METHODS = cast(
         ops.VarScopeBegin: Executor.scope_begin,
         ops.VarScopeEnd: Executor.scope_end,
         ops.CachePoint: Executor.cache_point,
+        ops.PrivateBegin: Executor.private,
         ops.Image: Executor.media,
         ops.Video: Executor.media,
         BranchOff: Executor.branch_off,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ..lang.caching import COUNTED_MARKS, CacheMark, Caching
 from ..lang.chat_template import ChatTemplate, Turn
 from ..lang.errors import TemplateError
-from ..lang.prompt import EMPTY, Generated, Media, Part, Prompt, Source, SourceKind, Text
+from ..lang.prompt import EMPTY, Media, Part, Private, Prompt, Source, SourceKind, Text
 
 
 @dataclass(slots=True)
@@ -40,12 +40,13 @@ class Position:
     scopes: tuple[tuple[str, Prompt], ...] = ()  # open var_scopes: name, prompt at the beginning
     points: tuple[tuple[Prompt, float], ...] = ()  # the last cache points: prompt before each, and its TTL in seconds
     coming_point: float | None = None  # TTL of a point after text that the template shows with the next turn
+    coming_private: tuple[Private, ...] = ()  # after such text
 
     def copy(self) -> "Position":
         turn = self.turn
         if turn is not None:
             turn = replace(turn, deferred=None if turn.deferred is None else list(turn.deferred))
-        return Position(self.prompt, self.turns, turn, self.owed, self.scopes, self.points, self.coming_point)
+        return replace(self, turn=turn)
 
     # -------------------------------------------------------------------------------- roles
 
@@ -53,12 +54,21 @@ class Position:
         """Begins a block. Returns the scaffolding that was appended."""
         scaffolding = template.open(self.turns, role)
         deferred = not template.shows((*self.turns, Turn(role, ""))) if role != "assistant" else False
+        if deferred and self.coming_private:
+            raise TemplateError(
+                f"the chat template writes the turn before private() and a {role} turn together with the next turn, so "
+                f"nothing can part them; move private() before both, or leave out {role}(...)"
+            )
         if not deferred:
             self.owed = False
         self._scaffold(scaffolding, role, source)
         if not deferred and self.coming_point is not None:
             self._set_point(self.coming_point)
             self.coming_point = None
+        if not deferred:
+            for part in self.coming_private:
+                self.append(part)
+            self.coming_private = ()
         lead = template.lead(self.turns, role)
         self.turn = OpenTurn(role, self.prompt, [] if deferred else None, template.trims, lead)
         return scaffolding
@@ -133,12 +143,7 @@ class Position:
             TemplateError: the template does not show this turn, or the one before it, here.
         """
         self._check_owed()
-        turn = self.turn
-        if turn is not None and turn.deferred is not None:
-            raise TemplateError(
-                f"the chat template writes a {turn.role} turn only together with the next turn, so {what} cannot "
-                f"stand inside it; move it out of {turn.role}(...)"
-            )
+        self._check_shown(what)
         return self._release()
 
     def take_over(self, reached: "Reached") -> str:
@@ -151,6 +156,7 @@ class Position:
             self.prompt = self.prompt.append(prompt.part, prompt.source)
             if id(prompt) in points:
                 self._set_point(points[id(prompt)])
+        self.coming_private = max(self.coming_private, reached.position.coming_private, key=len)
         if self.turn is not None:
             self.turn.held += reached.held if said else reached.held.removeprefix(reached.start_held)
         self.turns += reached.turns
@@ -181,6 +187,28 @@ class Position:
                 f"the chat template writes a {self.turns[-1].role} turn only together with the next turn; "
                 "add a user(...) turn before anything else"
             )
+
+    def _check_shown(self, what: str) -> None:
+        turn = self.turn
+        if turn is not None and turn.deferred is not None:
+            raise TemplateError(
+                f"the chat template writes a {turn.role} turn only together with the next turn, so {what} cannot "
+                f"stand inside it; move it out of {turn.role}(...)"
+            )
+
+    def open_private(self, tenant: str, source: Source | None = None) -> str:
+        """Opens a private part: here, or where the text said so far is shown. Returns white space released before it.
+
+        Raises:
+            TemplateError: the template shows what this turn says so far only together with what it says later.
+        """
+        self._check_shown("private()")
+        if self.owed:
+            self.coming_private += (Private(tenant),)
+            return ""
+        released = self._release() if self.held else ""
+        self.append(Private(tenant), source)
+        return released
 
     # -------------------------------------------------------------------------------- cache points
 
@@ -274,7 +302,7 @@ def steps_since(start: Prompt, end: Prompt) -> list[Prompt]:
 
 def text_of(parts: list[Part]) -> str:
     """Returns the text of parts, with <image> or <video> for media."""
-    return "".join(part.text if isinstance(part, Text | Generated) else f"<{part.kind}>" for part in parts)
+    return "".join(f"<{part.kind}>" if isinstance(part, Media) else part.text for part in parts)
 
 
 def _joined(parts: list[Part]) -> tuple[Part, ...]:

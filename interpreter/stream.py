@@ -17,7 +17,7 @@ from ..lang import ops, sampling
 from ..lang.cache_report import CacheReport
 from ..lang.errors import DeadlineError, ParameterError, ProgramError
 from ..lang.ops import Op, checked_name
-from ..lang.prompt import Source, SourceKind, calling_place
+from ..lang.prompt import Source, SourceKind, calling_place, checked_tenant
 from ..lang.protocol import Cost
 from ..lang.sampling import SamplingParams
 from ..lang.state import JoinMode, Sink, Value
@@ -90,6 +90,8 @@ class Grammar:
             case ops.Image() | ops.Video():
                 media.check(op)
                 steps.append(Step(op, source=source))
+            case ops.PrivateBegin(tenant):
+                steps.append(Step(ops.PrivateBegin(checked_tenant(tenant)), source=source))
             case _:
                 steps.append(Step(op, source=source))
         return grammar

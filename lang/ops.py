@@ -162,6 +162,13 @@ class CachePoint(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class PrivateBegin(Op):
+    """Caches what the prompt says from here on for this tenant alone. Appends nothing."""
+
+    tenant: Any  # checked when it is said: a text that a traced program does not know yet
+
+
+@dataclass(frozen=True, slots=True)
 class Image(Op):
     """An image, as a path, bytes, or a PIL image. URLs are refused: `fetch_image` gives the bytes of one."""
 
@@ -259,6 +266,8 @@ def label_of(op: Op) -> str:
             return f"{role}_end()"
         case CachePoint(ttl):
             return f"cache_point(ttl={ttl:g})"
+        case PrivateBegin(tenant):
+            return f"private({tenant!r})"
         case _:
             return f"{type(op).__name__.lower()}(...)"
 

@@ -138,6 +138,7 @@ class ProgramEnded(_Wire, frozen=True):
         turns: role and content of those that it has closed.
         owed: the last of them is not in the prompt yet.
         error: why the own stream did not come to its end; then the others are empty.
+        private: tenants of private parts that open where the owed turn is shown.
     """
 
     id: str
@@ -146,6 +147,7 @@ class ProgramEnded(_Wire, frozen=True):
     owed: bool = False
     usage: Usage = Usage()
     error: Trouble | None = None
+    private: tuple[str, ...] = ()
 
 
 ProgramEvent = ProgramPiece | ProgramValue | ProgramEnded

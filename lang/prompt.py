@@ -11,16 +11,20 @@ are looked up when they are read.
 
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from itertools import islice
+from itertools import islice, zip_longest
 from types import CodeType
 from typing import Annotated, Protocol
 
 import msgspec
+
+from .checks import plain
+from .errors import ParameterError, shown
 
 # Frames of these modules are ours: what the user wrote is further out. `with s.user():` goes through contextlib.
 _ROOT = __name__.partition(".")[0]
@@ -166,7 +170,21 @@ def media_of(kind: str, data: bytes, num_frames: int = 0) -> Media:
     return Media(kind, hashlib.sha256(data).hexdigest(), data, num_frames)
 
 
-Part = Text | Generated | Media
+class Private(msgspec.Struct, frozen=True, tag="p", array_like=True):
+    """Opens a private part: what the prompt says after it is cached for this tenant alone. It has no text itself.
+
+    Inside the private part of another tenant it opens one for both, the outer one first; inside that of the same tenant
+    it changes nothing.
+    """
+
+    tenant: str
+
+    @property
+    def text(self) -> str:
+        return ""
+
+
+Part = Text | Generated | Media | Private
 MAX_PARTS = 1 << 17  # of a prompt that is sent
 Parts = Annotated[tuple[Part, ...], msgspec.Meta(max_length=MAX_PARTS)]
 
@@ -229,6 +247,56 @@ class Prompt:
 
 
 EMPTY = Prompt()
+
+MAX_PRIVATE = 16  # private parts inside of each other
+_TENANT = re.compile("[A-Za-z0-9_-]{1,128}")
+
+
+def checked_tenant(tenant: object) -> str:
+    """Returns the name of a tenant. Raises ParameterError for what is none."""
+    if not isinstance(tenant, str) or not _TENANT.fullmatch(plain(tenant)):
+        raise ParameterError(f"private({shown(tenant)}): write 1 to 128 of the characters A-Z a-z 0-9 _ -")
+    return plain(tenant)
+
+
+Borders = tuple[tuple[int, str], ...]  # (place, private namespace from there on), the places ascending
+
+
+def parting(left: Borders, right: Borders, length: int) -> int:
+    """Returns how much of the common beginning of two sequences of one salt lies in the same namespaces.
+
+    Args:
+        length: of that beginning, counted as the places are.
+    """
+    for mine, other in zip_longest(left, right, fillvalue=(length, "")):
+        if mine != other:
+            return min(length, mine[0], other[0])
+    return length
+
+
+def openings(salt: str, parts: Iterable[Part]) -> list[tuple[int, str]]:
+    """Returns the places of a prompt at which private namespaces open: (number of parts before it, namespace).
+
+        salt "s"   [ Text ][ Private acme ][ Text ][ Private eve ][ Text ]   →   (2, "s/acme"), (4, "s/acme/eve")
+
+    Salts and tenants have no "/", so no two lists of names have one namespace. Places beyond MAX_PRIVATE + 1 are left
+    out: more than MAX_PRIVATE are refused.
+    """
+    opened: list[tuple[int, str]] = []
+    tenants: list[str] = []
+    for index, part in enumerate(parts):
+        if isinstance(part, Private) and tenants[-1:] != [part.tenant]:
+            tenants.append(part.tenant)
+            opened.append((index + 1, "/".join([salt, *tenants])))
+            if len(opened) > MAX_PRIVATE:
+                break
+    return opened
+
+
+def namespace(salt: str, parts: Iterable[Part]) -> str:
+    """Returns the namespace of the cache at the end of a prompt."""
+    opened = openings(salt, parts)
+    return opened[-1][1] if opened else salt
 
 
 def told_apart(part: Media) -> str:

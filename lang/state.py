@@ -164,6 +164,25 @@ class BaseState:
         name = checked_name(name)
         return self._block(VarScopeBegin(name), VarScopeEnd(name))
 
+    def private(self, tenant: str) -> None:
+        """Makes all that comes after it private: it is cached for this tenant alone. What was said before stays shared.
+
+            s += system(MANUAL)             # computed once for all users
+            s.private(user_id)
+            s += user(record + question)    # found in the cache by runs for this user alone
+            s += assistant(gen("answer"))
+
+        It changes no text. The tail of one tenant is kept from another as the cache of one `salt` from that of another:
+        no tokens, no counts, no order of answers. Branches inherit it, and a join that appends a branch brings its
+        private part along. Inside a private part it opens one for both names; there may be 16 inside of each other.
+        What the program itself reads from a private part and says elsewhere is not private there.
+
+        Args:
+            tenant: up to 128 letters, digits, - or _.
+        """
+        ops.refuse_operations(tenant, "the tenant of private()")
+        self._sink.submit(ops.PrivateBegin(tenant))
+
     @contextmanager
     def _block(self, begin: Op, end: Op) -> Iterator[None]:
         self._sink.submit(begin)

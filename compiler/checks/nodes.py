@@ -9,6 +9,7 @@ from ...lang import ops, sampling
 from ...lang.chat_template import ROLES
 from ...lang.errors import GraphError, ParameterError, remedy
 from ...lang.ops import LONGEST_TTL, CachePoint, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd
+from ...lang.prompt import checked_tenant
 from ...lang.protocol import ConstraintSpec
 from ...lang.result import Result
 from ...lang.sampling import MAX_N
@@ -27,6 +28,7 @@ from ..operations import (
     Fork,
     Generate,
     GetForkItem,
+    Isolate,
     Join,
     Leaf,
     Look,
@@ -73,7 +75,7 @@ def check_attributes(op: Operation) -> None:
         GraphError: an attribute that the operation cannot have; the message says which, and what to write.
     """
     match op:
-        case Append() | StreamText() | Concat() | Constant() | Structure():
+        case Append() | Isolate() | StreamText() | Concat() | Constant() | Structure():
             pass
         case Begin(program, number):
             _text("program", program, empty=True)
@@ -126,6 +128,9 @@ def check_inputs(node: Node) -> None:
         case Look():
             _count(node, 2)
             _check_value(node.inputs[1])
+        case Isolate():
+            _count(node, 2)
+            _check_tenant(node.inputs[1])
         case Choose():
             _count(node, 2, more=True)
             _check_choices(node.inputs[1:])
@@ -303,6 +308,15 @@ def _check_text(taken: Node) -> None:
         raise GraphError("it takes text where it has a Structure; append its members one by one")
     if isinstance(taken.op, Constant) and not isinstance(taken.op.value, str):
         raise GraphError(f"it takes text where it has {taken.op.value!r}; write str(value)")
+
+
+def _check_tenant(taken: Node) -> None:
+    _check_value(taken)
+    if isinstance(taken.op, Constant):
+        try:
+            checked_tenant(taken.op.value)
+        except ParameterError as error:
+            raise GraphError(str(error)) from None
 
 
 def _check_choices(choices: Iterable[Node]) -> None:

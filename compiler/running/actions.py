@@ -12,7 +12,7 @@ from ...interpreter import media
 from ...interpreter.reasoning import ReasoningTags
 from ...interpreter.steps import BranchOff, Concatenate, Gather, Late, Mark, Step
 from ...lang import generation, ops
-from ...lang.prompt import Source
+from ...lang.prompt import Source, checked_tenant
 from ..graph import Node
 from ..values import Values
 
@@ -153,6 +153,27 @@ class ShowMedia:
         shown = ops.Image(source) if self.num_frames is None else ops.Video(source, self.num_frames)
         media.check(shown)
         return shown
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPrivate:
+    """`private`. `late`: its tenant is not known when a run begins."""
+
+    tenant: Node
+    late: bool
+    origin: Source | None
+
+    def step(self, execution: "Execution") -> Step:
+        if self.late:
+            return Step(Late(partial(self._known, execution.values)), source=self.origin)
+        return Step(self._opened(execution.values), source=self.origin)
+
+    async def _known(self, values: Values) -> ops.Op:
+        await values.known(self.tenant)
+        return self._opened(values)
+
+    def _opened(self, values: Values) -> ops.Op:
+        return ops.PrivateBegin(checked_tenant(values.value(self.tenant)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,20 @@ from ...lang import ops, sampling
 from ...lang.prompt import Source, SourceKind
 from ...lang.sampling import SamplingParams
 from ..graph import Graph, Node, frozen
-from ..operations import Append, Choose, Constant, Fork, Generate, GetForkItem, Join, Look, Options, Structure, Variable
+from ..operations import (
+    Append,
+    Choose,
+    Constant,
+    Fork,
+    Generate,
+    GetForkItem,
+    Isolate,
+    Join,
+    Look,
+    Options,
+    Structure,
+    Variable,
+)
 from . import actions
 from .actions import Action, RunGen, StartBranches
 from .slots import JoinedLists, JoinResult, Slots
@@ -147,7 +160,7 @@ class Plan:
         used = {
             value: Read(value)
             for node in self.graph.nodes
-            if isinstance(node.op, Append | Choose | Look)
+            if isinstance(node.op, Append | Choose | Isolate | Look)
             for value in node.inputs[1:]
         }
         given = (Read(each.value, each.slot) for each in assigned)
@@ -276,6 +289,9 @@ class StreamActions:
             case Look(num_frames):
                 source = node.inputs[1]
                 return actions.ShowMedia(source, num_frames, self._is_late(source), _source(node))
+            case Isolate():
+                tenant = node.inputs[1]
+                return actions.OpenPrivate(tenant, self._is_late(tenant), _source(node))
             case ops.RoleBegin() | ops.RoleEnd():
                 return actions.Fixed(Step(node.op, source=_source(node)))
             case ops.VarScopeBegin() | ops.CachePoint():

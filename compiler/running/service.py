@@ -138,7 +138,8 @@ async def _ending(label: str, execution: Execution, run: Run) -> ProgramEnded:
     except Exception as error:
         return ProgramEnded(label, usage=usage, error=trouble_of(error))
     turns = tuple((turn.role, turn.content) for turn in position.turns)
-    return ProgramEnded(label, position.prompt.parts, turns, position.owed, usage)
+    private = tuple(part.tenant for part in position.coming_private)
+    return ProgramEnded(label, position.prompt.parts, turns, position.owed, usage, private=private)
 
 
 # ------------------------------------------------------------------------------------ what is given

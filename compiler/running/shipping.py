@@ -36,7 +36,7 @@ from ...lang.programs import (
     pack_values,
     unpack_values,
 )
-from ...lang.prompt import EMPTY, Prompt, Text
+from ...lang.prompt import EMPTY, Private, Prompt, Text
 from ...lang.protocol import Backend, Usage
 from ..files import serialise
 from ..graph import Builder, Graph, Node, reachable, rebuilt
@@ -279,6 +279,7 @@ class RemoteExecution(Execution):
             prompt = prompt.append(part)
         position = executor.position
         position.prompt, position.owed = prompt, ended.owed
+        position.coming_private = tuple(map(Private, ended.private))
         position.turns = tuple(Turn(role, content) for role, content in ended.turns)
         executor.spoken.append(prompt.text[executor.spoken.length :], {})
 

@@ -19,6 +19,7 @@ from ..operations import (
     Fork,
     Generate,
     GetForkItem,
+    Isolate,
     Join,
     Look,
     Object,
@@ -112,7 +113,7 @@ class Recorder(Sink):
         match op:
             case ops.ConstantText():
                 return grammar
-            case ops.Image(source) | ops.Video(source):
+            case ops.Image(source) | ops.Video(source) | ops.PrivateBegin(source):
                 if not self.tape.is_constant(source):
                     return grammar
             case ops.Select():
@@ -146,6 +147,8 @@ class Recorder(Sink):
                 self._say(Look(), line, self._source(op))
             case ops.Video(num_frames=num_frames):
                 self._say(Look(num_frames), line, self._source(op))
+            case ops.PrivateBegin(tenant):
+                self._say(Isolate(), line, self.tape.value(tenant, "a tenant"))
             case ops.RoleBegin() | ops.RoleEnd() | ops.VarScopeBegin() | ops.CachePoint():
                 self._say(op, line)
             case _:

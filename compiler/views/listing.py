@@ -32,6 +32,7 @@ from ..operations import (
     Fork,
     Generate,
     GetForkItem,
+    Isolate,
     Join,
     Leaf,
     Look,
@@ -135,6 +136,8 @@ class Labels:
                 return Label(type(node.op).__name__, plain(name))
             case CachePoint(ttl):
                 return Label("CachePoint", f"{ttl:g} s")
+            case Isolate():
+                return Label("Private", self.value(node.inputs[1]))
             case Fork(size):
                 return Label("Fork", str(size))
             case GetForkItem(index):

@@ -54,7 +54,7 @@ from .echo_answers import (
     hashed_logprobs,
     scores_of,
 )
-from .echo_tokens import PrefixCache, located, pieces, prompt_text, prompt_tokens, token_id
+from .echo_tokens import PrefixCache, located, pieces, prompt_path, prompt_text, prompt_tokens, token_id
 
 Scores = Mapping[str, float | Sequence[float]]
 Probabilities = Mapping[str, float | tuple[float, float]]
@@ -293,10 +293,10 @@ class Echo:
     def hint(self, hint: Hint) -> None:
         self._visit("hint")
         self.requests.append(hint)
-        ids = [token for token, _ in prompt_tokens(hint.prompt)]
+        path = prompt_path(hint.prompt, prompt_tokens(hint.prompt))
         if hint.pin is not None:
-            self._cache.pin(hint.id, hint.origin.salt, ids)
-        self._cache.insert(hint.origin.salt, ids)
+            self._cache.pin(hint.id, hint.origin.salt, path)
+        self._cache.insert(hint.origin.salt, path)
 
     def release(self, pinned: str) -> None:
         self._cache.unpin(pinned)
@@ -379,34 +379,35 @@ class Echo:
     def _prefill(self, request: GenRequest | ScoreRequest) -> tuple[list[tuple[int, str]], int]:
         """Returns the prompt's tokens and the number of cached ones, and inserts them into the cache."""
         tokens = prompt_tokens(request.prompt)
-        ids = [token for token, _ in tokens]
-        cached = self._cache.match(request.origin.salt, ids)
-        self._cache.insert(request.origin.salt, ids)
+        path = prompt_path(request.prompt, tokens)
+        cached = self._cache.match(request.origin.salt, path)
+        self._cache.insert(request.origin.salt, path)
         return tokens, cached
 
     def _final(
         self, request: GenRequest, completions: list[Completion], tokens: list[tuple[int, str]], cached: int
     ) -> Final:
-        ids = [token for token, _ in tokens]
+        path = prompt_path(request.prompt, tokens)
         for completion in completions:
-            self._cache.insert(request.origin.salt, [*ids, *completion.token_ids])
+            self._cache.insert(request.origin.salt, [*path, *completion.token_ids])
         start = request.sampling.prompt_logprobs_from
         return Final(
             request.id,
             tuple(completions),
-            Usage(len(ids), cached, sum(len(c.token_ids) for c in completions), 1),
+            Usage(len(tokens), cached, sum(len(c.token_ids) for c in completions), 1),
             () if start is None else hashed_logprobs(0, tokens[start:], request.sampling.top_logprobs),
         )
 
     def _scored(self, request: ScoreRequest) -> Scored:
         tokens, cached = self._prefill(request)
         ids = [token for token, _ in tokens]
+        path = prompt_path(request.prompt, tokens)
         seed = zlib.crc32(repr(ids).encode())
         choices = []
         for choice in request.choices:
             texts = pieces(choice)
             lower, upper = self._bounds(choice, request.probability)
-            self._cache.insert(request.origin.salt, [*ids, *map(token_id, texts)])
+            self._cache.insert(request.origin.salt, [*path, *map(token_id, texts)])
             choices.append(
                 ScoredChoice(
                     tuple(map(token_id, texts)),

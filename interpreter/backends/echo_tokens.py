@@ -6,10 +6,10 @@ so that the same text has the same ids in every process.
 
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, takewhile
 
-from ...lang.prompt import Generated, Media, Part, told_apart
+from ...lang.prompt import Generated, Media, Part, openings, told_apart
 from ...lang.protocol import Locate, Located
 
 _TOKEN = re.compile(r" ?\w+|\n|.", re.DOTALL)
@@ -50,57 +50,75 @@ def prompt_tokens(parts: Iterable[Part]) -> list[tuple[int, str]]:
     return tokens
 
 
+Step = int | str  # a token's id, or the name of a private namespace that opens there and is no token
+
+
+def prompt_path(parts: Sequence[Part], tokens: Iterable[tuple[int, str]]) -> list[Step]:
+    """Returns the path of a prompt with these tokens in the cache."""
+    path: list[Step] = [token for token, _ in tokens]
+    for place, name in reversed(openings("", parts)):
+        path.insert(len(prompt_tokens(parts[:place])), name)
+    return path
+
+
+def _tokens_in(path: Iterable[Step]) -> int:
+    return sum(isinstance(step, int) for step in path)
+
+
 def located(question: Locate) -> Located:
     """Returns the character offsets of tokens, and the lengths of common prefixes."""
     tokens = prompt_tokens(question.prompt)
     places = [0, *accumulate(len(text) for _, text in tokens)]
+    path = prompt_path(question.prompt, tokens)
+    others = [prompt_path(prompt, prompt_tokens(prompt)) for prompt in question.others]
     shared = tuple(
-        sum(
-            1 for _ in takewhile(lambda pair: pair[0][0] == pair[1][0], zip(tokens, prompt_tokens(other), strict=False))
-        )
-        for other in question.others
+        _tokens_in(step for step, _ in takewhile(_is_same, zip(path, other, strict=False))) for other in others
     )
     return Located(
         question.id, tuple(places[min(token, len(tokens))] for token in question.tokens), len(tokens), shared
     )
 
 
+def _is_same(steps: tuple[Step, Step]) -> bool:
+    return steps[0] == steps[1]
+
+
 class PrefixCache:
     """The cached prefixes: a tree of tokens as one dict. When it is full it is emptied, except for pinned prefixes.
     There is no clock here, so pins hold until they are released.
 
-    (node, token) → node; the root of a salt is a negative node of its own
+    (node, token or private namespace) → node; the root of a salt is a negative node of its own
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._next: dict[tuple[int, int], int] = {}
+        self._next: dict[tuple[int, Step], int] = {}
         self._roots: dict[str, int] = {}
-        self._pins: dict[str, tuple[str, list[int]]] = {}  # name → salt and tokens
+        self._pins: dict[str, tuple[str, Sequence[Step]]] = {}  # name → salt and path
 
     def __len__(self) -> int:
         return len(self._next)
 
-    def match(self, salt: str, ids: list[int]) -> int:
+    def match(self, salt: str, path: Sequence[Step]) -> int:
         """Returns the number of cached tokens of this prompt. At least one is always computed: its result is needed."""
         node, matched = self._root(salt), 0
-        for token in ids[:-1]:
-            following = self._next.get((node, token))
+        for step in path:
+            following = self._next.get((node, step))
             if following is None:
                 break
-            node, matched = following, matched + 1
-        return matched
+            node, matched = following, matched + isinstance(step, int)
+        return min(matched, max(0, _tokens_in(path) - 1))
 
-    def insert(self, salt: str, ids: list[int]) -> None:
-        if len(self._next) + len(ids) > self.capacity:
+    def insert(self, salt: str, path: Sequence[Step]) -> None:
+        if len(self._next) + len(path) > self.capacity:
             self._empty()
             for pinned_salt, pinned in self._pins.values():
                 self._add(pinned_salt, pinned)
-        self._add(salt, ids)
+        self._add(salt, path)
 
-    def pin(self, name: str, salt: str, ids: list[int]) -> None:
+    def pin(self, name: str, salt: str, path: Sequence[Step]) -> None:
         """Pins the tokens: they stay when the cache is emptied."""
-        self._pins[name] = (salt, ids)
+        self._pins[name] = (salt, path)
 
     def unpin(self, name: str) -> None:
         self._pins.pop(name, None)
@@ -109,10 +127,10 @@ class PrefixCache:
         self._pins.clear()
         self._empty()
 
-    def _add(self, salt: str, ids: list[int]) -> None:
+    def _add(self, salt: str, path: Sequence[Step]) -> None:
         node = self._root(salt)
-        for token in ids[: self.capacity]:
-            node = self._next.setdefault((node, token), len(self._next) + 1)
+        for step in path[: self.capacity]:
+            node = self._next.setdefault((node, step), len(self._next) + 1)
 
     def _empty(self) -> None:
         self._next.clear()

@@ -17,13 +17,26 @@ import weakref
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, time
 from typing import Any
 
 import msgspec
 
-from ...lang.prompt import Generated, Media, Part, Prompt, Source, SourceKind, Text, told_apart
+from ...lang.prompt import (
+    Borders,
+    Generated,
+    Media,
+    Part,
+    Private,
+    Prompt,
+    Source,
+    SourceKind,
+    Text,
+    openings,
+    parting,
+    told_apart,
+)
 from ...lang.protocol import Backend, GenRequest, ScoreRequest, Usage
 
 PROMPTS = 256
@@ -213,10 +226,11 @@ class PromptPiece:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A prompt: its text and its non-empty pieces."""
+    """A prompt: its text and its non-empty pieces. `private`: characters at which private parts begin."""
 
     text: str
     pieces: tuple[PromptPiece, ...]
+    private: Borders = ()
 
     def at(self, character: int) -> PromptPiece | None:
         """Returns the piece that holds this character; None after the end."""
@@ -227,10 +241,12 @@ class Layout:
 
 def of_call(asked: Asked) -> Layout:
     """Lays out the prompt that was sent."""
-    written = _written(asked.intent.prompt)
-    if asked.parts is None:
-        return _laid(written)
-    return _aligned(_laid(written), "".join(map(text_of, asked.parts)))
+    layout = _laid(_written(asked.intent.prompt))
+    parts = asked.intent.prompt.parts if asked.parts is None else asked.parts
+    if asked.parts is not None:
+        layout = _aligned(layout, "".join(map(text_of, parts)))
+    private = ((len("".join(map(text_of, parts[:place]))), name) for place, name in openings("", parts))
+    return replace(layout, private=tuple(private))
 
 
 def with_answer(asked: Asked) -> Layout:
@@ -241,7 +257,7 @@ def with_answer(asked: Asked) -> Layout:
     origin = asked.intent.source
     source = None if origin is None else origin.of(SourceKind.GENERATED, asked.intent.name)
     piece = PromptPiece(len(layout.text), asked.answer, source)
-    return Layout(layout.text + asked.answer, (*layout.pieces, piece))
+    return Layout(layout.text + asked.answer, (*layout.pieces, piece), layout.private)
 
 
 def common_length(left: str, right: str) -> int:
@@ -260,7 +276,7 @@ def common_length(left: str, right: str) -> int:
 
 def text_of(part: Part) -> str:
     match part:
-        case Text(text=text) | Generated(text=text):
+        case Text(text=text) | Generated(text=text) | Private(text=text):
             return text
         case Media():
             return told_apart(part)
@@ -308,11 +324,15 @@ COMPARED = 8  # earlier prompts whose tokens are compared
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """An earlier call. `common`: characters of its prompt and answer in common with the explained prompt."""
+    """An earlier call. `common`: characters of its prompt and answer in common with the explained prompt.
+
+    `apart`: the explained prompt or the earlier one goes on there in a private part that the other is not in.
+    """
 
     asked: Asked
     layout: Layout
     common: int
+    apart: bool = False
 
     @property
     def goes_on(self) -> bool:
@@ -343,9 +363,9 @@ class EarlierCalls:
         self._calls = sorted(dict.fromkeys(calls), key=lambda call: call.began, reverse=True)
         self._layouts: dict[Asked, Layout] = {}
 
-    def of(self, asked: Asked, text: str) -> Neighbours:
+    def of(self, asked: Asked, laid: Layout) -> Neighbours:
         """Finds the nearest calls that began before this one and share a prefix with its text."""
-        same, others = _Nearest(text), _Nearest(text)
+        same, others = _Nearest(laid), _Nearest(laid)
         for call in self._calls[bisect_right(self._calls, -asked.began, key=lambda call: -call.began) :]:
             layout = self._layouts.get(call)
             if layout is None:
@@ -357,15 +377,19 @@ class EarlierCalls:
 class _Nearest:
     """Keeps the nearest of many prompts. Most are rejected by comparing as many characters as the last one shares."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, laid: Layout) -> None:
+        self._text = laid.text
+        self._private = laid.private
         self._found: list[Neighbour] = []
-        self._least = text[:1]  # what a prompt has to begin with to be among them
+        self._least = laid.text[:1]  # what a prompt has to begin with to be among them
 
     def look_at(self, asked: Asked, layout: Layout) -> None:
         if not self._least or not layout.text.startswith(self._least):
             return
-        self._found.append(Neighbour(asked, layout, common_length(self._text, layout.text)))
+        text = common_length(self._text, layout.text)
+        common = parting(self._private, layout.private, text)
+        apart = parting(self._private, layout.private, text + 1) == common
+        self._found.append(Neighbour(asked, layout, common, apart))
         if len(self._found) >= 2 * COMPARED:
             del self._sorted()[COMPARED:]
             self._least = self._text[: self._found[-1].common]

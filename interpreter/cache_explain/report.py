@@ -126,7 +126,7 @@ async def _explained(
     laid = of_call(asked)
     if not backend.capabilities.prefix_cache:
         return CacheCause.OFF, None
-    neighbours = earlier.of(asked, laid.text)
+    neighbours = earlier.of(asked, laid)
     if not (backend.capabilities.token_ids and isinstance(backend, Locating)):
         minimum = backend.capabilities.cache_minimum
         decision = estimate(asked, usage, laid.text, neighbours, minimum=minimum)
@@ -310,7 +310,7 @@ def decide(asked: Asked, cached: int, ending: Ending, neighbours: Neighbours) ->
         return Diagnosis(CacheCause.NEW, ending.start)
     if common > ending.end or max(ending.shared, default=0) > cached:
         return Diagnosis(_lost(asked, cached, ending, neighbours), ending.start)
-    return parting(nearest)
+    return diverged(nearest)
 
 
 def estimate(asked: Asked, usage: Usage, text: str, neighbours: Neighbours, *, minimum: int) -> Diagnosis:
@@ -338,11 +338,13 @@ def estimate(asked: Asked, usage: Usage, text: str, neighbours: Neighbours, *, m
     if common > reached + step and (whole or not usage.cache_write_tokens):
         ended = any(found.had_ended(asked) for found in neighbours.same_salt if found.common > reached + step)
         return Diagnosis(CacheCause.EVICTED if ended else CacheCause.CONCURRENT, reached)
-    return parting(nearest)
+    return diverged(nearest)
 
 
-def parting(nearest: Neighbour) -> Diagnosis:
+def diverged(nearest: Neighbour) -> Diagnosis:
     """Diagnoses new text where the nearest earlier prompt differs; `of_sources` refines the cause."""
+    if nearest.apart:
+        return Diagnosis(CacheCause.SALT, nearest.common)
     return Diagnosis(CacheCause.NEW, nearest.common, nearest if nearest.goes_on else None)
 
 

@@ -42,6 +42,7 @@ _OPERATIONS = frozenset(
         "gen_int",
         "gen_string",
         "image",
+        "private",
         "role",
         "select",
         "separate_reasoning",

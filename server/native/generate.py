@@ -54,7 +54,7 @@ class GenerateBody(NativeFields, frozen=True):
     Attributes:
         text: one prompt or several; names of control tokens in it become these tokens.
         input_ids: the same as token ids.
-        parts: one prompt, of constant text, generated ids and pictures.
+        parts: one prompt, of constant text, generated ids, pictures, and places where a private part opens.
         return_logprob: the log-probability of each generated token.
         logprob_start_len: of the prompt's tokens, too, from this one on; -1 for none.
         top_logprobs_num: so many alternatives for each token.

@@ -7,7 +7,12 @@ back when a request finds no room, keeps cannot (kv_manager.py). An EvictionPoli
 the pool runs out.
 
     root(salt) ── "You are helpful." ─┬─ "Hello" ── "Hi!"          every salt has a root of its own:
-                                      └─ "What is 2+2?"            two salts never share a node
+                                      ├─ "What is 2+2?"            two salts never share a node
+                                      ├▶ salt/acme   "Hello"       an edge that opens a private namespace: found
+                                      └▶ salt/globex "Hello"       by its name and its first token
+
+A sequence may have borders: places of tokens from which on it lies in a private namespace. Before the first border all
+sequences of a salt share nodes; after it only those with the same borders do.
 """
 
 from __future__ import annotations
@@ -16,14 +21,17 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...lang.prompt import Borders, parting
 from .slot_allocator import IdleCheck, IntegrityError, SlotAllocator, Slots, require_node
 
 Tokens = NDArray[np.int32]
+_Edge = int | tuple[str, int]  # the key of a child: its first token, with its namespace where the edge opens that
 
 
 class RadixNode:
@@ -39,6 +47,7 @@ class RadixNode:
         "pins",
         "pool",
         "priority",
+        "root",
         "salt",
         "slots",
         "tokens",
@@ -57,12 +66,13 @@ class RadixNode:
     ) -> None:
         self.tree = tree
         self.id = node_id
-        self.salt = salt
+        self.salt = salt  # the namespace: that of its root, or a private one below
         self.parent = parent  # None: a root, or no longer in the tree
+        self.root: RadixNode = self if parent is None else parent.root
         self.tokens = tokens
         self.slots = slots  # of the pool in `place`
         self.pool = pool
-        self.children: dict[int, RadixNode] = {}
+        self.children: dict[_Edge, RadixNode] = {}
         self.locks = 0
         self.pins = 0
         self.keeps = 0
@@ -72,6 +82,17 @@ class RadixNode:
     @property
     def is_root(self) -> bool:
         return not len(self.tokens)
+
+    @property
+    def opens(self) -> bool:
+        """Returns whether the edge to it opens a namespace."""
+        return self.parent is not None and self.parent.salt != self.salt
+
+    @property
+    def edge(self) -> _Edge:
+        """The key of the node among its parent's children."""
+        first = int(self.tokens[0])
+        return (self.salt, first) if self.opens else first
 
     @property
     def held(self) -> bool:
@@ -224,6 +245,23 @@ def _part(array: Tokens, start: int, end: int | None = None) -> Tokens:
     return part if 2 * len(part) >= len(whole) else part.copy()
 
 
+def shared_length(left: Tokens, left_borders: Borders, right: Tokens, right_borders: Borders) -> int:
+    """Returns how many tokens of two sequences of one salt share nodes: common ones before borders that differ."""
+    return parting(left_borders, right_borders, common_length(left, right))
+
+
+def _edge(tokens: Tokens, position: int, borders: Borders) -> tuple[_Edge, int]:
+    """Returns the key of the edge on which a sequence goes on, and the place where its namespace ends."""
+    first = int(tokens[position])
+    key: _Edge = first
+    for place, name in borders:
+        if place > position:
+            return key, place
+        if place == position:
+            key = (name, first)
+    return key, len(tokens)
+
+
 _NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 
 
@@ -251,6 +289,7 @@ class RadixCache:
     def forget(self) -> None:
         """Empties the tree. Slots are not released: the caller clears the pool too, or has counted them."""
         self._roots: dict[str, RadixNode] = {}
+        self._private: dict[str, list[int]] = {}  # private namespace → its number, and its edges that open it
         self.eviction.clear()
         self._tokens = 0
         self._held_tokens = 0  # in nodes with a lock, a pin or a keep
@@ -279,39 +318,41 @@ class RadixCache:
 
     # ------------------------------------------------------------------------------------------ find
 
-    def peek(self, tokens: Tokens, salt: str) -> int:
+    def peek(self, tokens: Tokens, salt: str, borders: Borders = ()) -> int:
         """Returns the length of the longest cached prefix; this is no use, and changes nothing."""
-        return sum(shared for _, shared in self._known(tokens, salt))
+        return sum(shared for _, shared in self._known(tokens, salt, borders))
 
-    def _known(self, tokens: Tokens, salt: str) -> Iterator[tuple[RadixNode, int]]:
+    def _known(self, tokens: Tokens, salt: str, borders: Borders) -> Iterator[tuple[RadixNode, int]]:
         """Yields (node, number of shared tokens) from the root on; the last node may be shared in part."""
         node = self._roots.get(salt)
         position = 0
         while node is not None and position < len(tokens):
-            node = node.children.get(int(tokens[position]))
+            edge, end = _edge(tokens, position, borders)
+            node = node.children.get(edge)
             if node is None:
                 return
-            shared = common_length(node.tokens, tokens[position:])
+            shared = common_length(node.tokens, tokens[position:end])
             yield node, shared
             if shared < len(node.tokens):
                 return
             position += shared
 
-    def match(self, tokens: Tokens, salt: str) -> Match:
+    def match(self, tokens: Tokens, salt: str, borders: Borders = ()) -> Match:
         """Finds the longest cached prefix; this counts as a use. A node that is matched in part is split there."""
-        return self.advance(Match(self._root(salt), 0), tokens)
+        return self.advance(Match(self._root(salt), 0), tokens, borders)
 
-    def advance(self, match: Match, tokens: Tokens) -> Match:
+    def advance(self, match: Match, tokens: Tokens, borders: Borders = ()) -> Match:
         """Continues `match` (locked by the caller) along `tokens`, the whole sequence from its beginning."""
         node, position = match.node, match.length
         self._time += 1
         for used in ascend(node):
             used.last_use = self._time
         while position < len(tokens):
-            child = node.children.get(int(tokens[position]))
+            edge, end = _edge(tokens, position, borders)
+            child = node.children.get(edge)
             if child is None:
                 break
-            shared = common_length(child.tokens, tokens[position:])
+            shared = common_length(child.tokens, tokens[position:end])
             if shared < len(child.tokens):
                 if node is match.node and node.locks == 1 and self._may_take_from(node, child):
                     self._move_up(node, child, shared)
@@ -324,16 +365,25 @@ class RadixCache:
 
     # ---------------------------------------------------------------------------------------- change
 
-    def extend(self, match: Match, tokens: Tokens, slots: Slots, *, priority: int = 0) -> Match:
+    def extend(self, match: Match, tokens: Tokens, slots: Slots, *, borders: Borders = (), priority: int = 0) -> Match:
         """Appends `tokens` to a match that ends where the tree does not know the next token.
 
         The tree takes the slots over. The caller holds a lock on `match`; the result is locked in its place.
         """
         assert len(tokens) == len(slots) > 0, "every token has one slot"
-        node = match.node
-        assert int(tokens[0]) not in node.children, "advance the match first: the tree knows this token"
+        start = match.length
+        cuts = [0, *(place - start for place, _ in borders if 0 < place - start < len(tokens)), len(tokens)]
         self._time += 1
-        if match.fresh and node.locks == 1 and not (node.pins or node.keeps) and not node.children:
+        for first, end in pairwise(cuts):
+            salt = next((name for place, name in reversed(borders) if place <= match.length), match.node.root.salt)
+            match = self._append(match, tokens[first:end], slots[first:end], salt, priority)
+        return match
+
+    def _append(self, match: Match, tokens: Tokens, slots: Slots, salt: str, priority: int) -> Match:
+        """Appends tokens of one namespace."""
+        node = match.node
+        inside = salt == node.salt
+        if inside and match.fresh and node.locks == 1 and not (node.pins or node.keeps) and not node.children:
             self.idle_check.changes(node)
             node.tokens = np.concatenate([node.tokens, tokens])
             node.slots = np.concatenate([node.slots, slots])
@@ -341,10 +391,13 @@ class RadixCache:
             self._tokens += len(tokens)
             self._held_tokens += len(tokens)
             return Match(node, match.length + len(tokens), fresh=True)
-        leaf = self._node(node.salt, node, tokens.copy(), slots.copy())
+        leaf = self._node(salt, node, tokens.copy(), slots.copy())
         leaf.last_use = self._time
         leaf.priority = priority
-        node.children[int(tokens[0])] = leaf
+        assert leaf.edge not in node.children, "advance the match first: the tree knows this token"
+        node.children[leaf.edge] = leaf
+        if not inside:
+            self._private.setdefault(salt, [leaf.id, 0])[1] += 1
         self._tokens += len(tokens)
         self.idle_check.added(leaf)
         leaf.locks = 1  # the caller's lock reaches one node further; the ancestors have it already
@@ -357,7 +410,9 @@ class RadixCache:
             if not node.held:
                 self._held_tokens += len(node.tokens)
             node.locks += 1
-        self._root(match.node.salt).locks += 1
+        root = match.node.root
+        root.locks += 1
+        self._roots[root.salt] = root
 
     def unlock(self, match: Match) -> None:
         for node in ascend(match.node):
@@ -366,7 +421,7 @@ class RadixCache:
             if not node.held:
                 self._held_tokens -= len(node.tokens)
                 self._offer(node)
-        root = self._root(match.node.salt)
+        root = match.node.root
         assert root.locks > 0, "unlock without lock"
         root.locks -= 1
         self._drop_if_empty(root)
@@ -476,7 +531,7 @@ class RadixCache:
     @staticmethod
     def _may_take_from(node: RadixNode, child: RadixNode) -> bool:
         """Returns whether the boundary between both may move: a text that is generated again moves it by tokens."""
-        return not (node.is_root or node.pins or node.keeps or child.held or len(node.children) > 1)
+        return not (node.is_root or node.pins or node.keeps or child.held or len(node.children) > 1 or child.opens)
 
     def _move_up(self, node: RadixNode, child: RadixNode, count: int) -> None:
         """Moves the first `count` tokens of a child to the end of its parent, which only the caller holds."""
@@ -500,7 +555,7 @@ class RadixCache:
         upper.locks, upper.pins, upper.keeps = node.locks, node.pins, node.keeps
         upper.last_use, upper.priority = node.last_use, node.priority
         upper.children[int(node.tokens[length])] = node
-        node.parent.children[int(node.tokens[0])] = upper
+        node.parent.children[node.edge] = upper
         node.parent = upper
         node.tokens, node.slots = _part(node.tokens, length), _part(node.slots, length)
         self.idle_check.added(upper)
@@ -510,7 +565,12 @@ class RadixCache:
         parent = leaf.parent
         assert parent is not None, "a leaf that left the tree is never evictable"
         assert not leaf.held, "evicting a locked node frees slots in use"
-        del parent.children[int(leaf.tokens[0])]
+        del parent.children[leaf.edge]
+        if leaf.opens:
+            opened = self._private[leaf.salt]
+            opened[1] -= 1
+            if not opened[1]:
+                del self._private[leaf.salt]
         leaf.parent = None
         self.idle_check.removed(leaf)
         self._tokens -= len(leaf.tokens)
@@ -536,8 +596,8 @@ class RadixCache:
             stack.extend((depth + 1, child) for child in reversed(node.children.values()))
 
     def namespace(self, salt: str) -> int:
-        """Returns a number for a salt that has nodes. It stays the same while anything is cached under the salt."""
-        return self._roots[salt].id
+        """Returns a number for a namespace that has nodes. It stays the same while anything is cached in it."""
+        return self._private[salt][0] if salt in self._private else self._roots[salt].id
 
     def survey(self, most: int) -> tuple[list[RadixNode], int]:
         """Returns up to `most` nodes, parents before their children, and the number of uses up to now.

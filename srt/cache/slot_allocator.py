@@ -239,7 +239,7 @@ class IdleCheck:
         if node.locks:
             raise IntegrityError(f"node {node.id} has {node.locks} locks, and no request runs")
         parent = node.parent
-        if parent is None or parent.children.get(int(node.tokens[0])) is not node:
+        if parent is None or parent.children.get(node.edge) is not node:
             raise IntegrityError(f"node {node.id} is not in the tree")
         if not (parent.is_root or parent in self) or not all(child in self for child in node.children.values()):
             raise IntegrityError(f"node {node.id} has a parent or a child that is not in the tree")
@@ -269,6 +269,6 @@ def require_node(node: RadixNode, eviction: EvictionPolicy) -> None:
         raise IntegrityError(f"node {node.id} has {len(node.tokens)} tokens and {len(node.slots)} slots")
     if node.evictable and not eviction.knows(node):
         raise IntegrityError(f"leaf {node.id} can never be evicted: it is not in the queue")
-    for first, child in node.children.items():
-        if child.parent is not node or child.tokens[:1].tolist() != [first] or child.salt != node.salt:
+    for edge, child in node.children.items():
+        if child.parent is not node or not len(child.tokens) or child.edge != edge or child.root is not node.root:
             raise IntegrityError(f"node {child.id} is in the wrong place under node {node.id}")

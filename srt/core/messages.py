@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from ...lang.errors import RequestError
+from ...lang.prompt import Borders
 from ...lang.protocol import Facts, Failure, FinishReason, JsonWhitespace, RequestTimes
 from ...lang.runtime_options import RuntimeOptions
 from ...lang.sampling import SamplingParams
@@ -31,7 +32,10 @@ class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, a
 
 
 class Schedule(msgspec.Struct, frozen=True, array_like=True):
-    """Facts by which the scheduler orders and isolates requests."""
+    """Facts by which the scheduler orders and isolates requests.
+
+    `private`: places of tokens at which private namespaces open; before the first one the namespace is `salt`.
+    """
 
     program_id: str = ""
     fork_group: str = ""
@@ -39,6 +43,7 @@ class Schedule(msgspec.Struct, frozen=True, array_like=True):
     priority: int = 0
     timeout: float | None = None  # seconds from arrival at the engine
     ahead: int = 0  # see lang.protocol.Origin
+    private: Borders = ()
 
 
 # ---- to the engine

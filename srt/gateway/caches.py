@@ -10,7 +10,8 @@ begins when its prefix is computed. Calls that come earlier neither read nor cre
 what they share once.
 
 Prefixes are found by their tokens: an entry is its number of tokens and a digest of them, under the salt. So a mark
-reads what it covers exactly when the kept tokens are a strict prefix of the prompt, whatever blocks they came from.
+reads what it covers exactly when the kept tokens are a strict prefix of the prompt, whatever blocks they came from. The
+private namespaces in which the tokens lie are part of the digest.
 """
 
 import logging
@@ -24,6 +25,7 @@ from itertools import pairwise
 
 from ...lang.caching import COUNTED_MARKS, CacheObject, Caching, CachingUsage, MarkUsage
 from ...lang.errors import OverloadedError, ParameterError
+from ...lang.prompt import Borders
 from ..core.config import GatewayLimits
 from ..core.instruments import Clock
 from ..core.messages import EngineMark, EngineRelease, EngineRenew, ToEngine
@@ -138,7 +140,7 @@ class CacheLedger:
 
     # ------------------------------------------------------------------ a call with marks
 
-    def grant(self, marked: MarkedPrompt, token_ids: Sequence[int]) -> list[EngineMark]:
+    def grant(self, marked: MarkedPrompt, token_ids: Sequence[int], private: Borders = ()) -> list[EngineMark]:
         """Finds what the marks read, and returns the marks that the engine is to place. Called when the call is sent.
 
         What is read ends later from now on. What is created is known when the call is settled.
@@ -148,7 +150,7 @@ class CacheLedger:
         entries = self._salts.get(marked.salt, {})
         lengths = {mark.length for mark in marked.marks} | {length for length, _ in entries}
         longest = max((mark.length for mark in marked.marks), default=0)
-        digests = dict(_digests(token_ids, sorted(length for length in lengths if length <= longest)))
+        digests = dict(_digests(token_ids, sorted(length for length in lengths if length <= longest), private))
         marked.prefixes = [(mark.length, digests[mark.length]) for mark in marked.marks]
         reached = sorted(
             (entry for entry in entries.values() if digests.get(entry.prefix[0]) == entry.prefix[1]),
@@ -379,11 +381,13 @@ class CacheLedger:
             log.exception("a message about a cached prefix could not be sent")
 
 
-def _digests(token_ids: Sequence[int], lengths: Sequence[int]) -> Iterator[Prefix]:
-    """Yields (length, digest of so many tokens) for ascending lengths."""
+def _digests(token_ids: Sequence[int], lengths: Sequence[int], private: Borders) -> Iterator[Prefix]:
+    """Yields (length, digest of so many tokens and of the namespaces that they lie in) for ascending lengths."""
     data = memoryview(array("i", token_ids).tobytes())
     size = array("i").itemsize
     digest = blake2b(digest_size=20)
     for before, length in pairwise([0, *lengths]):
         digest.update(data[before * size : length * size])
-        yield length, digest.copy().digest()
+        whole = digest.copy()
+        whole.update(repr([border for border in private if border[0] < length]).encode())
+        yield length, whole.digest()

@@ -24,6 +24,7 @@ from ...fsm.stops import Stops
 from ...lang.caching import Begun, CacheObject
 from ...lang.errors import CancelledError, OverloadedError, UmbelError
 from ...lang.programs import FromPrograms
+from ...lang.prompt import Borders
 from ...lang.protocol import (
     Caches,
     Chunk,
@@ -139,20 +140,20 @@ class PendingCall(ABC):
         waiting = (message for message in self.messages if message.id in self.open)
         return tuple(_with_timeout(message, self.deadline - now) for message in waiting)
 
-    def mark(self, grant: Callable[[MarkedPrompt, Sequence[int]], list[EngineMark]]) -> None:
+    def mark(self, grant: Callable[[MarkedPrompt, Sequence[int], Borders], list[EngineMark]]) -> None:
         """Adds the marks that are granted to its first engine request, unless that has ended.
 
         Args:
-            grant: finds the marks for the tokens that begin with the prompt.
+            grant: finds the marks for the tokens that begin with the prompt, and for its private namespaces.
         """
         first, *others = self.messages
         if self.marked is None or first.id not in self.open:
             return
         match first:
             case EngineGenerate(token_ids=token_ids) | EngineChoose(prompt=token_ids):
-                marks = grant(self.marked, token_ids)
+                marks = grant(self.marked, token_ids, first.schedule.private)
             case EngineScore(sequences=sequences):
-                marks = grant(self.marked, sequences[0])
+                marks = grant(self.marked, sequences[0], first.schedule.private)
             case _:
                 raise AssertionError("nothing else has marks")
         self.messages = (msgspec.structs.replace(first, marks=marks), *others)

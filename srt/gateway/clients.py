@@ -259,7 +259,7 @@ class LongPrompts:
         """Tokenizes the text. An error comes again when the gateway receives the message, and is answered there."""
         if not isinstance(message, Prompted) or not self._gateway.is_long(message):
             return
-        encoder = self._gateway.encoder.salted(message.origin.salt)
+        encoder = self._gateway.encoder.of(message)
         try:
             texts = encoder.new_texts(message.prompt)
             ids = await asyncio.get_running_loop().run_in_executor(self._pool, encoder.encode_texts, texts)

@@ -10,7 +10,7 @@ import logging
 import random
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import assert_never
 
@@ -25,7 +25,7 @@ from ...lang.errors import (
     ParameterError,
     UmbelError,
 )
-from ...lang.prompt import Media
+from ...lang.prompt import namespace
 from ...lang.protocol import (
     Abort,
     Caches,
@@ -176,9 +176,9 @@ class Gateway:
         """Handles one message of one client. Every content ends with an answer, never with an exception."""
         if isinstance(message, Arriving):
             self.counters["requests"] += 1
-        if media := self._pictures.media(message):
+        if self._pictures.has_media(message):
             assert isinstance(message, Showable), "it shows media"
-            self._show(client, message, media)
+            self._show(client, message)
         else:
             self._take(client, message)
 
@@ -212,7 +212,7 @@ class Gateway:
             return False
         try:
             self._validator.check_least(message)
-            return self.encoder.salted(message.origin.salt).is_long(message.prompt)
+            return self.encoder.of(message).is_long(message.prompt)
         except UmbelError:  # it will be refused at once
             return False
 
@@ -410,7 +410,7 @@ class Gateway:
         if isinstance(message, GenRequest | ScoreRequest | CreateCache):
             self._pictures.hold(call, message)
         if isinstance(message, GenRequest) and isinstance(call, GenCall) and call.spec is not None:
-            self._compile(call, call.spec, message.origin.salt)
+            self._compile(call, call.spec, namespace(message.origin.salt, message.prompt))
         elif self._state is EngineState.READY:
             self._dispatch(call)
 
@@ -533,7 +533,7 @@ class Gateway:
 
     # ------------------------------------------------------------------ pictures
 
-    def _show(self, client: Client, message: Showable, media: Sequence[Media]) -> None:
+    def _show(self, client: Client, message: Showable) -> None:
         """Holds the message until its media are decoded, which may be at once."""
         hint = isinstance(message, Hint)
         if hint and self._state is not EngineState.READY:
@@ -548,7 +548,7 @@ class Gateway:
             else:
                 self._refuse(client, message.id, error)
             return
-        call = self._pictures.wait(client, message, media, deadline)
+        call = self._pictures.wait(client, message, deadline)
         self._calls.add(call)
         call.showing.begin(lambda error: self._shown(call, error))
 

@@ -4,29 +4,32 @@ Media(bytes) … Media(bytes)    ──▶ Showing ──▶    Shown(pictures) 
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from ...lang.errors import UmbelError
-from ...lang.prompt import Media
+from ...lang.prompt import Media, openings
 from ...lang.protocol import CreateCache, FromBackend, GenRequest, Hint, ScoreRequest, ToBackend
 from ..core.messages import FromEngine, ToEngine
 from ..multimodal.cache import Picture, PictureCache, PictureInquiry
-from ..tokenizer.prompt import Showable, Shown, media_of, pictures_of, replace_media, without_bytes
+from ..tokenizer.prompt import Showable, Shown, media_of, pictures_of, prompts_of, replace_media, without_bytes
 from .calls import Client, PendingCall, ProtocolBreach
 
 log = logging.getLogger("umbel.gateway")
 
 
 class Showing:
-    """Decodes the media of one message. The pictures found are held until `close`."""
+    """Decodes the media of one message. The pictures found are held until `close`.
 
-    def __init__(self, cache: PictureCache, media: Sequence[Media], salt: str) -> None:
+    Args:
+        media: each with the namespace of its place in the prompt.
+    """
+
+    def __init__(self, cache: PictureCache, media: Sequence[tuple[Media, str]]) -> None:
         self._cache = cache
         self._media = media
-        self._salt = salt
         self._found: list[tuple[Picture, ...] | None] = [None] * len(media)
         self._inquiries: list[PictureInquiry] = []
         self._notify: Callable[[UmbelError | None], None] | None = None
@@ -38,10 +41,10 @@ class Showing:
         It is called when all media are decoded, or with the error of the first that cannot be."""
         self._notify = notify
         media, self._media = self._media, ()  # the decoder has the bytes now
-        for index, part in enumerate(media):
+        for index, (part, salt) in enumerate(media):
             if self._closed:
                 return
-            self._inquiries.append(self._cache.find(part, self._salt, self._listener(index)))
+            self._inquiries.append(self._cache.find(part, salt, self._listener(index)))
 
     def replace(self, message: Showable) -> Showable:
         """Returns the message with pictures for its media."""
@@ -81,6 +84,17 @@ class Showing:
 def _shown(media: Media, pictures: tuple[Picture, ...] | None) -> Shown:
     assert pictures is not None, "all of them have been found"
     return Shown(media.kind, media.digest, b"", media.num_frames, pictures=pictures)
+
+
+def _placed_media(message: Showable) -> Iterator[tuple[Media, str]]:
+    """Yields the media of a message that are not decoded yet, each with the namespace of its place."""
+    for prompt in prompts_of(message):
+        opened = dict(openings(message.origin.salt, prompt))
+        salt = message.origin.salt
+        for place, part in enumerate(prompt):
+            salt = opened.get(place, salt)
+            if type(part) is Media:
+                yield part, salt
 
 
 @dataclass(slots=True, eq=False)
@@ -127,14 +141,14 @@ class Images:
 
     # ------------------------------------------------------------------ messages that show media
 
-    def media(self, message: ToBackend) -> list[Media]:
-        """Returns the media of a message that are still to be decoded."""
-        return media_of(message) if self._cache is not None and isinstance(message, Showable) else []
+    def has_media(self, message: ToBackend) -> bool:
+        """Returns whether media of a message are still to be decoded."""
+        return self._cache is not None and isinstance(message, Showable) and bool(media_of(message))
 
-    def wait(self, client: Client, message: Showable, media: Sequence[Media], deadline: float) -> PictureCall:
-        """Makes a call that is held until these media are decoded; decoding begins with its `showing`."""
+    def wait(self, client: Client, message: Showable, deadline: float) -> PictureCall:
+        """Makes a call that is held until its media are decoded; decoding begins with its `showing`."""
         assert self._cache is not None, "it has media"
-        showing = Showing(self._cache, media, message.origin.salt)
+        showing = Showing(self._cache, list(_placed_media(message)))
         return PictureCall(client, message.id, (), deadline, without_bytes(message), showing)
 
     def settle(self, call: PictureCall) -> None:

@@ -12,7 +12,20 @@ import msgspec
 
 from ...lang.caching import COUNTED_MARKS, CacheObject, Caching
 from ...lang.errors import CapabilityError, ContextLengthError, ParameterError, RequestError
-from ...lang.prompt import MAX_PARTS, Generated, Media, Part, Text
+from ...lang.prompt import (
+    MAX_PARTS,
+    MAX_PRIVATE,
+    Borders,
+    Generated,
+    Media,
+    Part,
+    Private,
+    Text,
+    checked_tenant,
+    namespace,
+    openings,
+    parting,
+)
 from ...lang.protocol import (
     CacheRequest,
     CreateCache,
@@ -35,7 +48,14 @@ from ...lang.sampling import SamplingParams
 from ...lang.status import MOST_NODES, MOST_SHOWN
 from ..core.batch import PICTURE_BASE
 from ..core.config import MAX_ENGINE_FRAME, GatewayLimits, PictureLimits
-from ..core.messages import EngineChoose, EngineGenerate, EnginePrefill, EngineScore, EngineSurvey, Schedule
+from ..core.messages import (
+    EngineChoose,
+    EngineGenerate,
+    EnginePrefill,
+    EngineScore,
+    EngineSurvey,
+    Schedule,
+)
 from ..multimodal.format import PictureFormat, check_media
 from ..tokenizer.prompt import Prompted, PromptEncoder, Showable, media_places, prompts_of, text_of, token_places
 from ..tokenizer.tokenizer import CompiledStops, Tokenizer
@@ -100,11 +120,10 @@ class RequestValidator:
         if request.begun and (not request.stream or request.sampling.n > 1):
             raise ParameterError("begun is for the first chunk of one text; write stream=True and n=1, or leave it out")
         heal = self._heals(request)
-        token_ids, marked = self._encode_marked(request)
+        token_ids, schedule, marked = self._encode_marked(request)
         _check_prompt_logprobs(request.sampling.prompt_logprobs_from, token_ids)
         first = request.sampling.seed
         seed = self._draw_seed() if first is None else first
-        schedule = _schedule(request.origin)
         call = GenCall(
             client,
             request.id,
@@ -143,7 +162,7 @@ class RequestValidator:
         self._check_choices(request.choices)
         alone, sequences, start = self._choice_tokens(request)
         choices = tuple(tuple(sequence[start:]) for sequence in sequences)
-        schedule = _schedule(request.origin)
+        schedule = self._schedule(request.prompt, request.origin)
         messages: list[EngineScore | EngineChoose] = []
         if request.probability:
             heal, search = self._encoder.ends_in_text(request.prompt), request.probability == "exact"
@@ -154,10 +173,12 @@ class RequestValidator:
         if request.unconditional:
             beginning = self._beginning("the unconditional log-probability of a choice")
             without = [[beginning, *choice] for choice in choices]
+            if schedule.private:  # the choices are said in the private part
+                schedule = msgspec.structs.replace(schedule, private=((1, schedule.private[-1][1]),))
             messages.append(EngineScore(next(self._ids), without, 1, schedule))
         call = ScoreCall(client, request.id, tuple(messages), self._deadline(request.origin, now), choices)
         if request.caching is not None:
-            _, call.marked = self._encode_marked(request)
+            _, _, call.marked = self._encode_marked(request)
         return call
 
     def create_cache(
@@ -169,14 +190,15 @@ class RequestValidator:
         if request.minimum < 1:
             raise ParameterError(f"minimum={request.minimum} is no number of tokens; write 1 or more")
         salt = request.origin.salt
-        token_ids, (length,) = self._encoder.salted(salt).encode_marked(request.prompt, (len(request.prompt),))
+        token_ids, (length,) = self._encoder.of(request).encode_marked(request.prompt, (len(request.prompt),))
         if length < request.minimum:
             raise RequestError(
                 f"a cache keeps at least minimum={request.minimum} tokens, and {length} of this prompt stay the same "
                 "whatever follows; give a longer one"
             )
         nothing = SamplingParams(max_tokens=0, temperature=0.0)
-        prompt = EngineGenerate(next(self._ids), token_ids[:length], nothing, False, _schedule(request.origin))
+        schedule = self._schedule(request.prompt, request.origin)
+        prompt = EngineGenerate(next(self._ids), token_ids[:length], nothing, False, schedule)
         call = CacheCall(client, request.id, (prompt,), self._deadline(request.origin, now), find)
         call.marked = MarkedPrompt(salt, (PromptMark(length, 0, request.ttl),), request.name, request.record)
         return call
@@ -196,7 +218,8 @@ class RequestValidator:
         self.check_least(hint)
         if hint.pin is not None and not 0 < hint.pin <= self._limits.longest_pin:
             raise ParameterError(f"pin={hint.pin} is out of range; write seconds, up to {self._limits.longest_pin:g}")
-        return EnginePrefill(next(self._ids), self._encode(hint.prompt, hint.origin), _schedule(hint.origin), hint.pin)
+        schedule = self._schedule(hint.prompt, hint.origin)
+        return EnginePrefill(next(self._ids), self._encode(hint.prompt, hint.origin), schedule, hint.pin)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Returns the bytes of a token; b"" for ids that only pad the model's vocabulary."""
@@ -264,7 +287,7 @@ class RequestValidator:
                 self.check_least(question)
                 if any(isinstance(part, Media) for part in prompt):
                     raise RequestError("pictures have no token ids; leave them out, or count the tokens with a Locate")
-                return Tokenized(id, tuple(self._encoder.salted(origin.salt).encode(prompt)))
+                return Tokenized(id, tuple(self._encoder.of(question).encode(prompt)))
             case Detokenize(id, token_ids, control):
                 self._check(id, Origin(), ())
                 self._check_tokens("token_ids", token_ids)
@@ -286,30 +309,50 @@ class RequestValidator:
         if min(question.tokens, default=0) < 0:
             raise ParameterError(f"tokens={question.tokens} holds {min(question.tokens)}; tokens are counted from 0")
         token_ids, *others = (self._encode(prompt, question.origin) for prompt in prompts)
+        private, *of_others = (self._schedule(prompt, question.origin).private for prompt in prompts)
         text, media = text_of(question.prompt), media_places(question.prompt)
         places = token_places(self._tokenizer, text, token_ids, question.tokens, media)
-        shared = tuple(_common(token_ids, other) for other in others)
+        shared = tuple(
+            parting(private, borders, _common(token_ids, other))
+            for other, borders in zip(others, of_others, strict=True)
+        )
         return Located(question.id, tuple(places), len(token_ids), shared)
 
     # ------------------------------------------------------------------ tokens
 
     def _encode(self, prompt: Sequence[Part], origin: Origin) -> list[int]:
-        return self._encoder.salted(origin.salt).encode(prompt) or [self._beginning("an empty prompt")]
+        encoder = self._encoder.salted(namespace(origin.salt, prompt))
+        return encoder.encode(prompt) or [self._beginning("an empty prompt")]
 
-    def _encode_marked(self, request: GenRequest | ScoreRequest) -> tuple[list[int], MarkedPrompt | None]:
+    def _schedule(self, prompt: Sequence[Part], origin: Origin) -> Schedule:
+        """Makes a Schedule without the timeout, which is filled in with the time left when the message is sent."""
+        opened = openings(origin.salt, prompt)
+        private: Borders = ()
+        if opened:
+            encoder = self._encoder.salted(opened[-1][1])
+            _, places = encoder.encode_marked(prompt, [place for place, _ in opened])
+            names = [name for _, name in opened]
+            private = tuple(dict(zip(places, names, strict=True)).items())  # of two at one place the inner one
+        return Schedule(
+            origin.program_id, origin.fork_group, origin.salt, origin.priority, ahead=origin.ahead, private=private
+        )
+
+    def _encode_marked(self, request: GenRequest | ScoreRequest) -> tuple[list[int], Schedule, MarkedPrompt | None]:
         """Encodes a prompt, and turns the places of its marks into numbers of tokens."""
-        caching, salt = request.caching, request.origin.salt
+        caching = request.caching
+        schedule = self._schedule(request.prompt, request.origin)
         if caching is None:
-            return self._encode(request.prompt, request.origin), None
+            return self._encode(request.prompt, request.origin), schedule, None
         self._check_caching(caching, len(request.prompt))
         places = marked_places(caching)
         wanted = sorted({place for pair in places for place in pair})
-        token_ids, lengths = self._encoder.salted(salt).encode_marked(request.prompt, wanted)
+        token_ids, lengths = self._encoder.of(request).encode_marked(request.prompt, wanted)
         length = dict(zip(wanted, lengths, strict=True))
         ttls = [mark.ttl for mark in caching.marks[-COUNTED_MARKS:]]
         marks = [PromptMark(length[end], length[floor], ttl) for (end, floor), ttl in zip(places, ttls, strict=True)]
         counted = tuple(mark for mark in marks if mark.length >= caching.minimum)
-        return token_ids or [self._beginning("an empty prompt")], MarkedPrompt(salt, counted)
+        marked = MarkedPrompt(request.origin.salt, counted)
+        return token_ids or [self._beginning("an empty prompt")], schedule, marked
 
     def _choice_tokens(self, request: ScoreRequest) -> tuple[list[int], list[list[int]], int]:
         """Appends each choice as the program would → tokens of the prompt alone, token sequences, start of the scores.
@@ -319,7 +362,7 @@ class RequestValidator:
         prompt + "bin"    | B O S | T h e | ca | bin |     after what prompt and all choices share
                                           ^ start
         """
-        alone, sequences = self._encoder.salted(request.origin.salt).encode_endings(request.prompt, request.choices)
+        alone, sequences = self._encoder.of(request).encode_endings(request.prompt, request.choices)
         if sum(map(len, sequences)) > MOST_SCORED:
             raise RequestError(
                 f"{len(sequences)} choices after a prompt of {len(alone)} tokens are more than {MOST_SCORED} tokens "
@@ -365,6 +408,10 @@ class RequestValidator:
                 _check_text("the prompt", part.text)
             elif isinstance(part, Generated):
                 self._check_tokens("prompt", part.token_ids)
+            elif isinstance(part, Private):
+                checked_tenant(part.tenant)
+        if len(openings(origin.salt, prompt)) > MAX_PRIVATE:
+            raise RequestError(f"the prompt has more than {MAX_PRIVATE} private parts inside of each other; open fewer")
 
     def _check_caching(self, caching: Caching, parts: int) -> None:
         places = [mark.place for mark in caching.marks]
@@ -465,11 +512,6 @@ def _check_prompt_logprobs(start: int | None, token_ids: Sequence[int]) -> None:
                 f"prompt_logprobs_from={start} (logprob_start_len): there is a picture after it, whose tokens have no "
                 f"log-probabilities; write {index + 1} or more"
             )
-
-
-def _schedule(origin: Origin) -> Schedule:
-    """Makes a Schedule without the timeout, which is filled in with the time left when the message is sent."""
-    return Schedule(origin.program_id, origin.fork_group, origin.salt, origin.priority, ahead=origin.ahead)
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:

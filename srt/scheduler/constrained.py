@@ -52,9 +52,7 @@ class ConstrainedTexts:
         assert message.constraint is not None, "a request without a constraint has nothing to wait for"
         if self._matcher_cache is None:
             raise CapabilityError("this engine enforces no constraints; leave the constraint out")
-        self._held.append(
-            _Held(request, message.heal, self._matcher_cache.find(message.constraint, request.schedule.salt))
-        )
+        self._held.append(_Held(request, message.heal, self._matcher_cache.find(message.constraint, request.namespace)))
 
     def count(self) -> None:
         """Updates the counters of constraints."""

@@ -288,7 +288,7 @@ class KVManager:
         if not self._reuse:
             return 0
         with self.tree_time:
-            return self.cache.peek(request.tokens, request.schedule.salt)
+            return self.cache.peek(request.tokens, request.schedule.salt, request.schedule.private)
 
     # ---------------------------------------------------------------------------------------- requests
 
@@ -297,7 +297,7 @@ class KVManager:
         assert request.match is None, "a request is opened once"
         known = request.tokens if self._reuse else request.tokens[:0]
         with self.tree_time:
-            match = self.cache.match(known, request.schedule.salt)
+            match = self.cache.match(known, request.schedule.salt, request.schedule.private)
             self.cache.lock(match)
         self._take_match(request, match)
 
@@ -306,7 +306,7 @@ class KVManager:
         if not self._reuse or request.match is None or request.tree_length < request.kv_length:
             return  # private slots follow the match, so no slot of the tree can
         with self.tree_time:
-            match = self.cache.advance(request.match, request.tokens)
+            match = self.cache.advance(request.match, request.tokens, request.schedule.private)
             self.cache.move_lock(request.match, match)
         self._take_match(request, match)
 
@@ -385,7 +385,7 @@ class KVManager:
         for mark in marks:
             known = request.tokens[: mark.length if mark.length <= request.tree_length else 0]  # 0: without a tree
             with self.tree_time:
-                match = self.cache.match(known, request.schedule.salt)
+                match = self.cache.match(known, request.schedule.salt, request.schedule.private)
             assert match.length == len(known), "the request's lock holds its path"
             placed.append(self.pins.keep(mark.id, match, seconds=mark.seconds, now=now))
         return placed
@@ -409,14 +409,17 @@ class KVManager:
         held = request.match
         tokens = request.tokens[:end]
         with self.tree_time:
-            match = self.cache.advance(held, tokens)
+            match = self.cache.advance(held, tokens, request.schedule.private)
             self.cache.move_lock(held, match)
             if match.length > held.length:
                 self.pool.release(request.slots(held.length, match.length))
                 request.set_slots(held.length, match.slots(held.length))
             if match.length < end:
                 own = request.slots(match.length, end)
-                match = self.cache.extend(match, tokens[match.length :], own, priority=request.schedule.priority)
+                schedule = request.schedule
+                match = self.cache.extend(
+                    match, tokens[match.length :], own, borders=schedule.private, priority=schedule.priority
+                )
         request.match = match
 
     def close(self, request: Request) -> None:

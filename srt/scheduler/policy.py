@@ -1,8 +1,8 @@
 """Sets how requests share the engine's steps, and orders waiting requests for admission.
 
     policy   order
-    lpm      priority · aged · oldest of the salt · called siblings of a fork · longest cached prefix · least usage of
-             the program · among the calls of one program the longest remaining critical path · arrival
+    lpm      priority · aged · oldest of the namespace · called siblings of a fork · longest cached prefix · least
+             usage of the program · among the calls of one program the longest remaining critical path · arrival
     fcfs     priority · arrival
 
 An `Order` is made for one step. The planner asks it for one request at a time, because an admission may change which
@@ -19,7 +19,7 @@ from typing import Protocol, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache.radix_cache import common_length
+from ..cache.radix_cache import shared_length
 from ..core.instruments import Counters
 from .request import Request
 
@@ -119,12 +119,17 @@ class Ageing:
         self._counters.aged_admissions += self.aged(request)
 
 
-_Group = tuple[str, str, str]  # salt, program, fork group
+_Group = tuple[str, str, str]  # namespace, program, fork group
 
 
 def _group(request: Request) -> _Group | None:
     schedule = request.schedule
-    return (schedule.salt, schedule.program_id, schedule.fork_group) if schedule.fork_group else None
+    return (request.namespace, schedule.program_id, schedule.fork_group) if schedule.fork_group else None
+
+
+def _shared(tokens: NDArray[np.int32], of: Request, request: Request) -> int:
+    """Returns how many of `tokens`, the first ones of a request, another one would find in the tree."""
+    return shared_length(tokens, of.schedule.private, request.tokens, request.schedule.private)
 
 
 class ForkSiblings:
@@ -177,19 +182,19 @@ class ForkSiblings:
         """
         group = _group(admitted)
         siblings = [request for request in self._groups.get(group, ()) if request.number in left] if group else []
-        salt = admitted.schedule.salt
-        before = [left[number] for number in self._turns if number in left and left[number].schedule.salt == salt]
+        namespace = admitted.namespace
+        before = [left[number] for number in self._turns if number in left and left[number].namespace == namespace]
         if not siblings and not before:
             return []
-        depth = min(common_length(tokens, request.tokens) for request in (*siblings, *before))
+        depth = min(_shared(tokens, admitted, request) for request in (*siblings, *before))
         names = {sibling.number for sibling in siblings}
         deeper = [
             request
             for number, request in left.items()
             if number not in names
             and cached[number] > depth
-            and request.schedule.salt == salt
-            and common_length(tokens, request.tokens) > depth
+            and request.namespace == namespace
+            and _shared(tokens, admitted, request) > depth
         ]
         self._calls += 1
         called = siblings + deeper
@@ -260,7 +265,8 @@ class CriticalPath:
         return self._places
 
 
-# ((−priority, not aged), oldest of the salt, turn of a called sibling, −cached, usage of the program, place, number)
+# ((−priority, not aged), oldest of the namespace, turn of a called sibling, −cached, usage of the program, place,
+# number)
 _Key = tuple[PriorityKey, int, int, int, int, int, int]
 
 
@@ -268,8 +274,8 @@ class LongestPrefix:
     """Orders by longest cached prefix, while admissions make prefixes longer (the paper's section 3).
 
     Every admission may put tokens into the tree that lengthen another request's prefix. The order visits the radix tree
-    of the waiting requests depth first, which is optimal (Theorem 3.1). Salts are ordered by their oldest waiting
-    request, so the order of answers reveals nothing about what another salt has cached.
+    of the waiting requests depth first, which is optimal (Theorem 3.1). Namespaces are ordered by their oldest waiting
+    request, so the order of answers reveals nothing about what another salt or private namespace has cached.
 
     Args:
         waiting: oldest first.
@@ -295,7 +301,7 @@ class LongestPrefix:
         self._siblings = siblings
         self._usage = usage
         self._places = places
-        self._oldest_of_salt: dict[tuple[int, str], int] = {}
+        self._oldest: dict[tuple[int, str], int] = {}  # (priority, namespace) → number
         self._left = {request.number: request for request in waiting}
         self._cached: dict[int, int] = {}  # by number
         self._heap: list[_Key] = []
@@ -306,7 +312,7 @@ class LongestPrefix:
         siblings.begin(waiting)
         for request in waiting:
             schedule = request.schedule
-            self._oldest_of_salt.setdefault((schedule.priority, schedule.salt), request.number)
+            self._oldest.setdefault((schedule.priority, request.namespace), request.number)
             self._place(request, peek(request))
 
     def next(self) -> Request | None:
@@ -329,7 +335,7 @@ class LongestPrefix:
         self._ageing.admitted(request)
         self._counters.fair_admissions += request.number in self._reordered
         tokens = request.tokens[: request.kv_length]
-        self._bring_forward(request.schedule.salt, tokens)
+        self._bring_forward(request, tokens)
         self._counters.sibling_admissions += self._siblings.turn(request) < 0
         for called in self._siblings.call(request, tokens, self._left, self._cached):
             self._push(called)
@@ -352,17 +358,18 @@ class LongestPrefix:
         if self._ageing.aged(request):
             return (self._ageing.key(request), 0, 0, 0, 0, number, number)
         schedule = request.schedule
-        salt = self._oldest_of_salt[schedule.priority, schedule.salt]
+        oldest = self._oldest[schedule.priority, request.namespace]
         turn, usage = self._siblings.turn(request), self._usage.rows(request)
         place = self._places.get(number, number)
-        return (self._ageing.key(request), salt, turn, -self._cached[number], usage, place, number)
+        return (self._ageing.key(request), oldest, turn, -self._cached[number], usage, place, number)
 
-    def _bring_forward(self, salt: str, tokens: NDArray[np.int32]) -> None:
+    def _bring_forward(self, admitted: Request, tokens: NDArray[np.int32]) -> None:
         """Updates the cached lengths of requests that share more with `tokens` than they had cached."""
+        salt = admitted.schedule.salt
         for cached in {length for _, length, _ in self._followers if length < len(tokens)}:
             for other in self._followers.pop((salt, cached, int(tokens[cached])), ()):
                 if other.number in self._left:
-                    self._place(other, max(cached, common_length(tokens, other.tokens)))
+                    self._place(other, max(cached, _shared(tokens, admitted, other)))
 
     def _overtakes(self, key: _Key) -> bool:
         """Returns whether an older request would have been next if usage of programs did not count."""

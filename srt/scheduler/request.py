@@ -190,6 +190,12 @@ class Request:
         self.cached_tokens = 0  # prompt tokens that this request never computed
         self.source = NO_SOURCE  # the logit row of the running step that chooses the token which is PENDING_TOKEN
 
+    @property
+    def namespace(self) -> str:
+        """The namespace of the cache at the end of the sequence."""
+        schedule = self.schedule
+        return schedule.private[-1][1] if schedule.private else schedule.salt
+
     # ---------------------------------------------------------------------------------------- tokens
 
     @property

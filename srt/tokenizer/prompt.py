@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from ...lang.errors import CapabilityError
-from ...lang.prompt import Generated, Media, Part, Text, told_apart
+from ...lang.prompt import Generated, Media, Part, Private, Text, namespace, told_apart
 from ...lang.protocol import CreateCache, GenRequest, Hint, Locate, ScoreRequest, Tokenize
 from ..core.batch import PICTURE_BASE, picture_tokens
 from ..multimodal.cache import Picture
@@ -151,9 +151,9 @@ Key = str | tuple[str]  # a text, or in a tuple the text that begins a sequence
 class PromptEncoder:
     """Encodes a prompt's parts → ids, with one BOS.
 
-    Constant text is encoded in maximal runs: control tokens (which only scaffolding may contain) and
-    generated ids end a run, part boundaries do not. A picture becomes the ids of its number, between the control text
-    of its format.
+    Constant text is encoded in maximal runs: control tokens (which only scaffolding may contain), generated ids and the
+    beginning of a private part end a run, other part boundaries do not. A picture becomes the ids of its number,
+    between the control text of its format.
 
     Args:
         cache_bytes: memory for the tokens of earlier texts; 0 encodes every text whole and anew.
@@ -172,6 +172,12 @@ class PromptEncoder:
         self._control = re.compile(f"({any_of(names)})") if names else None
         self._pieces: dict[str, list[str]] = {}
         self._longest: list[int] = []  # once it was asked for; shared by the encoders of all salts
+
+    def of(self, message: Prompted) -> "PromptEncoder":
+        """Returns the encoder for the prompt of a message: for all of it that of the namespace where it ends.
+
+        So every tenant has shared text before a private part tokenized once for itself."""
+        return self.salted(namespace(message.origin.salt, message.prompt))
 
     def salted(self, salt: str) -> "PromptEncoder":
         """Returns the encoder for requests with this salt, which finds their texts only.
@@ -207,7 +213,7 @@ class PromptEncoder:
         assert self._pictures is None or not _unseen(parts), "the gateway shows what it encodes"
         items = list(self._items(parts))
         start = 0 if self.tokenizer.bos_id is None else 1
-        tail: Key = ("",) if len(items) == start else ""
+        tail: Key = "" if any(items[start:]) else ("",)
         if len(items) > start and not isinstance(run := items[-1], list):
             blocks = [run] if self._cache is None else self._blocks(run, BLOCK)
             tail = blocks.pop()
@@ -382,6 +388,11 @@ class PromptEncoder:
                         yield key
                     yield part
                     beginning = False
+                case Private():  # ends the run, so no token holds text of both sides
+                    for key in flush():
+                        yield key
+                        beginning = False
+                    yield []
                 case Generated(_, token_ids):
                     for key in flush():
                         yield key
@@ -393,7 +404,7 @@ class PromptEncoder:
                         beginning = False
         yield from flush()
 
-    def _written(self, parts: Iterable[Part]) -> Iterator[Text | Generated | list[int]]:
+    def _written(self, parts: Iterable[Part]) -> Iterator[Text | Generated | Private | list[int]]:
         """Yields the parts, with pictures replaced by their control text and ids."""
         form = self._pictures
         for part in parts:
@@ -555,7 +566,7 @@ _NEAR = 32  # bytes in which a token is searched
 
 def text_of(parts: Sequence[Part]) -> str:
     """Returns the text in which places are counted."""
-    return "".join(part.text if isinstance(part, Text | Generated) else told_apart(part) for part in parts)
+    return "".join(told_apart(part) if isinstance(part, Media) else part.text for part in parts)
 
 
 class MediaPlace(NamedTuple):

@@ -15,6 +15,7 @@ from umbel.compiler.operations import (
     Fork,
     Generate,
     GetForkItem,
+    Isolate,
     Join,
     Leaf,
     Look,
@@ -124,7 +125,7 @@ class Growth:
     def grow(self) -> None:
         number = self.draw(st.integers(0, len(self.streams) - 1))
         stream = self.streams[number]
-        kinds = ["say", "generate", "choose", "look", "role", "scope", "point", "fork", "join", "begin"]
+        kinds = ["say", "generate", "choose", "look", "isolate", "role", "scope", "point", "fork", "join", "begin"]
         match self.draw(st.sampled_from(kinds)):
             case "generate":
                 op = Generate(self.draw(GENS), {"temperature": 0}, self.draw(st.sampled_from([None, ("<t>", "</t>")])))
@@ -136,6 +137,9 @@ class Growth:
             case "look":
                 source = self.node(Constant(self.draw(st.binary(min_size=1, max_size=9))))
                 stream = replace(stream, end=self.node(Look(self.draw(st.sampled_from([None, 4]))), stream.end, source))
+            case "isolate":
+                tenant = self.draw(st.sampled_from([Constant("acme"), Argument("a")]))
+                stream = replace(stream, end=self.node(Isolate(), stream.end, self.node(tenant)))
             case "point":
                 ttl = self.draw(st.sampled_from([0.5, 300.0]))
                 stream = replace(stream, end=self.node(ops.CachePoint(ttl), stream.end))

@@ -70,6 +70,13 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Isolate:
+    """A private part. `of`: which tenant's."""
+
+    of: str
+
+
+@dataclass(frozen=True)
 class Turn:
     role: str
     body: tuple[Any, ...]
@@ -124,6 +131,7 @@ OPTIONS = st.sampled_from(
 )
 LEAVES = st.one_of(
     st.builds(Point, st.sampled_from([0.5, 300.0])),
+    st.builds(Isolate, NAMES),
     st.builds(Say, st.sampled_from(["hello ", "", "naïve ✓ ", "<|im_end|>", "\n", "  two words"])),
     st.builds(SayArgument, st.integers(0, 4)),
     st.builds(Ask, NAMES, OPTIONS),
@@ -198,6 +206,8 @@ def run_statement(s: ul.State, statement: Any, context: Context) -> None:
                 context.kept.append([s[name], *(f"<{value}>" for value in texts(s, name))])
         case Point(ttl):
             s += ul.cache_point(ttl)
+        case Isolate(of):
+            s.private(["acme", f"of-{of}", context.shots[:3], f"{context.shots[:3]}_{of}"][ord(of) % 4])
         case Turn(role, inner):
             if not context.in_turn:
                 with getattr(s, role)():

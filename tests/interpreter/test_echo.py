@@ -6,8 +6,8 @@ import pytest
 import umbel as ul
 from umbel.interpreter.backends.echo import Echo
 from umbel.interpreter.backends.echo_tokens import pieces, token_id
-from umbel.lang.prompt import Generated, Text
-from umbel.lang.protocol import Chunk, Completion, ConstraintSpec, Final, GenRequest, Origin, ScoreRequest
+from umbel.lang.prompt import Generated, Private, Text
+from umbel.lang.protocol import Chunk, Completion, ConstraintSpec, Final, GenRequest, Locate, Origin, ScoreRequest
 from umbel.lang.sampling import SamplingParams
 
 from .conftest import PATIENCE
@@ -174,6 +174,23 @@ def test_a_salt_is_a_cache_of_its_own() -> None:
         return final.usage.cached_tokens
 
     assert [cached("a"), cached("b"), cached("a"), cached("")] == [0, 0, 2, 0]
+
+
+def test_a_private_part_is_a_cache_of_its_own_after_a_shared_head() -> None:
+    echo = Echo()
+
+    def cached(*tenants: str) -> int:
+        parts = (Text("one two"), *map(Private, tenants), Text(" three four"))
+        final = collect(echo, GenRequest("1", parts))[-1]
+        assert isinstance(final, Final)
+        assert final.usage.prompt_tokens == 4
+        return final.usage.cached_tokens
+
+    assert [cached("a"), cached("b"), cached("a"), cached()] == [0, 2, 3, 2]
+    assert [cached("a", "b"), cached("a", "b"), cached("a", "a")] == [2, 3, 3]
+    question = Locate("l", (Text("one two"), Private("a"), Text(" three")), (2,), ((Text("one two three"),),))
+    located = asyncio.run(echo.locate(question))
+    assert (located.characters, located.tokens, located.shared) == ((7,), 3, (2,))
 
 
 def test_a_full_cache_is_emptied() -> None:

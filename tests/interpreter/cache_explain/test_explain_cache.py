@@ -126,6 +126,24 @@ def test_another_salt_is_another_cache(make: Callable[[], Backend]) -> None:
 
 
 @BACKENDS
+def test_a_private_part_of_another_tenant_is_another_cache(make: Callable[[], Backend]) -> None:
+    @ul.function(max_tokens=2, temperature=0)
+    def private(s: ul.State, tenant: str) -> None:
+        s += "A manual for all. "
+        s.private(tenant)
+        s += "A question. " + ul.gen("answer")
+
+    backend = make()
+    first, other, again = (
+        private.run(name, backend=backend, timeout=PATIENCE).explain_cache()["answer"] for name in ("a", "b", "b")
+    )
+    assert [call.cause for call in (first, other, again)] == [CacheCause.FIRST, CacheCause.SALT, CacheCause.HIT]
+    assert other.miss is not None
+    assert other.miss.here.startswith("A question")
+    assert other.cached_tokens > 0
+
+
+@BACKENDS
 def test_what_was_flushed_had_been_there(make: Callable[[], Backend]) -> None:
     backend = make()
     ask.run("Why?", backend=backend, timeout=PATIENCE).sync()

@@ -178,14 +178,18 @@ def test_a_conversation_stores_its_turns():
     assert ["cache_control" in message["content"][-1] for message in messages] == [True, False, True]
 
 
-@pytest.mark.parametrize("options", [{"cache": False}, {}])
-def test_nothing_is_stored_where_nothing_may_be(options: dict[str, bool]):
+@pytest.mark.parametrize("why", ["an option", "a salt", "a private part"])
+def test_nothing_is_stored_where_nothing_may_be(why: str):
     wire = MessagesWire("ok")
-    salt = {} if "cache" in options else {"salt": "one"}
+    options = {"cache": False} if why == "an option" else {}
+    salt = {"salt": "one"} if why == "a salt" else {}
 
     @ul.function
     def talk(s):
-        s += ul.system(LONG) + ul.user("One?") + ul.assistant(ul.gen("answer"))
+        s += ul.system(LONG)
+        if why == "a private part":
+            s.private("one")
+        s += ul.user("One?") + ul.assistant(ul.gen("answer"))
 
     talk.run(backend=wire.claude("claude-sonnet-4-6", **options), **salt).text()
     assert "cache_control" not in json.dumps(wire.bodies)

@@ -8,7 +8,7 @@ from umbel.interpreter.backends.hosted.openai.profiles import SERVERS, of_model,
 from umbel.interpreter.backends.hosted.openai.requests import OpenAIPlanner
 from umbel.interpreter.backends.hosted.places import Places
 from umbel.lang.errors import CapabilityError, ParameterError, RequestError
-from umbel.lang.prompt import Generated, Media, Text
+from umbel.lang.prompt import Generated, Media, Private, Text
 from umbel.lang.protocol import ConstraintSpec, Origin
 
 from .wired import asking, conversation
@@ -143,6 +143,7 @@ def test_images_become_data_urls_among_the_text():
         (of_model("gpt-3.5-turbo-instruct"), "completion", {"top_logprobs": 9}, "it gives at most 5"),
         (SERVERS["llama.cpp"], "chat", {"n": 2}, "n=2; fork the program"),
         (GPT, "chat", {"origin": Origin(salt="s")}, "salt='s'"),
+        (GPT, "chat", {"prompt": (*conversation()[:1], Private("a"), *conversation()[1:])}, r"private\(\)"),
         (SERVERS["llama.cpp"], "chat", {"prompt": (*conversation()[:1], PNG, *conversation()[1:])}, "takes no images"),
         (SERVERS["vllm"], "completion", {"prompt": (PNG,)}, "completion mode takes no images"),
         (GPT, "chat", {"prompt": ()}, r"the prompt is empty; write user\("),
@@ -216,6 +217,9 @@ def test_log_probabilities_of_the_completion_api_are_a_number():
 
 def test_a_salt_keeps_the_prefix_cache_apart_where_there_is_one():
     assert body(SERVERS["vllm"], origin=Origin(salt="s"))["cache_salt"] == "s"
+    private = (*conversation()[:1], Private("a"), *conversation()[1:])
+    told = body(SERVERS["vllm"], origin=Origin(salt="s"), prompt=private)
+    assert told == {**body(SERVERS["vllm"], prompt=conversation()), "cache_salt": "s/a"}
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,21 @@ def last_events(answer: Answered) -> list[dict[str, Any]]:
     return [event for _, event in answer.events[:-1] if event["meta_info"]["finish_reason"]]
 
 
+def test_a_private_part_shares_what_lies_before_it() -> None:
+    cached: list[int] = []
+
+    async def scenario(client: AsgiClient) -> None:
+        for tenant in ("a", "b", "a"):
+            parts = [["t", "shared head"], ["p", tenant], ["t", "own tail"]]
+            answer = await client.post(PATH, {"parts": parts, "sampling_params": GREEDY})
+            cached.append(answer.json["meta_info"]["cached_tokens"])
+        answer = await client.post(PATH, {"parts": [["p", "a/b"]], "sampling_params": GREEDY})
+        assert (answer.status, "write 1 to 128" in answer.json["error"]["message"]) == (400, True)
+
+    run(scenario)
+    assert cached == [0, 1 + len("shared head"), 1 + len("shared head" + "own tai")]
+
+
 LOGPROBS = {"return_logprob": True, "top_logprobs_num": 2, "return_text_in_logprobs": True, "logprob_start_len": 0}
 SHAPES: list[dict[str, Any]] = [
     {},

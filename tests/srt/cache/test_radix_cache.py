@@ -1,11 +1,21 @@
 """The radix tree against a set of prefixes, and its costs counted."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from umbel.srt.cache.radix_cache import LeastRecentlyUsed, Match, RadixCache, RadixNode, common_length
+from umbel.srt.cache.radix_cache import (
+    Borders,
+    LeastRecentlyUsed,
+    Match,
+    RadixCache,
+    RadixNode,
+    common_length,
+    shared_length,
+)
 from umbel.srt.cache.slot_allocator import IntegrityError, SlotAllocator
 
 SALTS = ["", "a", "b"]
@@ -324,34 +334,76 @@ def test_common_length(left: list[int], right: list[int], shared: int) -> None:
     assert common_length(array(left), array(right)) == shared
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "shared"),
+    [
+        ((), (), 5),
+        (((2, "/x"),), ((2, "/x"),), 5),
+        (((2, "/x"),), (), 2),
+        (((2, "/x"),), ((2, "/y"),), 2),
+        (((2, "/x"),), ((3, "/x"),), 2),
+        (((2, "/x"), (4, "/x/y")), ((2, "/x"),), 4),
+        (((9, "/x"),), ((9, "/y"),), 5),
+    ],
+)
+def test_sequences_share_nodes_up_to_borders_that_differ(left: Borders, right: Borders, shared: int) -> None:
+    tokens = array([1, 2, 3, 4, 5])
+    assert shared_length(tokens, left, tokens, right) == shared_length(tokens, right, tokens, left) == shared
+    tree = Tree()
+    match = tree.cache.match(tokens, "", left)
+    tree.cache.lock(match)
+    tree.cache.extend(match, tokens, tree.pool.allocate(5), borders=left)
+    assert tree.cache.peek(tokens, "", right) == shared
+
+
+Sequence = tuple[tuple[str, int], ...]  # (namespace, token); the namespace of the first one's parent is the salt
+
+
+def named(tokens: tuple[int, ...], salt: str, borders: Borders) -> Sequence:
+    """Returns each token with its namespace."""
+    spaces = [([salt] + [name for place, name in borders if place <= i])[-1] for i in range(len(tokens))]
+    return tuple(zip(spaces, tokens, strict=True))
+
+
 class Model(RuleBasedStateMachine):
-    """The tree against a dictionary: (salt, prefix) → slot of its last token."""
+    """The tree against a dictionary: (salt, prefix of tokens with their namespaces) → slot of its last token."""
 
     @initialize()
     def start(self) -> None:
         self.tree = Tree(slots=60)
-        self.slots: dict[tuple[str, tuple[int, ...]], int] = {}
-        self.held: list[tuple[Match, str, tuple[int, ...]]] = []
+        self.slots: dict[tuple[str, Sequence], int] = {}
+        self.held: list[tuple[Match, str, tuple[int, ...], Borders]] = []
 
     sequences = st.lists(st.integers(0, 2), max_size=9).map(tuple)
     salts = st.sampled_from(SALTS)
+    # None, one or two borders, the second inside of the first; the tenants' names are few, so they meet again.
+    private = st.lists(st.tuples(st.integers(0, 5), st.sampled_from("xy")), max_size=2, unique_by=lambda each: each[0])
 
-    def known(self, salt: str, tokens: tuple[int, ...]) -> int:
+    @staticmethod
+    def borders(salt: str, private: list[tuple[int, str]]) -> Borders:
+        names = itertools.accumulate((tenant for _, tenant in sorted(private)), "{}/{}".format, initial=salt)
+        return tuple(zip(sorted(place for place, _ in private), itertools.islice(names, 1, None), strict=True))
+
+    def known(self, salt: str, sequence: Sequence) -> int:
         length = 0
-        while length < len(tokens) and (salt, tokens[: length + 1]) in self.slots:
+        while length < len(sequence) and (salt, sequence[: length + 1]) in self.slots:
             length += 1
         return length
 
-    @rule(tokens=sequences, salt=salts)
-    def peek(self, tokens: tuple[int, ...], salt: str) -> None:
-        assert self.tree.cache.peek(array(tokens), salt) == self.known(salt, tokens)
+    @rule(tokens=sequences, salt=salts, private=private)
+    def peek(self, tokens: tuple[int, ...], salt: str, private: list[tuple[int, str]]) -> None:
+        borders = self.borders(salt, private)
+        known = self.known(salt, named(tokens, salt, borders))
+        assert self.tree.cache.peek(array(tokens), salt, borders) == known
 
-    @rule(tokens=sequences, salt=salts, priority=st.integers(0, 1))
-    def compute(self, tokens: tuple[int, ...], salt: str, priority: int) -> None:
+    @rule(tokens=sequences, salt=salts, private=private, priority=st.integers(0, 1))
+    def compute(self, tokens: tuple[int, ...], salt: str, private: list[tuple[int, str]], priority: int) -> None:
         cache, pool = self.tree.cache, self.tree.pool
-        match = cache.match(array(tokens), salt)
-        assert match.length == self.known(salt, tokens)
-        assert match.slots().tolist() == [self.slots[salt, tokens[: i + 1]] for i in range(match.length)]
+        borders = self.borders(salt, private)
+        sequence = named(tokens, salt, borders)
+        match = cache.match(array(tokens), salt, borders)
+        assert match.length == self.known(salt, sequence)
+        assert match.slots().tolist() == [self.slots[salt, sequence[: i + 1]] for i in range(match.length)]
         cache.lock(match)
         rest = tokens[match.length :]
         if len(rest) > pool.free:
@@ -362,9 +414,9 @@ class Model(RuleBasedStateMachine):
         if rest:
             slots = pool.allocate(len(rest))
             for i, slot in enumerate(slots.tolist()):
-                self.slots[salt, tokens[: match.length + i + 1]] = slot
-            match = cache.extend(match, array(rest), slots, priority=priority)
-        self.held.append((match, salt, tokens))
+                self.slots[salt, sequence[: match.length + i + 1]] = slot
+            match = cache.extend(match, array(rest), slots, borders=borders, priority=priority)
+        self.held.append((match, salt, tokens, borders))
 
     @rule(tokens=st.lists(st.integers(0, 2), min_size=1, max_size=3), data=st.data())
     def go_on(self, tokens: list[int], data: st.DataObject) -> None:
@@ -372,22 +424,23 @@ class Model(RuleBasedStateMachine):
         if not self.held or self.tree.pool.free < len(tokens):
             return
         index = data.draw(st.integers(0, len(self.held) - 1))
-        match, salt, before = self.held[index]
+        match, salt, before, borders = self.held[index]
         cache, after = self.tree.cache, (*before, *tokens)
-        reached = cache.advance(match, array(after))
+        sequence = named(after, salt, borders)
+        reached = cache.advance(match, array(after), borders)
         cache.move_lock(match, reached)
-        assert reached.length == self.known(salt, after)
+        assert reached.length == self.known(salt, sequence)
         if reached.length < len(after):
             slots = self.tree.pool.allocate(len(after) - reached.length)
             for i, slot in enumerate(slots.tolist()):
-                self.slots[salt, after[: reached.length + i + 1]] = slot
-            reached = cache.extend(reached, array(after[reached.length :]), slots)
-        self.held[index] = (reached, salt, after)
+                self.slots[salt, sequence[: reached.length + i + 1]] = slot
+            reached = cache.extend(reached, array(after[reached.length :]), slots, borders=borders)
+        self.held[index] = (reached, salt, after, borders)
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         if self.held:
-            match, _, _ = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+            match, *_ = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
             self.tree.cache.unlock(match)
 
     @rule(count=st.integers(1, 20))
@@ -395,35 +448,44 @@ class Model(RuleBasedStateMachine):
         evictable = self.tree.cache.evictable_tokens
         given = self.tree.cache.evict(count)
         assert given >= min(count, evictable)
-        alive = set()
-        for depth_tokens in self.paths():
-            alive.add(depth_tokens)
+        alive = self.paths()
         self.slots = {key: slot for key, slot in self.slots.items() if key in alive}
-        for _, salt, tokens in self.held:
-            assert self.known(salt, tokens) == len(tokens), "a held prefix was evicted"
+        for _, salt, tokens, borders in self.held:
+            sequence = named(tokens, salt, borders)
+            assert self.known(salt, sequence) == len(tokens), "a held prefix was evicted"
 
-    def paths(self) -> set[tuple[str, tuple[int, ...]]]:
+    def paths(self) -> set[tuple[str, Sequence]]:
         """Every (salt, prefix) in the tree."""
         found = set()
-        stack: list[tuple[str, tuple[int, ...]]] = []
+        stack: list[Sequence] = []
         for depth, node in self.tree.cache.walk():
             del stack[depth:]
-            prefix = stack[-1][1] if stack else ()
+            prefix = stack[-1] if stack else ()
             for token in node.tokens.tolist():
-                prefix = (*prefix, token)
-                found.add((node.salt, prefix))
-            stack.append((node.salt, prefix))
+                prefix = (*prefix, (node.salt, token))
+                found.add((node.root.salt, prefix))
+            stack.append(prefix)
         return found
 
     @invariant()
     def whole(self) -> None:
         cache, pool = self.tree.cache, self.tree.pool
-        cache.check([match for match, _, _ in self.held])
+        cache.check([match for match, *_ in self.held])
         pool.check([node.slots for _, node in cache.walk()])
         assert self.paths() == set(self.slots)
         assert pool.free + cache.total_tokens == pool.total
-        held = {(salt, tokens[: i + 1]) for _, salt, tokens in self.held for i in range(len(tokens))}
+        held = {
+            (salt, named(tokens, salt, borders)[: i + 1])
+            for _, salt, tokens, borders in self.held
+            for i in range(len(tokens))
+        }
         assert cache.evictable_tokens <= cache.total_tokens - len(held)
+
+    @invariant()
+    def every_namespace_has_one_number(self) -> None:
+        nodes = [node for _, node in self.tree.cache.walk()]
+        numbers = {(node.salt, self.tree.cache.namespace(node.salt)) for node in nodes}
+        assert len(numbers) == len({number for _, number in numbers}) == len({node.salt for node in nodes})
 
 
 Model.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

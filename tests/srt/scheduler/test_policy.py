@@ -212,6 +212,25 @@ def test_first_come_first_served_ignores_the_cache_and_deadlines() -> None:
     assert drain(order(waiting, PolicyName.FCFS, cached={2: 1}, policy_window=1)) == [3, 1, 2]
 
 
+def test_what_another_tenant_has_cached_does_not_change_the_order_between_tenants() -> None:
+    """They share the head [1], and are found in the cache one after the other all the same."""
+    names = {1: "/a", 2: "/b", 3: "/a"}
+    waiting = [request(number, [1, 2], private=((1, name),)) for number, name in names.items()]
+    orders = [drain(order(waiting, cached=cached)) for cached in ({}, {2: 2}, {1: 2, 2: 2})]
+    assert orders == [[1, 3, 2]] * 3
+    assert drain(order(waiting, cached={3: 2})) == [3, 1, 2], "within a tenant the longer match wins"
+
+
+def test_an_admission_brings_forward_the_head_that_tenants_share_and_no_tail() -> None:
+    """5 and 6 of tenant b: 5 shares two tokens with what a has just cached, of which one is the head."""
+    own, other = ((1, "/b"),), ((1, "/a"),)
+    waiting = [request(1, [7, 8], private=other), request(2, [9, 8], private=own), request(3, [7, 8], private=own)]
+    lpm = order(waiting)
+    assert admit(lpm) == 1
+    assert lpm._cached == {1: 0, 2: 0, 3: 1}  # type: ignore[attr-defined]
+    assert drain(lpm) == [3, 2]
+
+
 # --------------------------------------------------------------------------------------- definitions
 
 Row = tuple[list[int], float, str, int]

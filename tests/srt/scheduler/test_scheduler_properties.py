@@ -46,6 +46,7 @@ class Arrival:
     sampling: SamplingParams
     stream: bool
     salt: str
+    private: tuple[tuple[int, str], ...]
     priority: int
     program: str
     fork_group: str
@@ -62,6 +63,7 @@ arrivals = st.builds(
     sampling=samplings,
     stream=st.booleans(),
     salt=st.sampled_from(["", "", "s"]),
+    private=st.sampled_from([(), (), ((2, "/x"),), ((2, "/y"),), ((1, "/x"), (3, "/x/y"))]),
     priority=st.sampled_from([0, 0, 0, 1]),
     program=st.sampled_from(["", "p", "q"]),
     fork_group=st.sampled_from(["", "g", "h"]),
@@ -94,6 +96,7 @@ def drive(engine: Engine, events: list[Arrival]) -> dict[int, Arrival]:
             step(engine, aborts)
         common = {
             "salt": arrival.salt,
+            "private": tuple((place, arrival.salt + name) for place, name in arrival.private),
             "priority": arrival.priority,
             "timeout": arrival.timeout,
             "program_id": arrival.program,

@@ -14,7 +14,7 @@ import msgspec
 
 from .....lang import checks
 from .....lang.errors import BackendError, ConnectionLostError, ParameterError, RequestError
-from .....lang.prompt import Part
+from .....lang.prompt import Part, namespace
 from .....lang.protocol import (
     Capabilities,
     Chunk,
@@ -70,7 +70,8 @@ class Anthropic(HostedBackend[CachingClient]):
     quarter more than its tokens, for an hour twice as much, reading it a tenth; prompts below the model's minimum
     (1,024 tokens for most) get no breakpoint. Requests that share a prefix that is not stored yet wait until the first
     of them has begun, so that one writes and the others read. For one call after which nothing of its prompt comes
-    again, `cache=False` is cheaper. A run with a `salt` shares no prefixes, so it gets no breakpoints.
+    again, `cache=False` is cheaper. A run with a `salt`, and a call with a private part, shares no prefixes, so it gets
+    no breakpoints.
 
     **Constraints.** JSON Schemas and fixed choices are enforced by structured outputs where the model has them; all
     else is validated when the text is complete, and the model is asked again.
@@ -202,7 +203,7 @@ class Anthropic(HostedBackend[CachingClient]):
         """Records the place: later requests that start with it get a breakpoint there. Sends nothing."""
         if hint.pin is not None:
             self._composer.check_lifetime(hint.pin)
-        if not hint.origin.salt:
+        if not namespace(hint.origin.salt, hint.prompt):
             self._places.remember(self._composer.place(hint.prompt), "" if hint.pin is None else lifetime_of(hint.pin))
 
     def tokens_at_most(self, prompt: tuple[Part, ...]) -> int:
@@ -216,7 +217,7 @@ class Anthropic(HostedBackend[CachingClient]):
     async def _texts(self, request: GenRequest, composed: Composed, answer: "AnthropicAnswer") -> AsyncGenerator[str]:
         """Yields the text of one call as it comes."""
         blocks = composed.blocks
-        if self._cache and not request.origin.salt:
+        if self._cache and not namespace(request.origin.salt, request.prompt):
             blocks = with_breakpoints(blocks, self._places, self.profile.cache_minimum)
             self._places.remember(composed.blocks)
             self._counts["breakpoints"] += sum(bool(block.cached) for block in blocks)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from .....lang import checks
 from .....lang.errors import CapabilityError, ParameterError
-from .....lang.prompt import Media, Part
+from .....lang.prompt import Media, Part, namespace
 from .....lang.protocol import ConstraintSpec, GenRequest
 from .....lang.sampling import SamplingParams
 from .. import conversation
@@ -117,8 +117,8 @@ class OpenAIPlanner:
             body["stop"] = list(sampling.stop)
         if lowered is not None:
             body |= lowered.fields
-        if request.origin.salt:
-            body["cache_salt"] = request.origin.salt
+        if salt := namespace(request.origin.salt, request.prompt):
+            body["cache_salt"] = salt
         if request.stream or cuts:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         path = "/chat/completions" if self.mode == "chat" else "/completions"
@@ -265,8 +265,9 @@ class OpenAIPlanner:
             )
         if request.token_healing:
             raise self._lacks("token_healing=True", "leave it out")
-        if request.origin.salt and not profile.salts:
-            raise self._lacks(f"salt={request.origin.salt!r}", "its prefix cache cannot be kept apart; leave it out")
+        if not profile.salts and namespace(request.origin.salt, request.prompt):
+            what = f"salt={request.origin.salt!r}" if request.origin.salt else "private()"
+            raise self._lacks(what, "its prefix cache cannot be kept apart; leave it out")
         if asks_logprobs and (lowered := self.lowered(request.constraint)) is not None and lowered.wrapped:
             raise self._lacks("log-probabilities of a constrained text", "ask for one of both")
 

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .....lang.errors import BackendError, CapabilityError, UmbelError
-from .....lang.prompt import Media, Part
+from .....lang.prompt import Media, Part, namespace
 from .....lang.protocol import (
     Capabilities,
     Chunk,
@@ -99,13 +99,19 @@ class SGLangServer:
                 f"{self._planner.backend} cannot give {request.probability}; write select() with its default method, "
                 "or run the program on a Runtime"
             )
+        self._planner.check_shared(request)
         self._calls += 1
         return await score_choices(
             self._session, self._planner, request, self._session.deadline(request.origin.timeout)
         )
 
     def hint(self, hint: Hint) -> None:
-        """Has the server compute a prefix that several requests will begin with. It costs the prompt's tokens once."""
+        """Has the server compute a prefix that several requests will begin with. It costs the prompt's tokens once.
+
+        A prefix that may not be shared is not sent: the requests with it are refused.
+        """
+        if namespace(hint.origin.salt, hint.prompt):
+            return
         task = asyncio.ensure_future(self._prefill(hint.prompt))
         self._hints.add(task)
         task.add_done_callback(self._hints.discard)

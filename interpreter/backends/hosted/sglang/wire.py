@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import msgspec
 
 from .....lang.errors import BackendError, CapabilityError, ParameterError
-from .....lang.prompt import Media, Part
-from .....lang.protocol import ConstraintSpec, GenRequest, TokenLogprob
+from .....lang.prompt import Media, Part, namespace
+from .....lang.protocol import ConstraintSpec, GenRequest, ScoreRequest, TokenLogprob
 from .....lang.sampling import SamplingParams
 from ..constraint_params import Fields
 from ..conversation import in_base64, media_type, sendable_text
@@ -146,8 +146,13 @@ class SGLangPlanner:
                 raise self._lacks(f"{field}={getattr(sampling, field)!r}", instead)
         if request.token_healing:
             raise self._lacks("token_healing=True", "leave it out")
-        if request.origin.salt:
-            raise self._lacks(f"salt={request.origin.salt!r}", "its prefix cache cannot be kept apart; leave it out")
+        self.check_shared(request)
+
+    def check_shared(self, request: GenRequest | ScoreRequest) -> None:
+        """Raises CapabilityError for a prompt that may not be shared: the server has one cache for all."""
+        if namespace(request.origin.salt, request.prompt):
+            what = f"salt={request.origin.salt!r}" if request.origin.salt else "private()"
+            raise self._lacks(what, "its prefix cache cannot be kept apart; leave it out")
 
     def _lacks(self, what: str, instead: str) -> CapabilityError:
         return CapabilityError(f"{self.backend} does not take {what}; {instead}, or run the program on a Runtime")
