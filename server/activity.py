@@ -3,18 +3,32 @@
     prefill: 1 request, 7 new tokens, 1 cached; pool 3 % · decode: 4 running, 121 tok/s
 
 The line is the difference of two readings of the runtime's status, so it says how much was done and nothing of what.
+
+Requests over HTTP are counted here too, over all processes of a server. A worker of `--http-workers` counts in memory
+that all workers share, in a row that no other one writes, so each of them can tell the sums, and no lock is needed:
+
+    worker 1   in_flight   refused   disconnects   malformed
+    worker 2   in_flight   refused   disconnects   malformed
+
+A worker that replaces another one goes on with its row. A server of one process has one row.
 """
 
 import asyncio
 import logging
+import mmap
+import os
+import tempfile
 from collections import deque
-from typing import Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 import msgspec
 
 from ..lang.errors import UmbelError
 from ..lang.status import EngineState, Observable, RuntimeState, RuntimeStatus
 from .limits import READINGS
+
+if TYPE_CHECKING:
+    from .front import Front
 
 log = logging.getLogger("umbel.server")
 
@@ -151,3 +165,54 @@ async def keep(backend: Watched, activity: Activity) -> None:
             if line:
                 log.info("%s", line)
         await asyncio.sleep(PERIOD)
+
+
+# --------------------------------------------------------------------------------------- requests over HTTP
+
+COLUMNS = ("in_flight", "refused", "disconnects", "malformed")
+_BYTES = 8  # of a count
+
+
+class Counts:
+    """The counts of all processes of a server.
+
+    Args:
+        workers: how many processes there are.
+        descriptor: of the file that `open_shared` made; None for counts of this process alone.
+        row: that of this process.
+    """
+
+    def __init__(self, workers: int = 1, descriptor: int | None = None, row: int = 0) -> None:
+        size = _size(workers)
+        memory = mmap.mmap(-1, size) if descriptor is None else mmap.mmap(descriptor, size)
+        self._cells = memoryview(memory).cast("q")
+        self.own = self._cells[row * len(COLUMNS) : (row + 1) * len(COLUMNS)]
+        self.own[COLUMNS.index("in_flight")] = 0  # those of the worker that it replaces have ended
+
+    def total(self, name: str) -> int:
+        """Returns the sum over all processes."""
+        return sum(self._cells[COLUMNS.index(name) :: len(COLUMNS)])
+
+
+class Counted:
+    """An attribute of a front: the count of this process under the attribute's name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._column = COLUMNS.index(name)
+
+    def __get__(self, front: "Front", owner: type | None = None) -> int:
+        return front.counts.own[self._column]
+
+    def __set__(self, front: "Front", value: int) -> None:
+        front.counts.own[self._column] = value
+
+
+def open_shared(workers: int) -> IO[bytes]:
+    """Makes the file, without a name, in which the workers count. Its descriptor goes to each of them."""
+    file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by its owner
+    os.ftruncate(file.fileno(), _size(workers))
+    return file
+
+
+def _size(workers: int) -> int:
+    return workers * len(COLUMNS) * _BYTES

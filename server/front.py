@@ -19,7 +19,7 @@ from ..lang.errors import BackendError, CapabilityError, ParameterError
 from ..lang.protocol import Aborting, Backend, Chunk, Final, GenRequest, Origin, RequestTimes, Tokenizing, Usage
 from . import tracing
 from .access import Access, Caller
-from .activity import Activity
+from .activity import Activity, Counted, Counts
 from .bodies import UmbelFields
 from .cost import Recorder
 from .diagnosis.exchanges import Exchanges
@@ -50,7 +50,13 @@ class Front:
         workers: processes that serve the same socket, each with a front of its own.
         recorder: notes the tokens of every request; closed by its owner.
         ignored: lines that are dropped from the head of conversations.
+        counts: of requests, which the fronts of several workers share.
     """
+
+    in_flight = Counted()
+    refused = Counted()  # for want of room
+    disconnects = Counted()  # clients that went away before their answer had ended
+    malformed = Counted()  # connections that ended with bytes that are no HTTP
 
     def __init__(
         self,
@@ -62,19 +68,17 @@ class Front:
         workers: int = 1,
         recorder: Recorder | None = None,
         ignored: IgnoredLines | None = None,
+        counts: Counts | None = None,
     ) -> None:
         self.backend = backend
         self.access = access or Access()
         self.limits = limits or HttpLimits()
         self.started = False
         self.draining = False
-        self.in_flight = 0
-        self.refused = 0  # for want of room
-        self.disconnects = 0  # clients that went away before their answer had ended
-        self.malformed = 0  # connections that ended with bytes that are no HTTP
         self.activity = Activity()
         self.tracer = tracing.open_tracer()
         self.workers = workers
+        self.counts = counts or Counts()
         self._recorder = recorder
         self.programs = ProgramStore(programs)
         self.history = AnswerHistory()

@@ -67,21 +67,13 @@ class Snapshot(Collector):
             yield from self._gauges(self._status)
 
     def _http(self) -> Iterator[Metric]:
-        """Yields the counts of this process. Where several serve one address, a label says which one has answered."""
-        front = self._front
+        """Yields the counts of all processes of the server, and the refused fields of this one."""
+        front, total = self._front, self._front.counts.total
+        yield GaugeMetricFamily("umbel_http_in_flight", "Requests over HTTP that run or wait.", total("in_flight"))
+        yield CounterMetricFamily("umbel_http_refused", "Requests refused for want of room.", total("refused"))
+        yield CounterMetricFamily("umbel_http_disconnects", "Clients that left before the end.", total("disconnects"))
+        yield CounterMetricFamily("umbel_http_malformed", "Connections that ended with no HTTP.", total("malformed"))
         names, values = (["process"], [str(os.getpid())]) if front.workers > 1 else ([], [])
-        in_flight = GaugeMetricFamily("umbel_http_in_flight", "Requests over HTTP that run or wait.", labels=names)
-        refused = CounterMetricFamily("umbel_http_refused", "Requests refused for want of room.", labels=names)
-        left = CounterMetricFamily("umbel_http_disconnects", "Clients that left before the end.", labels=names)
-        malformed = CounterMetricFamily("umbel_http_malformed", "Connections that ended with no HTTP.", labels=names)
-        for metric, count in (
-            (in_flight, front.in_flight),
-            (refused, front.refused),
-            (left, front.disconnects),
-            (malformed, front.malformed),
-        ):
-            metric.add_metric(values, count)
-            yield metric
         fields = CounterMetricFamily(
             "umbel_refused_fields", "Fields of bodies that are not offered.", labels=[*names, "field"]
         )

@@ -12,6 +12,7 @@ from ..interpreter.backends.runtime import Runtime
 from ..lang.errors import UmbelError
 from ..lang.transport.lifeline import read_line, watch
 from .access import Access
+from .activity import Counts
 from .command import LOG_FORMAT, LOG_TIMES, Server
 from .cost import Recorder
 from .diagnosis.head import IgnoredLines
@@ -32,7 +33,8 @@ def main() -> int:
     runtime = Runtime(address=start.runtime)
     recorder = None if start.record is None else Recorder(Path(start.record))
     ignored = IgnoredLines(start.ignored)
-    front = Front(runtime, access, start.limits, start.names, programs, start.workers, recorder, ignored)
+    counts = Counts(start.workers, start.counts, start.row)
+    front = Front(runtime, access, start.limits, start.names, programs, start.workers, recorder, ignored, counts)
     with socket.socket(fileno=start.listening) as listening:
         try:
             return Server(front, runtime, listening).run()

@@ -19,7 +19,7 @@ import msgspec
 
 from ..interpreter.backends.runtime import Runtime
 from ..lang.errors import BackendError, UmbelError
-from .activity import Activity, keep
+from .activity import Activity, keep, open_shared
 from .limits import HttpLimits
 
 log = logging.getLogger("umbel.server")
@@ -40,6 +40,8 @@ class WorkerStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         record: the file to which all of them append.
         ignored: patterns of lines that are dropped.
         limits: of one worker.
+        counts: descriptor of the file in which all of them count, which the worker inherits.
+        row: of this worker in it.
     """
 
     parent: int
@@ -55,6 +57,8 @@ class WorkerStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     record: str | None
     ignored: tuple[str, ...]
     limits: HttpLimits
+    counts: int = -1
+    row: int = 0
 
 
 def share_of(limits: HttpLimits, workers: int) -> HttpLimits:
@@ -80,7 +84,8 @@ class Workers:
     def __init__(self, runtime: Runtime, listening: socket.socket, start: WorkerStart) -> None:
         self._runtime = runtime
         self._listening = listening
-        self._start = start
+        self._counts = open_shared(start.workers)
+        self._start = msgspec.structs.replace(start, counts=self._counts.fileno())
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._ending = asyncio.Event()
         self.failed: UmbelError | None = None
@@ -132,7 +137,7 @@ class Workers:
         failures = 0
         while not self._ending.is_set():
             began = loop.time()
-            process = self._processes[number] = await self._open()
+            process = self._processes[number] = await self._open(number)
             if self._ending.is_set():  # since the process was asked for
                 process.terminate()
             status = await process.wait()
@@ -144,18 +149,19 @@ class Workers:
             if failures == MOST_FAILED_STARTS:
                 self._fail(BackendError(f"worker {number} ended {failures} times while it started; see the log"))
 
-    async def _open(self) -> asyncio.subprocess.Process:
+    async def _open(self, number: int) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",
             "-m",
             "umbel.server.worker",
             stdin=asyncio.subprocess.PIPE,
-            pass_fds=(self._listening.fileno(),),
+            pass_fds=(self._listening.fileno(), self._counts.fileno()),
             start_new_session=True,  # Ctrl-C in the terminal is for this process, which tells the workers
         )
         assert process.stdin is not None, "a pipe was asked for"
-        process.stdin.write(msgspec.json.encode(self._start) + b"\n")
+        start = msgspec.structs.replace(self._start, row=number - 1)
+        process.stdin.write(msgspec.json.encode(start) + b"\n")
         return process
 
     def _fail(self, error: UmbelError) -> None:

@@ -9,6 +9,7 @@ from ...lang import __version__
 from ...lang.errors import CapabilityError
 from ...lang.protocol import Hint, Pinning
 from ...lang.status import Observable
+from ..activity import COLUMNS
 from ..bodies import Body, Label, wrong
 from ..front import Front
 from ..http import Asked, Endpoint, Reply
@@ -138,8 +139,7 @@ async def server_info(asked: Asked[None]) -> Reply:
         "incremental_streaming_output": False,
     }
     if asked.caller.admin:
-        counts = ("in_flight", "refused", "disconnects", "malformed")
-        facts |= {f"http_{name}": getattr(front, name) for name in counts} | await _load(front)
+        facts |= {f"http_{name}": front.counts.total(name) for name in COLUMNS} | await _load(front)
     return Reply(facts)
 
 

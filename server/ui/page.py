@@ -71,9 +71,8 @@ class LiveState(msgspec.Struct, frozen=True):
         cause: why it is not ready; "" otherwise.
         models: the names of the model and of the programs that are offered as one; [] before the model is loaded.
         programs: the names of the programs.
-        in_flight, most_in_flight: requests over HTTP that run or wait in this process, and the most of them.
-        refused: requests over HTTP for which there was no room in this process.
-        workers: processes that serve this address.
+        in_flight, most_in_flight: requests over HTTP that run or wait, and the most of them.
+        refused: requests over HTTP for which there was no room.
         now: seconds on the clock of the readings.
         readings: oldest first; a second apart, over the last minutes.
     """
@@ -86,7 +85,6 @@ class LiveState(msgspec.Struct, frozen=True):
     in_flight: int
     most_in_flight: int
     refused: int
-    workers: int
     now: float
     readings: list[Reading]
 
@@ -121,10 +119,9 @@ async def state(asked: Asked[None]) -> Reply:
         cause=health.cause,
         models=[model.name for model in front.models] if front.started else [],
         programs=[program.name for program in front.programs],
-        in_flight=front.in_flight,
-        most_in_flight=front.limits.most_in_flight,
-        refused=front.refused,
-        workers=front.workers,
+        in_flight=front.counts.total("in_flight"),
+        most_in_flight=front.limits.most_in_flight * front.workers,
+        refused=front.counts.total("refused"),
         now=now,
         readings=readings,
     )

@@ -10,6 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from umbel.lang.status import BOUNDS, EngineState, RisingCounters, RuntimeStatus
 from umbel.server import bodies
 from umbel.server.access import Access
+from umbel.server.activity import Counts, open_shared
+from umbel.server.errors import HttpError
 from umbel.server.front import Front
 from umbel.server.metrics import Snapshot
 from umbel.srt.in_process import LocalBackend
@@ -122,11 +124,47 @@ def test_openmetrics_is_spoken_to_clients_that_ask_for_it() -> None:
     run(scenario)
 
 
-def test_several_processes_of_one_address_are_told_apart() -> None:
+def refuse(front: Front) -> None:
+    with front.open(1_000), front.open(1_000):
+        pass
+
+
+def test_a_scrape_of_any_worker_counts_the_requests_of_all() -> None:
+    async def scenario() -> None:
+        with open_shared(2) as file:
+            first, second = (Counts(2, file.fileno(), row) for row in range(2))
+            async with served(workers=2, counts=first) as client, served(workers=2, counts=second) as other:
+                client.app.front.malformed += 3
+                for each, times in ((client, 1), (other, 2)):
+                    for _ in range(times):
+                        with pytest.raises(HttpError, match="run or wait"):
+                            refuse(each.app.front)
+                with other.app.front.open(5):
+                    for each in (client, other):
+                        found = await scrape(each)
+                        assert found["umbel_http_refused_total"] == 3
+                        assert found["umbel_http_malformed_total"] == 3
+                        assert found["umbel_http_in_flight"] == 5
+                        state = (await each.get("/ui/state")).json
+                        assert (state["in_flight"], state["most_in_flight"], state["refused"]) == (5, 2 * 1_280, 3)
+                    assert (client.app.front.in_flight, other.app.front.in_flight) == (0, 5)  # admission is its own
+
+    run(scenario)
+
+
+def test_a_worker_that_replaces_another_one_counts_on() -> None:
+    with open_shared(2) as file:
+        front = Front(LocalBackend(), workers=2, counts=Counts(2, file.fileno(), 1))
+        front.in_flight, front.disconnects = 4, 7
+        again = Counts(2, file.fileno(), 1)
+        assert (again.total("in_flight"), again.total("disconnects")) == (0, 7)
+
+
+def test_refused_fields_say_which_process_has_answered() -> None:
     async def scenario() -> None:
         async with served(workers=2) as client:
-            refused = [name for name in await scrape(client) if name.startswith("umbel_http_refused")]
-            assert refused == [f"umbel_http_refused_total{{process={os.getpid()}}}"]
+            await client.post("/v1/completions", {**COMPLETION, "sparkle": 1})
+            assert f"umbel_refused_fields_total{{field=sparkle,process={os.getpid()}}}" in await scrape(client)
 
     run(scenario)
 

@@ -2,7 +2,10 @@
 
 import asyncio
 import os
+import re
 import signal
+import socket
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +16,7 @@ from umbel.server.workers import share_of
 
 from ..serving import PATIENCE, until
 from .client import served
-from .serving import Serving
+from .serving import ADMIN_KEY, Serving
 
 
 @pytest.mark.parametrize(("workers", "each"), [(1, 1000), (3, 334), (64, 16)])
@@ -67,11 +70,30 @@ def answered(serving: Serving) -> Any:
     return until(lambda: serving.attempt("/generate", ASKED), "no worker serves")
 
 
+def send_no_http(serving: Serving) -> bytes:
+    with socket.create_connection(("127.0.0.1", int(serving.address.rpartition(":")[2])), PATIENCE) as connection:
+        connection.sendall(b"no HTTP\r\n\r\n")
+        return connection.recv(1000)
+
+
+def malformed(serving: Serving) -> set[str]:
+    """What several scrapes count, which may reach any worker, also one that still starts."""
+    request = urllib.request.Request(serving.address + "/metrics", headers={"authorization": f"Bearer {ADMIN_KEY}"})
+    found = set()
+    for _ in range(8):
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            found |= set(re.findall(r"\numbel_http_malformed_total (.*)", answer.read().decode()))
+    return found
+
+
 @pytest.mark.processes
 def test_workers_share_a_socket_and_a_cache_and_end_with_their_parent(serving: Serving) -> None:
     until(lambda: serving.attempt("/health"), "the server is not ready")
     first, second = until(lambda: len(workers_of(serving)) == 2 and workers_of(serving), "two workers run")
     answers = [answered(serving) for _ in range(2)]
+    for _ in range(8):
+        assert send_no_http(serving).startswith(b"HTTP/1.1 400")
+    assert malformed(serving) == {"8.0"}
 
     first.kill()
     first.wait()
@@ -81,6 +103,7 @@ def test_workers_share_a_socket_and_a_cache_and_end_with_their_parent(serving: S
     second.wait()
     answers.append(answered(serving))  # by the new one
 
+    assert malformed(serving) == {"8.0"}
     assert len({answer["text"] for answer in answers}) == 1
     assert all(answer["meta_info"]["cached_tokens"] > 50 for answer in answers[1:])  # one salt in all workers
     everything = psutil.Process(serving.process.pid).children(recursive=True)
