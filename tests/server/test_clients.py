@@ -561,6 +561,61 @@ def test_a_call_of_the_default_model_that_is_cut_says_so(real: openai.OpenAI) ->
 
 
 @pytest.mark.model
+def test_log_probabilities_of_the_default_model_are_of_its_text(real: openai.OpenAI) -> None:
+    (model,) = real.models.list()
+    text: Any = {"model": model.id, "prompt": CAPITALS, "max_tokens": 6, "temperature": 0, "logprobs": 2}
+    whole = real.completions.create(**text).choices[0]
+    pieces = [event.choices[0].logprobs for event in real.completions.create(**text, stream=True)]
+    assert whole.logprobs is not None
+    tokens = whole.logprobs.tokens or []
+    assert "".join(tokens) == whole.text
+    assert [token for piece in pieces if piece for token in piece.tokens or ()] == tokens
+    assert all(value is not None and value <= 0 for value in whole.logprobs.token_logprobs or ())
+
+    chat = real.chat.completions.create(**ASKED, model=model.id, max_tokens=6, logprobs=True, top_logprobs=3)
+    (choice,) = chat.choices
+    assert choice.logprobs is not None
+    entries = choice.logprobs.content or []
+    assert "".join(entry.token for entry in entries).strip() == (choice.message.content or "").strip()
+    for entry in entries:
+        assert [entry.token, entry.logprob] == [entry.top_logprobs[0].token, entry.top_logprobs[0].logprob]  # greedy
+        assert len(entry.top_logprobs) == 3
+
+
+@pytest.mark.model
+def test_errors_and_timeouts_of_a_server_of_the_default_model(real: openai.OpenAI) -> None:
+    (model,) = real.models.list()
+    text: Any = {"model": model.id, "prompt": CAPITALS, "max_tokens": 3000, "extra_body": {"ignore_eos": True}}
+    with pytest.raises(openai.NotFoundError):
+        real.completions.create(**text | {"model": "gpt-4"})
+    with pytest.raises(openai.BadRequestError) as long:
+        real.completions.create(**text | {"prompt": "word " * 10_000})
+    assert long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.AuthenticationError):
+        real.with_options(api_key="sk-wrong").completions.create(**text)
+    with pytest.raises(openai.InternalServerError) as late:
+        real.completions.create(**text | {"extra_body": {"ignore_eos": True, "umbel": {"timeout": 0.05}}})
+    assert (late.value.status_code, late.value.code) == (504, "timeout")
+    with pytest.raises(openai.APITimeoutError):
+        real.completions.create(**text, timeout=0.3)
+    assert real.completions.create(**text | {"max_tokens": 2}).choices[0].finish_reason == "length"
+
+
+@pytest.mark.model
+@pytest.mark.nightly
+def test_a_request_that_comes_before_the_model_is_loaded_is_asked_again() -> None:
+    serving = Serving("--model", "default", "--pool-tokens", "4096")
+    try:
+        with client_of(serving) as early:
+            asking = early.with_options(max_retries=int(PATIENCE)).completions.with_raw_response
+            raw = asking.create(model="gemma3-270m", prompt=CAPITALS, max_tokens=2)
+        assert raw.retries_taken > 0
+        assert raw.parse().choices[0].finish_reason == "length"
+    finally:
+        serving.end()
+
+
+@pytest.mark.model
 @pytest.mark.nightly
 def test_texts_equal_those_of_a_runtime(real: openai.OpenAI) -> None:
     (model,) = real.models.list()
