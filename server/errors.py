@@ -179,7 +179,7 @@ def _named_field(error: Exception, field_of: FieldOf | None) -> tuple[str | None
         return (None if isinstance(error, ConstraintError) else field_of("prompt")), message
     if field == found["name"]:
         return found[0], message
-    return field, field + message[found.end("name") :]
+    return field, field + re.sub(rf"\b{found['name']}=", f"{field}=", message[found.end("name") :])
 
 
 _OF_FIELDS = (ParameterError, ConstraintError, TemplateError, RequestError)

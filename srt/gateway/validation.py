@@ -193,8 +193,8 @@ class RequestValidator:
         token_ids, (length,) = self._encoder.of(request).encode_marked(request.prompt, (len(request.prompt),))
         if length < request.minimum:
             raise RequestError(
-                f"a cache keeps at least minimum={request.minimum} tokens, and {length} of this prompt stay the same "
-                "whatever follows; give a longer one"
+                f"a cache keeps at least {request.minimum} tokens, and the part of this prompt that stays the same "
+                f"whatever follows has {length}; give a longer one"
             )
         nothing = SamplingParams(max_tokens=0, temperature=0.0)
         schedule = self._schedule(request.prompt, request.origin)

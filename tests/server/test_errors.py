@@ -63,6 +63,12 @@ def test_a_field_has_the_name_of_the_body(error: errors.UmbelError, param: str |
     assert (answer.param, answer.message) == (param, message)
 
 
+def test_a_field_has_the_name_of_the_body_in_the_remedy_too() -> None:
+    body = ChatBody(model="oracle", messages=(), max_completion_tokens=2)
+    answer = http_error(errors.ConstraintError("max_tokens=2: too few; write max_tokens=4"), field_of=body.field_of)
+    assert answer.message == "max_completion_tokens=2: too few; write max_completion_tokens=4"
+
+
 def test_both_shapes() -> None:
     error = HttpError(400, "must be a number", param="temperature")
     openai = msgspec.json.decode(error.body("openai", "id-1"))
