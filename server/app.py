@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ..lang import __version__
-from ..lang.status import Observable, RuntimeState
+from ..lang.status import RuntimeState
 from . import caches, metrics, programs
 from .anthropic import messages
 from .errors import Dialect, HttpError
@@ -36,8 +36,7 @@ async def health(asked: Asked[None]) -> Reply:
         asked.front.check_open()
     except HttpError as error:
         return Reply({"status": error.code, "message": error.message}, error.status, error.headers)
-    backend = asked.front.backend
-    state = backend.health().state if isinstance(backend, Observable) else RuntimeState.READY
+    state = asked.front.health().state
     if state is RuntimeState.READY:
         return Reply({"status": "ok"})
     headers = {"retry-after": str(asked.front.limits.retry_after)}

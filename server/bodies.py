@@ -158,7 +158,6 @@ def _count_refused(name: str) -> None:
     refused_fields[name if known and name.isidentifier() else "other"] += 1
 
 
-# Any: the values of a body, for an error that is found after it was decoded
-def wrong(param: str, message: str, code: str = "invalid_value", **headers: Any) -> HttpError:
-    """The answer to a body whose field `param` cannot be honoured."""
-    return HttpError(400, f"{param}: {message}", code, param=param, headers=headers)
+def wrong(param: str, message: str, code: str = "invalid_value") -> HttpError:
+    """Returns the answer to a request whose field `param` cannot be honoured."""
+    return HttpError(400, f"{param}: {message}", code, param=param)

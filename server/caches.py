@@ -9,7 +9,6 @@ A chat completion with `"cached_content": "manual"` goes on after it: the messag
 usage says that they were read. Names and what they keep belong to the salt of the request.
 """
 
-import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -28,7 +27,6 @@ from .tokens import tokenizing
 CacheName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_.-]{1,64}$")]
 # What ends within a second may have ended before it is created.
 Seconds = Annotated[float, msgspec.Meta(ge=1, le=MAX_TTL)] | Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,5}s$")]
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class CacheBody(KeptTurns, frozen=True, kw_only=True):
@@ -137,7 +135,7 @@ async def list_caches(asked: Asked[None]) -> Reply:
 async def look_up(asked: Asked[None]) -> Reply:
     """Describes one cache; this is no use of it."""
     name = asked.path["name"]
-    found = await ask_caches(asked.front, ReadCaches(asked.id, _checked(name), _origin(asked)))
+    found = await ask_caches(asked.front, ReadCaches(asked.id, name, _origin(asked)))
     if not found.caches:
         raise _missing(name)
     return Reply(_entry(found.caches[0]))
@@ -147,7 +145,7 @@ async def extend(asked: Asked[ExtendBody]) -> Reply:
     """Gives a cache another time to live."""
     name, front = asked.path["name"], asked.front
     origin = front.origin(asked.caller, None, asked.body.cache_salt)
-    found = await ask_caches(front, ExtendCache(asked.id, _checked(name), _seconds(asked.body.ttl), origin))
+    found = await ask_caches(front, ExtendCache(asked.id, name, _seconds(asked.body.ttl), origin))
     if not found.caches:
         raise _missing(name)
     return Reply(_entry(found.caches[0]))
@@ -156,16 +154,10 @@ async def extend(asked: Asked[ExtendBody]) -> Reply:
 async def delete(asked: Asked[None]) -> Reply:
     """Ends a cache."""
     name = asked.path["name"]
-    found = await ask_caches(asked.front, DeleteCache(asked.id, _checked(name), _origin(asked)))
+    found = await ask_caches(asked.front, DeleteCache(asked.id, name, _origin(asked)))
     if not found.caches:
         raise _missing(name)
     return Reply(CacheDeleted(name))
-
-
-def _checked(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise _missing(name)
-    return name
 
 
 def _origin(asked: Asked[Any]) -> Origin:

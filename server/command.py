@@ -172,7 +172,7 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> Set
 
 
 def _keys(given: Sequence[str]) -> dict[str, str]:
-    """NAME=KEY, or a key alone, which is called "default"."""
+    """Reads NAME=KEY, or a key alone, which is called "default"."""
     found: dict[str, str] = {}
     for each in given:
         name, _, key = each.partition("=")

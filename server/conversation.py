@@ -18,7 +18,7 @@ import msgspec
 
 from ..interpreter.reasoning import ReasoningTags, Splitter
 from ..interpreter.tool_reader import ArgumentsPiece, CallBegins, CallEnds, CallEvent, ContentPiece, ToolCallReader
-from ..lang.caching import Begun, Caching
+from ..lang.caching import Begun, Caching, CachingUsage
 from ..lang.conversations.messages import Conversation, Message, Option
 from ..lang.errors import ParameterError
 from ..lang.prompt import Media, media_of
@@ -216,8 +216,7 @@ class Dialogue:
         question: as the prompt has it, without lines that the server drops.
         request: what the engine is asked.
         conversation: the prompt, and where blocks and tools end in it.
-        begun: figures of the prompt, once the first text of a stream that asks for them has come.
-        final: the end of the request, once it has come.
+        begun: figures of the prompt, with the first step that asks for them; None where a program answers.
     """
 
     def __init__(
@@ -240,7 +239,7 @@ class Dialogue:
         self.conversation = conversation
         self._reader = reader
         self.begun: Begun | None = None
-        self.final: Final | None = None
+        self._final: Final | None = None
 
     def mark(self, caching: Caching | None, warnings: list[str]) -> None:
         """Gives the request marks, which are places in the conversation's prompt.
@@ -252,6 +251,12 @@ class Dialogue:
         warnings += self._warnings
         if caching is not None:
             self.request = msgspec.structs.replace(self.request, caching=caching)
+
+    @property
+    def final(self) -> Final:
+        """The end of the request, once all steps have come."""
+        assert self._final is not None, "the answers have ended"
+        return self._final
 
     async def steps(self, *, begun: bool = False) -> AsyncGenerator[Step, None]:
         """Yields the pieces of all answers as they come, in one step at least.
@@ -271,9 +276,12 @@ class Dialogue:
                     pieces = readers[event.index].feed(event.text, len(event.token_ids))
                     yield Step(event.index, pieces, event.logprobs)
                 else:
-                    self.final = event
+                    self._final = event
         for index, reader in enumerate(readers):
             rest = reader.finish()
+            if not stepped:  # no text has come
+                usage, caching = self.final.usage, self.final.caching or CachingUsage()
+                self.begun = Begun(usage.prompt_tokens, usage.cached_tokens, caching)
             if rest or not stepped:
                 stepped = True
                 yield Step(index, rest, ())
@@ -282,7 +290,6 @@ class Dialogue:
 
     def ending(self, index: int) -> Said:
         """Returns how an answer ended: reason, stop text and tokens of reasoning. The texts stay empty."""
-        assert self.final is not None, "the steps are over"
         completion, reader = self.final.completions[index], self._readers[index]
         return Said(
             reason=reader.reason(completion),
@@ -294,7 +301,7 @@ class Dialogue:
         """Returns all answers as a whole; `final` is known afterwards."""
         if self._reader.tags is not None:  # which tokens are reasoning is known of streamed text only
             return await self._folded()
-        (self.final,) = await self._answerer.finals([self.request])
+        (self._final,) = await self._answerer.finals([self.request])
         said = []
         readers = [self._reader.open() for _ in self.final.completions]
         for completion, reader in zip(self.final.completions, readers, strict=True):
@@ -310,7 +317,6 @@ class Dialogue:
 
     def _keep(self, readers: Sequence[AnswerReader]) -> None:
         """Keeps the tokens of the answers that are all content: a later turn brings their texts back."""
-        assert self.final is not None, "the answers have ended"
         for completion, reader in zip(self.final.completions, readers, strict=True):
             if reader.plain:
                 text = completion.text.removeprefix(self._reader.lead)

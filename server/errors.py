@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-import msgspec
-
 from ..lang.errors import (
     WIRE_ERRORS,
     BackendError,
@@ -67,10 +65,6 @@ class HttpError(Exception):
         self.code = code
         self.param = param
         self.headers = dict(headers or {})
-
-    def body(self, dialect: Dialect, request_id: str) -> bytes:
-        """Returns the JSON of the answer."""
-        return msgspec.json.encode(self.shape(dialect, request_id))
 
     # Any: JSON of two dialects
     def shape(self, dialect: Dialect, request_id: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from ..lang.caching import CachingUsage
 from ..lang.chat_template import ChatTemplate
 from ..lang.errors import BackendError, CapabilityError, ParameterError
 from ..lang.protocol import Aborting, Backend, Chunk, Final, GenRequest, Origin, RequestTimes, Tokenizing, Usage
+from ..lang.status import Observable, RuntimeHealth, RuntimeState
 from . import tracing
 from .access import Access, Caller
 from .activity import Activity, Counted, Counts
@@ -92,7 +93,7 @@ class Front:
 
     @staticmethod
     def now() -> int:
-        """Seconds since 1970, a stamp for clients; nothing is decided by it."""
+        """Returns the seconds since 1970, a stamp for clients; nothing is decided by it."""
         return int(datetime.datetime.now(datetime.UTC).timestamp())
 
     # ------------------------------------------------------------------ life
@@ -103,10 +104,17 @@ class Front:
         await self.backend.start()
         own = self.backend.capabilities.name.rpartition(" ")[2]
         for name in self._names or (own,):
-            self.offer(ServedModel(name, self._created))
+            if name in self._models:
+                raise ParameterError(f"the model has the name {name!r} twice; write it once")
+            self._models[name] = ServedModel(name, self._created)
         for program in self.programs:
             self.check_program(program)
         self.started = True
+
+    def health(self) -> RuntimeHealth:
+        """Returns the health of the runtime. A backend that tells none is ready."""
+        backend = self.backend
+        return backend.health() if isinstance(backend, Observable) else RuntimeHealth(RuntimeState.READY)
 
     def check_open(self) -> None:
         """Raises HttpError 503 while the model is being loaded and while the server ends."""
@@ -248,12 +256,6 @@ class Front:
     def models(self) -> list[ServedModel]:
         """The model under its names, then the programs that are offered as models."""
         return [*self._models.values(), *(_model_of(each) for each in self.programs if each.parameter)]
-
-    def offer(self, model: ServedModel) -> None:
-        """Lists a model. Raises ParameterError for a name that is taken."""
-        if model.name in self._models:
-            raise ParameterError(f"the model has the name {model.name!r} twice; write it once")
-        self._models[model.name] = model
 
     def model(self, name: str) -> ServedModel:
         """Returns the model of that name. Raises HttpError 404 for one that is not served."""

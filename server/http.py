@@ -24,7 +24,7 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from .access import Access, Caller
-from .bodies import Body, Disconnected, decode, read_body
+from .bodies import Body, Disconnected, decode, read_body, wrong
 from .errors import Dialect, HttpError, http_error
 from .limits import MAX_HEADER_BYTES, MAX_HEADERS
 from .tracing import status_noted
@@ -36,7 +36,6 @@ log = logging.getLogger("umbel.server")
 B = TypeVar("B")
 JSON, EVENTS = "application/json", "text/event-stream"
 JSON_OR_EVENTS = (JSON, EVENTS)
-NO_BODY = msgspec.json.Decoder(None)
 encode = msgspec.json.Encoder().encode
 
 
@@ -61,6 +60,13 @@ class Asked(Generic[B]):
     path: Mapping[str, str]
     query: QueryParams
     warnings: list[str] = field(default_factory=list)
+
+    def check_query(self, *known: str) -> None:
+        """Raises HttpError for a parameter of the query that the route does not know."""
+        for name in self.query.keys() - set(known):
+            raise wrong(
+                name, f"no such parameter of the query; {' and '.join(known)} may be written", "unknown_parameter"
+            )
 
 
 @dataclass(slots=True)
@@ -289,8 +295,8 @@ async def _send_reply(send: Send, reply: Reply, headers: list[tuple[bytes, bytes
 
 
 async def _send_error(send: Send, error: HttpError, dialect: Dialect, request_id: str) -> None:
-    body = error.body(dialect, request_id)
-    await _send_reply(send, Reply(body, error.status, error.headers), _headers(request_id))
+    reply = Reply(error.shape(dialect, request_id), error.status, error.headers)
+    await _send_reply(send, reply, _headers(request_id))
 
 
 def _spoken(scope: Scope, dialect: Dialect) -> Dialect:

@@ -156,8 +156,7 @@ async def keep(asked: Asked[bytes]) -> Reply:
     """Keeps the program of a body. `?parameter=NAME` makes it a model that takes messages by that parameter."""
     front, name = asked.front, asked.path["name"]
     front.check_alone("start the server with --program FILE, or without --http-workers")
-    for unknown in set(asked.query) - {"parameter"}:
-        raise wrong(unknown, "no such parameter of the query is known; write ?parameter=NAME", "unknown_parameter")
+    asked.check_query("parameter")
     check_name(name)
     graph = await front.programs.read(asked.body, source=f"program {name[:64]}")
     offered = OfferedProgram(name, graph, front.now(), asked.query.get("parameter", ""))

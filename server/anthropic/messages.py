@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ...interpreter.tool_reader import ArgumentsPiece, CallBegins, CallEnds, ContentPiece
-from ...lang.caching import Begun, CachingUsage
+from ...lang.caching import Begun
 from ...lang.conversations.messages import Option
 from ...lang.errors import ContextLengthError
 from ...lang.protocol import FinishReason, Locate, Locating, Usage
@@ -149,9 +149,7 @@ class _Message:
 
     def _start(self) -> bytes:
         """Returns the first event. A program counts its prompts at its end: until then they are 0."""
-        begun, final = self._dialogue.begun or Begun(0, 0), self._dialogue.final
-        if final is not None:  # an answer without text
-            begun = Begun(final.usage.prompt_tokens, final.usage.cached_tokens, final.caching or CachingUsage())
+        begun = self._dialogue.begun or Begun(0, 0)
         prompt = Usage(begun.prompt_tokens, begun.cached_tokens)
         usage = message_usage(prompt, 0, begun.caching, self._comparison)
         return _encoded({"type": "message_start", "message": self._begun(usage)})
@@ -179,13 +177,11 @@ class _Message:
 
     def _usage(self, said: Said) -> MessageUsage:
         final = self._dialogue.final
-        assert final is not None, "the answer is whole"
         return message_usage(final.usage, said.reasoning_tokens, final.caching, self._comparison)
 
     def _stop(self, said: Said) -> tuple[StopReason, str | None]:
         """Returns why the answer ended, and the stop sequence that ended it."""
         final = self._dialogue.final
-        assert final is not None, "the answer is whole"
         (completion,) = final.completions
         if isinstance(said.matched_stop, str) and said.matched_stop in (self._body.stop_sequences or ()):
             return "stop_sequence", said.matched_stop

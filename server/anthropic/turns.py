@@ -96,15 +96,15 @@ class _Collector:
         self._content_marks: list[CacheControl | None] = []  # of the content
         self._call_marks: list[CacheControl | None] = []
 
-    def add_message(self, role: str, path: str, content: str | Sequence[ContentBlock]) -> None:
+    def add_message(self, role: str, param: str, content: str | Sequence[ContentBlock]) -> None:
         if isinstance(content, str):
             self._turn(role)
             self._add_content(content, None)
             return
         if not content:
-            raise wrong(path, "the list is empty; write a text, or at least one block")
+            raise wrong(param, "the list is empty; write a text, or at least one block")
         for index, block in enumerate(content):
-            self._add(role, f"{path}[{index}]", block)
+            self._add(role, f"{param}[{index}]", block)
 
     def end_message(self) -> None:
         """Ends the message that is being put together, if there is one."""
@@ -120,25 +120,27 @@ class _Collector:
         self._role = ""
         self._content, self._calls, self._thoughts, self._content_marks, self._call_marks = [], [], [], [], []
 
-    def _add(self, role: str, path: str, block: ContentBlock) -> None:
+    def _add(self, role: str, param: str, block: ContentBlock) -> None:
         wanted = _ROLES.get(type(block))
         if wanted not in (None, role):
-            raise wrong(path, f"this block belongs into {wanted} messages; a message of the role {role} has other ones")
+            raise wrong(
+                param, f"this block belongs into {wanted} messages; a message of the role {role} has other ones"
+            )
         match block:
             case TextContent(text=text, cache_control=mark):
                 self._turn(role)
                 self._add_content(text, mark)
             case ImageContent(cache_control=mark):
                 self._turn(role)
-                self._add_content(_picture(path, block), mark)
+                self._add_content(_picture(param, block), mark)
             case ToolUseContent(id=id, name=name, cache_control=mark):
                 self._turn(role)
-                check_depth(f"{path}.input", block.input)
+                check_depth(f"{param}.input", block.input)
                 self._calls.append(ToolCall(name, json.dumps(block.input, ensure_ascii=False), id))
                 self._call_marks.append(mark)
                 self._call_ids.add(id)
             case ToolResultContent():
-                self._add_result(path, block)
+                self._add_result(param, block)
             case ThinkingContent(thinking=text):
                 self._turn(role)
                 if text:  # none where it was omitted
@@ -146,15 +148,15 @@ class _Collector:
             case RedactedContent():
                 self._turn(role)
 
-    def _add_result(self, path: str, block: ToolResultContent) -> None:
+    def _add_result(self, param: str, block: ToolResultContent) -> None:
         if block.tool_use_id not in self._call_ids:
             raise wrong(
-                f"{path}.tool_use_id", "no tool_use block before it has this id; send the message with the call"
+                f"{param}.tool_use_id", "no tool_use block before it has this id; send the message with the call"
             )
         self.end_message()
         given = (TextContent(text=block.content),) if isinstance(block.content, str) else block.content or ()
         content = [
-            each.text if isinstance(each, TextContent) else _picture(f"{path}.content[{index}]", each)
+            each.text if isinstance(each, TextContent) else _picture(f"{param}.content[{index}]", each)
             for index, each in enumerate(given)
         ]
         marks = [each.cache_control for each in given]
@@ -188,9 +190,9 @@ _ROLES = {
 }
 
 
-def _picture(path: str, block: ImageContent) -> Media:
+def _picture(param: str, block: ImageContent) -> Media:
     if not isinstance(block.source, Base64Source):
-        raise wrong(f"{path}.source", "images are not fetched by URL; send the bytes as a source of the type base64")
+        raise wrong(f"{param}.source", "images are not fetched by URL; send the bytes as a source of the type base64")
     return media_of("image", block.source.data)
 
 

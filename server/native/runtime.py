@@ -1,7 +1,7 @@
 """Routes about the runtime: hints, aborts, the cache, and facts under the names that SGLang's clients and gateways ask
 for."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -10,7 +10,7 @@ from ...lang.errors import CapabilityError
 from ...lang.protocol import Hint, Pinning
 from ...lang.status import Observable
 from ..activity import COLUMNS
-from ..bodies import Body, Label, wrong
+from ..bodies import Body, Json, Label, wrong
 from ..front import Front
 from ..http import Asked, Endpoint, Reply
 from ..limits import MAX_TTL
@@ -18,7 +18,6 @@ from .fields import PromptFields, check_model
 
 SERVER_NAME = "umbel"
 WEIGHTS = "default"  # their only version: they are loaded once
-Flat = dict[str, Any]  # Any: scalars and lists of JSON
 
 
 HintName = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]  # with a caller's name it is an id of the runtime
@@ -123,7 +122,7 @@ async def server_info(asked: Asked[None]) -> Reply:
     front.check_open()
     names = [model.name for model in front.models]
     capabilities = front.backend.capabilities
-    facts: Flat = {
+    facts: Json = {
         "server": SERVER_NAME,
         "version": __version__,
         "model_id": names[0],
@@ -143,7 +142,7 @@ async def server_info(asked: Asked[None]) -> Reply:
     return Reply(facts)
 
 
-async def _load(front: Front) -> Flat:
+async def _load(front: Front) -> Json:
     backend = front.backend
     if not isinstance(backend, Observable):
         return {}
@@ -192,9 +191,9 @@ ENDPOINTS = (
         )
         for path in ("/abort", "/abort_request")
     ),
-    Endpoint("POST", "/flush_cache", flush_cache, "Drop cached prefixes", answer=Flat, errors=(503,), admin=True),
+    Endpoint("POST", "/flush_cache", flush_cache, "Drop cached prefixes", answer=Json, errors=(503,), admin=True),
     *(
-        Endpoint("GET", path, server_info, "Describe the server", answer=Flat, errors=(503,))
+        Endpoint("GET", path, server_info, "Describe the server", answer=Json, errors=(503,))
         for path in ("/server_info", "/get_server_info")
     ),
     *(

@@ -484,7 +484,7 @@ class _Chat:
         yield DONE
 
     def _roles(self) -> list[bytes]:
-        """The first event of each answer, in order: clients make their lists of answers by it."""
+        """Returns the first event of each answer, in order: clients make their lists of answers by it."""
         return [self._event(index, {"role": "assistant", "content": ""}) for index in range(self._body.count)]
 
     # Any: JSON
@@ -535,7 +535,6 @@ class _Chat:
 
     def _usage(self, answers: Sequence[Said]) -> TokenUsage:
         final = self._dialogue.final
-        assert final is not None, "the answers are whole"
         return token_usage(final.usage, sum(said.reasoning_tokens for said in answers), final.caching)
 
 

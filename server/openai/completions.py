@@ -269,7 +269,7 @@ async def _texts(asked: Asked[CompletionBody], prompts: Sequence[tuple[Part, ...
 
 
 def _prefix_of(request: GenRequest) -> GenRequest:
-    """The request for a prompt's log-probabilities alone."""
+    """Returns the request for a prompt's log-probabilities alone."""
     sampling = msgspec.structs.replace(request.sampling, max_tokens=0, min_tokens=0, n=1)
     return msgspec.structs.replace(request, id=f"{request.id}-prompt", sampling=sampling, stream=False, constraint=None)
 

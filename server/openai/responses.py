@@ -257,24 +257,24 @@ class _Tools:
     namespaces: dict[str, str] = field(default_factory=dict)  # name of a function → its namespace
     warnings: list[str] = field(default_factory=list)
 
-    def add(self, tools: Sequence[FlatTool], param: str, namespace: str = "") -> None:
+    def add(self, tools: Sequence[FlatTool], within: str, namespace: str = "") -> None:
         for number, tool in enumerate(tools):
-            place = f"{param}[{number}]"
+            param = f"{within}[{number}]"
             if tool.type == "namespace" and not namespace:
                 if tool.name is None or not tool.tools:
-                    raise wrong(place, "a namespace has a name and tools")
-                self.add(tool.tools, f"{place}.tools", tool.name)
+                    raise wrong(param, "a namespace has a name and tools")
+                self.add(tool.tools, f"{param}.tools", tool.name)
             elif tool.type == "function":
-                self._add_function(tool, place, namespace)
+                self._add_function(tool, param, namespace)
             else:
-                self.warnings.append(f"{place} {tool.type!r} is not offered here and was left out")
+                self.warnings.append(f"{param} {tool.type!r} is not offered here and was left out")
 
-    def _add_function(self, tool: FlatTool, place: str, namespace: str) -> None:
+    def _add_function(self, tool: FlatTool, param: str, namespace: str) -> None:
         if tool.name is None:
-            raise wrong(f"{place}.name", "a function has a name", "missing_required_parameter")
+            raise wrong(f"{param}.name", "a function has a name", "missing_required_parameter")
         if any(tool.name == known.name for known in self.found):
-            raise wrong(f"{place}.name", f"another function is called {tool.name!r}, too")
-        self.found.append(tool_of(tool.name, tool.description, tool.parameters, f"{place}.parameters"))
+            raise wrong(f"{param}.name", f"another function is called {tool.name!r}, too")
+        self.found.append(tool_of(tool.name, tool.description, tool.parameters, f"{param}.parameters"))
         if namespace:
             self.namespaces[tool.name] = namespace
 
@@ -289,23 +289,23 @@ def _turns(body: ResponsesBody) -> list[Turn]:
         return [*turns, (Message("user", (body.input,)), ())]
     names: dict[str, str] = {}  # id of a call → its function
     for number, item in enumerate(body.input):
-        place = f"input[{number}]"
+        param = f"input[{number}]"
         marks: tuple[Breakpoint | None, ...] = ()
         match item.type:
             case "message":
-                message, marks = _message(item, place), _marks(item.content)
+                message, marks = _message(item, param), _marks(item.content)
             case "reasoning":
                 message = Message("assistant", reasoning=_reasoning(item))
             case "function_call":
                 if item.name is None or item.call_id is None:
-                    raise wrong(place, "a call has a name, a call_id and arguments", "missing_required_parameter")
+                    raise wrong(param, "a call has a name, a call_id and arguments", "missing_required_parameter")
                 names[item.call_id] = item.name
                 call = ToolCall(item.name, item.arguments or "{}", item.call_id)
                 message = Message("assistant", calls=(call,))
             case "function_call_output":
                 if item.call_id is None or item.output is None:
-                    raise wrong(place, "a result has a call_id and an output", "missing_required_parameter")
-                content, marks = _blocks(item.output, f"{place}.output"), _marks(item.output)
+                    raise wrong(param, "a result has a call_id and an output", "missing_required_parameter")
+                content, marks = _blocks(item.output, f"{param}.output"), _marks(item.output)
                 message = Message("tool", content, call_id=item.call_id, name=names.get(item.call_id, ""))
         turns.append((message, marks))
     if not turns:
@@ -329,21 +329,21 @@ def _caching(body: ResponsesBody, turns: Sequence[Turn], dialogue: Dialogue, min
     return marks.caching(dialogue.conversation, minimum, options=body.prompt_cache_options)
 
 
-def _message(item: InputItem, place: str) -> Message:
+def _message(item: InputItem, param: str) -> Message:
     if item.role is None or item.content is None:
-        raise wrong(place, "a message has a role and a content", "missing_required_parameter")
+        raise wrong(param, "a message has a role and a content", "missing_required_parameter")
     role = "system" if item.role == "developer" else item.role
-    return Message(role, _blocks(item.content, f"{place}.content"))
+    return Message(role, _blocks(item.content, f"{param}.content"))
 
 
 def _reasoning(item: InputItem) -> str:
-    """The text of earlier reasoning; what is encrypted is none of ours."""
+    """Returns the text of earlier reasoning; what is encrypted is none of ours."""
     if item.content is None or isinstance(item.content, str):
         return item.content or ""
     return "".join(block.text for block in item.content if isinstance(block, ReasoningText))
 
 
-def _blocks(content: Content, place: str) -> tuple[str | Media, ...]:
+def _blocks(content: Content, param: str) -> tuple[str | Media, ...]:
     if isinstance(content, str):
         return (content,) if content else ()
     found: list[str | Media] = []
@@ -353,8 +353,8 @@ def _blocks(content: Content, place: str) -> tuple[str | Media, ...]:
                 found.append(text)
             case InputImage(image_url=url):
                 if url is None:
-                    raise wrong(f"{place}[{number}].image_url", "it is missing", "missing_required_parameter")
-                found.append(picture(url, f"{place}[{number}].image_url"))
+                    raise wrong(f"{param}[{number}].image_url", "it is missing", "missing_required_parameter")
+                found.append(picture(url, f"{param}[{number}].image_url"))
     return tuple(found)
 
 
@@ -680,12 +680,10 @@ class _Response:
 
     def _diagnosis(self) -> CacheDiagnosis | None:
         final = self._dialogue.final
-        assert final is not None, "the answer is whole"
         return None if self._comparison is None else diagnosis_of(self._comparison, final.usage)
 
     def _usage(self, said: Said) -> ResponseUsage:
         final = self._dialogue.final
-        assert final is not None, "the answer is whole"
         usage = final.usage
         return ResponseUsage(
             usage.prompt_tokens,

@@ -24,8 +24,6 @@ from ...lang.status import (
     MOST_SHOWN,
     EngineState,
     Observable,
-    RuntimeHealth,
-    RuntimeState,
     TreeSurvey,
 )
 from ..activity import Reading, read_status
@@ -103,9 +101,9 @@ async def page(asked: Asked[None]) -> Reply:
 async def state(asked: Asked[None]) -> Reply:
     """Returns the state of the server. `?after=SECONDS` leaves out older readings, by the clock of `now`."""
     front, query = asked.front, asked.query
-    _check_names(query, "after")
+    asked.check_query("after")
     after = _seconds(query, "after")
-    health = _health(front.backend)
+    health = front.health()
     readings = [each for each in front.activity.readings if each.at > after]
     status = await read_status(front.backend)
     now = asyncio.get_running_loop().time()
@@ -131,7 +129,7 @@ async def state(asked: Asked[None]) -> Reply:
 async def tree(asked: Asked[None]) -> Reply:
     """Returns the radix tree: `?most=NODES`, and `?text=CHARACTERS` of each node, which are prompts of all callers."""
     backend, query = asked.front.backend, asked.query
-    _check_names(query, "most", "text")
+    asked.check_query("most", "text")
     most, text = _count(query, "most", 1_000, 1, MOST_NODES), _count(query, "text", 0, 0, MOST_SHOWN)
     if not isinstance(backend, Observable):
         raise CapabilityError(f"{backend.capabilities.name} shows no radix tree")
@@ -140,16 +138,6 @@ async def tree(asked: Asked[None]) -> Reply:
         headers = {"retry-after": str(asked.front.limits.retry_after)}
         raise HttpError(503, f"the runtime is {health.state.value}; try again", "not_ready", headers=headers)
     return Reply(await backend.survey(most=most, text=text), headers={"cache-control": "no-store"})
-
-
-def _health(backend: object) -> RuntimeHealth:
-    """Returns the health of a runtime. A backend that has none is ready."""
-    return backend.health() if isinstance(backend, Observable) else RuntimeHealth(RuntimeState.READY)
-
-
-def _check_names(query: QueryParams, *known: str) -> None:
-    for unknown in set(query) - set(known):
-        raise wrong(unknown, f"no such parameter of the query; {', '.join(known)} are known", "unknown_parameter")
 
 
 def _seconds(query: QueryParams, name: str) -> float:

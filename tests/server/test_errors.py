@@ -1,6 +1,5 @@
 """Errors as answers: a row for each error that a runtime sends."""
 
-import msgspec
 import pytest
 from umbel.lang import errors
 from umbel.server.errors import HttpError, http_error
@@ -71,8 +70,7 @@ def test_a_field_has_the_name_of_the_body_in_the_remedy_too() -> None:
 
 def test_both_shapes() -> None:
     error = HttpError(400, "must be a number", param="temperature")
-    openai = msgspec.json.decode(error.body("openai", "id-1"))
-    assert openai == {
+    assert error.shape("openai", "id-1") == {
         "error": {
             "message": "must be a number",
             "type": "invalid_request_error",
