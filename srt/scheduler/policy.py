@@ -202,7 +202,7 @@ class ForkSiblings:
         return called
 
 
-_REMEMBERED = 4096  # programs; the one whose rows ran longest ago is forgotten
+MOST_PROGRAMS = 4_096  # whose usage is counted; the one whose rows ran longest ago is forgotten
 
 
 class ProgramUsage:
@@ -224,7 +224,7 @@ class ProgramUsage:
         name = (request.schedule.salt, program)
         self._rows[name] = self._rows.get(name, 0) + rows
         self._rows.move_to_end(name)
-        if len(self._rows) > _REMEMBERED:
+        if len(self._rows) > MOST_PROGRAMS:
             self._rows.popitem(last=False)
 
     def rows(self, request: Request) -> int:

@@ -111,7 +111,7 @@ BOUNDED = {
     "CompiledCache._kept": "RuntimeOptions.constraint_cache, srt/core/config.py: CompilerLimits.kept_bytes",
     "MatcherCache._open": "RuntimeOptions.constraint_cache, srt/constraints/matcher.py: most_bytes",
     "CallIndex._deadlines": "srt/gateway/calls.py: _CLEARED_AT; a time and a number each",
-    "ProgramUsage._rows": "srt/scheduler/policy.py: _REMEMBERED",
+    "ProgramUsage._rows": "srt/scheduler/policy.py: MOST_PROGRAMS",
     "OracleRunner.batches": "srt/testing/oracle.py: _REMEMBERED",
 }
 

@@ -97,9 +97,13 @@ class Serving(ServerProcess):
         found = self.processes()
         return sum(each.num_fds() for each in found), sum(each.num_threads() for each in found), len(found)
 
+    def sizes(self) -> dict[str, int]:
+        """Bytes in RAM of each of them, by the module that it runs; "front" is the server's own process."""
+        return {_module(each): each.memory_info().rss for each in self.processes()}
+
     def memory(self) -> int:
         """Bytes of all of them in RAM."""
-        return sum(each.memory_info().rss for each in self.processes())
+        return sum(self.sizes().values())
 
     def end(self) -> None:
         """Kills what is left of it."""
@@ -226,6 +230,12 @@ def _command(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return []
+
+
+def _module(process: psutil.Process) -> str:
+    """Returns what a process runs, such as "engine.process"."""
+    command = _command(process)
+    return command[command.index("-m") + 1].removeprefix("umbel.srt.") if "-m" in command else "front"
 
 
 def _toml(value: Any) -> str:

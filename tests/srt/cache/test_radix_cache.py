@@ -608,3 +608,14 @@ def test_discarded_nodes_do_not_pile_up_in_the_queue_of_evictions() -> None:
     assert len(tree.lru) <= 1_024
     tree.serve([1, 2, 3])
     assert tree.cache.evict(3) == 3
+
+
+def test_ten_thousand_salts_leave_roots_for_what_is_cached_only() -> None:
+    tree = Tree(100)
+    for number in range(10_000):
+        tree.cache.evict(max(0, 4 - tree.pool.free))
+        tree.serve([1, 2, 3], f"salt {number}")
+        tree.cache.peek(array([1, 2]), f"never {number}")
+    assert len(tree.cache._roots) == len(tree.shape()) <= 34
+    tree.cache.clear()
+    assert not tree.cache._roots

@@ -32,7 +32,7 @@ from umbel.lang.protocol import (
 from umbel.lang.sampling import SamplingParams
 from umbel.lang.status import PoolGauges, RuntimeStatus, TreeNode, TreeSurvey
 from umbel.srt.core.batch import PICTURE_BASE
-from umbel.srt.core.config import GatewayLimits
+from umbel.srt.core.config import CompilerLimits, GatewayLimits, PictureLimits
 from umbel.srt.core.instruments import FailAt
 from umbel.srt.core.messages import (
     ChooseEnded,
@@ -48,7 +48,8 @@ from umbel.srt.core.messages import (
     ScoreEnded,
     Tokens,
 )
-from umbel.srt.tokenizer.tokenizer import ByteTokenizer
+from umbel.srt.tokenizer.prompt import CACHE_BYTES
+from umbel.srt.tokenizer.tokenizer import MOST_STOP_CHARACTERS, MOST_STOPS, ByteTokenizer
 
 from ..gateway_harness import CONTEXT, Harness, ended, generate
 
@@ -727,3 +728,6 @@ def test_every_limit_is_what_the_reliability_note_says() -> None:
     assert (limits.max_argument_bytes, limits.max_graph_bytes, limits.long_graph) == (256 << 20, 8 << 20, 8_192)
     assert (limits.kept_graphs, limits.kept_graph_bytes) == (128, 32 << 20)
     assert SamplingParams(n=128).n == 128
+    assert (CACHE_BYTES, CompilerLimits().kept_bytes, PictureLimits().cache_bytes) == (64 << 20,) * 3
+    assert (PictureLimits().cache_sources, PictureLimits().cache_numbers) == (4_096, 65_536)
+    assert (MOST_STOPS, MOST_STOP_CHARACTERS) == (256, 16_384)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.instruments import Counters
 from umbel.srt.core.messages import Schedule
-from umbel.srt.scheduler.policy import AdmissionPolicy, Order
+from umbel.srt.scheduler.policy import MOST_PROGRAMS, AdmissionPolicy, Order, ProgramUsage
 from umbel.srt.scheduler.request import Generation, Prefilling, Request
 from umbel.srt.scheduler.scheduler import PolicyName, SchedulerConfig
 
@@ -273,3 +273,18 @@ def test_the_order_of_a_queue_is_the_definition_sorted(
         return (-r.schedule.priority, not aged, (r.number,) if aged else place(r))
 
     assert drain(order(waiting, policy, cached)) == [r.number for r in sorted(waiting, key=definition)]
+
+
+def test_the_usage_of_a_bounded_number_of_programs_is_counted() -> None:
+    """However many names and salts clients make up; those that ran last are counted."""
+    usage = ProgramUsage()
+    old = request(0, [1], salt="s", program_id="old")
+    for number in range(2 * MOST_PROGRAMS):
+        usage.add(request(number, [1], salt=f"salt {number % 7}", program_id=f"p{number}"), 5)
+        usage.add(request(number, [1], salt=f"salt {number}"), 5)
+        if number < 10:
+            usage.add(old, 1)
+    assert len(usage._rows) == MOST_PROGRAMS == 4_096
+    assert usage.rows(old) == 0
+    last = 2 * MOST_PROGRAMS - 1
+    assert usage.rows(request(9, [1], salt=f"salt {last % 7}", program_id=f"p{last}")) == 5

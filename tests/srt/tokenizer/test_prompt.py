@@ -2,13 +2,14 @@
 
 import re
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.lang.prompt import Generated, Part, Text
 from umbel.srt.tokenizer.hf import HFTokenizer
-from umbel.srt.tokenizer.prompt import BLOCK, LONG, SMALL_BLOCK, PromptEncoder, any_of
+from umbel.srt.tokenizer.prompt import BLOCK, LONG, SMALL_BLOCK, PromptEncoder, TokenCache, any_of
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer, Tokenizer
 
 from ..toy_tokenizers import BUILDERS, CONTROL, CORPUS, byte_level, reread, wrap
@@ -296,6 +297,20 @@ def test_a_small_memory_forgets_and_stays_right() -> None:
         assert small._memory is not None
         assert small._memory.bytes <= 20_000
     assert len(WORDS * 60) > 2 * BLOCK
+
+
+def test_the_texts_of_ten_thousand_salts_take_no_more_memory_than_they_may() -> None:
+    most = 1 << 20
+    cache = TokenCache(most)
+    tracemalloc.start()
+    for number in range(10_000):
+        cache.namespace(f"salt-{number}").put(f"a text {number}", [1_000 + number] * 3)
+        cache.namespace(f"salt-{number}").put((f"another {number}",), [number, number + 1])
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most / 2 < cache.bytes <= most
+    assert taken < 1.25 * most
+    assert cache.namespace("salt-9999").get("a text 9999") == [10_999] * 3
 
 
 # ---------------------------------------------------------------------------------- who has no boundaries
