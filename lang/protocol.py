@@ -587,6 +587,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     token_ids: bool = False  # accepts Generated parts by id
     prefix_cache: bool = True  # keeps what it has computed of prompts
     cache_minimum: int = 0  # tokens of the shortest prompt that it keeps something of
+    cache_maximum: int = 0  # tokens that it keeps of all prompts together; 0 where that is not known
     caching: bool = False  # keeps what marks cover: `GenRequest.caching`
     images: bool = False
     image_tokens: int = 0  # of an image, or of a frame of a clip, at most; 0 where the backend counts them itself

@@ -102,6 +102,7 @@ class Front:
         """Starts the backend and waits for its first token. Raises as `Runtime.start`, and ParameterError for a program
         that has the model's name."""
         await self.backend.start()
+        self.history = AnswerHistory(most=self.backend.capabilities.cache_maximum)
         own = self.backend.capabilities.name.rpartition(" ")[2]
         for name in self._names or (own,):
             if name in self._models:

@@ -26,11 +26,13 @@ class AnswerHistory:
     Args:
         salt_tokens: of one salt's answers.
         all_tokens: of all answers; beyond them the salts that have asked longest ago are given up.
+        most: tokens that the cache holds; ids of an answer that it does not hold are of no use. 0 where that is not
+            known.
     """
 
-    def __init__(self, salt_tokens: int = SALT_ANSWERS, all_tokens: int = ALL_ANSWERS) -> None:
-        self._salt_tokens = salt_tokens
-        self._all_tokens = all_tokens
+    def __init__(self, salt_tokens: int = SALT_ANSWERS, all_tokens: int = ALL_ANSWERS, most: int = 0) -> None:
+        self._salt_tokens = min(salt_tokens, most or salt_tokens)
+        self._all_tokens = min(all_tokens, most or all_tokens)
         self._salts: OrderedDict[str, _Answers] = OrderedDict()
         self._size = 0  # of all
 

@@ -199,6 +199,7 @@ class LocalBackend:
             pins=self.options.radix_cache,
             token_ids=True,
             prefix_cache=self.options.radix_cache,
+            cache_maximum=0 if runner is None else runner.num_slots - 1,
             caching=self.options.radix_cache,
             logprobs=True,
             max_context=None if runner is None else min(runner.context_length, runner.num_slots - 1),

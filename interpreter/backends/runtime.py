@@ -200,6 +200,7 @@ class Runtime:
             pins=caches,
             token_ids=True,
             prefix_cache=caches,
+            cache_maximum=welcome.pool_tokens if welcome else 0,
             caching=caches,
             logprobs=True,
             probability=True,

@@ -11,6 +11,10 @@ from umbel.lang.sampling import SamplingParams
 from umbel.server.history import AnswerHistory
 from umbel.srt.in_process import LocalBackend
 
+from .client import served
+
+USER = {"role": "user", "content": "What happens then?"}
+
 
 def completion(text: str, *token_ids: int, tail: str = "") -> Completion:
     return Completion(text, token_ids, len(token_ids), tail, FinishReason.STOP)
@@ -101,9 +105,10 @@ def test_the_least_recently_used_answers_are_given_up() -> None:
     assert history.recall("me", said("a"))[1].content == (Generated("a", (5, 5)),), "the latest answer counts"
 
 
-def test_the_answers_of_all_salts_are_bounded() -> None:
+@pytest.mark.parametrize("bound", [{"all_tokens": 10 * (16 + 2)}, {"most": 10 * (16 + 2)}])
+def test_the_answers_of_all_salts_are_bounded(bound: dict[str, int]) -> None:
     """Those of the salts that asked longest ago are given up, however many salts a client makes up."""
-    history = AnswerHistory(all_tokens=10 * (16 + 2))
+    history = AnswerHistory(**bound)
     for number in range(1_000):
         history.keep(f"salt {number}", "a", completion("a", 1, 2))
         history.recall("salt 0", said("a"))
@@ -111,4 +116,16 @@ def test_the_answers_of_all_salts_are_bounded() -> None:
     assert found == [0, *range(991, 1_000)]
     assert len(history) == 10
     history.keep("salt 0", "b" * 800, completion("b" * 800, *range(150)))
-    assert len(history) == 0, "an answer that is larger than all may be is not kept, and its salt is given up"
+    assert history.recall("salt 0", said("b" * 800)) == said("b" * 800), "it is larger than all may be"
+
+
+def test_a_server_remembers_answers_as_long_as_the_cache_could_hold_them() -> None:
+    async def kept() -> int:
+        async with served(LocalBackend(pool_tokens=512, context_length=256)) as client:
+            for number in range(20):
+                body = {"model": "oracle", "max_tokens": 24, "cache_salt": f"s{number}", "seed": number}
+                answer = await client.post("/v1/chat/completions", {**body, "messages": [USER], "temperature": 1.0})
+                assert answer.status == 200
+            return len(client.app.front.history)
+
+    assert 1 < asyncio.run(kept()) < 20
