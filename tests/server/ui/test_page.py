@@ -248,6 +248,9 @@ def test_chromium_draws_a_thousand_nodes_within_a_second_and_complains_of_nothin
         page.open(serving.address + "/ui")
         health = "document.querySelector('#health')?.textContent"
         until(lambda: page.value(health) == "locked", "it asks for no key")
+        page.type("#key", "sk-wrong")
+        until(lambda: "no such key" in page.value("$('notice').textContent"), "it does not say that the key is wrong")
+        page.complaints.clear()  # the answer 401
         page.type("#key", ADMIN_KEY)
         until(lambda: page.value(health) == "ready", "it does not see that the model is loaded")
         prompts = [f"{number % 7} is {number}, which is a number" for number in range(1_000)]
