@@ -170,7 +170,8 @@ class _Resource:
         self._methods = methods
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        handler = self._methods.get(scope["method"])
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]  # the HTTP server leaves the body out
+        handler = self._methods.get(method)
         if handler is None:
             known = ", ".join(self._methods)
             raise HttpError(405, f"{scope['path']} takes {known}", "method_not_allowed", headers={"allow": known})

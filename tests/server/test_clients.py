@@ -408,6 +408,8 @@ def real(model_server: Serving) -> Iterator[openai.OpenAI]:
 @pytest.mark.model
 def test_the_default_model_answers_in_all_forms(real: openai.OpenAI) -> None:
     (model,) = real.models.list()
+    assert model.model_extra == real.models.retrieve(model.id).model_extra
+    assert (model.model_extra or {})["max_model_len"] == 4096  # of the pool, which is smaller than the context
     text: Any = {"model": model.id, "prompt": CAPITALS, "max_tokens": 8, "temperature": 0}
     whole = real.completions.create(**text)
     assert "Paris" in whole.choices[0].text

@@ -279,6 +279,17 @@ def test_the_request_after_the_last_place_is_refused_at_once() -> None:
     run(scenario)
 
 
+def test_a_route_that_is_read_answers_head() -> None:
+    async def scenario() -> None:
+        async with served() as client:
+            answer = await client.begin("HEAD", "/health").ended()
+            assert (answer.status, answer.headers["content-length"]) == (200, str(len(b'{"status":"ok"}')))
+            refused = await client.begin("HEAD", "/v1/completions").ended()
+            assert (refused.status, refused.headers["allow"]) == (405, "POST")
+
+    run(scenario)
+
+
 def test_nothing_is_served_before_the_start_and_while_it_drains() -> None:
     async def scenario() -> None:
         async with served() as client:
