@@ -249,8 +249,8 @@ class OpenAI(OpenAIDialect["AsyncOpenAI"]):
         mode: "chat", "completion", or "auto": chat where the model has it.
         chat_template: how roles are written in completion mode: Jinja source, the name of a format such as "chatml",
             the path of a file with Jinja source, or a ChatTemplate.
-        profile: what the server can do: "auto" asks it who it is; "openai", "vllm", "sglang", "llama.cpp",
-            "llama-cpp-python" or "compatible" say so; a Profile says it in detail.
+        profile: what the server can do: "auto" asks it who it is; "openai", "umbel", "vllm", "sglang",
+            "llama.cpp", "llama-cpp-python" or "compatible" say so; a Profile says it in detail.
         azure_endpoint, azure_deployment, api_version: an Azure resource.
         organization, project: at OpenAI, for accounting.
         extra_body: fields added to every request, as the server understands them.

@@ -23,7 +23,7 @@ BREAKPOINT_SECONDS = 1800.0
 BASIC = frozenset({"temperature", "top_p", "frequency_penalty", "presence_penalty", "logit_bias", "seed"})
 EXTENDED = BASIC | {"top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "min_tokens"}
 
-SchemaWay = Literal["", "strict", "response_format", "json_object", "structured_outputs"]
+SchemaWay = Literal["", "strict", "response_format", "chat_response_format", "json_object", "structured_outputs"]
 RegexWay = Literal["", "pattern", "regex", "structured_outputs"]
 ChoicesWay = Literal["", "enum", "regex", "grammar", "structured_outputs"]
 GrammarsWay = Literal["", "grammar", "ebnf", "structured_outputs"]
@@ -38,7 +38,8 @@ class Profile:
         chat, completion: which of the two APIs it has.
         max_tokens: how the limit of a chat request is called.
         schemas: how a JSON Schema is enforced: "strict" and "response_format" by `response_format`, in OpenAI's subset
-            or any schema; "json_object" with the schema next to it; "structured_outputs" as vLLM takes it; "" not.
+            or any schema, "chat_response_format" in chats alone; "json_object" with the schema next to it;
+            "structured_outputs" as vLLM takes it; "" not.
         regexes: "pattern" inside a strict schema; "regex" as SGLang, "structured_outputs" as vLLM takes it; "" not.
         choices: "enum" inside a strict schema; "grammar" as llama.cpp takes it; "regex", "structured_outputs"; "" not.
         grammars: of GBNF: "grammar" as llama.cpp, "ebnf" as SGLang, "structured_outputs" as vLLM takes it; "" not.
@@ -122,6 +123,20 @@ _SGLANG = replace(
     scores=False,
     salts=False,
 )
+_UMBEL = Profile(
+    "umbel",
+    schemas="chat_response_format",
+    regexes="regex",
+    choices="regex",
+    sampling=EXTENDED | {"stop_regex"},
+    n=16,
+    stops=16,
+    continues=True,
+    images=True,
+    scores=True,
+    salts=True,
+    breakpoints=True,
+)
 _LLAMA_CPP = Profile(
     "llama.cpp",
     schemas="json_object",
@@ -158,6 +173,7 @@ _INSTRUCT = Profile("openai completion", chat=False, top_logprobs=5, max_context
 
 SERVERS: Mapping[str, Profile] = {
     "compatible": COMPATIBLE,
+    "umbel": _UMBEL,
     "vllm": _VLLM,
     "sglang": _SGLANG,
     "llama.cpp": _LLAMA_CPP,
@@ -182,6 +198,7 @@ _WITH_BREAKPOINTS = re.compile(r"gpt-(5\.([6-9]|\d\d)|[6-9]|1\d)(?!\d)")  # gpt-
 
 # `owned_by` of a server's models → its kind.
 _OWNERS: Mapping[str, str] = {
+    "umbel": "umbel",
     "vllm": "vllm",
     "sglang": "sglang",
     "llamacpp": "llama.cpp",
@@ -266,7 +283,7 @@ def _schema(source: str, profile: Profile, mode: Mode) -> ConstraintParams | Non
             case "strict", "chat":
                 schema, wrapped = strict(source)
                 return ConstraintParams(_response_format(schema), "json" if wrapped else "")
-            case "response_format", "chat":
+            case "response_format" | "chat_response_format", "chat":
                 return ConstraintParams(_response_format(json.loads(source)))
             case "response_format", "completion":
                 return ConstraintParams({"json_schema": source})
@@ -366,6 +383,7 @@ def capabilities_of(backend: str, model: str, profile: Profile, mode: Mode, max_
         constraints=kinds(profile, mode),
         asks_again=True,
         speculation=True,
+        stop_regex="stop_regex" in profile.sampling,
         converses=mode == "chat",
         temperature="temperature" in profile.sampling,
         thinking_tokens=profile.thinking_tokens,
