@@ -563,6 +563,31 @@ def test_a_call_of_the_default_model_that_is_cut_says_so(real: openai.OpenAI) ->
 
 
 @pytest.mark.model
+@pytest.mark.nightly
+def test_responses_of_the_default_model_call_a_tool_and_follow_a_class(real: openai.OpenAI) -> None:
+    (model,) = real.models.list()
+    asked: Any = {"model": model.id, "input": ASKED["messages"], "temperature": 0, "max_output_tokens": 80}
+    tool: Any = {"type": "function", "strict": True, **FORECAST}
+    forced = asked | {"tools": [tool], "tool_choice": {"type": "function", "name": "forecast"}}
+    whole = real.responses.create(**forced)
+    (call,) = whole.output
+    assert (whole.status, call.type) == ("completed", "function_call")
+    assert fits(call)
+    with real.responses.stream(**forced) as stream:
+        pieces = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+    assert len(pieces) > 1
+    assert "".join(pieces) == call.arguments
+
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Rain."}
+    after = real.responses.create(**asked | {"input": [*asked["input"], call, result], "max_output_tokens": 4})
+    assert after.output[0].type == "message"
+    parsed = real.responses.parse(**asked, text_format=Choice)
+    assert isinstance(parsed.output_parsed, Choice)
+    with real.responses.stream(**asked, text_format=Choice) as stream:
+        assert stream.get_final_response().output_parsed == parsed.output_parsed
+
+
+@pytest.mark.model
 def test_log_probabilities_of_the_default_model_are_of_its_text(real: openai.OpenAI) -> None:
     (model,) = real.models.list()
     text: Any = {"model": model.id, "prompt": CAPITALS, "max_tokens": 6, "temperature": 0, "logprobs": 2}
