@@ -396,6 +396,7 @@ class Server:
             loop.add_signal_handler(each, self.end)
         address = address_of(self._listening)
         log.info("listening on %s; loading the model ...", address)
+        await self._front.programs.take_over()  # before the first request, which may ask for one of them
         starting = loop.create_task(self._start(address))
         starting.add_done_callback(lambda _: self._stop())  # it ends by an error only
         try:
@@ -413,7 +414,7 @@ class Server:
             log.info("programs on other machines join at %s", self._runtime.listens_on)
         if not self._front.access.keyed and self._listening.getsockname()[0] not in ("127.0.0.1", "::1", LOCAL_NAME):
             log.warning("every machine that reaches this address may use it; --api-key asks for a key")
-        await keep(self._runtime, self._front.activity)
+        await asyncio.gather(keep(self._runtime, self._front.activity), self._front.programs.follow())
 
     def _stop(self) -> None:
         self._uvicorn.should_exit = True

@@ -28,7 +28,7 @@ from .diagnosis.head import ChangingLines, IgnoredLines
 from .errors import HttpError, busy_headers
 from .history import AnswerHistory
 from .limits import HttpLimits
-from .program_store import OfferedProgram, ProgramStore
+from .program_store import OfferedProgram, ProgramStore, SharedPrograms
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -52,6 +52,7 @@ class Front:
         recorder: notes the tokens of every request; closed by its owner.
         ignored: lines that are dropped from the head of conversations.
         counts: of requests, which the fronts of several workers share.
+        shared: programs that they share.
     """
 
     in_flight = Counted()
@@ -70,6 +71,7 @@ class Front:
         recorder: Recorder | None = None,
         ignored: IgnoredLines | None = None,
         counts: Counts | None = None,
+        shared: SharedPrograms | None = None,
     ) -> None:
         self.backend = backend
         self.access = access or Access()
@@ -81,7 +83,7 @@ class Front:
         self.workers = workers
         self.counts = counts or Counts()
         self._recorder = recorder
-        self.programs = ProgramStore(programs)
+        self.programs = ProgramStore(programs, shared)
         self.history = AnswerHistory()
         self.exchanges = Exchanges()
         self.changing = ChangingLines()

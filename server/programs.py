@@ -155,13 +155,12 @@ def _facts(offered: OfferedProgram) -> ProgramFacts:
 async def keep(asked: Asked[bytes]) -> Reply:
     """Keeps the program of a body. `?parameter=NAME` makes it a model that takes messages by that parameter."""
     front, name = asked.front, asked.path["name"]
-    front.check_alone("start the server with --program FILE, or without --http-workers")
     asked.check_query("parameter")
     check_name(name)
     graph = await front.programs.read(asked.body, source=f"program {name[:64]}")
     offered = OfferedProgram(name, graph, front.now(), asked.query.get("parameter", ""))
     front.check_program(offered)
-    fresh = front.programs.put(offered)
+    fresh = await front.programs.keep(offered, asked.body)
     return Reply(_facts(offered), 201 if fresh else 200)
 
 
@@ -177,8 +176,7 @@ async def describe(asked: Asked[None]) -> Reply:
 
 async def forget(asked: Asked[None]) -> Reply:
     """Forgets a program. Its runs in flight go on."""
-    asked.front.check_alone("start the server without this program, or without --http-workers")
-    asked.front.programs.remove(asked.path["name"])
+    await asked.front.programs.forget(asked.path["name"])
     return Reply(Deleted(asked.path["name"]))
 
 

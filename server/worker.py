@@ -1,6 +1,7 @@
 """A worker of `umbel serve --http-workers N`: a process that `workers.py` starts, with a front of its own."""
 
 import logging
+import shutil
 import signal
 import socket
 import sys
@@ -17,7 +18,7 @@ from .command import LOG_FORMAT, LOG_TIMES, Server
 from .cost import Recorder
 from .diagnosis.head import IgnoredLines
 from .front import Front
-from .program_store import open_program
+from .program_store import SharedPrograms, open_program
 from .workers import WorkerStart
 
 
@@ -25,7 +26,7 @@ def main() -> int:
     """Serves until SIGTERM comes, or its parent is gone. Returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     start = msgspec.json.decode(read_line(limit=1 << 24), type=WorkerStart)
-    watch(start.parent, lambda: None)
+    watch(start.parent, lambda: shutil.rmtree(start.kept))
     # Warnings only: the parent logs the rest once.
     logging.basicConfig(stream=sys.stderr, format=LOG_FORMAT, datefmt=LOG_TIMES)
     access = Access(start.keys, start.admin_key, start.hosts, start.secret)
@@ -33,8 +34,9 @@ def main() -> int:
     runtime = Runtime(address=start.runtime)
     recorder = None if start.record is None else Recorder(Path(start.record))
     ignored = IgnoredLines(start.ignored)
+    kept = SharedPrograms(Path(start.kept), start.row)
     counts = Counts(start.workers, start.counts, start.row)
-    front = Front(runtime, access, start.limits, start.names, programs, start.workers, recorder, ignored, counts)
+    front = Front(runtime, access, start.limits, start.names, programs, start.workers, recorder, ignored, counts, kept)
     with socket.socket(fileno=start.listening) as listening:
         try:
             return Server(front, runtime, listening).run()

@@ -5,12 +5,13 @@
 
 HTTP costs CPU time of its own, and one process has one interpreter lock. All workers share the gateway, so the prefix
 cache is one, and the salts are made with one secret. A worker ends with its parent (`lang/transport/lifeline.py`).
-What a front keeps for itself, such as a program that was put, would be known to one worker only: it refuses that
-(`Front.check_alone`).
+What a front keeps for itself, such as the names of requests that may be aborted, would be known to one worker only: it
+refuses that (`Front.check_alone`).
 """
 
 import asyncio
 import logging
+import shutil
 import signal
 import socket
 import sys
@@ -21,6 +22,7 @@ from ..interpreter.backends.runtime import Runtime
 from ..lang.errors import BackendError, UmbelError
 from .activity import Activity, keep, open_shared
 from .limits import HttpLimits
+from .program_store import open_folder
 
 log = logging.getLogger("umbel.server")
 MOST_WORKERS = 64
@@ -42,6 +44,7 @@ class WorkerStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         limits: of one worker.
         counts: descriptor of the file in which all of them count, which the worker inherits.
         row: of this worker in it.
+        kept: the folder in which they keep programs for each other.
     """
 
     parent: int
@@ -59,6 +62,7 @@ class WorkerStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: HttpLimits
     counts: int = -1
     row: int = 0
+    kept: str = ""
 
 
 def share_of(limits: HttpLimits, workers: int) -> HttpLimits:
@@ -85,7 +89,8 @@ class Workers:
         self._runtime = runtime
         self._listening = listening
         self._counts = open_shared(start.workers)
-        self._start = msgspec.structs.replace(start, counts=self._counts.fileno())
+        self._kept = open_folder(start.workers)
+        self._start = msgspec.structs.replace(start, counts=self._counts.fileno(), kept=str(self._kept))
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._ending = asyncio.Event()
         self.failed: UmbelError | None = None
@@ -119,6 +124,7 @@ class Workers:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             await self._runtime.close()
+            shutil.rmtree(self._kept, ignore_errors=True)
 
     async def _start_runtime(self) -> None:
         try:

@@ -1,6 +1,8 @@
 """The programs that a server keeps: bounded, replaced by name, opened from files at start."""
 
 import asyncio
+import shutil
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from umbel.compiler.running.hosted import HostedGraph
 from umbel.lang.errors import GraphError, ParameterError
 from umbel.server import program_store
 from umbel.server.errors import HttpError
-from umbel.server.program_store import OfferedProgram, ProgramStore, open_program
+from umbel.server.program_store import OfferedProgram, ProgramStore, SharedPrograms, open_program
 
 
 @ul.function
@@ -95,3 +97,79 @@ def test_a_wrong_option_says_what_to_write(given: str, kind: type[Exception], sa
     (tmp_path / "empty.umbel.json").write_bytes(b"")
     with pytest.raises(kind, match=says):
         open_program(f"{tmp_path}/{given}", 0)
+
+
+# ------------------------------------------------------------------------------------ several workers
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    made = program_store.open_folder(2)
+    yield made
+    shutil.rmtree(made)
+
+
+def run(folder: Path, scenario: Callable[[ProgramStore, ProgramStore], Awaitable[None]]) -> None:
+    """Two workers that offer `first` from their start."""
+
+    async def told() -> None:
+        stores = [ProgramStore([offered("first")], SharedPrograms(folder, row)) for row in range(2)]
+        following = [asyncio.create_task(store.follow()) for store in stores]
+        try:
+            async with asyncio.timeout(60):
+                await scenario(*stores)
+        finally:
+            for task in following:
+                task.cancel()
+
+    asyncio.run(told())
+
+
+def names(store: ProgramStore) -> list[str]:
+    return sorted(each.name for each in store)
+
+
+def test_a_program_that_one_worker_keeps_or_forgets_is_known_to_all_when_it_answers(folder: Path) -> None:
+    async def scenario(one: ProgramStore, other: ProgramStore) -> None:
+        assert await one.keep(offered("a-b", "question"), FILE)
+        assert other.get("a-b").parameter == "question"
+        assert not await other.keep(offered("a-b"), FILE)
+        assert one.get("a-b").parameter == ""
+        await other.forget("a-b")
+        await one.forget("first")
+        assert names(one) == names(other) == []
+        with pytest.raises(HttpError, match="there is no program 'a-b'"):
+            await one.forget("a-b")
+        await one.keep(offered("late"), FILE)
+        again = ProgramStore([offered("first")], SharedPrograms(folder, 1))  # a worker that replaces the other one
+        await again.take_over()
+        assert names(again) == ["late"]
+        assert sorted(path.name for path in folder.iterdir()) == ["4-first", "5-late", "changes"]
+
+    run(folder, scenario)
+
+
+def test_workers_that_change_at_once_agree_and_keep_no_more_than_one_would(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_store, "MAX_PROGRAMS", 5)
+    monkeypatch.setattr(program_store, "LOOK", 0.001)
+
+    async def scenario(one: ProgramStore, other: ProgramStore) -> None:
+        asked = [(one, other)[number % 2].keep(offered(f"p{number % 7}"), FILE) for number in range(14)]
+        refused = [each for each in await asyncio.gather(*asked, return_exceptions=True) if each not in (True, False)]
+        assert all(isinstance(each, HttpError) and each.status == 409 for each in refused)
+        assert names(one) == names(other)
+        assert len(names(one)) == 5
+
+    run(folder, scenario)
+
+
+def test_a_worker_that_hangs_is_not_waited_for_without_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_store, "LONGEST_WAIT", 0.0)
+
+    async def scenario() -> None:
+        one = ProgramStore((), SharedPrograms(folder, 0))
+        assert await one.keep(offered("a"), FILE)
+
+    asyncio.run(scenario())

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from umbel.server.workers import share_of
 from ..serving import PATIENCE, until
 from .client import served
 from .serving import ADMIN_KEY, Serving
+from .test_program_store import FILE
 
 
 @pytest.mark.parametrize(("workers", "each"), [(1, 1000), (3, 334), (64, 16)])
@@ -27,8 +29,6 @@ def test_workers_together_let_in_as_many_requests_as_one(workers: int, each: int
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [
-        ("PUT", "/v1/programs/x", b"{}"),
-        ("DELETE", "/v1/programs/x", None),
         ("POST", "/abort", {"rid": "x"}),
         ("DELETE", "/hints/x", None),
     ],
@@ -86,6 +86,24 @@ def malformed(serving: Serving) -> set[str]:
     return found
 
 
+def programs(serving: Serving) -> list[list[str]]:
+    """The names that several answers list, which may come from any worker."""
+    return [[each["name"] for each in serving.ask("/v1/programs")["data"]] for _ in range(8)]
+
+
+def change(serving: Serving, method: str, data: bytes | None) -> bool:
+    """Puts or deletes a program; False where the worker still starts."""
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    request = urllib.request.Request(serving.address + "/v1/programs/answer", data, headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return bool(answer.status < 300)
+    except urllib.error.HTTPError as error:
+        if error.code != 503:
+            raise
+        return False
+
+
 @pytest.mark.processes
 def test_workers_share_a_socket_and_a_cache_and_end_with_their_parent(serving: Serving) -> None:
     until(lambda: serving.attempt("/health"), "the server is not ready")
@@ -94,6 +112,8 @@ def test_workers_share_a_socket_and_a_cache_and_end_with_their_parent(serving: S
     for _ in range(8):
         assert send_no_http(serving).startswith(b"HTTP/1.1 400")
     assert malformed(serving) == {"8.0"}
+    until(lambda: change(serving, "PUT", FILE), "no worker takes a program")
+    assert programs(serving) == [["answer"]] * 8
 
     first.kill()
     first.wait()
@@ -104,6 +124,9 @@ def test_workers_share_a_socket_and_a_cache_and_end_with_their_parent(serving: S
     answers.append(answered(serving))  # by the new one
 
     assert malformed(serving) == {"8.0"}
+    assert programs(serving) == [["answer"]] * 8
+    until(lambda: change(serving, "DELETE", None), "no worker forgets a program")
+    assert programs(serving) == [[]] * 8
     assert len({answer["text"] for answer in answers}) == 1
     assert all(answer["meta_info"]["cached_tokens"] > 50 for answer in answers[1:])  # one salt in all workers
     everything = psutil.Process(serving.process.pid).children(recursive=True)
