@@ -38,7 +38,7 @@ from .cost import Recorder
 from .diagnosis.head import IgnoredLines
 from .front import Front
 from .http import Application
-from .limits import HttpLimits
+from .limits import IDLE_SECONDS, HttpLimits
 from .program_store import open_program
 from .workers import MOST_WORKERS, Workers, WorkerStart, address_of, share_of
 
@@ -361,6 +361,7 @@ def http_config(front: Front) -> uvicorn.Config:
         application(front),
         http=HttpProtocol,
         ws="none",
+        timeout_keep_alive=IDLE_SECONDS,
         lifespan="off",
         log_config=None,
         log_level="error",  # malformed requests are counted: a line for each would let any client fill the log

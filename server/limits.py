@@ -17,6 +17,7 @@ MAX_HEADERS = 100
 MAX_HEADER_BYTES = 16_384  # of all names and values together
 MAX_DEPTH = 64  # of JSON in JSON
 BODY_SECONDS = 60.0  # for a whole body to come
+IDLE_SECONDS = 75  # of a connection between two requests; clients and gateways give up theirs after 5 to 60
 
 MAX_MESSAGES = 10_000  # of a conversation; and parts of a message
 MAX_N = 16  # continuations of one request over HTTP; programs may ask for 128
@@ -50,7 +51,7 @@ class HttpLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         most_in_flight: requests that run or wait; one more is refused with 503. A request for several continuations,
             or with several prompts, counts as so many.
         keep_alive: seconds without an event after which a stream says that it is alive.
-        drain: seconds that streams in flight get to end after Ctrl-C or SIGTERM.
+        drain: seconds that requests in flight get to end after Ctrl-C or SIGTERM.
         retry_after: seconds after which a refused client shall try again.
         cache_minimum: tokens of the shortest prefix that marks of a request keep.
     """

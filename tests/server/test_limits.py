@@ -1,9 +1,13 @@
 """Every limit of the server, pinned: a change of one is a change of what users may rely on."""
 
 import pytest
+from openai import DEFAULT_CONNECTION_LIMITS
 from umbel.lang.errors import ParameterError
 from umbel.server import limits
+from umbel.server.command import http_config
+from umbel.server.front import Front
 from umbel.server.limits import HttpLimits, check_depth
+from umbel.srt.in_process import LocalBackend
 
 
 @pytest.mark.parametrize(
@@ -14,6 +18,7 @@ from umbel.server.limits import HttpLimits, check_depth
         ("MAX_HEADER_BYTES", 16_384),
         ("MAX_DEPTH", 64),
         ("BODY_SECONDS", 60.0),
+        ("IDLE_SECONDS", 75),
         ("MAX_MESSAGES", 10_000),
         ("MAX_N", 16),
         ("MAX_BATCH", 1_024),
@@ -38,6 +43,12 @@ from umbel.server.limits import HttpLimits, check_depth
 )
 def test_the_fixed_limits(name: str, value: float) -> None:
     assert getattr(limits, name) == value
+
+
+def test_a_connection_waits_longer_for_its_next_request_than_clients_keep_it() -> None:
+    """The clients of OpenAI and Anthropic keep one for 5 s: a server that closes it then would meet their request."""
+    assert http_config(Front(LocalBackend())).timeout_keep_alive == limits.IDLE_SECONDS
+    assert (DEFAULT_CONNECTION_LIMITS.keepalive_expiry or 0.0) < limits.IDLE_SECONDS
 
 
 def test_the_defaults_of_those_that_can_be_set() -> None:
