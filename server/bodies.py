@@ -15,16 +15,38 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import msgspec
 from starlette.types import Receive
 
+from ..lang import sampling
 from ..lang.protocol import MAX_PRIORITY
 from .errors import HttpError
-from .limits import BODY_SECONDS, MAX_BODY, MAX_NAME, REFUSED_NAMES
+from .limits import BODY_SECONDS, MAX_BODY, MAX_N, MAX_NAME, MAX_REGEX, REFUSED_NAMES
 
 B = TypeVar("B")
+Json = dict[str, Any]  # Any: JSON
+
+# Types of fields with their ranges. Those of sampling are the language's, or narrower.
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 Label = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 ToolName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
-Json = dict[str, Any]  # Any: JSON
 Salt = Annotated[str, msgspec.Meta(max_length=128, pattern="^[A-Za-z0-9_-]*$")]
+Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_N)]  # of continuations
+TokenCount = Annotated[int, msgspec.Meta(ge=0, le=sampling.MAX_TOKENS)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=sampling.MAX_TOKEN_ID)]
+Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=sampling.MAX_STOP_LENGTH)]
+Stops = Annotated[tuple[Stop, ...], msgspec.Meta(max_length=sampling.MAX_STOPS)]
+StopTokens = Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=sampling.MAX_STOP_TOKEN_IDS)]
+Temperature = Annotated[float, msgspec.Meta(ge=0, le=sampling.MAX_TEMPERATURE)]
+TopP = Annotated[float, msgspec.Meta(gt=0, le=1)]
+TopK = Annotated[int, msgspec.Meta(ge=-1, le=sampling.MAX_TOKEN_ID)]
+MinP = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Penalty = Annotated[float, msgspec.Meta(ge=-sampling.MAX_PENALTY, le=sampling.MAX_PENALTY)]
+Repetition = Annotated[float, msgspec.Meta(ge=sampling.MIN_REPETITION_PENALTY, le=sampling.MAX_REPETITION_PENALTY)]
+Bias = Annotated[float, msgspec.Meta(ge=-sampling.MAX_BIAS, le=sampling.MAX_BIAS)]
+Biases = Annotated[
+    dict[Annotated[str, msgspec.Meta(pattern="^[0-9]{1,10}$")], Bias], msgspec.Meta(max_length=sampling.MAX_LOGIT_BIAS)
+]
+Seed = Annotated[int, msgspec.Meta(ge=0, le=sampling.MAX_SEED)]
+TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=sampling.MAX_TOP_LOGPROBS)]
+Regex = Annotated[str, msgspec.Meta(max_length=MAX_REGEX)]
 
 
 class Disconnected(Exception):
@@ -60,7 +82,7 @@ class UmbelFields(Body, frozen=True):
 
     program: Label = ""
     fork_group: Label = ""
-    ahead: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
+    ahead: TokenCount = 0
     priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     timeout: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
 

@@ -220,7 +220,7 @@ async def _stream(asked: Asked[RunBody], offered: OfferedProgram, begun: HostedR
                     if isinstance(event, RunOutcome):
                         asked.front.note(event.usage)
                         if event.error is None:
-                            yield sse({"type": "result", **_members(_answer(asked, offered, event))})
+                            yield sse({"type": "result", **msgspec.structs.asdict(_answer(asked, offered, event))})
                             yield DONE
                         elif quiet:
                             raise event.error
@@ -309,10 +309,6 @@ def _event(event: HostedEvent) -> dict[str, Any]:
     assert isinstance(event, VariableSet), "an outcome is the answer"
     named = {"type": "variable", "variable": event.variable, "branch": event.branch}
     return {**named, "value": event.value} if event.error is None else {**named, "error": str(event.error)}
-
-
-def _members(answer: RunAnswer) -> dict[str, Any]:
-    return {name: getattr(answer, name) for name in answer.__struct_fields__}
 
 
 def _usage(usage: Usage) -> ProgramUsage:
@@ -413,9 +409,7 @@ ENDPOINTS = (
     ),
     Endpoint("GET", "/v1/programs", list_programs, "List the programs", answer=ProgramList),
     Endpoint("GET", "/v1/programs/{name}", describe, "Describe a program", answer=ProgramFacts, errors=(404,)),
-    Endpoint(
-        "DELETE", "/v1/programs/{name}", forget, "Forget a program", answer=Deleted, errors=(400, 404), admin=True
-    ),
+    Endpoint("DELETE", "/v1/programs/{name}", forget, "Forget a program", answer=Deleted, errors=(404,), admin=True),
     Endpoint(
         "POST",
         "/v1/programs/{name}/runs",

@@ -18,6 +18,7 @@ from ...lang.protocol import Usage
 from ..diagnosis.comparison import Change, Comparison
 from ..http import sse
 from ..marks import CONTROL_TTLS
+from .fields import DirectCaller
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 Event = dict[str, Any]  # Any: JSON values
@@ -38,17 +39,13 @@ class ThinkingAnswer(msgspec.Struct, frozen=True, tag_field="type", tag="thinkin
     signature: str
 
 
-class CallOrigin(msgspec.Struct, frozen=True, tag_field="type", tag="direct"):
-    """Says that the model itself made a call."""
-
-
 class ToolUseAnswer(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"):
     """A call of a tool. The input of a call that was cut has what was complete of it."""
 
     id: str
     name: str
     input: dict[str, Any]  # Any: JSON values
-    caller: CallOrigin = CallOrigin()
+    caller: DirectCaller = DirectCaller()
 
 
 AnswerBlock = TextAnswer | ThinkingAnswer | ToolUseAnswer
@@ -207,7 +204,7 @@ class AnswerBlocks:
     def begin_call(self, name: str) -> list[Event]:
         ended = self.end()
         self._name = name
-        block = {"type": "tool_use", "id": self._next_call_id(), "name": name, "input": {}, "caller": CallOrigin()}
+        block = {"type": "tool_use", "id": self._next_call_id(), "name": name, "input": {}, "caller": DirectCaller()}
         return [*ended, *self._begin("tool_use", block)]
 
     def add_arguments(self, text: str) -> list[Event]:

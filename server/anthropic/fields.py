@@ -4,12 +4,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ...lang.sampling import MAX_SEED
-from ..bodies import Body, Json, Label, Name, Salt, ToolName, UmbelFields
+from ..bodies import Body, Json, Label, Name, Salt, Seed, Stops, TokenCount, ToolName, TopP, UmbelFields
 from ..limits import MAX_MESSAGES, MAX_TOOLS
 from ..marks import CacheControl
-
-StopSequence = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 NOT_OFFERED = {
     "type": (
@@ -244,9 +241,9 @@ class MessageFields(Body, frozen=True):
     cache_control: CacheControl | None = None
     context_management: ContextManagement | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    top_p: TopP | None = None
     top_k: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
-    seed: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEED)] | None = None
+    seed: Seed | None = None
     cache_salt: Salt | None = None
     umbel: UmbelFields | None = None
     user_profile_id: Label | None = None
@@ -271,8 +268,8 @@ class MessagesBody(MessageFields, frozen=True, kw_only=True):
         stop_sequences: end the answer, and are not part of it.
     """
 
-    max_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
-    stop_sequences: Annotated[tuple[StopSequence, ...], msgspec.Meta(max_length=16)] | None = None
+    max_tokens: TokenCount
+    stop_sequences: Stops | None = None
     stream: bool | None = None
     metadata: RequestMetadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None

@@ -12,11 +12,32 @@ import msgspec
 
 from ...lang.prompt import Generated, Part, Parts, Text
 from ...lang.protocol import ConstraintSpec
-from ...lang.sampling import MAX_SEED, SamplingParams
-from ..bodies import Body, Name, Salt, UmbelFields, wrong
+from ...lang.sampling import SamplingParams
+from ..bodies import (
+    Biases,
+    Body,
+    Count,
+    MinP,
+    Name,
+    Penalty,
+    Regex,
+    Repetition,
+    Salt,
+    Seed,
+    Stop,
+    Stops,
+    StopTokens,
+    Temperature,
+    TokenCount,
+    TokenId,
+    TopK,
+    TopP,
+    UmbelFields,
+    wrong,
+)
 from ..front import Front
-from ..limits import MAX_N, MAX_REGEX, MAX_SCHEMA, check_schema
-from ..openai.fields import SGLANG_NOT_OFFERED, Bias, Penalty, Stop, Stops, TokenId, TokenKey, texts_of
+from ..limits import MAX_SCHEMA, check_schema
+from ..openai.fields import SGLANG_NOT_OFFERED, texts_of
 from ..tokens import check_ids
 
 ANY_MODEL = "unknown"  # a gateway that was told of no model says this
@@ -102,23 +123,23 @@ class SamplingFields(Body, frozen=True):
         regex, json_schema, ebnf: a constraint that the text satisfies; one of them. A schema is JSON, or text of it.
     """
 
-    max_new_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] | None = None
-    min_new_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
-    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_N)] = 1
-    temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] = 1.0
-    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] = -1
-    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    max_new_tokens: TokenCount | None = None
+    min_new_tokens: TokenCount = 0
+    n: Count = 1
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
+    top_k: TopK = -1
+    min_p: MinP = 0.0
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
-    repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=100)] = 1.0
+    repetition_penalty: Repetition = 1.0
     stop: Stop | Stops | None = None
-    stop_token_ids: Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=1024)] | None = None
+    stop_token_ids: StopTokens | None = None
     stop_regex: Stop | Stops | None = None
-    logit_bias: Annotated[dict[TokenKey, Bias], msgspec.Meta(max_length=300)] | None = None
-    sampling_seed: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEED)] | None = None
+    logit_bias: Biases | None = None
+    sampling_seed: Seed | None = None
     ignore_eos: bool = False
-    regex: Annotated[str, msgspec.Meta(max_length=MAX_REGEX)] | None = None
+    regex: Regex | None = None
     json_schema: Annotated[str, msgspec.Meta(max_length=MAX_SCHEMA)] | dict[str, Any] | None = None
     ebnf: Annotated[str, msgspec.Meta(max_length=MAX_SCHEMA)] | None = None
     # At their defaults only: gateways and SGLang's clients add them.

@@ -26,11 +26,11 @@ from ...lang.protocol import (
     Tokenize,
     TokenLogprob,
 )
-from ..bodies import Label, wrong
+from ...lang.sampling import MAX_TOKEN_ID
+from ..bodies import Label, TokenId, TopLogprobs, wrong
 from ..front import Front
 from ..http import DONE, JSON_OR_EVENTS, Answer, Asked, Endpoint, EventStream, Reply, sse
 from ..limits import MAX_BATCH
-from ..openai.fields import TokenId
 from ..tokens import tokenizing
 from .fields import (
     NOT_OFFERED,
@@ -43,8 +43,7 @@ from .fields import (
     text_prompt,
 )
 
-Start = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
-Top = Annotated[int, msgspec.Meta(ge=0, le=20)]
+Start = Annotated[int, msgspec.Meta(ge=-1, le=MAX_TOKEN_ID)]
 Batch = msgspec.Meta(max_length=MAX_BATCH)
 
 
@@ -81,7 +80,7 @@ class GenerateBody(NativeFields, frozen=True):
     sampling_params: SamplingFields | Annotated[tuple[SamplingFields, ...], Batch] | None = None
     return_logprob: bool | Annotated[tuple[bool, ...], Batch] | None = None
     logprob_start_len: Start | Annotated[tuple[Start, ...], Batch] | None = None
-    top_logprobs_num: Top | Annotated[tuple[Top, ...], Batch] | None = None
+    top_logprobs_num: TopLogprobs | Annotated[tuple[TopLogprobs, ...], Batch] | None = None
     return_text_in_logprobs: bool = False
     stream: bool = False
     incremental: bool = False

@@ -7,11 +7,11 @@ import msgspec
 
 from ...lang.prompt import Generated, Part, Parts, Text
 from ...lang.protocol import MAX_DETOKENIZED, Detokenize, ScoredChoice, ScoreRequest, Tokenize
-from ..bodies import Body, Name, wrong
+from ..bodies import Body, Name, TokenId, wrong
 from ..front import Front
 from ..http import Asked, Endpoint, Reply
 from ..limits import MAX_BATCH
-from ..openai.fields import TokenId, TokenUsage, token_usage
+from ..openai.fields import TokenUsage, token_usage
 from ..tokens import check_ids, tokenizing
 from .fields import NativeFields, PromptFields, check_model, one_of, text_prompt
 

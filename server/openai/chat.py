@@ -13,7 +13,7 @@ from ...lang.errors import CapabilityError
 from ...lang.prompt import Media
 from ...lang.protocol import CacheKeeping, CacheRequest, Caches, Origin, ReadCaches
 from ...lang.tool_calls import Tool, ToolCall, ToolChoice
-from ..bodies import Body, Json, Label, ToolName, wrong
+from ..bodies import Body, Json, Label, Regex, ToolName, TopLogprobs, wrong
 from ..conversation import (
     CONTEXT_LEFT,
     Dialogue,
@@ -27,7 +27,7 @@ from ..conversation import (
 from ..errors import HttpError
 from ..front import Front
 from ..http import DONE, JSON_OR_EVENTS, Answer, Asked, Endpoint, EventStream, Reply, sse
-from ..limits import MAX_MESSAGES, MAX_REGEX, MAX_TOOLS
+from ..limits import MAX_MESSAGES, MAX_TOOLS
 from ..marks import TOOLS, Breakpoint, CacheControl, CacheOptions, Marks
 from .conversations import (
     ANY_OBJECT,
@@ -242,13 +242,13 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True):
     max_completion_tokens: Annotated[int, msgspec.Meta(ge=1, le=CONTEXT_LEFT)] | None = None
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=CONTEXT_LEFT)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    top_logprobs: TopLogprobs | None = None
     tools: Annotated[tuple[FunctionTool, ...], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolWord | ForcedFunction | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     response_format: TextFormat | JsonFormat | SchemaFormat | None = None
     reasoning_effort: Effort | None = None
-    regex: Annotated[str, msgspec.Meta(max_length=MAX_REGEX)] | None = None
+    regex: Regex | None = None
     continue_final_message: bool = False
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[Label, Option] | None = None

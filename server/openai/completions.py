@@ -21,15 +21,14 @@ from ...lang.protocol import (
     TokenLogprob,
     Usage,
 )
-from ..bodies import wrong
+from ..bodies import Regex, TokenCount, TokenId, TopLogprobs, wrong
 from ..front import Front
 from ..http import DONE, JSON_OR_EVENTS, Answer, Asked, Endpoint, EventStream, Reply, sse
-from ..limits import MAX_BATCH, MAX_REGEX
+from ..limits import MAX_BATCH
 from ..tokens import check_ids, tokenizing
 from .fields import (
     NOT_OFFERED,
     GenerationFields,
-    TokenId,
     TokenLists,
     TokenUsage,
     TokenWriter,
@@ -55,12 +54,12 @@ class CompletionBody(GenerationFields, frozen=True):
     """
 
     prompt: str | Annotated[tuple[str | TokenId | TokenList, ...], msgspec.Meta(max_length=1 << 20)] | None = None
-    max_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] | None = None
+    max_tokens: TokenCount | None = None
     echo: bool | None = None
-    logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    logprobs: TopLogprobs | None = None
     best_of: int | None = None
     suffix: None = None
-    regex: Annotated[str, msgspec.Meta(max_length=MAX_REGEX)] | None = None
+    regex: Regex | None = None
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):

@@ -9,16 +9,29 @@ import msgspec
 from ...lang.caching import CachingUsage
 from ...lang.protocol import Completion, FinishReason, TokenLogprob, Usage
 from ...lang.sampling import MAX_SEED, SamplingParams
-from ..bodies import Body, Json, Label, Name, Salt, UmbelFields, wrong
-from ..limits import MAX_N
+from ..bodies import (
+    Biases,
+    Body,
+    Count,
+    Json,
+    Label,
+    MinP,
+    Name,
+    Penalty,
+    Repetition,
+    Salt,
+    Stop,
+    Stops,
+    StopTokens,
+    Temperature,
+    TokenCount,
+    TopK,
+    TopP,
+    UmbelFields,
+    wrong,
+)
 from ..tokens import spelled
 
-Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-Stops = Annotated[tuple[Stop, ...], msgspec.Meta(max_length=16)]
-Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
-TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-TokenKey = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,10}$")]
-Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
 Metadata = Annotated[
     dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
     msgspec.Meta(max_length=16),
@@ -46,15 +59,15 @@ class AskingFields(Body, frozen=True):
     """
 
     model: Name
-    temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
-    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Label | None = None
     # Ours.
-    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=100)] | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: Repetition | None = None
     cache_salt: Salt | None = None
     umbel: UmbelFields | None = None
 
@@ -78,15 +91,15 @@ class GenerationFields(AskingFields, frozen=True):
     default is taken at its default.
     """
 
-    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_N)] | None = None
+    n: Count | None = None
     stop: Stop | Stops | None = None
     seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[TokenKey, Bias], msgspec.Meta(max_length=300)] | None = None
+    logit_bias: Biases | None = None
     # Ours.
-    min_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] | None = None
-    stop_token_ids: Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=1024)] | None = None
+    min_tokens: TokenCount | None = None
+    stop_token_ids: StopTokens | None = None
     stop_regex: Stop | Stops | None = None
     ignore_eos: bool = False
     # At their defaults only: gateways add them.

@@ -18,7 +18,7 @@ from ...lang.conversations.messages import Message
 from ...lang.prompt import Media
 from ...lang.protocol import TokenLogprob, Usage
 from ...lang.tool_calls import Tool, ToolCall, ToolChoice
-from ..bodies import Body, Json, Label, ToolName, wrong
+from ..bodies import Body, Json, Label, ToolName, TopLogprobs, wrong
 from ..conversation import (
     CONTEXT_LEFT,
     Dialogue,
@@ -215,7 +215,7 @@ class ResponsesBody(AskingFields, frozen=True):
     input: str | Annotated[tuple[InputItem, ...], msgspec.Meta(max_length=MAX_MESSAGES)] = ()
     instructions: str | None = None
     max_output_tokens: Annotated[int, msgspec.Meta(ge=1, le=CONTEXT_LEFT)] | None = None
-    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    top_logprobs: TopLogprobs | None = None
     text: TextOptions | None = None
     tools: Annotated[tuple[FlatTool, ...], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolWord | ForcedName | AllowedNames | None = None

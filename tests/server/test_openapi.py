@@ -53,7 +53,6 @@ def restarting(patch: pytest.MonkeyPatch, front: Front) -> None:
 CASES: dict[tuple[str, str, int], Case] = {
     ("PUT", "/v1/programs/{name}", 201): Case(name="fresh"),
     ("PUT", "/v1/programs/{name}", 409): Case(name="fresh", change=full),
-    ("DELETE", "/v1/programs/{name}", 400): Case(change=shared),
     ("POST", "/v1/programs/{name}/runs", 422): Case({"budget": {"tokens": 1}}),
     ("POST", "/v1/caches", 201): Case(),
     ("GET", "/v1/caches", 400): Case(query="?cache_salt=!"),

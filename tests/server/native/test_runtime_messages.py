@@ -297,7 +297,7 @@ def test_a_cache_is_kept_under_a_name_of_its_caller() -> None:
     [
         (msgspec.structs.replace(NAMED, ttl=3_601.0), ParameterError, "ttl=3601 is too long; write at most 3600"),
         (ExtendCache("e", "manual", 7_200.0), ParameterError, "ttl=7200 is too long"),
-        (NAMED, RequestError, "at least minimum=1024 tokens"),
+        (NAMED, RequestError, "at least 1024 tokens"),
     ],
     ids=["create", "extend", "minimum"],
 )
