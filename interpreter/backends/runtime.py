@@ -81,7 +81,7 @@ from ...lang.transport.exchange import Exchange
 from ...lang.transport.keys import Listen, read_clients, read_key
 from ...lang.transport.link import Welcome
 from ..loop import streams
-from .runtime_gateway import IPC, GatewayHandle, GatewayProcess, SharedFolder, join
+from .runtime_gateway import IPC, GatewayHandle, GatewayProcess, NoGatewayError, SharedFolder, join
 from .runtime_link import Link, context
 from .runtime_remote import TCP, client_key, reach
 
@@ -501,11 +501,13 @@ class Runtime:
                         yield event
                 return
             except ConnectionLostError as error:
+                if isinstance(error, NoGatewayError) and lost is not None:
+                    raise ConnectionLostError(f"{lost}; then {error}") from error
                 if lost is not None:
                     raise ConnectionLostError(
                         f"{lost}; a second one was asked, and it was lost, too: {error}"
                     ) from error
-                if given:
+                if given or isinstance(error, NoGatewayError):
                     raise
                 lost = error
                 self._retried += 1

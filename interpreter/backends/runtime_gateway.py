@@ -296,12 +296,16 @@ class JoinedGateway(LocalGateway):
         """Does nothing: it is not ours."""
 
 
+class NoGatewayError(ConnectionLostError):
+    """No gateway is at an address, and it was waited for: to ask once more is in vain."""
+
+
 async def join(shared: Path) -> JoinedGateway:
     """Finds the gateway of a shared folder. Waits some seconds for one that the owner replaces.
 
     Raises:
         BackendError: nothing is shared at this path.
-        ConnectionLostError: the owner has ended, or has not replaced its gateway in time.
+        NoGatewayError: the owner has ended, or has not replaced its gateway in time.
     """
     address = f"{IPC}{shared}"
     clock = asyncio.get_running_loop().time
@@ -314,7 +318,7 @@ async def join(shared: Path) -> JoinedGateway:
                 f"no runtime is shared at {address}; its owner writes address = runtime.share(), and passes the address"
             ) from None
         if ended:
-            raise ConnectionLostError(
+            raise NoGatewayError(
                 f"the process that shared its runtime at {address} has ended; start it again, and share it anew"
             )
         try:
@@ -323,7 +327,7 @@ async def join(shared: Path) -> JoinedGateway:
             raise BackendError(f"{address} cannot be joined: {error}") from None
         except (OSError, ValueError) as error:
             if clock() >= until:
-                raise ConnectionLostError(
+                raise NoGatewayError(
                     f"the gateway at {address} has ended, and its owner has started no other: {error}; "
                     "restart the owner, or let it send a request"
                 ) from None

@@ -18,6 +18,7 @@ from functools import cache
 import msgspec
 import zmq
 
+from ...lang import __version__
 from ...lang.errors import WIRE_ERRORS, BackendError, ConnectionLostError, MissingExtraError, RequestError, UmbelError
 from ...lang.status import EngineState, RuntimeHealth, RuntimeState
 from ...lang.transport.exchange import Exchange
@@ -95,7 +96,7 @@ class Link:
             self._loop.add_reader(self._exit_descriptor, self._look)
         self._watching = asyncio.create_task(self._watch())
         self._watching.add_done_callback(self._task_done)
-        self._send(Hello())
+        self._send(Hello(__version__))
 
     @property
     def broken(self) -> bool:

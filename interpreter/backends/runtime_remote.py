@@ -12,11 +12,12 @@ from pathlib import Path
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from ...lang.errors import BackendError, ConnectionLostError, ParameterError, shown
+from ...lang.errors import BackendError, ParameterError, shown
 from ...lang.transport.inlet import prepare
 from ...lang.transport.keys import KeyPair, add_client, check_public_key, read_key, write_key
 from ...lang.transport.link import MAX_FRAME
 from ...lang.transport.process_life import ProcessSample, ProcessState, TimeSpent
+from .runtime_gateway import NoGatewayError
 
 TCP = "tcp://"
 LONGEST_REMOTE_SILENCE = 30.0  # seconds; a gateway that works on another machine cannot be told from one that sleeps
@@ -91,7 +92,7 @@ async def reach(address: str, key: KeyPair, context: "zmq.Context[zmq.Socket[byt
 
     Raises:
         BackendError: it does not admit this key, or has another one than the pinned one.
-        ConnectionLostError: it cannot be reached.
+        NoGatewayError: it cannot be reached.
     """
     clock = asyncio.get_running_loop().time
     until = clock() + REACH_SECONDS
@@ -113,7 +114,7 @@ async def reach(address: str, key: KeyPair, context: "zmq.Context[zmq.Socket[byt
                     "write the server's public key into the key file"
                 )
             if clock() >= until:
-                raise ConnectionLostError(f"{address} cannot be reached; is its owner running, and listening there?")
+                raise NoGatewayError(f"{address} cannot be reached; is its owner running, and listening there?")
             await asyncio.sleep(REACH_LOOK)
 
 

@@ -34,7 +34,13 @@ class _Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
 
 class Hello(_Link, frozen=True):
     """Asks for the gateway. Answered by `Progress` until the engine has made a token, then by `Welcome` or
-    `StartFailed`."""
+    `StartFailed`.
+
+    `version`: of umbel at the client. Another one than the gateway's is answered by `StartFailed`, which all versions
+    read: their other messages differ.
+    """
+
+    version: str = ""
 
 
 class Ping(_Link, frozen=True):

@@ -21,8 +21,9 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from ...lang import __version__
 from ...lang.chat_template import ChatTemplate
-from ...lang.errors import CapabilityError, EngineError, OverloadedError, ParameterError, UmbelError
+from ...lang.errors import BackendError, CapabilityError, EngineError, OverloadedError, ParameterError, UmbelError
 from ...lang.programs import RunProgram
 from ...lang.protocol import Abort, Failure, Hint, Release
 from ...lang.runtime_options import CLIENTS_SOCKET, GatewayStart, RuntimeOptions
@@ -218,6 +219,9 @@ class GatewayServer:
         match message:
             case Ping():
                 self._clients.deliver(client.identity, self._pong())
+            case Hello(version) if version != __version__:
+                reason = f"the runtime is umbel {__version__} and this program umbel {version[:40]}; install the same"
+                self._clients.deliver(client.identity, StartFailed(BackendError.__name__, reason))
             case Hello():
                 self._startup.greet(connection)
             case Bye():

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import pytest
+import umbel
 import zmq
 from umbel.interpreter.backends import runtime_gateway, runtime_link
 from umbel.interpreter.backends.runtime_gateway import LocalGateway
@@ -107,7 +108,7 @@ def play(
         link = Link(gateway.process, lambda _: None)
         try:
             async with asyncio.timeout(10):
-                assert await gateway.next_frames() == [[Hello()]]
+                assert await gateway.next_frames() == [[Hello(umbel.__version__)]]
                 gateway.say(welcome)
                 while link._phase == "starting the gateway" and link.welcome is None:
                     await asyncio.sleep(0)

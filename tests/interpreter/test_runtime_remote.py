@@ -2,14 +2,16 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 import zmq
-from umbel.interpreter.backends import runtime_remote
+from umbel.interpreter.backends import runtime_link, runtime_remote
 from umbel.interpreter.backends.runtime import Runtime
 from umbel.interpreter.backends.runtime_remote import RemoteGateway, client_key, make_key, reach
 from umbel.lang.errors import BackendError, CapabilityError, ConnectionLostError, ParameterError
@@ -150,6 +152,16 @@ def test_a_server_that_is_not_there_is_waited_for(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.processes
+def test_a_server_that_is_not_there_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys()
+    monkeypatch.setattr(runtime_remote, "REACH_SECONDS", 0.0)
+    with pytest.raises(
+        ConnectionLostError, match=r"^tcp\S+ cannot be reached; is its owner running, and listening there"
+    ):
+        told(Runtime(address=ADDRESS, key="laptop.key"))
+
+
+@pytest.mark.processes
 def test_a_connection_that_is_lost_is_not_taken_up_again() -> None:
     """The gateway would take it for another client."""
     pair = keys()
@@ -201,7 +213,9 @@ def told(runtime: Runtime, prompt: str = "hello") -> tuple[str, int]:
 
 
 @pytest.mark.processes
-def test_a_remote_client_gets_the_texts_of_a_local_one_and_a_cache_of_its_own(owner: Runtime) -> None:
+def test_a_remote_client_gets_the_texts_of_a_local_one_and_a_cache_of_its_own(
+    owner: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_key("second.key", server="server.key", clients="clients")  # while the gateway runs
     first, second = (Runtime(address=owner.listens_on, key=f"{name}.key") for name in ("laptop", "second"))
     prompt = "a prompt that is long enough to be cached " * 3
@@ -216,6 +230,12 @@ def test_a_remote_client_gets_the_texts_of_a_local_one_and_a_cache_of_its_own(ow
         first.flush_cache()
     with pytest.raises(BackendError, match="does not admit"):
         told(Runtime(address=owner.listens_on, key="stranger.key"))
+    with monkeypatch.context() as other:
+        other.setattr(runtime_link, "__version__", "0.0.1")
+        with pytest.raises(
+            BackendError, match=r"the runtime is umbel \S+ and this program umbel 0\.0\.1; install the same"
+        ):
+            told(Runtime(address=owner.listens_on, key="laptop.key"))
 
     assert owner._process is not None
     address = owner.listens_on
@@ -225,3 +245,52 @@ def test_a_remote_client_gets_the_texts_of_a_local_one_and_a_cache_of_its_own(ow
     for remote in (first, second):
         remote.shutdown()
     assert told(owner, prompt)[0] == local
+
+
+CLIENT = """
+import sys
+import umbel
+
+runtime = umbel.Runtime(address=sys.argv[1], key=sys.argv[2])
+for prompt in sys.stdin:
+    try:
+        print(runtime.complete(prompt, max_tokens=20, temperature=0, ignore_eos=True), flush=True)
+    except umbel.UmbelError as error:
+        print(type(error).__name__, flush=True)
+runtime.shutdown()
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.processes
+def test_two_processes_go_on_with_a_server_that_was_started_again() -> None:
+    keys()
+    make_key("second.key", server="server.key", clients="clients")
+    listen = {**LISTEN, "address": "tcp://127.0.0.1:*"}
+    with Runtime("oracle", context_length=500, listen=listen) as owner:
+        address, expected = owner.wait_ready().listens_on, told(owner, "hello\n")[0]
+        clients = [
+            subprocess.Popen(
+                [sys.executable, "-c", CLIENT, address, key], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            for key in ("laptop.key", "second.key")
+        ]
+        assert asked(clients, "hello") == [expected] * 2
+    for client in clients:  # while no server is there
+        assert client.stdin is not None
+        print("hello", file=client.stdin, flush=True)
+    with Runtime("oracle", context_length=500, listen={**listen, "address": address}) as owner:
+        owner.wait_ready()
+        assert [client.stdout.readline().rstrip("\n") for client in clients if client.stdout] == [expected] * 2
+        assert asked(clients, "hello") == [expected] * 2
+    assert asked(clients, "hello") == ["ConnectionLostError"] * 2
+    for client in clients:
+        client.communicate()
+        assert client.returncode == 0
+
+
+def asked(clients: Sequence["subprocess.Popen[str]"], prompt: str) -> list[str]:
+    for client in clients:
+        assert client.stdin is not None
+        print(prompt, file=client.stdin, flush=True)
+    return [client.stdout.readline().rstrip("\n") for client in clients if client.stdout]
