@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 import msgspec
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _NAMES = {"regex": "regex", "json_schema": "json_schema", "lark": "grammar", "gbnf": "grammar", "tools": "tools"}
 _LLGUIDANCE_NARROWS = ("properties", "#", "llguidance enforces it: members come in the order of the schema")
+_Choices = Annotated[list[str], msgspec.Meta(min_length=1)]
 MAX_COMPILED = 16 << 20  # bytes of a grammar; it is sent with every request
 
 
@@ -110,7 +111,10 @@ class InlineCompiler:
 def compile_constraint(spec: ConstraintSpec, engine: ConstraintEngine) -> Compiled | Refused:
     """Compiles one constraint. `engine`: the runtime's option; the request's own choice takes precedence."""
     if spec.kind == "choices":
-        texts = msgspec.json.decode(spec.source, type=list[str])
+        try:
+            texts = msgspec.json.decode(spec.source, type=_Choices)
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+            return Refused(f'choices: the source is no JSON array of texts ({error}); write ["yes", "no"]')
         spec = msgspec.structs.replace(spec, kind="regex", source=alternatives(texts))
     try:
         if spec.kind == "gbnf":

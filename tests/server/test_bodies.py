@@ -133,6 +133,7 @@ REFUSED: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("sampling_params.ebnf", {"text": "a", "sampling_params": {"ebnf": "("}}),
         ("sampling_params.stop_regex", {"text": "a", "sampling_params": {"stop_regex": "("}}),
         ("constraint", {"text": "a", "constraint": {"kind": "regex", "source": "("}}),
+        ("constraint", {"text": "a", "constraint": {"kind": "choices", "source": "yes"}}),
         ("logprob_start_len", {"text": "a", "return_logprob": True, "logprob_start_len": 9}),
     ],
     "/score": [
