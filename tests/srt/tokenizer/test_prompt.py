@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.lang.prompt import Generated, Part, Text
 from umbel.srt.tokenizer.hf import HFTokenizer
-from umbel.srt.tokenizer.prompt import BLOCK, LONG, SMALL_BLOCK, PromptEncoder, TokenCache, any_of
+from umbel.srt.tokenizer.prompt import BLOCK, LONG, SMALL_BLOCK, PromptEncoder, TokenCache, any_of, text_of
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer, Tokenizer
 
 from ..toy_tokenizers import BUILDERS, CONTROL, CORPUS, byte_level, reread, wrap
@@ -123,7 +123,22 @@ some_parts = st.lists(st.one_of(st.builds(Text, texts), controls, ids_of_a_model
 def test_the_tokens_before_a_mark_stay_the_same_whatever_follows(
     kind: str, before: list[Part], others: tuple[list[Part], list[Part]], cached: bool
 ) -> None:
-    tokenizer: Tokenizer = BYTES if kind == "bytes" else toy(kind)
+    check_marks(BYTES if kind == "bytes" else toy(kind), before, others, cached=cached)
+
+
+@pytest.mark.model
+@settings(max_examples=20, deadline=None)
+@given(before=some_parts, others=st.tuples(some_parts, some_parts))
+def test_the_default_model_s_tokens_before_a_mark_stay_the_same(
+    default_tokenizer: Tokenizer, before: list[Part], others: tuple[list[Part], list[Part]]
+) -> None:
+    check_marks(default_tokenizer, before, others)
+
+
+def check_marks(
+    tokenizer: Tokenizer, before: list[Part], others: tuple[list[Part], list[Part]], *, cached: bool = True
+) -> None:
+    """Two prompts that go on in their own ways share what marks cover, and so do the choices of a score after them."""
     plain = PromptEncoder(tokenizer, cache_bytes=0)
     encoder = PromptEncoder(tokenizer) if cached else plain
     places = range(len(before) + 1)
@@ -133,6 +148,9 @@ def test_the_tokens_before_a_mark_stay_the_same_whatever_follows(
     for i, j in zip(of_left, of_right, strict=True):
         assert left[: min(i, j)] == right[: min(i, j)]
     assert of_left[:-1] == of_right[:-1], "only what comes directly after a place may count"
+    alone, lengths = encoder.encode_marked(before, places)
+    _, sequences = encoder.encode_endings(before, [text for other in others if (text := text_of(other))])
+    assert all(sequence[: lengths[-1]] == alone[: lengths[-1]] for sequence in sequences)
 
 
 @pytest.mark.parametrize("kind", ["bytes", *CUTTABLE])
