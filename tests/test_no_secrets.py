@@ -18,7 +18,7 @@ CANARY = {CANARY!r}
 modules, unimportable = [umbel], []
 for found in pkgutil.walk_packages(umbel.__path__, "umbel."):
     part = found.name.split(".")[1]
-    if part in ("lang", "fsm", "interpreter", "compiler", "srt", "testing"):
+    if part in ("lang", "fsm", "interpreter", "compiler", "srt", "server", "compat", "testing"):
         try:
             modules.append(importlib.import_module(found.name))
         except (ImportError, OSError, AttributeError) as error:  # a package for another device

@@ -141,6 +141,15 @@ def test_a_server_logs_its_work_and_no_text(oracle_server: Serving) -> None:
     assert loads["loads"][0]["max_total_num_tokens"] > 0
 
 
+@pytest.mark.processes
+def test_a_server_and_its_processes_listen_on_one_port_of_this_machine(oracle_server: Serving) -> None:
+    server = psutil.Process(oracle_server.process.pid)
+    every = [server, *server.children(recursive=True)]
+    found = {each.laddr for process in every for each in process.net_connections("inet") if each.status == "LISTEN"}
+    assert found == {("127.0.0.1", oracle_server.port)}
+    assert len(every) >= 3  # the server, the gateway and the engine
+
+
 def child(parent: int, module: str) -> psutil.Process | None:
     return next((each for each in psutil.Process(parent).children() if module in each.cmdline()), None)
 

@@ -324,6 +324,40 @@ def test_every_route_but_health_and_the_page_asks_for_a_key(endpoint: Endpoint, 
     run(scenario)
 
 
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:80", "[::1]", "localhost/health", "localhost:80:80"])
+def test_no_spelling_of_a_path_goes_round_the_key(host: str) -> None:
+    spellings = [
+        "//v1/models",
+        "/v1/models/",
+        "/v1//models",
+        "/v1/./models",
+        "/V1/Models",
+        "/v1/models;x",
+        "/v1/models#",
+    ]
+    spellings += ["/health/../v1/models", "/health//v1/models", "/health/", "/healthz", "/ui/../v1/models", "/ui/tree/"]
+    spellings += [
+        "/%68ealth/v1/models",
+        "/health%2f..%2fv1/models",
+        "/v1/models%00",
+        "/v1/models\x00",
+        "v1/models",
+        "*",
+        "",
+    ]
+
+    async def scenario() -> None:
+        front = Front(LocalBackend(), Access({"team": "sk-one"}, "sk-admin"))
+        front.started = True
+        client = AsgiClient(Application(front, ENDPOINTS), {"host": host})
+        for path in spellings:
+            for method in ("GET", "POST", "DELETE"):
+                answer = await client.begin(method, path, {}).ended()
+                assert answer.status in (401, 403, 404), (method, path)
+
+    run(scenario)
+
+
 def test_an_administrative_route_takes_the_admin_key_and_is_absent_without_one() -> None:
     async def scenario() -> None:
         endpoint = Endpoint("POST", "/x", doubled, "", body=Number, admin=True)

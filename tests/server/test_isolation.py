@@ -1,6 +1,7 @@
 """Tenants: what one has made the engine compute does not help, slow or reorder another."""
 
 import asyncio
+import logging
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -143,3 +144,47 @@ def test_neither_times_nor_the_order_of_answers_tell_what_another_has_asked(shar
         score = auc([each[place] for each in found if not each[0]], [each[place] for each in found if each[0]])
         spread = 0.05 if probes >= 400 else 0.3  # two deviations of so many probes
         assert score > 0.9 if shared else 0.5 - spread <= score <= 0.5 + spread, (place, score)
+
+
+CANARY, SECRET = "canary-4f1d9c", "sk-canary-77ab"
+TALK = {"model": "oracle", "messages": [{"role": "user", "content": CANARY}], "max_tokens": 2}
+BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/completions", {"model": "oracle", "prompt": CANARY, "max_tokens": 2}),
+    ("/v1/chat/completions", TALK),
+    ("/v1/messages", TALK),
+    ("/v1/responses", {"model": "oracle", "input": CANARY, "max_output_tokens": 2}),
+    ("/generate", {"text": CANARY, "sampling_params": {"max_new_tokens": 2}}),
+    ("/score", {"text": CANARY, "choices": ["a", "b"]}),
+    ("/hints", {"text": CANARY}),
+    ("/v1/caches", {"model": "oracle", "messages": TALK["messages"]}),
+)
+FAULTS: tuple[dict[str, Any], ...] = ({}, {"stream": True}, {"temperature": -1}, {"cache_salt": "no salt"}, {"oops": 1})
+
+
+def test_neither_log_nor_metrics_hold_a_prompt_or_a_key(caplog: pytest.LogCaptureFixture) -> None:
+    """Also where a request fails, and where the server has a defect."""
+    caplog.set_level(logging.DEBUG, "umbel")
+
+    async def scenario() -> None:
+        async with served(access=Access({"team": SECRET}, "sk-admin")) as client:
+            answers = []
+            for path, body in BODIES:
+                for fault in FAULTS:
+                    for key in (SECRET, f"{SECRET}x"):
+                        answers.append(await client.post(path, body | fault, **{"x-api-key": key}))
+            client.app.front.backend.generate = client.app.front.backend.score = None  # a defect
+            for path, body in BODIES[:6]:
+                answers.append(await client.post(path, body, **{"x-api-key": SECRET}))
+                assert answers[-1].status == 500
+                assert CANARY not in answers[-1].content.decode()
+            metrics = await client.get("/metrics", **{"x-api-key": "sk-admin"})
+            assert metrics.status == 200
+            assert {200, 400, 401, 500} <= {answer.status for answer in answers}
+            for answer in (*answers, metrics):
+                assert SECRET not in answer.content.decode() + repr(answer.headers)
+            assert CANARY not in metrics.content.decode()
+
+    asyncio.run(scenario())
+    assert "Traceback" in caplog.text, "the defect is in the log"
+    assert SECRET not in caplog.text
+    assert CANARY not in caplog.text
