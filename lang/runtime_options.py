@@ -139,6 +139,9 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         pin_share: part of the KV pool that pinned prefixes together may hold, 0 to 1. Requests that find no other room
             take that of hints. Explicit caches never give way: they hold at most what the pool has more than one
             sequence of context_length needs.
+        salt_share: part of the KV pool that one salt may hold, cached and running together. At its share a salt evicts
+            what it has cached itself, and its requests wait for each other. One that is longer is refused. 1: all of
+            it.
         tree_attention: attend once to what sequences of a step share.
         overlap: the next step is planned while one runs. "auto" does so where the runner does not wait for its steps (a
             CUDA device); True refuses to start anywhere else.
@@ -174,6 +177,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     radix_cache: bool = True
     in_step_sharing: bool = True
     pin_share: Annotated[float, Range(0, 1, text="a part of the KV pool, 0 to 1")] = 0.5
+    salt_share: Annotated[float, Range(0.001, 1, text="a part of the KV pool, 0.001 to 1")] = 1.0
     tree_attention: bool = True
     overlap: Overlap = "auto"
     screened_head: bool = True
@@ -207,6 +211,11 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise ParameterError(f"step_delay slows the oracle model only; model={shown(self.model)} takes none")
 
 
+def most_of_salt(share: float, slots: int) -> int:
+    """Returns how many slots of a KV pool one salt may hold: at least two, for a prompt and a token."""
+    return slots if share >= 1 else min(slots, max(2, int(share * slots)))
+
+
 def plain_options(options: RuntimeOptions) -> RuntimeOptions:
     """The same with plain numbers and strings in the place of numpy's and of subclasses, which cross no process."""
     return _plain(msgspec.structs.replace(options, debug=_plain(options.debug)))
@@ -234,6 +243,7 @@ class CacheOptions(TypedDict, total=False):
     radix_cache: bool
     in_step_sharing: bool
     pin_share: float
+    salt_share: float
     pool_tokens: int | None
     pool_memory: int | None
     kv_dtype: KVDType

@@ -202,7 +202,7 @@ class LocalBackend:
             cache_maximum=0 if runner is None else runner.num_slots - 1,
             caching=self.options.radix_cache,
             logprobs=True,
-            max_context=None if runner is None else min(runner.context_length, runner.num_slots - 1),
+            max_context=None if self._engine is None else self._engine.scheduler.kv.longest,
             constraints=get_args(ConstraintKind),
             probability=True,
             stop_regex=True,

@@ -71,6 +71,7 @@ from ...lang.runtime_options import (
     RuntimeOptions,
     described_options,
     facts_of,
+    most_of_salt,
     options_of,
     plain_options,
     spell_out,
@@ -206,7 +207,7 @@ class Runtime:
             probability=True,
             stop_regex=True,
             programs=self._ships_programs,
-            max_context=min(welcome.context_length, welcome.pool_tokens) if welcome else None,
+            max_context=_longest(welcome) if welcome else None,
             constraints=get_args(ConstraintKind),
             images=welcome is not None and welcome.image_tokens > 0,
             image_tokens=welcome.image_tokens if welcome else 0,
@@ -724,3 +725,8 @@ def _print_phase(phase: str) -> None:
 
 def _say_nothing(phase: str) -> None:
     """Ignores a phase: progress is not shown."""
+
+
+def _longest(welcome: Welcome) -> int:
+    """Returns the most tokens of a prompt and its answer."""
+    return min(welcome.context_length, most_of_salt(welcome.options.salt_share, welcome.pool_tokens))

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +68,7 @@ class RadixNode:
         self.id = node_id
         self.salt = salt  # the namespace: that of its root, or a private one below
         self.parent = parent  # None: a root, or no longer in the tree
-        self.root: RadixNode = self if parent is None else parent.root
+        self.root: RadixRoot = parent.root if parent is not None else cast(RadixRoot, self)
         self.tokens = tokens
         self.slots = slots  # of the pool in `place`
         self.pool = pool
@@ -104,6 +104,34 @@ class RadixNode:
         return not self.held and not self.children and self.parent is not None
 
 
+class RadixRoot(RadixNode):
+    """The root of a salt. It counts what the salt has in the pool, private parts included.
+
+    Attributes:
+        cached: tokens in nodes of the tree.
+        held_tokens: those of nodes with a lock, a pin or a keep.
+        kept_tokens: those of nodes with a keep.
+        private_slots: slots of running requests that are not in the tree yet; their owner counts them.
+        leaves: the salt's own order of eviction; None where only the order of all is asked for.
+    """
+
+    __slots__ = ("cached", "held_tokens", "kept_tokens", "leaves", "private_slots")
+
+    def __init__(self, tree: RadixCache, node_id: int, salt: str, pool: SlotAllocator, *, ordered: bool) -> None:
+        super().__init__(tree, node_id, salt, None, _NO_TOKENS, _NO_TOKENS, pool)
+        self.cached = self.held_tokens = self.kept_tokens = self.private_slots = 0
+        self.leaves = LeastRecentlyUsed() if ordered else None
+
+    @property
+    def owned(self) -> int:
+        """Slots of the salt."""
+        return self.cached + self.private_slots
+
+    @property
+    def evictable_tokens(self) -> int:
+        return self.cached - self.held_tokens
+
+
 class EvictionPolicy(Protocol):
     """Decides the order in which leaves are evicted. The implementation is `LeastRecentlyUsed`.
 
@@ -129,15 +157,19 @@ class EvictionPolicy(Protocol):
 _LEAST_SWEPT = 1_024  # entries of a heap
 
 
+_FEW_ENTRIES = 64
+
+
 class LeastRecentlyUsed:
     """Evicts leaves of the lowest priority first, and of these the least recently used.
 
     A heap has one entry for each node, checked when it is popped: O(log n) for each eviction, and at most one more
-    correction for each use.
+    correction for each use. Entries of nodes that were removed otherwise are dropped when the heap has doubled.
     """
 
     def __init__(self) -> None:
         self.operations = 0
+        self._most = _FEW_ENTRIES  # entries, before those of nodes that are gone are looked for
         self._heap: list[tuple[int, int, int, RadixNode]] = []  # (priority, last use, node id, node)
         self._known: set[int] = set()  # ids of nodes in the heap
         self._swept_at = _LEAST_SWEPT  # entries
@@ -152,6 +184,14 @@ class LeastRecentlyUsed:
             self._known.add(node.id)
             heapq.heappush(self._heap, (node.priority, node.last_use, node.id, node))
             self.operations += 1
+            if len(self._heap) > self._most:
+                self._tidy()
+
+    def _tidy(self) -> None:
+        self._heap = [entry for entry in self._heap if entry[-1].evictable]
+        heapq.heapify(self._heap)
+        self._known = {number for _, _, number, _ in self._heap}
+        self._most = max(_FEW_ENTRIES, 2 * len(self._heap))
 
     def pop(self) -> RadixNode | None:
         while self._heap:
@@ -274,10 +314,12 @@ class RadixCache:
     Args:
         pool: takes back the slots of evicted nodes.
         eviction: chooses the next leaf to evict; least recently used first by default.
+        by_salt: keeps an order of eviction for each salt, too, for `evict_of`.
     """
 
-    def __init__(self, pool: SlotAllocator, eviction: EvictionPolicy | None = None) -> None:
+    def __init__(self, pool: SlotAllocator, eviction: EvictionPolicy | None = None, *, by_salt: bool = False) -> None:
         self._pool = pool
+        self._by_salt = by_salt
         self.eviction = eviction if eviction is not None else LeastRecentlyUsed()
         self.idle_check = IdleCheck(pool, self.eviction)
         self._next_id = 0
@@ -288,7 +330,7 @@ class RadixCache:
 
     def forget(self) -> None:
         """Empties the tree. Slots are not released: the caller clears the pool too, or has counted them."""
-        self._roots: dict[str, RadixNode] = {}
+        self._roots: dict[str, RadixRoot] = {}
         self._private: dict[str, list[int]] = {}  # private namespace → its number, and its edges that open it
         self.eviction.clear()
         self._tokens = 0
@@ -324,7 +366,7 @@ class RadixCache:
 
     def _known(self, tokens: Tokens, salt: str, borders: Borders) -> Iterator[tuple[RadixNode, int]]:
         """Yields (node, number of shared tokens) from the root on; the last node may be shared in part."""
-        node = self._roots.get(salt)
+        node: RadixNode | None = self._roots.get(salt)
         position = 0
         while node is not None and position < len(tokens):
             edge, end = _edge(tokens, position, borders)
@@ -388,8 +430,7 @@ class RadixCache:
             node.tokens = np.concatenate([node.tokens, tokens])
             node.slots = np.concatenate([node.slots, slots])
             node.last_use = self._time
-            self._tokens += len(tokens)
-            self._held_tokens += len(tokens)
+            self._add(node.root, len(tokens))
             return Match(node, match.length + len(tokens), fresh=True)
         leaf = self._node(salt, node, tokens.copy(), slots.copy())
         leaf.last_use = self._time
@@ -398,30 +439,40 @@ class RadixCache:
         node.children[leaf.edge] = leaf
         if not inside:
             self._private.setdefault(salt, [leaf.id, 0])[1] += 1
-        self._tokens += len(tokens)
         self.idle_check.added(leaf)
         leaf.locks = 1  # the caller's lock reaches one node further; the ancestors have it already
-        self._held_tokens += len(tokens)
+        self._add(leaf.root, len(tokens))
         return Match(leaf, match.length + len(tokens), fresh=True)
+
+    def _add(self, root: RadixRoot, count: int) -> None:
+        """Counts tokens that their holder has appended."""
+        self._tokens += count
+        root.cached += count
+        self._hold(root, count)
+
+    def _hold(self, root: RadixRoot, count: int) -> None:
+        """Counts tokens that are held from now on; below 0 those that are not any more."""
+        self._held_tokens += count
+        root.held_tokens += count
 
     def lock(self, match: Match) -> None:
         """Keeps the path from eviction until `unlock`."""
+        root = match.node.root
         for node in ascend(match.node):
             if not node.held:
-                self._held_tokens += len(node.tokens)
+                self._hold(root, len(node.tokens))
             node.locks += 1
-        root = match.node.root
         root.locks += 1
         self._roots[root.salt] = root
 
     def unlock(self, match: Match) -> None:
+        root = match.node.root
         for node in ascend(match.node):
             assert node.locks > 0, "unlock without lock"
             node.locks -= 1
             if not node.held:
-                self._held_tokens -= len(node.tokens)
+                self._hold(root, -len(node.tokens))
                 self._offer(node)
-        root = match.node.root
         assert root.locks > 0, "unlock without lock"
         root.locks -= 1
         self._drop_if_empty(root)
@@ -444,6 +495,7 @@ class RadixCache:
         for node in ascend(match.node):
             if not node.keeps:
                 self._kept_tokens += len(node.tokens)
+                node.root.kept_tokens += len(node.tokens)
             self._put(node)
             node.keeps += 1
 
@@ -454,6 +506,7 @@ class RadixCache:
             node.keeps -= 1
             if not node.keeps:
                 self._kept_tokens -= len(node.tokens)
+                node.root.kept_tokens -= len(node.tokens)
             self._taken_off(node)
 
     def unkept(self, match: Match) -> int:
@@ -471,8 +524,16 @@ class RadixCache:
 
         Whole leaves are evicted, in the order of the eviction policy.
         """
+        return self._evict(count, self.eviction)
+
+    def evict_of(self, root: RadixRoot, count: int) -> int:
+        """Evicts at least `count` tokens of one salt, as `evict` does of all."""
+        assert root.leaves is not None, "the tree keeps an order for each salt"
+        return self._evict(count, root.leaves)
+
+    def _evict(self, count: int, order: EvictionPolicy) -> int:
         given = 0
-        while given < count and (leaf := self.eviction.pop()) is not None:
+        while given < count and (leaf := order.pop()) is not None:
             given += self._remove(leaf)
         self.evicted_tokens += given
         return given
@@ -500,7 +561,7 @@ class RadixCache:
     def _put(self, node: RadixNode) -> None:
         """Counts a node that is about to get a pin or a keep."""
         if not node.held:
-            self._held_tokens += len(node.tokens)
+            self._hold(node.root, len(node.tokens))
         if not (node.pins or node.keeps):
             self._pinned_tokens += len(node.tokens)
         self.idle_check.changes(node)
@@ -510,20 +571,21 @@ class RadixCache:
         if not (node.pins or node.keeps):
             self._pinned_tokens -= len(node.tokens)
         if not node.held:
-            self._held_tokens -= len(node.tokens)
+            self._hold(node.root, -len(node.tokens))
             self._offer(node)
 
-    def _node(self, salt: str, parent: RadixNode | None, tokens: Tokens, slots: Slots) -> RadixNode:
+    def _node(self, salt: str, parent: RadixNode, tokens: Tokens, slots: Slots) -> RadixNode:
         self._next_id += 1
         return RadixNode(self, self._next_id, salt, parent, tokens, slots, self._pool)
 
-    def _root(self, salt: str) -> RadixNode:
+    def _root(self, salt: str) -> RadixRoot:
         root = self._roots.get(salt)
         if root is None:
-            root = self._roots[salt] = self._node(salt, None, _NO_TOKENS, _NO_TOKENS)
+            self._next_id += 1
+            root = self._roots[salt] = RadixRoot(self, self._next_id, salt, self._pool, ordered=self._by_salt)
         return root
 
-    def _drop_if_empty(self, root: RadixNode) -> None:
+    def _drop_if_empty(self, root: RadixRoot) -> None:
         """Removes a root without children and locks: clients choose salts, so roots would pile up."""
         if not root.children and not root.locks:
             self._roots.pop(root.salt, None)
@@ -542,7 +604,7 @@ class RadixCache:
         node.slots = np.concatenate([node.slots, child.slots[:count]])
         child.tokens, child.slots = _part(child.tokens, count), _part(child.slots, count)
         node.children[int(child.tokens[0])] = child
-        self._held_tokens += count
+        self._hold(node.root, count)
         self.splits += 1
 
     def _split(self, node: RadixNode, length: int) -> RadixNode:
@@ -574,9 +636,10 @@ class RadixCache:
         leaf.parent = None
         self.idle_check.removed(leaf)
         self._tokens -= len(leaf.tokens)
+        leaf.root.cached -= len(leaf.tokens)
         leaf.pool.release(leaf.slots)
         if parent.is_root:
-            self._drop_if_empty(parent)
+            self._drop_if_empty(parent.root)
         else:
             self._offer(parent)
         return len(leaf.tokens)
@@ -584,6 +647,8 @@ class RadixCache:
     def _offer(self, node: RadixNode) -> None:
         if node.evictable:
             self.eviction.add(node)
+            if node.root.leaves is not None:
+                node.root.leaves.add(node)
 
     # ------------------------------------------------------------------------------------------ look
 
@@ -594,6 +659,11 @@ class RadixCache:
             depth, node = stack.pop()
             yield depth, node
             stack.extend((depth + 1, child) for child in reversed(node.children.values()))
+
+    @property
+    def salts(self) -> Iterable[RadixRoot]:
+        """The salts that have nodes or running requests."""
+        return self._roots.values()
 
     def namespace(self, salt: str) -> int:
         """Returns a number for a namespace that has nodes. It stays the same while anything is cached in it."""
@@ -664,6 +734,23 @@ class RadixCache:
         sums = (self._tokens, self._held_tokens, self._pinned_tokens, self._kept_tokens)
         if found != sums:
             raise IntegrityError(f"the tree has (tokens, held, pinned, kept) = {found}; its sums say {sums}")
+        self._check_salts()
+
+    def _check_salts(self) -> None:
+        """Checks the counts of each salt, and its own order of eviction."""
+        counts: dict[RadixRoot, tuple[int, int, int]] = dict.fromkeys(self._roots.values(), (0, 0, 0))
+        for _, node in self.walk():
+            cached, held, kept = counts[node.root]
+            size = len(node.tokens)
+            counts[node.root] = (cached + size, held + size * bool(node.held), kept + size * bool(node.keeps))
+            if node.evictable and node.root.leaves is not None and not node.root.leaves.knows(node):
+                raise IntegrityError(f"leaf {node.id} is not in the order of its salt")
+        for root, found in counts.items():
+            if found != (root.cached, root.held_tokens, root.kept_tokens):
+                raise IntegrityError(
+                    f"salt {root.salt!r} has (tokens, held, kept) = {found}; its sums say "
+                    f"{(root.cached, root.held_tokens, root.kept_tokens)}"
+                )
 
 
 def _recent(node: RadixNode) -> tuple[int, int, int, RadixNode]:

@@ -11,14 +11,16 @@ requests, its keys would lie scattered. Spare slots are private, and are taken b
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ...lang.runtime_options import most_of_salt
 from ...lang.status import PoolGauges, TreeNode, TreeSurvey
-from ..cache.radix_cache import Match, RadixCache
-from ..cache.slot_allocator import SlotAllocator, Slots
+from ..cache.radix_cache import Match, RadixCache, RadixRoot
+from ..cache.slot_allocator import IntegrityError, SlotAllocator, Slots
 from ..core.instruments import Clock, Counters, FaultHook, Stopwatch
 from ..core.messages import EngineMark
 from .policy import SchedulerConfig
@@ -74,13 +76,17 @@ class Pins:
         cache: the tree.
         most_tokens: the limit for pins and kept prefixes together; tokens that they share count once.
         most_kept: the limit for kept prefixes alone, at most `most_tokens`.
+        most_of_salt: the limit for those of one salt.
     """
 
-    def __init__(self, cache: RadixCache, counters: Counters, most_tokens: int, most_kept: int) -> None:
+    def __init__(
+        self, cache: RadixCache, counters: Counters, most_tokens: int, most_kept: int, most_of_salt: int
+    ) -> None:
         self._cache = cache
         self._counters = counters
         self._most_tokens = most_tokens
         self.most_kept = most_kept
+        self._most_of_salt = most_of_salt
         self._pins: dict[int, _Pin] = {}
         self._kept: dict[int, _Keep] = {}
         self._kept_until = math.inf  # no kept prefix ends before
@@ -111,7 +117,9 @@ class Pins:
             seconds: it ends so long after `now`, or after the last `prolong`.
         """
         assert number not in self._kept, "a mark is placed once"
-        if not match.length or self._cache.kept_tokens + self._cache.unkept(match) > self.most_kept:
+        more = self._cache.unkept(match)
+        too_much = self._cache.kept_tokens + more > self.most_kept
+        if not match.length or too_much or match.node.root.kept_tokens + more > self._most_of_salt:
             self._counters.keeps_refused += 1
             return False
         self._cache.keep(match)
@@ -176,11 +184,13 @@ class Pins:
             if pin.used != pin.match.node.last_use:
                 pin.used, pin.ends = pin.match.node.last_use, now + pin.seconds
 
-    def give_way(self) -> bool:
-        """Ends the oldest pin of a hint; False: there is none. Kept prefixes stay."""
-        if not self._pins:
+    def give_way(self, salt: RadixRoot | None = None) -> bool:
+        """Ends the oldest pin of a hint, or of one salt's; False: there is none. Kept prefixes stay."""
+        pins = (number for number, pin in self._pins.items() if salt is None or pin.match.node.root is salt)
+        oldest = next(pins, None)
+        if oldest is None:
             return False
-        self._remove(next(iter(self._pins)))
+        self._remove(oldest)
         self._counters.pins_given_way += 1
         return True
 
@@ -216,9 +226,14 @@ _SPARE_SHARE = 16  # all spare slots together are at most this part of the pool
 class KVManager:
     """Owns pool and tree together; free + tree + private = total at any time between its calls.
 
+    The same law as for the pool holds for the share of each salt, in slots of that salt alone: its kept prefixes leave
+    room for one sequence, its pins give way, and its request of the highest rank may take all of the share.
+
     Attributes:
-        longest: tokens of the longest sequence: those of the context, as far as the pool holds them. Kept prefixes
-            leave room for one.
+        most_of_salt: slots that one salt may own.
+        limited: these are fewer than all.
+        longest: tokens of the longest sequence: those of the context, as far as the share of a salt holds them. Kept
+            prefixes leave room for one.
     """
 
     def __init__(
@@ -232,10 +247,13 @@ class KVManager:
         context_length: int,
     ) -> None:
         self.pool = SlotAllocator(num_slots, faults)
-        self.cache = RadixCache(self.pool)
-        self.longest = min(context_length, self.pool.total)
+        self.most_of_salt = most_of_salt(config.salt_share, self.pool.total)
+        self.limited = self.most_of_salt < self.pool.total
+        self.cache = RadixCache(self.pool, by_salt=self.limited)
+        self.longest = min(context_length, self.most_of_salt)
         share = int(config.pin_share * self.pool.total)
-        self.pins = Pins(self.cache, counters, share, min(share, self.pool.total - self.longest))
+        most_kept = min(share, self.pool.total - self.longest)
+        self.pins = Pins(self.cache, counters, share, most_kept, self.most_of_salt - self.longest)
         self.tree_time = Stopwatch(clock)
         self._counters = counters
         self._reuse = config.radix_cache
@@ -248,6 +266,13 @@ class KVManager:
     def available(self) -> int:
         """Slots that can be allocated now: free ones, and those of the tree that no lock, pin or keep holds."""
         return self.pool.free + self.cache.evictable_tokens
+
+    def narrow(self, request: Request, count: int) -> RadixRoot | None:
+        """Returns the salt of an opened request where its share is what leaves too few slots for `count` more."""
+        if not self.limited:
+            return None
+        salt = _root(request)
+        return salt if salt.owned - salt.evictable_tokens + count > self.most_of_salt else None
 
     @property
     def gauges(self) -> PoolGauges:
@@ -329,25 +354,41 @@ class KVManager:
         """Returns the number of slots to allocate before rows up to `end` can run."""
         return max(0, end - request.slot_end)
 
-    def make_room(self, count: int) -> bool:
-        """Evicts until `count` slots are free; False if even an empty cache would leave too few."""
-        if count > self.available:
+    def make_room(self, request: Request, count: int) -> bool:
+        """Evicts until `count` slots are free for a request; False if even an empty cache would leave too few.
+
+        What its salt has too much goes first, then the leaves of all.
+        """
+        if count > self.available or self.narrow(request, count) is not None:
             return False
+        if self.limited and (excess := _root(request).owned + count - self.most_of_salt) > 0:
+            with self.tree_time:
+                self._counters.evicted_tokens += self.cache.evict_of(_root(request), excess)
         if count > self.pool.free:
             with self.tree_time:
                 self._counters.evicted_tokens += self.cache.evict(count - self.pool.free)
         return True
 
-    def allocate(self, count: int) -> Slots:
-        """Allocates `count` slots, ascending. The caller has called `make_room`."""
-        return self.pool.allocate(count) if count else _NO_SLOTS
+    def allocate(self, request: Request, count: int) -> Slots:
+        """Allocates `count` slots for a request, ascending. The caller has called `make_room`."""
+        if not count:
+            return _NO_SLOTS
+        slots = self.pool.allocate(count)
+        _root(request).private_slots += count
+        return slots
+
+    def _release(self, request: Request, slots: Slots) -> None:
+        """Frees private slots of a request."""
+        self.pool.release(slots)
+        _root(request).private_slots -= len(slots)
 
     def run_length(self, request: Request) -> int:
         """Returns the number of slots that a decoding request without a spare one allocates at once: as many as it may
         still need, but few when the pool is nearly full."""
         assert isinstance(request.job, Generation), "only generations decode"
         wanted = min(self._run, request.job.sampling.max_tokens - request.generated)
-        return wanted if wanted * _SPARE_SHARE <= self.available else 1
+        many = wanted * _SPARE_SHARE
+        return wanted if many <= self.available and self.narrow(request, many) is None else 1
 
     def place(self, request: Request, end: int, slots: Slots) -> None:
         """Places the keys of rows before `end` in the spare slots and in new ones after them.
@@ -399,7 +440,8 @@ class KVManager:
         return found
 
     def _release_spare(self, request: Request) -> None:
-        self.pool.release(request.slots(request.kv_length, request.slot_end))
+        if request.match is not None:
+            self._release(request, request.slots(request.kv_length, request.slot_end))
         request.slot_end = request.kv_length
 
     def adopt(self, request: Request, end: int) -> None:
@@ -412,7 +454,7 @@ class KVManager:
             match = self.cache.advance(held, tokens, request.schedule.private)
             self.cache.move_lock(held, match)
             if match.length > held.length:
-                self.pool.release(request.slots(held.length, match.length))
+                self._release(request, request.slots(held.length, match.length))
                 request.set_slots(held.length, match.slots(held.length))
             if match.length < end:
                 own = request.slots(match.length, end)
@@ -420,6 +462,7 @@ class KVManager:
                 match = self.cache.extend(
                     match, tokens[match.length :], own, borders=schedule.private, priority=schedule.priority
                 )
+                match.node.root.private_slots -= len(own)
         request.match = match
 
     def close(self, request: Request) -> None:
@@ -427,7 +470,7 @@ class KVManager:
         if request.match is None:
             return
         self.adopt(request, min(request.computed, request.kv_length, request.length))
-        self.pool.release(request.private_slots)
+        self._release(request, request.private_slots)
         with self.tree_time:
             self.cache.unlock(request.match)
         self.detach(request)
@@ -439,7 +482,7 @@ class KVManager:
         """
         if request.match is None:
             return
-        self.pool.release(request.private_slots)
+        self._release(request, request.private_slots)
         with self.tree_time:
             self.cache.unlock(request.match)
             self._counters.discarded_tokens += self.cache.discard(request.match)
@@ -492,3 +535,19 @@ class KVManager:
         self.cache.check(held, self.pins.matches, self.pins.kept)
         in_tree = [node.slots for _, node in self.cache.walk()]
         self.pool.check(in_tree + [request.private_slots for request in running])
+        private: Counter[RadixRoot] = Counter()
+        for request in running:
+            if request.match is not None:
+                private[_root(request)] += len(request.private_slots)
+        for salt in self.cache.salts:
+            if salt.private_slots != private[salt] or salt.owned > self.most_of_salt:
+                raise IntegrityError(
+                    f"salt {salt.salt!r} owns {salt.owned} slots of {self.most_of_salt}, {salt.private_slots} of them "
+                    f"private, and its requests have {private[salt]}"
+                )
+
+
+def _root(request: Request) -> RadixRoot:
+    """Returns the salt of a request that is open."""
+    assert request.match is not None, "it is open"
+    return request.match.node.root

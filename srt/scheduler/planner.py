@@ -4,6 +4,9 @@ Decode rows come first, then prompts in prefill, then waiting requests in the po
 by a fault or by its own data, ends alone.
 """
 
+from collections.abc import Collection
+from typing import Literal
+
 from ..cache.slot_allocator import Slots
 from .commit import Commit
 from .constrained import ConstrainedTexts
@@ -79,19 +82,25 @@ class Planner:
     # ------------------------------------------------------------------------------------------- waiting
 
     def _admit(self, plan: StepPlan) -> None:
-        """Admits waiting requests while limits and slots allow; the first that does not fit blocks the rest."""
+        """Admits waiting requests while limits and slots allow; the first that does not fit blocks the rest.
+
+        One that does not fit into the share of its salt blocks those of its salt only.
+        """
         order = self._policy.order(list(self._table.waiting.values()), self._clock.now())
-        promised = self._promised()
+        promised = self._promised(self._table.running.values())
+        blocked: set[str] = set()  # salts
+        stuck = False  # none of those that wait fits
         while not plan.full and self._may_admit:
             request = order.next()
             if request is None:
+                stuck = bool(blocked)
                 break
-            if request.phase is not Phase.WAITING:
-                continue  # it ended with its message while this step was planned
+            if request.phase is not Phase.WAITING or request.schedule.salt in blocked:
+                continue  # the former ended with its message while this step was planned
             self._kv.open(request)
             if self._not_worth_it(request):
                 self._table.drop(request)
-            elif self._has_room(request, promised):
+            elif (full := self._no_room(request, promised)) is None:
                 self._table.admit(request)
                 self._plan_rows(request)
                 if request.match is not None:  # it has not failed, and was not done at once
@@ -101,9 +110,12 @@ class Planner:
                 self._table.drop(request)  # a hint does not hold up other requests
             else:
                 self._kv.close(request)
-                if all(rows.request.decoding for rows in plan.planned):
-                    self._held, self._held_at = _PATIENCE, self._table.changes
-                break
+                blocked.add(request.schedule.salt)
+                if full == "pool":
+                    stuck = True
+                    break
+        if stuck and all(rows.request.decoding for rows in plan.planned):
+            self._held, self._held_at = _PATIENCE, self._table.changes
 
     def _not_worth_it(self, request: Request) -> bool:
         """Returns whether a hint misses so few tokens that prefilling them would cost more than it saves.
@@ -115,30 +127,35 @@ class Planner:
             return False
         return request.length - request.kv_length < self._config.least_ahead
 
-    def _has_room(self, request: Request, promised: int) -> bool:
-        """Returns whether an opened request fits.
+    def _no_room(self, request: Request, promised: int) -> Literal["pool", "share"] | None:
+        """Returns what is too full for an opened request: the pool, or the share of its salt. None: it fits.
 
         Pins keep their slots while running requests will free enough others. They give way when no request runs, or
-        when the request has waited too long.
+        when the request has waited too long: of a salt that is at its share, those of its own.
         """
-        needed = promised + self._kv.missing(request, request.length)
-        if needed <= self._kv.available:
-            return True
+        missing = self._kv.missing(request, request.length)
+        hint = isinstance(request.job, Prefilling)
         aged = request.arrival <= self._clock.now() - self._config.max_wait
-        if isinstance(request.job, Prefilling) or (self._table.running and not aged):
-            return False
+        if self._kv.limited:
+            salt = request.schedule.salt
+            siblings = [other for other in self._table.running.values() if other.schedule.salt == salt]
+            needed = self._promised(siblings) + missing
+            while (full := self._kv.narrow(request, needed)) is not None:
+                if hint or (siblings and not aged) or not self._kv.pins.give_way(full):
+                    return "share"
+        needed = promised + missing
         while needed > self._kv.available:
-            if not self._kv.pins.give_way():
-                return False
-        return True
+            if hint or (self._table.running and not aged) or not self._kv.pins.give_way():
+                return "pool"
+        return None
 
-    def _promised(self) -> int:
-        """Returns the slots that the running requests still need, plus the headroom of each.
+    def _promised(self, running: Collection[Request]) -> int:
+        """Returns the slots that running requests still need, plus the headroom of each.
 
         A request is admitted only if its whole sequence fits in addition to these; alone it always fits.
         """
-        missing = sum(self._kv.missing(other, other.length) for other in self._table.running.values())
-        return missing + self._config.headroom * len(self._table.running)
+        missing = sum(self._kv.missing(other, other.length) for other in running)
+        return missing + self._config.headroom * len(running)
 
     # ------------------------------------------------------------------------------------------- running
 
@@ -198,25 +215,29 @@ class Planner:
         count = self._kv.missing(request, end)
         if request.decoding and count:
             count = self._kv.run_length(request)
-            self._kv.make_room(count)
-        return end, self._kv.allocate(count)
+            self._kv.make_room(request, count)
+        return end, self._kv.allocate(request, count)
 
     def _ensure_room(self, request: Request, end: int) -> bool:
         """Makes room for rows up to `end`, if needed by retracting requests of lower rank; False: not in this step.
 
-        The request of the highest rank may take all slots, so some row runs in every step.
+        The request of the highest rank may take all slots, so some row runs in every step. Where its salt is at its
+        share, only requests and pins of that salt make room.
         """
         count = self._kv.missing(request, end)
-        while not self._kv.make_room(count):
-            if self._kv.take_back_spare(self._table.running.values()):
+        while not self._kv.make_room(request, count):
+            full = self._kv.narrow(request, count)
+            salt = request.schedule.salt
+            rivals = [other for other in self._table.running.values() if full is None or other.schedule.salt == salt]
+            if self._kv.take_back_spare(rivals):
                 continue
             if self._step_running:
                 self.short = True
                 return False
-            if self._kv.pins.give_way():
+            if self._kv.pins.give_way(full):
                 continue
             planned = {rows.request.number for rows in self.current.planned}
-            candidates = [other for other in self._table.running.values() if other.number not in planned]
+            candidates = [other for other in rivals if other.number not in planned]
             victim = max(candidates, key=lambda other: other.rank)
             if victim is request and not request.decoding:
                 return False  # it keeps what it has computed, and goes on when there is room

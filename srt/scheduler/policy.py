@@ -45,6 +45,7 @@ class SchedulerConfig:
         in_step_sharing: a request may use keys that another request computes in the same step.
         least_ahead: a hint that misses fewer tokens than this is dropped, unless it pins.
         pin_share: the part of the pool that all pins and kept prefixes together may hold.
+        salt_share: the part of the pool that one salt may hold, cached and running together.
         max_wait: seconds after which a waiting request precedes every cache-aware order; Ageing bounds its
             whole wait.
         headroom: slots left for every running sequence when another one is admitted, against early retraction.
@@ -65,6 +66,7 @@ class SchedulerConfig:
     in_step_sharing: bool = True
     least_ahead: int = 0
     pin_share: float = 0.5
+    salt_share: float = 1.0
     max_wait: float = 10.0
     headroom: int = 8
     partial_logits: bool = True

@@ -240,7 +240,7 @@ class RequestFactory:
 
     Args:
         vocab_size: token ids are below it.
-        context_length, pool_size: a sequence may have as many tokens as the smaller of the two.
+        context_length, pool_size, most_of_salt: a sequence may have as many tokens as the smallest of them.
         eos_ids: tokens with which the model ends its text.
         pictures: the store of pictures that prompts may hold; None: the model reads text only.
     """
@@ -251,15 +251,19 @@ class RequestFactory:
         vocab_size: int,
         context_length: int,
         pool_size: int,
+        most_of_salt: int,
         eos_ids: frozenset[int],
         pictures: PictureStore | None = None,
     ) -> None:
-        self.longest = min(context_length, pool_size)
-        self._too_long = (
-            f"more than the context of {context_length} tokens; shorten it, or load a model with a longer context"
-            if context_length <= pool_size
-            else f"more than the KV pool of {pool_size} tokens; shorten it, or start with a larger pool"
-        )
+        self.longest = min(context_length, pool_size, most_of_salt)
+        if context_length == self.longest:
+            limit, instead = f"the context of {context_length} tokens", "load a model with a longer context"
+        elif pool_size == self.longest:
+            limit, instead = f"the KV pool of {pool_size} tokens", "start with a larger pool"
+        else:
+            limit = f"the {most_of_salt} tokens of the KV pool that one salt may hold"
+            instead = "start with a larger pool or salt_share"
+        self._too_long = f"more than {limit}; shorten it, or {instead}"
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(token for token in eos_ids if token < vocab_size)  # a model may lack some
         self._pictures = pictures

@@ -103,6 +103,7 @@ class Scheduler:
             vocab_size=runner.vocab_size,
             context_length=runner.context_length,
             pool_size=self.kv.pool.total,
+            most_of_salt=self.kv.most_of_salt,
             eos_ids=eos_ids,
             pictures=runner.pictures,
         )

@@ -193,7 +193,7 @@ class Engine:
         return self.scheduler.counters[name]
 
     def reference(self, tokens: Iterable[int], sampling: SamplingParams = GREEDY) -> Reference:
-        longest = min(self.runner.context_length, self.scheduler.kv.pool.total)
+        longest = self.scheduler.kv.longest
         return reference_generate(
             self.runner.model, list(tokens), sampling, eos_ids=EOS, token_bytes=self.token_bytes, longest=longest
         )

@@ -70,6 +70,13 @@ arrivals = st.builds(
     timeout=st.sampled_from([None, None, None, 0.0, 6.0]),
     abort_after=st.sampled_from([None, None, None, 0, 2, 5]),
 )
+
+
+def with_room(room: tuple[int, float], **config: object) -> dict[str, object]:
+    """`room`: tokens of the pool, and the share of them that one salt may hold."""
+    return {"pool": room[0], "salt_share": room[1], **config}
+
+
 configs = st.fixed_dictionaries(
     {
         "max_step_tokens": st.sampled_from([1, 3, 16, None]),
@@ -80,11 +87,11 @@ configs = st.fixed_dictionaries(
         "max_wait": st.sampled_from([0.0, 3.0, 1e9]),
         "headroom": st.sampled_from([0, 8]),
         "max_step_logits": st.sampled_from([16, 256]),
-        "pool": st.sampled_from([22, 30, 200]),
+        "room": st.sampled_from([(22, 1.0), (30, 1.0), (200, 1.0), (30, 0.75), (66, 0.34), (200, 0.11)]),
         "overlap": st.booleans(),
         "computes": st.sampled_from(["when asked", "when launched"]),
     }
-)
+).map(lambda config: with_room(**config))
 
 
 def drive(engine: Engine, events: list[Arrival]) -> dict[int, Arrival]:
