@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from .lang.errors import CapabilityError as CapabilityError
     from .lang.errors import ConnectionLostError as ConnectionLostError
     from .lang.errors import ConstraintError as ConstraintError
+    from .lang.errors import ContextLengthError as ContextLengthError
     from .lang.errors import DeadlineError as DeadlineError
     from .lang.errors import EngineError as EngineError
     from .lang.errors import GraphError as GraphError

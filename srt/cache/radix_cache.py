@@ -154,22 +154,18 @@ class EvictionPolicy(Protocol):
         """Forgets all nodes."""
 
 
-_LEAST_SWEPT = 1_024  # entries of a heap
-
-
-_FEW_ENTRIES = 64
+_LEAST_SWEPT = 64  # entries of a heap
 
 
 class LeastRecentlyUsed:
     """Evicts leaves of the lowest priority first, and of these the least recently used.
 
     A heap has one entry for each node, checked when it is popped: O(log n) for each eviction, and at most one more
-    correction for each use. Entries of nodes that were removed otherwise are dropped when the heap has doubled.
+    correction for each use.
     """
 
     def __init__(self) -> None:
         self.operations = 0
-        self._most = _FEW_ENTRIES  # entries, before those of nodes that are gone are looked for
         self._heap: list[tuple[int, int, int, RadixNode]] = []  # (priority, last use, node id, node)
         self._known: set[int] = set()  # ids of nodes in the heap
         self._swept_at = _LEAST_SWEPT  # entries
@@ -184,14 +180,6 @@ class LeastRecentlyUsed:
             self._known.add(node.id)
             heapq.heappush(self._heap, (node.priority, node.last_use, node.id, node))
             self.operations += 1
-            if len(self._heap) > self._most:
-                self._tidy()
-
-    def _tidy(self) -> None:
-        self._heap = [entry for entry in self._heap if entry[-1].evictable]
-        heapq.heapify(self._heap)
-        self._known = {number for _, _, number, _ in self._heap}
-        self._most = max(_FEW_ENTRIES, 2 * len(self._heap))
 
     def pop(self) -> RadixNode | None:
         while self._heap:
@@ -213,10 +201,11 @@ class LeastRecentlyUsed:
         self._known.clear()
 
     def _sweep(self) -> None:
-        """Forgets nodes that left the tree without `pop`, as discarded ones do: without evictions they would pile up.
+        """Drops entries of nodes that are not evictable now: discarded ones would pile up while nothing is evicted.
 
-        The heap may then double before the next sweep, so each entry is visited once on average."""
-        self._heap = [entry for entry in self._heap if entry[-1].parent is not None]
+        The heap may then double before the next sweep, so each entry is visited once on average.
+        """
+        self._heap = [entry for entry in self._heap if entry[-1].evictable]
         heapq.heapify(self._heap)
         self._known = {number for _, _, number, _ in self._heap}
         self._swept_at = max(_LEAST_SWEPT, 2 * len(self._heap))

@@ -77,7 +77,7 @@ def test_a_failed_program_is_counted_with_its_reason() -> None:
     file = Workload("toy", "", "", (FILE.programs[0], long), serial=False)
     run = measure(Umbel(FULL, LocalBackend(seed=1)), file, encoder=ENCODER)
     assert len(run.failures) == 2  # alone, and in the batch
-    assert all(failure.startswith("long: RequestError") for failure in run.failures)
+    assert all(failure.startswith("long: ContextLengthError") for failure in run.failures)
 
 
 def test_constrained_values_are_counted() -> None:
