@@ -126,7 +126,10 @@ class ChangingLines:
         self._salts: OrderedDict[str, _Watched] = OrderedDict()
 
     def watch(self, salt: str, messages: Sequence[Message]) -> str | None:
-        """Notes a request. Returns a warning for a line that has changed in each of the last 3, once for its place."""
+        """Notes a request. Returns a warning for a line that has changed in each of the last 3, once for its place.
+
+        The warning may hold the label of the line, and goes to the caller, who sent it. The log gets the place alone.
+        """
         watched = self._salts.setdefault(salt, _Watched())
         self._salts.move_to_end(salt)
         if len(self._salts) > WATCHED_SALTS:
@@ -138,14 +141,17 @@ class ChangingLines:
             for place, variants in _changing(head, earlier):
                 if warning is None and (kind, place) not in watched.warned:
                     watched.warned.add((kind, place))
-                    warning = (
-                        f"line {place + 1} of {what} changes with every request, so nothing after it is reused; "
-                        f"start umbel serve with --ignore-line {_suggested(variants)}, or send the line last"
-                    )
+                    log.warning("%s", _told(place, what, "REGEX"))
+                    warning = _told(place, what, _suggested(variants))
         watched.recent.append((system, first))
-        if warning is not None:
-            log.warning("%s", warning)
         return warning
+
+
+def _told(place: int, what: str, pattern: str) -> str:
+    return (
+        f"line {place + 1} of {what} changes with every request, so nothing after it is reused; "
+        f"start umbel serve with --ignore-line {pattern}, or send the line last"
+    )
 
 
 def _head(messages: Sequence[Message], numbers: Sequence[int]) -> list[str]:

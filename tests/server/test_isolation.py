@@ -146,7 +146,7 @@ def test_neither_times_nor_the_order_of_answers_tell_what_another_has_asked(shar
         assert score > 0.9 if shared else 0.5 - spread <= score <= 0.5 + spread, (place, score)
 
 
-CANARY, SECRET = "canary-4f1d9c", "sk-canary-77ab"
+CANARY, SECRET = "canary-fdzq", "sk-canary-77ab"  # a label of a line has no digits
 TALK = {"model": "oracle", "messages": [{"role": "user", "content": CANARY}], "max_tokens": 2}
 BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", {"model": "oracle", "prompt": CANARY, "max_tokens": 2}),
@@ -172,6 +172,11 @@ def test_neither_log_nor_metrics_hold_a_prompt_or_a_key(caplog: pytest.LogCaptur
                 for fault in FAULTS:
                     for key in (SECRET, f"{SECRET}x"):
                         answers.append(await client.post(path, body | fault, **{"x-api-key": key}))
+            for number in range(3):  # a line that changes with every request is warned of
+                changing = f"{CANARY}: {number}\n{'Answer in short words. ' * 30}\n"
+                body = {"model": "oracle", "messages": [{"role": "user", "content": changing}], "max_tokens": 1}
+                answers.append(await client.post("/v1/chat/completions", body, **{"x-api-key": SECRET}))
+            assert CANARY in answers[-1].headers["umbel-warning"], "the caller is told the label"
             client.app.front.backend.generate = client.app.front.backend.score = None  # a defect
             for path, body in BODIES[:6]:
                 answers.append(await client.post(path, body, **{"x-api-key": SECRET}))
@@ -186,5 +191,6 @@ def test_neither_log_nor_metrics_hold_a_prompt_or_a_key(caplog: pytest.LogCaptur
 
     asyncio.run(scenario())
     assert "Traceback" in caplog.text, "the defect is in the log"
+    assert "line 1 of the first message changes with every request" in caplog.text
     assert SECRET not in caplog.text
     assert CANARY not in caplog.text
