@@ -35,10 +35,12 @@ class Access:
     Args:
         keys: the name of each API key → the key. Without keys every caller is served, and none is kept from another but
             by the salt it sends.
-        admin_key: opens the administrative routes; without one they do not exist, unless there are no keys at all.
+        admin_key: opens the administrative routes; without one they do not exist, unless there are no keys at all and
+            the server listens on loopback only.
         hosts: names that the Host header may have next to "localhost" and any address; "*" takes all. A page of the web
             reaches a server on this machine only under a name.
         secret: of the salts; processes that share a cache share it. None draws it.
+        loopback: only programs on this machine reach the server.
 
     Raises:
         ParameterError: a name that is none, an empty key, or one key under two names.
@@ -50,6 +52,7 @@ class Access:
         admin_key: str | None = None,
         hosts: Sequence[str] = (),
         secret: bytes | None = None,
+        loopback: bool = True,
     ) -> None:
         self._callers: list[tuple[bytes, Caller]] = []
         for name, key in (keys or {}).items():
@@ -59,7 +62,8 @@ class Access:
         if admin_key is not None:
             self._add(admin_key, Caller("admin", True))
         self.keyed = bool(keys)
-        self.administered = admin_key is not None or not self.keyed
+        self._open = loopback and not self._callers  # all callers may administer
+        self.administered = admin_key is not None or self._open
         self._hosts = None if "*" in hosts else frozenset(host.lower() for host in (LOCAL_NAME, *hosts))
         # Salts live as long as the cache, which ends with the runtime.
         self._secret = secrets.token_bytes(32) if secret is None else secret
@@ -81,7 +85,7 @@ class Access:
         if self.keyed:
             missing = "no such API key; send yours" if given or other else "the request has no API key; send it"
             raise _refused(f"{missing} as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'")
-        return Caller(admin=not self._callers)
+        return Caller(admin=self._open)
 
     def check_host(self, host: str) -> None:
         """Raises HttpError 403 for a Host header with a name that is not served."""

@@ -31,7 +31,7 @@ from ..interpreter.backends.runtime import Runtime
 from ..lang.errors import ParameterError, remedy
 from ..lang.runtime_options import RuntimeOptions
 from ..lang.transport.keys import Listen
-from .access import LOCAL_NAME, Access
+from .access import Access
 from .activity import keep
 from .app import application
 from .cost import Recorder
@@ -40,7 +40,7 @@ from .front import Front
 from .http import Application
 from .limits import IDLE_SECONDS, HttpLimits
 from .program_store import open_program
-from .workers import MOST_WORKERS, Workers, WorkerStart, address_of, share_of
+from .workers import MOST_WORKERS, Workers, WorkerStart, address_of, on_loopback, share_of
 
 log = logging.getLogger("umbel.server")
 LOG_FORMAT, LOG_TIMES = "%(asctime)s %(message)s", "%H:%M:%S"
@@ -58,7 +58,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         host, port: where it listens; port 0 takes a free one.
         served_name: names under which clients ask for the model.
         keys: the name of each API key → the key.
-        admin_key: opens administrative routes.
+        admin_key: opens administrative routes; see `Access`.
         allow_host: further names in the Host header.
         tcp: "tcp://HOST:PORT" on which the runtime listens for programs on other machines; tcp_key, the path of its key
             file, and tcp_clients, that of the list of clients, belong to it.
@@ -95,9 +95,10 @@ def main(arguments: Sequence[str]) -> int:
     log.setLevel(logging.INFO)
     options = OWN_DEFAULTS | settings.runtime
     runtime = Runtime(**options, listen=_listen_of(settings))
-    access = Access(settings.keys, settings.admin_key, (*settings.allow_host, settings.host))
     programs = [open_program(given, Front.now()) for given in settings.program]
     listening = _bind(settings.host, settings.port)
+    hosts = (*settings.allow_host, settings.host)
+    access = Access(settings.keys, settings.admin_key, hosts, loopback=on_loopback(listening))
     if settings.http_workers > 1:
         return Workers(runtime, listening, _worker_start(settings, listening)).run()
     recorder = None if settings.record is None else Recorder(Path(settings.record))
@@ -223,7 +224,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="[NAME=]KEY",
         help="ask for a key on all routes but /health and /ui; may be repeated; also UMBEL_API_KEY",
     )
-    parser.add_argument("--admin-key", metavar="KEY", help="open administrative routes; also UMBEL_ADMIN_KEY")
+    parser.add_argument(
+        "--admin-key",
+        metavar="KEY",
+        help="open administrative routes, which are there without it only where no key is set and --host is this "
+        "machine; also UMBEL_ADMIN_KEY",
+    )
     parser.add_argument("--tcp", metavar="ADDRESS", help="let programs on other machines join at tcp://HOST:PORT")
     parser.add_argument("--tcp-key", metavar="FILE", help="with --tcp: the key file of this server; see umbel keys")
     parser.add_argument("--tcp-clients", metavar="FILE", help="with --tcp: the list of the clients that are admitted")
@@ -413,8 +419,13 @@ class Server:
         log.info("ready: %s on %s (page: %s/ui)", names, address, address)
         if self._runtime.listens_on:
             log.info("programs on other machines join at %s", self._runtime.listens_on)
-        if not self._front.access.keyed and self._listening.getsockname()[0] not in ("127.0.0.1", "::1", LOCAL_NAME):
-            log.warning("every machine that reaches this address may use it; --api-key asks for a key")
+        access = self._front.access
+        if not access.keyed and not on_loopback(self._listening):
+            absent = ", and --admin-key brings the administrative routes, which are absent"
+            log.warning(
+                "every machine that reaches this address may use it; --api-key asks for a key%s",
+                "" if access.administered else absent,
+            )
         await asyncio.gather(keep(self._runtime, self._front.activity), self._front.programs.follow())
 
     def _stop(self) -> None:

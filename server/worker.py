@@ -19,7 +19,7 @@ from .cost import Recorder
 from .diagnosis.head import IgnoredLines
 from .front import Front
 from .program_store import SharedPrograms, open_program
-from .workers import WorkerStart
+from .workers import WorkerStart, on_loopback
 
 
 def main() -> int:
@@ -29,7 +29,8 @@ def main() -> int:
     watch(start.parent, lambda: shutil.rmtree(start.kept))
     # Warnings only: the parent logs the rest once.
     logging.basicConfig(stream=sys.stderr, format=LOG_FORMAT, datefmt=LOG_TIMES)
-    access = Access(start.keys, start.admin_key, start.hosts, start.secret)
+    listening = socket.socket(fileno=start.listening)
+    access = Access(start.keys, start.admin_key, start.hosts, start.secret, on_loopback(listening))
     programs = [open_program(given, Front.now()) for given in start.programs]
     runtime = Runtime(address=start.runtime)
     recorder = None if start.record is None else Recorder(Path(start.record))
@@ -37,7 +38,7 @@ def main() -> int:
     kept = SharedPrograms(Path(start.kept), start.row)
     counts = Counts(start.workers, start.counts, start.row)
     front = Front(runtime, access, start.limits, start.names, programs, start.workers, recorder, ignored, counts, kept)
-    with socket.socket(fileno=start.listening) as listening:
+    with listening:
         try:
             return Server(front, runtime, listening).run()
         except UmbelError as error:

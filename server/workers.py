@@ -10,6 +10,7 @@ refuses that (`Front.check_alone`).
 """
 
 import asyncio
+import ipaddress
 import logging
 import shutil
 import signal
@@ -74,6 +75,11 @@ def address_of(listening: socket.socket) -> str:
     """Returns the URL of a bound socket."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def on_loopback(listening: socket.socket) -> bool:
+    """Returns whether only programs on this machine reach a bound socket."""
+    return ipaddress.ip_address(listening.getsockname()[0]).is_loopback
 
 
 class Workers:

@@ -46,6 +46,13 @@ def test_without_keys_every_caller_is_served_and_may_administer() -> None:
     assert Access().caller({"authorization": "Bearer whatever"}).name == ""
 
 
+def test_without_keys_other_machines_are_served_and_nobody_administers() -> None:
+    access = Access(loopback=False)
+    assert access.caller({}) == Caller()
+    assert not access.administered
+    assert Access(admin_key="sk-admin", loopback=False).administered
+
+
 def test_an_admin_key_alone_protects_the_administration_only() -> None:
     access = Access(admin_key="sk-admin")
     assert not access.caller({}).admin

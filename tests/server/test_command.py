@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -12,12 +13,16 @@ import pytest
 from umbel.interpreter import cli
 from umbel.lang.errors import ParameterError
 from umbel.lang.runtime_options import RuntimeOptions
+from umbel.server import command
+from umbel.server.access import Access
+from umbel.server.app import ENDPOINTS, application
 from umbel.server.command import LIMITS, OPTIONS, Server, _attributes, _bind, _worker_start, main, settings_of, stopping
 from umbel.server.front import Front
 from umbel.server.limits import HttpLimits
 from umbel.srt.in_process import LocalBackend
 
-from ..serving import PATIENCE, until
+from ..serving import PATIENCE, ServerProcess, until
+from .client import AsgiClient
 from .serving import KEY, Serving
 
 FILE = """
@@ -197,6 +202,86 @@ class Local(LocalBackend):
     """A runtime without processes."""
 
     listens_on = ""
+
+
+ADMINISTRATIVE = [each.path for each in ENDPOINTS if each.admin and each.method == "GET"]
+EXPOSED = "every machine that reaches this address may use it; --api-key asks for a key"
+BRINGS = ", and --admin-key brings the administrative routes, which are absent"
+
+
+@pytest.mark.parametrize(
+    ("host", "given", "there"),
+    [
+        ("127.0.0.1", [], True),
+        ("localhost", [], True),
+        ("0.0.0.0", [], False),
+        ("0.0.0.0", ["--admin-key", "sk-admin"], True),
+        ("127.0.0.1", ["--api-key", KEY], False),
+    ],
+)
+def test_without_an_admin_key_the_administration_is_there_on_loopback_only(
+    host: str, given: list[str], there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fronts: list[Front] = []
+
+    class Kept:
+        def __init__(self, front: Front, runtime: object, listening: socket.socket) -> None:
+            fronts.append(front)
+            listening.close()
+
+        def run(self) -> int:
+            return 0
+
+    async def answers() -> tuple[set[bool], set[bool]]:
+        client = AsgiClient(application(front), {"authorization": f"Bearer {given[-1] if given else ''}"})
+        described = (await client.get("/openapi.json")).json["paths"]
+        found = {(await client.get(path)).status != 404 for path in ADMINISTRATIVE}
+        return found, {path in described for path in ADMINISTRATIVE}
+
+    monkeypatch.setattr(command, "Server", Kept)
+    assert main(["--model", "oracle", "--host", host, "--port", "0", *given]) == 0
+    (front,) = fronts
+    front.backend = LocalBackend()
+    assert asyncio.run(answers()) == ({there}, {there})
+
+
+@pytest.mark.parametrize(
+    ("host", "access", "told"),
+    [
+        ("127.0.0.1", Access(), []),
+        ("0.0.0.0", Access(loopback=False), [EXPOSED + BRINGS]),
+        ("0.0.0.0", Access(admin_key="sk-admin", loopback=False), [EXPOSED]),
+        ("0.0.0.0", Access({"team": KEY}, loopback=False), []),
+    ],
+)
+def test_a_server_that_other_machines_reach_without_a_key_says_so(
+    host: str, access: Access, told: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        backend = Local()
+        server = Server(Front(backend, access), backend, bound)  # type: ignore[arg-type]  # as a Runtime is
+        serving = asyncio.create_task(server._serve())
+        while not server._front.started:
+            await asyncio.sleep(0)
+        server.end()
+        await serving
+
+    bound = _bind(host, 0)
+    asyncio.run(scenario())
+    assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == told
+
+
+@pytest.mark.processes
+@pytest.mark.nightly
+def test_workers_that_other_machines_reach_have_no_administration_without_an_admin_key() -> None:
+    serving = ServerProcess("--model", "oracle", "--host", "0.0.0.0", "--http-workers", "2")
+    try:
+        until(lambda: serving.said(f"({EXPOSED + BRINGS})"), "no worker says what is absent")
+        for path in ADMINISTRATIVE:
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(serving.address + path, timeout=PATIENCE)
+    finally:
+        serving.end()
 
 
 async def lived(server: Server, port: int) -> bytes:
