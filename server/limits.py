@@ -11,6 +11,7 @@ import msgspec
 
 from ..lang.caching import CACHE_MINIMUM
 from ..lang.errors import ParameterError
+from ..lang.protocol import ConstraintSpec
 
 MAX_BODY = 32_000_000  # bytes; a frame to the gateway takes 32 MiB
 MAX_HEADERS = 100
@@ -23,7 +24,7 @@ MAX_MESSAGES = 10_000  # of a conversation; and parts of a message
 MAX_N = 16  # continuations of one request over HTTP; programs may ask for 128
 MAX_BATCH = 1_024  # prompts of one request
 MAX_TOOLS = 128
-MAX_SCHEMA = 65_536  # bytes of a JSON schema, as JSON
+MAX_SCHEMA = 65_536  # bytes of a JSON schema, as JSON; and of a grammar
 MAX_REGEX = 4_096  # characters
 MAX_NAME = 256  # characters of a model's name, an id or a label
 MAX_PROGRAMS = 128  # that are kept; the gateway keeps as many, so that none travels twice
@@ -92,6 +93,18 @@ def check_schema(name: str, schema: Mapping[str, Any]) -> None:
     size = len(msgspec.json.encode(schema))
     if size > MAX_SCHEMA:
         raise ParameterError(f"{name} has {size} bytes; at most {MAX_SCHEMA} are taken")
+
+
+def check_constraint(name: str, spec: ConstraintSpec) -> None:
+    """Raises ParameterError for a source that is longer than the fields for it take. Choices have limits of their own,
+    by count and by length."""
+    if spec.kind == "choices":
+        return
+    regex = spec.kind == "regex"
+    size = len(spec.source if regex else spec.source.encode("utf-8", "surrogatepass"))
+    most, unit = (MAX_REGEX, "characters") if regex else (MAX_SCHEMA, "bytes")
+    if size > most:
+        raise ParameterError(f"{name} has {size} {unit}; at most {most} are taken of the kind {spec.kind!r}")
 
 
 def _members(value: Any) -> Iterable[object]:

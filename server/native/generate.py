@@ -30,7 +30,7 @@ from ...lang.sampling import MAX_TOKEN_ID
 from ..bodies import Label, TokenId, TopLogprobs, wrong
 from ..front import Front
 from ..http import DONE, JSON_OR_EVENTS, Answer, Asked, Endpoint, EventStream, Reply, sse
-from ..limits import MAX_BATCH
+from ..limits import MAX_BATCH, check_constraint
 from ..tokens import tokenizing
 from .fields import (
     NOT_OFFERED,
@@ -426,6 +426,8 @@ def _query(asked: Asked[GenerateBody], number: int, prompt: tuple[Part, ...], la
     constraint = fields.constraint()
     if constraint is not None and body.constraint is not None:
         raise wrong("constraint", "sampling_params have another one; give one of them")
+    if body.constraint is not None:
+        check_constraint("constraint.source", body.constraint)
     sampling = fields.params(
         logprobs=told,
         top_logprobs=top if told else 0,

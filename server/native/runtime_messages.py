@@ -47,7 +47,7 @@ from ..access import Caller
 from ..bodies import Body, wrong
 from ..front import Front
 from ..http import DONE, EVENTS, Asked, Endpoint, EventStream, Reply, sse
-from ..limits import MAX_TTL
+from ..limits import MAX_TTL, check_constraint
 from ..openai.chat import ask_caches
 from ..tokens import tokenizing
 from .runtime import SERVER_NAME, hint_id
@@ -228,9 +228,11 @@ def _check_seconds(name: str, seconds: float | None) -> None:
 
 # Any: the type of the question
 def _within_limits(front: Front, question: Any) -> Any:
-    """Returns the question with no smaller minimum than the server's. Raises ParameterError for a TTL that is too
-    long."""
+    """Returns the question with no smaller minimum than the server's. Raises ParameterError for a TTL or a constraint
+    that is too long."""
     least = front.limits.cache_minimum
+    if isinstance(question, GenRequest) and question.constraint is not None:
+        check_constraint("constraint.source", question.constraint)
     match question:
         case GenRequest(caching=caching) | ScoreRequest(caching=caching) if caching is not None:
             for mark in caching.marks:

@@ -3,10 +3,11 @@
 import pytest
 from openai import DEFAULT_CONNECTION_LIMITS
 from umbel.lang.errors import ParameterError
+from umbel.lang.protocol import ConstraintKind, ConstraintSpec
 from umbel.server import limits
 from umbel.server.command import http_config
 from umbel.server.front import Front
-from umbel.server.limits import HttpLimits, check_depth
+from umbel.server.limits import HttpLimits, check_constraint, check_depth
 from umbel.srt.in_process import LocalBackend
 
 
@@ -80,3 +81,13 @@ def test_json_that_is_nested_too_deep_is_refused_without_recursion() -> None:
     with pytest.raises(ParameterError, match="nested more than 64"):
         check_depth("tools[0].parameters", value)
     check_depth("x", [[[]]] * 1000)
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"), [("regex", 4_096), ("json_schema", 65_536), ("gbnf", 65_536), ("lark", 65_536)]
+)
+def test_the_source_of_a_constraint_is_limited_by_its_kind(kind: ConstraintKind, most: int) -> None:
+    check_constraint("constraint", ConstraintSpec(kind, "a" * most))
+    with pytest.raises(ParameterError, match=f"^constraint has {most + 1} .* of the kind '{kind}'"):
+        check_constraint("constraint", ConstraintSpec(kind, "a" * (most + 1)))
+    check_constraint("constraint", ConstraintSpec("choices", "a" * 100_000))

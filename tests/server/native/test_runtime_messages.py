@@ -399,6 +399,27 @@ def test_an_error_has_its_class_and_its_words(request_: GenRequest, error: type[
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("kind", "source", "says"),
+    [
+        ("regex", "a" * 10_000, "constraint.source has 10000 characters; at most 4096"),
+        ("json_schema", '{"enum": ["' + "a" * 99_000 + '"]}', "constraint.source has 99014 bytes; at most 65536"),
+    ],
+    ids=["regex", "schema"],
+)
+def test_a_constraint_is_no_longer_than_the_fields_of_other_routes_take(kind: Any, source: str, says: str) -> None:
+    asked = GenRequest("a", PROMPT, SamplingParams(max_tokens=1), constraint=ConstraintSpec(kind, source))
+
+    async def scenario() -> None:
+        async with fronted() as front:
+            remote, _ = endpoint(front)
+            with pytest.raises(ParameterError, match=says):
+                [event async for event in remote.generate(asked)]
+            await remote.close()
+
+    asyncio.run(scenario())
+
+
 # ------------------------------------------------------------------------------------ other servers
 
 
