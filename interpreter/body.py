@@ -47,7 +47,7 @@ RUN_OPTIONS = (
     "verbose",
 )
 
-_SALT = re.compile(r"[A-Za-z0-9_-]{0,128}")
+_SALT = re.compile(f"[A-Za-z0-9_-]{{0,{checks.LONGEST_SALT}}}")
 _USUAL_PRIORITY = f"an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}, 0 being usual and more being earlier"
 _TIMEOUT = f"seconds above 0 and up to {checks.LONGEST_SECONDS:g}, or None for no limit"
 MOST_OPTIONS = 256
@@ -229,7 +229,9 @@ def _checked_budget(budget: object) -> Budget | None:
 
 def _checked_salt(salt: object) -> str:
     if not isinstance(salt, str) or not _SALT.fullmatch(checks.plain(salt)):
-        raise ParameterError(f"salt={shown(salt)}; write at most 128 of the characters A-Z a-z 0-9 _ -")
+        raise ParameterError(
+            f"salt={shown(salt)}; write at most {checks.LONGEST_SALT} of the characters A-Z a-z 0-9 _ -"
+        )
     return checks.plain(salt)
 
 

@@ -26,6 +26,7 @@ from .errors import ParameterError, UmbelError, shown
 
 LARGEST_ID = 2**31 - 1  # of a token; no vocabulary is larger, and the engine keeps ids in 32 bits
 LONGEST_PATH = 4096  # characters
+LONGEST_SALT = 128  # characters; also of the name of a tenant
 LONGEST_SECONDS = 1e9  # about 31 years: beyond it clocks overflow
 
 

@@ -23,7 +23,7 @@ from typing import Annotated, Protocol
 
 import msgspec
 
-from .checks import plain
+from .checks import LONGEST_SALT, plain
 from .errors import ParameterError, shown
 
 # Frames of these modules are ours: what the user wrote is further out. `with s.user():` goes through contextlib.
@@ -249,13 +249,13 @@ class Prompt:
 EMPTY = Prompt()
 
 MAX_PRIVATE = 16  # private parts inside of each other
-_TENANT = re.compile("[A-Za-z0-9_-]{1,128}")
+_TENANT = re.compile(f"[A-Za-z0-9_-]{{1,{LONGEST_SALT}}}")
 
 
 def checked_tenant(tenant: object) -> str:
     """Returns the name of a tenant. Raises ParameterError for what is none."""
     if not isinstance(tenant, str) or not _TENANT.fullmatch(plain(tenant)):
-        raise ParameterError(f"private({shown(tenant)}): write 1 to 128 of the characters A-Z a-z 0-9 _ -")
+        raise ParameterError(f"private({shown(tenant)}): write 1 to {LONGEST_SALT} of the characters A-Z a-z 0-9 _ -")
     return plain(tenant)
 
 

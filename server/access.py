@@ -11,12 +11,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..lang.checks import LONGEST_SALT
 from ..lang.errors import ParameterError
 from .errors import HttpError
 
 UNNAMED = ""  # the name of every caller where no key is configured
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
-_SALT = re.compile(r"[A-Za-z0-9_-]{0,128}")
+_SALT = re.compile(f"[A-Za-z0-9_-]{{0,{LONGEST_SALT}}}")
 _ADDRESS = re.compile(r"[0-9.]+|\[[0-9a-f:.]+\]")
 LOCAL_NAME = "localhost"
 
@@ -113,7 +114,7 @@ class Access:
             ParameterError: a salt that is none.
         """
         if asked is not None and not _SALT.fullmatch(asked):
-            raise ParameterError("cache_salt must be at most 128 of A-Z, a-z, 0-9, _ and -")
+            raise ParameterError(f"cache_salt must be at most {LONGEST_SALT} of A-Z, a-z, 0-9, _ and -")
         if asked is None and caller.name == UNNAMED:
             return ""
         name = caller.name.encode()

@@ -16,6 +16,7 @@ import msgspec
 from starlette.types import Receive
 
 from ..lang import sampling
+from ..lang.checks import LONGEST_SALT
 from ..lang.protocol import MAX_PRIORITY
 from .errors import HttpError
 from .limits import BODY_SECONDS, MAX_BODY, MAX_N, MAX_NAME, MAX_REGEX, REFUSED_NAMES
@@ -27,7 +28,7 @@ Json = dict[str, Any]  # Any: JSON
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 Label = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 ToolName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
-Salt = Annotated[str, msgspec.Meta(max_length=128, pattern="^[A-Za-z0-9_-]*$")]
+Salt = Annotated[str, msgspec.Meta(max_length=LONGEST_SALT, pattern="^[A-Za-z0-9_-]*$")]
 Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_N)]  # of continuations
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=sampling.MAX_TOKENS)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=sampling.MAX_TOKEN_ID)]

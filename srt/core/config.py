@@ -9,6 +9,7 @@ import os
 import sys
 from dataclasses import dataclass
 
+from ...lang.checks import LONGEST_SALT
 from ...lang.ops import MAX_CHOICE_LENGTH, MAX_CHOICES
 from ...lang.programs import MAX_GRAPH_BYTES
 from ...lang.protocol import MAX_PRIORITY
@@ -31,7 +32,7 @@ class GatewayLimits:
     max_salt_caches: int = 512  # of one salt; as many names
     max_cache_records: int = 64 << 20  # bytes of all records together
     max_label_length: int = 256  # characters of ids, programs and fork groups
-    max_salt_length: int = 128
+    max_salt_length: int = LONGEST_SALT
     max_priority: int = MAX_PRIORITY  # either side of 0
     # A request is given up this long after its deadline, should the engine not have ended it by itself.
     deadline_grace: float = 1.0
