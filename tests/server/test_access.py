@@ -1,5 +1,7 @@
 """Keys, hosts and salts."""
 
+import contextlib
+import hmac
 import itertools
 
 import pytest
@@ -39,6 +41,23 @@ def test_a_key_that_was_not_sent_is_told_from_one_that_is_wrong() -> None:
         Access(KEYS).caller({})
     with pytest.raises(HttpError, match="no such API key; send yours as"):
         Access(KEYS).caller({"x-api-key": "sk-three"})
+
+
+@pytest.mark.parametrize("key", ["sk-one", "sk-two", "sk-admin", "sk-none", ""])
+def test_every_key_is_compared_whichever_matches(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the time of an answer does not tell which of the keys was met, and how far."""
+    access = Access(KEYS, "sk-admin")
+    compared: list[int] = []
+    compare = hmac.compare_digest
+
+    def counted(known: bytes, given: bytes) -> bool:
+        compared.append(len(given))
+        return compare(known, given)
+
+    monkeypatch.setattr(hmac, "compare_digest", counted)
+    with contextlib.suppress(HttpError):
+        access.caller({"x-api-key": key})
+    assert compared == [32] * (len(KEYS) + 1), "digests of one length, one for each key"
 
 
 def test_without_keys_every_caller_is_served_and_may_administer() -> None:

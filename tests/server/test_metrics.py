@@ -68,6 +68,35 @@ def test_what_requests_cost_is_counted() -> None:
     run(scenario)
 
 
+def test_forced_tokens_are_counted() -> None:
+    async def scenario() -> None:
+        async with served() as client:
+            await client.post("/v1/completions", COMPLETION)
+            before = await scrape(client)
+            constrained = {**COMPLETION, "regex": "[ab]cdefgh", "max_tokens": 20, "ignore_eos": False}
+            answer = await client.post("/v1/completions", constrained)
+            assert answer.json["choices"][0]["text"][1:] == "cdefgh"
+            after = await scrape(client)
+            assert before["umbel_forced_tokens_total"] == 0
+            assert after["umbel_forced_tokens_total"] == len("cdefgh")  # the first character is the model's
+
+    run(scenario)
+
+
+def test_evicted_tokens_are_counted() -> None:
+    async def scenario() -> None:
+        async with served(LocalBackend(pool_tokens=64)) as client:
+            await client.post("/v1/completions", {**COMPLETION, "prompt": "a" * 40})
+            before = await scrape(client)
+            await client.post("/v1/completions", {**COMPLETION, "prompt": "b" * 40})
+            after = await scrape(client)
+            assert before["umbel_evicted_tokens_total"] == 0
+            # Of 64 tokens the first request has cached 45 at most; the second one needs 45 as well.
+            assert 20 <= after["umbel_evicted_tokens_total"] <= 45
+
+    run(scenario)
+
+
 def test_a_server_that_still_starts_has_metrics_of_its_own_only() -> None:
     front = Front(LocalBackend())
     front.refused = 3

@@ -1,0 +1,19 @@
+"""`GET /v1/models`: facts of a model that its clients act on."""
+
+import asyncio
+
+import pytest
+from umbel.srt.in_process import LocalBackend
+
+from ..client import served
+
+
+@pytest.mark.parametrize(("template", "told"), [(None, "plain"), ("chatml", "model")])
+def test_a_model_says_whether_it_has_a_chat_template_of_its_own(template: str | None, told: str) -> None:
+    async def scenario() -> None:
+        async with served(LocalBackend(chat_template=template)) as client:
+            (listed,) = (await client.get("/v1/models")).json["data"]
+            assert listed["umbel"]["template"] == told
+            assert (await client.get("/v1/models/oracle")).json == listed
+
+    asyncio.run(scenario())
