@@ -10,7 +10,8 @@ belongs to the salt of the request, and outlives its connection. Beyond the back
 A prefix may also be kept under a name (`protocol.CreateCache`), which its caller looks up, extends and deletes.
 
 `Usage.cached_tokens` counts what a request did not have to compute, with marks or without. The figures here count what
-marks promise: they may differ when something else has left tokens in the cache, or has taken them.
+marks promise, `Usage.cache_read_tokens` and `Usage.cache_write_tokens` in sum: they may differ from it when something
+else has left tokens in the cache, or has taken them.
 """
 
 from typing import Annotated
@@ -23,6 +24,7 @@ COUNTED_MARKS = 4  # of a request: the last ones; the others neither read nor cr
 LOOK_BACK = 20  # blocks
 CACHE_MINIMUM = 1024  # tokens
 CACHE_SECONDS = 300.0
+HOUR = 3_600.0  # seconds from which providers charge more for what a mark creates
 
 
 class CacheMark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -98,6 +100,11 @@ class CachingUsage(msgspec.Struct, frozen=True):
     def created(self) -> int:
         """Tokens that all marks have created."""
         return sum(mark.created for mark in self.marks)
+
+    @property
+    def long_created(self) -> int:
+        """Tokens that marks have created for an hour or longer."""
+        return sum(mark.created for mark in self.marks if mark.ttl >= HOUR)
 
 
 class Begun(msgspec.Struct, frozen=True):

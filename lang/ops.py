@@ -298,8 +298,8 @@ def cache_point(ttl: float = CACHE_SECONDS) -> CachePoint:
     `s += manual; s += cache_point(ttl=3600)` makes the `gen`s after it keep the tokens of the manual for an hour, also
     for other runs with the same salt. Each use starts the hour anew. It changes no text. The last four points of a
     prompt count, and at least 1,024 tokens have to lie before one. `state.cost.usage.cache_write_tokens` counts what
-    was stored. `Anthropic` puts a breakpoint there, and its provider chooses the time. Backends that keep nothing on
-    request ignore points, so programs run on all of them.
+    was stored, `cache_read_tokens` what was found stored. `Anthropic` puts a breakpoint there, and its provider chooses
+    the time. Backends that keep nothing on request ignore points, so programs run on all of them.
 
     Args:
         ttl: seconds, up to a day.

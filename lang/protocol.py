@@ -36,9 +36,10 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `cached_tokens` are prompt tokens whose KV was reused; 0 is 0, never "unknown". `cache_write_tokens` are prompt
     tokens that explicit caching has stored: those that marks created (`Caching`), or that a hosted backend charged for
-    storing. What our runtime caches without marks is not counted, and is free. Both are among the `prompt_tokens`.
-    `long_write_tokens` are those of the `cache_write_tokens` that a hosted backend stores for longer than its shortest
-    time, which costs more.
+    storing. `cache_read_tokens` are prompt tokens that explicit caching has read: those that marks found kept, or that
+    a hosted backend charged as read. What our runtime caches without marks is in neither, and is free. All are among
+    the `prompt_tokens`. `long_write_tokens` are those of the `cache_write_tokens` that marks keep for an hour or
+    longer, or that a hosted backend stores for longer than its shortest time, which costs more.
     """
 
     prompt_tokens: int = 0
@@ -47,6 +48,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     calls: int = 0
     cache_write_tokens: int = 0
     long_write_tokens: int = 0
+    cache_read_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -61,6 +63,18 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
             self.calls + other.calls,
             self.cache_write_tokens + other.cache_write_tokens,
             self.long_write_tokens + other.long_write_tokens,
+            self.cache_read_tokens + other.cache_read_tokens,
+        )
+
+    def marked(self, caching: CachingUsage | None) -> "Usage":
+        """Returns these tokens with the figures of the request's marks; None is a request without marks."""
+        if caching is None:
+            return self
+        return msgspec.structs.replace(
+            self,
+            cache_write_tokens=caching.created,
+            long_write_tokens=caching.long_created,
+            cache_read_tokens=caching.read,
         )
 
 

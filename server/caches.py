@@ -122,8 +122,8 @@ async def create(asked: Asked[CacheBody]) -> Reply:
     )
     with front.open():
         made = await ask_caches(front, request)
-    front.note(made.usage, made.caching)
-    return Reply(_entry(made.caches[0], token_usage(made.usage, 0, made.caching)), 201)
+    front.note(made.usage)
+    return Reply(_entry(made.caches[0], token_usage(made.usage)), 201)
 
 
 async def list_caches(asked: Asked[None]) -> Reply:

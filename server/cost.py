@@ -12,12 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from ..lang.caching import CachingUsage
 from ..lang.errors import ParameterError
 from ..lang.protocol import Usage
 
 REUSED, READ, CREATED, CREATED_FOR_AN_HOUR = 0.2, 0.1, 1.25, 2.0  # parts of the price of an input token
-HOUR = 3_600.0
 
 
 class Recorded(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -54,17 +52,15 @@ class Recorded(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
         return (other + kept) / self.prompt
 
 
-def recorded(usage: Usage, caching: CachingUsage | None = None) -> Recorded:
+def recorded(usage: Usage) -> Recorded:
     """Returns the tokens of a request, or of a program's run, that has ended."""
-    marks = caching.marks if caching is not None else ()
-    longer = sum(mark.created for mark in marks if mark.ttl >= HOUR)
     return Recorded(
         usage.prompt_tokens,
         usage.completion_tokens,
         usage.cached_tokens,
-        sum(mark.read for mark in marks),
-        sum(mark.created for mark in marks) - longer,
-        longer,
+        usage.cache_read_tokens,
+        usage.cache_write_tokens - usage.long_write_tokens,
+        usage.long_write_tokens,
     )
 
 
@@ -81,8 +77,8 @@ class Recorder:
         except OSError as error:
             raise ParameterError(f"--record {path}: {error.strerror}") from None
 
-    def note(self, usage: Usage, caching: CachingUsage | None = None) -> None:
-        self._file.write(msgspec.json.encode(recorded(usage, caching)) + b"\n")
+    def note(self, usage: Usage) -> None:
+        self._file.write(msgspec.json.encode(recorded(usage)) + b"\n")
 
     def close(self) -> None:
         self._file.close()

@@ -13,7 +13,6 @@ from functools import cached_property
 
 import msgspec
 
-from ..lang.caching import CachingUsage
 from ..lang.chat_template import ChatTemplate
 from ..lang.errors import BackendError, CapabilityError, ParameterError
 from ..lang.protocol import Aborting, Backend, Chunk, Final, GenRequest, Origin, RequestTimes, Tokenizing, Usage
@@ -207,7 +206,7 @@ class Front:
             async with aclosing(_closable(self.backend, requests[0])) as events:
                 async for event in events:
                     if isinstance(event, Final):
-                        self.note(event.usage, event.caching, event.times)
+                        self.note(event.usage, event.times)
                     yield 0, event
             return
         arrived: asyncio.Queue[tuple[int, Chunk | Final | Exception]] = asyncio.Queue()
@@ -229,7 +228,7 @@ class Front:
                     raise next_event
                 if isinstance(next_event, Final):
                     running -= 1
-                    self.note(next_event.usage, next_event.caching, next_event.times)
+                    self.note(next_event.usage, next_event.times)
                 yield index, next_event
         finally:
             for each in pumps:
@@ -247,11 +246,11 @@ class Front:
             raise BackendError("a request ended without an answer")
         return [found[index] for index in range(len(requests))]
 
-    def note(self, usage: Usage, caching: CachingUsage | None = None, times: RequestTimes | None = None) -> None:
+    def note(self, usage: Usage, times: RequestTimes | None = None) -> None:
         """Tells the tokens and times of a request that has ended to its span and to the record, if there are such."""
         tracing.note(usage, times)
         if self._recorder is not None:
-            self._recorder.note(usage, caching)
+            self._recorder.note(usage)
 
     # ------------------------------------------------------------------ models
 

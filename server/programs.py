@@ -65,11 +65,13 @@ class RunBody(Body, frozen=True):
 
 class ProgramUsage(msgspec.Struct, frozen=True):
     """Tokens of all calls of a run. `cached_tokens` are those of prompts whose keys were reused, `cache_write_tokens`
-    those that cache points of the program have made the cache keep."""
+    those that cache points of the program have made the cache keep, and `cache_read_tokens` those that they have found
+    kept."""
 
     prompt_tokens: int
     cached_tokens: int
     cache_write_tokens: int
+    cache_read_tokens: int
     completion_tokens: int
     total_tokens: int
     calls: int
@@ -316,6 +318,7 @@ def _usage(usage: Usage) -> ProgramUsage:
         usage.prompt_tokens,
         usage.cached_tokens,
         usage.cache_write_tokens,
+        usage.cache_read_tokens,
         usage.completion_tokens,
         usage.total_tokens,
         usage.calls,

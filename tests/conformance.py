@@ -258,13 +258,14 @@ async def marks_keep_what_lies_before_them(backend: Backend) -> None:
     assert created > 4
     assert (first.caching.read, first.usage.cache_write_tokens) == (0, created)
     assert (second.caching.read, second.caching.created, second.usage.cache_write_tokens) == (created, 0, 0)
+    assert (first.usage.cache_read_tokens, second.usage.cache_read_tokens) == (0, created)
     if backend.capabilities.score:
         score = ScoreRequest("score", prompt, (" yes", " no"), origin=salt, caching=caching)
         other = msgspec.structs.replace(score, origin=Origin(salt=f"marked-{next(_ids)}"))
         for scored, figures in ((await backend.score(score), (created, 0)), (await backend.score(other), (0, created))):
             assert scored.caching is not None
             assert (scored.caching.read, scored.caching.created) == figures
-            assert scored.usage.cache_write_tokens == scored.caching.created
+            assert (scored.usage.cache_read_tokens, scored.usage.cache_write_tokens) == figures
     if not isinstance(backend, CacheKeeping):
         return
     made = await backend.caches(CreateCache("make", "a fox", prompt, 60.0, 4, b"kept", salt))

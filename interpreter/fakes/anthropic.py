@@ -442,7 +442,7 @@ class _AnthropicQuestion(Question):
         read, stored, hour = self.store.charge(prompt)
         thought = len(pieces(_THOUGHT)) if self.thinks else 0
         tokens = sum(len(block.ids) for block in prompt)
-        usage = Usage(tokens, read, len(completion.token_ids) + thought, 1, stored, hour)
+        usage = Usage(tokens, read, len(completion.token_ids) + thought, 1, stored, hour, read)
         message = self._message(usage)
         ending: Json = {"stop_reason": self._reason(completion), "stop_sequence": self._matched(completion)}
         if self.body.stream:

@@ -13,11 +13,9 @@ from typing import Any, Literal
 import msgspec
 
 from ...lang.cache_report import CacheCause
-from ...lang.caching import CachingUsage
 from ...lang.protocol import Usage
 from ..diagnosis.comparison import Change, Comparison
 from ..http import sse
-from ..marks import CONTROL_TTLS
 from .fields import DirectCaller
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
@@ -90,19 +88,16 @@ class MessageUsage(msgspec.Struct, frozen=True):
     umbel: ReusedTokens = ReusedTokens()
 
 
-def message_usage(
-    usage: Usage, thinking_tokens: int, caching: CachingUsage | None = None, comparison: Comparison | None = None
-) -> MessageUsage:
+def message_usage(usage: Usage, thinking_tokens: int, comparison: Comparison | None = None) -> MessageUsage:
     """Writes usage in Anthropic's shape."""
     cause = None if comparison is None else comparison.lost(usage)
-    marks = CachingUsage() if caching is None else caching
-    created = [sum(mark.created for mark in marks.marks if mark.ttl == ttl) for ttl in CONTROL_TTLS.values()]
+    read, written, longer = usage.cache_read_tokens, usage.cache_write_tokens, usage.long_write_tokens
     return MessageUsage(
-        usage.prompt_tokens - marks.read - marks.created,
+        usage.prompt_tokens - read - written,
         usage.completion_tokens,
-        marks.created,
-        marks.read,
-        CacheCreation(*created),
+        written,
+        read,
+        CacheCreation(written - longer, longer),
         output_tokens_details=ThinkingDetails(thinking_tokens),
         umbel=ReusedTokens(usage.cached_tokens, cause or msgspec.UNSET),
     )

@@ -150,8 +150,8 @@ class _Message:
     def _start(self) -> bytes:
         """Returns the first event. A program counts its prompts at its end: until then they are 0."""
         begun = self._dialogue.begun or Begun(0, 0)
-        prompt = Usage(begun.prompt_tokens, begun.cached_tokens)
-        usage = message_usage(prompt, 0, begun.caching, self._comparison)
+        prompt = Usage(begun.prompt_tokens, begun.cached_tokens).marked(begun.caching)
+        usage = message_usage(prompt, 0, self._comparison)
         return _encoded({"type": "message_start", "message": self._begun(usage)})
 
     def _add(self, piece: Piece) -> list[Event]:
@@ -177,7 +177,7 @@ class _Message:
 
     def _usage(self, said: Said) -> MessageUsage:
         final = self._dialogue.final
-        return message_usage(final.usage, said.reasoning_tokens, final.caching, self._comparison)
+        return message_usage(final.usage, said.reasoning_tokens, self._comparison)
 
     def _stop(self, said: Said) -> tuple[StopReason, str | None]:
         """Returns why the answer ended, and the stop sequence that ended it."""

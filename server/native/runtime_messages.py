@@ -175,12 +175,12 @@ async def _answers(front: Front, caller: Caller, id: str, question: Question) ->
                     yield piece
         case ScoreRequest():
             scored = await backend.score(_owned(front, caller, _within_limits(front, question), id))
-            front.note(scored.usage, scored.caching)
+            front.note(scored.usage)
             yield scored
         case CreateCache() | ReadCaches() | ExtendCache() | DeleteCache():
             found = await ask_caches(front, _owned(front, caller, _within_limits(front, question), id))
             if isinstance(question, CreateCache):
-                front.note(found.usage, found.caching)
+                front.note(found.usage)
             yield found
         case Locate():
             if not isinstance(backend, Locating):

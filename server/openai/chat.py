@@ -535,7 +535,7 @@ class _Chat:
 
     def _usage(self, answers: Sequence[Said]) -> TokenUsage:
         final = self._dialogue.final
-        return token_usage(final.usage, sum(said.reasoning_tokens for said in answers), final.caching)
+        return token_usage(final.usage, sum(said.reasoning_tokens for said in answers))
 
 
 async def converse(asked: Asked[ChatBody]) -> Answer:

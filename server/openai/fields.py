@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ...lang.caching import CachingUsage
 from ...lang.protocol import Completion, FinishReason, TokenLogprob, Usage
 from ...lang.sampling import MAX_SEED, SamplingParams
 from ..bodies import (
@@ -192,18 +191,14 @@ class TokenUsage(msgspec.Struct, frozen=True):
     completion_tokens_details: CompletionDetails
 
 
-def token_usage(usage: Usage, reasoning_tokens: int = 0, caching: CachingUsage | None = None) -> TokenUsage:
-    """Writes usage in OpenAI's shape.
-
-    Args:
-        caching: what the marks of the request have read and created.
-    """
-    marks = caching or CachingUsage()
+def token_usage(usage: Usage, reasoning_tokens: int = 0) -> TokenUsage:
+    """Writes usage in OpenAI's shape."""
+    written = usage.cache_write_tokens
     return TokenUsage(
         usage.prompt_tokens,
         usage.completion_tokens,
         usage.total_tokens,
-        PromptDetails(usage.cached_tokens, marks.created, marks.created, marks.read),
+        PromptDetails(usage.cached_tokens, written, written, usage.cache_read_tokens),
         CompletionDetails(reasoning_tokens=reasoning_tokens),
     )
 

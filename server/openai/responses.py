@@ -380,10 +380,12 @@ def _joined(turns: Sequence[Turn]) -> list[Turn]:
 
 
 class InputDetails(msgspec.Struct, frozen=True):
-    """Parts of the input's tokens."""
+    """Parts of the input's tokens: those reused by whatever right, those that marks of the request have made the cache
+    keep, and those reused under marks that were made before."""
 
     cached_tokens: int = 0
     cache_write_tokens: int = 0
+    cache_read_input_tokens: int = 0
 
 
 class OutputDetails(msgspec.Struct, frozen=True):
@@ -683,11 +685,10 @@ class _Response:
         return None if self._comparison is None else diagnosis_of(self._comparison, final.usage)
 
     def _usage(self, said: Said) -> ResponseUsage:
-        final = self._dialogue.final
-        usage = final.usage
+        usage = self._dialogue.final.usage
         return ResponseUsage(
             usage.prompt_tokens,
-            InputDetails(usage.cached_tokens, 0 if final.caching is None else final.caching.created),
+            InputDetails(usage.cached_tokens, usage.cache_write_tokens, usage.cache_read_tokens),
             usage.completion_tokens,
             OutputDetails(said.reasoning_tokens),
             usage.total_tokens,

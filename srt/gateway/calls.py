@@ -304,12 +304,11 @@ class GenCall(PendingCall):
             cached_tokens=min(end.cached_tokens for end in ends),
             completion_tokens=sum(end.completion_tokens for end in ends),
             calls=1,
-            cache_write_tokens=0 if caching is None else caching.created,
         )
         completions = tuple(_completion(item, self.compiled) for item in continuations)
         prompt_logprobs = tuple(self._texts(ends[0].prompt_logprobs))
         times = _times([end.times for end in ends])
-        return Final(self.request_id, completions, usage, prompt_logprobs, times, caching)
+        return Final(self.request_id, completions, usage.marked(caching), prompt_logprobs, times, caching)
 
     def _texts(self, logprobs: Sequence[IdLogprob]) -> list[TokenLogprob]:
         return [self._described(item) for item in logprobs]
@@ -390,8 +389,7 @@ class ScoreCall(PendingCall):
                 prompt_tokens=sum(answer.prompt_tokens for answer in answers),
                 cached_tokens=sum(answer.cached_tokens for answer in answers),
                 calls=1,
-                cache_write_tokens=0 if caching is None else caching.created,
-            ),
+            ).marked(caching),
             found.evaluations if found is not None else 0,
             caching,
         )
@@ -417,7 +415,7 @@ class CacheCall(PendingCall):
         found = self.find() if self.marked.held else None
         if found is not None:
             caching = self.marked.usage
-            usage = Usage(event.prompt_tokens, event.cached_tokens, 0, 1, caching.created)
+            usage = Usage(event.prompt_tokens, event.cached_tokens, 0, 1).marked(caching)
             return [Caches(self.request_id, (found,), usage, caching)]
         if event.finish_reason is FinishReason.ABORT:
             error: UmbelError = CancelledError("the request was cancelled before the cache was created")

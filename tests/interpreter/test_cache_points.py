@@ -69,6 +69,7 @@ def test_a_point_keeps_a_prompt_for_the_runs_after_it(backend: Watched) -> None:
     assert states[1].text() == alone.text()
     written, again = (state.cost.usage.cache_write_tokens for state in states)
     assert (written > 1024, again) == (True, 0)
+    assert [state.cost.usage.cache_read_tokens for state in states] == [0, written]
     figures = [final.caching for final in backend.finals]
     assert figures[2] is None
     assert [(each.created, each.read) for each in figures[:2] if each] == [(written, 0), (0, written)]
@@ -87,11 +88,12 @@ def test_a_select_stores_and_reads_what_a_point_covers(backend: Watched, method:
     verdict = judge.run(backend=backend)["verdict"]  # before the next run: of runs at once one creates it for all
     states = [judge.run(backend=backend), judge.compile(server=True).run(backend=backend)]
     assert [state["verdict"] for state in states] == [verdict] * 2
-    assert [state.cost.usage.cache_write_tokens for state in states] == [0, 0]
     gateway = backend._gateway
     assert gateway is not None
     written = gateway.counters["cache_created_tokens"]
     assert (gateway.counters["cache_read_tokens"], written > 1024) == (2 * written, True)
+    figures = [(state.cost.usage.cache_write_tokens, state.cost.usage.cache_read_tokens) for state in states]
+    assert figures == [(0, written)] * 2
 
 
 def test_the_branches_of_a_fork_store_what_they_share_once(backend: Watched) -> None:

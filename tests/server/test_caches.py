@@ -177,8 +177,16 @@ def test_responses_have_breakpoints() -> None:
         block = {"type": "input_text", "text": "user " * 40, "prompt_cache_breakpoint": {}}
         body = {"model": "oracle", "input": [{"role": "user", "content": [block]}], "max_output_tokens": 1}
         details = [(await client.post("/v1/responses", body)).json["usage"]["input_tokens_details"] for _ in range(2)]
-        assert details[0]["cache_write_tokens"] > 0 == details[1]["cache_write_tokens"]
-        assert details[1]["cached_tokens"] > 0
+        created = details[0]["cache_write_tokens"]
+        assert created > 64
+        assert [(each["cache_write_tokens"], each["cache_read_input_tokens"]) for each in details] == [
+            (created, 0),
+            (0, created),
+        ]
+        assert details[1]["cached_tokens"] >= created
+        events = (await client.post("/v1/responses", body | {"stream": True})).events
+        last = events[-1][1]["response"]["usage"]["input_tokens_details"]
+        assert (last["cache_write_tokens"], last["cache_read_input_tokens"]) == (0, created)
 
     run(scenario, minimum=64)
 

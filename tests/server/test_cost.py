@@ -3,12 +3,17 @@
 import asyncio
 import base64
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+import umbel as ul
+from umbel.compiler.files import serialise
+from umbel.compiler.running.plan import Plan
 from umbel.interpreter import cli
 from umbel.lang.caching import CachingUsage, MarkUsage
 from umbel.lang.errors import ParameterError
+from umbel.lang.programs import RunProgram, digest_of, pack_values
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import ScoreRequest, Usage
 from umbel.server.cost import Recorded, Recorder, read_records, recorded, report
@@ -35,7 +40,7 @@ def test_marks_are_recorded_by_how_long_they_last() -> None:
     marks = CachingUsage(
         (MarkUsage(1_200, 1_200, 0, 300.0), MarkUsage(1_500, 0, 300, 300.0), MarkUsage(2_000, 0, 500, 3_600.0))
     )
-    found = recorded(Usage(prompt_tokens=2_100, cached_tokens=1_201, completion_tokens=7), marks)
+    found = recorded(Usage(prompt_tokens=2_100, cached_tokens=1_201, completion_tokens=7).marked(marks))
     assert found == Recorded(2_100, 7, 1_201, 1_200, 300, 500)
 
 
@@ -79,6 +84,42 @@ def test_a_file_that_is_no_record_is_refused(tmp_path: Path, capsys: pytest.Capt
     with pytest.raises(ParameterError, match="--record"):
         Recorder(tmp_path / "no" / "folder")
     assert report([]) == "no input tokens were recorded"
+
+
+@pytest.mark.parametrize("ttl", [300.0, 3_600.0])
+def test_the_points_of_a_program_are_recorded_whichever_way_it_is_asked(tmp_path: Path, ttl: float) -> None:
+    @ul.function(temperature=0)
+    def reads(s: ul.State, question: str) -> Any:
+        s += "a manual " * 200 + ul.cache_point(ttl=ttl)
+        s += question + ul.gen("a", max_tokens=2)
+        return s["a"]
+
+    path = tmp_path / "run.jsonl"
+    recorder, graph = Recorder(path), serialise.encode(reads.trace())
+
+    async def scenario() -> int:
+        async with served(recorder=recorder) as client:
+            await client.begin("PUT", "/v1/programs/reads?parameter=question", graph, {}).ended()
+            first = await client.post("/v1/programs/reads/runs", {"arguments": {"question": "why?"}})
+            for body in ({"arguments": {"question": "how?"}, "stream": True}, {"arguments": {"question": "who?"}}):
+                assert (await client.post("/v1/programs/reads/runs", body)).status == 200
+            asked = {"model": "reads", "messages": [{"role": "user", "content": "when?"}]}
+            assert (await client.post("/v1/chat/completions", asked)).status == 200
+            slots = len(Plan(reads.trace()).slots.bindings)
+            run = RunProgram("r", digest_of(graph), slots, graph, pack_values({"question": "where?"}))
+            message = base64.b64encode(msgspec.msgpack.encode(run)).decode()
+            assert b"error" not in (await client.post("/runtime", {"message": message})).content
+            return int(first.json["usage"]["cache_write_tokens"])
+
+    kept = asyncio.run(scenario())
+    recorder.close()
+    first, *others = read_records(path)
+    created = (0, kept) if ttl >= 3_600 else (kept, 0)
+    assert (first.read, first.created, first.created_for_an_hour) == (0, *created)
+    assert [(each.read, each.created, each.created_for_an_hour) for each in others] == [(kept, 0, 0)] * 4
+    fee = "1.25" if ttl < 3_600 else "2"
+    assert f"+ 0.1 · {4 * kept:,} " in report([first, *others])
+    assert f"+ {fee} · {kept:,}" in report([first, *others])
 
 
 def test_scores_are_recorded_too(tmp_path: Path) -> None:

@@ -70,6 +70,13 @@ def judge(s: ul.State, essay: str, sides: str = "tone") -> Any:
 JUDGE = file_of(judge)
 
 
+@ul.function(temperature=0)
+def reads(s: ul.State, question: str) -> Any:
+    s += "a manual " * 200 + ul.cache_point(ttl=600)
+    s += question + ul.gen("a", max_tokens=2)
+    return s["a"]
+
+
 # ------------------------------------------------------------------------------------------- one request
 
 
@@ -266,11 +273,6 @@ def test_salts_of_runs_share_nothing() -> None:
 
 
 def test_a_cache_point_of_a_program_keeps_what_stands_before_it() -> None:
-    @ul.function(temperature=0)
-    def reads(s: ul.State, question: str) -> None:
-        s += "a manual " * 200 + ul.cache_point(ttl=600)
-        s += question + ul.gen("a", max_tokens=2)
-
     async def work(client: AsgiClient) -> list[Any]:
         await put(client, "reads", file_of(reads))
         runs = [{"arguments": {"question": question}} for question in ("why?", "how?")]
@@ -278,8 +280,8 @@ def test_a_cache_point_of_a_program_keeps_what_stands_before_it() -> None:
 
     first, second = on_a_server(work)
     assert first["cache_write_tokens"] > 1024
-    assert second["cache_write_tokens"] == 0
-    assert second["cached_tokens"] >= first["cache_write_tokens"]
+    assert first["cache_read_tokens"] == second["cache_write_tokens"] == 0
+    assert second["cache_read_tokens"] == first["cache_write_tokens"] <= second["cached_tokens"]
 
 
 def test_sampling_budget_and_timeout_hold_for_all_of_a_run() -> None:
@@ -477,6 +479,31 @@ def test_an_answer_of_a_program_is_recorded(tmp_path: Path) -> None:
     recorder.close()
     (record,) = read_records(tmp_path / "run.jsonl")
     assert (record.prompt, record.completion) == (usage["prompt_tokens"], usage["completion_tokens"])
+
+
+def test_every_dialect_tells_what_the_points_of_a_program_created_and_read() -> None:
+    async def work(client: AsgiClient) -> list[Any]:
+        await put(client, "reads?parameter=question", file_of(reads))
+        asked = {"model": "reads", "messages": [{"role": "user", "content": "why?"}], "max_tokens": 4}
+        bodies = (
+            ("/v1/chat/completions", asked),
+            ("/v1/messages", asked),
+            ("/v1/messages", asked | {"stream": True}),
+            ("/v1/responses", {"model": "reads", "input": "why?"}),
+        )
+        return [await client.post(path, body) for path, body in bodies]
+
+    chat, message, stream, response = on_a_server(work)
+    first = chat.json["usage"]["prompt_tokens_details"]
+    kept = first["cache_write_tokens"]
+    assert kept > 1024
+    assert first["cache_read_input_tokens"] == 0
+    last = stream.events[-2][1]["usage"]
+    for usage in (message.json["usage"], last):
+        assert (usage["cache_creation_input_tokens"], usage["cache_read_input_tokens"]) == (0, kept)
+        assert usage["input_tokens"] == chat.json["usage"]["prompt_tokens"] - kept
+    details = response.json["usage"]["input_tokens_details"]
+    assert (details["cache_write_tokens"], details["cache_read_input_tokens"]) == (0, kept)
 
 
 def test_the_client_of_openai_runs_the_judge_as_a_model() -> None:

@@ -36,7 +36,7 @@ def test_usage_counts_what_was_read_from_the_cache_and_what_was_stored():
     assert run(wire)["said"] == "a"
     state = run(wire)
     state.text()
-    assert state.usage == ul.Usage(45, 30, 7, 1, 5)
+    assert state.usage == ul.Usage(45, 30, 7, 1, 5, cache_read_tokens=30)
 
 
 def test_a_stop_of_the_provider_is_named():

@@ -184,20 +184,22 @@ def test_the_server_names_its_stop():
 
 
 @pytest.mark.parametrize(
-    ("more", "cached", "written"),
+    ("more", "cached", "written", "read"),
     [
-        ({"prompt_tokens_details": {"cached_tokens": 6}}, 6, 0),
-        ({"prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 3}}, 4, 3),
-        ({"prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 30}}, 4, 5),
-        ({"prompt_cache_hit_tokens": 5}, 5, 0),
-        ({}, 0, 0),
+        ({"prompt_tokens_details": {"cached_tokens": 6}}, 6, 0, 6),
+        ({"prompt_tokens_details": {"cached_tokens": 6, "cache_read_input_tokens": 0}}, 6, 0, 0),
+        ({"prompt_tokens_details": {"cached_tokens": 6, "cache_read_input_tokens": 5}}, 6, 0, 5),
+        ({"prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 3}}, 4, 3, 4),
+        ({"prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 30}}, 4, 5, 4),
+        ({"prompt_cache_hit_tokens": 5}, 5, 0, 5),
+        ({}, 0, 0, 0),
     ],
 )
-def test_usage_tells_what_was_cached_and_stored(more, cached, written):
+def test_usage_tells_what_was_cached_and_stored(more, cached, written, read):
     usage = {"prompt_tokens": 9, "completion_tokens": 2, **more}
     choice = {"message": {"content": "Hi"}, "finish_reason": "stop"}
     _, final = generate(backend(Wire(http.Response(200, json={"choices": [choice], "usage": usage}))))
-    assert final.usage == ul.Usage(9, cached, 2, 1, written)
+    assert final.usage == ul.Usage(9, cached, 2, 1, written, cache_read_tokens=read)
 
 
 def test_a_server_that_does_not_count_is_counted_from_above():

@@ -396,7 +396,8 @@ class AnthropicAnswer:
         are the bound then."""
         read, written = self._input.get("cache_read_input_tokens", 0), self._input.get("cache_creation_input_tokens", 0)
         output = min(self._max_tokens, self._heard) if self._output is None else self._output
-        return Usage(self._input.get("input_tokens", 0) + read + written, read, output, 1, written, self._long_writes)
+        prompt = self._input.get("input_tokens", 0) + read + written
+        return Usage(prompt, read, output, 1, written, self._long_writes, read)
 
     # -------------------------------------------------------------------------------- how
 

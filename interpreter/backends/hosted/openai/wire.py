@@ -22,6 +22,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 class Details(msgspec.Struct):
     cached_tokens: _Count | None = None
     cache_write_tokens: _Count | None = None
+    cache_read_input_tokens: _Count | None = None  # of servers that reuse more than they charge as read
 
 
 class Counted(msgspec.Struct):
@@ -39,9 +40,12 @@ class Counted(msgspec.Struct):
     @property
     def usage(self) -> Usage:
         """The usage of one call."""
-        written = (self.prompt_tokens_details.cache_write_tokens if self.prompt_tokens_details else None) or 0
-        written = min(written, self.prompt_tokens - self.cached_tokens)
-        return Usage(self.prompt_tokens, self.cached_tokens, self.completion_tokens or 0, 1, written)
+        details = self.prompt_tokens_details or Details()
+        cached = self.cached_tokens
+        told = details.cache_read_input_tokens
+        written = min(details.cache_write_tokens or 0, self.prompt_tokens - cached)
+        read = cached if told is None else min(told, self.prompt_tokens - written)
+        return Usage(self.prompt_tokens, cached, self.completion_tokens or 0, 1, written, cache_read_tokens=read)
 
 
 class _Alternative(msgspec.Struct):

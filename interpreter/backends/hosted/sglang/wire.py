@@ -231,7 +231,8 @@ class Reader:
             raise BackendError(f"{provider.name}: {provider.host} sent more than {len(self._texts)} continuations")
         choices = [self._choice(each, provider) for each in pieces]
         meta = pieces[-1].meta_info if pieces else Meta()
-        counted = Counted(meta.prompt_tokens, sum(self._completion_tokens), Details(meta.cached_tokens))
+        details = Details(meta.cached_tokens, cache_read_input_tokens=0)  # it keeps nothing on request
+        counted = Counted(meta.prompt_tokens, sum(self._completion_tokens), details)
         return Piece(choices, counted)
 
     def _choice(self, told: Told, provider: Provider) -> Choice:
