@@ -16,16 +16,18 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from ..compiler.operations import Generate
 from ..compiler.running.hosted import HostedEvent, HostedRun, RunOutcome, TextPiece, VariableSet
 from ..interpreter.body import run_options
 from ..interpreter.budget import Budget
-from ..lang.errors import ParameterError
+from ..lang.errors import ParameterError, shown
 from ..lang.protocol import Chunk, Completion, Final, FinishReason, GenRequest, Origin, Usage
 from ..lang.sampling import MAX_TOKENS, OPTIONS, SamplingParams
 from .bodies import Body, Salt, UmbelFields, wrong
 from .errors import HttpError, http_error
 from .front import Front, ServedModel
 from .http import DONE, JSON_OR_EVENTS, Answer, Asked, Endpoint, EventStream, Reply, sse
+from .limits import check_constraint
 from .program_store import OfferedProgram, check_name
 
 _USUAL = SamplingParams()
@@ -160,6 +162,9 @@ async def keep(asked: Asked[bytes]) -> Reply:
     asked.check_query("parameter")
     check_name(name)
     graph = await front.programs.read(asked.body, source=f"program {name[:64]}")
+    for op in (node.op for node in graph.graph.nodes):
+        if isinstance(op, Generate) and op.gen.constraint is not None:
+            check_constraint(f"the constraint of {shown(op.gen.name)}", op.gen.constraint)
     offered = OfferedProgram(name, graph, front.now(), asked.query.get("parameter", ""))
     front.check_program(offered)
     fresh = await front.programs.keep(offered, asked.body)

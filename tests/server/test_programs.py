@@ -361,6 +361,21 @@ def test_an_error_of_the_program_has_what_came_before_it() -> None:
     on_a_server(work)
 
 
+def test_a_constraint_of_a_program_has_the_limits_of_a_request() -> None:
+    @ul.function
+    def long(s: ul.State) -> None:
+        (branch,) = s.fork(1)
+        branch += ul.gen("side", regex="a" * 5_000, max_tokens=1)
+
+    async def work(client: AsgiClient) -> None:
+        refused = await put(client, "long", file_of(long))
+        assert refused.status == 400
+        assert refused.json["error"]["message"].startswith("the constraint of 'side' has 5000 characters; at most 4096")
+        assert (await client.get("/v1/programs")).json["data"] == []
+
+    on_a_server(work)
+
+
 # ------------------------------------------------------------------------------------------- as a model
 
 
