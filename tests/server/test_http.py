@@ -1,6 +1,7 @@
 """The application: routes, bodies, streams, errors, disconnects, admission."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Annotated, Any
 
@@ -11,11 +12,11 @@ from umbel.server.access import Access
 from umbel.server.app import ENDPOINTS
 from umbel.server.bodies import Body
 from umbel.server.front import Front
-from umbel.server.http import Application, Asked, Endpoint, EventStream, Reply, sse
+from umbel.server.http import MOST_UNWRITTEN, Application, Asked, Endpoint, EventStream, Reply, sse
 from umbel.server.limits import MAX_BODY, MAX_HEADERS, HttpLimits
 from umbel.srt.in_process import LocalBackend
 
-from .client import AsgiClient, served
+from .client import AsgiClient, Live, served
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -183,6 +184,59 @@ def test_events_that_come_together_are_one_write() -> None:
         answer = await client_of(handle).post("/x", {})
         assert [data for _, data in answer.events] == [[step, choice] for step in range(3) for choice in range(4)]
         assert answer.writes == 4  # three steps, and the end
+
+    run(scenario)
+
+
+class Slow(Live):
+    """A client that reads nothing of its answer until it is told to."""
+
+    def __init__(self, app: Application, path: str, body: bytes) -> None:
+        self.reads = asyncio.Event()
+        super().__init__(app, "POST", path, body, {})
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        await self.reads.wait()
+        await super()._send(message)
+
+
+def test_a_stream_does_not_run_ahead_of_a_client_that_does_not_read() -> None:
+    async def handle(asked: Asked[Number]) -> EventStream:
+        async def events() -> AsyncGenerator[bytes, None]:
+            for number in range(asked.body.number):
+                yield sse(number)
+                made.append(number)
+                await asyncio.sleep(0)
+
+        return EventStream(events())
+
+    async def scenario() -> None:
+        client = client_of(handle)
+        slow = Slow(client.app, "/x", b'{"number": 100}')
+        while len(made) < MOST_UNWRITTEN:
+            await asyncio.sleep(0)
+        held = len(made)
+        assert [data for _, data in (await client.post("/x", {"number": 50})).events] == [*range(50)]
+        assert made[held:] == [*range(50)]  # nothing more of the slow one
+        slow.reads.set()
+        assert [data for _, data in (await slow.ended()).events] == [*range(100)]
+
+    made: list[int] = []
+    run(scenario)
+
+
+def test_others_are_answered_while_a_client_does_not_read() -> None:
+    body = {"model": "oracle", "prompt": "hello", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+
+    async def scenario() -> None:
+        async with served() as client:
+            slow = Slow(client.app, "/v1/completions", json.dumps({**body, "stream": True}).encode())
+            texts = {(await client.post("/v1/completions", body)).json["choices"][0]["text"] for _ in range(3)}
+            assert not slow.task.done()
+            assert slow.writes == 0
+            slow.reads.set()
+            events = [data for _, data in (await slow.ended()).events]
+        assert {"".join(event["choices"][0]["text"] for event in events[:-1])} == texts
 
     run(scenario)
 

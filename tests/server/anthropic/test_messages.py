@@ -1,10 +1,14 @@
 """`/v1/messages` and `/v1/messages/count_tokens` on the oracle, and on a model that says what a test has written."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
+import anthropic
+import anyio
+import httpx2
 import msgspec
 import pytest
 import umbel as ul
@@ -47,6 +51,19 @@ THINKS = (
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
     "{% endif %}"
 )
+
+
+class Wire(httpx2.ASGITransport):
+    """A connection to an application, which notes the statuses of its answers."""
+
+    def __init__(self, app: Any) -> None:
+        super().__init__(app)
+        self.statuses: list[int] = []
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await super().handle_async_request(request)
+        self.statuses.append(response.status_code)
+        return response
 
 
 class Scripted(LocalBackend):
@@ -611,3 +628,36 @@ def test_without_a_mark_nothing_is_promised() -> None:
         assert await cached(client, system=below) == (0, 0)
 
     run(scenario)
+
+
+def test_the_client_asks_a_full_server_again_and_after_a_deadline_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It obeys Retry-After and X-Should-Retry; here the place gets free in that time."""
+    waits: list[float] = []
+
+    async def scenario() -> None:
+        async with (
+            served(limits=HttpLimits(most_in_flight=1, retry_after=7)) as client,
+            contextlib.AsyncExitStack() as stack,
+        ):
+            wire = Wire(client.app)
+            http = anthropic.DefaultAsyncHttpxClient(transport=wire)
+            official: Any = await stack.enter_async_context(
+                anthropic.AsyncAnthropic(api_key="none", base_url="http://localhost", max_retries=2, http_client=http)
+            )
+            taken = stack.enter_context(contextlib.ExitStack())
+            taken.enter_context(client.app.front.open())
+
+            async def make_room(seconds: float) -> None:
+                waits.append(seconds)
+                taken.close()
+
+            monkeypatch.setattr(anyio, "sleep", make_room)
+            asked = {"model": "oracle", "max_tokens": 4, "messages": BODY["messages"]}
+            assert (await official.messages.create(**asked)).usage.output_tokens > 0
+            assert (wire.statuses, waits) == ([503, 200], [7.0])
+            with pytest.raises(anthropic.APIStatusError) as late:
+                await official.messages.create(**asked, extra_body={"umbel": {"timeout": 1e-9}})
+            assert late.value.status_code == 504
+            assert (wire.statuses, waits) == ([503, 200, 504], [7.0])
+
+    asyncio.run(scenario())
