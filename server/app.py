@@ -145,14 +145,18 @@ _MEANINGS = {
 # Any: JSON
 def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """Returns the OpenAPI 3.1 document of the endpoints."""
-    types = [kind for each in endpoints for kind in (each.body, each.answer) if kind is not None]
+    types = [kind for each in endpoints for kind in (each.body, each.answer, *each.query.values()) if kind is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     found = iter(schemas)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         body = next(found) if endpoint.body is not None else None
         answer = next(found) if endpoint.answer is not None else None
-        paths.setdefault(_plain(endpoint.path), {})[endpoint.method.lower()] = _operation(endpoint, body, answer)
+        operation = _operation(endpoint, body, answer)
+        operation["parameters"] += [
+            {"name": name, "in": "query", "required": False, "schema": next(found)} for name in endpoint.query
+        ]
+        paths.setdefault(_plain(endpoint.path), {})[endpoint.method.lower()] = operation
     return {
         "openapi": "3.1.0",
         "info": {"title": "umbel", "version": __version__},

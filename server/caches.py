@@ -165,6 +165,7 @@ def _origin(asked: Asked[Any]) -> Origin:
     return asked.front.origin(asked.caller, None, asked.query.get("cache_salt"))
 
 
+_QUERY = {"cache_salt": Salt}
 ENDPOINTS = (
     Endpoint(
         "POST",
@@ -176,8 +177,16 @@ ENDPOINTS = (
         statuses=(201,),
         errors=(404, 504),
     ),
-    Endpoint("GET", "/v1/caches", list_caches, "List the caches", answer=CacheList, errors=(400, 503)),
-    Endpoint("GET", "/v1/caches/{name}", look_up, "Describe one cache", answer=CacheEntry, errors=(400, 404, 503)),
+    Endpoint("GET", "/v1/caches", list_caches, "List the caches", answer=CacheList, errors=(400, 503), query=_QUERY),
+    Endpoint(
+        "GET",
+        "/v1/caches/{name}",
+        look_up,
+        "Describe one cache",
+        answer=CacheEntry,
+        errors=(400, 404, 503),
+        query=_QUERY,
+    ),
     Endpoint(
         "PATCH",
         "/v1/caches/{name}",
@@ -187,5 +196,13 @@ ENDPOINTS = (
         answer=CacheEntry,
         errors=(404,),
     ),
-    Endpoint("DELETE", "/v1/caches/{name}", delete, "End a cache", answer=CacheDeleted, errors=(400, 404, 503)),
+    Endpoint(
+        "DELETE",
+        "/v1/caches/{name}",
+        delete,
+        "End a cache",
+        answer=CacheDeleted,
+        errors=(400, 404, 503),
+        query=_QUERY,
+    ),
 )

@@ -13,7 +13,7 @@ A client that disconnects cancels its endpoint, and closing the endpoint's itera
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -49,6 +49,7 @@ class Asked(Generic[B]):
         caller: the key it came with.
         id: of the request, in the headers of its answer and in the log.
         path: parameters of the path.
+        query: parameters of the query, of those that the endpoint names.
         warnings: are sent as headers `umbel-warning` of the answer.
     """
 
@@ -58,15 +59,8 @@ class Asked(Generic[B]):
     id: str
     headers: Headers
     path: Mapping[str, str]
-    query: QueryParams
+    query: Mapping[str, str]
     warnings: list[str] = field(default_factory=list)
-
-    def check_query(self, *known: str) -> None:
-        """Raises HttpError for a parameter of the query that the route does not know."""
-        for name in self.query.keys() - set(known):
-            raise wrong(
-                name, f"no such parameter of the query; {' and '.join(known)} may be written", "unknown_parameter"
-            )
 
 
 @dataclass(slots=True)
@@ -112,6 +106,8 @@ class Endpoint:
         public: served without a key. admin: only with the admin key.
         raw: the body is bytes of another kind, up to the limit.
         not_offered: fields that are known and not offered → what to do instead.
+        query: parameters of the query → their types in the document. Others are refused; an endpoint without any
+            ignores the query, since clients add to it.
     """
 
     method: str
@@ -128,6 +124,7 @@ class Endpoint:
     admin: bool = False
     raw: bool = False
     not_offered: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, Any] = field(default_factory=dict)
 
 
 def present(endpoints: Iterable[Endpoint], access: Access) -> list[Endpoint]:
@@ -254,6 +251,7 @@ class _Handler:
         caller = Caller() if endpoint.public else front.access.caller(headers)
         if endpoint.admin and not caller.admin:
             raise HttpError(403, f"{endpoint.path} takes the admin key", "forbidden")
+        query = _read_query(scope["query_string"], endpoint.query)
         body: Any = None
         if endpoint.raw or endpoint.body is not None:
             front.check_open()
@@ -262,7 +260,18 @@ class _Handler:
             data = await read_body(receive, headers.get("content-length"))
             body = data if endpoint.raw else decode(data, self._decoder, endpoint.not_offered)
         path: dict[str, str] = scope.get("path_params", {})
-        return Asked(front, body, caller, request_id, headers, path, QueryParams(scope["query_string"]))
+        return Asked(front, body, caller, request_id, headers, path, query)
+
+
+def _read_query(sent: bytes, known: Collection[str]) -> dict[str, str]:
+    """Returns the parameters of a query. Raises HttpError for one that the endpoint does not know, if it knows any."""
+    if not known:
+        return {}
+    found = dict(QueryParams(sent))
+    for name in found.keys() - set(known):
+        names = " and ".join(known)
+        raise wrong(name, f"no such parameter of the query; {names} may be written", "unknown_parameter")
+    return found
 
 
 async def _cancel_at_disconnect(receive: Receive, task: "asyncio.Task[Any]") -> None:

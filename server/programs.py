@@ -159,7 +159,6 @@ def _facts(offered: OfferedProgram) -> ProgramFacts:
 async def keep(asked: Asked[bytes]) -> Reply:
     """Keeps the program of a body. `?parameter=NAME` makes it a model that takes messages by that parameter."""
     front, name = asked.front, asked.path["name"]
-    asked.check_query("parameter")
     check_name(name)
     graph = await front.programs.read(asked.body, source=f"program {name[:64]}")
     for op in (node.op for node in graph.graph.nodes):
@@ -414,6 +413,7 @@ ENDPOINTS = (
         errors=(409,),
         admin=True,
         raw=True,
+        query={"parameter": str},
     ),
     Endpoint("GET", "/v1/programs", list_programs, "List the programs", answer=ProgramList),
     Endpoint("GET", "/v1/programs/{name}", describe, "Describe a program", answer=ProgramFacts, errors=(404,)),

@@ -16,6 +16,7 @@ NOT_OFFERED = {
     "citations": "citations are not offered; leave them out",
     "role": "write user, assistant or system",
     "container": "containers are not offered; leave it out",
+    "mcp_servers": "the server calls no other server; offer their tools as your own",
     "inference_geo": "the model runs on this machine; leave it out",
     "service_tier": "there is one tier; leave it out",
     "speed": "there is one speed; leave it out",
@@ -252,6 +253,7 @@ class MessageFields(Body, frozen=True):
     speed: Literal["standard"] | None = None
     inference_geo: None = None
     container: None = None
+    mcp_servers: Annotated[tuple[Json, ...], msgspec.Meta(max_length=0)] | None = None
 
     @property
     def schema(self) -> Json | None:

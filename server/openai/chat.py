@@ -542,7 +542,7 @@ async def converse(asked: Asked[ChatBody]) -> Answer:
     """Answers a conversation."""
     body, front = asked.body, asked.front
     model = front.model(body.model)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise wrong("top_logprobs", "it needs logprobs: true")
     origin = front.origin(asked.caller, body.umbel, body.cache_salt)
     cache: CacheObject | None = None

@@ -12,10 +12,11 @@ import asyncio
 import base64
 import hashlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
-from starlette.datastructures import QueryParams
 
 from ...lang import __version__
 from ...lang.errors import CapabilityError
@@ -101,7 +102,6 @@ async def page(asked: Asked[None]) -> Reply:
 async def state(asked: Asked[None]) -> Reply:
     """Returns the state of the server. `?after=SECONDS` leaves out older readings, by the clock of `now`."""
     front, query = asked.front, asked.query
-    asked.check_query("after")
     after = _seconds(query, "after")
     health = front.health()
     readings = [each for each in front.activity.readings if each.at > after]
@@ -129,7 +129,6 @@ async def state(asked: Asked[None]) -> Reply:
 async def tree(asked: Asked[None]) -> Reply:
     """Returns the radix tree: `?most=NODES`, and `?text=CHARACTERS` of each node, which are prompts of all callers."""
     backend, query = asked.front.backend, asked.query
-    asked.check_query("most", "text")
     most, text = _count(query, "most", 1_000, 1, MOST_NODES), _count(query, "text", 0, 0, MOST_SHOWN)
     if not isinstance(backend, Observable):
         raise CapabilityError(f"{backend.capabilities.name} shows no radix tree")
@@ -140,7 +139,7 @@ async def tree(asked: Asked[None]) -> Reply:
     return Reply(await backend.survey(most=most, text=text), headers={"cache-control": "no-store"})
 
 
-def _seconds(query: QueryParams, name: str) -> float:
+def _seconds(query: Mapping[str, str], name: str) -> float:
     """Reads seconds of the query; 0 where there are none."""
     given = query.get(name, "0")
     if not re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,20})?", given):
@@ -148,7 +147,7 @@ def _seconds(query: QueryParams, name: str) -> float:
     return float(given)
 
 
-def _count(query: QueryParams, name: str, usual: int, least: int, most: int) -> int:
+def _count(query: Mapping[str, str], name: str, usual: int, least: int, most: int) -> int:
     """Reads a whole number of the query, within its range."""
     given = query.get(name, str(usual))
     if not re.fullmatch(r"[0-9]{1,9}", given) or not least <= int(given) <= most:
@@ -166,6 +165,19 @@ ENDPOINTS = (
         answer=LiveState,
         errors=(400,),
         admin=True,
+        query={"after": Annotated[float, msgspec.Meta(ge=0)]},
     ),
-    Endpoint("GET", "/ui/tree", tree, "The radix tree", answer=TreeSurvey, errors=(400, 503), admin=True),
+    Endpoint(
+        "GET",
+        "/ui/tree",
+        tree,
+        "The radix tree",
+        answer=TreeSurvey,
+        errors=(400, 503),
+        admin=True,
+        query={
+            "most": Annotated[int, msgspec.Meta(ge=1, le=MOST_NODES)],
+            "text": Annotated[int, msgspec.Meta(ge=0, le=MOST_SHOWN)],
+        },
+    ),
 )

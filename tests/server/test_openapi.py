@@ -170,3 +170,29 @@ def test_a_server_without_an_administrator_describes_no_administrative_route() -
     without = asyncio.run(scenario(Access({"team": "sk-one"})))
     whole = asyncio.run(scenario(Access({"team": "sk-one"}, "sk-admin")))
     assert whole - without == {f"{each.method.lower()} {each.path}" for each in ENDPOINTS if each.admin}
+
+
+@pytest.mark.parametrize("endpoint", [each for each in ENDPOINTS if each.query], ids=lambda each: each.path)
+def test_the_query_has_the_parameters_of_the_document_and_no_others(endpoint: Endpoint) -> None:
+    operation = DOCUMENT["paths"][endpoint.path][endpoint.method.lower()]
+    named = {each["name"]: each["schema"] for each in operation["parameters"] if each["in"] == "query"}
+    assert named.keys() == endpoint.query.keys()
+
+    async def scenario() -> None:
+        async with served(small(), limits=LIMITS, access=Access({"team": "sk-one"}, "sk-admin")) as client:
+            asking = AsgiClient(client.app, ADMIN)
+            path, body = endpoint.path.replace("{name}", "odd"), PROGRAM if endpoint.raw else None
+            for name, schema in named.items():
+                await prepared(asking)
+                value = "q" if schema["type"] == "string" else 1
+                answer = await asking.begin(endpoint.method, f"{path}?{name}={value}", body).ended()
+                assert answer.status in (200, 201) or answer.json["error"]["code"] != "unknown_parameter"
+            refused = (await asking.begin(endpoint.method, f"{path}?other=1", body).ended()).json["error"]
+            assert (refused["code"], refused["param"]) == ("unknown_parameter", "other")
+            assert all(name in refused["message"] for name in named)
+
+    asyncio.run(scenario())
+
+
+def test_the_document_has_every_parameter_of_a_query() -> None:
+    assert {name for each in ENDPOINTS for name in each.query} == {"parameter", "cache_salt", "after", "most", "text"}

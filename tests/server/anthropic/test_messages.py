@@ -378,7 +378,7 @@ def test_a_begun_answer_is_continued() -> None:
         ({"service_tier": "priority"}, "service_tier: "),
         ({"speed": "fast"}, "speed: "),
         ({"container": "c"}, "container: "),
-        ({"mcp_servers": []}, "mcp_servers: no such field"),
+        ({"mcp_servers": [{}]}, "mcp_servers: the server calls no other"),
         ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management.edits[0]: "),
         (
             {"thinking": {"type": "enabled", "budget_tokens": 1024}},
@@ -427,6 +427,7 @@ def test_fields_that_coding_agents_send_are_taken() -> None:
             "output_config": {"effort": "high"},
             "thinking": {"type": "adaptive"},
             "service_tier": "auto",
+            "mcp_servers": [],
             "tools": [TOOLS[0] | {"strict": True, "eager_input_streaming": True, "type": "custom"}],
         }
         answer = await client.post("/v1/messages?beta=true", body, **{"anthropic-version": "2026-10-21"})

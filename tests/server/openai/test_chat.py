@@ -267,6 +267,7 @@ def test_what_gateways_and_clients_add_is_taken() -> None:
     async def scenario(client: AsgiClient) -> None:
         added = {
             "logprobs": False,
+            "top_logprobs": 0,
             "stream": False,
             "no_stop_trim": False,
             "ignore_eos": False,
