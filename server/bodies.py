@@ -145,24 +145,42 @@ def decode(data: bytes, decoder: "msgspec.json.Decoder[B]", not_offered: Mapping
         raise HttpError(400, "the body is not UTF-8", "invalid_json") from None
 
 
+def convert(value: Json, kind: type[B], param: str, not_offered: Mapping[str, str] | None = None) -> B:
+    """Reads an object of a body, whose own fields say of which kind it is.
+
+    Args:
+        param: the path of the object.
+        not_offered: as of `decode`.
+
+    Raises:
+        HttpError: 400, with the path of the field.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error), not_offered or {}, getattr(kind, "__struct_fields__", ()), param) from None
+
+
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*?)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>\w+)`")
 
 
-def _invalid(said: str, not_offered: Mapping[str, str], fields: Sequence[str]) -> HttpError:
+def _invalid(said: str, not_offered: Mapping[str, str], fields: Sequence[str], within: str = "") -> HttpError:
     """Turns a message of msgspec, such as "Expected `int`, got `str` - at `$.n`", into an answer.
 
     Args:
-        fields: of the body itself.
+        fields: of the body, or of the object of it that was read.
+        within: the path of that object.
     """
     found = _AT.search(said)
-    path, what = (found["path"], said[: found.start()]) if found else ("", said)
+    inner, what = (found["path"], said[: found.start()]) if found else ("", said)
+    path = f"{within}.{inner}".strip(".")
     if unknown := _UNKNOWN.fullmatch(what):
         name = unknown["name"][:MAX_NAME]
         _count_refused(name)
         param = f"{path}.{name}" if path else name
-        near = () if path else difflib.get_close_matches(name, set(fields) - set(not_offered), n=1)
+        near = () if inner else difflib.get_close_matches(name, set(fields) - set(not_offered), n=1)
         meant = f"; did you mean {near[0]}?" if near else " is known here"
         return HttpError(400, f"{param}: no such field{meant}", "unknown_parameter", param=param)
     if missing := _MISSING.fullmatch(what):

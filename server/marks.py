@@ -9,21 +9,25 @@ engine finds how many of its tokens stay the same whatever follows (`lang/cachin
 
 from typing import Literal
 
-import msgspec
-
 from ..lang.caching import COUNTED_MARKS, LOOK_BACK, CacheMark, Caching
 from ..lang.conversations.messages import BlockKey, Conversation
-from .bodies import Body, wrong
+from .bodies import Body, Label, wrong
 
 TOOLS = -1  # in a BlockKey, in place of a message's number: the block is a tool
 CONTROL_TTLS = {"5m": 300.0, "1h": 3_600.0}  # of cache_control, in seconds
 BREAKPOINT_TTL = 1_800.0  # of prompt_cache_breakpoint
 
 
-class CacheControl(msgspec.Struct, frozen=True, tag_field="type", tag="ephemeral"):
-    """A mark that keeps the prompt up to its block. Other fields that clients send in it change nothing."""
+class CacheControl(Body, frozen=True):
+    """A mark that keeps the prompt up to its block.
 
+    Attributes:
+        scope: a label of coding agents, without effect: what a mark keeps is of the request's salt.
+    """
+
+    type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] = "5m"
+    scope: Label | None = None
 
     @property
     def seconds(self) -> float:

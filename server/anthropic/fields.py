@@ -187,9 +187,10 @@ class ThinkBetweenTools(Body, frozen=True, tag_field="type", tag="between_tools"
     """As adaptive: where thinking stands among calls is up to the model."""
 
 
-class OutputFormat(Body, frozen=True, tag_field="type", tag="json_schema"):
+class OutputFormat(Body, frozen=True):
     """The answer is JSON of this schema."""
 
+    type: Literal["json_schema"]
     schema: Json
 
 

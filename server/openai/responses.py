@@ -18,7 +18,7 @@ from ...lang.conversations.messages import Message
 from ...lang.prompt import Media
 from ...lang.protocol import TokenLogprob, Usage
 from ...lang.tool_calls import Tool, ToolCall, ToolChoice
-from ..bodies import Body, Json, Label, ToolName, TopLogprobs, wrong
+from ..bodies import Body, Json, Label, ToolName, TopLogprobs, convert, wrong
 from ..conversation import (
     CONTEXT_LEFT,
     Dialogue,
@@ -32,7 +32,7 @@ from ..conversation import (
 from ..diagnosis.comparison import Change, Comparison, compare
 from ..errors import HttpError
 from ..http import JSON_OR_EVENTS, Answer, Asked, Endpoint, EventStream, Reply, sse
-from ..limits import MAX_MESSAGES, MAX_TOOLS
+from ..limits import MAX_MESSAGES, MAX_NAME, MAX_TOOLS
 from ..marks import Breakpoint, CacheOptions, Marks
 from .conversations import (
     CONVERSATION_NOT_OFFERED,
@@ -61,6 +61,7 @@ NOT_OFFERED = {
     "access_programs": "it is not offered; leave it out",
     "image": "pictures are not made; leave it out",
     "truncation": 'inputs are not cut; write "disabled", or leave it out',
+    "defer_loading": "all tools are shown to the model; leave it out",
     "file_id": "files are not kept; send data",
     "file_url": "files are not fetched; send text",
 }
@@ -126,18 +127,36 @@ class InputItem(Body, frozen=True):
 # --------------------------------------------------------------------------------------------------- tools
 
 
-class FlatTool(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool. Of a function all fields count, of a namespace its tools.
+FlatTool = Annotated[
+    Json,
+    msgspec.Meta(
+        description="A function, a namespace of functions, or a tool of a provider, which is left out with a warning.",
+        extra_json_schema={
+            "properties": {"type": {"type": "string", "maxLength": MAX_NAME}},
+            "required": ["type"],
+        },
+    ),
+]
 
-    Other types are tools of a provider: they are left out with a warning, since clients offer them with every request.
-    """
 
-    type: Label
-    name: ToolName | None = None
+class FlatFunction(Body, frozen=True):
+    """A function that the model may call. `strict` changes nothing: arguments always follow their schema."""
+
+    type: Literal["function"]
+    name: ToolName
     description: str | None = None
     parameters: Json | None = None
     strict: bool | None = None
-    tools: Annotated[tuple["FlatTool", ...], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
+    defer_loading: Literal[False] | None = None  # at its default only
+
+
+class ToolSpace(Body, frozen=True):
+    """Functions under one name."""
+
+    type: Literal["namespace"]
+    name: ToolName
+    tools: Annotated[tuple[FlatTool, ...], msgspec.Meta(min_length=1, max_length=MAX_TOOLS)]
+    description: str | None = None
 
 
 class ForcedName(Body, frozen=True, tag="function", tag_field="type"):
@@ -251,27 +270,35 @@ class ResponsesBody(AskingFields, frozen=True):
 
 @dataclass(slots=True)
 class _Tools:
-    """The functions of a request, those of namespaces among them, and what was left out."""
+    """The functions of a request, those of namespaces among them, what was left out, and all of them as they were
+    understood."""
 
     found: list[Tool] = field(default_factory=list)
     namespaces: dict[str, str] = field(default_factory=dict)  # name of a function → its namespace
     warnings: list[str] = field(default_factory=list)
+    shown: list[Json] = field(default_factory=list)
 
-    def add(self, tools: Sequence[FlatTool], within: str, namespace: str = "") -> None:
+    def add(self, tools: Sequence[Json], within: str, namespace: str = "") -> list[Json]:
+        """Adds the tools of a list. Returns them as they were understood. Raises HttpError for one that is wrong."""
+        shown: list[Json] = []
         for number, tool in enumerate(tools):
-            param = f"{within}[{number}]"
-            if tool.type == "namespace" and not namespace:
-                if tool.name is None or not tool.tools:
-                    raise wrong(param, "a namespace has a name and tools")
-                self.add(tool.tools, f"{param}.tools", tool.name)
-            elif tool.type == "function":
-                self._add_function(tool, param, namespace)
+            param, kind = f"{within}[{number}]", tool.get("type")
+            if not isinstance(kind, str) or len(kind) > MAX_NAME:
+                raise wrong(f"{param}.type", 'it is the name of a type, such as "function"')
+            if kind == "namespace" and not namespace:
+                space = convert(tool, ToolSpace, param, NOT_OFFERED)
+                inner = self.add(space.tools, f"{param}.tools", space.name)
+                shown.append(msgspec.structs.asdict(space) | {"tools": inner})
+            elif kind == "function":
+                function = convert(tool, FlatFunction, param, NOT_OFFERED)
+                self._add_function(function, param, namespace)
+                shown.append(msgspec.structs.asdict(function))
             else:
-                self.warnings.append(f"{param} {tool.type!r} is not offered here and was left out")
+                self.warnings.append(f"{param} {kind!r} is not offered here and was left out")
+                shown.append({"type": kind})
+        return shown
 
-    def _add_function(self, tool: FlatTool, param: str, namespace: str) -> None:
-        if tool.name is None:
-            raise wrong(f"{param}.name", "a function has a name", "missing_required_parameter")
+    def _add_function(self, tool: FlatFunction, param: str, namespace: str) -> None:
         if any(tool.name == known.name for known in self.found):
             raise wrong(f"{param}.name", f"another function is called {tool.name!r}, too")
         self.found.append(tool_of(tool.name, tool.description, tool.parameters, f"{param}.parameters"))
@@ -454,7 +481,7 @@ class ResponseAnswer(msgspec.Struct, frozen=True):
     status: str
     parallel_tool_calls: bool
     tool_choice: Any  # JSON, as it came
-    tools: list[FlatTool]
+    tools: list[Json]
     temperature: float
     top_p: float
     instructions: str | None
@@ -521,7 +548,7 @@ class _Response:
         self._body = asked.body
         self._front = asked.front
         self._dialogue = dialogue
-        self._namespaces = tools.namespaces
+        self._tools = tools
         self._key = asked.id
         self._created = asked.front.now()
         self._logprobs = dialogue.request.sampling.logprobs
@@ -602,7 +629,7 @@ class _Response:
         item = _Item(kind, f"{prefix}_{self._key[-24:]}{number:02x}")
         if kind == "function_call":
             item.call_id, item.name = f"call_{self._key[-24:]}{number:02x}", name
-            item.namespace = self._namespaces.get(name, "")
+            item.namespace = self._tools.namespaces.get(name, "")
         self._items.append(item)
         return item
 
@@ -665,7 +692,7 @@ class _Response:
             status=status,
             parallel_tool_calls=body.parallel_tool_calls is not False,
             tool_choice=body.tool_choice or "auto",
-            tools=list(body.tools or ()),
+            tools=self._tools.shown,
             temperature=1.0 if body.temperature is None else body.temperature,
             top_p=1.0 if body.top_p is None else body.top_p,
             instructions=body.instructions,
@@ -702,9 +729,9 @@ def _name(key: str) -> str:
 async def respond(asked: Asked[ResponsesBody]) -> Answer:
     """Answers an input."""
     body, front = asked.body, asked.front
-    model = front.model(body.model)
     tools = _Tools()
-    tools.add(body.tools or (), "tools")
+    tools.shown = tools.add(body.tools or (), "tools")
+    model = front.model(body.model)
     asked.warnings += tools.warnings
     turns = _turns(body)
     question = Question(

@@ -201,7 +201,7 @@ def test_marks_stand_at_the_ends_of_their_blocks() -> None:
 
 
 def test_a_mark_of_the_whole_body_stands_on_its_last_block() -> None:
-    hour = CacheControl(ttl="1h")
+    hour = CacheControl(type="ephemeral", ttl="1h")
     assert marks_of(("user", "a"), ("assistant", "b"), ("user", "c"), whole=hour) == Caching(
         (CacheMark(6, 3600.0),), (2, 4, 6), minimum=16
     )
