@@ -88,6 +88,12 @@ class UmbelFields(Body, frozen=True):
     timeout: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
 
 
+class UmbelBody(Body, frozen=True, kw_only=True):
+    """Base of the bodies that have the field `umbel`: all but that of `/runtime`, whose messages have an origin."""
+
+    umbel: UmbelFields | None = None
+
+
 refused_fields: Counter[str] = Counter()  # fields that were refused, by name, for /metrics: the next client's surprise
 
 

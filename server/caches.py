@@ -16,7 +16,7 @@ import msgspec
 from ..lang.caching import CACHE_SECONDS, CacheObject
 from ..lang.protocol import CreateCache, DeleteCache, ExtendCache, Origin, ReadCaches
 from ..lang.tool_calls import call_format_of
-from .bodies import Body, Name, Salt, UmbelFields, wrong
+from .bodies import Name, Salt, UmbelBody, UmbelFields, wrong
 from .errors import HttpError
 from .http import Asked, Endpoint, Reply
 from .limits import MAX_MESSAGES, MAX_TTL
@@ -47,7 +47,7 @@ class CacheBody(KeptTurns, frozen=True, kw_only=True):
     umbel: UmbelFields | None = None
 
 
-class ExtendBody(Body, frozen=True):
+class ExtendBody(UmbelBody, frozen=True):
     """Gives a cache another time to live, which begins now."""
 
     ttl: Seconds
@@ -144,7 +144,7 @@ async def look_up(asked: Asked[None]) -> Reply:
 async def extend(asked: Asked[ExtendBody]) -> Reply:
     """Gives a cache another time to live."""
     name, front = asked.path["name"], asked.front
-    origin = front.origin(asked.caller, None, asked.body.cache_salt)
+    origin = front.origin(asked.caller, asked.body.umbel, asked.body.cache_salt)
     found = await ask_caches(front, ExtendCache(asked.id, name, _seconds(asked.body.ttl), origin))
     if not found.caches:
         raise _missing(name)

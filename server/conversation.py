@@ -30,7 +30,7 @@ from .bodies import wrong
 from .front import Front, ServedModel
 from .limits import check_schema
 from .marks import warn_of_marks
-from .programs import ProgramModel
+from .programs import ProgramModel, place_warnings
 from .tokens import tokenizing
 
 CONTEXT_LEFT = MAX_TOKENS  # as max_tokens: the runtime ends a text where the context does
@@ -374,7 +374,9 @@ async def open_dialogue(
         request = GenRequest(request_id, (), sampling, origin=origin)
         unread = ReaderFacts(None, "", call_format, ())
         conversation = Conversation((), {}, (None,) * len(question.tools), "")
-        return Dialogue(front, question, request, conversation, unread, answerer=answerer)
+        return Dialogue(
+            front, question, request, conversation, unread, answerer=answerer, warnings=place_warnings(origin)
+        )
     offered = question.tools if question.choice.mode != "none" else ()
     question = replace(question, messages=front.ignored.dropped(question.messages))
     warning = front.changing.watch(origin.salt, question.messages)
@@ -397,6 +399,19 @@ async def open_dialogue(
     request = GenRequest(request_id, conversation.parts, asked, origin=origin, constraint=constraint)
     warnings = () if warning is None else (warning,)
     return Dialogue(front, question, request, conversation, facts, ends, warnings=warnings)
+
+
+def warn_of_effort(front: Front, param: str, options: Mapping[str, Option], warnings: list[str]) -> None:
+    """Warns of an effort that changes nothing.
+
+    Args:
+        param: the field of the effort.
+        options: the variables of the chat template that it sets.
+    """
+    template = front.template
+    never_reasons = options.get("enable_thinking") is False and template.reasoning_tags is None
+    if options and not never_reasons and not any(name in (template.source or "") for name in options):
+        warnings.append(f"{param}: this model's chat template knows no effort; it changes nothing")
 
 
 def _message_of(model: ServedModel, question: Question) -> str:

@@ -23,7 +23,7 @@ from ..interpreter.budget import Budget
 from ..lang.errors import ParameterError, shown
 from ..lang.protocol import Chunk, Completion, Final, FinishReason, GenRequest, Origin, Usage
 from ..lang.sampling import MAX_TOKENS, OPTIONS, SamplingParams
-from .bodies import Body, Salt, UmbelFields, wrong
+from .bodies import Body, Salt, UmbelBody, wrong
 from .errors import HttpError, http_error
 from .front import Front, ServedModel
 from .http import DONE, JSON_OR_EVENTS, Answer, Asked, Endpoint, EventStream, Reply, sse
@@ -42,7 +42,7 @@ class RunBudget(Body, frozen=True):
     seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
 
 
-class RunBody(Body, frozen=True):
+class RunBody(UmbelBody, frozen=True):
     """A run of a program.
 
     Attributes:
@@ -52,7 +52,7 @@ class RunBody(Body, frozen=True):
         budget: what the run may cost.
         stream: pieces are sent as they are generated.
         cache_salt: a namespace of the prefix cache.
-        umbel: priority and timeout of the run.
+        umbel: priority and timeout of the run; its other fields have no effect, with a warning.
     """
 
     told_as = {"prompt": "arguments"} | {name: f"sampling.{name}" for name in OPTIONS}
@@ -62,7 +62,6 @@ class RunBody(Body, frozen=True):
     budget: RunBudget | None = None
     stream: bool | None = None
     cache_salt: Salt | None = None
-    umbel: UmbelFields | None = None
 
 
 class ProgramUsage(msgspec.Struct, frozen=True):
@@ -193,11 +192,13 @@ async def run(asked: Asked[RunBody]) -> Answer:
     """Runs a program."""
     body, front = asked.body, asked.front
     offered = front.programs.get(asked.path["name"])
+    origin = front.origin(asked.caller, body.umbel, body.cache_salt)
+    asked.warnings += place_warnings(origin)
     begun = _begin(
         front,
         offered,
         body.arguments,
-        front.origin(asked.caller, body.umbel, body.cache_salt),
+        origin,
         sampling=_sampling(body.sampling),
         stream=bool(body.stream),
         budget=_budget(body.budget),
@@ -238,6 +239,14 @@ async def _stream(asked: Asked[RunBody], offered: OfferedProgram, begun: HostedR
                         yield sse(_event(event))
 
 
+def place_warnings(origin: Origin) -> tuple[str, ...]:
+    """Returns warnings of fields that place a request in a program of the client: the calls of a run are placed by the
+    run. Clients that send these fields with every request may run programs."""
+    given = {"program": origin.program_id, "fork_group": origin.fork_group, "ahead": origin.ahead}
+    said = "a run is a program of its own, and knows its branches; it changes nothing"
+    return tuple(f"umbel.{name}: {said}" for name, value in given.items() if value)
+
+
 def _begin(
     front: Front,
     offered: OfferedProgram,
@@ -248,13 +257,6 @@ def _begin(
     stream: bool,
     budget: Budget | None = None,
 ) -> HostedRun:
-    for name, given in (
-        ("program", origin.program_id),
-        ("fork_group", origin.fork_group),
-        ("ahead", origin.ahead),
-    ):
-        if given:
-            raise wrong(f"umbel.{name}", "a run is a program of its own, and knows its branches; leave it out")
     front.check_open()
     options = {
         "backend": front.backend,

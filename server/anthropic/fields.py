@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ..bodies import Body, Json, Label, Name, Salt, Seed, Stops, TokenCount, ToolName, TopP, UmbelFields
+from ..bodies import Body, Json, Label, Name, Salt, Seed, Stops, TokenCount, ToolName, TopP, UmbelBody
 from ..limits import MAX_MESSAGES, MAX_TOOLS
 from ..marks import CacheControl
 
@@ -224,7 +224,7 @@ class DiagnosticsWish(Body, frozen=True):
     previous_message_id: Label | None = None
 
 
-class MessageFields(Body, frozen=True):
+class MessageFields(UmbelBody, frozen=True):
     """Fields that make the prompt, and those that only some clients send.
 
     Next to Anthropic's own: temperature, top_p, top_k and seed as of `gen()`, and `cache_salt`, a namespace of the
@@ -247,7 +247,6 @@ class MessageFields(Body, frozen=True):
     top_k: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     seed: Seed | None = None
     cache_salt: Salt | None = None
-    umbel: UmbelFields | None = None
     user_profile_id: Label | None = None
     workspace_id: Label | None = None
     # At their defaults only.

@@ -17,7 +17,7 @@ from ...lang.errors import ContextLengthError
 from ...lang.protocol import FinishReason, Locate, Locating, Usage
 from ...lang.sampling import SamplingParams
 from ..bodies import wrong
-from ..conversation import Dialogue, Piece, Question, ReasoningPiece, Said, open_dialogue
+from ..conversation import Dialogue, Piece, Question, ReasoningPiece, Said, open_dialogue, warn_of_effort
 from ..diagnosis.comparison import Comparison, compare
 from ..errors import HttpError
 from ..http import JSON_OR_EVENTS, Answer, Asked, Endpoint, EventStream, Reply, sse
@@ -67,13 +67,30 @@ async def _open(asked: Asked[Any], sampling: SamplingParams) -> Dialogue:
         options=_options(body),
         continues=turns.continues,
     )
-    if isinstance(body.thinking, ThinkEnabled) and front.template.reasoning_tags is None:
-        asked.warnings.append("thinking: this model's chat template knows no reasoning; the answer has none")
+    _warn(asked)
     origin = front.origin(asked.caller, body.umbel, body.cache_salt)
     dialogue = await open_dialogue(front, question, sampling, origin, asked.id, model=model)
     caching = turns.marks.caching(dialogue.conversation, front.limits.cache_minimum, whole=body.cache_control)
     dialogue.mark(caching, asked.warnings)
     return dialogue
+
+
+def _warn(asked: Asked[Any]) -> None:
+    """Warns of fields that change nothing."""
+    body: MessageFields = asked.body
+    warnings = asked.warnings
+    if isinstance(body.thinking, ThinkEnabled):
+        if asked.front.template.reasoning_tags is None:
+            warnings.append("thinking: this model's chat template knows no reasoning; the answer has none")
+        else:
+            warnings.append("thinking.budget_tokens: it limits nothing; max_tokens limits thinking and answer together")
+    if body.output_config is not None and body.output_config.effort is not None:
+        effort: dict[str, Option] = {"reasoning_effort": body.output_config.effort}
+        warn_of_effort(asked.front, "output_config.effort", effort, warnings)
+    if body.context_management is not None and body.context_management.edits:
+        warnings.append("context_management: nothing is cleared; leave out what the model shall not see")
+    if getattr(body, "service_tier", None) == "standard_only":
+        warnings.append("service_tier: there is one tier; it changes nothing")
 
 
 def _options(body: MessageFields) -> dict[str, Option]:

@@ -32,10 +32,11 @@ from ..bodies import (
     TokenId,
     TopK,
     TopP,
-    UmbelFields,
+    UmbelBody,
     wrong,
 )
-from ..front import Front
+from ..front import NO_FIELDS, Front
+from ..http import Asked
 from ..limits import MAX_SCHEMA, check_schema
 from ..openai.fields import SGLANG_NOT_OFFERED, texts_of
 from ..tokens import check_ids
@@ -46,7 +47,7 @@ DEFAULT_MAX_NEW_TOKENS = 128  # SGLang's
 _FORMS = ("text", "input_ids", "parts", "prompt")  # of a prompt
 
 
-class NativeFields(Body, frozen=True):
+class NativeFields(UmbelBody, frozen=True):
     """Fields of every native body that runs something.
 
     Attributes:
@@ -56,7 +57,6 @@ class NativeFields(Body, frozen=True):
 
     model: Name | None = None
     cache_salt: Salt | None = None
-    umbel: UmbelFields | None = None
 
     def field_of(self, parameter: str) -> str | None:
         if parameter == "prompt":
@@ -92,6 +92,12 @@ def check_model(front: Front, name: str | None) -> None:
     """Raises HttpError for a model that is not served, or that is a program."""
     if name is not None and name != ANY_MODEL and front.model(name).program:
         raise wrong("model", f"{name!r} is a program; run it by /v1/programs")
+
+
+def warn_of_umbel(asked: Asked[Any]) -> None:
+    """Warns of fields of umbel on a route that asks nothing of the engine."""
+    if asked.body.umbel not in (None, NO_FIELDS):
+        asked.warnings.append("umbel: this route has nothing to schedule; it changes nothing")
 
 
 def one_of(**forms: object) -> None:

@@ -7,13 +7,13 @@ import msgspec
 
 from ...lang.prompt import Generated, Part, Parts, Text
 from ...lang.protocol import MAX_DETOKENIZED, Detokenize, ScoredChoice, ScoreRequest, Tokenize
-from ..bodies import Body, Name, TokenId, wrong
+from ..bodies import Name, TokenId, UmbelBody, wrong
 from ..front import Front
 from ..http import Asked, Endpoint, Reply
 from ..limits import MAX_BATCH
 from ..openai.fields import TokenUsage, token_usage
 from ..tokens import check_ids, tokenizing
-from .fields import NativeFields, PromptFields, check_model, one_of, text_prompt
+from .fields import NativeFields, PromptFields, check_model, one_of, text_prompt, warn_of_umbel
 
 MAX_CHOICES = 4_096  # of one request; the runtime has a limit of its own
 Choice = Annotated[str, msgspec.Meta(min_length=1, max_length=1 << 16)]
@@ -73,7 +73,7 @@ class TokenizeAnswer(msgspec.Struct, frozen=True):
 TokenRow = Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=MAX_DETOKENIZED)]
 
 
-class DetokenizeBody(Body, frozen=True):
+class DetokenizeBody(UmbelBody, frozen=True):
     """Asks for the text of token ids, or of several lists of them.
 
     Attributes:
@@ -144,6 +144,7 @@ async def detokenize(asked: Asked[DetokenizeBody]) -> Reply:
     """Returns the text of token ids."""
     body, front = asked.body, asked.front
     check_model(front, body.model)
+    warn_of_umbel(asked)
     backend = tokenizing(front)
     single = tuple(each for each in body.tokens if isinstance(each, int))
     lists = [each for each in body.tokens if not isinstance(each, int)]

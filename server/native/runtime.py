@@ -10,11 +10,11 @@ from ...lang.errors import CapabilityError
 from ...lang.protocol import Hint, Pinning
 from ...lang.status import Observable
 from ..activity import COLUMNS
-from ..bodies import Body, Json, Label, wrong
+from ..bodies import Json, Label, UmbelBody, wrong
 from ..front import Front
 from ..http import Asked, Endpoint, Reply
 from ..limits import MAX_TTL
-from .fields import PromptFields, check_model
+from .fields import PromptFields, check_model, warn_of_umbel
 
 SERVER_NAME = "umbel"
 WEIGHTS = "default"  # their only version: they are loaded once
@@ -41,7 +41,7 @@ class HintAnswer(msgspec.Struct, frozen=True):
     id: str
 
 
-class AbortBody(Body, frozen=True):
+class AbortBody(UmbelBody, frozen=True):
     """Names a request of this caller: the `rid` of its /generate, or its id in `meta_info`."""
 
     rid: Label
@@ -107,6 +107,7 @@ def hint_id(caller: str, name: str) -> str:
 async def abort(asked: Asked[AbortBody]) -> Reply:
     """Ends requests early."""
     asked.front.check_alone("a client that hangs up ends its request")
+    warn_of_umbel(asked)
     return Reply(AbortAnswer(asked.front.abort(asked.caller, asked.body.rid)))
 
 

@@ -23,6 +23,7 @@ from ..conversation import (
     Said,
     open_dialogue,
     picture,
+    warn_of_effort,
 )
 from ..errors import HttpError
 from ..front import Front
@@ -42,6 +43,7 @@ from .conversations import (
     choice_of,
     options_of,
     tool_of,
+    warn_of_hints,
 )
 from .fields import NOT_OFFERED, GenerationFields, Metadata, TokenUsage, TopTokenEntry, token_entries, token_usage
 
@@ -255,7 +257,7 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True):
     cache_control: CacheControl | None = None
     prompt_cache_options: CacheOptions | None = None
     cached_content: Label | None = None
-    # Labels and hints, without effect.
+    # Labels, and a hint, without effect; a header says so of the hint.
     metadata: Metadata | None = None
     prompt_cache_key: Label | None = None
     safety_identifier: Label | None = None
@@ -538,12 +540,22 @@ class _Chat:
         return token_usage(final.usage, sum(said.reasoning_tokens for said in answers))
 
 
+def _warn(asked: Asked[ChatBody]) -> None:
+    """Warns of fields that change nothing."""
+    body = asked.body
+    warn_of_effort(asked.front, "reasoning_effort", options_of(body.reasoning_effort), asked.warnings)
+    blocks = (block for message in body.messages if isinstance(message.content, tuple) for block in message.content)
+    details = (block.image_url.detail for block in blocks if isinstance(block, ImageBlock))
+    warn_of_hints(body.verbosity, "verbosity", details, asked.warnings)
+
+
 async def converse(asked: Asked[ChatBody]) -> Answer:
     """Answers a conversation."""
     body, front = asked.body, asked.front
     model = front.model(body.model)
     if body.top_logprobs and not body.logprobs:
         raise wrong("top_logprobs", "it needs logprobs: true")
+    _warn(asked)
     origin = front.origin(asked.caller, body.umbel, body.cache_salt)
     cache: CacheObject | None = None
     kept = KeptTurns()

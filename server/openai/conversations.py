@@ -1,6 +1,6 @@
 """Holds what chat completions and responses share: tools, formats, and the parts of a question that they make."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from ...lang.conversations.messages import Option
@@ -77,3 +77,18 @@ def options_of(effort: Effort | None, given: Mapping[str, Option] | None = None)
     if effort is not None:
         options = {"reasoning_effort": effort, "enable_thinking": effort not in ("none", "minimal")}
     return options | dict(given or {})
+
+
+def warn_of_hints(
+    verbosity: Verbosity | None, param: str, details: Iterable[Detail | None], warnings: list[str]
+) -> None:
+    """Warns of hints that change nothing.
+
+    Args:
+        verbosity: of the answer. param: its field.
+        details: of the pictures.
+    """
+    if verbosity not in (None, "medium"):
+        warnings.append(f"{param}: it changes nothing; ask for short or long answers in a message")
+    if any(detail not in (None, "auto") for detail in details):
+        warnings.append("detail: it changes nothing; pictures are seen as they are")

@@ -26,7 +26,7 @@ from ..bodies import (
     TokenCount,
     TopK,
     TopP,
-    UmbelFields,
+    UmbelBody,
     wrong,
 )
 from ..tokens import spelled
@@ -50,7 +50,7 @@ class StreamOptions(Body, frozen=True):
     include_obfuscation: bool = True
 
 
-class AskingFields(Body, frozen=True):
+class AskingFields(UmbelBody, frozen=True):
     """Fields that all bodies of the dialect have in common, with OpenAI's names and defaults.
 
     Next to OpenAI's own: top_k, min_p and repetition_penalty as of `gen()`, and `cache_salt`, a namespace of the prefix
@@ -68,7 +68,6 @@ class AskingFields(Body, frozen=True):
     min_p: MinP | None = None
     repetition_penalty: Repetition | None = None
     cache_salt: Salt | None = None
-    umbel: UmbelFields | None = None
 
     # Any: fields of SamplingParams
     def sampling(self, max_tokens: int, **others: Any) -> SamplingParams:

@@ -28,6 +28,7 @@ from ..conversation import (
     Said,
     open_dialogue,
     picture,
+    warn_of_effort,
 )
 from ..diagnosis.comparison import Change, Comparison, compare
 from ..errors import HttpError
@@ -46,6 +47,7 @@ from .conversations import (
     choice_of,
     options_of,
     tool_of,
+    warn_of_hints,
 )
 from .fields import AskingFields, Metadata, token_entries
 
@@ -243,7 +245,7 @@ class ResponsesBody(AskingFields, frozen=True):
     include: Annotated[tuple[Included, ...], msgspec.Meta(max_length=16)] | None = None
     store: bool | None = None
     prompt_cache_options: ComparedCacheOptions | None = None
-    # Labels and hints, without effect.
+    # Labels, without effect.
     metadata: Metadata | None = None
     client_metadata: Json | None = None
     prompt_cache_key: Label | None = None
@@ -726,6 +728,21 @@ def _name(key: str) -> str:
     return f"resp_{key}"
 
 
+def _warn(asked: Asked[ResponsesBody]) -> None:
+    """Warns of fields that change nothing."""
+    body, warnings = asked.body, asked.warnings
+    reasoning = body.reasoning or ReasoningOptions()
+    warn_of_effort(asked.front, "reasoning.effort", options_of(reasoning.effort), warnings)
+    if reasoning.summary or reasoning.generate_summary:
+        warnings.append("reasoning.summary: reasoning is given as it is; there are no summaries")
+    if "reasoning.encrypted_content" in (body.include or ()):
+        warnings.append("include: reasoning is given as text; it is never encrypted")
+    items = () if isinstance(body.input, str) else body.input
+    contents = (content for item in items for content in (item.content, item.output) if isinstance(content, tuple))
+    details = (block.detail for content in contents for block in content if isinstance(block, InputImage))
+    warn_of_hints(body.text.verbosity if body.text else None, "text.verbosity", details, warnings)
+
+
 async def respond(asked: Asked[ResponsesBody]) -> Answer:
     """Answers an input."""
     body, front = asked.body, asked.front
@@ -733,6 +750,7 @@ async def respond(asked: Asked[ResponsesBody]) -> Answer:
     tools.shown = tools.add(body.tools or (), "tools")
     model = front.model(body.model)
     asked.warnings += tools.warnings
+    _warn(asked)
     turns = _turns(body)
     question = Question(
         [message for message, _ in turns],

@@ -136,11 +136,11 @@ GOOD: dict[tuple[str, str], tuple[dict[str, Any], ...]] = {
         {"model": "oracle", "messages": [{"role": "system", "content": "be short, be kind"}], "ttl": "60s",
          "tools": [{"type": "function", "function": _TOOL}], "cache_salt": "s"},
     ),
-    ("PATCH", "/v1/caches/{name}"): ({"ttl": 60},),
+    ("PATCH", "/v1/caches/{name}"): ({"ttl": 60, "umbel": _OURS["umbel"]},),
     ("POST", "/runtime"): ({"message": base64.b64encode(_QUESTION).decode()},),
     ("POST", "/v1/programs/{name}/runs"): (
         {"arguments": {"q": "why"}, "sampling": {"max_tokens": 3, "temperature": 0},
-         "budget": {"tokens": 100, "calls": 5, "seconds": 30}, "umbel": {"priority": 1}, "cache_salt": "s"},
+         "budget": {"tokens": 100, "calls": 5, "seconds": 30}, **_OURS},
     ),
     ("POST", "/generate"): (
         {"text": "hello", "sampling_params": _SAMPLING, "return_logprob": True, "logprob_start_len": 1,
@@ -153,9 +153,10 @@ GOOD: dict[tuple[str, str], tuple[dict[str, Any], ...]] = {
         {"text": "hello", "choices": ["yes", "no"], "unconditional": True, "probability": "exact", **_OURS},
     ),
     ("POST", "/tokenize"): ({"prompt": ["hello", "you"], "add_special_tokens": False, "model": "oracle", **_OURS},),
-    ("POST", "/detokenize"): ({"tokens": [[104, 105]], "skip_special_tokens": False, "model": "oracle"},),
+    ("POST", "/detokenize"): ({"tokens": [[104, 105]], "skip_special_tokens": False, "model": "oracle",
+                               "umbel": _OURS["umbel"]},),
     ("POST", "/hints"): ({"text": "hello", "id": "mine", "pin": 1.0, **_OURS},),
-    ("POST", "/abort"): ({"rid": "mine"},),
+    ("POST", "/abort"): ({"rid": "mine", "umbel": _OURS["umbel"]},),
     ("POST", "/abort_request"): ({"rid": "mine"},),
 }  # fmt: skip
 

@@ -56,6 +56,11 @@ def test_a_value_of_another_type_or_out_of_range_is_refused_by_the_name_of_its_f
     assert asyncio.run(scenario()) >= len(schema["properties"])
 
 
+def test_every_body_has_the_field_umbel() -> None:
+    without = {each.path for each in TAKING if "umbel" not in each.body.__struct_fields__}  # type: ignore[union-attr]
+    assert without == {"/runtime"}
+
+
 LONG, FAR = "a" * 700, 2**31 - 1  # beyond the context; beyond the vocabulary
 ASKED = [{"role": "user", "content": "hello"}]
 CALLED = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{"}}

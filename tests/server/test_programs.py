@@ -27,7 +27,7 @@ from umbel.srt.in_process import LocalBackend
 
 from ..compiler.random_programs import bodies, program_of
 from ..serving import PATIENCE
-from .client import AsgiClient, served
+from .client import Answered, AsgiClient, served
 from .serving import ADMIN_KEY, KEY, Serving
 
 pytestmark = pytest.mark.filterwarnings("ignore::umbel.TemplateWarning")
@@ -322,7 +322,6 @@ def test_sampling_budget_and_timeout_hold_for_all_of_a_run() -> None:
         ({"arguments": {"essay": "x"}, "sampling": {"logit_bias": {"x": 1}}}, "token ids"),
         ({"arguments": {"essay": "x"}, "budget": {}}, "limits nothing"),
         ({"arguments": {"essay": "x"}, "budget": {"dollars": 1}}, "budget.dollars"),
-        ({"arguments": {"essay": "x"}, "umbel": {"fork_group": "f"}}, "umbel.fork_group"),
         ({"arguments": {"essay": "x"}, "umbel": {"priority": 10**9}}, "umbel.priority"),
         ({"argument": {}}, "argument"),
     ],
@@ -435,7 +434,6 @@ def test_fields_of_the_client_hold_for_the_calls_of_the_program() -> None:
         ({"sampling": SamplingParams(n=2)}, "is a program"),
         ({"sampling": SamplingParams(stop=("x",))}, "is a program"),
         ({"sampling": SamplingParams(logprobs=True)}, "is a program"),
-        ({"origin": Origin(fork_group="f")}, "knows its branches"),
     ],
 )
 def test_what_a_program_cannot_honour_is_refused(given: dict[str, Any], says: str) -> None:
@@ -481,6 +479,24 @@ def test_a_chat_client_runs_the_judge_as_a_model() -> None:
     assert "".join(texts) == expected["verdict"]
     assert len([text for text in texts if text]) == 5
     assert chunks[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+
+
+def test_the_place_of_a_request_changes_nothing_of_a_run_and_a_header_says_so() -> None:
+    place = {"umbel": {"program": "p", "fork_group": "f", "ahead": 3}}
+
+    async def work(client: AsgiClient) -> list[Answered]:
+        await put(client, "judge?parameter=essay", JUDGE)
+        run = {"arguments": {"essay": "x"}, **place}
+        talk = {"model": "judge", "messages": TALK, **place}
+        return [
+            await client.post("/v1/programs/judge/runs", run),
+            await client.post("/v1/programs/judge/runs", {**run, "stream": True}),
+            await client.post("/v1/chat/completions", talk),
+        ]
+
+    for answer in on_a_server(work):
+        assert answer.status == 200
+        assert answer.headers["umbel-warning"].startswith("umbel.ahead: ")
 
 
 def test_an_answer_of_a_program_is_recorded(tmp_path: Path) -> None:

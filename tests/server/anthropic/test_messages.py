@@ -337,6 +337,25 @@ def test_a_template_that_cannot_reason_is_named_in_a_header() -> None:
     run(scenario, Scripted("Yes."))
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"service_tier": "standard_only"}, "service_tier: "),
+        ({"service_tier": "auto", "context_management": {"edits": []}}, None),
+        ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, "context_management: "),
+        ({"output_config": {"effort": "high"}}, "output_config.effort: "),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1025}, "thinking.budget_tokens: "),
+    ],
+    ids=str,
+)
+def test_a_header_names_what_changes_nothing(fields: dict[str, Any], said: str | None) -> None:
+    async def scenario(client: AsgiClient) -> None:
+        warning = (await client.post("/v1/messages", BODY | fields)).headers.get("umbel-warning")
+        assert warning is None if said is None else str(warning).startswith(said)
+
+    run(scenario, LocalBackend(chat_template=THINKS))
+
+
 def test_the_stop_sequence_is_told() -> None:
     async def scenario(client: AsgiClient) -> None:
         text = (await both(client, BODY))["content"][0]["text"]

@@ -73,6 +73,9 @@ def test_texts_have_ids(body: dict[str, Any], tokens: Any, count: Any) -> None:
 def test_ids_have_a_text(body: dict[str, Any], text: Any) -> None:
     async def scenario(client: AsgiClient) -> None:
         assert (await client.post("/detokenize", body)).json == {"text": text, "prompt": text}
+        placed = await client.post("/detokenize", {**body, "umbel": {"program": "p"}})
+        assert placed.headers["umbel-warning"].startswith("umbel: ")
+        assert "umbel-warning" not in (await client.post("/detokenize", {**body, "umbel": {}})).headers
 
     run(scenario)
 

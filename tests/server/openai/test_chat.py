@@ -349,3 +349,30 @@ def test_the_white_space_that_a_template_writes_before_answers_is_no_content(tex
         said.add(reader.feed(piece, 1))
     said.add(reader.finish())
     assert said.content == content
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"verbosity": "low"}, "verbosity: "),
+        ({"verbosity": "medium"}, None),
+        ({"reasoning_effort": "high"}, "reasoning_effort: "),
+        ({"reasoning_effort": "none"}, None),  # it never reasons
+    ],
+    ids=str,
+)
+def test_a_header_names_what_changes_nothing(fields: dict[str, Any], said: str | None) -> None:
+    async def scenario(client: AsgiClient) -> None:
+        warning = (await client.post("/v1/chat/completions", BODY | fields)).headers.get("umbel-warning")
+        assert warning is None if said is None else str(warning).startswith(said)
+
+    run(scenario)
+
+
+def test_an_effort_that_a_template_knows_needs_no_warning() -> None:
+    async def scenario(client: AsgiClient) -> None:
+        answer = await client.post("/v1/chat/completions", BODY | {"reasoning_effort": "high"})
+        assert answer.status == 200
+        assert "umbel-warning" not in answer.headers
+
+    run(scenario, LocalBackend(chat_template=QWEN))

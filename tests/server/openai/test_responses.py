@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from umbel.server.openai.conversations import warn_of_hints
 
 from ..client import AsgiClient, served
 
@@ -180,3 +181,30 @@ def test_a_failure_in_a_stream_is_an_event_of_its_own() -> None:
         assert events[-1][1]["response"]["error"]["code"] == "server_error"
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"text": {"verbosity": "high"}}, "text.verbosity: "),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort: "),
+        ({"reasoning": {"summary": "auto"}}, "reasoning.summary: "),
+        ({"include": ["reasoning.encrypted_content"]}, "include: "),
+        ({"text": {"verbosity": "medium"}, "reasoning": {"effort": "none"}, "include": []}, None),
+    ],
+    ids=str,
+)
+def test_a_header_names_what_changes_nothing(fields: dict[str, Any], said: str | None) -> None:
+    async def scenario(client: AsgiClient) -> None:
+        warning = (await client.post("/v1/responses", BODY | fields)).headers.get("umbel-warning")
+        assert warning is None if said is None else str(warning).startswith(said)
+
+    run(scenario)
+
+
+def test_a_detail_of_a_picture_is_warned_of() -> None:
+    warnings: list[str] = []
+    warn_of_hints(None, "verbosity", [None, "auto"], warnings)
+    assert warnings == []
+    warn_of_hints(None, "verbosity", ["auto", "low"], warnings)
+    assert [warning.partition(":")[0] for warning in warnings] == ["detail"]
