@@ -1,6 +1,7 @@
 """The live page: what it may load, whom it shows what, and its data."""
 
 import asyncio
+import json
 import re
 import tomllib
 from collections.abc import Awaitable, Callable
@@ -10,6 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
+import umbel as ul
+from umbel.compiler.files import serialise
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Hint
 from umbel.lang.status import MOST_NODES, MOST_SHOWN, EngineState, PoolGauges, RuntimeStatus, TreeSurvey
@@ -236,12 +239,41 @@ def test_an_odd_query_is_refused_by_name(path: str, param: str) -> None:
 # ------------------------------------------------------------------------------------------ in a browser
 
 
+@ul.function(temperature=0)
+def sides(s: ul.State) -> None:
+    s += "An essay."
+    branches = s.fork(3)
+    for number, branch in enumerate(branches):
+        branch += f"\n{number}:" + ul.gen("side", max_tokens=4, ignore_eos=True)
+    branches.join()
+    s += "\nVerdict:" + ul.gen("verdict", max_tokens=4, ignore_eos=True)
+
+
+COLUMNS = "[...document.querySelectorAll('#branches .branch')]"
+TITLES = ["main stream", "branch 0", "branch 1", "branch 2"]
+
+
+def run_branches(page: Browser) -> None:
+    """Runs the program with branches: each has a column, with the text of its call."""
+    until(lambda: page.value("$('program').value") == "sides", "it does not list the program")
+    page.value("$('program-form').requestSubmit()")
+    until(lambda: "4 calls" in page.value("$('run-facts').textContent"), "the program does not end")
+    assert page.value(f"{COLUMNS}.map(each => each.querySelector('h3').textContent)") == TITLES
+    names = page.value(f"{COLUMNS}.map(each => [...each.querySelectorAll('h4')].map(name => name.textContent))")
+    assert names == [["side", "verdict"], ["side"], ["side"], ["side"]]  # the joined ones are a list
+    joined, _, *texts = page.value("[...document.querySelectorAll('#branches .text')].map(each => each.textContent)")
+    assert json.loads(joined) == texts
+    assert all(texts)
+
+
 @pytest.mark.nightly
 @pytest.mark.processes
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not on PATH")
-def test_chromium_draws_a_thousand_nodes_within_a_second_and_complains_of_nothing() -> None:
-    """From a server that still starts to one that has answered."""
-    serving = Serving("--model", "oracle")
+def test_chromium_draws_a_thousand_nodes_within_a_second_and_complains_of_nothing(tmp_path: Path) -> None:
+    """From a server that still starts to one that has answered, and has run a program."""
+    program = tmp_path / "sides.umbel.json"
+    program.write_bytes(serialise.encode(sides.trace()))
+    serving = Serving("--model", "oracle", "--program", str(program))
     browser = None
     try:
         browser = page = Browser()
@@ -261,6 +293,7 @@ def test_chromium_draws_a_thousand_nodes_within_a_second_and_complains_of_nothin
         assert page.value(f"Math.max(...{painted}.map(each => each.duration))") < 1_000  # ms
         page.type("#prompt", "The capital of France is")
         until(lambda: "generated token" in page.value("$('answer-facts').textContent"), "no answer is streamed")
+        run_branches(page)
         page.value("$('tree').focus()")
         for key in ("ArrowDown", "ArrowRight", "Enter", " ", "Escape"):
             page.press(key)
