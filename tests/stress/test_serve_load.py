@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from ..serving import PATIENCE
-from .serving import Serving, serving, until_async
+from .serving import Answer, Serving, serving, until_async
 
 pytestmark = pytest.mark.processes
 
@@ -28,32 +28,44 @@ SALTS = ("", "a", "b")
 KEPT = 1  # seconds of pins and caches after their last use
 
 
-async def fill(server: Serving, places: int, tokens: int) -> float:
-    """Takes all places with streams, asks for one more → seconds until that one was refused."""
+STEP = 0.5  # seconds of an engine step
+MOST_STEPS = 2  # from a request to its refusal: a second
+
+
+async def fill(server: Serving, places: int, tokens: int) -> int:
+    """Takes all places with streams, asks for one more → engine steps until that one was refused."""
     await server.ready()
     body = {"model": "oracle", "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     prompts = [f"a long text {number}: " for number in range(8)]
-    streams = [asyncio.create_task(server.stream({**body, "prompt": prompts[n % 8]})) for n in range(places)]
+    chunks = [0] * places  # of each stream; a step gives one to each that runs
+
+    def stream(number: int) -> asyncio.Task[Answer]:
+        def count(_: bytes) -> None:
+            chunks[number] += 1
+
+        return asyncio.create_task(server.stream({**body, "prompt": prompts[number % 8]}, count))
+
+    streams = [stream(number) for number in range(places)]
 
     async def full() -> bool:
         return bool((await server.facts())["http_in_flight"] == places)
 
     await until_async(full, "all places are taken")
-    asked = time.monotonic()
+    before = list(chunks)
     refused = await server.post("/v1/completions", {**body, "prompt": "one more"})
-    seconds = time.monotonic() - asked
+    steps = max(after - earlier for after, earlier in zip(chunks, before, strict=True))
     assert refused.status == 503
     assert int(refused.headers["retry-after"]) >= 1
     assert refused.json["error"]["code"] == "overloaded"
     assert await server.status_of_health() == 200  # full is not ill
     answers = await asyncio.gather(*streams)
-    texts = [(await server.post("/v1/completions", {**body, "prompt": prompt})).text for prompt in prompts]
-    for answer, text in zip(answers, itertools.cycle(texts)):
+    alone = await asyncio.gather(*(server.post("/v1/completions", {**body, "prompt": prompt}) for prompt in prompts))
+    for answer, text in zip(answers, itertools.cycle(each.text for each in alone)):
         assert answer.whole
         assert answer.error == ""
         assert answer.text == text
     await server.rest()
-    return seconds
+    return steps
 
 
 def test_the_request_after_the_last_place_is_refused_and_all_others_get_their_text(server: Serving) -> None:
@@ -62,11 +74,11 @@ def test_the_request_after_the_last_place_is_refused_and_all_others_get_their_te
 
 @pytest.mark.nightly
 def test_the_default_limits_hold_256_streams_and_1024_that_wait(tmp_path: Path) -> None:
-    options = {"max_running": 256, "pool_tokens": 1 << 16, "debug": {"step_delay": 0.5}}
+    options = {"max_running": 256, "pool_tokens": 1 << 16, "debug": {"step_delay": STEP}}
     with serving(tmp_path, options) as server:
-        seconds = asyncio.run(fill(server, 256 + 1_024, 40))
-    print(f"refused after {seconds:.3f} s")
-    assert seconds < 5  # a second on a quiet machine
+        steps = asyncio.run(fill(server, 256 + 1_024, 40))
+    print(f"refused within {steps} steps of {STEP} s")
+    assert steps <= MOST_STEPS
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}}, "required": ["a", "b"]}
