@@ -24,7 +24,14 @@ PLACE = {"program": "essays", "fork_group": "sides", "ahead": 3, "priority": 2, 
 PLACED = [
     each for each in ENDPOINTS if each.body is not None and "umbel" in each.body.__struct_fields__ and each is not RUNS
 ]
-OF_NO_STEP = {"/tokenize", "/v1/messages/count_tokens"}  # they ask the gateway alone
+OF_NO_STEP = {  # they ask the gateway, or nothing below the server
+    "/abort",
+    "/abort_request",
+    "/detokenize",
+    "/tokenize",
+    "/v1/caches/{name}",
+    "/v1/messages/count_tokens",
+}
 
 
 class Recording(LocalBackend):
