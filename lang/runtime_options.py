@@ -202,12 +202,13 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise ParameterError("pool_tokens and pool_memory both say how large the KV pool is; give one of them")
         if not isinstance(self.overlap, bool) and checks.plain_value(self.overlap) != "auto":
             raise ParameterError(f'overlap={shown(self.overlap)} is not known; write "auto", True or False')
-        if self.tensor_parallel > 1 and self.model == ORACLE:
-            raise ParameterError(f"tensor_parallel={self.tensor_parallel}: the oracle has no weights; leave it out")
-        delay = self.debug.step_delay
+        ranks, oracle = checks.plain_value(self.tensor_parallel), checks.plain_value(self.model) == ORACLE
+        if ranks > 1 and oracle:
+            raise ParameterError(f"tensor_parallel={ranks}: the oracle has no weights; leave it out")
+        delay = checks.plain_value(self.debug.step_delay)
         if delay and self.overlap is True:
             raise ParameterError(f"step_delay={delay} delays steps that wait; leave overlap=True out")
-        if delay and self.model != ORACLE:
+        if delay and not oracle:
             raise ParameterError(f"step_delay slows the oracle model only; model={shown(self.model)} takes none")
 
 

@@ -30,7 +30,7 @@ class RudeInteger(int):
     def __int__(self) -> int:
         raise RuntimeError("no")
 
-    __index__ = __repr__ = __str__ = __lt__ = __ge__ = __float__ = __int__  # type: ignore[assignment]
+    __index__ = __repr__ = __str__ = __lt__ = __gt__ = __ge__ = __float__ = __int__  # type: ignore[assignment]
 
 
 class RudeText(str):
@@ -144,8 +144,7 @@ NUMBERS = [
     *[(ul.Echo, name, {}) for name in ("cache_tokens", "delay", "record")],
     *[(ul.Runtime, name, {"model": "oracle"}) for name in (
         "tensor_parallel", "context_length", "max_running", "chunk_size", "pool_tokens", "pool_memory", "pin_share",
-        "salt_share",
-        "constraint_cache", "max_wait", "max_queue", "request_timeout", "seed", "threads",
+        "salt_share", "constraint_cache", "max_wait", "max_queue", "request_timeout", "seed", "threads",
         "startup_timeout")],
     (DebugOptions, "step_delay", {}),
     *[(kind, name, {"model": "m", "api_key": "k"}) for kind in (ul.OpenAI, ul.Anthropic) for name in (
@@ -164,6 +163,11 @@ def test_every_number_has_a_range_and_its_message_a_name(call, name, valid, valu
     with pytest.raises(ParameterError, match=name) as caught:
         call(**{**valid, name: value})
     assert len(str(caught.value)) < 2000
+
+
+def test_options_that_exclude_each_other_are_compared_as_plain_values() -> None:
+    with pytest.raises(ParameterError, match="tensor_parallel=2: the oracle has no weights"):
+        ul.Runtime(RudeText("oracle"), tensor_parallel=RudeInteger(2))
 
 
 # ------------------------------------------------------------------------------------------- sizes
