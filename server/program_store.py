@@ -4,8 +4,8 @@
     --program FILE:PARAMETER ───────────────────────────────► the same, at start
 
 A name stands for one program at a time. One that is put again is replaced for later runs; runs in flight keep the
-program they began with. Count and bytes are bounded, and nothing is evicted: a client that was told that its program is
-kept finds it. Programs live as long as the server; those of `--program` are there again after a restart.
+program they began with. Count and bytes are bounded, and nothing is evicted: a client whose PUT was answered finds its
+program. Programs live as long as the server; those of `--program` are there again after a restart.
 
 The workers of `--http-workers` keep programs for each other in a folder. One that changes it waits until the others
 have taken that over, so a client that has its answer finds the program at any of them.

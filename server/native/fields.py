@@ -41,7 +41,7 @@ from ..limits import MAX_SCHEMA, check_schema
 from ..openai.fields import SGLANG_NOT_OFFERED, texts_of
 from ..tokens import check_ids
 
-ANY_MODEL = "unknown"  # a gateway that was told of no model says this
+ANY_MODEL = "unknown"  # a gateway that knows no model sends this
 TokenList = Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=1 << 20)]
 DEFAULT_MAX_NEW_TOKENS = 128  # SGLang's
 _FORMS = ("text", "input_ids", "parts", "prompt")  # of a prompt

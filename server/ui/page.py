@@ -89,7 +89,7 @@ class LiveState(msgspec.Struct, frozen=True):
 
 
 async def page(asked: Asked[None]) -> Reply:
-    """Returns the page. It is told which keys it needs, as any refusal would, so that it asks for nothing in vain."""
+    """Returns the page, with the keys that its data needs written into it, so that it asks for nothing in vain."""
     access = asked.front.access
     if not access.administered:
         figures = b"none"

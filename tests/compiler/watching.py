@@ -74,11 +74,13 @@ def facts(meta: Any) -> Any:
 
 def known_facts(expected: Any, found: Any) -> Any:
     """`found` where `expected` has facts. A graph does not tell what a program assigned from what was generated, so
-    `s["x"] = s["x"]` keeps the facts of the call, and a list that a join gathers of what branches assigned or left
-    alone has none."""
-    if not _has_facts(expected) or (isinstance(expected, list) and found == {}):
+    `s["x"] = s["x"]` keeps the facts of the call, and a list that a join gathers of branches that all read one call has
+    none."""
+    if not _has_facts(expected):
         return expected
     if isinstance(expected, list):
+        if found == {} and all(each == expected[0] for each in expected):
+            return expected
         return [known_facts(*pair) for pair in zip(expected, found, strict=True)]
     return found
 

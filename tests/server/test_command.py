@@ -285,7 +285,7 @@ def test_workers_that_other_machines_reach_have_no_administration_without_an_adm
 
 
 async def lived(server: Server, port: int) -> bytes:
-    """The whole life of a server, which is told to end while a stream runs → that stream."""
+    """The whole life of a server, which gets a signal to end while a stream runs → that stream."""
     serving = asyncio.create_task(server._serve())
     while not server._front.started:
         await asyncio.sleep(0)

@@ -189,7 +189,7 @@ def test_events_that_come_together_are_one_write() -> None:
 
 
 class Slow(Live):
-    """A client that reads nothing of its answer until it is told to."""
+    """A client that reads nothing of its answer until the test lets it."""
 
     def __init__(self, app: Application, path: str, body: bytes) -> None:
         self.reads = asyncio.Event()

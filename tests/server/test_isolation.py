@@ -176,7 +176,7 @@ def test_neither_log_nor_metrics_hold_a_prompt_or_a_key(caplog: pytest.LogCaptur
                 changing = f"{CANARY}: {number}\n{'Answer in short words. ' * 30}\n"
                 body = {"model": "oracle", "messages": [{"role": "user", "content": changing}], "max_tokens": 1}
                 answers.append(await client.post("/v1/chat/completions", body, **{"x-api-key": SECRET}))
-            assert CANARY in answers[-1].headers["umbel-warning"], "the caller is told the label"
+            assert CANARY in answers[-1].headers["umbel-warning"], "the caller reads the label"
             client.app.front.backend.generate = client.app.front.backend.score = None  # a defect
             for path, body in BODIES[:6]:
                 answers.append(await client.post(path, body, **{"x-api-key": SECRET}))

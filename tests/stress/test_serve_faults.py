@@ -1,4 +1,4 @@
-"""A server whose processes are killed or stopped: clients are told, `/health` is true, and it serves again.
+"""A server whose processes are killed or stopped: clients get errors, `/health` is true, and it serves again.
 
 The short form is for every run. The full one is for `pytest -m nightly tests/stress`.
 """

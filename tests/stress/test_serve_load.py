@@ -1,4 +1,4 @@
-"""Many clients at once, and for long: each gets its text, one too many is told so, and nothing grows."""
+"""Many clients at once, and for long: each gets its text, the server refuses one too many, and nothing grows."""
 
 import asyncio
 import base64

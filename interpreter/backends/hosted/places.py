@@ -1,4 +1,4 @@
-"""Places in conversations that are sent again and again, so that a provider is told to keep what stands before them.
+"""Finds the places of conversations before which everything is sent again and again, so a provider should keep it.
 
     user    │ Here is the document.   │ cache point    Places   the prefix up to here, by its length and hash
             │ Question 3: ...         │                cut      the turn as two blocks, the first of which ends there
