@@ -4,10 +4,13 @@ Every tensor is taken once, with the shape that the configuration implies. A ten
 another shape is an error of the checkpoint; the message names it.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...lang.errors import ModelError
 
@@ -15,6 +18,32 @@ from ...lang.errors import ModelError
 Tensors = Mapping[str, torch.Tensor]
 
 LISTED = 8  # names in one message
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockTensor:
+    """A matrix in quantised blocks as its file stores them, mapped: nothing is copied or unpacked.
+
+    Attributes:
+        kind: ggml's name of the block type, "Q4_K"; "F16" and "BF16" are types of blocks of one weight.
+        shape: (outputs, inputs).
+        data: uint8 [outputs, bytes of a row], the mapped file. The mapping lives as long as this array.
+        heads: rows stand in llama.cpp's order within each of so many heads (the two rows that RoPE turns together are
+            adjacent); None: in Hugging Face's order.
+    """
+
+    kind: str
+    shape: tuple[int, int]
+    data: NDArray[np.uint8]
+    heads: int | None = None
+
+
+class BlockTensors(Mapping[str, torch.Tensor]):
+    """Tensors of a file of quantised blocks: by name they are dequantised, by `block` they are as stored."""
+
+    @abstractmethod
+    def block(self, name: str) -> BlockTensor | None:
+        """Returns the matrix as stored; None for a tensor that the file stores as float32, or as no matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +91,25 @@ class Checkpoint:
         self.require([name])
         self._taken.add(name)
         tensor = self._tensors[name]
-        if tuple(tensor.shape) != shape:
+        self._check_shape(name, tuple(tensor.shape), shape)
+        return tensor.to(self.device).contiguous()
+
+    @staticmethod
+    def _check_shape(name: str, stored: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        if stored != expected:
             raise ModelError(
-                f"tensor {name} has shape {list(tensor.shape)}, the configuration says {list(shape)}; "
+                f"tensor {name} has shape {list(stored)}, the configuration says {list(expected)}; "
                 "check that config.json belongs to these weights"
             )
-        return tensor.to(self.device).contiguous()
+
+    def take_block(self, name: str, *shape: int) -> BlockTensor | None:
+        """Takes a matrix in the blocks of its file; None: the file stores floats, and `take` reads them."""
+        block = self._tensors.block(name) if isinstance(self._tensors, BlockTensors) else None
+        if block is None:
+            return None
+        self._taken.add(name)
+        self._check_shape(name, block.shape, shape)
+        return block
 
     def take_weights(self, tensors: LinearTensors, *, as_stored: bool = False) -> list[torch.Tensor]:
         """Takes the matrix of each map, [width, inputs], in the model's dtype or as the file stores it."""
