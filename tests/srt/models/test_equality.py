@@ -1,0 +1,26 @@
+"""The equality suite on tiny random models of the families, in torch and on the native CPU kernels."""
+
+from typing import Any
+
+import pytest
+import torch
+from umbel.lang.runtime_options import Kernels
+from umbel.srt.runners.build import build_runner
+
+from .equality import SLOTS, VOCABULARY, assert_texts_do_not_depend_on_the_schedule
+from .reference import reference_model, tensors_of
+
+# model_type and what differs from the tiny default. Windows are shorter than the prompts.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma 3": ("gemma3_text", {"head_dim": 16, "sliding_window": 5, "sliding_window_pattern": 3}),
+}
+
+
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+@pytest.mark.parametrize("case", CASES)
+def test_texts_do_not_depend_on_the_schedule(case: str, kernels: Kernels) -> None:
+    torch.set_num_threads(1)
+    model_type, changes = CASES[case]
+    model = reference_model(model_type, vocab_size=VOCABULARY, **changes)
+    runner = build_runner(model.config.to_dict(), tensors_of(model), num_slots=SLOTS, dtype="float32", kernels=kernels)
+    assert_texts_do_not_depend_on_the_schedule(runner)
