@@ -21,6 +21,7 @@ COMMANDS = {
     "serve": "serve a model over HTTP, with the APIs of OpenAI and Anthropic",
     "cost": "say what providers would have charged for a run that umbel serve recorded",
     "models": "list the models in the cache folder",
+    "eval": "measure weight formats of a model on a text",
     "keys": "make the keys of a runtime that listens on a TCP port, and of its clients",
     "compile": "print, draw or keep the graph of a program",
     "lint": "say what keeps prompts from sharing their beginnings, and what to write instead",
@@ -38,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _lint(given[1:])
         if given[:1] == ["compile"]:
             return _compile(given[1:])
+        if given[:1] == ["eval"]:
+            return _eval(given[1:])
         if given[:1] == ["serve"]:
             return _of_server("command", given[1:])
         if given[:1] == ["cost"]:
@@ -101,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("serve", help=COMMANDS["serve"], add_help=False)
     commands.add_parser("cost", help=COMMANDS["cost"], add_help=False)
     commands.add_parser("models", help=COMMANDS["models"])
+    commands.add_parser("eval", help=COMMANDS["eval"], add_help=False)
     keys = commands.add_parser("keys", help=COMMANDS["keys"])
     keys.add_argument("file", help="the new key file, for its owner alone (0600)")
     keys.add_argument("--server", help="for a client: the server's public key, or the path of its key file")
@@ -178,6 +182,15 @@ def _fsm(arguments: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "numpy", "runtime") from None
     status: int = inspector.main(arguments)
+    return status
+
+
+def _eval(arguments: Sequence[str]) -> int:
+    try:
+        evaluation: Any = importlib.import_module("umbel.srt.evaluation")  # by name: the interpreter imports no runtime
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "torch", "runtime") from None
+    status: int = evaluation.main(arguments)
     return status
 
 
