@@ -91,15 +91,19 @@ class Micro:
         self._number = 0
 
     def all_of(self, system: System) -> list[Figure]:
-        system.one(_program("Hello", 1))  # whatever is made at first use
+        self.warm(system)
         return [
-            self._figure(system, "time to first token, 32 tokens", "ms", lambda: 1000 * self._prefill(system, PROMPT)),
+            self._figure(system, "time to first token, 32 tokens", "ms", lambda: 1000 * self.prefill(system, PROMPT)),
             *(
-                self._figure(system, f"decode, batch {batch}", "tokens/s", partial(self._decode, system, batch))
+                self._figure(system, f"decode, batch {batch}", "tokens/s", partial(self.decode, system, batch, NEW))
                 for batch in BATCHES
             ),
-            self._figure(system, "prefill, 2048 tokens", "tokens/s", lambda: PREFILL / self._prefill(system, PREFILL)),
+            self._figure(system, "prefill, 2048 tokens", "tokens/s", lambda: PREFILL / self.prefill(system, PREFILL)),
         ]
+
+    def warm(self, system: System) -> None:
+        """Asks for one token, so that what is made at first use is made."""
+        system.one(_program("Hello", 1))
 
     def _figure(self, system: System, name: str, unit: str, run: Callable[[], float]) -> Figure:
         return Figure(name, system.name, unit, tuple(run() for _ in range(self._repeat)))
@@ -108,16 +112,17 @@ class Micro:
         first, self._number = self._number, self._number + count
         return [prompt_of(length, number, self._encoder) for number in range(first, first + count)]
 
-    def _decode(self, system: System, batch: int) -> float:
+    def decode(self, system: System, batch: int, new: int) -> float:
         """New tokens per second without the prompts' computation: the time of one token each is taken off."""
-        one, all_of_them = (self._batch_seconds(system, batch, tokens) for tokens in (1, NEW))
-        return batch * (NEW - 1) / (all_of_them - one)
+        one, all_of_them = (self._batch_seconds(system, batch, tokens) for tokens in (1, new))
+        return batch * (new - 1) / (all_of_them - one)
 
     def _batch_seconds(self, system: System, batch: int, tokens: int) -> float:
         programs = [_program(prompt, tokens) for prompt in self._prompts(batch, PROMPT)]
         return _seconds(lambda: _succeed(system.many(programs, batch)))
 
-    def _prefill(self, system: System, length: int) -> float:
+    def prefill(self, system: System, length: int) -> float:
+        """Seconds to the first token after a prompt of so many tokens."""
         (prompt,) = self._prompts(1, length)
         return _seconds(lambda: system.one(_program(prompt, 1)))
 
