@@ -66,7 +66,7 @@ class Checkpoint:
 
     def __init__(self, tensors: Tensors, *, dtype: torch.dtype, device: torch.device) -> None:
         self._tensors = tensors
-        self._dtype = dtype
+        self.dtype = dtype
         self.device = device
         self._taken: set[str] = set()
 
@@ -84,7 +84,7 @@ class Checkpoint:
         return name in self._tensors
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        return self.take_as_stored(name, *shape).to(self._dtype)
+        return self.take_as_stored(name, *shape).to(self.dtype)
 
     def take_as_stored(self, name: str, *shape: int) -> torch.Tensor:
         """Takes a tensor in the file's dtype: on the CPU its mapped pages, copied only if not contiguous."""

@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from .checkpoint import Checkpoint, LinearTensors
+from .low_rank import Adapter, AdapterRows, LowRankChanges
 
 HEAD_ROWS = 64  # rows of one product with the vocabulary
 HEAD_BLOCK = 65_536  # tokens of one such product where weights are packed; smaller blocks cost speed at one row
@@ -105,16 +106,27 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 class Linear:
-    """Computes x Wᵀ + b, with weights read from a checkpoint in the format of a method."""
+    """Computes x Wᵀ + b, with weights read from a checkpoint in the format of a method, and the changes of adapters."""
 
-    # Any: each method has its own form of weight, and only the method reads it.
-    def __init__(self, method: QuantMethod[Any], checkpoint: Checkpoint, tensors: LinearTensors) -> None:
+    def __init__(
+        self,
+        # Any: each method has its own form of weight, and only the method reads it.
+        method: QuantMethod[Any],
+        checkpoint: Checkpoint,
+        tensors: LinearTensors,
+        adapters: Sequence[Adapter] = (),
+    ) -> None:
         self._method = method
         self._weight = method.load(checkpoint, tensors)
         self._bias = checkpoint.take_bias(tensors)
+        self._changes = LowRankChanges(adapters, tensors, dtype=checkpoint.dtype, device=checkpoint.device)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._method.apply(self._weight, x, self._bias)
+    def __call__(self, x: torch.Tensor, adapted: AdapterRows | None = None) -> torch.Tensor:
+        """x [R, inputs] → [R, outputs]. `adapted`: the rows that use adapters; None: no row does."""
+        out = self._method.apply(self._weight, x, self._bias)
+        if adapted is not None:
+            self._changes.add(x, out, adapted)
+        return out
 
 
 class TorchHead:

@@ -21,8 +21,10 @@ from ..core.batch import Given
 from ..kernels.cpu.attention import CpuPlan, LayerArguments, layer_arguments
 from ..kernels.cpu.head import Head
 from ..kernels.cpu.linear import PackedMatrix
+from ..kernels.cpu.low_rank import AdaptedRows, AdapterGroups, CpuChanges
 from ..layers.checkpoint import Checkpoint, LinearTensors, Tensors
 from ..layers.linear import QuantMethod
+from ..layers.low_rank import Adapter
 from ..layers.rope import Rope, RopeConfig
 from .decoder_config import EMBEDDING, FINAL_NORM, HEAD, DecoderConfig, landmarks, layer_tensors, unused
 
@@ -54,6 +56,7 @@ class DecoderLayer(ctypes.Structure):
         *((name, _POINTER) for name in ("query_norm", "key_norm")),
         ("rope", _LONG),
         ("plan", _LONG),
+        *((name, _POINTER) for name in ("qkv_changes", "output_changes", "gate_up_changes", "down_changes")),
     ]
 
 
@@ -67,6 +70,7 @@ class DecoderStep(ctypes.Structure):
         *((name, _POINTER) for name in ("plans", "pools", "angles", "hidden")),
         ("given", _LONG),
         *((name, _POINTER) for name in ("given_rows", "given_values")),
+        *((name, AdapterGroups) for name in ("adapted", "adapted_outputs")),
     ]
 
 
@@ -119,6 +123,7 @@ class CpuRows:
     write_slots: NDArray[np.int64]  # [R]
     output_rows: NDArray[np.int64]  # [L] ascending
     given: Given | None = None
+    adapters: NDArray[np.int32] | None = None  # [R], see `Batch.adapters`
 
 
 class CpuDecoder:
@@ -128,6 +133,7 @@ class CpuDecoder:
         method: the weight format of the layers' linear maps and of the head. The native step multiplies the weights
             that it creates, without a call of `apply`.
         screened: the head chooses tokens without computing all logits where it can.
+        adapters: by the index that `CpuRows.adapters` has.
 
     Raises:
         ModelError: configuration or tensors that cannot be used.
@@ -142,8 +148,10 @@ class CpuDecoder:
         kv_dtype: torch.dtype,
         screened: bool,
         library: ctypes.CDLL,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         self.config = config
+        self._adapters = adapters
         self.vocab_size = config.vocab_size
         self.context_length = config.context_length
         self.kv_geometry = KVGeometry(len(config.layers), config.kv_heads, config.head_dim, kv_dtype)
@@ -196,6 +204,8 @@ class CpuDecoder:
         given_rows = given_values = None
         if rows.given is not None:
             given_rows, given_values = rows.given.rows.contiguous(), rows.given.values.float().contiguous()
+        adapted = AdaptedRows(rows.adapters)
+        adapted_outputs = AdaptedRows(None if rows.adapters is None else rows.adapters[rows.output_rows])
         step = DecoderStep(
             rows=len(rows.token_ids),
             outputs=len(rows.output_rows),
@@ -210,6 +220,8 @@ class CpuDecoder:
             given=0 if given_rows is None else len(given_rows),
             given_rows=None if given_rows is None else given_rows.data_ptr(),
             given_values=None if given_values is None else given_values.data_ptr(),
+            adapted=adapted.arguments,
+            adapted_outputs=adapted_outputs.arguments,
         )
         self._kernel.forward(step)
 
@@ -237,6 +249,10 @@ class CpuDecoder:
             key_norm=self._norm(tensors.key_norm, head_dim),
             rope=list(self._ropes).index(layer.rope),
             plan=self.windows.index(layer.window),
+            qkv_changes=self._changes(tensors.qkv),
+            output_changes=self._changes(tensors.output),
+            gate_up_changes=self._changes(tensors.gate_up),
+            down_changes=self._changes(tensors.down),
         )
 
     def _linear(self, tensors: LinearTensors) -> tuple[int, int | None]:
@@ -244,6 +260,12 @@ class CpuDecoder:
         matrix, bias = self.method.load(self._checkpoint, tensors), self._checkpoint.take_bias(tensors)
         self._kept.append(matrix)
         return matrix.handle, None if bias is None else self._keep(bias)
+
+    def _changes(self, tensors: LinearTensors) -> int | None:
+        """Lays out what adapters change and returns its address; None: they change nothing."""
+        changes = CpuChanges(self._adapters, tensors)
+        self._kept.append(changes)
+        return changes.address
 
     def _norm(self, name: str | None, size: int) -> int | None:
         """Loads a norm and returns the address of its weight; None: the layer has no such norm."""

@@ -10,6 +10,7 @@ With several ranks each has some of the heads and a slice of every MLP (sharding
 are summed over the ranks; everything else is the same on all of them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ from ..distributed.communicator import SINGLE_RANK, Communicator
 from ..layers.checkpoint import Checkpoint, Tensors
 from ..layers.config_values import Config
 from ..layers.linear import ACTIVATIONS, Linear, QuantMethod, RMSNorm, TorchHead, can_pack, dense_method
+from ..layers.low_rank import Adapter, AdapterRows
 from ..layers.rope import Rope, apply_rope
 from .decoder_config import EMBEDDING, FINAL_NORM, HEAD, DecoderConfig, LayerTensors, landmarks, layer_tensors, unused
 from .experts import Experts, expert_kernels
@@ -38,6 +40,7 @@ class Rows:
     positions: torch.Tensor  # int64 [R]
     logit_rows: torch.Tensor  # int64 [L]
     given: Given | None = None
+    adapted: AdapterRows | None = None  # None: no row uses an adapter
 
 
 class Model(Protocol):
@@ -65,15 +68,20 @@ class TorchAttention:
     """Computes attention of one layer: one product for queries, keys and values, one norm and one rotation for both
     queries and keys."""
 
-    # Any: each method has its own form of weight, and only the method reads it.
     def __init__(
-        self, index: int, tensors: LayerTensors, config: DecoderConfig, weights: Checkpoint, method: QuantMethod[Any]
+        self,
+        index: int,
+        tensors: LayerTensors,
+        config: DecoderConfig,
+        weights: Checkpoint,
+        method: QuantMethod[Any],  # Any: each method has its own form of weight, and only the method reads it
+        adapters: Sequence[Adapter],
     ) -> None:
         self._index = index
         self._window = config.layers[index].window
         self._config = config
-        self._qkv = Linear(method, weights, tensors.qkv)
-        self._output = Linear(method, weights, tensors.output)
+        self._qkv = Linear(method, weights, tensors.qkv, adapters)
+        self._output = Linear(method, weights, tensors.output, adapters)
         self._head_norm: RMSNorm | None = None
         if tensors.query_norm is not None and tensors.key_norm is not None:
             # The weights of all query heads above those of all key heads: [heads + kv_heads, D].
@@ -82,11 +90,15 @@ class TorchAttention:
             self._head_norm = RMSNorm(torch.cat([query, key]), eps=config.norm_eps, centered=config.centered_norm)
 
     def __call__(
-        self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], attention: AttentionStep
+        self,
+        x: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        attention: AttentionStep,
+        adapted: AdapterRows | None,
     ) -> torch.Tensor:
         config = self._config
         rotated = config.heads + config.kv_heads
-        qkv = self._qkv(x).view(len(x), -1, config.head_dim)  # [R, heads + 2 kv_heads, D]
+        qkv = self._qkv(x, adapted).view(len(x), -1, config.head_dim)  # [R, heads + 2 kv_heads, D]
         query_key, values = qkv[:, :rotated], qkv[:, rotated:]
         if self._head_norm is not None:
             query_key = self._head_norm(query_key)
@@ -99,38 +111,44 @@ class TorchAttention:
             window=self._window,
             scale=config.attention_scale,
         )
-        return self._output(attended.flatten(1))
+        return self._output(attended.flatten(1), adapted)
 
 
 class TorchMLP:
     """Computes down(activation(gate(x)) × up(x)), gate and up with one product."""
 
-    # Any: as above.
     def __init__(
-        self, tensors: LayerTensors, config: DecoderConfig, weights: Checkpoint, method: QuantMethod[Any]
+        self,
+        tensors: LayerTensors,
+        config: DecoderConfig,
+        weights: Checkpoint,
+        method: QuantMethod[Any],  # Any: as above
+        adapters: Sequence[Adapter],
     ) -> None:
-        self._gate_up = Linear(method, weights, tensors.gate_up)
-        self._down = Linear(method, weights, tensors.down)
+        self._gate_up = Linear(method, weights, tensors.gate_up, adapters)
+        self._down = Linear(method, weights, tensors.down, adapters)
         self._activation = ACTIVATIONS[config.activation]
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, adapted: AdapterRows | None) -> torch.Tensor:
         if len(x) > MLP_ROWS:
-            return torch.cat([self(rows) for rows in torch.split(x, MLP_ROWS)])
-        gate, up = self._gate_up(x).chunk(2, dim=-1)
-        return self._down(self._activation(gate).mul_(up))
+            starts = range(0, len(x), MLP_ROWS)
+            parts = [None if adapted is None else adapted.part(start, start + MLP_ROWS) for start in starts]
+            return torch.cat([self(*rows) for rows in zip(torch.split(x, MLP_ROWS), parts, strict=True)])
+        gate, up = self._gate_up(x, adapted).chunk(2, dim=-1)
+        return self._down(self._activation(gate).mul_(up), adapted)
 
 
 class TorchLayer:
     """Runs attention and MLP, each inside a residual sum; Gemma normalises their results as well."""
 
-    # Any: as above.
     def __init__(
         self,
         index: int,
         config: DecoderConfig,
         weights: Checkpoint,
         communicator: Communicator,
-        method: QuantMethod[Any],
+        method: QuantMethod[Any],  # Any: as above
+        adapters: Sequence[Adapter],
     ) -> None:
         def norm(name: str) -> RMSNorm:
             weight = weights.take(name, config.hidden_size)
@@ -140,10 +158,10 @@ class TorchLayer:
         self.rope = layer.rope
         self._communicator = communicator
         self._before_attention = norm(tensors.before_attention)
-        self._attention = TorchAttention(index, tensors, config, weights, method)
+        self._attention = TorchAttention(index, tensors, config, weights, method, adapters)
         self._mlp: TorchMLP | Experts
         if layer.experts is None:
-            self._mlp = TorchMLP(tensors, config, weights, method)
+            self._mlp = TorchMLP(tensors, config, weights, method, adapters)
         else:
             self._mlp = Experts(
                 tensors.prefix,
@@ -158,11 +176,17 @@ class TorchLayer:
         self._after_mlp = None if tensors.after_mlp is None else norm(tensors.after_mlp)
 
     def __call__(
-        self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], attention: AttentionStep
+        self,
+        x: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        attention: AttentionStep,
+        adapted: AdapterRows | None,
     ) -> torch.Tensor:
-        attended = self._communicator.all_reduce(self._attention(self._before_attention(x), angles, attention))
+        attended = self._communicator.all_reduce(self._attention(self._before_attention(x), angles, attention, adapted))
         x = x + (self._after_attention(attended) if self._after_attention else attended)
-        mixed = self._communicator.all_reduce(self._mlp(self._before_mlp(x)))
+        normed = self._before_mlp(x)
+        mixed = self._mlp(normed, adapted) if isinstance(self._mlp, TorchMLP) else self._mlp(normed)
+        mixed = self._communicator.all_reduce(mixed)
         return x + (self._after_mlp(mixed) if self._after_mlp else mixed)
 
 
@@ -173,6 +197,7 @@ class TorchDecoder:
         config, tensors: of that part; vocab_size is that of the whole model.
         pack: lay weights out for oneDNN (CPU only), see `linear.PackedMethod`.
         method: the weight format of the layers' linear maps; None: floats of the dtype. Experts and head are floats.
+        adapters: by the index that `Rows.adapted` has.
     """
 
     def __init__(
@@ -185,6 +210,7 @@ class TorchDecoder:
         pack: bool,
         communicator: Communicator = SINGLE_RANK,
         method: QuantMethod[Any] | None = None,  # Any: as above
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         method = method or dense_method(packed=pack)
         weights = Checkpoint(tensors, dtype=dtype, device=device)
@@ -202,7 +228,9 @@ class TorchDecoder:
         first, end = shard_range(config.vocab_size, communicator.rank, communicator.ranks)
         embedding = take(EMBEDDING, end - first, config.hidden_size)
         self._embedding = VocabParallelEmbedding(embedding, config, dtype=dtype, communicator=communicator)
-        self._layers = [TorchLayer(index, config, weights, communicator, method) for index in range(len(config.layers))]
+        self._layers = [
+            TorchLayer(index, config, weights, communicator, method, adapters) for index in range(len(config.layers))
+        ]
         final = weights.take(FINAL_NORM, config.hidden_size)
         self._norm = RMSNorm(final, eps=config.norm_eps, centered=config.centered_norm)
         head = embedding
@@ -220,7 +248,7 @@ class TorchDecoder:
         x = self._embedding(rows.token_ids, rows.given)  # [R, hidden]
         angles = {config: rope.angles(rows.positions, x.dtype) for config, rope in self._ropes.items()}
         for layer in self._layers:
-            x = layer(x, angles[layer.rope], attention)
+            x = layer(x, angles[layer.rope], attention, rows.adapted)
         x = self._norm(x.index_select(0, rows.logit_rows))  # [L, hidden]
         self._head(x, out)
         return out
@@ -235,6 +263,7 @@ def build_model(
     pack: bool | None = None,
     communicator: Communicator = SINGLE_RANK,
     method: QuantMethod[Any] | None = None,  # Any: only the method reads its weights
+    adapters: Sequence[Adapter] = (),
 ) -> Model:
     """Builds the model that `config["model_type"]` names.
 
@@ -246,6 +275,7 @@ def build_model(
         pack: lay weights out for oneDNN; None: on a CPU that supports it for `dtype`. Models that run in transformers
             have no packed form.
         communicator: connects the ranks; `config` and `tensors` are those of this rank's part (sharding.py).
+        adapters: read for this model.
 
     Raises:
         ModelError: a configuration or tensors that cannot be used; the message says why.
@@ -263,8 +293,16 @@ def build_model(
         packed = offered if pack is None else pack
         decoder = read_config(config)
         return TorchDecoder(
-            decoder, tensors, dtype=dtype, device=target, pack=packed, communicator=communicator, method=method
+            decoder,
+            tensors,
+            dtype=dtype,
+            device=target,
+            pack=packed,
+            communicator=communicator,
+            method=method,
+            adapters=adapters,
         )
+    assert not adapters, "adapters are read for the maps of a family"
     if pack:
         raise ParameterError(f"pack=True: {config.get('model_type')!r} runs in transformers; write pack=None")
     from .transformers_model import build_transformers_model  # imports transformers: seconds, so only when needed

@@ -9,7 +9,7 @@ A file of `families/` reads them from a Hugging Face configuration. Three execut
 Only some families have the parts in brackets. Several maps (queries, keys and values; gate and up) are one product.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ..layers.checkpoint import LinearTensors
@@ -134,6 +134,17 @@ def layer_tensors(config: DecoderConfig, index: int) -> LayerTensors:
         down=LinearTensors((f"{mlp}.down_proj",), (hidden,), wide, config.mlp_bias),
         after_mlp=optional(config.norms.after_mlp),
     )
+
+
+def linear_maps(config: DecoderConfig) -> list[LinearTensors]:
+    """Returns the products of all layers, without those of experts: the maps that adapters may change."""
+    products = []
+    for index, layer in enumerate(config.layers):
+        tensors = layer_tensors(config, index)
+        parts = [getattr(tensors, field.name) for field in fields(tensors)]
+        dense = {tensors.gate_up, tensors.down} if layer.experts is not None else set()
+        products += [part for part in parts if isinstance(part, LinearTensors) and part not in dense]
+    return products
 
 
 # Any: only the method reads its weights.

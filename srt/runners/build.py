@@ -1,6 +1,7 @@
 """Builds a runner from a configuration and its tensors: chooses device, dtype and kernels, sizes the pool."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from ..kernels.cpu.library import NoKernels, load_library, load_walk
 from ..kernels.cpu.trie_walk import CpuTrieWalk
 from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config
+from ..layers.low_rank import Adapter
 from ..models.decoder import attention_geometry, build_model
 from ..models.sharding import ShardedTensors, shard_config
 from ..models.vision.config import sees
@@ -51,6 +53,7 @@ def build_runner(
     limits: StepLimits | None = None,
     pack: bool | None = None,
     communicator: Communicator = SINGLE_RANK,
+    adapters: Sequence[Adapter] = (),
 ) -> "TorchRunner | CpuRunner | CudaRunner":
     """Builds model, pool and kernels. Give the pool's size as `kv_bytes` or as `num_slots`. On a CUDA device it may be
     left out: the pool then takes the memory that the weights and the largest step leave.
@@ -61,6 +64,8 @@ def build_runner(
     With a `communicator` of several ranks, each rank makes this call, with the same arguments except for its device,
     and builds its part; `kv_bytes` is per rank. Every rank has the whole tower. The native kernels compute a step in
     one call, in which ranks cannot communicate, so torch computes; steps do not run as captured graphs.
+
+    `adapters` were read for this model; rows of a step name them by their place. Ranks have none.
 
     Raises:
         ModelError: configuration or tensors that cannot be used.
@@ -90,6 +95,7 @@ def build_runner(
         limits=limits or StepLimits(),
         pictures=pictures,
         communicator=communicator,
+        adapters=adapters,
     )
     if kernels == "triton" or (kernels == "auto" and target.type == "cuda"):
         on_cuda = build.on_triton(cuda_graphs=cuda_graphs and communicator.ranks == 1)
@@ -120,11 +126,14 @@ class _Build:
     limits: StepLimits
     pictures: VisionStore | None
     communicator: Communicator
+    adapters: Sequence[Adapter]
 
     def on_triton(self, *, cuda_graphs: bool) -> "CudaRunner | str":
         """Returns a runner on the Triton kernels, or why they cannot run this model."""
         from .cuda.build import accelerator_for, build_cuda_runner, obstacle
 
+        if self.adapters:
+            return "they compute no adapters"
         reason = obstacle(self.config, dtype=self.dtype, kv_dtype=self.kv_dtype, device=self.device)
         if reason is not None:
             return reason
@@ -168,6 +177,7 @@ class _Build:
             tree_attention=self.tree_attention,
             screened_head=screened_head,
             pictures=self.pictures,
+            adapters=self.adapters,
         )
 
     def on_torch(self, *, pack: bool | None) -> TorchRunner:
@@ -180,6 +190,7 @@ class _Build:
             device=self.device,
             pack=pack,
             communicator=self.communicator,
+            adapters=self.adapters,
         )
 
         def runner(slots: int) -> TorchRunner:

@@ -19,6 +19,7 @@ from ..kernels.cpu.library import isa_of
 from ..kernels.cpu.trie_walk import CpuTrieWalk
 from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config
+from ..layers.low_rank import Adapter
 from ..models.cpu_decoder import CpuDecoder, CpuRows, PoolTable
 from ..models.families import is_family, read_config
 from ..multimodal.store import VisionStore
@@ -69,7 +70,7 @@ class CpuRunner:
         hidden = self._hidden[:count]
         given = self.pictures.given(batch.pictures) if self.pictures is not None and batch.pictures else None
         token_ids = batch.token_ids if given is None else without_pictures(batch.token_ids)
-        rows = CpuRows(token_ids, batch.positions, batch.write_slots, batch.logit_rows, given)
+        rows = CpuRows(token_ids, batch.positions, batch.write_slots, batch.logit_rows, given, batch.adapters)
         plans = [self._attention.plan(batch, window) for window in self.model.windows]
         self.model.forward(rows, plans, self._table, hidden)
         return self._answer(hidden, batch.row_requests)
@@ -165,6 +166,7 @@ def build_cpu_runner(
     tree_attention: bool,
     screened_head: bool,
     pictures: VisionStore | None = None,
+    adapters: Sequence[Adapter] = (),
 ) -> CpuRunner:
     """Packs the weights and makes the pool.
 
@@ -184,6 +186,7 @@ def build_cpu_runner(
         kv_dtype=dtype,
         screened=screened_head,
         library=library,
+        adapters=adapters,
     )
     return CpuRunner(
         model,

@@ -7,6 +7,7 @@ import torch
 from ..attention.backend import AttentionBackend, AttentionStep, TorchBackend
 from ..cache.kv_pool import KVPool
 from ..core.batch import Batch, Logits, without_pictures
+from ..layers.low_rank import AdapterRows
 from ..models.decoder import Model, Rows, attention_geometry
 from ..multimodal.store import VisionStore
 
@@ -79,6 +80,7 @@ class TorchRunner:
                 positions=torch.from_numpy(batch.positions).to(device),
                 logit_rows=torch.from_numpy(batch.logit_rows).to(device),
                 given=given,
+                adapted=AdapterRows.of(batch.adapters),
             )
             return Logits.complete(self.model.forward(rows, attention, out=out))
 

@@ -101,15 +101,25 @@ def _sharded(folder: Path) -> dict[str, Path]:
 
 
 def _names(path: Path) -> list[str]:
-    """Lists the tensor names of one file, whose header the library checks."""
+    return list(tensor_headers(path))
+
+
+def tensor_headers(path: Path) -> dict[str, tuple[int, ...]]:
+    """Lists the tensors of one file with their shapes. The library checks the header against the file.
+
+    Raises:
+        ModelError: the file is missing, truncated or damaged, or a tensor has a type that cannot be run.
+    """
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
         raise MissingExtraError("safetensors", "runtime") from error
     try:
         with safe_open(path, framework="numpy") as file:
-            names: list[str] = list(file.keys())
-            types = {name: file.get_slice(name).get_dtype() for name in names}
+            names: list[str] = file.keys()
+            slices = {name: file.get_slice(name) for name in names}
+            types = {name: part.get_dtype() for name, part in slices.items()}
+            shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} is truncated or damaged ({error}); download it again") from error
     wrong = next(((name, kind) for name, kind in types.items() if kind not in DTYPES), None)
@@ -118,4 +128,4 @@ def _names(path: Path) -> list[str]:
             f"{path}: tensor {wrong[0]!r} has type {wrong[1]}; umbel runs {', '.join(DTYPES)}: use the model's "
             "unquantised files, or a GGUF"
         )
-    return names
+    return shapes

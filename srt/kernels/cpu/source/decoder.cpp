@@ -30,10 +30,12 @@ class Decoder {
             std::memcpy(x + step.given_rows[i] * s.hidden, step.given_values + i * s.hidden, s.hidden * sizeof(float));
         if (!normed_.reset(*layers_[0].qkv, rows)) return false;
         rms_norm(x, layers_[0].before_attention, normed_, rows, s.hidden, s.epsilon);
+        const AdapterGroups* adapted = &step.adapted;
         for (long index = 0; index < s.layers; index++) {
             const DecoderLayer& layer = layers_[index];
             const LayerPool& pool = step.pools[index];
             normed_.multiply(*layer.qkv, layer.qkv_bias, wide, turned);
+            if (!low_rank_.add(layer.qkv_changes, *adapted, normed_, wide, turned)) return false;
             HeadTurn turn{s.heads, s.kv_heads, s.head_dim, layer.query_norm, layer.key_norm, s.epsilon,
                           step.angles[layer.rope]};
             turn_and_store(turn, wide, step.positions, step.write_slots, rows, pool.keys, pool.values, pool.is_bf16);
@@ -45,12 +47,15 @@ class Decoder {
                 keep(step, x, s.hidden);
                 keep(step, seen, attended);
                 rows = step.outputs;
+                adapted = &step.adapted_outputs;
             }
             linear(*layer.output, seen, rows, attended, layer.output_bias, update, s.hidden);
+            if (!low_rank_.add(layer.output_changes, *adapted, seen, attended, update, s.hidden)) return false;
             if (!normed_.reset(*layer.gate_up, rows) || !gated_.reset(*layer.down, rows)) return false;
             add_and_norm(x, update, layer.after_attention, layer.before_mlp, normed_, rows, s.hidden, s.epsilon);
-            gate(layer, rows, wide);
+            if (!gate(layer, *adapted, rows, wide)) return false;
             gated_.multiply(*layer.down, layer.down_bias, update, s.hidden);
+            if (!low_rank_.add(layer.down_changes, *adapted, gated_, update, s.hidden)) return false;
             if (last) {
                 add_and_norm(x, update, layer.after_mlp, s.final_norm, step.hidden, rows, s.hidden, s.epsilon);
                 break;
@@ -64,15 +69,20 @@ class Decoder {
 
   private:
     // The first half of an MLP, from `normed_` to `gated_`.
-    void gate(const DecoderLayer& layer, long rows, float* wide) {
+    bool gate(const DecoderLayer& layer, const AdapterGroups& adapted, long rows, float* wide) {
         Activation activation = (Activation)shape_.activation;
 #if defined(UMBEL_AMX)
         const TiledRows *from = normed_.tiled(), *to = gated_.tiled();
-        if (from && to && shape_.intermediate % TiledRows::K == 0)
-            return gated_tiled(*layer.gate_up, *from, layer.gate_up_bias, activation, *to);
+        bool changed = layer.gate_up_changes && adapted.count;
+        if (from && to && shape_.intermediate % TiledRows::K == 0 && !changed) {
+            gated_tiled(*layer.gate_up, *from, layer.gate_up_bias, activation, *to);
+            return true;
+        }
 #endif
         normed_.multiply(*layer.gate_up, layer.gate_up_bias, wide, 2 * shape_.intermediate);
+        if (!low_rank_.add(layer.gate_up_changes, adapted, normed_, wide, 2 * shape_.intermediate)) return false;
         activate(wide, gated_, rows, shape_.intermediate, activation);
+        return true;
     }
 
     // Moves the output rows to the front. They ascend, so nothing is overwritten before it is moved.
@@ -86,6 +96,7 @@ class Decoder {
     std::vector<DecoderLayer> layers_;
     Buffer residual_, update_, wide_, attended_;
     Inputs normed_, gated_;
+    LowRankProducts low_rank_;
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "low_rank.h"
 
 namespace umbel {
 
@@ -24,6 +25,7 @@ struct DecoderLayer {
     const float *before_attention, *after_attention, *before_mlp, *after_mlp;  // after_*: or nullptr
     const float *query_norm, *key_norm;                                  // or nullptr
     long rope, plan;  // which angles, which attention plan of a step
+    LowRankChanges qkv_changes, output_changes, gate_up_changes, down_changes;  // or nullptr
 };
 
 struct DecoderStep {
@@ -39,6 +41,8 @@ struct DecoderStep {
     long given;                         // rows whose embeddings come from elsewhere
     const int64_t* given_rows;          // [given]
     const float* given_values;          // [given, hidden]
+    AdapterGroups adapted;              // the rows that use adapters
+    AdapterGroups adapted_outputs;      // the same among the output rows, counted by their place there
 };
 
 }  // namespace umbel

@@ -17,6 +17,14 @@ void TiledRows::put_row(long row, const float* x) const {
     }
 }
 
+void TiledRows::read_row(long row, float* x) const {
+    for (long t = 0; t < k_tiles; t++) {
+        const bf16* from = line(row, t);
+        long width = k - t * K < K ? k - t * K : K;
+        for (long i = 0; i < width; i++) x[t * K + i] = from_bf16(from[i]);
+    }
+}
+
 #endif
 
 bool Inputs::reset(const Matrix& weight, long rows) {
@@ -50,6 +58,19 @@ void Inputs::end_row(long row) {
 #else
     (void)row;
 #endif
+}
+
+const float* Inputs::read_row(long row, Buffer& scratch) const {
+#if defined(UMBEL_AMX)
+    if (is_tiled_) {
+        float* x = scratch.take<float>(k_);
+        tiled_.read_row(row, x);
+        return x;
+    }
+#else
+    (void)scratch;
+#endif
+    return floats_ + row * k_;
 }
 
 void Inputs::multiply(const Matrix& weight, const float* bias, float* out, long out_stride) const {

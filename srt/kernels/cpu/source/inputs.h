@@ -24,6 +24,7 @@ struct TiledRows {
         return data + row / ROWS * tile_elements() + (t * ROWS + row % ROWS) * K;
     }
     void put_row(long row, const float* x) const;
+    void read_row(long row, float* x) const;
 };
 #endif
 
@@ -36,6 +37,10 @@ class Inputs {
     // rows at the same time.
     float* begin_row(long row);
     void end_row(long row);
+
+    long width() const { return k_; }
+    // The inputs of a row, as they are multiplied; in `scratch` where they do not lie in memory as floats.
+    const float* read_row(long row, Buffer& scratch) const;
 
     // linear(weight, these rows). Uses the whole team.
     void multiply(const Matrix& weight, const float* bias, float* out, long out_stride) const;

@@ -1,0 +1,159 @@
+// Two loops of the team for each product. In the first an item is some rows of one adapter and some rows of its A; in
+// the second some rows and a run of outputs. Every number is summed within one item, in one order.
+#include "low_rank.h"
+
+#include <vector>
+
+#include "threads.h"
+
+namespace umbel {
+namespace {
+
+constexpr long BLOCK = 2;     // rows of an item: they read a weight once
+constexpr long RANKS = 16;    // rows of A in an item
+constexpr long COLUMNS = 16;  // outputs of a panel of B
+constexpr long PANELS = 8;    // panels of B in an item
+
+static_assert(COLUMNS % VL == 0);
+
+struct Item {
+    const LowRankPart* part;
+    const int64_t* rows;
+    long count;       // of the rows
+    float* between;   // of the first row and the part's first rank; rows `stride` apart
+    long stride;
+    long begin, end;  // of the ranks, or of the panels
+};
+
+template <int ROWS, class T>
+void dots(const T* weight, const float* const* x, long k, float scale, float* const* out) {
+    vf sums[ROWS][4] = {};
+    long i = 0;
+    for (; i + 4 * VL <= k; i += 4 * VL)
+        for (int j = 0; j < 4; j++) {
+            vf w = load(weight + i + j * VL);
+            for (int r = 0; r < ROWS; r++) sums[r][j] += w * load(x[r] + i + j * VL);
+        }
+    for (int r = 0; r < ROWS; r++) {
+        float total = sum((sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]));
+        for (long rest = i; rest < k; rest++) {
+            T w = weight[rest];
+            if constexpr (sizeof(T) == 2)
+                total += from_bf16(w) * x[r][rest];
+            else
+                total += w * x[r][rest];
+        }
+        *out[r] = total * scale;
+    }
+}
+
+template <class T, class Row>
+void down(const Item& item, long k, const Row& row_of) {
+    const float* x[BLOCK];
+    float* out[BLOCK];
+    for (long r = 0; r < item.count; r++) x[r] = row_of(item.rows[r], r);
+    for (long rank = item.begin; rank < item.end; rank++) {
+        const T* weight = (const T*)item.part->down + rank * k;
+        for (long r = 0; r < item.count; r++) out[r] = item.between + r * item.stride + rank;
+        if (item.count == BLOCK)
+            dots<BLOCK>(weight, x, k, item.part->scale, out);
+        else
+            dots<1>(weight, x, k, item.part->scale, out);
+    }
+}
+
+template <int ROWS, class T>
+void up_rows(const Item& item, float* out, long out_stride) {
+    constexpr int PARTS = COLUMNS / VL;
+    const LowRankPart& part = *item.part;
+    for (long panel = item.begin; panel < item.end; panel++) {
+        const T* weight = (const T*)part.up + panel * part.rank * COLUMNS;
+        vf sums[ROWS][PARTS] = {};
+        for (long rank = 0; rank < part.rank; rank++)
+            for (int j = 0; j < PARTS; j++) {
+                vf w = load(weight + rank * COLUMNS + j * VL);
+                for (int r = 0; r < ROWS; r++) sums[r][j] += w * splat(item.between[r * item.stride + rank]);
+            }
+        long left = part.width - panel * COLUMNS;
+        for (int r = 0; r < ROWS; r++) {
+            float* to = out + item.rows[r] * out_stride + part.first + panel * COLUMNS;
+            for (long i = 0; i < COLUMNS && i < left; i++) to[i] += sums[r][i / VL][i % VL];
+        }
+    }
+}
+
+template <class T>
+void up(const Item& item, float* out, long out_stride) {
+    if (item.count == BLOCK)
+        up_rows<BLOCK, T>(item, out, out_stride);
+    else
+        up_rows<1, T>(item, out, out_stride);
+}
+
+// The items of one loop: `length` says how many ranks or panels a part has, `step` how many an item takes.
+template <class Length>
+std::vector<Item> items_of(LowRankChanges changes, const AdapterGroups& groups, float* between, long stride, long step,
+                           const Length& length) {
+    std::vector<Item> items;
+    for (long g = 0; g < groups.count; g++) {
+        const LowRankChange& change = changes[groups.adapters[g]];
+        for (long first = groups.starts[g]; first < groups.starts[g + 1]; first += BLOCK) {
+            long count = groups.starts[g + 1] - first < BLOCK ? groups.starts[g + 1] - first : BLOCK, rank = 0;
+            for (long p = 0; p < change.count; p++) {
+                const LowRankPart& part = change.parts[p];
+                for (long begin = 0; begin < length(part); begin += step) {
+                    long end = begin + step < length(part) ? begin + step : length(part);
+                    items.push_back({&part, groups.rows + first, count, between + first * stride + rank, stride, begin,
+                                     end});
+                }
+                rank += part.rank;
+            }
+        }
+    }
+    return items;
+}
+
+template <class Row>
+bool add_to(Buffer& memory, LowRankChanges changes, const AdapterGroups& groups, long k, const Row& row_of, float* out,
+            long out_stride) {
+    if (!changes || !groups.count) return true;
+    long ranks = 0;
+    for (long g = 0; g < groups.count; g++) {
+        long own = 0;
+        for (long p = 0; p < changes[groups.adapters[g]].count; p++) own += changes[groups.adapters[g]].parts[p].rank;
+        ranks = own > ranks ? own : ranks;
+    }
+    if (!ranks) return true;
+    float* between = memory.take<float>(groups.starts[groups.count] * ranks);
+    if (!between) return false;
+    auto of_a = items_of(changes, groups, between, ranks, RANKS, [](const LowRankPart& part) { return part.rank; });
+    parallel((long)of_a.size(), 1, [&](long begin, long end) {
+        for (long i = begin; i < end; i++)
+            of_a[i].part->is_bf16 ? down<bf16>(of_a[i], k, row_of) : down<float>(of_a[i], k, row_of);
+    });
+    auto of_b = items_of(changes, groups, between, ranks, PANELS,
+                         [](const LowRankPart& part) { return (part.width + COLUMNS - 1) / COLUMNS; });
+    parallel((long)of_b.size(), even_grain((long)of_b.size(), 8), [&](long begin, long end) {
+        for (long i = begin; i < end; i++)
+            of_b[i].part->is_bf16 ? up<bf16>(of_b[i], out, out_stride) : up<float>(of_b[i], out, out_stride);
+    });
+    return true;
+}
+
+}  // namespace
+
+bool LowRankProducts::add(LowRankChanges changes, const AdapterGroups& groups, const Inputs& x, float* out,
+                          long out_stride) {
+    auto row_of = [&](long row, long place) {
+        thread_local Buffer scratch[BLOCK];
+        return x.read_row(row, scratch[place]);
+    };
+    return add_to(between_, changes, groups, x.width(), row_of, out, out_stride);
+}
+
+bool LowRankProducts::add(LowRankChanges changes, const AdapterGroups& groups, const float* x, long k, float* out,
+                          long out_stride) {
+    return add_to(between_, changes, groups, k, [&](long row, long) { return x + row * k; }, out, out_stride);
+}
+
+}  // namespace umbel

@@ -1,0 +1,47 @@
+// Low-rank changes of linear maps, in the rows that ask for them: out[r] += scale · B (A x[r]). Arithmetic is float32,
+// and a row gives the same bits alone and in a batch, with one thread and with many.
+#pragma once
+
+#include "inputs.h"
+
+namespace umbel {
+
+// The change of one map among those that a product computes.
+struct LowRankPart {
+    const void* down;  // A: [rank, k]
+    const void* up;    // B: [ceil(width / 16), rank, 16], padded with zeros
+    long rank;
+    long first, width;  // its outputs are [first, first + width) of the product's
+    float scale;
+    int is_bf16;  // both; else float32
+};
+
+// The changes that one adapter makes to one product.
+struct LowRankChange {
+    const LowRankPart* parts;
+    long count;
+};
+
+// Rows by adapter: group g has rows [starts[g], starts[g + 1]) of `rows`.
+struct AdapterGroups {
+    long count;
+    const int64_t* adapters;  // [count]
+    const int64_t* starts;    // [count + 1]
+    const int64_t* rows;
+};
+
+// The changes of one product by all adapters, [adapters]; nullptr: there are none. A change of no parts changes nothing.
+using LowRankChanges = const LowRankChange*;
+
+// Adds the changes of the groups' adapters to out, whose rows are the product of the same rows of x. Uses the whole
+// team. False: there is no memory for what lies between A and B.
+class LowRankProducts {
+  public:
+    bool add(LowRankChanges changes, const AdapterGroups& groups, const Inputs& x, float* out, long out_stride);
+    bool add(LowRankChanges changes, const AdapterGroups& groups, const float* x, long k, float* out, long out_stride);
+
+  private:
+    Buffer between_;  // [rows of groups, ranks of an adapter]
+};
+
+}  // namespace umbel
