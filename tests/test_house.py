@@ -151,7 +151,6 @@ SMALL_FILES = {
     "srt/constraints/compiler_worker.py": "a process, started as a module, that loads the automata and no torch",
     "srt/gateway/engine_client.py": "one life of the engine; the server outlives it",
     "srt/runners/cuda/triton_kernels.py": "imports Triton when it is loaded, which needs a GPU",
-    "srt/weights/safetensors_folder.py": "a format of weights",
 }
 UNEXPLAINED = 0  # files that need no reason any more are counted, too
 
