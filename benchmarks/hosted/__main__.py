@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import umbel as ul
-from umbel.srt.weights.source import open_model
 
 from ..peers.locate import add_arguments, create, find
 from ..peers.peer import PeerError
@@ -151,7 +150,7 @@ def served(options: argparse.Namespace) -> Iterator[str]:
     if options.base_url is not None:
         yield options.base_url
         return
-    found = find(options.peer_python, options.peer_model, os.environ, default_model=open_model("default").folder)
+    found = find(options.peer_python, options.peer_model, os.environ)
     if options.peer not in found:
         raise PeerError(
             f"{options.peer} has no interpreter; write --peer-python {options.peer}=PATH, or --base-url URL"

@@ -25,13 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def find(
-    pythons: Iterable[str], models: Iterable[str], environment: Mapping[str, str], *, default_model: Path | None = None
-) -> dict[str, PeerOptions]:
+def find(pythons: Iterable[str], models: Iterable[str], environment: Mapping[str, str]) -> dict[str, PeerOptions]:
     """The peers that are known with an interpreter and a model.
 
-    `default_model` is a safetensors folder, for those that read one. What the command line says wins. A data type
-    other than the peer's own choice is said by the environment: `UMBEL_PEER_<NAME>_DTYPE`.
+    What the command line says wins. A data type other than the peer's own choice is said by the environment:
+    `UMBEL_PEER_<NAME>_DTYPE`.
 
     Raises:
         PeerError: a NAME=PATH that is not one, an unknown name, a path that is not there, or an interpreter without
@@ -42,10 +40,11 @@ def find(
     found = {}
     for name, python in interpreters.items():
         model = loaded.get(name)
-        if model is None and name in ("vllm_cpu", "transformers_generate"):
-            model = default_model
         if model is None:
-            raise PeerError(f"{name} has an interpreter and no model; write --peer-model {name}=PATH")
+            raise PeerError(
+                f"{name} has an interpreter and no model; write --peer-model {name}=PATH "
+                "(python -m benchmarks.peers.folder PATH writes the default model as a safetensors folder)"
+            )
         dtype = environment.get(f"UMBEL_PEER_{name.upper()}_DTYPE") or None
         found[name] = PeerOptions(python=python, model=model, dtype=dtype)
     return found

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
-from ...lang.errors import ModelError, UmbelError
+from ...lang.errors import UmbelError
 from ...lang.ops import RoleBegin, RoleEnd
 from ..graph import Graph, Line, Node
 from ..operations import (
@@ -299,8 +299,7 @@ ESTIMATE = Counter(f"an estimate of {BYTES_PER_TOKEN} bytes per token")
 
 
 def default_counter() -> Counter:
-    """Counts with the default model's tokenizer where the model has been used before, else by the estimate: nothing is
-    converted to count tokens."""
+    """Counts with the default model's tokenizer where the model is installed, else by the estimate."""
     try:
         return _model_counter()
     except (ImportError, UmbelError, OSError):
@@ -311,8 +310,6 @@ def default_counter() -> Counter:
 def _model_counter() -> Counter:
     # By name: the compiler imports no runtime.
     weights: Any = importlib.import_module("umbel.srt.weights.source")
-    if all(model.name != weights.FOLDER_NAME for model in weights.list_models()):
-        raise ModelError("the default model is not in the cache folder")
     tokenizer: Any = weights.open_model().tokenizer()
     return Counter(f"the tokenizer of {tokenizer.name}", lambda text: tokenizer.encode(text, first=False))
 

@@ -1,9 +1,12 @@
-"""Keeps converted models and vocabularies in the cache folder, each made once, by the first process that needs it.
+"""Keeps kernels, tokenizers and vocabularies in the cache folder, each made once, by the first process that needs it.
 
-<cache>/models/<name>/           a finished model: safetensors, config, tokenizer
-<cache>/models/.<name>.making-*  one being made; renamed when it is whole
-<cache>/models/.<name>.lock      held by the process that makes it
-<cache>/vocabularies/<digest>    byte tables, see srt/tokenizer/vocabulary.py
+<cache>/kernels/<name>/           a compiled library and its seal, see srt/kernels/cpu/library.py
+<cache>/kernels/.<name>.making-*  one being made; renamed when it is whole
+<cache>/kernels/.<name>.lock      held by the process that makes it
+<cache>/tokenizers/<digest>       tokenizer.json of a GGUF file, see srt/weights/documents.py
+<cache>/vocabularies/<digest>     byte tables, see srt/tokenizer/vocabulary.py
+<cache>/compared/<digest>         notes that the default model was compared with its digest
+<cache>/models/<name>/            models that were put there, opened by name
 
 Files are read only where no other user can have put them. A kernels library is code, a tokenizer decides what is a
 control token, and weights decide everything else. A user who can write to the file, or to any folder on its path,
@@ -132,7 +135,7 @@ def _is_private(group: int) -> bool:
     return False
 
 
-LOCK_SECONDS = 1800.0  # longest wait for another process that converts the same model
+LOCK_SECONDS = 1800.0  # longest wait for another process that makes the same folder
 _LOCK_POLL = 0.1
 
 

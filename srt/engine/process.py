@@ -6,7 +6,6 @@ A thread with a socket of its own sends the number of the current step twice a s
 take minutes and the process still counts as alive. Only the main thread uses the scheduler.
 """
 
-import contextlib
 import gc
 import logging
 import os
@@ -90,7 +89,6 @@ class StepCollector:
 log = logging.getLogger("umbel.engine")
 
 IDLE_POLL = 1000  # milliseconds; an idle engine waits for messages only
-LEAST_PRIORITY = 19  # of a thread
 WARM_UP = 0  # an id the gateway never uses
 
 
@@ -204,23 +202,6 @@ def serve(engine: Engine, link: EngineLink, pulse: Pulse) -> None:
             log.error("a request failed: %s", type(logged).__name__, exc_info=_ours_to_explain(logged))
 
 
-def compare_weights(engine: Engine) -> None:
-    """Compares the weights with the digests of their conversion, during the first requests and at a lower priority.
-
-    Ends the process where they differ: its texts would be another model's. The next engine finds the folder marked, and
-    converts the model again or says what to do."""
-    with contextlib.suppress(OSError, AttributeError):  # of this thread alone, on Linux
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
-    try:
-        damage = engine.damage()
-    except Exception:
-        log.exception("the weights could not be compared with what was converted")
-        return
-    if damage:
-        log.error("%s; the engine ends, and the model is converted again", damage)
-        os._exit(1)
-
-
 def _ours_to_explain(error: Exception | None) -> Exception | None:
     """Returns the error if its traceback is to be logged. A refusal explains itself to its sender."""
     return None if isinstance(error, UmbelError) else error
@@ -255,7 +236,6 @@ def main() -> None:
     pulse.start()
     runner = engine.runner
     link.send(EngineReady(runner.context_length, runner.vocab_size, runner.num_slots - 1))
-    threading.Thread(target=compare_weights, args=(engine,), name="weights", daemon=True).start()
     try:
         serve(engine, link, pulse)
     except BaseException:

@@ -22,7 +22,7 @@ from ..kernels.cpu.attention import CpuPlan, LayerArguments, layer_arguments
 from ..kernels.cpu.head import Head
 from ..kernels.cpu.linear import PackedMatrix
 from ..kernels.cpu.low_rank import AdaptedRows, AdapterGroups, CpuChanges
-from ..layers.checkpoint import Checkpoint, LinearTensors, Tensors
+from ..layers.checkpoint import BlockTensors, Checkpoint, LinearTensors, Tensors
 from ..layers.linear import QuantMethod
 from ..layers.low_rank import Adapter
 from ..layers.rope import Rope, RopeConfig
@@ -168,6 +168,8 @@ class CpuDecoder:
         if not config.tied:
             head = self._checkpoint.take_as_stored(HEAD, config.vocab_size, config.hidden_size)
         self.head = Head(library, method.create([head]), screen=screened)
+        if isinstance(tensors, BlockTensors):
+            embedding = embedding.bfloat16()  # quantised values, of which few need more bits
         embedding = embedding if embedding.dtype in (torch.float32, torch.bfloat16) else embedding.float()
         self._kept.append(embedding)
         shape = DecoderShape(

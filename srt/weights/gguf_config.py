@@ -6,7 +6,6 @@ against it.
 """
 
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,9 +56,6 @@ ARCHITECTURES = {
 def architecture_of(gguf: GgufFile) -> Architecture:
     """Returns the file's architecture. Raises ModelError for an unknown one and for a mixture of experts."""
     name = gguf.architecture
-    parts = gguf.metadata.integer("split.count", 1)
-    if parts > 1:
-        raise ModelError(f"{gguf.path} is one of {parts} parts; join them with: llama-gguf-split --merge FIRST WHOLE")
     found = ARCHITECTURES.get(name)
     if found is None:
         raise ModelError(
@@ -229,7 +225,7 @@ def _llama3_scaling(gguf: GgufFile, head_dim: int) -> Config | None:
     tensor = gguf.tensors["rope_freqs.weight"]
     if tensor.type_name != "F32" or tensor.shape != (head_dim // 2,):
         raise ModelError(f"{gguf.path} is damaged: rope_freqs.weight is {tensor.type_name} of shape {tensor.shape}")
-    found = struct.unpack_from(f"<{head_dim // 2}f", gguf.data, tensor.offset)
+    found = tensor.read(0, 1).view("<f4")[0].tolist()
     factor = max(found)
     if factor == min(found) == 1.0:
         return None

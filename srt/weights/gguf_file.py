@@ -7,21 +7,30 @@
 
 The `gguf` library's own reader builds an array object per token string (20 s for a vocabulary of 262,144, against well
 under a second here) and trusts the file's lengths. Here a count is compared with the bytes that are left before memory
-is allocated for it.
+is allocated for it, and strings of an array are decoded when they are read.
+
+A model in several files comes in two forms:
+
+    NAME-00001-of-00003.gguf   llama.cpp's split: each file is a GGUF with tensors of its own (`open_gguf`)
+    NAME.gguf.part00, …        one file cut anywhere: the parts continue each other (`open_pieces`)
 """
 
-import mmap
+import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from math import prod
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...lang.errors import MissingExtraError, ModelError
-
-Value = int | float | bool | str | list["Value"]
+from .mapped_file import MappedFile
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -47,13 +56,46 @@ _TYPE_NAMES = (
 # fmt: on
 
 
+class Texts(Sequence[str]):
+    """An array of strings in the header, each decoded when it is read.
+
+    Raises ModelError when a string that is read is not UTF-8.
+    """
+
+    def __init__(self, path: Path, data: memoryview, places: list[int], end: int) -> None:
+        self._path, self._data = path, data
+        self._places = [*places, end + 8]  # of the first character of each; eight bytes of length precede it
+
+    def __len__(self) -> int:
+        return len(self._places) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        start, end = self._places[index], self._places[index + 1] - 8
+        try:
+            return str(self._data[start:end], "utf-8")
+        except UnicodeDecodeError:
+            raise _damaged(self._path, f"the string at byte {start} is not UTF-8") from None
+
+
+Scalar = int | float | bool | str
+Value = Scalar | Texts | NDArray[np.generic] | list["Value"]
+
+
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """The place of one tensor. `shape` is in torch's order: rows first."""
+    """One tensor and its place. `shape` is in torch's order: rows first."""
 
     name: str
     type_name: str
     shape: tuple[int, ...]
+    file: MappedFile
     offset: int  # from the start of the file
     row_bytes: int  # bytes of one row, which is the last dimension
     num_bytes: int
@@ -61,6 +103,15 @@ class GgufTensor:
     @property
     def rows(self) -> int:
         return prod(self.shape[:-1])
+
+    def mapped(self) -> NDArray[np.uint8]:
+        """Returns all rows [rows, row_bytes], in the mapping; a copy where the tensor lies in several files."""
+        return self.file.view(self.offset, self.num_bytes).reshape(self.rows, self.row_bytes)
+
+    def read(self, first: int, last: int) -> NDArray[np.uint8]:
+        """Reads rows [first, last) into memory: [last − first, row_bytes]."""
+        raw = self.file.read(self.offset + first * self.row_bytes, (last - first) * self.row_bytes)
+        return raw.reshape(last - first, self.row_bytes)
 
 
 class Metadata(Mapping[str, Value]):
@@ -81,8 +132,8 @@ class Metadata(Mapping[str, Value]):
 
     def integer(self, key: str, default: int | None = None) -> int:
         value = self._values.get(key, default)
-        if isinstance(value, list) and value and all(entry == value[0] for entry in value):
-            value = value[0]  # one number per layer, all the same
+        if isinstance(value, np.ndarray) and len(value) and (value == value[0]).all():
+            value = value[0].item()  # one number per layer, all the same
         if isinstance(value, bool) or not isinstance(value, int):
             self._wrong(key, "an integer (the same for every layer)")
         return value
@@ -105,20 +156,22 @@ class Metadata(Mapping[str, Value]):
             self._wrong(key, "a string")
         return value
 
-    def texts(self, key: str) -> list[str]:
+    def texts(self, key: str) -> Texts:
         value = self._values.get(key)
-        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        if not isinstance(value, Texts):
             self._wrong(key, "a list of strings")
-        return [str(entry) for entry in value]
+        return value
 
-    def numbers(self, key: str) -> list[float]:
+    def numbers(self, key: str) -> NDArray[np.generic]:
         value = self._values.get(key)
-        if not isinstance(value, list) or not all(isinstance(entry, int | float) for entry in value):
+        if not isinstance(value, np.ndarray):
             self._wrong(key, "a list of numbers")
-        return [float(entry) for entry in value if isinstance(entry, int | float)]
+        return value
 
     def _wrong(self, key: str, wanted: str) -> NoReturn:
-        found = repr(self._values[key])[:60] if key in self._values else "missing"
+        value = self._values.get(key, "missing")
+        found = f"a list of {len(value)}" if isinstance(value, Texts | np.ndarray | list) else repr(value)[:60]
+        found = found if key in self._values else "missing"
         raise ModelError(
             f"{self.path}: metadata {key!r} should be {wanted}, it is {found}; "
             "convert the model again with a current llama.cpp"
@@ -127,13 +180,20 @@ class Metadata(Mapping[str, Value]):
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """An open file. `data` is the whole file, mapped read-only; it is closed with the last reference."""
+    """An open file, or all files of a split one.
+
+    Attributes:
+        path: the file, the first one of several; for messages.
+        digest: SHA-256 of the metadata, the tokenizer included; hexadecimal.
+        header_bytes: length of the header of the first file.
+    """
 
     path: Path
+    files: tuple[Path, ...]
     metadata: Metadata
     tensors: Mapping[str, GgufTensor]
     header_bytes: int
-    data: mmap.mmap
+    digest: str
 
     @property
     def architecture(self) -> str:
@@ -141,47 +201,101 @@ class GgufFile:
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Reads the header and maps the data.
+    """Reads the header and maps the data. The first file of a split model opens all of them.
 
     Raises:
-        ModelError: the file is missing, truncated or damaged, or holds a tensor type that cannot be read.
+        ModelError: a file is missing, truncated, damaged or of another model, or holds a tensor type that cannot be
+            read.
     """
-    try:
-        with path.open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except ValueError as error:  # an empty file cannot be mapped
-        raise ModelError(f"{path} is empty; download the GGUF file again") from error
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read ({error.strerror}); give the path of a readable .gguf file") from error
-    return _Reader(path, data).read()
+    first = open_pieces([path], path)
+    count = first.metadata.integer("split.count", 1)
+    return first if count == 1 else _open_split(first, count)
+
+
+def open_pieces(pieces: Sequence[Path], path: Path) -> GgufFile:
+    """Opens one GGUF file that lies in several pieces, cut anywhere after the header.
+
+    Args:
+        path: names the whole in messages.
+
+    Raises:
+        ModelError: as `open_gguf`.
+    """
+    return _Reader(path, MappedFile(pieces)).read()
+
+
+_SPLIT_NAME = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf")
+MAX_SPLITS = 99_999  # by their names
+
+
+def _open_split(first: GgufFile, count: int) -> GgufFile:
+    """Opens the other files of llama.cpp's split next to the first one, and checks that they belong to each other."""
+    path, number = first.path, first.metadata.integer("split.no", 0)
+    named = _SPLIT_NAME.fullmatch(path.name)
+    if not 1 < count <= MAX_SPLITS or named is None or int(named[3]) != count or int(named[2]) != number + 1:
+        raise ModelError(
+            f"{path} is part {number + 1} of {count} by its metadata; its name should say so, as llama.cpp writes it: "
+            f"NAME-{number + 1:05}-of-{count:05}.gguf"
+        )
+    paths = [path.with_name(f"{named[1]}-{each + 1:05}-of-{count:05}.gguf") for each in range(count)]
+    if number != 0:
+        raise ModelError(f"{path} is part {number + 1} of {count} of a model; give the first one, {paths[0]}")
+    absent = [each.name for each in paths if not each.is_file()]
+    if absent:
+        raise ModelError(
+            f"{path} is the first of {count} files, and its folder lacks {', '.join(absent[:3])}"
+            f"{f' and {len(absent) - 3} more' if len(absent) > 3 else ''}; download the whole model"
+        )
+    tensors = dict(first.tensors)
+    for index, other_path in enumerate(paths[1:], start=1):
+        other = open_pieces([other_path], other_path)
+        belongs = other.metadata.integer("split.no", -1), other.metadata.integer("split.count", 1)
+        twice = next((name for name in other.tensors if name in tensors), None)
+        if belongs != (index, count) or twice is not None:
+            reason = f"it holds {twice!r} again" if belongs == (index, count) else "its metadata says another part"
+            raise ModelError(f"{other_path} is no part {index + 1} of {path.name}: {reason}; download the model again")
+        tensors.update(other.tensors)
+    promised = first.metadata.integer("split.tensors.count", len(tensors))
+    if promised != len(tensors):
+        raise ModelError(f"{path} and its parts hold {len(tensors)} tensors, not {promised}; download them again")
+    return GgufFile(path, tuple(paths), first.metadata, tensors, first.header_bytes, first.digest)
 
 
 class _Reader:
-    """Reads the header from its first byte on."""
+    """Reads the header from its first byte on. It lies in the first piece of a file in pieces."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    def __init__(self, path: Path, file: MappedFile) -> None:
         self.path = path
-        self.data = data
-        self.size = len(data)
+        self.file = file
+        self.data = file.beginning
+        self.size = len(self.data)
         self.position = 0
 
     def read(self) -> GgufFile:
         tensor_count, key_count = self._preamble()
+        begin = self.position
         metadata = Metadata(self.path, self._keys(key_count))
+        digest = sha256(self.data[begin : self.position]).hexdigest()
         alignment = metadata.integer("general.alignment", DEFAULT_ALIGNMENT)
         if alignment <= 0 or alignment & (alignment - 1):
             self._damaged(f"alignment {alignment} is not a power of two")
         infos = [self._tensor_info() for _ in range(tensor_count)]
+        twice = next((name for name, seen in Counter(info[0] for info in infos).items() if seen > 1), None)
+        if twice is not None:
+            self._damaged(f"tensor {twice!r} occurs twice")
         start = -(-self.position // alignment) * alignment
-        tensors: dict[str, GgufTensor] = {}
-        for name, shape, type_number, offset in infos:
-            if name in tensors:
-                self._damaged(f"tensor {name!r} occurs twice")
-            tensors[name] = self._place(name, shape, type_number, start + offset)
-        return GgufFile(self.path, metadata, tensors, start, self.data)
+        tensors = {
+            name: self._place(name, shape, kind, start, offset, alignment) for name, shape, kind, offset in infos
+        }
+        end, before = start, ""
+        for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):
+            if tensor.offset < end:
+                self._damaged(f"tensors {before!r} and {tensor.name!r} overlap")
+            end, before = tensor.offset + tensor.num_bytes, tensor.name
+        return GgufFile(self.path, self.file.paths, metadata, tensors, start, digest)
 
     def _preamble(self) -> tuple[int, int]:
-        if self.size < 24 or self.data[:4] != MAGIC:
+        if self.size < 24 or bytes(self.data[:4]) != MAGIC:
             raise ModelError(f"{self.path} is not a GGUF file (it does not begin with 'GGUF'); give a .gguf file")
         self.position = 4
         version = self._scalar("<I")
@@ -212,18 +326,32 @@ class _Reader:
             return self._array(depth=depth)
         self._damaged(f"value type {kind} at byte {self.position} does not exist")
 
-    def _array(self, *, depth: int) -> list[Value]:
+    def _array(self, *, depth: int) -> Value:
         kind, count = int(self._scalar("<I")), int(self._scalar("<Q"))
         if kind in _SCALARS:
-            form = _SCALARS[kind]
-            place = self._take(count * struct.calcsize(form))
-            return list(struct.unpack_from(f"<{count}{form[1:]}", self.data, place))
+            dtype = np.dtype(_SCALARS[kind])
+            place = self._take(count * dtype.itemsize)
+            return np.frombuffer(self.data, dtype, count, place)
         least = 8 if kind == _STRING else 12  # bytes of the shortest element
         if count * least > self.size - self.position:
             self._damaged(f"an array at byte {self.position} claims {count} elements, more than the file holds")
         if kind == _STRING:
-            return [self._string() for _ in range(count)]
+            return self._texts(count)
         return [self._value(kind, depth=depth + 1) for _ in range(count)]
+
+    def _texts(self, count: int) -> Texts:
+        """Walks through an array of strings by their lengths; a vocabulary takes 50 ms."""
+        data, position, size, length_at = self.data, self.position, self.size, struct.Struct("<Q").unpack_from
+        places = []
+        for _ in range(count):
+            if position + 8 > size:
+                break
+            places.append(position + 8)
+            position += 8 + length_at(data, position)[0]
+        if len(places) < count or position > size:
+            raise self._truncated(position, 8)
+        self.position = position
+        return Texts(self.path, data, places, position)
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string()
@@ -234,7 +362,9 @@ class _Reader:
         shape = tuple(reversed(struct.unpack_from(f"<{dimensions}Q", self.data, place)))
         return name, shape, int(self._scalar("<I")), int(self._scalar("<Q"))
 
-    def _place(self, name: str, shape: tuple[int, ...], type_number: int, offset: int) -> GgufTensor:
+    def _place(
+        self, name: str, shape: tuple[int, ...], type_number: int, start: int, offset: int, alignment: int
+    ) -> GgufTensor:
         known = tensor_types().get(type_number)
         if known is None:
             raise ModelError(
@@ -244,14 +374,17 @@ class _Reader:
         type_name, block, block_bytes = known
         if min(shape) < 1 or shape[-1] % block:
             self._damaged(f"tensor {name!r} of shape {shape} does not fit the blocks of {block} of {type_name}")
+        if offset % alignment:
+            self._damaged(f"tensor {name!r} begins at {offset}, which is no multiple of {alignment}")
         row_bytes = shape[-1] // block * block_bytes
         num_bytes = row_bytes * prod(shape[:-1])
-        if offset + num_bytes > self.size:
+        offset += start
+        if offset + num_bytes > self.file.size:
             raise ModelError(
                 f"{self.path} is truncated: tensor {name!r} should end at byte {offset + num_bytes:,}, "
-                f"the file has {self.size:,}; download it again"
+                f"the file has {self.file.size:,}; download it again"
             )
-        return GgufTensor(name, type_name, shape, offset, row_bytes, num_bytes)
+        return GgufTensor(name, type_name, shape, self.file, offset, row_bytes, num_bytes)
 
     def _scalar(self, form: str) -> int | float | bool:
         place = self._take(struct.calcsize(form))
@@ -259,11 +392,10 @@ class _Reader:
         return value
 
     def _string(self) -> str:
-        place = self._take(8)
-        length = int.from_bytes(self.data[place : place + 8], "little")
+        length = int(self._scalar("<Q"))
         place = self._take(length)
         try:
-            return self.data[place : place + length].decode("utf-8")
+            return str(self.data[place : place + length], "utf-8")
         except UnicodeDecodeError:
             self._damaged(f"the string at byte {place} is not UTF-8")
 
@@ -271,15 +403,21 @@ class _Reader:
         """Moves past `length` bytes and returns their first position."""
         place = self.position
         if length > self.size - place:
-            raise ModelError(
-                f"{self.path} is truncated: {length:,} bytes expected at byte {place:,} of {self.size:,}; "
-                "download it again"
-            )
+            raise self._truncated(place, length)
         self.position = place + length
         return place
 
+    def _truncated(self, place: int, length: int) -> ModelError:
+        return ModelError(
+            f"{self.path} is truncated: {length:,} bytes expected at byte {place:,} of {self.size:,}; download it again"
+        )
+
     def _damaged(self, what: str) -> NoReturn:
-        raise ModelError(f"{self.path} is damaged: {what}; download it again")
+        raise _damaged(self.path, what)
+
+
+def _damaged(path: Path, what: str) -> ModelError:
+    return ModelError(f"{path} is damaged: {what}; download it again")
 
 
 @cache

@@ -8,6 +8,9 @@ name of the pre-tokenizer's expression instead of the expression.
 from collections.abc import Sequence
 from enum import IntEnum
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...lang.errors import ModelError
 from .gguf_file import GgufFile
 
@@ -64,18 +67,32 @@ def tokenizer_json(gguf: GgufFile) -> Json:
         ModelError: the kind of tokenizer or the pre-tokenizer is unknown.
     """
     metadata = gguf.metadata
-    tokens = metadata.texts("tokenizer.ggml.tokens")
-    types = _types(gguf, len(tokens))
-    match metadata.text("tokenizer.ggml.model"):
-        case "llama":
-            return _sentencepiece(gguf, tokens, types)
-        case "gpt2":
-            return _byte_level(gguf, tokens, types)
-        case other:
-            raise ModelError(
-                f"{gguf.path}: tokenizer model {other!r} is not supported as GGUF (supported: llama, gpt2); "
-                "use the model's safetensors folder, which holds tokenizer.json"
-            )
+    tokens = list(metadata.texts("tokenizer.ggml.tokens"))
+    types = _types(gguf, len(tokens)).tolist()
+    require_known(gguf)
+    if metadata.text("tokenizer.ggml.model") == "llama":
+        return _sentencepiece(gguf, tokens, types)
+    return _byte_level(gguf, tokens, types)
+
+
+def require_known(gguf: GgufFile) -> None:
+    """Checks the kind of tokenizer, without reading its tokens.
+
+    Raises:
+        ModelError: the kind of tokenizer or the pre-tokenizer is unknown.
+    """
+    kind = gguf.metadata.text("tokenizer.ggml.model")
+    if kind not in ("llama", "gpt2"):
+        raise ModelError(
+            f"{gguf.path}: tokenizer model {kind!r} is not supported as GGUF (supported: llama, gpt2); "
+            "use the model's safetensors folder, which holds tokenizer.json"
+        )
+    name = gguf.metadata.text("tokenizer.ggml.pre", "default")
+    if kind == "gpt2" and name not in _EXPRESSIONS:
+        raise ModelError(
+            f"{gguf.path}: pre-tokenizer {name!r} is not supported as GGUF (supported: {', '.join(_EXPRESSIONS)}); "
+            "use the model's safetensors folder, which holds tokenizer.json"
+        )
 
 
 def tokenizer_config(gguf: GgufFile) -> Json:
@@ -102,8 +119,8 @@ def eos_ids(gguf: GgufFile) -> list[int]:
     keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
     ends = {_id(gguf, key, len(tokens)) for key in keys if key in gguf.metadata}
     if "tokenizer.chat_template" in gguf.metadata:
-        types = _types(gguf, len(tokens))
-        ends |= {i for i, token in enumerate(tokens) if token in _TURN_ENDS and types[i] == TokenType.CONTROL}
+        control = np.flatnonzero(_types(gguf, len(tokens)) == TokenType.CONTROL).tolist()
+        ends |= {token for token in control if tokens[token] in _TURN_ENDS}
     return sorted(ends)
 
 
@@ -122,10 +139,10 @@ def _id(gguf: GgufFile, key: str, size: int) -> int:
     return token
 
 
-def _types(gguf: GgufFile, size: int) -> list[int]:
+def _types(gguf: GgufFile, size: int) -> NDArray[np.generic]:
     if "tokenizer.ggml.token_type" not in gguf.metadata:
-        return [TokenType.NORMAL] * size
-    types = [int(number) for number in gguf.metadata.numbers("tokenizer.ggml.token_type")]
+        return np.full(size, TokenType.NORMAL.value)
+    types = gguf.metadata.numbers("tokenizer.ggml.token_type")
     if len(types) != size:
         raise ModelError(f"{gguf.path} is damaged: {len(types)} token types for {size} tokens")
     return types
@@ -173,7 +190,7 @@ def _merge_order(gguf: GgufFile, tokens: Sequence[str], *, by_position: bool) ->
     scores = gguf.metadata.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens):
         raise ModelError(f"{gguf.path} is damaged: {len(scores)} scores for {len(tokens)} tokens")
-    return scores
+    return [float(score) for score in scores.tolist()]
 
 
 def recover_merges(tokens: Sequence[str], types: Sequence[int], order: Sequence[float]) -> list[list[str]]:
@@ -198,11 +215,6 @@ def recover_merges(tokens: Sequence[str], types: Sequence[int], order: Sequence[
 
 def _byte_level(gguf: GgufFile, tokens: list[str], types: list[int]) -> Json:
     name = gguf.metadata.text("tokenizer.ggml.pre", "default")
-    if name not in _EXPRESSIONS:
-        raise ModelError(
-            f"{gguf.path}: pre-tokenizer {name!r} is not supported as GGUF (supported: {', '.join(_EXPRESSIONS)}); "
-            "use the model's safetensors folder, which holds tokenizer.json"
-        )
     expression = _EXPRESSIONS[name]
     bytes_only: Json = {
         "type": "ByteLevel",

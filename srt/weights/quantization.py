@@ -18,7 +18,7 @@ import torch
 from ...lang.errors import ParameterError
 from ...lang.runtime_options import Weights
 from ..kernels.cpu.linear import Format, PackedMatrix
-from ..layers.checkpoint import Checkpoint, LinearTensors, Tensors
+from ..layers.checkpoint import BlockTensors, Checkpoint, LinearTensors, Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,10 @@ def cpu_method(name: Weights, tensors: Tensors, library: ctypes.CDLL, *, exact: 
     """Returns the method of that name; "auto" is bf16 for a checkpoint that stores 16 bits, else float32."""
     if name != "auto":
         return CpuMethod(library, FORMATS[name].native, exact=exact)
-    first = tensors.get("model.layers.0.mlp.down_proj.weight")
+    probe = "model.layers.0.mlp.down_proj.weight"
+    if isinstance(tensors, BlockTensors) and probe in tensors and tensors.block(probe) is not None:
+        return CpuMethod(library, Format.BF16, exact=exact)
+    first = tensors.get(probe)
     stored = Format.BF16 if first is not None and first.dtype is torch.bfloat16 else Format.F32
     return CpuMethod(library, stored, exact=exact)
 

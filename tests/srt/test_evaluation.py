@@ -95,7 +95,7 @@ def test_the_command_prints_a_table_or_json(
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
-    arguments = ["eval", str(tiny[1].folder), "--text", str(text), "--context", "40"]
+    arguments = ["eval", str(tiny[1].path), "--text", str(text), "--context", "40"]
     assert main([*arguments, "--weights", "int8,bf16,int8", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert [entry["weights"] for entry in printed["formats"]] == ["int8", "bf16"]

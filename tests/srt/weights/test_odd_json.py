@@ -6,9 +6,8 @@ import pytest
 from umbel.lang.errors import ModelError
 from umbel.srt.layers.config_values import MOST_LAYERS, positive_int, positive_number
 from umbel.srt.models.families import read_config as read_decoder
-from umbel.srt.weights.convert import MANIFEST, read_manifest
+from umbel.srt.weights.documents import read_config
 from umbel.srt.weights.safetensors_folder import INDEX, open_tensors
-from umbel.srt.weights.source import read_config
 
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 
@@ -24,11 +23,6 @@ def test_a_deep_index_is_refused_with_its_path(tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text(DEEP)
     with pytest.raises(ModelError, match="is not an index of shards"):
         open_tensors(tmp_path)
-
-
-def test_a_deep_manifest_is_no_manifest(tmp_path: Path) -> None:
-    (tmp_path / MANIFEST).write_text(DEEP)
-    assert read_manifest(tmp_path) is None
 
 
 @pytest.mark.parametrize("value", [10**18, 10**400, 0, -1, True, "9" * 100_000, [1] * 100_000, None])

@@ -15,11 +15,9 @@ from umbel.lang.errors import ModelError
 from umbel.srt import launch
 from umbel.srt.constraints import matcher_factory
 from umbel.srt.core.cache_folder import make_private, read_trusted, trusted
-from umbel.srt.engine import process
 from umbel.srt.kernels.cpu import library
 from umbel.srt.kernels.cpu.library import LIBRARY, SEAL, NoKernels, walk_path
 from umbel.srt.weights import open_model
-from umbel.srt.weights.convert import MANIFEST, WEIGHTS
 
 from .tiny import BY_NAME, write_folder, write_gguf
 
@@ -64,7 +62,7 @@ def shared() -> Iterator[Path]:
 
 def plant(folder: Path, mode: int = 0o777) -> Path:
     """What an attacker does: a cache with a file in every place from which something is loaded."""
-    for name in ("kernels/walk-0", "models/gemma3-270m", "models/mine", "vocabularies", "tries"):
+    for name in ("kernels/walk-0", "models/mine", "tokenizers", "vocabularies", "tries"):
         (folder / name).mkdir(parents=True)
         (folder / name / "planted").write_bytes(b"evil")
     for path in (folder, *folder.rglob("*")):
@@ -202,22 +200,36 @@ def test_no_kernels_of_another_user_are_loaded(mode: int, shared: Path) -> None:
 
 
 @as_root
-@pytest.mark.parametrize("name", ["default", "mine"])
-def test_no_model_of_another_user_is_opened(name: str, shared: Path) -> None:
-    write_gguf(shared / "tiny.gguf", BY_NAME["qwen2"])
-    folder = open_model(shared / "tiny.gguf", cache=shared / "made").folder
-
-    def attack() -> None:
-        target = shared / "umbel" / "models" / ("gemma3-270m" if name == "default" else "mine")
-        shutil.copytree(folder, target)
-
+def test_no_model_of_another_user_is_opened_by_name(shared: Path) -> None:
+    write_folder(shared / "made", BY_NAME["qwen2"])
     for path in (shared / "made", *(shared / "made").rglob("*")):
         path.chmod(0o755)
-    as_user(ATTACKER, attack)
-    answer = as_user(VICTIM, lambda: open_model(name, cache=shared / "umbel").folder)
+    as_user(ATTACKER, lambda: shutil.copytree(shared / "made", shared / "umbel" / "models" / "mine"))
+    answer = as_user(VICTIM, lambda: open_model("mine", cache=shared / "umbel").path)
     assert answer.startswith("ModelError: ")
     assert "belongs to another user (uid 65534)" in answer
-    assert as_user(ATTACKER, lambda: open_model(name, cache=shared / "umbel").folder).startswith(str(shared / "umbel"))
+    assert as_user(ATTACKER, lambda: open_model("mine", cache=shared / "umbel").path).startswith(str(shared / "umbel"))
+
+
+@as_root
+def test_no_tokenizer_of_another_user_is_read(shared: Path) -> None:
+    write_gguf(shared / "tiny.gguf", BY_NAME["qwen2"])
+    (shared / "tiny.gguf").chmod(0o644)
+
+    def use() -> str:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            open_model(shared / "tiny.gguf", cache=shared / "umbel").documents.tokenizer()
+        return " ".join(str(warning.message) for warning in caught)
+
+    assert as_user(ATTACKER, use) == ""
+    (kept,) = (shared / "umbel" / "tokenizers").iterdir()
+    for path in (shared / "umbel", kept.parent, kept):
+        path.chmod(0o777)
+    answer = as_user(VICTIM, use)
+    assert "is not kept for the next start" in answer
+    assert "belongs to another user" in answer
+    assert kept.stat().st_uid == ATTACKER, "it was not replaced"
 
 
 @as_root
@@ -305,50 +317,17 @@ def test_a_damaged_library_is_compiled_again(name: str, tmp_path: Path, monkeypa
         assert damaged != whole
 
 
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"])
-@pytest.mark.parametrize("damage", sorted(set(DAMAGES), key=lambda damage: damage.__name__))
-def test_a_damaged_file_of_a_converted_model_is_made_again(name: str, damage: Damage, tmp_path: Path) -> None:
-    path = tmp_path / "tiny.gguf"
-    write_gguf(path, BY_NAME["qwen2"])
-    folder = open_model(path, cache=tmp_path / "cache").folder
-    whole = {file.name: file.read_bytes() for file in folder.iterdir()}
-    random_ = random.Random(name)
-    damage(folder / name, random_)
-    with pytest.raises(ModelError, match="changed or damaged"):
-        open_model(folder, cache=tmp_path / "cache")
-    assert open_model(path, cache=tmp_path / "cache").folder == folder
-    assert {file.name: file.read_bytes() for file in folder.iterdir()} == whole
-
-
-@pytest.mark.parametrize("damage", sorted(set(DAMAGES), key=lambda damage: damage.__name__))
-def test_damaged_weights_are_noticed_and_made_again(damage: Damage, tmp_path: Path) -> None:
-    path = tmp_path / "tiny.gguf"
-    write_gguf(path, BY_NAME["qwen2"])
-    source = open_model(path, cache=tmp_path / "cache")
-    assert source.damage() == ""
-    whole = (source.folder / WEIGHTS).read_bytes()
-    random_ = random.Random(3)
-    damage(source.folder / WEIGHTS, random_)
-    flipped = damage is _flip
-    if flipped:
-        assert "is damaged: its content" in open_model(path, cache=tmp_path / "cache").damage()
-    with pytest.raises(ModelError, match="changed or damaged"):
-        open_model(source.folder, cache=tmp_path / "cache")
-    again = open_model(path, cache=tmp_path / "cache")
-    assert (again.folder / WEIGHTS).read_bytes() == whole
-    assert again.damage() == ""
-
-
-@pytest.mark.parametrize("damage", [_cut, _flip, _empty])
-def test_a_damaged_manifest_is_noticed(damage: Damage, tmp_path: Path) -> None:
-    path = tmp_path / "tiny.gguf"
-    write_gguf(path, BY_NAME["qwen2"])
-    folder = open_model(path, cache=tmp_path / "cache").folder
-    whole = (folder / MANIFEST).read_bytes()
-    for seed in range(5):
-        damage(folder / MANIFEST, random.Random(seed))
-        assert open_model(path, cache=tmp_path / "cache").damage() == ""
-        (folder / MANIFEST).write_bytes(whole)
+def test_a_damaged_tokenizer_is_made_again(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", BY_NAME["qwen2"])
+    documents = open_model(tmp_path / "tiny.gguf", cache=tmp_path / "cache").documents
+    content = documents.tokenizer()
+    (kept,) = (tmp_path / "cache" / "tokenizers").iterdir()
+    whole = kept.read_bytes()
+    random_ = random.Random(5)
+    for damage in DAMAGES:
+        damage(kept, random_)
+        assert documents.tokenizer() == content
+        assert kept.read_bytes() == whole
 
 
 def test_a_damaged_vocabulary_is_made_again(tmp_path: Path) -> None:
@@ -362,19 +341,6 @@ def test_a_damaged_vocabulary_is_made_again(tmp_path: Path) -> None:
         damage(kept, random_)
         assert source.vocabulary() == vocabulary
         assert kept.read_bytes() == whole
-
-
-def test_an_engine_with_damaged_weights_ends(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    ended: list[int] = []
-    monkeypatch.setattr(os, "_exit", ended.append)
-    monkeypatch.setattr(os, "setpriority", lambda *_: None)
-    runner = scheduler = None
-    for damage in ("", "the weights are damaged"):
-        process.compare_weights(
-            launch.Engine(scheduler, runner, 0, None, (), lambda damage=damage: damage)  # type: ignore[arg-type, misc]
-        )
-    assert ended == [1]
-    assert "the weights are damaged; the engine ends" in caplog.text
 
 
 def test_why_there_are_no_kernels_is_said(tmp_path: Path) -> None:

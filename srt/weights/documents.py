@@ -1,0 +1,154 @@
+"""Reads the documents of a model next to its weights: configuration, tokenizer, chat template.
+
+    FolderDocuments    files of a safetensors folder
+    GgufDocuments      made from the metadata of a GGUF file, in memory
+
+Making tokenizer.json from a GGUF's metadata takes seconds for a large vocabulary, so it is kept in the cache folder,
+under the digest of the metadata. It is the only one that is kept.
+"""
+
+import contextlib
+import json
+import warnings
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from ...lang.errors import ModelError
+from ..core.cache_folder import make_private, read_trusted, write_atomically
+from .gguf_file import GgufFile
+from .gguf_tokenizer import tokenizer_config, tokenizer_json
+
+TOKENIZER_FORMAT = 1  # of the tokenizer.json that is made; raised when it would be made differently
+DIGEST_BYTES = 32
+
+
+class Documents(Protocol):
+    """The documents of a model.
+
+    Attributes:
+        path: its folder or file, for messages.
+        tokenizer_path: the file that the tokenizer is read from, for messages.
+    """
+
+    path: Path
+
+    @property
+    def tokenizer_path(self) -> Path: ...
+
+    def read(self, name: str) -> dict[str, Any]:  # Any: JSON
+        """Returns a JSON object by its file name; {} when there is none. Raises ModelError for other JSON."""
+
+    def text(self, name: str) -> str | None:
+        """Returns a text by its file name; None when there is none."""
+
+    def tokenizer(self) -> bytes:
+        """Returns the content of tokenizer.json."""
+
+    def tokenizer_digest(self) -> str:
+        """Returns a digest that changes with tokenizer.json, hexadecimal."""
+
+
+class FolderDocuments:
+    """Implements `Documents` for a folder as it is downloaded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+
+    @property
+    def tokenizer_path(self) -> Path:
+        return self.path / "tokenizer.json"
+
+    def read(self, name: str) -> dict[str, Any]:
+        return read_config(self.path / name)
+
+    def text(self, name: str) -> str | None:
+        path = self.path / name
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+
+    def tokenizer(self) -> bytes:
+        try:
+            return self.tokenizer_path.read_bytes()
+        except OSError as error:
+            raise ModelError(
+                f"{self.path} has no readable tokenizer.json ({error.strerror}); download it from the model's page"
+            ) from error
+
+    def tokenizer_digest(self) -> str:
+        return sha256(self.tokenizer()).hexdigest()
+
+
+class GgufDocuments:
+    """Implements `Documents` for a GGUF file.
+
+    Args:
+        cache: the cache folder, which keeps tokenizer.json.
+    """
+
+    def __init__(self, gguf: GgufFile, cache: Path) -> None:
+        self.path = gguf.path
+        self._gguf = gguf
+        self._kept = cache / "tokenizers" / self.tokenizer_digest()
+
+    @property
+    def tokenizer_path(self) -> Path:
+        return self.path
+
+    def read(self, name: str) -> dict[str, Any]:
+        return tokenizer_config(self._gguf) if name == "tokenizer_config.json" else {}
+
+    def text(self, name: str) -> str | None:
+        return None
+
+    def tokenizer(self) -> bytes:
+        with contextlib.suppress(OSError, ModelError):  # missing or not trusted: it is made, and replaced
+            content = read_trusted(self._kept)
+            if sha256(content[DIGEST_BYTES:]).digest() == content[:DIGEST_BYTES]:
+                return content[DIGEST_BYTES:]
+        content = msgspec.json.encode(tokenizer_json(self._gguf))
+        try:
+            write_atomically(make_private(self._kept.parent) / self._kept.name, sha256(content).digest() + content)
+        except (OSError, ModelError) as error:
+            warnings.warn(f"the tokenizer of {self.path.name} is not kept for the next start: {error}", stacklevel=2)
+        return content
+
+    def tokenizer_digest(self) -> str:
+        return sha256(f"{TOKENIZER_FORMAT}/{self._gguf.digest}".encode()).hexdigest()
+
+
+def read_config(path: Path) -> dict[str, Any]:  # Any: JSON
+    """Reads a JSON object of a model folder; {} if the file does not exist. Raises ModelError if it is no object."""
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read as JSON ({error}); download it again") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} holds a {type(content).__name__}, not a JSON object; download it again")
+    return content
+
+
+def chat_template_of(config: Mapping[str, Any], documents: Documents) -> str | None:
+    """Returns the template in chat_template.jinja, else in tokenizer_config.json, else in chat_template.json.
+
+    Of several templates it is the one named "default".
+
+    Raises:
+        ModelError: there are several and none is the default.
+    """
+    separate = documents.text("chat_template.jinja")
+    if separate is not None:
+        return separate
+    stated = config.get("chat_template") or documents.read("chat_template.json").get("chat_template")
+    if isinstance(stated, list):
+        named = {entry.get("name"): entry.get("template") for entry in stated if isinstance(entry, dict)}
+        stated = named.get("default")
+        if not isinstance(stated, str):
+            raise ModelError(
+                f"{documents.path} has chat templates named {sorted(map(str, named))}, but none named 'default'"
+            )
+    return stated if isinstance(stated, str) else None
