@@ -129,7 +129,7 @@ def _decode(step: Step, pool: KVPool, geometry: AttentionGeometry, dtype: torch.
     out = torch.empty_like(queries)
 
     def work() -> None:
-        for layer in range(pool.geometry.layers):
+        for layer in range(len(pool.geometry.layers)):
             backend.attend(layer, queries, pool, plan, scale=geometry.head_dim**-0.5, out=out)
 
     return work

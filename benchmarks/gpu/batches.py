@@ -67,7 +67,7 @@ def pool_for(
     slots: int, geometry: AttentionGeometry, dtype: torch.dtype, device: torch.device, *, layers: int = 1
 ) -> KVPool:
     """Full of normal numbers, from a seed."""
-    pool = KVPool(KVGeometry(layers, geometry.kv_heads, geometry.head_dim, dtype), slots, device)
+    pool = KVPool(KVGeometry.uniform(layers, geometry.kv_heads, geometry.head_dim, dtype), slots, device)
     generator = torch.Generator(device).manual_seed(1)
     for part in (*pool.keys, *pool.values):
         numbers = torch.randn(part.shape, generator=generator, device=device)

@@ -13,20 +13,30 @@ import torch
 from numpy.typing import NDArray
 
 from ...lang.errors import ParameterError
-from ..cache.kv_pool import KVPool, movable
+from ..cache.kv_pool import KVGeometry, KVPool, movable
 from ..core.batch import Batch
-from .plan import AttentionPlan, Cut, make_plan
+from .plan import AttentionPlan, Cut, Window, make_plan
 
 Prepared = TypeVar("Prepared")  # a backend's form of an AttentionPlan: its tensors, on its device
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionGeometry:
-    """Heads as attention sees them; `heads` is a multiple of `kv_heads`."""
+    """Heads as attention sees them; `heads` is a multiple of `kv_heads`.
+
+    Where layers differ it is the most that a step is planned for (`covering`): a layer's own shape is that of its
+    queries and of its part of the pool.
+    """
 
     heads: int
     kv_heads: int
-    head_dim: int
+    head_dim: int  # numbers of a key, or of a value if that is larger
+
+    @classmethod
+    def covering(cls, heads: int, layers: KVGeometry) -> "AttentionGeometry":
+        """Returns the geometry of the largest group of query heads, and of the largest heads, of any layer."""
+        sizes = [max(layer.head_dim, layer.value_dim) for layer in layers.layers]
+        return cls(heads, min(layer.kv_heads for layer in layers.layers), max(sizes))
 
     @property
     def group(self) -> int:
@@ -51,11 +61,13 @@ class AttentionBackend(Protocol[Prepared]):
 
     counters: AttentionCounters
 
-    def plan(self, batch: Batch, window: int | None) -> Prepared:
-        """Cuts the step. `window`: a row sees at most this many positions, its own included; None: all."""
+    def plan(self, batch: Batch, window: Window) -> Prepared:
+        """Cuts the step for the layers of one window class."""
 
-    def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor, pool: KVPool, slots: torch.Tensor) -> None:
-        """Writes keys and values [R, kv_heads, head_dim] to `slots` [R]."""
+    def store(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor | None, pool: KVPool, slots: torch.Tensor
+    ) -> None:
+        """Writes keys [R, kv_heads, head_dim] and values to `slots` [R]. values: None where they lie in their keys."""
 
     def attend(
         self,
@@ -66,9 +78,15 @@ class AttentionBackend(Protocol[Prepared]):
         *,
         scale: float,
         softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attends queries [R, heads, head_dim] → same shape. `softcap`: logits become c·tanh(logits/c); 0 is off."""
+        """Attends queries [R, heads, head_dim] → [R, heads, value_dim].
+
+        Args:
+            softcap: logits become c·tanh(logits/c); 0 is off.
+            sinks: float32 [heads], the logit of a key that every row of the head sees and whose value is zero.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +96,27 @@ class AttentionStep:
     # Any: each backend has its own prepared form; a step only carries it back to the backend that made it.
     backend: AttentionBackend[Any]
     pool: KVPool
-    plans: Mapping[int | None, Any]  # window class → prepared plan; Any: as above
+    plans: Mapping[Window, Any]  # window class → prepared plan; Any: as above
     write_slots: torch.Tensor  # int64 [R]
 
     def attend(
         self,
         layer: int,
         queries: torch.Tensor,  # [R, heads, head_dim]
-        keys: torch.Tensor,  # [R, kv_heads, head_dim]
-        values: torch.Tensor,
+        keys: torch.Tensor | None,  # [R, kv_heads, head_dim]; None: the layer reads those of another
+        values: torch.Tensor | None,  # [R, kv_heads, value_dim]; None: as keys, or they lie in the keys
         *,
-        window: int | None,
+        window: Window,
         scale: float,
         softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Stores the new keys and values of this layer, then attends to everything that each row may see."""
-        self.backend.store(layer, keys, values, self.pool, self.write_slots)
-        return self.backend.attend(layer, queries, self.pool, self.plans[window], scale=scale, softcap=softcap)
+        if keys is not None:
+            self.backend.store(layer, keys, values, self.pool, self.write_slots)
+        return self.backend.attend(
+            layer, queries, self.pool, self.plans[window], scale=scale, softcap=softcap, sinks=sinks
+        )
 
 
 Places = slice | torch.Tensor  # int64 indices; consecutive ones are a slice, which reads without a copy
@@ -130,9 +152,9 @@ class TorchPlan:
 class TorchBackend:
     """Gathers the keys of a group of items, multiplies, masks, sums: the oracle of the other backends.
 
-    Logits, softmax and the merge of partial results are float32 for any dtype of the pool. No call makes a tensor of
-    more than `workspace_bytes`: the C library keeps blocks up to 32 MiB for reuse, larger ones are mapped and
-    page-faulted each time (about 7 ms per 32 MiB).
+    Logits, softmax and the merge of partial results are float32 for any dtype of the pool. In layers of this geometry
+    no call makes a tensor of more than `workspace_bytes`: the C library keeps blocks up to 32 MiB for reuse, larger
+    ones are mapped and page-faulted each time (about 7 ms per 32 MiB).
 
     Args:
         geometry: heads of the model.
@@ -166,14 +188,16 @@ class TorchBackend:
         self.cut = Cut(block_rows, fitting if split is None else split, tree=tree_attention)
         self.counters = AttentionCounters()
 
-    def plan(self, batch: Batch, window: int | None) -> TorchPlan:
+    def plan(self, batch: Batch, window: Window) -> TorchPlan:
         plan = make_plan(batch, window, self.cut)
         self.counters.add(plan.keys_read, plan.keys_saved)
         return group_items(
             plan, max_keys=self.max_keys, max_cells=self.max_cells, slices=self.slices, device=self.device
         )
 
-    def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor, pool: KVPool, slots: torch.Tensor) -> None:
+    def store(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor | None, pool: KVPool, slots: torch.Tensor
+    ) -> None:
         pool.write(layer, keys, values, slots)
 
     def attend(
@@ -185,62 +209,77 @@ class TorchBackend:
         *,
         scale: float,
         softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        heads, head_dim = queries.shape[1:]
+        keys, values = pool.keys[layer], pool.values[layer]
+        heads, value_dim = queries.shape[1], values.shape[2]
         if out is None:
-            out = torch.empty_like(queries, memory_format=torch.contiguous_format)
+            out = queries.new_empty((len(queries), heads, value_dim))
         # One place more than parts: it stays empty (weight 0) and pads rows with fewer parts.
         places = plan.partials + 1 if plan.partials else 0
-        part_out = torch.zeros((places, heads, head_dim), device=self.device)
+        part_out = torch.zeros((places, heads, value_dim), device=self.device)
         part_lse = torch.full((places, heads), float("-inf"), device=self.device)
-        keys, values = pool.keys[layer], pool.values[layer]
         for group in plan.groups:
-            attended, lse = self._attend_group(group, queries, keys, values, scale=scale, softcap=softcap)
+            needs_lse = sinks is not None or len(group.partial_from) > 0
+            attended, lse = _attend_group(
+                group, queries, keys, values, scale=scale, softcap=softcap, needs_lse=needs_lse
+            )
+            direct = attended if sinks is None else _with_sinks(attended, lse, sinks)
             if group.direct_from is None:
-                _put(out, group.direct_to, attended)
+                _put(out, group.direct_to, direct)
                 continue
-            _put(out, group.direct_to, attended.index_select(0, group.direct_from))
-            if lse is None:
+            _put(out, group.direct_to, direct.index_select(0, group.direct_from))
+            if not len(group.partial_from):
                 continue
             part_out.index_copy_(0, group.partial_to, attended.index_select(0, group.partial_from))
             part_lse.index_copy_(0, group.partial_to, lse.index_select(0, group.partial_from))
         if plan.partials:
-            out.index_copy_(0, plan.merge_rows, _merge(part_out, part_lse, plan.merge_from).to(out.dtype))
+            merged = _merge(part_out, part_lse, plan.merge_from)
+            if sinks is not None:
+                merged = _with_sinks(merged, part_lse[plan.merge_from].logsumexp(1), sinks)
+            out.index_copy_(0, plan.merge_rows, merged.to(out.dtype))
         return out
 
-    def _attend_group(
-        self,
-        group: ItemGroup,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        *,
-        scale: float,
-        softcap: float,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Computes float32 results [G*N, heads, head_dim]; if a row has further parts, log-sum-exps [G*N, heads]."""
-        items, kv_heads, head_dim = group.items, self.geometry.kv_heads, self.geometry.head_dim
-        packed = (items, -1, kv_heads, self.geometry.group, head_dim)  # [G, N, kv_heads, group, head_dim]
-        query = (_take(queries, group.rows).float() * scale).reshape(packed).transpose(1, 2)
-        query = query.reshape(items, kv_heads, -1, head_dim)  # [G, kv_heads, N*group, head_dim]
-        gathered = (items, -1, kv_heads, head_dim)  # [G, L, kv_heads, head_dim]
-        key = _take(keys, group.keys).float().view(gathered).transpose(1, 2)
-        value = _take(values, group.keys).float().view(gathered).transpose(1, 2)
 
-        logits = query @ key.transpose(2, 3)  # [G, kv_heads, N*group, L]
-        if softcap:
-            logits = logits.div_(softcap).tanh_().mul_(softcap)
-        if group.mask is not None:
-            grouped = logits.view(items, kv_heads, -1, self.geometry.group, logits.shape[-1])
-            grouped += group.mask
-        attended = logits.softmax(-1) @ value  # [G, kv_heads, N*group, head_dim]
-        by_row = attended.view(items, kv_heads, -1, self.geometry.group, head_dim).transpose(1, 2)
-        result = by_row.reshape(-1, self.geometry.heads, head_dim)
-        if not len(group.partial_from):
-            return result, None
-        lse = logits.logsumexp(-1).view(items, kv_heads, -1, self.geometry.group).transpose(1, 2)
-        return result, lse.reshape(-1, self.geometry.heads)
+def _attend_group(
+    group: ItemGroup,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    scale: float,
+    softcap: float,
+    needs_lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Computes float32 results [G*N, heads, value_dim] and, where needed, log-sum-exps [G*N, heads], else nothing."""
+    items, heads, head_dim = group.items, *queries.shape[1:]
+    kv_heads, value_dim = values.shape[1:]
+    ratio = heads // kv_heads
+    packed = (items, -1, kv_heads, ratio, head_dim)  # [G, N, kv_heads, group, head_dim]
+    query = (_take(queries, group.rows).float() * scale).reshape(packed).transpose(1, 2)
+    query = query.reshape(items, kv_heads, -1, head_dim)  # [G, kv_heads, N*group, head_dim]
+    key = _take(keys, group.keys).float().view(items, -1, kv_heads, head_dim).transpose(1, 2)
+    value = _take(values, group.keys).float().view(items, -1, kv_heads, value_dim).transpose(1, 2)
+
+    logits = query @ key.transpose(2, 3)  # [G, kv_heads, N*group, L]
+    if softcap:
+        logits = logits.div_(softcap).tanh_().mul_(softcap)
+    if group.mask is not None:
+        grouped = logits.view(items, kv_heads, -1, ratio, logits.shape[-1])
+        grouped += group.mask
+    attended = logits.softmax(-1) @ value  # [G, kv_heads, N*group, value_dim]
+    by_row = attended.view(items, kv_heads, -1, ratio, value_dim).transpose(1, 2)
+    result = by_row.reshape(-1, heads, value_dim)
+    if not needs_lse:
+        return result, result.new_empty(0)
+    lse = logits.logsumexp(-1).view(items, kv_heads, -1, ratio).transpose(1, 2)
+    return result, lse.reshape(-1, heads)
+
+
+def _with_sinks(attended: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """Divides by the sum of exponentials that the sinks are a part of. lse: [rows, heads], of the keys alone."""
+    return attended * torch.sigmoid(lse - sinks)[..., None]
 
 
 def _take(tensor: torch.Tensor, places: Places) -> torch.Tensor:

@@ -42,6 +42,17 @@ LOAD_COST = 4  # rows: on the CPU reading a key costs as much as computing it fo
 
 
 @dataclass(frozen=True, slots=True)
+class Chunk:
+    """Attention within chunks: a row sees the positions of its own chunk, which begins at a multiple of `size`."""
+
+    size: int
+
+
+# A row sees this many positions, its own included, or those of its chunk; None: all before it.
+Window = int | Chunk | None
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """Parameters for cutting a step.
 
@@ -142,9 +153,8 @@ class _RowTiles:
         return _RowTiles(*map(np.concatenate, pairs))
 
 
-def make_plan(batch: Batch, window: int | None, cut: Cut) -> AttentionPlan:
+def make_plan(batch: Batch, window: Window, cut: Cut) -> AttentionPlan:
     """Cuts a batch into items. Keys that no row of a tile sees are left out, and rows that see nothing of a run."""
-    assert window is None or window >= 1, "a row sees at least its own key"
     batch = generated_apart(batch)
     row_lo, row_hi, first_row = visible_intervals(batch, window)
     lengths = batch.prefix_lengths + batch.query_lengths
@@ -239,13 +249,13 @@ def _run_lengths(tiles: _RowTiles, cut: Cut) -> Int32:
     return (-(-span // parts)).astype(np.int32)
 
 
-def visible_intervals(batch: Batch, window: int | None) -> tuple[Int32, Int32, Int32]:
+def visible_intervals(batch: Batch, window: Window) -> tuple[Int32, Int32, Int32]:
     """Computes the visible interval [lo, hi) of each row, and the first row of each sequence."""
     query = batch.query_lengths
     ends = np.cumsum(query, dtype=np.int32)
     first_row = ends - query
     position = np.arange(batch.rows, dtype=np.int32) + np.repeat(batch.prefix_lengths - first_row, query)
-    row_lo = np.zeros_like(position) if window is None else np.maximum(position - (window - 1), 0)
+    row_lo = _first_visible(position, window)
     row_hi = position + 1
     for index, spans in enumerate(batch.spans):
         before, count = int(batch.prefix_lengths[index]), int(query[index])
@@ -255,6 +265,18 @@ def visible_intervals(batch: Batch, window: int | None) -> tuple[Int32, Int32, I
             row_lo[rows] = np.minimum(row_lo[rows], start)
             row_hi[rows] = end
     return row_lo, row_hi, first_row
+
+
+def _first_visible(position: Int32, window: Window) -> Int32:
+    match window:
+        case None:
+            return np.zeros_like(position)
+        case Chunk(size):
+            assert size >= 1, "a row sees at least its own key"
+            return position // size * size
+        case size:
+            assert size >= 1, "a row sees at least its own key"
+            return np.maximum(position - (size - 1), 0)
 
 
 def _cut(lengths: Int32, size: Int32 | int) -> tuple[Int32, Int32]:

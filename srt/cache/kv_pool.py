@@ -28,17 +28,41 @@ FLOAT8 = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True, slots=True)
-class KVGeometry:
-    """The shape and dtype of one token's keys and values."""
+class LayerKV:
+    """The shape of one token's keys and values in one layer."""
 
-    layers: int
     kv_heads: int
-    head_dim: int
+    head_dim: int  # numbers of a key
+    value_dim: int  # numbers of a value
+    latent: bool = False  # values are the first numbers of their keys, and take no memory of their own
+    source: int | None = None  # an earlier layer whose keys and values this one reads; it stores none
+
+    def __post_init__(self) -> None:
+        assert not self.latent or (self.kv_heads == 1 and self.value_dim <= self.head_dim), "values lie in their keys"
+
+    @property
+    def stored(self) -> int:
+        """Numbers that a token takes in this layer."""
+        if self.source is not None:
+            return 0
+        return self.kv_heads * (self.head_dim + (0 if self.latent else self.value_dim))
+
+
+@dataclass(frozen=True, slots=True)
+class KVGeometry:
+    """The shape and dtype of one token's keys and values, layer by layer."""
+
+    layers: tuple[LayerKV, ...]
     dtype: torch.dtype
+
+    @classmethod
+    def uniform(cls, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> "KVGeometry":
+        """Describes layers that are all alike, with values of the size of their keys."""
+        return cls((LayerKV(kv_heads, head_dim, head_dim),) * layers, dtype)
 
     @property
     def bytes_per_slot(self) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return sum(layer.stored for layer in self.layers) * self.dtype.itemsize
 
     def rounded_to(self, dtype: torch.dtype | None) -> "KVGeometry":
         """Returns the same geometry in another dtype; None: in this one."""
@@ -46,7 +70,10 @@ class KVGeometry:
 
 
 class KVPool:
-    """Holds `keys[layer]` and `values[layer]`, each [slots, kv_heads, head_dim]. On the CPU pages are mapped when used.
+    """Holds `keys[layer]`, [slots, kv_heads, head_dim], and `values[layer]`, [slots, kv_heads, value_dim].
+
+    Layers that read the keys of another hold the tensors of that layer. Latent values are a view of their keys. On the
+    CPU pages are mapped when used.
 
     Args:
         library: the CPU kernels, if available: with them the pool lies in 2 MiB pages.
@@ -87,19 +114,30 @@ class KVPool:
         else:
             self._allocate()
 
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
-        """Writes keys and values [R, kv_heads, head_dim] to slots [R] (int64), rounded to the pool's dtype."""
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor | None, slots: torch.Tensor) -> None:
+        """Writes keys and values [R, kv_heads, head_dim] to slots [R] (int64), rounded to the pool's dtype.
+
+        values: None where they lie in their keys.
+        """
         for part, new in ((self.keys[layer], keys), (self.values[layer], values)):
-            movable(part).index_copy_(0, slots, movable(rounded(new, part.dtype)))
+            if new is not None:
+                movable(part).index_copy_(0, slots, movable(rounded(new, part.dtype)))
 
     def _allocate(self) -> None:
         """Allocates the tensors. The old ones are freed first: two pools may not fit."""
         self.keys.clear()
         self.values.clear()
-        shape = (self.num_slots, self.geometry.kv_heads, self.geometry.head_dim)
-        for _ in range(self.geometry.layers):
-            self.keys.append(self._zeros(shape))
-            self.values.append(self._zeros(shape))
+        for layer in self.geometry.layers:
+            if layer.source is not None:
+                self.keys.append(self.keys[layer.source])
+                self.values.append(self.values[layer.source])
+                continue
+            keys = self._zeros((self.num_slots, layer.kv_heads, layer.head_dim))
+            self.keys.append(keys)
+            if layer.latent:
+                self.values.append(keys[..., : layer.value_dim])
+            else:
+                self.values.append(self._zeros((self.num_slots, layer.kv_heads, layer.value_dim)))
 
     def _zeros(self, shape: tuple[int, int, int]) -> torch.Tensor:
         if self._library is not None:

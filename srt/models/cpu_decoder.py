@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...lang.errors import EngineError
-from ..attention.backend import AttentionGeometry
-from ..cache.kv_pool import KVGeometry, KVPool
+from ..cache.kv_pool import KVPool
 from ..core.batch import Given
 from ..kernels.cpu.attention import CpuPlan, LayerArguments, layer_arguments
 from ..kernels.cpu.head import Head
@@ -154,8 +153,8 @@ class CpuDecoder:
         self._adapters = adapters
         self.vocab_size = config.vocab_size
         self.context_length = config.context_length
-        self.kv_geometry = KVGeometry(len(config.layers), config.kv_heads, config.head_dim, kv_dtype)
-        self.attention_geometry = AttentionGeometry(config.heads, config.kv_heads, config.head_dim)
+        self.kv_geometry = config.kv_geometry(kv_dtype)
+        self.attention_geometry = config.attention_geometry
         self.windows = config.windows
         self._kept: list[object] = []  # tensors that the native structures point to
         self._checkpoint = Checkpoint(tensors, dtype=torch.float32, device=torch.device("cpu"))
@@ -286,7 +285,7 @@ class PoolTable:
     """Holds the addresses of every layer's keys and values. Valid until the pool is cleared."""
 
     def __init__(self, pool: KVPool) -> None:
-        entries = [layer_arguments(pool, layer) for layer in range(pool.geometry.layers)]
+        entries = [layer_arguments(pool, layer) for layer in range(len(pool.geometry.layers))]
         self.layers = (LayerArguments * len(entries))(*entries)
 
 

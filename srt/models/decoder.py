@@ -18,6 +18,7 @@ import torch
 
 from ...lang.errors import ModelError, ParameterError
 from ..attention.backend import AttentionGeometry, AttentionStep
+from ..attention.plan import Window
 from ..cache.kv_pool import KVGeometry
 from ..core.batch import Given
 from ..distributed.communicator import SINGLE_RANK, Communicator
@@ -50,7 +51,7 @@ class Model(Protocol):
     context_length: int
     heads: int
     kv_geometry: KVGeometry
-    windows: tuple[int | None, ...]  # the window classes that it passes to `AttentionStep`
+    windows: tuple[Window, ...]  # the window classes that it passes to `AttentionStep`
     device: torch.device
 
     def forward(self, rows: Rows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor:
@@ -58,7 +59,7 @@ class Model(Protocol):
 
 
 def attention_geometry(model: Model) -> AttentionGeometry:
-    return AttentionGeometry(model.heads, model.kv_geometry.kv_heads, model.kv_geometry.head_dim)
+    return AttentionGeometry.covering(model.heads, model.kv_geometry)
 
 
 MLP_ROWS = 1024  # rows of one pass through an MLP, which has by far the widest intermediates
@@ -220,7 +221,7 @@ class TorchDecoder:
         self.vocab_size = config.vocab_size
         self.context_length = config.context_length
         self.heads = config.heads
-        self.kv_geometry = KVGeometry(len(config.layers), config.kv_heads, config.head_dim, dtype)
+        self.kv_geometry = config.kv_geometry(dtype)
         self.windows = config.windows
 
         # Only the rows of a step are converted, unless the head is the same matrix and has to be converted anyway.

@@ -12,6 +12,11 @@ Only some families have the parts in brackets. Several maps (queries, keys and v
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
+
+from ..attention.backend import AttentionGeometry
+from ..attention.plan import Window
+from ..cache.kv_pool import KVGeometry
 from ..layers.checkpoint import LinearTensors
 from ..layers.linear import QuantMethod
 from ..layers.rope import RopeConfig
@@ -33,7 +38,7 @@ class ExpertsConfig:
 class LayerConfig:
     """The fields that may differ from layer to layer."""
 
-    window: int | None  # a row sees this many positions, its own included; None: all
+    window: Window
     rope: RopeConfig
     experts: ExpertsConfig | None = None  # None: the MLP is dense
 
@@ -74,9 +79,18 @@ class DecoderConfig:
     logit_softcap: float = 0.0
 
     @property
-    def windows(self) -> tuple[int | None, ...]:
+    def windows(self) -> tuple[Window, ...]:
         """Window classes, each once, in the order of the layers."""
         return tuple(dict.fromkeys(layer.window for layer in self.layers))
+
+    @property
+    def attention_geometry(self) -> AttentionGeometry:
+        """The heads that steps are planned for."""
+        return AttentionGeometry.covering(self.heads, self.kv_geometry(torch.float32))
+
+    def kv_geometry(self, dtype: torch.dtype) -> KVGeometry:
+        """Returns the shape of a pool of `dtype`."""
+        return KVGeometry.uniform(len(self.layers), self.kv_heads, self.head_dim, dtype)
 
 
 EMBEDDING = "model.embed_tokens.weight"

@@ -23,7 +23,8 @@ from transformers.utils import logging
 
 from ...lang.errors import ModelError, UmbelError
 from ..attention.backend import AttentionStep, TorchBackend
-from ..cache.kv_pool import KVGeometry, KVPool
+from ..attention.plan import Window
+from ..cache.kv_pool import KVGeometry, KVPool, LayerKV
 from ..core.batch import Batch
 from ..layers.checkpoint import Tensors, listing
 from ..layers.config_values import Config
@@ -55,9 +56,10 @@ class Step(Protocol):
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
-        window: int | None,
+        window: Window,
         scale: float,
         softcap: float,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """See `AttentionStep.attend`."""
 
@@ -73,6 +75,7 @@ def _attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,  # sinks, [heads]
     # Any: other arguments that a model passes; the comparison of logits finds those that matter.
     **_others: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -90,6 +93,7 @@ def _attention(
         window=sliding_window,
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         softcap=softcap or 0.0,
+        sinks=None if s_aux is None else s_aux.float(),
     )
     return attended[None], None
 
@@ -122,9 +126,8 @@ class AttentionRecord:
 
     layers: tuple[int, ...]  # the numbers the model gives its attention layers
     heads: int
-    kv_heads: int
-    head_dim: int
-    windows: tuple[int | None, ...]
+    shapes: tuple[LayerKV, ...]  # of each
+    windows: tuple[Window, ...]
 
 
 class TransformersModel:
@@ -142,7 +145,7 @@ class TransformersModel:
         self.vocab_size: int = config.vocab_size
         self.context_length: int = config.max_position_embeddings
         self.heads = record.heads
-        self.kv_geometry = KVGeometry(len(record.layers), record.kv_heads, record.head_dim, dtype)
+        self.kv_geometry = KVGeometry(record.shapes, dtype)
         self.windows = record.windows
 
     def forward(self, rows: Rows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor:
@@ -170,12 +173,15 @@ class _LayerMap:
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
-        window: int | None,
+        window: Window,
         scale: float,
         softcap: float,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         place = self._pool_layer[layer]
-        return self._attention.attend(place, queries, keys, values, window=window, scale=scale, softcap=softcap)
+        return self._attention.attend(
+            place, queries, keys, values, window=window, scale=scale, softcap=softcap, sinks=sinks
+        )
 
 
 def build_transformers_model(
@@ -263,8 +269,9 @@ class Recorder:
     """Stands in for a step: records shapes and windows of each layer, and attends within the given rows only."""
 
     def __init__(self) -> None:
-        self._shapes: set[tuple[int, int, int, int]] = set()  # heads, kv_heads, key and value head_dim
-        self._window_of: dict[int, int | None] = {}
+        self._heads: set[int] = set()
+        self._shape_of: dict[int, LayerKV] = {}
+        self._window_of: dict[int, Window] = {}
 
     def attend(
         self,
@@ -273,14 +280,16 @@ class Recorder:
         keys: torch.Tensor,
         values: torch.Tensor,
         *,
-        window: int | None,
+        window: Window,
         scale: float,
         softcap: float,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         if layer in self._window_of:
             raise ModelError(f"it attends more than once in layer {layer}")
         self._window_of[layer] = window
-        self._shapes.add((queries.shape[1], keys.shape[1], keys.shape[2], values.shape[2]))
+        self._heads.add(queries.shape[1])
+        self._shape_of[layer] = LayerKV(keys.shape[1], keys.shape[2], values.shape[2])
         query, key, value = (tensor.transpose(0, 1) for tensor in (queries, keys, values))
         attended = functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scale, enable_gqa=True
@@ -290,22 +299,19 @@ class Recorder:
     def record(self, config: Any) -> AttentionRecord:  # Any: transformers is untyped
         if not self._window_of:
             raise ModelError("it never called for attention")
-        if len(self._shapes) > 1:
-            raise ModelError(f"its layers differ in heads (heads, kv heads, key size, value size): {self._shapes}")
-        heads, kv_heads, head_dim, value_dim = next(iter(self._shapes))
-        if head_dim != value_dim:
-            raise ModelError(f"keys have {head_dim} numbers per head, values {value_dim}")
+        if len(self._heads) > 1:
+            raise ModelError(f"its layers differ in the number of query heads: {sorted(self._heads)}")
         for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):
             stated = self._window_of.get(layer)
             if kind == "sliding_attention" and stated is None:
                 raise ModelError(f"layer {layer} has a sliding window that it does not pass to its attention")
             if kind not in ("sliding_attention", "full_attention"):
                 raise ModelError(f"layer {layer} is of type {kind!r}, which has no KV cache of ours")
+        layers = tuple(sorted(self._window_of))
         return AttentionRecord(
-            layers=tuple(sorted(self._window_of)),
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
+            layers=layers,
+            heads=self._heads.pop(),
+            shapes=tuple(self._shape_of[layer] for layer in layers),
             windows=tuple(dict.fromkeys(self._window_of.values())),
         )
 
@@ -315,7 +321,7 @@ def check_logits(model: "TransformersModel", module: Any, name: str) -> None:
 
     `name`: of umbel's attention function. Any: transformers is untyped.
     """
-    narrow = [window for window in model.windows if window is not None and window < LONGEST_PROBE - 4]
+    narrow = [window for window in model.windows if isinstance(window, int) and window < LONGEST_PROBE - 4]
     length = min(max([9, *(window + 4 for window in narrow)]), model.context_length)
     generator = np.random.default_rng(0)
     sequences = [generator.integers(0, model.vocab_size, count) for count in (length, max(length - 2, 1))]

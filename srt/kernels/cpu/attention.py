@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ....lang.errors import ParameterError
 from ...attention.backend import AttentionCounters, AttentionGeometry
-from ...attention.plan import AttentionPlan, Cut, generated_apart, visible_intervals
+from ...attention.plan import AttentionPlan, Chunk, Cut, Window, generated_apart, visible_intervals
 from ...cache.kv_pool import KVPool
 from ...core.batch import Batch
 from .library import load_library
@@ -39,15 +39,21 @@ class PlanArguments(ctypes.Structure):
 class ShapeArguments(ctypes.Structure):
     """`umbel::AttentionShape`."""
 
-    _fields_ = [(name, ctypes.c_long) for name in ("heads", "kv_heads", "head_dim")] + [
-        (name, ctypes.c_float) for name in ("scale", "softcap")
+    _fields_ = [
+        *((name, ctypes.c_long) for name in ("heads", "kv_heads", "head_dim", "value_dim")),
+        *((name, ctypes.c_float) for name in ("scale", "softcap")),
+        ("sinks", ctypes.c_void_p),
     ]
 
 
 class LayerArguments(ctypes.Structure):
     """`umbel::LayerPool`: one layer of the pool."""
 
-    _fields_ = [("keys", ctypes.c_void_p), ("values", ctypes.c_void_p), ("is_bf16", ctypes.c_int)]
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("keys", "values")),
+        ("value_stride", ctypes.c_long),
+        ("is_bf16", ctypes.c_int),
+    ]
 
 
 class _PlanRequest(ctypes.Structure):
@@ -135,10 +141,10 @@ class _BatchArrays:
         numbers = chain.from_iterable(chain.from_iterable(apart.paths))
         return cls(batch, apart, kv_idx, path_ptr, np.fromiter(numbers, np.int64, 3 * int(path_ptr[-1])))
 
-    def plan(self, library: ctypes.CDLL, cut: Cut, window: int | None) -> CpuPlan:
-        # Where rows of pictures see each other, visible intervals are computed here, else by the planner.
+    def plan(self, library: ctypes.CDLL, cut: Cut, window: Window) -> CpuPlan:
+        # The planner knows rows that see all before them, and windows that slide. Other intervals are computed here.
         low = high = None
-        if any(self.apart.spans):
+        if any(self.apart.spans) or isinstance(window, Chunk):
             low, high, _ = visible_intervals(self.apart, window)
         request = _PlanRequest(
             len(self.apart.query_lengths),
@@ -148,7 +154,7 @@ class _BatchArrays:
             None if self.path_ptr is None else self.path_ptr.ctypes.data,
             None if self.path is None else self.path.ctypes.data,
             self.kv_idx.ctypes.data,
-            window or 0,
+            window if isinstance(window, int) else 0,
             cut.block_rows,
             cut.split or 0,
             cut.workers,
@@ -162,14 +168,14 @@ class _BatchArrays:
 def layer_arguments(pool: KVPool, layer: int) -> LayerArguments:
     """Returns pointers to one layer, valid until the pool is cleared."""
     keys, values = pool.keys[layer], pool.values[layer]
-    return LayerArguments(keys.data_ptr(), values.data_ptr(), keys.dtype is torch.bfloat16)
+    return LayerArguments(keys.data_ptr(), values.data_ptr(), values.stride(0), keys.dtype is torch.bfloat16)
 
 
 class CpuBackend:
     """Implements AttentionBackend (see attention/backend.py) with the C++ kernels and their threads.
 
     Args:
-        geometry: heads of the model; head_dim is a multiple of 16.
+        geometry: heads of the model; sizes of keys and values are multiples of 16 in every layer.
         library: the compiled kernels; None loads them.
         block_rows: most query rows of one item; None: as many as fit the cache.
         split: most keys of one item; None: no limit.
@@ -202,7 +208,7 @@ class CpuBackend:
         self.counters = AttentionCounters()
         self._latest: _BatchArrays | None = None  # of the batch that was planned last
 
-    def plan(self, batch: Batch, window: int | None) -> CpuPlan:
+    def plan(self, batch: Batch, window: Window) -> CpuPlan:
         if self._latest is None or self._latest.batch is not batch:
             self._latest = _BatchArrays.of(batch, tree=self.cut.tree)
         cut = replace(self.cut, workers=self._library.umbel_threads())
@@ -210,15 +216,18 @@ class CpuBackend:
         self.counters.add(plan.keys_read, plan.keys_saved)
         return plan
 
-    def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor, pool: KVPool, slots: torch.Tensor) -> None:
-        keys, values = _rows(keys), _rows(values)
+    def store(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor | None, pool: KVPool, slots: torch.Tensor
+    ) -> None:
+        keys = _rows(keys)
+        values = None if values is None else _rows(values)
         self._library.umbel_store(
-            self._shape(1.0, 0.0),
+            self._shape(pool, layer, 1.0, 0.0, None),
             layer_arguments(pool, layer),
             keys.data_ptr(),
             keys.stride(0),
-            values.data_ptr(),
-            values.stride(0),
+            None if values is None else values.data_ptr(),
+            0 if values is None else values.stride(0),
             slots.data_ptr(),
             len(slots),
         )
@@ -232,16 +241,17 @@ class CpuBackend:
         *,
         scale: float,
         softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if out is None:
-            out = torch.empty_like(queries, memory_format=torch.contiguous_format)
+            out = queries.new_empty((*queries.shape[:2], pool.values[layer].shape[2]))
         given = _rows(queries)
         direct = out.dtype is torch.float32 and _rows(out) is out
-        result = out if direct else torch.empty(queries.shape)
+        result = out if direct else torch.empty(out.shape)
         self._library.umbel_attend(
             plan.arguments,
-            self._shape(scale, softcap),
+            self._shape(pool, layer, scale, softcap, sinks),
             layer_arguments(pool, layer),
             given.data_ptr(),
             given.stride(0),
@@ -250,8 +260,13 @@ class CpuBackend:
         )
         return out if direct else out.copy_(result)
 
-    def _shape(self, scale: float, softcap: float) -> ShapeArguments:
-        return ShapeArguments(self.geometry.heads, self.geometry.kv_heads, self.geometry.head_dim, scale, softcap)
+    def _shape(
+        self, pool: KVPool, layer: int, scale: float, softcap: float, sinks: torch.Tensor | None
+    ) -> ShapeArguments:
+        _, kv_heads, head_dim = pool.keys[layer].shape
+        value_dim = pool.values[layer].shape[2]
+        pointer = None if sinks is None else sinks.data_ptr()
+        return ShapeArguments(self.geometry.heads, kv_heads, head_dim, value_dim, scale, softcap, pointer)
 
 
 def declare(library: ctypes.CDLL) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from ....lang.errors import MissingExtraError
 from ...attention.backend import AttentionCounters, AttentionGeometry
-from ...attention.plan import ITEMS_PER_WORKER, AttentionPlan, Cut, Int32, make_plan
+from ...attention.plan import ITEMS_PER_WORKER, AttentionPlan, Cut, Int32, Window, make_plan
 from ...cache.kv_pool import FLOAT8, KVPool
 from ...core.batch import Batch
 
@@ -234,7 +234,7 @@ class TritonBackend:
         self._early = pdl_options(self.device)
         self.counters = AttentionCounters()
 
-    def plan(self, batch: Batch, window: int | None) -> TritonPlan:
+    def plan(self, batch: Batch, window: Window) -> TritonPlan:
         """On the device when the work that is enqueued now is done; see attention/backend.py."""
         tiles = (self.tiles.few, self.tiles.many)
         host = make_plan(batch, window, self.cut)
@@ -260,7 +260,7 @@ class TritonBackend:
         tiles = (self.tiles.few, self.tiles.many if wide else self.tiles.some)
         return TritonPlan(capacity, tiles, self.geometry, self.device, fixed=True)
 
-    def plan_into(self, plan: TritonPlan, batch: Batch, window: int | None) -> bool:
+    def plan_into(self, plan: TritonPlan, batch: Batch, window: Window) -> bool:
         """Fills a reserved plan with a step of at most its rows and keys.
 
         A step whose shared runs need more room than there is, is planned without sharing: a step that only decodes fits
@@ -279,8 +279,11 @@ class TritonBackend:
         self._count(host)
         return True
 
-    def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor, pool: KVPool, slots: torch.Tensor) -> None:
+    def store(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor | None, pool: KVPool, slots: torch.Tensor
+    ) -> None:
         """Writes keys and values [R, kv_heads, head_dim] to `slots` [R], rounded to the pool's dtype."""
+        assert values is not None, "latent values run in torch"
         keys, values = _rows(keys), _rows(values)
         constants = store_constants(self.geometry, pool.geometry.dtype)
         store_rows[(len(keys), triton.cdiv(constants["WIDTH"], constants["BLOCK"]))](
@@ -296,9 +299,11 @@ class TritonBackend:
         *,
         scale: float,
         softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See attention/backend.py. `scale` is more than 0."""
+        assert sinks is None, "models with sinks run in torch"
         assert scale > 0, "the largest logit is found before it is scaled"
         queries = _rows(queries)
         if out is None:

@@ -20,7 +20,7 @@ from ...layers.checkpoint import Tensors
 from ...layers.config_values import Config
 from ...models.families import is_family, read_config
 from ...multimodal.store import VisionStore
-from .decoder import CudaDecoder, FusedKernels, attention_geometry
+from .decoder import CudaDecoder, FusedKernels
 from .device import (
     Accelerator,
     CudaAccelerator,
@@ -91,7 +91,7 @@ def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, devic
         return f"they run on CUDA devices, not on the {device.type}; {seen}"
     if device.type == "cuda" and (reason := _too_old(device, kv_dtype)) is not None:
         return reason
-    geometry = attention_geometry(read_config(config))
+    geometry = read_config(config).attention_geometry
     try:
         parts.attention(geometry, device, dtype=dtype, kv_dtype=kv_dtype, tree_attention=True)
     except ParameterError as error:
@@ -164,7 +164,7 @@ def build_cuda_runner(
 
     def attention() -> GraphBackend[Any]:  # Any: only the backend reads the plans that it makes
         return parts.attention(
-            attention_geometry(decoder),
+            decoder.attention_geometry,
             accelerator.device,
             dtype=dtype,
             kv_dtype=kv_dtype,

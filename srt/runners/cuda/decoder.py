@@ -15,8 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from ...attention.backend import AttentionGeometry, AttentionStep
-from ...cache.kv_pool import KVGeometry
+from ...attention.backend import AttentionStep
 from ...core.batch import Given
 from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...layers.checkpoint import Checkpoint, Tensors
@@ -139,7 +138,7 @@ class CudaDecoder:
         self.vocab_size = config.vocab_size
         self.context_length = config.context_length
         self.windows = config.windows
-        self.kv_geometry = KVGeometry(len(config.layers), config.kv_heads, config.head_dim, kv_dtype)
+        self.kv_geometry = config.kv_geometry(kv_dtype)
         self._kernels = kernels
         self._communicator = communicator
         first, end = shard_range(config.vocab_size, communicator.rank, communicator.ranks)
@@ -257,10 +256,6 @@ class _GatedMLP:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._down(self._method.apply_gated(self._gate_up, x, self._gate_up_bias, self._activation))
-
-
-def attention_geometry(config: DecoderConfig) -> AttentionGeometry:
-    return AttentionGeometry(config.heads, config.kv_heads, config.head_dim)
 
 
 class CudaHead:

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from ...attention.backend import AttentionBackend
+from ...attention.plan import Window
 from ...core.batch import DUMMY_SLOT, Batch
 from .device import Accelerator, Graph, Staging, StepLimits
 
@@ -133,7 +134,7 @@ class GraphBackend(AttentionBackend[Prepared], Protocol[Prepared]):
         wide: laid out for prefill, else for steps that mostly decode.
         """
 
-    def plan_into(self, plan: Prepared, batch: Batch, window: int | None) -> bool:
+    def plan_into(self, plan: Prepared, batch: Batch, window: Window) -> bool:
         """Fills a reserved plan with a step. False: it does not fit; a step that only decodes always fits."""
 
 
@@ -148,7 +149,7 @@ class GraphPlans:
 
     # Any: each backend has its own prepared form, and only the backend reads it.
     def __init__(
-        self, backend: GraphBackend[Any], windows: Sequence[int | None], *, rows: int, keys: int, wide: bool
+        self, backend: GraphBackend[Any], windows: Sequence[Window], *, rows: int, keys: int, wide: bool
     ) -> None:
         self._backend = backend
         self._keys = min(keys, MOST_KEYS)
@@ -176,7 +177,7 @@ class StepInputs:
     positions: torch.Tensor  # int64 [R]
     write_slots: torch.Tensor  # int64 [R]
     logit_rows: torch.Tensor | None  # int64 [L] ascending; None: all
-    plans: dict[int | None, Any]  # window class → prepared plan; Any: only the backend that made it reads it
+    plans: dict[Window, Any]  # window class → prepared plan; Any: only the backend that made it reads it
 
 
 def graph_rows(limits: StepLimits) -> int:
@@ -186,7 +187,7 @@ def graph_rows(limits: StepLimits) -> int:
 
 def graph_plans(
     backend: GraphBackend[Any],  # Any: as in StepInputs
-    windows: tuple[int | None, ...],
+    windows: tuple[Window, ...],
     limits: StepLimits,
     context_length: int,
 ) -> tuple[GraphPlans, GraphPlans]:
@@ -218,7 +219,7 @@ class CapturedSteps:
         accelerator: Accelerator,
         compute: Callable[[StepInputs, torch.Tensor], None],
         backend: GraphBackend[Any],  # Any: as in StepInputs
-        windows: tuple[int | None, ...],
+        windows: tuple[Window, ...],
         *,
         limits: StepLimits,
         context_length: int,

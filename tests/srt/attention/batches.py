@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from hypothesis import strategies
 from umbel.srt.attention.backend import AttentionGeometry
-from umbel.srt.cache.kv_pool import KVGeometry, KVPool
+from umbel.srt.attention.plan import Chunk, Window
+from umbel.srt.cache.kv_pool import KVGeometry, KVPool, LayerKV
 from umbel.srt.core.batch import DUMMY_SLOT, Batch
 
 HEADS = AttentionGeometry(heads=6, kv_heads=2, head_dim=8)
@@ -21,6 +22,10 @@ class Sequence:
     cached: bool = False  # the key of its only row is in the pool already
 
 
+# Windows that slide, chunks, and neither.
+windows = strategies.one_of(
+    strategies.none(), strategies.integers(1, 30), strategies.builds(Chunk, strategies.integers(1, 30))
+)
 sequences = strategies.lists(
     strategies.one_of(
         strategies.builds(Sequence, prefix=strategies.integers(0, 40), query=strategies.just(1)),  # decode
@@ -147,13 +152,15 @@ def with_pictures(batch: Batch, seed: int) -> Batch:
     return replace(batch, spans=tuple(spans))
 
 
-def seen(batch: Batch, window: int | None) -> Iterator[np.ndarray]:
+def seen(batch: Batch, window: Window) -> Iterator[np.ndarray]:
     """The positions that each row sees, by definition."""
     for index, (prefix, count) in enumerate(zip(batch.prefix_lengths, batch.query_lengths, strict=True)):
         for position in range(prefix, prefix + count):
             positions = np.arange(len(batch.slots[index]))
             visible = positions <= position
-            if window is not None:
+            if isinstance(window, Chunk):
+                visible &= positions // window.size == position // window.size
+            elif window is not None:
                 visible &= positions > position - window
             for start, end in batch.spans[index] if batch.spans else ():
                 if start <= position < end:
@@ -161,9 +168,12 @@ def seen(batch: Batch, window: int | None) -> Iterator[np.ndarray]:
             yield positions[visible]
 
 
-def random_pool(num_slots: int, geometry: AttentionGeometry, dtype: torch.dtype, seed: int) -> KVPool:
-    """One layer, full of values; the dummy slot holds NaN, which must reach nobody."""
-    pool = KVPool(KVGeometry(1, geometry.kv_heads, geometry.head_dim, dtype), num_slots, "cpu")
+def random_pool(
+    num_slots: int, geometry: AttentionGeometry, dtype: torch.dtype, seed: int, layer: LayerKV | None = None
+) -> KVPool:
+    """One layer, full of values; the dummy slot holds NaN, which must reach nobody. layer: None: by the geometry."""
+    layer = layer or LayerKV(geometry.kv_heads, geometry.head_dim, geometry.head_dim)
+    pool = KVPool(KVGeometry((layer,), dtype), num_slots, "cpu")
     generator = torch.Generator().manual_seed(seed)
     for part in (pool.keys[0], pool.values[0]):
         part.copy_(torch.randn(part.shape, generator=generator))
@@ -172,11 +182,18 @@ def random_pool(num_slots: int, geometry: AttentionGeometry, dtype: torch.dtype,
 
 
 def dense_attention(
-    batch: Batch, pool: KVPool, queries: torch.Tensor, *, window: int | None, scale: float, softcap: float
+    batch: Batch,
+    pool: KVPool,
+    queries: torch.Tensor,
+    *,
+    window: Window,
+    scale: float,
+    softcap: float,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Row by row and head by head, float32, from the definition."""
-    group = queries.shape[1] // pool.geometry.kv_heads
-    result = torch.empty(queries.shape)
+    group = queries.shape[1] // pool.geometry.layers[0].kv_heads
+    result = torch.empty(*queries.shape[:2], pool.values[0].shape[2])
     owners = np.repeat(np.arange(len(batch.slots)), batch.query_lengths)
     for row, (owner, positions) in enumerate(zip(owners, seen(batch, window), strict=True)):
         places = torch.from_numpy(batch.slots[owner][positions].astype(np.int64))
@@ -185,5 +202,7 @@ def dense_attention(
             logits = keys @ queries[row, head].float() * scale
             if softcap:
                 logits = softcap * torch.tanh(logits / softcap)
-            result[row, head] = logits.softmax(0) @ pool.values[0][places, head // group].float()
+            if sinks is not None:
+                logits = torch.cat([logits, sinks[head : head + 1]])
+            result[row, head] = logits.softmax(0)[: len(keys)] @ pool.values[0][places, head // group].float()
     return result

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.lang.errors import ParameterError
 from umbel.srt.attention.backend import AttentionGeometry, AttentionStep, TorchBackend
+from umbel.srt.attention.plan import Window
+from umbel.srt.cache.kv_pool import LayerKV
 
 from .batches import (
     HEADS,
@@ -20,6 +22,7 @@ from .batches import (
     make_tree_batch,
     random_pool,
     sequences,
+    windows,
     with_pictures,
 )
 
@@ -33,7 +36,8 @@ backends = st.builds(
     st.sampled_from([1, 4096, 16 << 20]),  # one item per group, a few, all
     st.booleans(),
 )
-windows = st.one_of(st.none(), st.integers(1, 30))
+# Values like their keys, of another size, or in them.
+layers = st.sampled_from([LayerKV(2, 8, 8), LayerKV(2, 8, 4), LayerKV(3, 4, 8), LayerKV(1, 8, 6, latent=True)])
 pictures = st.one_of(st.none(), st.integers(0, 1000))  # seed of those that rows see both ways
 
 
@@ -43,24 +47,36 @@ def _one_thread() -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(sequences, backends, windows, st.sampled_from([0.0, 5.0]), st.integers(0, 15), pictures)
+@given(
+    *(sequences, backends, windows, st.sampled_from([0.0, 5.0]), st.integers(0, 15), pictures),
+    *(layers, st.booleans()),
+)
 def test_attention_equals_the_dense_loop(
-    parts: list[Sequence], backend: TorchBackend, window: int | None, softcap: float, shared: int, seed: int | None
+    parts: list[Sequence],
+    backend: TorchBackend,
+    window: Window,
+    softcap: float,
+    shared: int,
+    seed: int | None,
+    layer: LayerKV,
+    sunk: bool,
 ) -> None:
     batch, num_slots = make_batch(parts, seed=2, shared=shared)
     if seed is not None:
         batch = with_pictures(batch, seed)
-    pool = random_pool(num_slots, HEADS, torch.float32, seed=3)
-    queries = torch.randn((batch.rows, HEADS.heads, HEADS.head_dim), generator=torch.Generator().manual_seed(4))
-    expected = dense_attention(batch, pool, queries, window=window, scale=SCALE, softcap=softcap)
-    actual = backend.attend(0, queries, pool, backend.plan(batch, window), scale=SCALE, softcap=softcap)
+    pool = random_pool(num_slots, HEADS, torch.float32, seed=3, layer=layer)
+    queries = torch.randn((batch.rows, HEADS.heads, layer.head_dim), generator=torch.Generator().manual_seed(4))
+    sinks = torch.linspace(-3.0, 3.0, HEADS.heads) if sunk else None
+    expected = dense_attention(batch, pool, queries, window=window, scale=SCALE, softcap=softcap, sinks=sinks)
+    plan = backend.plan(batch, window)
+    actual = backend.attend(0, queries, pool, plan, scale=SCALE, softcap=softcap, sinks=sinks)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @settings(max_examples=100, deadline=None)
 @given(branches, windows, st.sampled_from([0.0, 5.0]), st.sampled_from([2, 128]), pictures)
 def test_tree_attention_equals_the_dense_loop(
-    parts: list[Branch], window: int | None, softcap: float, block_rows: int, seed: int | None
+    parts: list[Branch], window: Window, softcap: float, block_rows: int, seed: int | None
 ) -> None:
     batch, num_slots = make_tree_batch(parts, seed=2)
     if seed is not None:
@@ -86,7 +102,7 @@ def test_a_fork_is_counted_as_keys_saved() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(sequences, windows, st.one_of(st.none(), st.integers(1, 20)))
-def test_bfloat16_is_summed_in_float32(parts: list[Sequence], window: int | None, split: int | None) -> None:
+def test_bfloat16_is_summed_in_float32(parts: list[Sequence], window: Window, split: int | None) -> None:
     batch, num_slots = make_batch(parts, seed=2)
     pool = random_pool(num_slots, HEADS, torch.bfloat16, seed=3)
     queries = torch.randn((batch.rows, HEADS.heads, HEADS.head_dim)).bfloat16()

@@ -4,13 +4,13 @@ import pytest
 import torch
 from umbel.lang.errors import ParameterError
 from umbel.lang.runtime_options import Kernels
-from umbel.srt.cache.kv_pool import FLOAT8, KVGeometry, KVPool, rounded
+from umbel.srt.cache.kv_pool import FLOAT8, KVGeometry, KVPool, LayerKV, rounded
 from umbel.srt.runners.build import build_runner
 
 from ..models.reference import relative_error
 from ..runners.cuda.engines import mixed_steps, on_host, only_last_rows, sequences, tiny_model
 
-GEOMETRY = KVGeometry(layers=1, kv_heads=2, head_dim=16, dtype=FLOAT8)
+GEOMETRY = KVGeometry.uniform(layers=1, kv_heads=2, head_dim=16, dtype=FLOAT8)
 
 
 @pytest.fixture(autouse=True)
@@ -75,3 +75,18 @@ def test_the_native_kernels_refuse_it(kernels: Kernels) -> None:
     config, tensors = tiny_model("qwen 3")
     with pytest.raises(ParameterError, match=r'kernels="native": the KV pool would be .*float8_e4m3fn'):
         build_runner(config, tensors, num_slots=200, dtype="float32", kernels=kernels, kv_dtype="fp8")
+
+
+def test_each_layer_has_keys_and_values_of_its_own_shape() -> None:
+    own, latent = LayerKV(2, 16, 8), LayerKV(1, 24, 16, latent=True)
+    geometry = KVGeometry((own, latent, LayerKV(2, 16, 8, source=0)), torch.float32)
+    assert geometry.bytes_per_slot == 4 * (2 * (16 + 8) + 24)
+    pool = KVPool(geometry, 5, "cpu")
+    assert [tuple(part.shape) for part in (*pool.keys, *pool.values)] == [
+        *((5, 2, 16), (5, 1, 24), (5, 2, 16)),
+        *((5, 2, 8), (5, 1, 16), (5, 2, 8)),
+    ]
+    pool.write(1, torch.arange(24.0).view(1, 1, 24), None, torch.tensor([3]))
+    assert pool.values[1][3, 0].tolist() == list(range(16))
+    pool.write(0, torch.ones(1, 2, 16), torch.ones(1, 2, 8), torch.tensor([2]))
+    assert pool.keys[2][2].min() == pool.values[2][2].min() == 1

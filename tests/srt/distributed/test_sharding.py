@@ -81,7 +81,7 @@ def test_ranks_together_give_the_logits_of_one(case: str, ranks: int) -> None:
 def test_a_rank_has_keys_of_its_own_heads_only(case: str, heads: list[int]) -> None:
     config, tensors = tiny(case)
     runners = on_ranks(2, lambda communicator: in_torch(config, tensors, communicator=communicator))
-    assert [runner.pool.geometry.kv_heads for runner in runners] == heads
+    assert [runner.pool.geometry.layers[0].kv_heads for runner in runners] == heads
 
 
 def test_no_rank_holds_more_than_its_part() -> None:

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from umbel.lang.errors import ParameterError
 from umbel.srt.attention.backend import AttentionGeometry, AttentionStep, TorchBackend
-from umbel.srt.attention.plan import make_plan
-from umbel.srt.cache.kv_pool import KVGeometry, KVPool
+from umbel.srt.attention.plan import Chunk, Window, make_plan
+from umbel.srt.cache.kv_pool import KVGeometry, KVPool, LayerKV
 from umbel.srt.core.batch import DUMMY_SLOT, Batch
 from umbel.srt.kernels.cpu.attention import CpuBackend
 from umbel.srt.kernels.cpu.library import Isa, load_library
@@ -34,6 +34,13 @@ TILED = (Isa.AMX, Isa.AMX_EMULATED)  # with a bfloat16 pool, they round queries 
 GEOMETRIES = [
     *(AttentionGeometry(4, 1, 256), AttentionGeometry(6, 2, 64), AttentionGeometry(3, 3, 16)),
     *(AttentionGeometry(8, 2, 48), AttentionGeometry(14, 2, 128), AttentionGeometry(2, 1, 80)),
+]
+# Values of another size than their keys, and in them. Large heads are those of latents.
+OTHER_VALUES = [
+    LayerKV(2, 48, 32),
+    LayerKV(1, 64, 96),
+    LayerKV(1, 96, 64, latent=True),
+    LayerKV(1, 576, 512, latent=True),
 ]
 of_text = st.one_of(
     st.builds(lambda parts, shared: make_batch(parts, seed=2, shared=shared), sequences, st.integers(0, 15)),
@@ -73,8 +80,10 @@ def attend(backend: CpuBackend, batch: Batch, pool: KVPool, queries: torch.Tenso
     made=batches,
     geometry=st.sampled_from(GEOMETRIES),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    window=st.one_of(st.none(), st.integers(1, 100)),
+    layer=st.sampled_from([None, None, *OTHER_VALUES]),
+    window=st.one_of(st.none(), st.integers(1, 100), st.builds(Chunk, st.integers(1, 100))),
     softcap=st.sampled_from([0.0, 5.0]),
+    sunk=st.booleans(),
     block_rows=st.sampled_from([None, 1, 5]),
     split=st.sampled_from([None, 37, 100]),
     tree=st.booleans(),
@@ -85,26 +94,32 @@ def test_attention_is_that_of_torch_whatever_the_number_of_threads(
     made: tuple[Batch, int],
     geometry: AttentionGeometry,
     dtype: torch.dtype,
-    window: int | None,
+    layer: LayerKV | None,
+    window: Window,
     softcap: float,
+    sunk: bool,
     block_rows: int | None,
     split: int | None,
     tree: bool,
 ) -> None:
     batch, num_slots = made
-    pool = random_pool(num_slots, geometry, dtype, seed=3)
-    queries = normal(batch.rows, geometry.heads, geometry.head_dim)
+    if layer is not None:
+        geometry = AttentionGeometry(6, layer.kv_heads, max(layer.head_dim, layer.value_dim))
+    pool = random_pool(num_slots, geometry, dtype, seed=3, layer=layer)
+    queries = normal(batch.rows, geometry.heads, pool.keys[0].shape[2])
+    sinks = torch.linspace(-9.0, 9.0, geometry.heads) if sunk else None
     reference = TorchBackend(geometry, "cpu", tree_attention=False)
-    expected = reference.attend(0, queries, pool, reference.plan(batch, window), scale=SCALE, softcap=softcap)
+    cut = reference.plan(batch, window)
+    expected = reference.attend(0, queries, pool, cut, scale=SCALE, softcap=softcap, sinks=sinks)
 
     backend = CpuBackend(geometry, library=library, block_rows=block_rows, split=split, tree_attention=tree)
     backend.cut = dataclasses.replace(backend.cut, merge_keys=4)
     plan = backend.plan(batch, window)
-    two_threads = backend.attend(0, queries, pool, plan, scale=SCALE, softcap=softcap)
+    two_threads = backend.attend(0, queries, pool, plan, scale=SCALE, softcap=softcap, sinks=sinks)
     tolerance = 3e-2 if isa in TILED and dtype is torch.bfloat16 else 2e-5
     torch.testing.assert_close(two_threads, expected, rtol=tolerance, atol=tolerance)
     library.umbel_set_threads(1)
-    one_thread = backend.attend(0, queries, pool, plan, scale=SCALE, softcap=softcap)
+    one_thread = backend.attend(0, queries, pool, plan, scale=SCALE, softcap=softcap, sinks=sinks)
     library.umbel_set_threads(2)
     assert torch.equal(one_thread, two_threads)
 
@@ -112,7 +127,7 @@ def test_attention_is_that_of_torch_whatever_the_number_of_threads(
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     made=batches,
-    window=st.one_of(st.none(), st.integers(1, 100)),
+    window=st.one_of(st.none(), st.integers(1, 100), st.builds(Chunk, st.integers(1, 100))),
     block_rows=st.integers(1, 9),
     split=st.one_of(st.none(), st.integers(1, 50)),
     tree=st.booleans(),
@@ -121,7 +136,7 @@ def test_attention_is_that_of_torch_whatever_the_number_of_threads(
 def test_plans_are_those_of_numpy(
     library: ctypes.CDLL,
     made: tuple[Batch, int],
-    window: int | None,
+    window: Window,
     block_rows: int,
     split: int | None,
     tree: bool,
@@ -307,7 +322,7 @@ def test_a_step_reads_what_it_writes(library: ctypes.CDLL) -> None:
 
 
 def test_the_pool_lies_in_whole_pages_and_is_zero_when_cleared(library: ctypes.CDLL) -> None:
-    pool = KVPool(KVGeometry(2, 1, 16, torch.bfloat16), 100, "cpu", library=library)
+    pool = KVPool(KVGeometry.uniform(2, 1, 16, torch.bfloat16), 100, "cpu", library=library)
     assert all(part.data_ptr() % (2 << 20) == 0 for part in (*pool.keys, *pool.values))
     pool.keys[1].fill_(3.0)
     pool.clear()
@@ -317,7 +332,7 @@ def test_the_pool_lies_in_whole_pages_and_is_zero_when_cleared(library: ctypes.C
 
 def test_a_pool_that_memory_cannot_hold_is_refused(library: ctypes.CDLL) -> None:
     with pytest.raises(ParameterError, match="write a smaller pool_tokens"):
-        KVPool(KVGeometry(1, 1, 64, torch.float32), 1 << 45, "cpu", library=library)
+        KVPool(KVGeometry.uniform(1, 1, 64, torch.float32), 1 << 45, "cpu", library=library)
 
 
 def test_a_head_dim_that_kernels_do_not_take_is_refused(library: ctypes.CDLL) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from umbel.lang.errors import ModelError
+from umbel.srt.cache.kv_pool import KVGeometry
 from umbel.srt.models.transformers_model import TransformersModel, build_transformers_model
 from umbel.srt.runners.build import build_runner
 
@@ -37,13 +38,33 @@ ABLE: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 48, "n_head": 4, "n_layer": 2, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 1},
     "gemma2": {"head_dim": 12, "sliding_window": 6, "attn_logit_softcapping": 2.0},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    # Layers that differ in heads and share keys.
+    "gemma3n_text": {
+        "head_dim": 16,
+        "sliding_window": 5,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 97,
+        "num_kv_shared_layers": 1,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "activation_sparsity_pattern": [0.5, 0.0, 0.0],
+    },
+    # Sinks, and values smaller than their keys.
+    "mimo_v2_flash": {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "head_dim": 24,
+        "v_head_dim": 16,
+        "swa_head_dim": 24,
+        "swa_v_head_dim": 16,
+        "swa_num_key_value_heads": 2,
+        "eos_token_id": 1,
+    },
 }
 UNABLE: dict[str, tuple[dict[str, Any], str]] = {
     "mamba": ({}, "never called for attention"),
     "bloom": ({"n_head": 4, "n_layer": 2}, "never called for attention"),
     "falcon": ({}, "cannot be loaded"),
-    "deepseek_v3": ({}, "numbers per head"),
-    "gpt_oss": ({"num_local_experts": 4, "head_dim": 12, "eos_token_id": 1}, "differ from transformers' own"),
     "lfm2": ({"full_attn_idxs": [1]}, "of type 'conv'"),
 }
 
@@ -68,7 +89,7 @@ def test_a_family_of_ours_gives_the_same_logits_through_transformers() -> None:
     config, tensors = reference.config.to_dict(), tensors_of(reference)
     model = build_transformers_model(config, tensors, dtype=torch.float32, device=torch.device("cpu"))
     assert model.windows == (5, None)
-    assert (model.kv_geometry.layers, model.kv_geometry.kv_heads, model.kv_geometry.head_dim) == (3, 2, 16)
+    assert model.kv_geometry == KVGeometry.uniform(3, 2, 16, torch.float32)
 
 
 @pytest.mark.parametrize("model_type", UNABLE)

@@ -21,7 +21,7 @@ from ..models.reference import Piece, Sequences, random_tokens, reference_model,
 NUM_SLOTS = 120
 REFERENCE = reference_model("gemma3_text", head_dim=16, sliding_window=5, sliding_window_pattern=3)
 CONFIG, TENSORS = REFERENCE.config.to_dict(), tensors_of(REFERENCE)
-GEOMETRY = KVGeometry(layers=3, kv_heads=2, head_dim=16, dtype=torch.float32)
+GEOMETRY = KVGeometry.uniform(layers=3, kv_heads=2, head_dim=16, dtype=torch.float32)
 
 
 @pytest.fixture(autouse=True)

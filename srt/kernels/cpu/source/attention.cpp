@@ -106,7 +106,7 @@ template <class Element>
 struct Run {
     const Element* keys;
     const Element* values;
-    long row_stride, head_dim, columns, vectors;
+    long key_stride, value_stride, head_dim, value_dim, columns, vectors;
     const int32_t* slots;  // of the block
     long count, known;     // keys of the block, and of all that is left
 };
@@ -115,9 +115,9 @@ template <class Element>
 void scores_of(const Run<Element>& run, const Scratch& scratch) {
     long count = run.count, head_dim = run.head_dim;
     if (run.vectors <= STREAMED)
-        return stream_scores(scratch.query, run.vectors, head_dim, run.keys, run.row_stride, run.slots, count,
+        return stream_scores(scratch.query, run.vectors, head_dim, run.keys, run.key_stride, run.slots, count,
                              run.known, scratch.score);
-    pack_keys(run.keys, run.row_stride, run.slots, count, run.known, head_dim, scratch.key_panels);
+    pack_keys(run.keys, run.key_stride, run.slots, count, run.known, head_dim, scratch.key_panels);
     multiply(scratch.query, run.vectors, head_dim, scratch.key_panels, whole(count, PANEL) / PANEL, PANEL * head_dim,
              head_dim, nullptr, scratch.score, BLOCK);
 }
@@ -132,14 +132,14 @@ void rescale_results(const Scratch& scratch, long vectors, long columns) {
 
 template <class Element>
 void values_of(const Run<Element>& run, const Scratch& scratch) {
-    long count = run.count, head_dim = run.head_dim, columns = run.columns;
+    long count = run.count, size = run.value_dim, columns = run.columns;
     if (run.vectors > STREAMED) {
-        pack_values(run.values, run.row_stride, run.slots, count, run.known, head_dim, columns, scratch.value_panels);
+        pack_values(run.values, run.value_stride, run.slots, count, run.known, size, columns, scratch.value_panels);
         return multiply(scratch.score, run.vectors, BLOCK, scratch.value_panels, columns / PANEL, PANEL * BLOCK, count,
                         scratch.rescale, scratch.result, columns);
     }
     rescale_results(scratch, run.vectors, columns);
-    stream_values(scratch.score, run.vectors, head_dim, run.values, run.row_stride, run.slots, count, run.known,
+    stream_values(scratch.score, run.vectors, size, run.values, run.value_stride, run.slots, count, run.known,
                   scratch.result, columns);
 }
 
@@ -165,7 +165,7 @@ void soften_rows(const Job& job, long item, long position, long count, const Scr
 template <class Element>
 void run_item(const Job& job, long item, long head) {
     const AttentionPlan& plan = job.plan;
-    long head_dim = job.shape.head_dim, columns = whole(head_dim, PANEL);
+    long head_dim = job.shape.head_dim, value_dim = job.shape.value_dim, columns = whole(value_dim, PANEL);
     long vectors = job.vectors_of(item);
     Scratch scratch = take_scratch(vectors, head_dim, columns);
     take_queries(job, item, head, scratch);
@@ -175,9 +175,11 @@ void run_item(const Job& job, long item, long head) {
         scratch.sum[m] = 0;
     }
     Run<Element> run{(const Element*)job.pool.keys + head * head_dim,
-                     (const Element*)job.pool.values + head * head_dim,
-                     job.shape.kv_heads * head_dim,
+                     (const Element*)job.pool.values + head * value_dim,
+                     job.shape.key_stride(),
+                     job.pool.value_stride,
                      head_dim,
+                     value_dim,
                      columns,
                      vectors,
                      nullptr,
@@ -200,7 +202,7 @@ void run_item(const Job& job, long item, long head) {
 // A row with several parts: their sums, brought to one maximum, divided once.
 void merge_row(const Job& job, long row) {
     const AttentionPlan& plan = job.plan;
-    long head_dim = job.shape.head_dim;
+    long size = job.shape.value_dim;
     const int32_t *part = plan.merge_slot + plan.merge_ptr[row], *end = plan.merge_slot + plan.merge_ptr[row + 1];
     for (long head = 0; head < job.shape.heads; head++) {
         float maximum = NEVER, sum = 0;
@@ -212,12 +214,13 @@ void merge_row(const Job& job, long row) {
             long at = *p * job.shape.heads + head;
             sum += std::exp(job.part_maximum[at] - maximum) * job.part_sum[at];
         }
-        float* to = job.out + row * job.out_stride + head * head_dim;
+        float factor = final_factor(job, head, maximum, sum);
+        float* to = job.out + row * job.out_stride + head * size;
         for (const int32_t* p = part; p < end; p++) {
             long at = *p * job.shape.heads + head;
-            const float* from = job.part_out + at * head_dim;
-            float weight = std::exp(job.part_maximum[at] - maximum) / sum;
-            for (long d = 0; d < head_dim; d += VL)
+            const float* from = job.part_out + at * size;
+            float weight = std::exp(job.part_maximum[at] - maximum) * factor;
+            for (long d = 0; d < size; d += VL)
                 store(to + d, p == part ? load(from + d) * weight : load(to + d) + load(from + d) * weight);
         }
     }
@@ -225,6 +228,7 @@ void merge_row(const Job& job, long row) {
 
 template <class Element>
 void write_rows(const float* from, long stride, const int64_t* slots, long begin, long end, long width, Element* pool) {
+    if (!from) return;
     for (long row = begin; row < end; row++)
         if (slots[row])
             for (long d = 0; d < width; d += VL) store(pool + slots[row] * width + d, load(from + row * stride + d));
@@ -236,12 +240,12 @@ void attend(const AttentionPlan& plan, const AttentionShape& shape, const LayerP
             long query_stride, float* out, long out_stride) {
     static Buffer workspace;
     long places = plan.partials > plan.rows ? plan.partials * shape.heads : 0;
-    float* part = workspace.take<float>(places * (shape.head_dim + 2));
-    Job job{plan,       shape,          pool, queries, query_stride, out, out_stride, part, part + places * shape.head_dim,
-            part + places * (shape.head_dim + 1)};
+    float* part = workspace.take<float>(places * (shape.value_dim + 2));
+    float* maximum = part + places * shape.value_dim;
+    Job job{plan, shape, pool, queries, query_stride, out, out_stride, part, maximum, maximum + places};
 #if defined(UMBEL_AMX)
     static CommonWords common;
-    bool tiles = pool.is_bf16 && shape.head_dim % 32 == 0 && tiles_allowed();
+    bool tiles = pool.is_bf16 && shape.head_dim % 32 == 0 && shape.value_dim % 32 == 0 && tiles_allowed();
     auto is_tiled = [&](long item) { return tiles && job.vectors_of(item) > STREAMED; };
     common.reset(job, is_tiled);
 #endif
@@ -269,14 +273,14 @@ void attend(const AttentionPlan& plan, const AttentionShape& shape, const LayerP
 
 void store(const AttentionShape& shape, const LayerPool& pool, const float* keys, long key_stride, const float* values,
            long value_stride, const int64_t* slots, long rows) {
-    long width = shape.kv_heads * shape.head_dim;
+    long key_width = shape.key_stride(), value_width = shape.kv_heads * shape.value_dim;
     parallel(rows, even_grain(rows, 1, 16), [&](long begin, long end) {
         if (pool.is_bf16) {
-            write_rows(keys, key_stride, slots, begin, end, width, (bf16*)pool.keys);
-            write_rows(values, value_stride, slots, begin, end, width, (bf16*)pool.values);
+            write_rows(keys, key_stride, slots, begin, end, key_width, (bf16*)pool.keys);
+            write_rows(values, value_stride, slots, begin, end, value_width, (bf16*)pool.values);
         } else {
-            write_rows(keys, key_stride, slots, begin, end, width, (float*)pool.keys);
-            write_rows(values, value_stride, slots, begin, end, width, (float*)pool.values);
+            write_rows(keys, key_stride, slots, begin, end, key_width, (float*)pool.keys);
+            write_rows(values, value_stride, slots, begin, end, value_width, (float*)pool.values);
         }
     });
 }

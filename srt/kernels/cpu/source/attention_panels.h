@@ -30,7 +30,7 @@ void pack_keys(const Element* keys, long row_stride, const int32_t* slots, long 
     }
 }
 
-// Values as panels [columns / PANEL][BLOCK][PANEL]: zeros behind the last column of head_dim.
+// Values as panels [columns / PANEL][BLOCK][PANEL]: zeros after the last of their `size` numbers.
 template <class Element>
 void pack_values(const Element* values, long row_stride, const int32_t* slots, long count, long known, long head_dim,
                  long columns, float* panels) {

@@ -34,13 +34,14 @@ class TiledItem {
   public:
     TiledItem(const Job& job, long item, long head)
         : job_(job), item_(item), head_(head), vectors_(job.vectors_of(item)), head_dim_(job.shape.head_dim),
-          pairs_(whole(vectors_, PAIR) / PAIR), query_stride_(head_dim_ + 32), value_stride_(head_dim_ + 16) {
+          value_dim_(job.shape.value_dim), pairs_(whole(vectors_, PAIR) / PAIR), query_stride_(head_dim_ + 32),
+          value_stride_(value_dim_ + 16) {
         long rows = pairs_ * PAIR;
         static thread_local Buffer buffer;
         float* at = buffer.take<float>(rows * (query_stride_ / 2 + value_stride_ + SCORES + WEIGHTS / 2 + 4) +
-                                       2 * MOST_GROUPS * group_words(head_dim_));
+                                       MOST_GROUPS * words_of_group());
         auto part = [&](long count) { return at += count, at - count; };
-        words_ = part(2 * MOST_GROUPS * group_words(head_dim_));
+        words_ = part(MOST_GROUPS * words_of_group());
         values_ = part(rows * value_stride_);
         scores_ = part(rows * SCORES);
         queries_ = (bf16*)part(rows * query_stride_ / 2);
@@ -69,6 +70,8 @@ class TiledItem {
     }
 
   private:
+    long words_of_group() const { return group_words(head_dim_) + group_words(value_dim_); }
+
     void take_rows() {
         const AttentionPlan& plan = job_.plan;
         long group = job_.group(), m = 0, begin = plan.item_pos[item_];
@@ -90,14 +93,14 @@ class TiledItem {
     // The block's groups from those that items share, or laid out here.
     void take_words(const CommonWords& common) {
         const AttentionPlan& plan = job_.plan;
-        long size = group_words(head_dim_), origin = plan.item_kv[2 * item_] - plan.item_pos[item_];
+        long keys = group_words(head_dim_), origin = plan.item_kv[2 * item_] - plan.item_pos[item_];
         for (long g = 0; g < groups_; g++) {
             long position = position_ + g * GROUP;
             group_[g] = common.group(plan, item_, head_, position);
             if (group_[g].keys) continue;
-            float* own = words_ + g * 2 * size;
-            pack_group(job_.pool, job_.shape, head_, plan.kv_idx + origin + position, end_ - position, own, own + size);
-            group_[g] = {own, own + size};
+            float* own = words_ + g * words_of_group();
+            pack_group(job_.pool, job_.shape, head_, plan.kv_idx + origin + position, end_ - position, own, own + keys);
+            group_[g] = {own, own + keys};
         }
     }
 
@@ -139,12 +142,12 @@ class TiledItem {
         }
     }
 
-    // values[32, head_dim] of a pair, added to what earlier blocks have summed
+    // values[32, value_dim] of a pair, added to what earlier blocks have summed
     template <class Beside>
     void value(long pair, Beside&& beside) {
         const bf16 *upper = weights_ + pair * PAIR * WEIGHTS, *lower = upper + 16 * WEIGHTS;
         long from = WEIGHTS * 2, to = value_stride_ * 4, step = 0;
-        for (long d = 0; d < head_dim_; d += PAIR) {
+        for (long d = 0; d < value_dim_; d += PAIR) {
             float *high = values_ + pair * PAIR * value_stride_ + d, *low = high + 16 * value_stride_;
             if (first_) {
                 tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
@@ -174,7 +177,7 @@ class TiledItem {
         Softmax(TiledItem& item, long pair) : item_(item) {
             at_ = pair < 0 ? 0 : pair * PAIR;
             end_ = pair < 0 ? 0 : std::min(at_ + PAIR, item.vectors_);
-            steps_ = item.groups_ * item.head_dim_ / PAIR;
+            steps_ = item.groups_ * std::min(item.head_dim_, item.value_dim_) / PAIR;
             rows_ = end_ - at_;
             begin_ = at_;
         }
@@ -220,7 +223,7 @@ class TiledItem {
         maximum_[m] = now;
         if (first_ || rescale == 1) return;
         float* values = values_ + m * value_stride_;
-        for (long d = 0; d < head_dim_; d += VL) store(values + d, load(values + d) * rescale);
+        for (long d = 0; d < value_dim_; d += VL) store(values + d, load(values + d) * rescale);
     }
 
     // Keys outside [low, high) are not seen.
@@ -235,7 +238,7 @@ class TiledItem {
     }
 
     const Job& job_;
-    long item_, head_, vectors_, head_dim_, pairs_, query_stride_, value_stride_;
+    long item_, head_, vectors_, head_dim_, value_dim_, pairs_, query_stride_, value_stride_;
     long end_ = 0, position_ = 0, groups_ = 0;  // where the item ends; of the block: its first position, its groups
     bool first_ = true;                         // of the blocks
     float *words_, *values_, *scores_, *maximum_, *sum_;

@@ -8,7 +8,7 @@
 
 namespace umbel {
 
-// One item and one KV head; head_dim is a multiple of 32. `common` may have none of its groups.
+// One item and one KV head; its sizes are multiples of 32. `common` may have none of its groups.
 void run_tiled_item(const Job& job, long item, long head, const CommonWords& common);
 
 }  // namespace umbel

@@ -10,12 +10,12 @@ namespace umbel {
 
 void pack_group(const LayerPool& pool, const AttentionShape& shape, long head, const int32_t* slots, long count,
                 float* keys, float* values) {
-    long head_dim = shape.head_dim, stride = shape.kv_heads * head_dim;
+    long head_dim = shape.head_dim, value_dim = shape.value_dim;
     const bf16* from_keys = (const bf16*)pool.keys + head * head_dim;
-    const bf16* from_values = (const bf16*)pool.values + head * head_dim;
+    const bf16* from_values = (const bf16*)pool.values + head * value_dim;
     for (long first = 0; first < GROUP; first += VL) {
         float* to = keys + first / 16 * 16 * (head_dim / 2) + first % 16;
-        Rows<VL, bf16> now(from_keys, stride, slots, first, count);
+        Rows<VL, bf16> now(from_keys, shape.key_stride(), slots, first, count);
         for (long word = 0; word < head_dim / 2; word += VL) {
             vf block[VL];
             UMBEL_UNROLL for (int i = 0; i < VL; i++) block[i] = load((const float*)now.row[i] + word);
@@ -24,8 +24,8 @@ void pack_group(const LayerPool& pool, const AttentionShape& shape, long head, c
         }
     }
     for (long k = 0; k < GROUP; k += 2) {
-        Rows<2, bf16> now(from_values, stride, slots, k, count);
-        for (long d = 0; d < head_dim; d += VL) {
+        Rows<2, bf16> now(from_values, pool.value_stride, slots, k, count);
+        for (long d = 0; d < value_dim; d += VL) {
             vf even = load(now.row[0] + d), odd = load(now.row[1] + d);  // widened: the upper halves of words
             store(values + (d / 16 * (GROUP / 2) + k / 2) * 16 + d % 16, (vf)(((vu)even >> 16) | (vu)odd));
         }
@@ -61,8 +61,9 @@ void CommonWords::lay_out(const Job& job) {
     for (const Entry& entry : items_)
         read += (plan.item_kv[2 * entry.item + 1] - plan.item_kv[2 * entry.item] + GROUP - 1) / GROUP;
     heads_ = job.shape.kv_heads;
-    size_ = group_words(job.shape.head_dim);
-    words_ = read < 2 * groups_ ? nullptr : memory_.take<float>(groups_ * heads_ * 2 * size_);
+    key_words_ = group_words(job.shape.head_dim);
+    size_ = key_words_ + group_words(job.shape.value_dim);
+    words_ = read < 2 * groups_ ? nullptr : memory_.take<float>(groups_ * heads_ * size_);
     if (!words_) return;
     for (const Run& run : runs_) {
         long groups = (run.end - run.first + GROUP - 1) / GROUP;
@@ -71,7 +72,7 @@ void CommonWords::lay_out(const Job& job) {
                 long position = run.first + at / heads_ * GROUP, head = at % heads_;
                 float* to = words(run.place + at / heads_, head);
                 pack_group(job.pool, job.shape, head, plan.kv_idx + run.origin + position, run.end - position, to,
-                           to + size_);
+                           to + key_words_);
             }
         });
     }
@@ -86,7 +87,7 @@ GroupWords CommonWords::group(const AttentionPlan& plan, long item, long head, l
     bool own = plan.row_hi[plan.q_rows[plan.item_q[item + 1] - 1]] == end;
     if (position + GROUP > end && end < run.end && !own) return {nullptr, nullptr};
     const float* at = words(run.place + (position - run.first) / GROUP, head);
-    return {at, at + size_};
+    return {at, at + key_words_};
 }
 
 #endif

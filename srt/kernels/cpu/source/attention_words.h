@@ -1,7 +1,7 @@
 // Keys and values of a bfloat16 pool as AMX tiles multiply them: words of two elements, 32 positions together.
 //
 //   keys    [2][head_dim / 2][16 keys]: word d of a key is its elements 2d and 2d + 1
-//   values  [head_dim / 16][16][16 columns]: word k of a column is its values at positions 2k and 2k + 1
+//   values  [value_dim / 16][16][16 columns]: word k of a column is its values at positions 2k and 2k + 1
 #pragma once
 
 #include <vector>
@@ -55,11 +55,11 @@ class CommonWords {
     static long origin(const AttentionPlan& plan, long item) { return plan.item_kv[2 * item] - plan.item_pos[item]; }
     void find_runs(const AttentionPlan& plan);
     void lay_out(const Job& job);
-    float* words(long place, long head) const { return words_ + (place * heads_ + head) * 2 * size_; }
+    float* words(long place, long head) const { return words_ + (place * heads_ + head) * size_; }
 
     Buffer memory_;
     float* words_ = nullptr;
-    long heads_ = 0, size_ = 0, groups_ = 0;
+    long heads_ = 0, key_words_ = 0, size_ = 0, groups_ = 0;  // size_: words of a group, its values included
     std::vector<Entry> items_;
     std::vector<Run> runs_;
     std::vector<long> run_of_;  // by item, −1: none

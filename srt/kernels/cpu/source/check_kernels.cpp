@@ -63,7 +63,7 @@ bool attends(long rows, bool is_bf16) {
     for (float key : keys) half_keys.push_back(to_bf16(key));
     for (float value : values) half_values.push_back(to_bf16(value));
     LayerPool pool{is_bf16 ? (void*)half_keys.data() : (void*)keys.data(),
-                   is_bf16 ? (void*)half_values.data() : (void*)values.data(), is_bf16};
+                   is_bf16 ? (void*)half_values.data() : (void*)values.data(), SIZE, is_bf16};
 
     std::vector<int32_t> low(rows), high(rows), own(rows), ends(rows + 1), slots(KEYS);
     for (long r = 0; r < rows; r++) high[r] = (int32_t)(KEYS - rows + r + 1), own[r] = ends[r] = (int32_t)r;
@@ -73,7 +73,7 @@ bool attends(long rows, bool is_bf16) {
     uint8_t full = 0;
     AttentionPlan plan{rows, 1,          rows,      KEYS,   low.data(), high.data(), item_rows,
                        own.data(), item_keys, &first, &full,      slots.data(), ends.data(), own.data()};
-    AttentionShape shape{HEADS, 1, SIZE, SCALE, 0.0f};
+    AttentionShape shape{HEADS, 1, SIZE, SIZE, SCALE, 0.0f, nullptr};
     attend(plan, shape, pool, queries.data(), HEADS * SIZE, out.data(), HEADS * SIZE);
 
     for (long vector = 0; vector < rows * HEADS; vector++) {

@@ -41,7 +41,7 @@ class Decoder {
             turn_and_store(turn, wide, step.positions, step.write_slots, rows, pool.keys, pool.values, pool.is_bf16);
             bool last = index + 1 == s.layers;
             if (last && !step.outputs) return true;  // the keys of a chunk inside a prompt were all that was asked for
-            AttentionShape shape{s.heads, s.kv_heads, s.head_dim, s.attention_scale, 0.0f};
+            AttentionShape shape{s.heads, s.kv_heads, s.head_dim, s.head_dim, s.attention_scale, 0.0f, nullptr};
             attend(*step.plans[layer.plan], shape, pool, wide, turned, seen, attended);
             if (last) {  // from here on rows do not see each other: only those that are asked for go on
                 keep(step, x, s.hidden);

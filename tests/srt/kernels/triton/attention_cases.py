@@ -58,7 +58,7 @@ def attend_reference(
 ) -> torch.Tensor:
     """The torch backend's answer in float32, without sharing, from the same rounded keys."""
     heads, head_dim = queries.shape[1:]
-    geometry = AttentionGeometry(heads, pool.geometry.kv_heads, head_dim)
+    geometry = AttentionGeometry(heads, pool.geometry.layers[0].kv_heads, head_dim)
     backend = TorchBackend(geometry, queries.device, tree_attention=False)
     exact = queries.float()
     return backend.attend(0, exact, pool, backend.plan(batch, window), scale=SCALE, softcap=softcap)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from umbel.srt.attention.backend import AttentionCounters, AttentionGeometry, TorchBackend, TorchPlan
+from umbel.srt.attention.plan import Window
 from umbel.srt.cache.kv_pool import FLOAT8, KVPool
 from umbel.srt.core.batch import Batch, Draws
 from umbel.srt.kernels.triton import reference
@@ -37,7 +38,7 @@ class ReferenceBackend:
         self._torch = TorchBackend(geometry, device, tree_attention=tree_attention)
         self.counters: AttentionCounters = self._torch.counters
 
-    def plan(self, batch: Batch, window: int | None) -> HeldPlan:
+    def plan(self, batch: Batch, window: Window) -> HeldPlan:
         return HeldPlan(self._torch.plan(batch, window))
 
     def reserve(self, *, rows: int, keys: int, wide: bool = False) -> HeldPlan:
@@ -46,11 +47,13 @@ class ReferenceBackend:
         assert keys >= rows, "every row sees its own key"
         return HeldPlan()
 
-    def plan_into(self, plan: HeldPlan, batch: Batch, window: int | None) -> bool:
+    def plan_into(self, plan: HeldPlan, batch: Batch, window: Window) -> bool:
         plan.plan = self._torch.plan(batch, window)
         return True
 
-    def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor, pool: KVPool, slots: torch.Tensor) -> None:
+    def store(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor | None, pool: KVPool, slots: torch.Tensor
+    ) -> None:
         self._torch.store(layer, keys, values, pool, slots)
 
     def attend(
@@ -62,10 +65,11 @@ class ReferenceBackend:
         *,
         scale: float,
         softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert plan.plan is not None, "a reserved plan is filled before it is read"
-        return self._torch.attend(layer, queries, pool, plan.plan, scale=scale, softcap=softcap, out=out)
+        return self._torch.attend(layer, queries, pool, plan.plan, scale=scale, softcap=softcap, sinks=sinks, out=out)
 
 
 class ReferenceChooser(TorchSampling):

@@ -29,7 +29,7 @@ from ...multimodal.toy_vision import ToyVision
 from .engines import in_torch, on_host, tiny_model
 from .reference import reference_parts
 
-GEOMETRY = KVGeometry(layers=3, kv_heads=2, head_dim=16, dtype=torch.float32)
+GEOMETRY = KVGeometry.uniform(layers=3, kv_heads=2, head_dim=16, dtype=torch.float32)
 LIMITS = StepLimits(rows=40, sequences=8, logits=16)
 
 
