@@ -36,7 +36,7 @@ STEPS: list[tuple[str, list[str], list[int]]] = [  # what happens, the prompts, 
 class Reciter:
     """A runner whose KV pool holds words: it reads what the slots say, so a wrong reuse would change its answer."""
 
-    vocab_size, context_length, num_slots, chooser, trie_walk, pictures = len(WORDS), 59, 60, None, None, None
+    vocab_size, context_length, num_slots, num_states, chooser, trie_walk, pictures = len(WORDS), 59, 60, 0, *[None] * 3
 
     def clear(self) -> None:
         self.pool: dict[int, str] = {}

@@ -11,6 +11,9 @@ the pool runs out.
                                       ├▶ salt/acme   "Hello"       an edge that opens a private namespace: found
                                       └▶ salt/globex "Hello"       by its name and its first token
 
+Models with a recurrent state have snapshots of it at nodes: the state after the last token of the node. A state
+cannot be cut, so the end of such a node never moves; state_slots.py has the slots and their own order of eviction.
+
 A sequence may have borders: places of tokens from which on it lies in a private namespace. Before the first border all
 sequences of a salt share nodes; after it only those with the same borders do.
 """
@@ -29,6 +32,7 @@ from numpy.typing import NDArray
 
 from ...lang.prompt import Borders, parting
 from .slot_allocator import IdleCheck, IntegrityError, SlotAllocator, Slots, require_node
+from .state_slots import NO_STATE, StateSlots
 
 Tokens = NDArray[np.int32]
 _Edge = int | tuple[str, int]  # the key of a child: its first token, with its namespace where the edge opens that
@@ -50,6 +54,7 @@ class RadixNode:
         "root",
         "salt",
         "slots",
+        "state",
         "tokens",
         "tree",
     )
@@ -78,6 +83,7 @@ class RadixNode:
         self.keeps = 0
         self.last_use = 0
         self.priority = 0  # lower ones are evicted first
+        self.state = NO_STATE  # slot of the snapshot at its end; changed only by StateSlots
 
     @property
     def is_root(self) -> bool:
@@ -304,10 +310,19 @@ class RadixCache:
         pool: takes back the slots of evicted nodes.
         eviction: chooses the next leaf to evict; least recently used first by default.
         by_salt: keeps an order of eviction for each salt, too, for `evict_of`.
+        states: has the snapshots at nodes, which end with their node; None: the model has no recurrent state.
     """
 
-    def __init__(self, pool: SlotAllocator, eviction: EvictionPolicy | None = None, *, by_salt: bool = False) -> None:
+    def __init__(
+        self,
+        pool: SlotAllocator,
+        eviction: EvictionPolicy | None = None,
+        *,
+        by_salt: bool = False,
+        states: StateSlots | None = None,
+    ) -> None:
         self._pool = pool
+        self._states = states
         self._by_salt = by_salt
         self.eviction = eviction if eviction is not None else LeastRecentlyUsed()
         self.idle_check = IdleCheck(pool, self.eviction)
@@ -414,7 +429,8 @@ class RadixCache:
         """Appends tokens of one namespace."""
         node = match.node
         inside = salt == node.salt
-        if inside and match.fresh and node.locks == 1 and not (node.pins or node.keeps) and not node.children:
+        grows = match.fresh and node.locks == 1 and not (node.pins or node.keeps or node.children or node.state)
+        if inside and grows:
             self.idle_check.changes(node)
             node.tokens = np.concatenate([node.tokens, tokens])
             node.slots = np.concatenate([node.slots, slots])
@@ -582,7 +598,8 @@ class RadixCache:
     @staticmethod
     def _may_take_from(node: RadixNode, child: RadixNode) -> bool:
         """Returns whether the boundary between both may move: a text that is generated again moves it by tokens."""
-        return not (node.is_root or node.pins or node.keeps or child.held or len(node.children) > 1 or child.opens)
+        fixed = node.is_root or node.pins or node.keeps or node.state
+        return not (fixed or child.held or len(node.children) > 1 or child.opens)
 
     def _move_up(self, node: RadixNode, child: RadixNode, count: int) -> None:
         """Moves the first `count` tokens of a child to the end of its parent, which only the caller holds."""
@@ -623,6 +640,9 @@ class RadixCache:
             if not opened[1]:
                 del self._private[leaf.salt]
         leaf.parent = None
+        if leaf.state:
+            assert self._states is not None, "only it puts snapshots at nodes"
+            self._states.drop(leaf)
         self.idle_check.removed(leaf)
         self._tokens -= len(leaf.tokens)
         leaf.root.cached -= len(leaf.tokens)
@@ -724,6 +744,8 @@ class RadixCache:
         if found != sums:
             raise IntegrityError(f"the tree has (tokens, held, pinned, kept) = {found}; its sums say {sums}")
         self._check_salts()
+        if self._states is not None:
+            self._states.check_nodes([node for _, node in self.walk() if node.state])
 
     def _check_salts(self) -> None:
         """Checks the counts of each salt, and its own order of eviction."""

@@ -153,6 +153,18 @@ class PictureRows(NamedTuple):
     offset: int
 
 
+class StateRun(NamedTuple):
+    """Consecutive rows of a sequence, from the recurrent state in one slot to that in another.
+
+    Before its first token every state is zero: slot 0 is never written. A run may read what an earlier run of the step
+    wrote, and may overwrite what an earlier one has read.
+    """
+
+    rows: int  # at least 1
+    source: int  # slot of the state before its first row
+    target: int  # slot of the state after its last row
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One step: R rows, B sequences, L rows whose logits are needed. All arrays are on the host."""
@@ -179,6 +191,8 @@ class Batch:
     token_sources: NDArray[np.int64] | None = None
     # [R] the adapter that each row uses, by its place in `Runner.adapters`; NO_ADAPTER: none. None: no row uses one.
     adapters: NDArray[np.int32] | None = None
+    # The runs of all rows, in row order, for a model with recurrent states; such a model takes every token once.
+    states: tuple[StateRun, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -228,6 +242,7 @@ class Runner(Protocol):
     vocab_size: int
     context_length: int
     num_slots: int  # including DUMMY_SLOT
+    num_states: int  # slots of recurrent states, that of zeros included; 0: the model has none
 
     @property
     def pictures(self) -> PictureStore | None:

@@ -84,6 +84,9 @@ class Counters:
     overlapped_steps: int = 0  # launched while the one before had not been read
     wasted_rows: int = 0  # of texts that had ended when their rows were read
     picked_rows: int = 0  # logit rows for which the runner returned the token, not the logits
+    snapshots_taken: int = 0  # of recurrent states
+    snapshot_hits: int = 0  # requests that went on from one, each time
+    snapshot_misses: int = 0  # cached tokens computed again because no snapshot was near
     evicted_tokens: int = 0
     discarded_tokens: int = 0  # because the logits of their rows were not numbers
     pins_placed: int = 0  # = those that hold + released + expired + given way + lost

@@ -250,6 +250,7 @@ class LeaderRunner:
         self.vocab_size = runner.vocab_size
         self.context_length = runner.context_length
         self.num_slots = runner.num_slots
+        self.num_states = runner.num_states
 
     @property
     def pictures(self) -> PictureStore | None:

@@ -53,6 +53,7 @@ class CpuRunner:
         self.vocab_size = model.vocab_size
         self.context_length = model.context_length
         self.num_slots = num_slots
+        self.num_states = 0
         self.pool = KVPool(model.kv_geometry, num_slots, "cpu", library=library)
         self._table = PoolTable(self.pool)
         self._attention = CpuBackend(model.attention_geometry, library=library, tree_attention=tree_attention)

@@ -42,6 +42,7 @@ class TorchRunner:
 
     chooser = None
     trie_walk = None
+    num_states = 0
 
     def __init__(
         self,

@@ -21,10 +21,13 @@ from ...lang.runtime_options import most_of_salt
 from ...lang.status import PoolGauges, TreeNode, TreeSurvey
 from ..cache.radix_cache import Match, RadixCache, RadixRoot
 from ..cache.slot_allocator import IntegrityError, SlotAllocator, Slots
+from ..cache.state_slots import StateSlots
+from ..core.batch import StateRun
 from ..core.instruments import Clock, Counters, FaultHook, Stopwatch
 from ..core.messages import EngineMark
 from .policy import SchedulerConfig
 from .request import Generation, Request
+from .state_manager import StateManager
 
 
 @dataclass(slots=True)
@@ -232,6 +235,7 @@ class KVManager:
     Attributes:
         most_of_salt: slots that one salt may own.
         limited: these are fewer than all.
+        states: manages recurrent states; None: the model has none.
         longest: tokens of the longest sequence: those of the context, as far as the share of a salt holds them. Kept
             prefixes leave room for one.
     """
@@ -245,11 +249,14 @@ class KVManager:
         faults: FaultHook,
         *,
         context_length: int,
+        num_states: int = 0,
     ) -> None:
         self.pool = SlotAllocator(num_slots, faults)
+        slots = StateSlots(num_states) if num_states else None
         self.most_of_salt = most_of_salt(config.salt_share, self.pool.total)
         self.limited = self.most_of_salt < self.pool.total
-        self.cache = RadixCache(self.pool, by_salt=self.limited)
+        self.cache = RadixCache(self.pool, by_salt=self.limited, states=slots)
+        self.states = None if slots is None else StateManager(slots, self.cache, config, counters)
         self.longest = min(context_length, self.most_of_salt)
         share = int(config.pin_share * self.pool.total)
         most_kept = min(share, self.pool.total - self.longest)
@@ -336,8 +343,10 @@ class KVManager:
         self._take_match(request, match)
 
     def skip_cached_rows(self, request: Request) -> None:
-        """Skips rows whose keys are in the pool and whose logits are not needed."""
+        """Skips rows whose keys are in the pool and whose logits are not needed, as far as a snapshot lets them."""
         following = min(request.kv_length, request.first_logit_row)
+        if self.states is not None:
+            following = self.states.seek(request)
         if following <= request.computed:
             return
         first = max(request.computed, request.reached)
@@ -349,6 +358,24 @@ class KVManager:
             self._counters.in_step_tokens += int(np.count_nonzero(fresh))
         request.computed = following
         request.reached = max(request.reached, following)
+
+    def reusable(self, request: Request) -> int:
+        """Returns the number of tokens of an opened request that need not be computed."""
+        return request.kv_length if self.states is None else self.states.reusable(request)
+
+    def begin_state(self, request: Request) -> bool:
+        """Gives an opened request its recurrent state; False: there is no slot for it."""
+        with self.tree_time:
+            return self.states is None or self.states.begin(request)
+
+    def run_state(
+        self, request: Request, end: int, known: int = 0, others: Iterable[Request] = ()
+    ) -> tuple[StateRun, ...]:
+        """Plans the recurrent state of rows up to `end`. Arguments as for `StateManager.run`."""
+        if self.states is None:
+            return ()
+        with self.tree_time:
+            return self.states.run(request, end, known, others)
 
     def missing(self, request: Request, end: int) -> int:
         """Returns the number of slots to allocate before rows up to `end` can run."""
@@ -472,6 +499,8 @@ class KVManager:
         self.adopt(request, min(request.computed, request.kv_length, request.length))
         self._release(request, request.private_slots)
         with self.tree_time:
+            if self.states is not None:
+                self.states.end(request)
             self.cache.unlock(request.match)
         self.detach(request)
 
@@ -484,6 +513,8 @@ class KVManager:
             return
         self._release(request, request.private_slots)
         with self.tree_time:
+            if self.states is not None:
+                self.states.release(request)
             self.cache.unlock(request.match)
             self._counters.discarded_tokens += self.cache.discard(request.match)
         self.detach(request)
@@ -491,7 +522,7 @@ class KVManager:
     @staticmethod
     def detach(request: Request) -> None:
         """Forgets the request's slots without releasing them (they were released, or the pool was cleared)."""
-        request.match = None
+        request.match = request.state = None
         request.kv_length = request.slot_end = request.computed = 0
 
     def _take_match(self, request: Request, match: Match) -> None:
@@ -515,6 +546,8 @@ class KVManager:
         """Forgets everything; the caller detaches the running requests."""
         self.pool.clear()
         self.cache.forget()
+        if self.states is not None:
+            self.states.slots.clear()
         self.pins.forget()
 
     def check_some(self) -> bool:
@@ -523,7 +556,10 @@ class KVManager:
         Raises:
             IntegrityError: says what contradicts what.
         """
-        return self.cache.check_some(self.pins.matches, self.pins.kept)
+        complete = self.cache.check_some(self.pins.matches, self.pins.kept)
+        if complete and self.states is not None:
+            self.states.check([])
+        return complete
 
     def check(self, running: Sequence[Request]) -> None:
         """Checks that free + tree + private = total, and that locks, pins and keeps are those of `running` and `pins`.
@@ -533,6 +569,8 @@ class KVManager:
         """
         held = [request.match for request in running if request.match is not None]
         self.cache.check(held, self.pins.matches, self.pins.kept)
+        if self.states is not None:
+            self.states.check(running)
         in_tree = [node.slots for _, node in self.cache.walk()]
         self.pool.check(in_tree + [request.private_slots for request in running])
         private: Counter[RadixRoot] = Counter()

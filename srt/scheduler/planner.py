@@ -4,7 +4,8 @@ Decode rows come first, then prompts in prefill, then waiting requests in the po
 by a fault or by its own data, ends alone.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from itertools import islice
 from typing import Literal
 
 from ..cache.slot_allocator import Slots
@@ -125,10 +126,12 @@ class Planner:
         job = request.job
         if not isinstance(job, Prefilling) or job.pin is not None:
             return False
-        return request.length - request.kv_length < self._config.least_ahead
+        return request.length - self._kv.reusable(request) < self._config.least_ahead
 
     def _no_room(self, request: Request, promised: int) -> Literal["pool", "share"] | None:
         """Returns what is too full for an opened request: the pool, or the share of its salt. None: it fits.
+
+        One that fits has the slot of its recurrent state from then on, where the model has one.
 
         Pins keep their slots while running requests will free enough others. They give way when no request runs, or
         when the request has waited too long: of a salt that is at its share, those of its own.
@@ -147,7 +150,7 @@ class Planner:
         while needed > self._kv.available:
             if hint or (self._table.running and not aged) or not self._kv.pins.give_way():
                 return "pool"
-        return None
+        return None if self._kv.begin_state(request) else "pool"
 
     def _promised(self, running: Collection[Request]) -> int:
         """Returns the slots that running requests still need, plus the headroom of each.
@@ -158,6 +161,12 @@ class Planner:
         return missing + self._config.headroom * len(running)
 
     # ------------------------------------------------------------------------------------------- running
+
+    @property
+    def _others(self) -> Iterator[Request]:
+        """The requests whose prompts are not computed yet: those in prefill, and the first that wait."""
+        yield from (request for request in self._table.running.values() if not request.decoding)
+        yield from islice(self._table.waiting.values(), self._config.policy_window)
 
     def _plan_next_row(self, request: Request) -> None:
         """Plans the row of a decoding request, whose slot is usually a spare one."""
@@ -173,7 +182,7 @@ class Planner:
             return
         request.kv_length += 1
         self._policy.usage.add(request, 1)
-        self.current.add_next(request)
+        self.current.add_next(request, self._kv.run_state(request, request.kv_length))
 
     def _plan_rows(self, request: Request) -> None:
         """Puts as many of the request's next rows into the step as fit."""
@@ -192,7 +201,7 @@ class Planner:
 
     def _add(self, request: Request, end: int, known: int) -> None:
         self._policy.usage.add(request, end - request.computed)
-        self.current.add(request, end, known)
+        self.current.add(request, end, known, self._kv.run_state(request, end, known, self._others))
 
     def _claim(self, request: Request) -> tuple[int, Slots] | None:
         """Returns the exclusive end of the request's rows in this step, and slots for those that need one.

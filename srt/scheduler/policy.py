@@ -53,6 +53,8 @@ class SchedulerConfig:
         jump_forward: tokens that a constraint forces are appended without a decode step of their own.
         constraint_fuel: automaton transitions that one step may compute, some 6 ms of Python; masks that need more
             are finished in later steps.
+        snapshot_stride: tokens of a long prompt between two snapshots of recurrent states, at least.
+        snapshot_gap: tokens that are computed again rather than saved by one more snapshot.
         overlap: a step is planned while the previous one runs (step.py); the runner is a batch.AsyncRunner.
         check_every_step: verify pool and tree after every step (tests; costs time in the size of the pool).
     """
@@ -72,6 +74,8 @@ class SchedulerConfig:
     partial_logits: bool = True
     jump_forward: bool = True
     constraint_fuel: int = 250
+    snapshot_stride: int = 512
+    snapshot_gap: int = 8
     overlap: bool = False
     check_every_step: bool = False
 

@@ -25,7 +25,8 @@ from ...fsm.choice_search import ChoiceSearch, SearchNode
 from ...fsm.stops import StopMatcher, Stops
 from ...lang.protocol import FinishReason
 from ...lang.sampling import SamplingParams
-from ..cache.radix_cache import Match
+from ..cache.radix_cache import Match, RadixNode
+from ..cache.state_slots import NO_STATE
 from ..constraints.matcher import Matcher
 from ..core.messages import EngineMark, IdLogprob, Schedule
 from ..multimodal.sequence import NO_PICTURES, SequencePictures
@@ -117,6 +118,20 @@ class Prefilling:
 Job = Generation | Scoring | Choosing | Prefilling
 
 
+@dataclass(slots=True)
+class RequestState:
+    """The recurrent state of a running request, after its first `position` tokens.
+
+    `source`: the slot that has it: its own, that of the snapshot at `node`, or the slot of zeros. `node`: that of the
+    snapshot, which it has locked until its next rows are planned.
+    """
+
+    slot: int = NO_STATE  # its own
+    source: int = NO_STATE
+    node: RadixNode | None = None
+    position: int = 0
+
+
 class Request:
     """One sequence. Only the scheduler changes it, between and during steps.
 
@@ -154,6 +169,7 @@ class Request:
         "schedule",
         "slot_end",
         "source",
+        "state",
     )
 
     def __init__(
@@ -188,6 +204,7 @@ class Request:
         self.computed = 0
         self.reached = 0  # most rows ever computed or found: rows after it are new, rows before it repeated
         self.cached_tokens = 0  # prompt tokens that this request never computed
+        self.state: RequestState | None = None  # of a running request of a model with recurrent states
         self.source = NO_SOURCE  # the logit row of the running step that chooses the token which is PENDING_TOKEN
 
     @property

@@ -87,6 +87,7 @@ class Scheduler:
         if config.overlap and not isinstance(runner, AsyncRunner):
             raise ParameterError(f"overlap=True: {type(runner).__name__} waits for its steps; write overlap=False")
         self.config = config
+        assert not (config.overlap and runner.num_states), "no AsyncRunner has recurrent states"
         self._runner = runner
         self._async_runner = runner if config.overlap and isinstance(runner, AsyncRunner) else None
         self._in_flight: deque[InFlightStep] = deque()  # oldest first; between steps one at most
@@ -95,7 +96,13 @@ class Scheduler:
         self._counters = Counters()
         self._pictures = runner.pictures
         self.kv = KVManager(
-            runner.num_slots, config, self._counters, clock, faults, context_length=runner.context_length
+            runner.num_slots,
+            config,
+            self._counters,
+            clock,
+            faults,
+            context_length=runner.context_length,
+            num_states=runner.num_states,
         )
         self._timing = Timing(clock)
         self._table = RequestTable(self.kv, self._counters, self._timing)
@@ -280,6 +287,8 @@ class Scheduler:
             "most_kept_slots": self.kv.pins.most_kept,
             "keeps": self.kv.pins.keeps,
             "longest": self._factory.longest,
+            "state_slots": 0 if self.kv.states is None else self.kv.states.slots.total,
+            "snapshots": 0 if self.kv.states is None else self.kv.states.slots.snapshots,
         }
 
     def _check_some(self) -> None:

@@ -56,7 +56,7 @@ from numpy.typing import NDArray
 
 from ...fsm.tokens.vocabulary import pack
 from ...lang.sampling import SamplingParams
-from ..core.batch import DUMMY_SLOT, Allowed, Batch, Logits, Pending, PictureRows, RowNeed, RowRequests
+from ..core.batch import DUMMY_SLOT, Allowed, Batch, Logits, Pending, PictureRows, RowNeed, RowRequests, StateRun
 from ..multimodal.sequence import NO_PICTURES
 from ..sampling.gumbel import Limits, draw_keys
 from ..sampling.sampler import changes_logits
@@ -68,6 +68,7 @@ class PlannedRows(NamedTuple):  # a frozen dataclass takes four times as long to
 
     `known`: keys of rows before it are already in the pool; those rows write to no slot of a request.
     `first_index`: index of row first_logit among the step's logit rows.
+    `states`: the runs of the rows, for a model with recurrent states.
     """
 
     request: Request
@@ -77,6 +78,7 @@ class PlannedRows(NamedTuple):  # a frozen dataclass takes four times as long to
     first_logit: int
     last_logit: int
     first_index: int
+    states: tuple[StateRun, ...] = ()
 
     @property
     def logits_of_last(self) -> int:
@@ -115,20 +117,20 @@ class StepPlan:
             end = first + self.logits_left
         return request.pictures.stop(request.computed, end, last) if request.pictures.both_ways else end
 
-    def add(self, request: Request, end: int, known: int) -> None:
+    def add(self, request: Request, end: int, known: int, states: tuple[StateRun, ...] = ()) -> None:
         start = request.computed
         assert start < end <= request.kv_length, "rows run after their slots are there"
         first, last = request.logit_rows(start, end)
-        self.planned.append(PlannedRows(request, start, end, known, first, last, self.logit_rows))
+        self.planned.append(PlannedRows(request, start, end, known, first, last, self.logit_rows, states))
         self.logit_rows += last - first
         self.logits_left -= last - first
         if self.rows_left is not None:
             self.rows_left = max(0, self.rows_left - (end - start))
 
-    def add_next(self, request: Request) -> None:
+    def add_next(self, request: Request, states: tuple[StateRun, ...] = ()) -> None:
         """Adds the one row of a decoding request, whose key is new."""
         row = request.computed
-        self.planned.append(PlannedRows(request, row, row + 1, row, row, row + 1, self.logit_rows))
+        self.planned.append(PlannedRows(request, row, row + 1, row, row, row + 1, self.logit_rows, states))
         self.logit_rows += 1
         self.logits_left -= 1
 
@@ -164,6 +166,7 @@ class StepPlan:
             token_sources=sources,
             pictures=_pictures(rows, offsets) if seeing else (),
             spans=_spans(rows) if seeing else (),
+            states=tuple(run for r in rows for run in r.states),
         )
 
 

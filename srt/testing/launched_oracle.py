@@ -147,6 +147,7 @@ class LaunchedOracle:
         self.vocab_size = oracle.vocab_size
         self.context_length = oracle.context_length
         self.num_slots = oracle.num_slots
+        self.num_states = oracle.num_states
         self.pictures = oracle.pictures
         self._chain = StepChain(oracle)
         self._computes = computes
@@ -198,6 +199,7 @@ class Slowed:
         self.vocab_size = runner.vocab_size
         self.context_length = runner.context_length
         self.num_slots = runner.num_slots
+        self.num_states = runner.num_states
         self.chooser = runner.chooser
         self.trie_walk = runner.trie_walk
         self.pictures = runner.pictures

@@ -5,6 +5,9 @@ from. Every step gathers the prefix of each sequence from its slots and fails lo
 position) for a wrong token, a wrong position, a slot that was never written, or a key that was computed after
 another prefix. Logits are a hash of the gathered history, so an undetected wrong reuse would still change the text,
 and `reference_generate` computes the right text without any cache.
+
+With `num_states` it has a recurrent state as well: the sum of the tokens that were fed to it, and how many they are. It
+is the fingerprint of the history only if every token was fed once and in order, and the logits are taken from it.
 """
 
 from collections import deque
@@ -18,6 +21,7 @@ from numpy.typing import NDArray
 from ...lang.errors import EngineError, RequestError
 from ...lang.protocol import FinishReason
 from ...lang.sampling import SamplingParams
+from ..cache.state_slots import NO_STATE
 from ..core.batch import DUMMY_SLOT, PICTURE_BASE, Batch, Logits, PictureRows, PictureSpan, RowNeed, RowRequests
 from ..core.messages import EnginePicture
 from ..multimodal.sequence import HeldPictures
@@ -41,10 +45,13 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         return values ^ (values >> np.uint64(31))
 
 
-def histories(token_ids: NDArray[np.integer]) -> NDArray[np.uint64]:
-    """Computes fingerprints: entry i is that of tokens [0, i], a running sum of hashes of (token, position)."""
+def histories(token_ids: NDArray[np.integer], *, start: int = 0) -> NDArray[np.uint64]:
+    """Computes fingerprints: entry i is that of tokens [0, i], a running sum of hashes of (token, position).
+
+    start: the position of the first token.
+    """
     ids = np.asarray(token_ids).astype(np.uint64)
-    positions = np.arange(len(ids), dtype=np.uint64)
+    positions = np.arange(start, start + len(ids), dtype=np.uint64)
     with np.errstate(over="ignore"):
         return np.cumsum(_mix(ids * np.uint64(0x100000001B3) + _mix(positions)), dtype=np.uint64)
 
@@ -90,6 +97,8 @@ class OracleRunner:
             (`Scheduler.planned_tokens`); the slots must hold exactly these. None: no such check.
         picks_tokens: answers rows that need only a token with the token.
         both_ways: rows of a picture attend to all of it.
+        num_states: slots of recurrent states, that of zeros included; 0: no such state. Pictures that are attended to
+            both ways are no part of it.
     """
 
     chooser = None
@@ -105,10 +114,13 @@ class OracleRunner:
         expected: Callable[[], Sequence[NDArray[np.int32]]] | None = None,
         picks_tokens: bool = False,
         both_ways: bool = False,
+        num_states: int = 0,
     ) -> None:
+        assert not (both_ways and num_states), "a state takes one token after the other"
         self.vocab_size = vocab_size
         self.context_length = context_length
         self.num_slots = num_slots
+        self.num_states = num_states
         self.model = OracleModel(vocab_size, None if favourites is None else tuple(favourites))
         self.expected = expected
         self.picks_tokens = picks_tokens
@@ -123,6 +135,7 @@ class OracleRunner:
         self._tokens = np.full(self.num_slots, -1, dtype=np.int64)
         self._positions = np.full(self.num_slots, -1, dtype=np.int64)
         self._histories = np.zeros(self.num_slots, dtype=np.uint64)
+        self._states: list[tuple[int, np.uint64] | None] = [(0, np.uint64(0)), *[None] * (self.num_states - 1)]
 
     def forward(self, batch: Batch) -> Logits:
         self._check_shape(batch)
@@ -156,10 +169,33 @@ class OracleRunner:
         of_rows = np.concatenate(
             [own[-count:] for own, count in zip(fingerprints, batch.query_lengths.tolist(), strict=True)]
         )
+        if self.num_states:
+            of_rows = self._feed(batch)
         logits = self.model.logits(of_rows[batch.logit_rows])
         if batch.row_requests is None or not self.picks_tokens:
             return Logits.complete(torch.from_numpy(logits))
         return _answer_picks(logits, batch.row_requests)
+
+    def _feed(self, batch: Batch) -> NDArray[np.uint64]:
+        """Feeds the rows to the states, run by run, and returns the state after each row."""
+        if sum(run.rows for run in batch.states) != batch.rows or any(run.rows < 1 for run in batch.states):
+            raise OracleError("the runs of states are not those of the rows")
+        states = np.zeros(batch.rows, dtype=np.uint64)
+        first = 0
+        for run in batch.states:
+            rows = slice(first, first + run.rows)
+            before = self._states[run.source]
+            if before is None:
+                raise OracleError(f"row {first} begins with state {run.source}, which was never written")
+            if before[0] != batch.positions[first]:
+                position = int(batch.positions[first])
+                raise OracleError(f"row {first}, position {position}: state {run.source} is after {before[0]} tokens")
+            if run.target == NO_STATE:
+                raise OracleError(f"row {first} overwrites the state of zeros")
+            states[rows] = histories(batch.token_ids[rows], start=before[0]) + before[1]
+            first += run.rows
+            self._states[run.target] = (before[0] + run.rows, states[first - 1])
+        return states
 
     def _gather(self, batch: Batch, index: int) -> NDArray[np.int64]:
         """Gathers the tokens in the sequence's slots, checked against its own rows and its positions."""

@@ -56,11 +56,12 @@ class Engine:
         constraints: MatcherCache | None = None,
         computes: Computes = "when asked",
         forward_seconds: float = 0.0,
+        states: int = 0,
         **settings: object,
     ) -> None:
         """`computes`, `forward_seconds`: of a LaunchedOracle, which runs the steps where they overlap, or take time."""
         self.clock = VirtualClock()
-        self.runner = OracleRunner(vocabulary, context, pool + 1)
+        self.runner = OracleRunner(vocabulary, context, pool + 1, num_states=states + 1 if states else 0)
         config = SchedulerConfig(**{"check_every_step": True, **settings})  # type: ignore[arg-type]
         steps: OracleRunner | LaunchedOracle = self.runner
         if config.overlap or forward_seconds:

@@ -206,6 +206,7 @@ class CudaRunner:
         self.vocab_size = model.vocab_size
         self.context_length = model.context_length
         self.num_slots = num_slots
+        self.num_states = 0
         self.pool = KVPool(model.kv_geometry, num_slots, accelerator.device, fixed=True)
         self._communicator = communicator
         self._name = name

@@ -17,6 +17,7 @@ from umbel.srt.cache.radix_cache import (
     shared_length,
 )
 from umbel.srt.cache.slot_allocator import IntegrityError, SlotAllocator
+from umbel.srt.cache.state_slots import StateSlots
 
 SALTS = ["", "a", "b"]
 
@@ -28,10 +29,11 @@ def array(tokens: object) -> np.ndarray:
 class Tree:
     """A cache and its pool with one verb for what a request does."""
 
-    def __init__(self, slots: int = 1000) -> None:
+    def __init__(self, slots: int = 1000, states: int = 3) -> None:
         self.pool = SlotAllocator(slots + 1)
         self.lru = LeastRecentlyUsed()
-        self.cache = RadixCache(self.pool, self.lru)
+        self.states = StateSlots(states + 1)
+        self.cache = RadixCache(self.pool, self.lru, states=self.states)
 
     def hold(self, tokens: list[int], salt: str = "", *, priority: int = 0) -> Match:
         """Computes what is missing and keeps the lock."""
@@ -373,6 +375,7 @@ class Model(RuleBasedStateMachine):
         self.tree = Tree(slots=60)
         self.slots: dict[tuple[str, Sequence], int] = {}
         self.held: list[tuple[Match, str, tuple[int, ...], Borders]] = []
+        self.snapshots: dict[int, tuple[int, ...]] = {}  # slot of a state → the tokens that it has taken
 
     sequences = st.lists(st.integers(0, 2), max_size=9).map(tuple)
     salts = st.sampled_from(SALTS)
@@ -438,6 +441,20 @@ class Model(RuleBasedStateMachine):
         self.held[index] = (reached, salt, after, borders)
 
     @rule(data=st.data())
+    def snapshot(self, data: st.DataObject) -> None:
+        """A holder leaves a snapshot somewhere on its path."""
+        if not self.held:
+            return
+        match, salt, tokens, borders = self.held[data.draw(st.integers(0, len(self.held) - 1))]
+        place = data.draw(st.integers(0, match.length))
+        node = self.tree.cache.match(array(tokens[:place]), salt, borders).node
+        if not node.is_root and not node.state:
+            slot = self.tree.states.allocate()
+            assert slot is not None, "nothing locks a snapshot here"
+            self.tree.states.put(node, slot)
+            self.snapshots[slot] = tokens[:place]
+
+    @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         if self.held:
             match, *_ = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
@@ -480,6 +497,15 @@ class Model(RuleBasedStateMachine):
             for i in range(len(tokens))
         }
         assert cache.evictable_tokens <= cache.total_tokens - len(held)
+
+    @invariant()
+    def snapshots_are_where_they_were_taken(self) -> None:
+        self.tree.states.check([], [])
+        stack: list[tuple[int, ...]] = []
+        for depth, node in self.tree.cache.walk():
+            del stack[depth:]
+            stack.append((*(stack[-1] if stack else ()), *node.tokens.tolist()))
+            assert not node.state or self.snapshots[node.state] == stack[-1]
 
     @invariant()
     def every_namespace_has_one_number(self) -> None:
