@@ -65,14 +65,14 @@ class Checkpoint:
     """Reads `tensors` in the model's dtype and onto its device."""
 
     def __init__(self, tensors: Tensors, *, dtype: torch.dtype, device: torch.device) -> None:
-        self._tensors = tensors
+        self.tensors = tensors
         self.dtype = dtype
         self.device = device
         self._taken: set[str] = set()
 
     def require(self, names: list[str]) -> None:
         """Checks all names before a tensor is read, so that one message lists everything that is missing."""
-        missing = [name for name in names if name not in self._tensors]
+        missing = [name for name in names if name not in self.tensors]
         if missing:
             raise ModelError(
                 f"the checkpoint lacks {len(missing)} tensors: {listing(missing)}; "
@@ -81,7 +81,7 @@ class Checkpoint:
 
     def holds(self, name: str) -> bool:
         """Returns whether there is such a tensor: families spell some of their tensors in several ways."""
-        return name in self._tensors
+        return name in self.tensors
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         return self.take_as_stored(name, *shape).to(self.dtype)
@@ -89,13 +89,13 @@ class Checkpoint:
     def take_as_stored(self, name: str, *shape: int) -> torch.Tensor:
         """Takes a tensor in the file's dtype: on the CPU its mapped pages, copied only if not contiguous."""
         self.require([name])
-        self._taken.add(name)
-        tensor = self._tensors[name]
-        self._check_shape(name, tuple(tensor.shape), shape)
+        tensor = self.tensors[name]
+        self.mark_taken(name, tuple(tensor.shape), shape)
         return tensor.to(self.device).contiguous()
 
-    @staticmethod
-    def _check_shape(name: str, stored: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    def mark_taken(self, name: str, stored: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        """Notes that a tensor is taken, in whatever form. Raises ModelError if it has another shape."""
+        self._taken.add(name)
         if stored != expected:
             raise ModelError(
                 f"tensor {name} has shape {list(stored)}, the configuration says {list(expected)}; "
@@ -104,11 +104,9 @@ class Checkpoint:
 
     def take_block(self, name: str, *shape: int) -> BlockTensor | None:
         """Takes a matrix in the blocks of its file; None: the file stores floats, and `take` reads them."""
-        block = self._tensors.block(name) if isinstance(self._tensors, BlockTensors) else None
-        if block is None:
-            return None
-        self._taken.add(name)
-        self._check_shape(name, block.shape, shape)
+        block = self.tensors.block(name) if isinstance(self.tensors, BlockTensors) else None
+        if block is not None:
+            self.mark_taken(name, block.shape, shape)
         return block
 
     def take_weights(self, tensors: LinearTensors, *, as_stored: bool = False) -> list[torch.Tensor]:
@@ -127,8 +125,9 @@ class Checkpoint:
         """Checks that no tensor is left over, except `ignored` names and buffers that old checkpoints stored."""
         left = [
             name
-            for name in self._tensors
+            for name in self.tensors
             if name not in self._taken and name not in ignored and not name.endswith("rotary_emb.inv_freq")
+            if not (name.endswith(".bias") and not self.tensors[name].any())  # converters to GPTQ add zeros
         ]
         if left:
             raise ModelError(

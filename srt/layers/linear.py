@@ -2,6 +2,7 @@
 
 QuantMethod   DenseMethod        floats, on any device, multiplied by torch
               PackedMethod       floats, laid out for oneDNN
+              QuantizedMethod    the matrices of packed checkpoints                   layers/quantized.py
               CpuMethod          float32, bf16 or int8 on the native CPU kernels      weights/quantization.py
               KernelMethod       floats, multiplied by Triton's kernels               runners/cuda/decoder.py
 """

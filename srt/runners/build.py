@@ -18,11 +18,14 @@ from ..kernels.cpu.trie_walk import CpuTrieWalk
 from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config
 from ..layers.low_rank import Adapter
+from ..layers.quantized import QuantizedMethod, is_quantized
 from ..models.decoder import attention_geometry, build_model
+from ..models.families import is_family
 from ..models.sharding import ShardedTensors, shard_config
 from ..models.vision.config import sees
 from ..models.vision.sight import build_vision, text_part
 from ..multimodal.store import VisionStore
+from ..weights.packed_tensors import dense_view
 from ..weights.quantization import require_dense
 from .cuda.device import StepLimits, measured_workspace, pool_slots, probe_slots
 from .torch_runner import TorchRunner
@@ -76,6 +79,7 @@ def build_runner(
     if len(sizes) > 1 or (not sizes and target.type == "cpu"):
         raise ParameterError(f"kv_bytes={kv_bytes}, num_slots={num_slots}: write exactly one of them")
     resolved = resolve_dtype(dtype, target)
+    config, tensors = dense_view(config, tensors)
     pictures = None
     if sees(config):
         pictures = VisionStore(build_vision(config, tensors, dtype=resolved, device=target))
@@ -151,6 +155,7 @@ class _Build:
             pictures=self.pictures,
             trie_walk=_host_walk(),
             communicator=self.communicator,
+            keeps_packed=self._packed,
         )
 
     def on_native(self, *, screened_head: bool) -> "CpuRunner | str":
@@ -162,6 +167,8 @@ class _Build:
         reason = obstacle(self.config, dtype=self.kv_dtype, device=self.device)
         if reason is not None:
             return reason
+        if self._packed:
+            return "the checkpoint is packed"
         try:
             library = load_library()
         except NoKernels as error:
@@ -183,6 +190,7 @@ class _Build:
     def on_torch(self, *, pack: bool | None) -> TorchRunner:
         """Returns a runner in torch, which runs every model on every device."""
         require_dense(self.weights, self.dtype, "torch computes")
+        method = QuantizedMethod() if self._packed and is_family(self.config) else None
         model = build_model(
             self.config,
             self.tensors,
@@ -191,11 +199,19 @@ class _Build:
             pack=pack,
             communicator=self.communicator,
             adapters=self.adapters,
+            method=method,
         )
 
         def runner(slots: int) -> TorchRunner:
             backend = TorchBackend(attention_geometry(model), model.device, tree_attention=self.tree_attention)
-            return TorchRunner(model, num_slots=slots, backend=backend, pictures=self.pictures, kv_dtype=self.kv_dtype)
+            return TorchRunner(
+                model,
+                num_slots=slots,
+                backend=backend,
+                pictures=self.pictures,
+                kv_dtype=self.kv_dtype,
+                weights=None if method is None else method.name,
+            )
 
         geometry = model.kv_geometry.rounded_to(self.kv_dtype)
         if self._sized:
@@ -205,6 +221,11 @@ class _Build:
         accelerator = accelerator_for(self.device)
         workspace = measured_workspace(runner(probe_slots(self.limits)), accelerator, self.limits, self.pictures)
         return runner(self.communicator.minimum(pool_slots(geometry, accelerator, workspace=workspace)))
+
+    @property
+    def _packed(self) -> bool:
+        """Returns whether layers keep the packed matrices of the checkpoint; other weights are made of floats."""
+        return self.weights == "auto" and is_quantized(self.tensors)
 
     @property
     def _sized(self) -> bool:

@@ -38,6 +38,7 @@ class TorchRunner:
         backend: attention kernels; None: in torch.
         pictures: the store of pictures in prompts; None: the model reads text only.
         kv_dtype: of the KV pool; None: that of the model.
+        weights: the name of their format, for the facts; None: floats of the model's dtype.
     """
 
     chooser = None
@@ -53,6 +54,7 @@ class TorchRunner:
         backend: AttentionBackend[Any] | None = None,
         pictures: VisionStore | None = None,
         kv_dtype: torch.dtype | None = None,
+        weights: str | None = None,
     ) -> None:
         self.model = model
         self.pictures = pictures
@@ -62,6 +64,7 @@ class TorchRunner:
         self.pool = KVPool(model.kv_geometry.rounded_to(kv_dtype), num_slots, model.device)
         self.backend: AttentionBackend[Any] = backend or TorchBackend(attention_geometry(model), model.device)
         self._logits = LogitsBuffer(self.vocab_size, model.device)
+        self._weights = weights or str(model.kv_geometry.dtype).removeprefix("torch.")
 
     def forward(self, batch: Batch) -> Logits:
         """Runs one step and returns all logits of every logit row, in a buffer that the next step overwrites."""
@@ -88,7 +91,7 @@ class TorchRunner:
     def facts(self) -> dict[str, str | int | float]:
         return {
             "kernels": "torch",
-            "weights": str(self.model.kv_geometry.dtype).removeprefix("torch."),
+            "weights": self._weights,
             "kv_dtype": str(self.pool.geometry.dtype).removeprefix("torch."),
             "keys_read": self.backend.counters.keys_read,
             "keys_saved": self.backend.counters.keys_saved,

@@ -5,7 +5,7 @@ its own folder only, and every tensor that it lists must be in the shard that it
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-DTYPES = ("F32", "F16", "BF16")
+FLOATS = ("F32", "F16", "BF16")
+PACKED = (*FLOATS, "F8_E4M3", "I8", "U8", "I32", "I64")  # of packed formats, whose readers check each tensor's type
 
 
 class TensorFolder(Mapping[str, "Tensor"]):
@@ -50,14 +51,17 @@ class TensorFolder(Mapping[str, "Tensor"]):
         return tuple(sorted(set(self.places.values())))
 
 
-def open_tensors(folder: Path) -> TensorFolder:
+def open_tensors(folder: Path, kinds: Sequence[str] = FLOATS) -> TensorFolder:
     """Lists the tensors of a folder with one safetensors file or several and an index.
+
+    Args:
+        kinds: the types that tensors may have.
 
     Raises:
         ModelError: a file is missing, truncated or damaged, or a tensor has a type that cannot be run.
     """
     if (folder / INDEX).is_file():
-        return TensorFolder(_sharded(folder))
+        return TensorFolder(_sharded(folder, kinds))
     path = folder / SINGLE
     if not path.is_file():
         others = sorted(file.name for file in folder.glob("*.safetensors"))
@@ -73,10 +77,10 @@ def open_tensors(folder: Path) -> TensorFolder:
             )
         else:
             raise ModelError(f"{folder} holds no {SINGLE}; give the folder of a downloaded model")
-    return TensorFolder(dict.fromkeys(_names(path), path))
+    return TensorFolder(dict.fromkeys(_names(path, kinds), path))
 
 
-def _sharded(folder: Path) -> dict[str, Path]:
+def _sharded(folder: Path, kinds: Sequence[str]) -> dict[str, Path]:
     index = folder / INDEX
     try:
         mapping = json.loads(index.read_bytes())["weight_map"]
@@ -91,7 +95,7 @@ def _sharded(folder: Path) -> dict[str, Path]:
             )
         if not (folder / file).is_file():
             raise ModelError(f"{folder} lacks {file}, which its index names; download the whole model")
-        held[file] = set(_names(folder / file))
+        held[file] = set(_names(folder / file, kinds))
     absent = next((name for name, file in places.items() if name not in held[file]), None)
     if absent is not None:
         raise ModelError(
@@ -100,12 +104,15 @@ def _sharded(folder: Path) -> dict[str, Path]:
     return {name: folder / file for name, file in places.items()}
 
 
-def _names(path: Path) -> list[str]:
-    return list(tensor_headers(path))
+def _names(path: Path, kinds: Sequence[str]) -> list[str]:
+    return list(tensor_headers(path, kinds))
 
 
-def tensor_headers(path: Path) -> dict[str, tuple[int, ...]]:
+def tensor_headers(path: Path, kinds: Sequence[str] = FLOATS) -> dict[str, tuple[int, ...]]:
     """Lists the tensors of one file with their shapes. The library checks the header against the file.
+
+    Args:
+        kinds: the types that tensors may have.
 
     Raises:
         ModelError: the file is missing, truncated or damaged, or a tensor has a type that cannot be run.
@@ -122,10 +129,10 @@ def tensor_headers(path: Path) -> dict[str, tuple[int, ...]]:
             shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} is truncated or damaged ({error}); download it again") from error
-    wrong = next(((name, kind) for name, kind in types.items() if kind not in DTYPES), None)
+    wrong = next(((name, kind) for name, kind in types.items() if kind not in kinds), None)
     if wrong is not None:
         raise ModelError(
-            f"{path}: tensor {wrong[0]!r} has type {wrong[1]}; umbel runs {', '.join(DTYPES)}: use the model's "
+            f"{path}: tensor {wrong[0]!r} has type {wrong[1]}; umbel runs {', '.join(kinds)}: use the model's "
             "unquantised files, or a GGUF"
         )
     return shapes

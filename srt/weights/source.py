@@ -26,7 +26,8 @@ from .gguf_config import architecture_of, config_of
 from .gguf_file import GgufFile, open_gguf
 from .gguf_parameters import parameters_of
 from .gguf_tokenizer import eos_ids, require_known
-from .safetensors_folder import open_tensors
+from .packed_config import read_packed_config
+from .safetensors_folder import FLOATS, PACKED, open_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -260,16 +261,16 @@ def _open_folder(folder: Path, name: str, cache: Path) -> ModelSource:
     config = read_config(folder / "config.json")
     if not isinstance(config.get("model_type"), str):
         raise ModelError(f"{folder / 'config.json'} names no model_type; download it again")
-    kind = config.get("quantization_config")
-    if kind is not None:
-        method = kind.get("quant_method") if isinstance(kind, dict) else kind
-        raise ModelError(f"{folder} is quantised with {method!r}; use the unquantised safetensors, or a GGUF file")
+    try:
+        kinds = FLOATS if read_packed_config(config) is None else PACKED
+    except ModelError as error:
+        raise ModelError(f"{folder / 'config.json'}: {error}") from None
     if not (folder / "tokenizer.json").is_file():
         raise ModelError(f"{folder} holds no tokenizer.json; download it from the model's page into this folder")
     preprocessor = read_preprocessor(folder) if sees(config) else {}
     if preprocessor:
         config[PREPROCESSOR] = preprocessor
-    tensors = open_tensors(folder)
+    tensors = open_tensors(folder, kinds)
     return ModelSource(name, FolderDocuments(folder), config, tensors.files, lambda: tensors, cache)
 
 

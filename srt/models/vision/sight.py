@@ -32,6 +32,7 @@ from ...core.messages import EnginePicture
 from ...layers.checkpoint import Checkpoint, LinearTensors, Tensors
 from ...layers.config_values import Config
 from ...layers.linear import ACTIVATIONS, Linear, RMSNorm, can_pack, dense_method
+from ...layers.quantized import QuantizedSource, QuantizedTensor
 from ...multimodal.format import anyres_tokens, unpadded
 from .config import TowerConfig, VisionConfig, read_vision, text_config
 from .preprocessor import Normalisation, read_normalisation
@@ -338,6 +339,21 @@ class Renamed(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors[self._names[name]]
+
+    @property
+    def quantized_names(self) -> frozenset[str]:
+        """The names of packed matrices; see `layers.quantized.QuantizedSource`."""
+        if not isinstance(self._tensors, QuantizedSource):
+            return frozenset()
+        packed = self._tensors.quantized_names
+        return frozenset(name for name, stored in self._names.items() if stored in packed)
+
+    def packed_bytes(self, name: str) -> int:
+        assert isinstance(self._tensors, QuantizedSource), "it has names of packed matrices"
+        return self._tensors.packed_bytes(self._names[name])
+
+    def quantized(self, name: str) -> QuantizedTensor | None:
+        return self._tensors.quantized(self._names[name]) if isinstance(self._tensors, QuantizedSource) else None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

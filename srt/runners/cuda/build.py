@@ -20,7 +20,7 @@ from ...layers.checkpoint import Tensors
 from ...layers.config_values import Config
 from ...models.families import is_family, read_config
 from ...multimodal.store import VisionStore
-from .decoder import CudaDecoder, FusedKernels
+from .decoder import CudaDecoder, FusedKernels, QuantizedKernelMethod
 from .device import (
     Accelerator,
     CudaAccelerator,
@@ -130,6 +130,7 @@ def build_cuda_runner(
     trie_walk: Walk | None = None,
     parts: Parts | None = None,
     communicator: Communicator = SINGLE_RANK,
+    keeps_packed: bool = False,
 ) -> CudaRunner:
     """Loads the weights, measures, makes the pool, captures the graphs and warms up.
 
@@ -140,6 +141,7 @@ def build_cuda_runner(
         parts: kernels; None: those in Triton.
         communicator: connects the ranks. Each builds its part, from `config` and `tensors` of that part; all pools have
             one size.
+        keeps_packed: layers keep the packed matrices of the checkpoint; otherwise all weights are floats of the dtype.
 
     Raises:
         ModelError: configuration or tensors that cannot be used.
@@ -157,6 +159,7 @@ def build_cuda_runner(
             device=accelerator.device,
             kernels=parts.kernels,
             communicator=communicator,
+            method=QuantizedKernelMethod() if keeps_packed else None,
         )
     except torch.OutOfMemoryError as error:
         raise shortage(weight_bytes(tensors, dtype), accelerator.free_memory(), dtype, accelerator) from error

@@ -19,7 +19,8 @@ from ...attention.backend import AttentionStep
 from ...core.batch import Given
 from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...layers.checkpoint import Checkpoint, Tensors
-from ...layers.linear import HEAD_ROWS, DenseMethod, HeadNorm, Linear, QuantMethod
+from ...layers.linear import ACTIVATIONS, HEAD_ROWS, DenseMethod, HeadNorm, Linear, QuantMethod
+from ...layers.quantized import QuantizedMethod, QuantizedWeight
 from ...layers.rope import RopeConfig, rope_table
 from ...models.decoder_config import (
     EMBEDDING,
@@ -95,6 +96,16 @@ class KernelMethod(DenseMethod):
         return self._kernels.gated(x, weight, bias, activation)
 
 
+class QuantizedKernelMethod(QuantizedMethod):
+    """Keeps matrices as their checkpoint packs them, see `QuantizedMethod`."""
+
+    def apply_gated(
+        self, weight: QuantizedWeight, x: torch.Tensor, bias: torch.Tensor | None, activation: str
+    ) -> torch.Tensor:
+        gate, up = self.apply(weight, x, bias).chunk(2, dim=-1)
+        return ACTIVATIONS[activation](gate) * up
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
     """The rows of one step, on the device."""
@@ -132,6 +143,7 @@ class CudaDecoder:
         method = method or KernelMethod(kernels)
         weights = Checkpoint(tensors, dtype=dtype, device=device)
         weights.require(landmarks(config, method))
+        self.method = method
         self.config = config
         self.device = device
         self.dtype = dtype

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ....lang.errors import ModelError, ParameterError
 from ...cache.kv_pool import KVGeometry, slots_for_bytes
 from ...core.batch import Batch, Runner
+from ...layers.quantized import QuantizedSource
 from ...multimodal.store import VisionStore
 
 POOL_SHARE = 0.92  # of the memory that weights and the largest step leave
@@ -269,8 +270,10 @@ def shortage(needed: int, free: int, dtype: torch.dtype, accelerator: Accelerato
 
 
 def weight_bytes(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> int:
-    """Returns the bytes of all tensors in the model's dtype."""
-    return sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
+    """Returns the bytes of all tensors in the model's dtype; packed matrices stay packed."""
+    packed = tensors.quantized_names if isinstance(tensors, QuantizedSource) else frozenset[str]()
+    floats = sum(tensors[name].numel() for name in tensors if name not in packed) * dtype.itemsize
+    return floats + sum(tensors.packed_bytes(name) for name in packed if isinstance(tensors, QuantizedSource))
 
 
 def measured_workspace(

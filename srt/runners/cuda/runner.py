@@ -256,7 +256,7 @@ class CudaRunner:
         captured = self._captured
         return {
             "kernels": self._name,
-            "weights": _name(self.model.dtype),
+            "weights": _name(self.model.dtype) if self.model.method.name == "dense" else self.model.method.name,
             "kv_dtype": _name(self.model.kv_geometry.dtype),
             "keys_read": self._backend.counters.keys_read,
             "keys_saved": self._backend.counters.keys_saved,

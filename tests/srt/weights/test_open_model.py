@@ -237,9 +237,9 @@ def test_pickled_weights_are_refused_with_the_reason(folder: Path) -> None:
         opened(folder)
 
 
-def test_quantised_folders_are_refused_by_method(folder: Path) -> None:
-    edit(folder / "config.json", quantization_config={"quant_method": "gptq"})
-    with pytest.raises(ModelError, match="quantised with 'gptq'"):
+def test_folders_packed_in_an_unknown_way_are_refused_when_they_are_opened(folder: Path) -> None:
+    edit(folder / "config.json", quantization_config={"quant_method": "hqq"})
+    with pytest.raises(ModelError, match=r"config\.json: the model is quantised with quant_method='hqq'"):
         opened(folder)
 
 
