@@ -105,7 +105,7 @@ class GgufTensor:
         return prod(self.shape[:-1])
 
     def mapped(self) -> NDArray[np.uint8]:
-        """Returns all rows [rows, row_bytes], in the mapping; a copy where the tensor lies in several files."""
+        """Returns all rows [rows, row_bytes], in the mapping."""
         return self.file.view(self.offset, self.num_bytes).reshape(self.rows, self.row_bytes)
 
     def read(self, first: int, last: int) -> NDArray[np.uint8]:
@@ -213,7 +213,7 @@ def open_gguf(path: Path) -> GgufFile:
 
 
 def open_pieces(pieces: Sequence[Path], path: Path) -> GgufFile:
-    """Opens one GGUF file that lies in several pieces, cut anywhere after the header.
+    """Opens one GGUF file that lies in several pieces, cut anywhere.
 
     Args:
         path: names the whole in messages.
@@ -262,12 +262,12 @@ def _open_split(first: GgufFile, count: int) -> GgufFile:
 
 
 class _Reader:
-    """Reads the header from its first byte on. It lies in the first piece of a file in pieces."""
+    """Reads the header from its first byte on."""
 
     def __init__(self, path: Path, file: MappedFile) -> None:
         self.path = path
         self.file = file
-        self.data = file.beginning
+        self.data = file.content
         self.size = len(self.data)
         self.position = 0
 
@@ -379,10 +379,10 @@ class _Reader:
         row_bytes = shape[-1] // block * block_bytes
         num_bytes = row_bytes * prod(shape[:-1])
         offset += start
-        if offset + num_bytes > self.file.size:
+        if offset + num_bytes > self.size:
             raise ModelError(
                 f"{self.path} is truncated: tensor {name!r} should end at byte {offset + num_bytes:,}, "
-                f"the file has {self.file.size:,}; download it again"
+                f"the file has {self.size:,}; download it again"
             )
         return GgufTensor(name, type_name, shape, self.file, offset, row_bytes, num_bytes)
 
