@@ -100,7 +100,9 @@ def _parser() -> argparse.ArgumentParser:
         "--image", action="append", default=[], metavar="PATH", help="a picture for the first message; may be repeated"
     )
     for command in (run, chat):
-        command.add_argument("--model", help="a name, a safetensors folder or a GGUF file; default: Gemma 3 270M")
+        command.add_argument(
+            "--model", help="a name (org/repo, ollama:NAME), a folder or a GGUF file; default: Gemma 3 270M"
+        )
     commands.add_parser("serve", help=COMMANDS["serve"], add_help=False)
     commands.add_parser("cost", help=COMMANDS["cost"], add_help=False)
     commands.add_parser("models", help=COMMANDS["models"])

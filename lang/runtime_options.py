@@ -113,7 +113,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     derived from the annotations below.
 
     Attributes:
-        model: "default", a name in the cache, a folder of safetensors, a GGUF file, or "oracle".
+        model: "default", a folder of safetensors, a GGUF file, the name of a model (docs/models.md), or "oracle".
         dtype: of the KV cache and of what torch and the tiles of AMX compute; "auto" takes what this machine computes
             fastest. "float32" rounds nothing but the weights, if those are asked to be smaller.
         weights: how the native CPU kernels keep the model: "float32", "bf16", or "int8" (a scale for each output, half

@@ -285,7 +285,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure weight formats of a model on a text: perplexity, and the divergence (KL) from the model "
         "with exact weights in float32.",
     )
-    parser.add_argument("model", help="a name, a safetensors folder or a GGUF file")
+    parser.add_argument("model", help="a name (org/repo, ollama:NAME), a folder or a GGUF file")
     parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="the text, UTF-8")
     parser.add_argument("--weights", default="auto", metavar="LIST", help=f"of {', '.join(get_args(Weights))}; auto")
     parser.add_argument(

@@ -251,6 +251,41 @@ def _tries_folder() -> Path | None:
         return None
 
 
+def may_be_remote(options: RuntimeOptions) -> bool:
+    """Returns whether the model may have to be downloaded. Loads nothing: a path that exists is no remote model."""
+    try:
+        return "/" in options.model and not Path(options.model).expanduser().exists()
+    except (OSError, RuntimeError):  # a name that is no path
+        return False
+
+
+def fetch_model(options: RuntimeOptions, report: Callable[[str], object]) -> bool:
+    """Downloads the model if it is on the hub and not on this machine → whether it did.
+
+    Args:
+        report: called with its name before a download.
+
+    Raises:
+        ModelError: it can be found nowhere, or not be downloaded.
+        MissingExtraError: a package is not installed.
+    """
+    try:
+        from .weights.names import locate
+        from .weights.places import model_places
+        from .weights.repository import HubName
+    except ImportError as error:
+        raise MissingExtraError(error.name or "torch", "runtime") from error
+    places = model_places()
+    found = locate(options.model, places)
+    if not isinstance(found, HubName):
+        return False
+    from .weights.download import download
+
+    report(str(found))
+    download(found, places)
+    return True
+
+
 def _open_source(options: RuntimeOptions) -> "ModelSource":
     try:
         from .weights import open_model

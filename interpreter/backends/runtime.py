@@ -102,13 +102,15 @@ class Runtime:
     """Runs a local model as a backend.
 
     Args:
-        model: "default" (Gemma 3 270M, embedded), a name in the cache, a folder of safetensors or a GGUF file.
+        model: "default" (Gemma 3 270M, embedded), a folder of safetensors, a GGUF file, "org/repo" or
+            "org/repo:Q4_K_M" of the Hugging Face hub, or "ollama:NAME"; see docs/models.md. A model of the hub that is
+            not on this machine is downloaded at the start.
         model_path: the same, under SGLang's name.
         chat_template: replaces the model's own: Jinja source, the name of a format such as "chatml", the path of a file
             with Jinja source, or a ChatTemplate.
         template_options: extra variables of the template, such as `enable_thinking`.
-        startup_timeout: seconds until a start counts as failed; otherwise only the end or the stop of a process ends a
-            start.
+        startup_timeout: seconds until a start counts as failed, the download of a model not counted; otherwise only
+            the end or the stop of a process ends a start.
         progress: prints the phases of a start to standard error; None does so when it is a terminal.
         address: joins the runtime of another process instead of starting one: the address that its `share()` returned,
             or "tcp://HOST:PORT" of one that listens. Model and options are those of the owner, and only the owner can
@@ -536,8 +538,7 @@ class Runtime:
         if link is None or link.broken:
             link = self._open_link(loop, None if self._join is None else await self._join())
         try:
-            async with asyncio.timeout(self._startup_timeout):
-                exchange = await link.ready()
+            exchange = await link.ready(self._startup_timeout)
         except TimeoutError:
             report = link.start_in_words()
             await self._stop_failed_start(link)

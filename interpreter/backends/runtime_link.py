@@ -82,6 +82,8 @@ class Link:
         self._owed = False  # an answer is due since the last ping
         self._stay = TimeSpent()  # since then
         self._phase, self._phase_since = "starting the gateway", self._loop.time()
+        self._downloading = False  # the model, which takes as long as it takes
+        self._limits: dict[asyncio.Timeout, float] = {}  # of those that wait for the start → seconds
         self._heard = self._loop.time()
         self._pong: Pong | None = None  # the last one, which came at `_ponged`
         self._ponged = self._heard
@@ -102,9 +104,22 @@ class Link:
     def broken(self) -> bool:
         return self._broken is not None
 
-    async def ready(self) -> Exchange:
-        """Waits until the runtime has made a token. Raises the error that kept it from starting."""
-        await self._decided.wait()
+    async def ready(self, seconds: float) -> Exchange:
+        """Waits until the runtime has made a token.
+
+        Args:
+            seconds: at most. They begin anew when a download of the model ends, and do not pass during one.
+
+        Raises:
+            TimeoutError: it took longer.
+            UmbelError: the runtime could not start.
+        """
+        async with asyncio.timeout(None if self._downloading else seconds) as limit:
+            self._limits[limit] = seconds
+            try:
+                await self._decided.wait()
+            finally:
+                del self._limits[limit]
         if self._broken is not None:
             raise self._broken()
         assert self.exchange is not None, "decided and not broken is ready"
@@ -226,7 +241,8 @@ class Link:
         match message:
             case Pong():
                 self._pong, self._ponged = message, self._loop.time()
-            case Progress(phase):
+            case Progress(phase, downloading):
+                self._set_downloading(downloading)
                 if phase != self._phase:
                     self._phase, self._phase_since = phase, self._loop.time()
                 self._show(phase)
@@ -246,6 +262,16 @@ class Link:
                 self.exchange.deliver(message)
             case _:
                 pass  # it belongs to no request: none is sent before the welcome
+
+    def _set_downloading(self, downloading: bool) -> None:
+        """Stops the clocks of those that wait while the model is downloaded, and starts them anew afterwards."""
+        if downloading == self._downloading:
+            return
+        self._downloading = downloading
+        for limit, seconds in self._limits.items():
+            if limit.expired():
+                continue
+            limit.reschedule(None if downloading else self._loop.time() + seconds)
 
     async def _watch(self) -> None:
         """Sends pings, and samples the process of a gateway that owes an answer."""

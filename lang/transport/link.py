@@ -57,9 +57,14 @@ ToGateway = ToBackend | RunProgram | Hello | Ping | Bye
 
 
 class Progress(_Link, frozen=True):
-    """A phase of the start, in words for a person."""
+    """A phase of the start, in words for a person.
+
+    Attributes:
+        downloading: the model is fetched from the network, which no time limit of the start counts.
+    """
 
     phase: str
+    downloading: bool = False
 
 
 class Welcome(_Link, frozen=True):

@@ -49,7 +49,7 @@ from ..constraints.compiler_process import CompilerProcess
 from ..core.config import CompilerLimits, GatewayLimits, PictureLimits, SupervisionLimits, fault_hook
 from ..core.instruments import SystemClock
 from ..core.messages import EngineFrame, EnginePhase, EngineReady, EngineStartFailed, Heartbeat, ToEngine
-from ..launch import open_tokenizer
+from ..launch import fetch_model, may_be_remote, open_tokenizer
 from ..multimodal.cache import PictureCache, ThreadedDigests
 from ..multimodal.decode import DecoderProcess
 from ..multimodal.format import PictureFormat, most_tokens
@@ -71,7 +71,7 @@ class Startup:
         self._clients = clients
         self._options = options
         self._limits = limits
-        self._phase = "starting the engine"
+        self._phase, self._downloading = "starting the engine", False
         self._model = ""
         self._tokenizer: Tokenizer | None = None
         self._image_tokens = 0
@@ -82,14 +82,14 @@ class Startup:
     def greet(self, connection: Connection) -> None:
         """Answers a client that asks whether the runtime is ready, now or when it is known."""
         connection.waits_for_welcome = True
-        self._clients.deliver(connection.client.identity, Progress(self._phase))
+        self._clients.deliver(connection.client.identity, Progress(self._phase, self._downloading))
         self._answer()
 
-    def enter(self, phase: str) -> None:
+    def enter(self, phase: str, *, downloading: bool = False) -> None:
         """Reports another phase of the start to the clients that wait."""
-        self._phase = phase
+        self._phase, self._downloading = phase, downloading
         for connection in self._clients.waiting():
-            self._clients.deliver(connection.client.identity, Progress(phase))
+            self._clients.deliver(connection.client.identity, Progress(phase, downloading))
 
     def tokenizer_loaded(self, model: str, tokenizer: Tokenizer, image_tokens: int) -> None:
         """Takes the model. `image_tokens`: of a picture at most; 0 for a model that reads text only."""
@@ -168,6 +168,7 @@ class GatewayServer:
         self._decoder = DecoderProcess(PictureLimits(), self._flush)
         self._startup = Startup(self._clients, self._options, self._limits)
         self._engine: EngineClient | None = None
+        self._model_is_here = not may_be_remote(start.options)  # no engine starts before
         self._generation = 0
         self._ended_because: str | None = None  # set when the gateway ended it
         self._tasks: set[asyncio.Task[None]] = set()
@@ -277,6 +278,7 @@ class GatewayServer:
 
     async def _load_tokenizer(self) -> None:
         try:
+            await self._fetch_model()
             model, tokenizer, form = await asyncio.to_thread(open_tokenizer, self._options)
         except UmbelError as error:
             self._give_up(StartFailure(type(error).__name__, str(error)))
@@ -322,6 +324,21 @@ class GatewayServer:
         self._startup.tokenizer_loaded(model, tokenizer, image_tokens)
         self._flush()
 
+    async def _fetch_model(self) -> None:
+        """Downloads a model of the hub that is not on this machine, and lets the engine start. Raises `ModelError`."""
+        if self._model_is_here:
+            return
+        loop = asyncio.get_running_loop()
+
+        def report(name: str) -> None:
+            phase = f"downloading {name}"
+            loop.call_soon_threadsafe(lambda: self._startup.enter(phase, downloading=True))
+
+        if await asyncio.to_thread(fetch_model, self._options, report):
+            self._startup.enter("starting the engine")
+        self._model_is_here = True
+        self._stirred.set()
+
     def _picture_cache(self, form: PictureFormat) -> PictureCache:
         return PictureCache(form, self._decoder, ThreadedDigests(self._flush), PictureLimits())
 
@@ -344,7 +361,7 @@ class GatewayServer:
             if self._engine is not None:
                 self._observe(self._engine)
             match self._supervisor.decide():
-                case Start() if self._startup.failure is None:
+                case Start() if self._startup.failure is None and self._model_is_here:
                     await self._start_engine()
                 case Kill(reason):
                     self._end_engine(reason)

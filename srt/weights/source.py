@@ -1,7 +1,6 @@
 """Opens a model by name or path: its weights, configuration and tokenizer, checked before any work is done."""
 
 import contextlib
-import difflib
 import json
 import re
 import warnings
@@ -26,14 +25,14 @@ from .gguf_config import architecture_of, config_of
 from .gguf_file import GgufFile, open_gguf
 from .gguf_parameters import parameters_of
 from .gguf_tokenizer import eos_ids, require_known
+from .names import DEFAULT, DEFAULT_NAMES, locate
 from .packed_config import read_packed_config
+from .places import model_places
+from .repository import HubName
 from .safetensors_folder import FLOATS, PACKED, open_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-DEFAULT = "default"
-DEFAULT_NAMES = frozenset({DEFAULT, DEFAULT_NAME})
 
 SAMPLES = 64  # pieces of a file that its fingerprint reads
 SAMPLE_BYTES = 4096
@@ -157,9 +156,10 @@ class CachedModel:
 
 
 def open_model(name_or_path: str | Path = DEFAULT, *, cache: Path | None = None) -> ModelSource:
-    """Opens a model: "default", the name of one in the cache folder, a safetensors folder or a .gguf file.
+    """Opens a model: "default", a safetensors folder, a .gguf file, or any other name that `locate` knows.
 
-    Of a GGUF in several files (NAME-00001-of-00003.gguf) it is the first one.
+    Of a GGUF in several files (NAME-00001-of-00003.gguf) it is any of them. A model of the hub that is nowhere on this
+    machine is downloaded.
 
     Raises:
         ModelError: there is no such model, or its files cannot be used; the message says which and what to do.
@@ -169,23 +169,17 @@ def open_model(name_or_path: str | Path = DEFAULT, *, cache: Path | None = None)
     name = str(name_or_path)
     if name in DEFAULT_NAMES:
         return _source(open_default(cache), DEFAULT_NAME, cache)
-    if not name or "\0" in name:
-        raise ModelError(f'{name!r} names no model; write "default", a folder or a .gguf file')
-    try:
-        path = Path(name).expanduser()
-        is_file, is_folder = path.is_file(), path.is_dir()
-    except (OSError, RuntimeError) as error:  # no permission, too long a name, no such user
-        raise ModelError(f"{name[:200]!r} cannot be looked at ({error}); give a folder or file you may read") from error
-    if is_file:
-        return _open_file(path, cache)
-    if is_folder:
-        return _open_folder(path, path.resolve().name, cache)
-    cached = cache / "models" / name
-    if path.name == name and not name.startswith(".") and cached.is_dir():
-        for file in trusted(cached).iterdir():
+    found = locate(name, model_places(cache))
+    if isinstance(found, HubName):
+        from .download import download  # with huggingface_hub, which most starts do not need
+
+        found = download(found, model_places(cache))
+    if not found.path.is_dir():
+        return _open_file(found.path, found.name, cache)
+    if found.place == "umbel":
+        for file in trusted(found.path).iterdir():
             trusted(file)
-        return _open_folder(cached, name, cache)
-    raise _unknown(name, cache)
+    return _open_folder(found.path, found.name, cache)
 
 
 def list_models(*, cache: Path | None = None) -> list[CachedModel]:
@@ -226,12 +220,12 @@ def _family(folder: Path) -> str:
         return "damaged"
 
 
-def _open_file(path: Path, cache: Path) -> ModelSource:
+def _open_file(path: Path, name: str, cache: Path) -> ModelSource:
     if path.suffix == ".safetensors":
         raise ModelError(
             f"{path} is one file of a model; give its folder {path.parent}, with config.json and tokenizer"
         )
-    return _source(open_gguf(path), path.stem, cache)
+    return _source(open_gguf(path), name, cache)
 
 
 def _source(gguf: GgufFile, name: str, cache: Path) -> ModelSource:
@@ -272,16 +266,6 @@ def _open_folder(folder: Path, name: str, cache: Path) -> ModelSource:
         config[PREPROCESSOR] = preprocessor
     tensors = open_tensors(folder, kinds)
     return ModelSource(name, FolderDocuments(folder), config, tensors.files, lambda: tensors, cache)
-
-
-def _unknown(name: str, cache: Path) -> ModelError:
-    known = [DEFAULT, *(model.name for model in list_models(cache=cache))]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    known_text = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known names: {', '.join(known)}."
-    hint = ""
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        hint = f" To use a Hugging Face model, run: hf download {name} --local-dir FOLDER, and give that folder."
-    return ModelError(f"there is no model, folder or file {name!r}; {known_text}{hint}")
 
 
 _TOKEN_SECTIONS = ("extra_special_tokens", "model_specific_special_tokens")  # of tokenizer_config.json, by version

@@ -122,7 +122,7 @@ def play(
 
 
 async def ask(link: Link, label: str, text: str = "hello") -> Final:
-    exchange = await link.ready()
+    exchange = await link.ready(60.0)
     async for event in exchange.generate(GenRequest(label, (Text(text),))):
         if isinstance(event, Final):
             return event
@@ -253,7 +253,7 @@ def test_a_gateway_that_starts_may_be_silent_but_not_stopped(monkeypatch: pytest
         assert "s for a core" in link.start_in_words()
         system._state = ProcessState.STOPPED
         with pytest.raises(ConnectionLostError, match="while it started: its process was stopped"):
-            await link.ready()
+            await link.ready(60.0)
 
     system = System(monkeypatch, ProcessState.ASLEEP)
     play(monkeypatch, starting, welcome=Progress("loading the model"))
@@ -264,7 +264,7 @@ def test_a_gateway_that_was_ready_owes_its_answers_to_later_links_too(monkeypatc
         assert not gateway.process.was_ready
         gateway.process.was_ready = True  # another link was told so
         with pytest.raises(ConnectionLostError, match="while it started: it has not answered"):
-            await link.ready()
+            await link.ready(60.0)
 
     System(monkeypatch, ProcessState.ASLEEP)
     play(monkeypatch, joining, welcome=Progress("starting the engine again"))
@@ -307,9 +307,38 @@ def test_a_runtime_that_starts_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -
     play(monkeypatch, starting, welcome=Progress("loading the model"))
 
 
+def test_a_download_does_not_count_as_time_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def starting(link: Link, gateway: Gateway) -> None:
+        waiting = asyncio.create_task(link.ready(30.0))
+        while not link._limits:
+            await asyncio.sleep(0)
+        (limit,) = link._limits
+        first = limit.when()
+        assert first is not None
+        gateway.say(Progress("downloading org/repo", downloading=True))
+        while limit.when() is not None:
+            await asyncio.sleep(0)
+        assert link.health().cause == "it is downloading org/repo"
+        late = asyncio.create_task(link.ready(30.0))  # begun during the download
+        while len(link._limits) < 2:
+            await asyncio.sleep(0)
+        assert [each.when() for each in link._limits] == [None, None]
+        gateway.say(Progress("starting the engine"))
+        while limit.when() is None:
+            await asyncio.sleep(0)
+        assert all((each.when() or 0.0) > first for each in link._limits)
+        for each in link._limits:
+            each.reschedule(asyncio.get_running_loop().time())
+        for task in (waiting, late):
+            with pytest.raises(TimeoutError):
+                await task
+
+    play(monkeypatch, starting, welcome=Progress("loading the model"))
+
+
 def test_the_status_is_asked_for_while_the_window_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(link: Link, gateway: Gateway) -> None:
-        exchange = await link.ready()
+        exchange = await link.ready(60.0)
         calls = [asyncio.create_task(ask(link, str(number))) for number in range(WELCOME.max_queue + 1)]
         (frame,) = await gateway.next_frames()
         assert len(frame) == WELCOME.max_queue

@@ -273,11 +273,6 @@ def test_an_unknown_name_is_answered_with_near_ones(tmp_path: Path) -> None:
         open_model("zzz", cache=tmp_path / "cache")
 
 
-def test_a_hub_name_is_answered_with_the_command_that_downloads_it(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="hf download org/model --local-dir FOLDER"):
-        open_model("org/model", cache=tmp_path / "cache")
-
-
 @pytest.mark.parametrize("name", ["", "..", ".hidden", "a\0b", "models/../../x", "x" * 5000, "~no-such-user/x"])
 def test_names_do_not_lead_out_of_the_cache_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(make(tmp_path / "here" / "empty"))
