@@ -25,7 +25,8 @@ from ..layers.checkpoint import BlockTensors, Checkpoint, LinearTensors, Tensors
 from ..layers.linear import QuantMethod
 from ..layers.low_rank import Adapter
 from ..layers.rope import Rope, RopeConfig
-from .decoder_config import EMBEDDING, FINAL_NORM, HEAD, DecoderConfig, landmarks, layer_tensors, unused
+from .cpu_experts import CpuExperts
+from .decoder_config import EMBEDDING, FINAL_NORM, HEAD, DecoderConfig, ExpertsConfig, landmarks, layer_tensors, unused
 
 _POINTER = ctypes.c_void_p
 _LONG = ctypes.c_long
@@ -52,7 +53,7 @@ class DecoderLayer(ctypes.Structure):
         *((name, _POINTER) for name in ("qkv", "output", "gate_up", "down")),
         *((name, _POINTER) for name in ("qkv_bias", "output_bias", "gate_up_bias", "down_bias")),
         *((name, _POINTER) for name in ("before_attention", "after_attention", "before_mlp", "after_mlp")),
-        *((name, _POINTER) for name in ("query_norm", "key_norm")),
+        *((name, _POINTER) for name in ("query_norm", "key_norm", "sinks", "experts")),
         ("rope", _LONG),
         ("plan", _LONG),
         *((name, _POINTER) for name in ("qkv_changes", "output_changes", "gate_up_changes", "down_changes")),
@@ -150,6 +151,7 @@ class CpuDecoder:
         adapters: Sequence[Adapter] = (),
     ) -> None:
         self.config = config
+        self._library = library
         self._adapters = adapters
         self.vocab_size = config.vocab_size
         self.context_length = config.context_length
@@ -231,30 +233,38 @@ class CpuDecoder:
         hidden, head_dim = config.hidden_size, config.head_dim
         qkv, qkv_bias = self._linear(tensors.qkv)
         output, output_bias = self._linear(tensors.output)
-        gate_up, gate_up_bias = self._linear(tensors.gate_up)
-        down, down_bias = self._linear(tensors.down)
-        return DecoderLayer(
+        native = DecoderLayer(
             qkv=qkv,
             output=output,
-            gate_up=gate_up,
-            down=down,
             qkv_bias=qkv_bias,
             output_bias=output_bias,
-            gate_up_bias=gate_up_bias,
-            down_bias=down_bias,
             before_attention=self._norm(tensors.before_attention, hidden),
             after_attention=self._norm(tensors.after_attention, hidden),
             before_mlp=self._norm(tensors.before_mlp, hidden),
             after_mlp=self._norm(tensors.after_mlp, hidden),
             query_norm=self._norm(tensors.query_norm, head_dim),
             key_norm=self._norm(tensors.key_norm, head_dim),
+            sinks=None if tensors.sinks is None else self._keep(self._checkpoint.take(tensors.sinks, config.heads)),
             rope=list(self._ropes).index(layer.rope),
             plan=self.windows.index(layer.window),
             qkv_changes=self._changes(tensors.qkv),
             output_changes=self._changes(tensors.output),
-            gate_up_changes=self._changes(tensors.gate_up),
-            down_changes=self._changes(tensors.down),
         )
+        if layer.experts is None:
+            native.gate_up, native.gate_up_bias = self._linear(tensors.gate_up)
+            native.down, native.down_bias = self._linear(tensors.down)
+            native.gate_up_changes = self._changes(tensors.gate_up)
+            native.down_changes = self._changes(tensors.down)
+        else:
+            native.experts = self._experts(tensors.prefix, layer.experts)
+        return native
+
+    def _experts(self, prefix: str, config: ExpertsConfig) -> int:
+        """Loads the experts of a layer and returns the address of their description."""
+        hidden = self.config.hidden_size
+        experts = CpuExperts(prefix, config, self._checkpoint, hidden=hidden, method=self.method, library=self._library)
+        self._kept.append(experts)
+        return ctypes.addressof(experts.arguments)
 
     def _linear(self, tensors: LinearTensors) -> tuple[int, int | None]:
         """Loads linear maps and returns the addresses of their weight and bias; None: there is no bias."""

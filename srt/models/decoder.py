@@ -83,6 +83,9 @@ class TorchAttention:
         self._config = config
         self._qkv = Linear(method, weights, tensors.qkv, adapters)
         self._output = Linear(method, weights, tensors.output, adapters)
+        self._sinks: torch.Tensor | None = None
+        if tensors.sinks is not None:
+            self._sinks = weights.take(tensors.sinks, config.heads).float()
         self._head_norm: RMSNorm | None = None
         if tensors.query_norm is not None and tensors.key_norm is not None:
             # The weights of all query heads above those of all key heads: [heads + kv_heads, D].
@@ -111,6 +114,7 @@ class TorchAttention:
             values,
             window=self._window,
             scale=config.attention_scale,
+            sinks=self._sinks,
         )
         return self._output(attended.flatten(1), adapted)
 

@@ -10,6 +10,7 @@ Only some families have the parts in brackets. Several maps (queries, keys and v
 """
 
 from dataclasses import dataclass, fields
+from enum import Enum
 from typing import Any
 
 import torch
@@ -22,6 +23,33 @@ from ..layers.linear import QuantMethod
 from ..layers.rope import RopeConfig
 
 
+class RouterScore(Enum):
+    """The scores that a router gives the experts: of its logits."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """The tensors of experts, by their names in the checkpoint and by the order of their numbers."""
+
+    block: str = "mlp"  # the module of the following
+    router: str = "gate"
+    correction: str | None = None  # added to scores where experts are chosen, not where they are weighed
+    shared: str = "shared_expert"
+    inputs_first: bool = False  # stacks are [experts, inputs, outputs]
+    alternating: bool = False  # outputs of gate and up alternate; else all those of the gate come first
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedGate:
+    """The gate of gpt-oss: (up + 1) · gate · sigmoid(alpha · gate), with gate at most `limit` and up within ±limit."""
+
+    limit: float
+    alpha: float
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
     """A mixture of experts: every token uses the `chosen` of `count` MLPs that a router finds most probable."""
@@ -31,7 +59,16 @@ class ExpertsConfig:
     width: int
     renormalise: bool  # the weights of a token's experts sum to one
     rounded: bool  # weights are rounded to the model's dtype before they multiply
-    shared_width: int = 0  # of one more MLP that every token uses, times a gate of its own; 0: there is none
+    shared_width: int = 0  # of one more MLP that every token uses; 0: there is none
+    shared_gated: bool = True  # that MLP is multiplied by the sigmoid of a gate of its own
+    scoring: RouterScore = RouterScore.SOFTMAX
+    groups: int = 1  # experts lie in groups of equal size, and a token's are among those of its `chosen_groups` best
+    chosen_groups: int = 1
+    scale: float = 1.0  # multiplies the weights
+    weigh_input: bool = False  # weights multiply what goes into an expert; else what comes out
+    biased: bool = False  # router and experts add biases
+    gate: ClampedGate | None = None  # None: the activation of dense MLPs
+    names: ExpertNames = ExpertNames()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +114,7 @@ class DecoderConfig:
     embedding_scale: float | None = None
     attention_scale: float = 1.0
     logit_softcap: float = 0.0
+    sinks: bool = False  # each head has a logit of its own for a key that every row sees, whose value is zero
 
     @property
     def windows(self) -> tuple[Window, ...]:
@@ -110,6 +148,7 @@ class LayerTensors:
     qkv: LinearTensors
     query_norm: str | None
     key_norm: str | None
+    sinks: str | None  # [heads]
     output: LinearTensors
     after_attention: str | None
     before_mlp: str
@@ -141,6 +180,7 @@ def layer_tensors(config: DecoderConfig, index: int) -> LayerTensors:
         ),
         query_norm=f"{attention}.q_norm.weight" if config.qk_norm else None,
         key_norm=f"{attention}.k_norm.weight" if config.qk_norm else None,
+        sinks=f"{attention}.sinks" if config.sinks else None,
         output=LinearTensors((f"{attention}.o_proj",), (hidden,), queries, config.output_bias),
         after_attention=optional(config.norms.after_attention),
         before_mlp=norm(config.norms.before_mlp),

@@ -1,12 +1,8 @@
-"""Runs mixtures of experts, MLPs of which every token uses a few: Mixtral, Qwen 2 MoE and Qwen 3 MoE.
+"""Runs mixtures of experts, MLPs of which every token uses a few, in torch or with Triton's kernels.
 
     router(x) → weights and experts of each token → Σ weight · expert(x)   [ + sigmoid(gate(x)) · shared(x) ]
 
-Checkpoints spell the same tensors in three ways, and all are read:
-
-    stacked        mlp.experts.gate_up_proj  [E, 2 width, hidden]     mlp.experts.down_proj  [E, hidden, width]
-    one by one     mlp.experts.3.gate_proj.weight, up_proj, down_proj
-    Mixtral's own  block_sparse_moe.experts.3.w1.weight (gate), w3 (up), w2 (down)
+How the router scores, what the weights multiply and what an expert computes are fields of `ExpertsConfig`.
 """
 
 from typing import Protocol
@@ -15,9 +11,10 @@ import torch
 from torch.nn import functional
 
 from ..kernels.triton import reference
-from ..layers.checkpoint import Checkpoint, LinearTensors
+from ..layers.checkpoint import Checkpoint
 from ..layers.linear import ACTIVATIONS
-from .decoder_config import ExpertsConfig
+from .decoder_config import ExpertsConfig, RouterScore
+from .expert_tensors import ExpertTensors
 
 
 class ExpertKernels(Protocol):
@@ -81,58 +78,79 @@ class Experts:
         self._config = config
         self._activation = activation
         self._kernels = kernels
-        sparse = f"{prefix}.block_sparse_moe"
-        block = sparse if weights.holds(f"{sparse}.gate.weight") else f"{prefix}.mlp"
-        self._router = weights.take(f"{block}.gate.weight", config.count, hidden)
-        if weights.holds(f"{block}.experts.gate_up_proj"):
-            shape = config.count, 2 * config.width, hidden
-            self._gate_up = weights.take(f"{block}.experts.gate_up_proj", *shape).contiguous()
-            shape = config.count, hidden, config.width
-            self._down = weights.take(f"{block}.experts.down_proj", *shape).contiguous()
-        else:
-            self._gate_up, self._down = self._stack(f"{block}.experts", hidden, weights)
-        self._shared = None
-        if config.shared_width:
-            self._shared = _SharedExpert(block, config.shared_width, weights, hidden=hidden, activation=activation)
-
-    def _stack(self, block: str, hidden: int, weights: Checkpoint) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stacks the experts one by one, so that at most one of them is in memory twice."""
-        config = self._config
-        gate, up, down = "gate_proj", "up_proj", "down_proj"
-        if weights.holds(f"{block}.0.w1.weight"):
-            gate, up, down = "w1", "w3", "w2"
-        gates_ups = self._router.new_empty((config.count, 2, config.width, hidden))
-        downs = self._router.new_empty((config.count, hidden, config.width))
-        for expert in range(config.count):
-            names = [f"{block}.{expert}.{name}.weight" for name in (gate, up, down)]
-            weights.require(names)
-            for place, name in enumerate(names[:2]):
-                gates_ups[expert, place] = weights.take_as_stored(name, config.width, hidden)
-            downs[expert] = weights.take_as_stored(names[2], hidden, config.width)
-        return gates_ups.flatten(1, 2), downs
+        tensors = ExpertTensors(prefix, config, weights, hidden=hidden)
+        self._router, self._router_bias, self._correction = tensors.router, tensors.router_bias, tensors.correction
+        self._biases = tensors.gate_up_bias, tensors.down_bias
+        self._gate_up = self._router.new_empty((config.count, 2 * config.width, hidden))
+        self._down = self._router.new_empty((config.count, hidden, config.width))
+        for expert, (gate_up, down) in enumerate(tensors.matrices()):  # at most one of them is in memory twice
+            self._gate_up[expert], self._down[expert] = gate_up, down
+        self._shared = _SharedExpert(tensors, weights, activation) if config.shared_width else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[R, hidden] → [R, hidden]"""
         config = self._config
-        logits = self._kernels.linear(x, self._router)
-        weights, experts = self._kernels.route(logits, config.chosen, renormalise=config.renormalise)
+        weights, experts = self._route(x)
         if config.rounded:
             weights = weights.to(x.dtype)
-        mixed = self._kernels.fused_experts(x, self._gate_up, self._down, weights, experts, activation=self._activation)
+        mixed = self._weigh_input(x, weights, experts) if config.weigh_input else self._mix(x, weights, experts)
         return mixed if self._shared is None else mixed + self._shared(x)
+
+    def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Computes weights, float32 [R, chosen], and experts, int32 [R, chosen]."""
+        config = self._config
+        if config.scoring is RouterScore.SOFTMAX:
+            logits = self._kernels.linear(x, self._router, self._router_bias)
+            return self._kernels.route(logits, config.chosen, renormalise=config.renormalise)
+        logits = functional.linear(x.float(), self._router.float(), self._router_bias)
+        scores = logits.sigmoid()
+        ranked = scores if self._correction is None else scores + self._correction
+        if config.groups > config.chosen_groups:
+            grouped = ranked.view(len(ranked), config.groups, -1)
+            merits = grouped.topk(2, dim=-1).values.sum(-1)  # [R, groups]
+            kept = torch.zeros_like(merits).scatter_(1, merits.topk(config.chosen_groups).indices, 1.0).bool()
+            ranked = grouped.masked_fill(~kept[..., None], float("-inf")).flatten(1)
+        experts = ranked.topk(config.chosen).indices
+        weights = scores.gather(1, experts)
+        if config.renormalise:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return weights * config.scale, experts.int()
+
+    def _weigh_input(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Runs each token once for each of its experts, times its weight there."""
+        weighed = (x[:, None] * weights.to(x.dtype)[..., None]).flatten(0, 1)  # [R · chosen, hidden]
+        mixed = self._mix(weighed, torch.ones_like(weights).view(-1, 1), experts.reshape(-1, 1))
+        return mixed.view(*experts.shape, -1).sum(1)
+
+    def _mix(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        gate_up_bias, down_bias = self._biases
+        if gate_up_bias is None or down_bias is None:
+            return self._kernels.fused_experts(
+                x, self._gate_up, self._down, weights, experts, activation=self._activation
+            )
+        assert self._config.gate is not None, "experts with biases have a clamped gate"
+        return reference.biased_experts(
+            x,
+            (self._gate_up, gate_up_bias),
+            (self._down, down_bias),
+            weights,
+            experts,
+            limit=self._config.gate.limit,
+            alpha=self._config.gate.alpha,
+        )
 
 
 class _SharedExpert:
-    """The MLP that every token uses, times the sigmoid of a gate computed from the token."""
+    """The MLP that every token uses, times the sigmoid of a gate computed from the token, if it has one."""
 
-    def __init__(self, block: str, width: int, weights: Checkpoint, *, hidden: int, activation: str) -> None:
-        names = f"{block}.shared_expert.gate_proj", f"{block}.shared_expert.up_proj"
-        self._gate_up = torch.cat(weights.take_weights(LinearTensors(names, (width, width), hidden)))
-        self._down = weights.take(f"{block}.shared_expert.down_proj.weight", hidden, width)
-        self._share = weights.take(f"{block}.shared_expert_gate.weight", 1, hidden)
+    def __init__(self, tensors: ExpertTensors, weights: Checkpoint, activation: str) -> None:
+        gate_up, down = tensors.shared_maps()
+        self._gate_up = torch.cat(weights.take_weights(gate_up))
+        self._down = weights.take_weights(down)[0]
+        self._share = tensors.shared_gate()
         self._activation = ACTIVATIONS[activation]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = functional.linear(x, self._gate_up).chunk(2, dim=-1)
         mixed = functional.linear(self._activation(gate) * up, self._down)
-        return functional.linear(x, self._share).sigmoid() * mixed
+        return mixed if self._share is None else functional.linear(x, self._share).sigmoid() * mixed

@@ -27,7 +27,7 @@ from ..distributed.communicator import Communicator
 from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config
 from ..layers.linear import HEAD_ROWS
-from .decoder_config import DecoderConfig
+from .decoder_config import DecoderConfig, ExpertNames
 from .families import FAMILIES, is_family, read_config
 
 MOST_RANKS = 64
@@ -85,6 +85,8 @@ def shard_config(config: Config, ranks: int) -> dict[str, Any]:
 
 def _obstacle(config: DecoderConfig, ranks: int) -> str | None:
     """Returns why a model cannot be split over `ranks` ranks, as a clause; None: it can."""
+    if config.sinks or any(layer.experts and layer.experts.names != ExpertNames() for layer in config.layers):
+        return None if ranks == 1 else "its attention sinks, or experts with names of their own, are not cut"
     if config.heads % ranks:
         return f"its {config.heads} attention heads cannot be dealt out to {ranks} ranks evenly"
     if config.kv_heads % ranks and ranks % config.kv_heads:

@@ -67,7 +67,7 @@ def cpu_method(name: Weights, tensors: Tensors, library: ctypes.CDLL, *, exact: 
     """Returns the method of that name; "auto" is bf16 for a checkpoint that stores 16 bits, else float32."""
     if name != "auto":
         return CpuMethod(library, FORMATS[name].native, exact=exact)
-    probe = "model.layers.0.mlp.down_proj.weight"
+    probe = "model.layers.0.self_attn.o_proj.weight"
     if isinstance(tensors, BlockTensors) and probe in tensors and tensors.block(probe) is not None:
         return CpuMethod(library, Format.BF16, exact=exact)
     first = tensors.get(probe)

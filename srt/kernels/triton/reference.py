@@ -3,6 +3,8 @@
 Nothing here imports Triton.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional
 
@@ -98,14 +100,51 @@ def fused_experts(
     activation: str,
 ) -> torch.Tensor:
     """See `moe.fused_experts`."""
+
+    def mlp(rows: torch.Tensor, expert: int) -> torch.Tensor:
+        return functional.linear(act_and_multiply(functional.linear(rows, gate_up[expert]), activation), down[expert])
+
+    return _by_expert(x, weights, experts, len(gate_up), mlp)
+
+
+def biased_experts(
+    x: torch.Tensor,
+    gate_up: tuple[torch.Tensor, torch.Tensor],
+    down: tuple[torch.Tensor, torch.Tensor],
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    *,
+    limit: float,
+    alpha: float,
+) -> torch.Tensor:
+    """Computes experts whose maps have biases, with a clamped gate: see `decoder_config.ClampedGate`.
+
+    gate_up, down: [E, outputs, inputs] and [E, outputs]; the rest as in `fused_experts`.
+    """
+
+    def mlp(rows: torch.Tensor, expert: int) -> torch.Tensor:
+        gate, up = functional.linear(rows, gate_up[0][expert], gate_up[1][expert]).chunk(2, dim=-1)
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return functional.linear((up + 1) * (gate * torch.sigmoid(gate * alpha)), down[0][expert], down[1][expert])
+
+    return _by_expert(x, weights, experts, len(gate_up[0]), mlp)
+
+
+def _by_expert(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    count: int,
+    mlp: Callable[[torch.Tensor, int], torch.Tensor],
+) -> torch.Tensor:
+    """Sums weight · mlp(rows of x, expert) over each row's experts, one expert after another."""
     result = torch.zeros_like(x)
     by_expert = experts.flatten().argsort(stable=True)  # pairs, token · top_k + choice
-    sizes = torch.bincount(experts.flatten(), minlength=len(gate_up)).tolist()
+    sizes = torch.bincount(experts.flatten(), minlength=count).tolist()
     for expert, pairs in enumerate(torch.split(by_expert, sizes)):
         if not len(pairs):
             continue
         tokens = pairs // experts.shape[1]
-        middle = act_and_multiply(functional.linear(x[tokens], gate_up[expert]), activation)
-        mixed = functional.linear(middle, down[expert]) * weights.flatten()[pairs, None]
+        mixed = mlp(x[tokens], expert) * weights.flatten()[pairs, None]
         result.index_add_(0, tokens, mixed.to(x.dtype))
     return result

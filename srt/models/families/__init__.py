@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ....lang.errors import ModelError
 from ...layers.config_values import Config
 from ..decoder_config import DecoderConfig
-from . import gemma3, llama, mistral, mixtral, qwen2, qwen3
+from . import gemma3, gpt_oss, llama, mistral, mixtral, qwen2, qwen3
 
 # model_type → its reader
 FAMILIES: dict[str, Callable[[Config], DecoderConfig]] = {
@@ -22,6 +22,7 @@ FAMILIES: dict[str, Callable[[Config], DecoderConfig]] = {
     "mixtral": mixtral.read,
     "qwen2_moe": qwen2.read_moe,
     "qwen3_moe": qwen3.read_moe,
+    "gpt_oss": gpt_oss.read,
 }
 
 

@@ -91,7 +91,12 @@ def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, devic
         return f"they run on CUDA devices, not on the {device.type}; {seen}"
     if device.type == "cuda" and (reason := _too_old(device, kv_dtype)) is not None:
         return reason
-    geometry = read_config(config).attention_geometry
+    model = read_config(config)
+    if model.sinks:
+        return "they have no attention sinks"
+    if any(layer.experts is not None and layer.experts.biased for layer in model.layers):
+        return "their experts have no biases"
+    geometry = model.attention_geometry
     try:
         parts.attention(geometry, device, dtype=dtype, kv_dtype=kv_dtype, tree_attention=True)
     except ParameterError as error:

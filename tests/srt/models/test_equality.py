@@ -12,6 +12,7 @@ from .reference import reference_model, tensors_of
 
 # model_type and what differs from the tiny default. Windows are shorter than the prompts.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt-oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 6}),
     "gemma 3": ("gemma3_text", {"head_dim": 16, "sliding_window": 5, "sliding_window_pattern": 3}),
 }
 

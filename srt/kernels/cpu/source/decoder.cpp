@@ -41,7 +41,7 @@ class Decoder {
             turn_and_store(turn, wide, step.positions, step.write_slots, rows, pool.keys, pool.values, pool.is_bf16);
             bool last = index + 1 == s.layers;
             if (last && !step.outputs) return true;  // the keys of a chunk inside a prompt were all that was asked for
-            AttentionShape shape{s.heads, s.kv_heads, s.head_dim, s.head_dim, s.attention_scale, 0.0f, nullptr};
+            AttentionShape shape{s.heads, s.kv_heads, s.head_dim, s.head_dim, s.attention_scale, 0.0f, layer.sinks};
             attend(*step.plans[layer.plan], shape, pool, wide, turned, seen, attended);
             if (last) {  // from here on rows do not see each other: only those that are asked for go on
                 keep(step, x, s.hidden);
@@ -51,11 +51,8 @@ class Decoder {
             }
             linear(*layer.output, seen, rows, attended, layer.output_bias, update, s.hidden);
             if (!low_rank_.add(layer.output_changes, *adapted, seen, attended, update, s.hidden)) return false;
-            if (!normed_.reset(*layer.gate_up, rows) || !gated_.reset(*layer.down, rows)) return false;
-            add_and_norm(x, update, layer.after_attention, layer.before_mlp, normed_, rows, s.hidden, s.epsilon);
-            if (!gate(layer, *adapted, rows, wide)) return false;
-            gated_.multiply(*layer.down, layer.down_bias, update, s.hidden);
-            if (!low_rank_.add(layer.down_changes, *adapted, gated_, update, s.hidden)) return false;
+            if (!(layer.experts ? mix(layer, rows, x, update) : mlp(layer, *adapted, rows, x, update, wide)))
+                return false;
             if (last) {
                 add_and_norm(x, update, layer.after_mlp, s.final_norm, step.hidden, rows, s.hidden, s.epsilon);
                 break;
@@ -68,6 +65,25 @@ class Decoder {
     }
 
   private:
+    // The residual sum of attention, and the dense MLP: from `update` to `update`.
+    bool mlp(const DecoderLayer& layer, const AdapterGroups& adapted, long rows, float* x, float* update, float* wide) {
+        const DecoderShape& s = shape_;
+        if (!normed_.reset(*layer.gate_up, rows) || !gated_.reset(*layer.down, rows)) return false;
+        add_and_norm(x, update, layer.after_attention, layer.before_mlp, normed_, rows, s.hidden, s.epsilon);
+        if (!gate(layer, adapted, rows, wide)) return false;
+        gated_.multiply(*layer.down, layer.down_bias, update, s.hidden);
+        return low_rank_.add(layer.down_changes, adapted, gated_, update, s.hidden);
+    }
+
+    // The same with experts, which read rows of float32.
+    bool mix(const DecoderLayer& layer, long rows, float* x, float* update) {
+        const DecoderShape& s = shape_;
+        float* normed = plain_.take<float>(rows * s.hidden);
+        if (!normed) return false;
+        add_and_norm(x, update, layer.after_attention, layer.before_mlp, normed, rows, s.hidden, s.epsilon);
+        return mixture_.run(*layer.experts, (Activation)s.activation, normed, rows, s.hidden, update);
+    }
+
     // The first half of an MLP, from `normed_` to `gated_`.
     bool gate(const DecoderLayer& layer, const AdapterGroups& adapted, long rows, float* wide) {
         Activation activation = (Activation)shape_.activation;
@@ -95,7 +111,9 @@ class Decoder {
     DecoderShape shape_;
     std::vector<DecoderLayer> layers_;
     Buffer residual_, update_, wide_, attended_;
+    Buffer plain_;  // normed rows of experts
     Inputs normed_, gated_;
+    Mixture mixture_;
     LowRankProducts low_rank_;
 };
 

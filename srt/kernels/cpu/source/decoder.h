@@ -5,6 +5,7 @@
 
 #include "attention.h"
 #include "elementwise.h"
+#include "experts.h"
 #include "linear.h"
 #include "low_rank.h"
 
@@ -24,6 +25,8 @@ struct DecoderLayer {
     const float *qkv_bias, *output_bias, *gate_up_bias, *down_bias;      // or nullptr
     const float *before_attention, *after_attention, *before_mlp, *after_mlp;  // after_*: or nullptr
     const float *query_norm, *key_norm;                                  // or nullptr
+    const float* sinks;                                                  // as in AttentionShape
+    const Experts* experts;  // instead of the dense MLP, whose fields are null then; or nullptr
     long rope, plan;  // which angles, which attention plan of a step
     LowRankChanges qkv_changes, output_changes, gate_up_changes, down_changes;  // or nullptr
 };

@@ -1,0 +1,93 @@
+"""Reads the tensors of a mixture of experts, however a checkpoint spells them.
+
+stacked        mlp.experts.gate_up_proj  [E, 2 width, hidden]     mlp.experts.down_proj  [E, hidden, width]
+               or with inputs first, [E, hidden, 2 width] and [E, width, hidden]
+one by one     mlp.experts.3.gate_proj.weight, up_proj, down_proj
+Mixtral's own  block_sparse_moe.experts.3.w1.weight (gate), w3 (up), w2 (down)
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from ..layers.checkpoint import Checkpoint, LinearTensors
+from .decoder_config import ExpertsConfig
+
+
+class ExpertTensors:
+    """The tensors of one layer's experts. All are in float32, or the dtype of the checkpoint's reader.
+
+    Args:
+        prefix: of the layer's names in the checkpoint, `model.layers.3`.
+
+    Raises:
+        ModelError: tensors that are missing or have other shapes.
+    """
+
+    def __init__(self, prefix: str, config: ExpertsConfig, weights: Checkpoint, *, hidden: int) -> None:
+        self._config = config
+        self._weights = weights
+        self._hidden = hidden
+        names, sparse = config.names, f"{prefix}.block_sparse_moe"
+        block = sparse if weights.holds(f"{sparse}.gate.weight") else f"{prefix}.{names.block}"
+        self._experts, self._shared = f"{block}.experts", f"{block}.{names.shared}"
+        self.router = weights.take(f"{block}.{names.router}.weight", config.count, hidden)
+        self.router_bias: torch.Tensor | None = None
+        self.gate_up_bias: torch.Tensor | None = None  # [E, 2 width]
+        self.down_bias: torch.Tensor | None = None  # [E, hidden]
+        if config.biased:
+            self.router_bias = weights.take(f"{block}.{names.router}.bias", config.count)
+            bias = weights.take(f"{self._experts}.gate_up_proj_bias", config.count, 2 * config.width)
+            self.gate_up_bias = torch.cat([bias[:, ::2], bias[:, 1::2]], dim=1) if names.alternating else bias
+            self.down_bias = weights.take(f"{self._experts}.down_proj_bias", config.count, hidden)
+        self.correction: torch.Tensor | None = None
+        if names.correction is not None:
+            self.correction = weights.take_as_stored(f"{block}.{names.correction}", config.count).float()
+
+    @property
+    def stacked(self) -> bool:
+        return self._weights.holds(f"{self._experts}.gate_up_proj")
+
+    def maps(self, expert: int) -> tuple[LinearTensors, LinearTensors]:
+        """Returns the names of one expert's maps, gate and up, and down, where they are spelled one by one."""
+        gate, up, down = "gate_proj", "up_proj", "down_proj"
+        if self._weights.holds(f"{self._experts}.0.w1.weight"):
+            gate, up, down = "w1", "w3", "w2"
+        prefix, width = f"{self._experts}.{expert}", self._config.width
+        return (
+            LinearTensors((f"{prefix}.{gate}", f"{prefix}.{up}"), (width, width), self._hidden),
+            LinearTensors((f"{prefix}.{down}",), (self._hidden,), width),
+        )
+
+    def shared_maps(self) -> tuple[LinearTensors, LinearTensors]:
+        """Returns the names of the maps of the MLP that every token uses."""
+        width = self._config.shared_width
+        gate_up = (f"{self._shared}.gate_proj", f"{self._shared}.up_proj")
+        return (
+            LinearTensors(gate_up, (width, width), self._hidden),
+            LinearTensors((f"{self._shared}.down_proj",), (self._hidden,), width),
+        )
+
+    def shared_gate(self) -> torch.Tensor | None:
+        """Takes the map [1, hidden] whose sigmoid multiplies that MLP; None: nothing does."""
+        return self._weights.take(f"{self._shared}_gate.weight", 1, self._hidden) if self._config.shared_gated else None
+
+    def matrices(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Takes each expert's matrices, gate above up [2 width, hidden] and down [hidden, width], as stored."""
+        if not self.stacked:
+            for expert in range(self._config.count):
+                gate_up, down = (self._weights.take_weights(maps, as_stored=True) for maps in self.maps(expert))
+                yield torch.cat(gate_up), down[0]
+            return
+        names = self._config.names
+        gate_ups = self._stack("gate_up_proj", 2 * self._config.width, self._hidden)
+        downs = self._stack("down_proj", self._hidden, self._config.width)
+        for gate_up, down in zip(gate_ups, downs, strict=True):
+            yield torch.cat([gate_up[::2], gate_up[1::2]]) if names.alternating else gate_up, down
+
+    def _stack(self, name: str, outputs: int, inputs: int) -> torch.Tensor:
+        """Takes the maps of all experts, viewed as [E, outputs, inputs]."""
+        name, count = f"{self._experts}.{name}", self._config.count
+        if self._config.names.inputs_first:
+            return self._weights.take_as_stored(name, count, inputs, outputs).transpose(1, 2)
+        return self._weights.take_as_stored(name, count, outputs, inputs)
