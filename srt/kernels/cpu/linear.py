@@ -2,18 +2,27 @@
 
 The torch reference is `functional.linear` with the weight rounded to its format. Sums are float32 in one fixed order: a
 row gives the same bits alone and in a batch, with one thread and with many. On machines with AMX tiles, BF16 rounds x
-to bfloat16 as well, unless the matrix is `exact`.
+to bfloat16 as well, unless the matrix is `exact`. A matrix is a stack of parts, each in a format of its own.
+
+Blocks of a GGUF file keep the numbers of the file in another order, at most 4 % more bytes. Their products round x to
+signed bytes with a float32 scale for each 32 inputs; the products of integers are summed exactly.
 """
 
 import ctypes
-from collections.abc import Sequence
+import mmap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ....lang.errors import EngineError, ParameterError
+from ...layers.checkpoint import BlockTensor
 
-_SOURCES = (torch.float32, torch.bfloat16)
+_SLICE = 16 << 20  # bytes of a file that are laid out before their pages are given back
+_LARGEST_HALF = 65504.0
 
 
 class Format(Enum):
@@ -22,37 +31,167 @@ class Format(Enum):
     F32 = 0
     BF16 = 1
     INT8 = 2  # symmetric, one scale for each output
+    F16 = 3
+    Q4_0 = 4
+    Q4_1 = 5
+    Q5_0 = 6
+    Q5_1 = 7
+    Q8_0 = 8
+    Q2_K = 9
+    Q3_K = 10
+    Q4_K = 11
+    Q5_K = 12
+    Q6_K = 13
+    IQ4_NL = 14
+    IQ4_XS = 15
+    MXFP4 = 16
+    INT4 = 17  # codes 0..15 with a float16 scale and an integer zero for each group of 32, 64, 128, ... inputs
+
+
+_FLOATS = {torch.float32: Format.F32, torch.bfloat16: Format.BF16, torch.float16: Format.F16}
+_FORMS = (None, Format.F32, Format.BF16, Format.F16, Format.INT8)
+_SOURCE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # `umbel::Source`
+_SOURCE_OF_KIND = {"F32": 0, "BF16": 1, "F16": 2}
+
+# ggml's block types: inputs of a block, and its bytes.
+BLOCKS = {
+    "F32": (1, 4),
+    "F16": (1, 2),
+    "BF16": (1, 2),
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
+    "MXFP4": (32, 17),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Int4Rows:
+    """A matrix in integers of 4 bits: weight = scale × (code − zero), one scale and one zero for each group of inputs.
+
+    Attributes:
+        codes: uint8 [n, k / 2]; input 2i is in the lower half of byte i, input 2i + 1 in the upper.
+        scales: float16 or float32 [n, groups], of 32, 64, 128, ... inputs each; kept as float16.
+        zeros: uint8 [n, groups], 0 to 15; None: 8 everywhere.
+    """
+
+    codes: NDArray[np.uint8]
+    scales: NDArray[np.float16] | NDArray[np.float32]
+    zeros: NDArray[np.uint8] | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, inputs)."""
+        return len(self.codes), 2 * self.codes.shape[1]
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale."""
+        inputs = self.shape[1]
+        return inputs // int(self.scales.shape[1])
+
+
+Weights = torch.Tensor | BlockTensor | Int4Rows
 
 
 class PackedMatrix:
     """A weight [n, k] in panels of 16 outputs, in memory of its own. Sources may be freed afterwards."""
 
     def __init__(
-        self, library: ctypes.CDLL, sources: Sequence[torch.Tensor], form: Format, *, exact: bool = False
+        self, library: ctypes.CDLL, sources: Sequence[Weights], form: Format | None = None, *, exact: bool = False
     ) -> None:
         """Stacks `sources`, each [n_i, k], along n: the products of q, k and v are one.
 
+        Neighbours in one format become one part. Pages of a mapped file are given back when they have been read.
+
         Args:
+            form: of sources that are tensors: F32, BF16, F16 or INT8; None: the type that they have. Blocks and
+                integers keep theirs.
             exact: BF16 leaves x in float32, also where tiles would multiply a rounded x faster.
 
         Raises:
-            ParameterError: a source is no float32 or bfloat16 matrix of the CPU, or their widths differ.
+            ParameterError: a source is no float32, bfloat16 or float16 matrix of the CPU, nor a sound one in blocks or
+                integers of 4 bits, or their widths differ.
             EngineError: there is no memory.
         """
         self._library = _declare(library)
-        self.format = form
-        self.n, self.k = _stacked_shape(sources)
-        self._handle = library.umbel_matrix_create(form.value, self.n, self.k, exact)
-        if not self._handle:
-            raise EngineError(
-                f"there is no memory for a weight of {self.n} × {self.k} in {form.name}; use a smaller model or format"
+        if form not in _FORMS:
+            raise ParameterError(
+                f"form={form} for tensors; write F32, BF16, F16, INT8 or None, and give blocks as they are"
             )
-        first = 0
-        for source in sources:
-            rows = source if source.stride(1) == 1 else source.contiguous()
-            is_bf16 = source.dtype is torch.bfloat16
-            library.umbel_matrix_fill(self._handle, first, len(rows), rows.data_ptr(), is_bf16, rows.stride(0))
-            first += len(rows)
+        self.n, self.k = _stacked_shape(sources)
+        parts = list(_parts(sources, form))
+        self.formats = tuple(part.form for part in parts)
+        self._handle = library.umbel_matrix_create(self.k)
+        for index, part in enumerate(parts):
+            added = self._handle and library.umbel_matrix_add(
+                self._handle, part.form.value, part.n, part.group_shift, exact
+            )
+            if not added:
+                raise EngineError(
+                    f"there is no memory for a weight of {self.n} × {self.k} in {part.form.name}; "
+                    "use a smaller model or format"
+                )
+            first = 0
+            for source in part.sources:
+                self._fill(index, first, source)
+                first += source.shape[0]
+
+    def _fill(self, part: int, first: int, source: Weights) -> None:
+        match source:
+            case BlockTensor():
+                self._fill_blocks(part, first, source)
+            case Int4Rows():
+                self._fill_int4(part, first, source)
+            case _:
+                rows = source if source.stride(1) == 1 else source.contiguous()
+                kind = _SOURCE[source.dtype]
+                self._library.umbel_matrix_fill(
+                    self._handle, part, first, len(rows), rows.data_ptr(), kind, rows.stride(0)
+                )
+
+    def _fill_blocks(self, part: int, first: int, source: BlockTensor) -> None:
+        head_rows = source.shape[0] // source.heads if source.heads else 0
+        row_bytes = source.data.strides[0]
+        step = max(_SLICE // row_bytes, 16) // (head_rows or 16) * (head_rows or 16) or head_rows
+        for begin in range(0, source.shape[0], step):
+            rows = source.data[begin : begin + step]
+            if source.kind in _SOURCE_OF_KIND:
+                plain = _in_order(rows, head_rows)
+                self._library.umbel_matrix_fill(
+                    *(self._handle, part, first + begin, len(rows), plain.ctypes.data),
+                    *(_SOURCE_OF_KIND[source.kind], plain.strides[0] // BLOCKS[source.kind][1]),
+                )
+            else:
+                self._library.umbel_matrix_fill_blocks(
+                    self._handle, part, first + begin, len(rows), rows.ctypes.data, row_bytes, head_rows
+                )
+            _give_back(rows)
+
+    def _fill_int4(self, part: int, first: int, source: Int4Rows) -> None:
+        codes = np.ascontiguousarray(source.codes)
+        scales = np.ascontiguousarray(source.scales, dtype=np.float16)
+        zeros = None if source.zeros is None else np.ascontiguousarray(source.zeros)
+        if zeros is None and source.group > 32:
+            zeros = np.full(scales.shape, 8, dtype=np.uint8)
+        self._library.umbel_matrix_fill_int4(
+            *(self._handle, part, first, len(codes), codes.ctypes.data, scales.ctypes.data),
+            None if zeros is None else zeros.ctypes.data,
+        )
+
+    @property
+    def format(self) -> Format:
+        """The format of the only part, or of the first."""
+        return self.formats[0]
 
     @property
     def handle(self) -> int:
@@ -86,14 +225,13 @@ class PackedMatrix:
         return out
 
     def panel(self, x: torch.Tensor, panel: int) -> torch.Tensor:
-        """Computes outputs 16 · panel and the next 15, of float32 and bfloat16: bit by bit those of a call; undefined
-        past n."""
+        """Computes outputs 16 · panel and the next 15, of a matrix in one format that is not INT8: bit by bit those of
+        a call; undefined past n."""
         _check("x", x, (len(x), self.k))
         panels = (self.n + 15) // 16
-        if self.format is Format.INT8 or not 0 <= panel < panels:
-            raise ParameterError(
-                f"panel={panel} of a matrix in {self.format.name}; write 0 to {panels - 1}, of a float"
-            )
+        if self.formats != (self.format,) or self.format is Format.INT8 or not 0 <= panel < panels:
+            names = ", ".join(form.name for form in self.formats)
+            raise ParameterError(f"panel={panel} of a matrix in {names}; write 0 to {panels - 1}, of one, not INT8")
         out = torch.empty(len(x), 16)
         self._library.umbel_linear_panel(self._handle, x.data_ptr(), len(x), x.stride(0), panel, out.data_ptr())
         return out
@@ -103,19 +241,144 @@ class PackedMatrix:
             self._library.umbel_matrix_free(self._handle)
 
 
-def _stacked_shape(sources: Sequence[torch.Tensor]) -> tuple[int, int]:
+def dequantise(library: ctypes.CDLL, source: BlockTensor, rows: NDArray[np.int64] | None = None) -> torch.Tensor:
+    """Computes rows of a matrix in blocks as float32, [rows, k], in the order of the file; None: all of them.
+
+    Raises:
+        ParameterError: the matrix is not sound, or a row is not in it.
+    """
+    _check_blocks(source)
+    n, k = source.shape
+    count = n if rows is None else len(rows)
+    if rows is not None and count and (rows.min() < 0 or rows.max() >= n):
+        raise ParameterError(f"rows from {rows.min()} to {rows.max()} of {n}; write numbers from 0 to {n - 1}")
+    out = torch.empty(count, k)
+    which = None if rows is None else np.ascontiguousarray(rows, dtype=np.int64)
+    _declare(library).umbel_blocks_dequantise(
+        *(Format[source.kind].value, source.data.ctypes.data, source.data.strides[0]),
+        *(None if which is None else which.ctypes.data, count, k, out.data_ptr()),
+    )
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Stacked:
+    """Neighbours in one format."""
+
+    form: Format
+    group_shift: int  # INT4: log2 of a group's inputs / 32
+    sources: list[Weights]
+
+    @property
+    def n(self) -> int:
+        return sum(source.shape[0] for source in self.sources)
+
+
+def _parts(sources: Sequence[Weights], form: Format | None) -> Iterator[_Stacked]:
+    open_part: _Stacked | None = None
+    for source in sources:
+        own, shift = _format_of(source, form)
+        if open_part and (open_part.form, open_part.group_shift) == (own, shift):
+            open_part.sources.append(source)
+            continue
+        if open_part:
+            yield open_part
+        open_part = _Stacked(own, shift, [source])
+    if open_part:
+        yield open_part
+
+
+def _format_of(source: Weights, form: Format | None) -> tuple[Format, int]:
+    match source:
+        case BlockTensor():
+            return Format[source.kind], 0
+        case Int4Rows():
+            plain = source.zeros is None and source.group == 32
+            return (Format.Q4_0, 0) if plain else (Format.INT4, (source.group // 32).bit_length() - 1)
+        case _:
+            return form or _FLOATS[source.dtype], 0
+
+
+def _stacked_shape(sources: Sequence[Weights]) -> tuple[int, int]:
     if not sources:
         raise ParameterError("sources is empty; give at least one weight")
     for source in sources:
-        if source.ndim != 2 or source.dtype not in _SOURCES or source.device.type != "cpu" or not source.numel():
-            raise ParameterError(
-                f"a weight of shape {tuple(source.shape)}, {source.dtype}, on {source.device}; "
-                "give a float32 or bfloat16 matrix on the CPU"
-            )
+        match source:
+            case BlockTensor():
+                _check_blocks(source)
+            case Int4Rows():
+                _check_int4(source)
+            case _:
+                _check_floats(source)
     widths = {source.shape[1] for source in sources}
     if len(widths) > 1:
         raise ParameterError(f"weights of {sorted(widths)} inputs cannot be stacked; they need the same inputs")
-    return sum(map(len, sources)), widths.pop()
+    return sum(source.shape[0] for source in sources), widths.pop()
+
+
+def _check_floats(source: torch.Tensor) -> None:
+    if source.ndim != 2 or source.dtype not in _FLOATS or source.device.type != "cpu" or not source.numel():
+        raise ParameterError(
+            f"a weight of shape {tuple(source.shape)}, {source.dtype}, on {source.device}; "
+            "give a float32, bfloat16 or float16 matrix on the CPU"
+        )
+
+
+def _check_blocks(source: BlockTensor) -> None:
+    """Checks what the kernels rely on: they read as many bytes as the shape says."""
+    n, k = source.shape
+    if source.kind not in BLOCKS:
+        raise ParameterError(f"a weight in blocks of type {source.kind}; the kernels read {', '.join(BLOCKS)}")
+    inputs, size = BLOCKS[source.kind]
+    data = source.data
+    whole = n > 0 and k > 0 and k % inputs == 0 and data.shape == (n, k // inputs * size)
+    if not whole or data.dtype != np.uint8 or data.strides[1] != 1:
+        raise ParameterError(
+            f"a weight of {n} × {k} in {source.kind} with data {data.dtype} {data.shape}, strides {data.strides}; give "
+            f"uint8 [{n}, inputs / {inputs} × {size}], with bytes of a row next to each other"
+        )
+    if source.heads and (n % source.heads or n // source.heads % 2):
+        raise ParameterError(f"a weight of {n} outputs for {source.heads} heads; each needs the same even number")
+
+
+def _check_int4(source: Int4Rows) -> None:
+    codes, scales, zeros = source.codes, source.scales, source.zeros
+    plain = codes.ndim == scales.ndim == 2 and codes.size > 0 and scales.size > 0 and codes.dtype == np.uint8
+    if not plain or scales.dtype not in (np.float16, np.float32) or len(scales) != len(codes):
+        raise ParameterError(
+            f"codes {codes.dtype} {codes.shape} with scales {scales.dtype} {scales.shape}; give uint8 [n, k / 2] and "
+            "float16 or float32 [n, groups]"
+        )
+    k, group = source.shape[1], source.group
+    if k != group * scales.shape[1] or group % 32 or (group // 32) & (group // 32 - 1):
+        raise ParameterError(f"{k} inputs in {scales.shape[1]} groups; a group has 32, 64, 128, ... of them")
+    if not np.abs(scales).max() <= _LARGEST_HALF:
+        raise ParameterError(f"scales up to {np.abs(scales).max()}; float16 holds numbers up to {_LARGEST_HALF:.0f}")
+    if zeros is not None and (zeros.dtype != np.uint8 or zeros.shape != scales.shape or zeros.max() > 15):
+        raise ParameterError(f"zeros {zeros.dtype} {zeros.shape}; give uint8 {scales.shape}, from 0 to 15")
+
+
+def _in_order(rows: NDArray[np.uint8], head_rows: int) -> NDArray[np.uint8]:
+    """Returns rows of whole heads in Hugging Face's order."""
+    if not head_rows:
+        return rows
+    return np.ascontiguousarray(rows.reshape(-1, head_rows // 2, 2, rows.shape[1]).swapaxes(1, 2)).reshape(rows.shape)
+
+
+def _give_back(rows: NDArray[np.uint8]) -> None:
+    """Lets the system take back pages of a mapped file; they would be read again from the file."""
+    owner: object = rows
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, memoryview):
+        owner = owner.obj
+    if not isinstance(owner, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    start = rows.ctypes.data - np.frombuffer(owner, dtype=np.uint8).ctypes.data
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (start + rows.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > first:
+        owner.madvise(mmap.MADV_DONTNEED, first, end - first)
 
 
 def _check(name: str, tensor: torch.Tensor, shape: tuple[int, int]) -> None:
@@ -128,11 +391,17 @@ def _check(name: str, tensor: torch.Tensor, shape: tuple[int, int]) -> None:
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    pointer, long = ctypes.c_void_p, ctypes.c_long
-    library.umbel_matrix_create.argtypes = [ctypes.c_int, long, long, ctypes.c_int]
+    pointer, long, integer = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+    library.umbel_matrix_create.argtypes = [long]
     library.umbel_matrix_create.restype = pointer
-    library.umbel_matrix_fill.argtypes = [pointer, long, long, pointer, ctypes.c_int, long]
+    library.umbel_matrix_add.argtypes = [pointer, integer, long, integer, integer]
+    library.umbel_matrix_add.restype = integer
+    library.umbel_matrix_fill.argtypes = [pointer, long, long, long, pointer, integer, long]
     library.umbel_matrix_fill.restype = None
+    library.umbel_matrix_fill_blocks.argtypes = [pointer, long, long, long, pointer, long, long]
+    library.umbel_matrix_fill_blocks.restype = None
+    library.umbel_matrix_fill_int4.argtypes = [pointer, long, long, long, pointer, pointer, pointer]
+    library.umbel_matrix_fill_int4.restype = None
     library.umbel_matrix_free.argtypes = [pointer]
     library.umbel_matrix_free.restype = None
     library.umbel_matrix_bytes.argtypes = [pointer]
@@ -141,4 +410,6 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.umbel_linear.restype = None
     library.umbel_linear_panel.argtypes = [pointer, pointer, long, long, long, pointer]
     library.umbel_linear_panel.restype = None
+    library.umbel_blocks_dequantise.argtypes = [integer, pointer, long, pointer, long, long, pointer]
+    library.umbel_blocks_dequantise.restype = None
     return library

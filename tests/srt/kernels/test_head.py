@@ -47,7 +47,7 @@ def _choose_row(logits: NDArray[np.float64], row_requests: RowRequests, row: int
     return int(np.where(kept, scores, -np.inf).argmax())
 
 
-FORMATS = list(Format)
+FORMATS = (Format.F32, Format.BF16, Format.F16, Format.INT8)
 
 
 @pytest.fixture(params=native_isas(), ids=lambda isa: isa.value)
@@ -161,6 +161,7 @@ def test_rows_of_zeros_and_outliers_of_weights_change_nothing(library: ctypes.CD
     weight[7] *= 1e4
     weight[:, 11] *= 300
     weight[100, 5] = 1e6
+    weight /= 1024 if form is Format.F16 else 1  # it holds nothing above 65504
     x = states(12, 80)
     x[3] = 0
     x[4] = -x[4].abs()

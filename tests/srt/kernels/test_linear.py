@@ -14,7 +14,8 @@ from umbel.srt.kernels.cpu.linear import Format, PackedMatrix
 
 from .native import native_isas
 
-FLOATS = (Format.F32, Format.BF16)
+FLOATS = (Format.F32, Format.BF16, Format.F16)
+DTYPES = {Format.F32: torch.float32, Format.BF16: torch.bfloat16, Format.F16: torch.float16}
 TILED = (Isa.AMX, Isa.AMX_EMULATED)  # BF16 rounds x as well
 
 # rows, n, k: one and many tiles of rows, blocks of rows, cut panels, odd k, k of one and several blocks
@@ -43,7 +44,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def rounded(weight: torch.Tensor, form: Format) -> torch.Tensor:
-    return weight.bfloat16().float() if form is Format.BF16 else weight
+    return weight.to(DTYPES[form]).float()
 
 
 def reference_product(
@@ -124,7 +125,7 @@ def test_a_panel_gives_the_bits_of_the_whole(library: ctypes.CDLL, form: Format)
 
 
 @pytest.mark.parametrize("form", FLOATS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_stacked_sources_are_one_matrix(library: ctypes.CDLL, form: Format, dtype: torch.dtype) -> None:
     whole = normal(107, 333).to(dtype)
     x = normal(4, 333, seed=1)
@@ -140,10 +141,12 @@ def test_a_strided_source_is_read_where_it_lies(library: ctypes.CDLL) -> None:
         assert torch.equal(matrix(x), plain(x))
 
 
-def test_float32_weights_become_the_nearest_bfloat16(library: ctypes.CDLL) -> None:
+def test_float32_weights_become_the_nearest_of_16_bits(library: ctypes.CDLL) -> None:
     weight = normal(48, 70) * 1e3
+    weight[:8] *= 1e-9  # no normal numbers of float16
     x = torch.eye(70)
-    assert torch.equal(PackedMatrix(library, [weight], Format.BF16)(x), weight.bfloat16().float().T.contiguous())
+    for form in (Format.BF16, Format.F16):
+        assert torch.equal(PackedMatrix(library, [weight], form)(x), rounded(weight, form).T.contiguous())
 
 
 @pytest.mark.parametrize("form", FLOATS)
@@ -166,6 +169,7 @@ def test_no_rows_are_no_work(library: ctypes.CDLL) -> None:
 def test_a_matrix_takes_its_weights_and_their_padding(library: ctypes.CDLL) -> None:
     assert PackedMatrix(library, [normal(50, 100)], Format.F32).bytes == 64 * 128 * 4
     assert PackedMatrix(library, [normal(50, 100)], Format.BF16).bytes == 64 * 128 * 2
+    assert PackedMatrix(library, [normal(50, 100).half()]).bytes == 64 * 128 * 2
 
 
 def test_what_a_kernel_cannot_read_is_refused(library: ctypes.CDLL) -> None:
@@ -184,7 +188,9 @@ def test_what_a_kernel_cannot_read_is_refused(library: ctypes.CDLL) -> None:
         matrix.panel(normal(4, 30), 2)
     with pytest.raises(ParameterError, match="cannot be stacked"):
         PackedMatrix(library, [normal(2, 3), normal(2, 4)], Format.F32)
-    with pytest.raises(ParameterError, match="float16"):
-        PackedMatrix(library, [normal(2, 3).half()], Format.F32)
+    with pytest.raises(ParameterError, match="float64"):
+        PackedMatrix(library, [normal(2, 3).double()], Format.F32)
+    with pytest.raises(ParameterError, match="give blocks as they are"):
+        PackedMatrix(library, [normal(2, 32)], Format.Q4_0)
     with pytest.raises(ParameterError, match="empty"):
         PackedMatrix(library, [], Format.F32)

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "blocks.h"
 #include "head.h"
 #include "linear.h"
 
@@ -41,11 +42,45 @@ bool linear_works(Format format, long rows) {
     constexpr long N = 72, K = 104;
     Numbers numbers;
     std::vector<float> weight = numbers.take(N * K), x = numbers.take(rows * K), out(rows * N), expected(rows * N);
-    Matrix* matrix = create_matrix(format, N, K, false);
-    if (!matrix) return false;
-    fill_matrix(*matrix, 0, N, weight.data(), false, K);
-    linear(*matrix, x.data(), rows, K, nullptr, out.data(), N);
-    free_matrix(matrix);
+    MatrixPart part = create_part(format, 0, N, K, false, 0);
+    if (!part.data) return false;
+    fill_part(part, 0, N, weight.data(), Source::F32, K);
+    linear(Matrix{N, K, 1, &part}, x.data(), rows, K, nullptr, out.data(), N);
+    free_part(part);
+    for (long r = 0; r < rows; r++)
+        for (long n = 0; n < N; n++)
+            for (long k = 0; k < K; k++) expected[r * N + n] += x[r * K + k] * weight[n * K + k];
+    return near(out, expected);
+}
+
+// A matrix of one part, whose blocks are bytes of any value but for scales, which are small numbers.
+bool blocks_work(Format format, long rows) {
+    constexpr long N = 40, K = 512;
+    BlockFormat form = block_format(format);
+    long row_bytes = K / form.inputs * form.bytes;
+    Numbers numbers;
+    std::vector<uint8_t> blocks(N * row_bytes);
+    for (uint8_t& byte : blocks) byte = (uint8_t)(127 * numbers.next());
+    for (long i = 0; i < N * K / form.inputs; i++) {
+        uint8_t* block = &blocks[i * form.bytes];
+        auto set_half = [&](long at) { block[at] = (uint8_t)(i * 37), block[at + 1] = 0x2c; };  // about 1 / 16
+        if (format == Format::MXFP4) {
+            block[0] = (uint8_t)(120 + i % 5);
+        } else {
+            set_half(format == Format::Q2_K   ? 80
+                     : format == Format::Q3_K ? 108
+                     : format == Format::Q6_K ? 208
+                                              : 0);
+            if (form.has_min()) set_half(format == Format::Q2_K ? 82 : 2);
+        }
+    }
+    std::vector<float> weight(N * K), x = numbers.take(rows * K), out(rows * N), expected(rows * N);
+    for (long n = 0; n < N; n++) dequantise_row(format, &blocks[n * row_bytes], K, &weight[n * K]);
+    MatrixPart part = create_part(format, 0, N, K, false, 0);
+    if (!part.data) return false;
+    pack_blocks(part, 0, N, blocks.data(), row_bytes, 0);
+    linear(Matrix{N, K, 1, &part}, x.data(), rows, K, nullptr, out.data(), N);
+    free_part(part);
     for (long r = 0; r < rows; r++)
         for (long n = 0; n < N; n++)
             for (long k = 0; k < K; k++) expected[r * N + n] += x[r * K + k] * weight[n * K + k];
@@ -98,14 +133,15 @@ bool head_works(Format format, long rows) {
     Numbers numbers;
     std::vector<float> weight = numbers.take(N * K), x = numbers.take(rows * K), logits(rows * N), best(rows);
     std::vector<int32_t> tokens(rows);
-    Matrix* matrix = create_matrix(format, N, K, false);
-    if (!matrix) return false;
-    fill_matrix(*matrix, 0, N, weight.data(), false, K);
-    Head* head = create_head(*matrix, true);
+    MatrixPart part = create_part(format, 0, N, K, false, 0);
+    if (!part.data) return false;
+    fill_part(part, 0, N, weight.data(), Source::F32, K);
+    Matrix matrix{N, K, 1, &part};
+    Head* head = create_head(matrix, true);
     bool right = head != nullptr;
     if (head) {
         choose_tokens(*head, x.data(), rows, K, Picks{}, tokens.data(), best.data());
-        linear(*matrix, x.data(), rows, K, nullptr, logits.data(), N);
+        linear(matrix, x.data(), rows, K, nullptr, logits.data(), N);
         for (long r = 0; r < rows; r++) {
             const float* row = &logits[r * N];
             long first = 0;
@@ -115,16 +151,19 @@ bool head_works(Format format, long rows) {
         }
         free_head(head);
     }
-    free_matrix(matrix);
+    free_part(part);
     return right;
 }
 
 }  // namespace
 
 bool linears_work() {
-    for (Format format : {Format::F32, Format::BF16, Format::INT8})
+    for (Format format : {Format::F32, Format::BF16, Format::F16, Format::INT8})
         for (long rows : {1, 3, 40})
             if (!linear_works(format, rows)) return false;
+    for (int format = (int)Format::Q4_0; format < (int)Format::INT4; format++)
+        for (long rows : {1, 3, 40})
+            if (!blocks_work((Format)format, rows)) return false;
     return true;
 }
 

@@ -208,7 +208,7 @@ constexpr Kernels KERNELS = all_kernels(std::make_integer_sequence<int, INT8_ROW
 
 }  // namespace
 
-CoarseRows quantize_coarsely(const Matrix& weight, const float* x, long rows, long x_stride) {
+CoarseRows quantize_coarsely(const MatrixPart& weight, const float* x, long rows, long x_stride) {
     thread_local Buffer values_memory, numbers_memory, large_memory;
     CoarseRows result{};
     result.rows = rows;

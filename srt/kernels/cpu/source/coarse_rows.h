@@ -36,20 +36,20 @@ struct CoarseRows {
 };
 
 // Into memory of the calling thread, which the next call overwrites. Uses the whole team.
-CoarseRows quantize_coarsely(const Matrix& weight, const float* x, long rows, long x_stride);
+CoarseRows quantize_coarsely(const MatrixPart& weight, const float* x, long rows, long x_stride);
 
 // As Int8Products. `offsets`: for each output COARSE_OFFSET times the sum of its stored weights.
 class CoarseProducts {
   public:
     static constexpr int MOST_ROWS = INT8_ROWS;
 
-    CoarseProducts(const Matrix& weight, const CoarseRows& x, const int32_t* offsets)
+    CoarseProducts(const MatrixPart& weight, const CoarseRows& x, const int32_t* offsets)
         : weight_(weight), x_(x), offsets_(offsets) {}
 
     void compute(long tile, long panel, long turn, long turns, float* sums) const;
 
   private:
-    const Matrix& weight_;
+    const MatrixPart& weight_;
     const CoarseRows& x_;
     const int32_t* offsets_;
 };

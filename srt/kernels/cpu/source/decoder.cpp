@@ -91,7 +91,7 @@ class Decoder {
         const TiledRows *from = normed_.tiled(), *to = gated_.tiled();
         bool changed = layer.gate_up_changes && adapted.count;
         if (from && to && shape_.intermediate % TiledRows::K == 0 && !changed) {
-            gated_tiled(*layer.gate_up, *from, layer.gate_up_bias, activation, *to);
+            gated_tiled(*layer.gate_up->plain(), *from, layer.gate_up_bias, activation, *to);
             return true;
         }
 #endif

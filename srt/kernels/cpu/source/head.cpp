@@ -3,24 +3,27 @@
 #include <algorithm>
 #include <new>
 
+#include "blocks.h"
 #include "head_screen.h"
 #include "threads.h"
 
 namespace umbel {
 
-Head* create_head(const Matrix& exact, bool screen, bool coarse) {
+Head* create_head(const Matrix& matrix, bool screen, bool coarse) {
     Head* head = new (std::nothrow) Head{};
     if (!head) return nullptr;
-    head->exact = &exact;
-    if (!screen) return head;
+    head->matrix = &matrix;
+    head->exact = matrix.plain();
+    if (!screen || !head->exact) return head;
+    const MatrixPart& exact = *head->exact;
     head->coarse = coarse;
     head->radii = new (std::nothrow) float[exact.panels * PANEL]{};
     head->offsets = new (std::nothrow) int32_t[exact.panels * PANEL]{};
     if (exact.format == Format::INT8) {
         head->screen = &exact;
     } else {
-        head->copy = create_matrix(Format::INT8, exact.n, exact.k, exact.exact);
-        head->screen = head->copy;
+        head->copy = create_part(Format::INT8, 0, exact.n, exact.k, exact.exact, 0);
+        head->screen = head->copy.data ? &head->copy : nullptr;
     }
     if (!head->radii || !head->offsets || !head->screen) {
         free_head(head);
@@ -32,26 +35,46 @@ Head* create_head(const Matrix& exact, bool screen, bool coarse) {
 
 void free_head(Head* head) {
     if (!head) return;
-    free_matrix(head->copy);
+    free_part(head->copy);
     delete[] head->radii;
     delete[] head->offsets;
     delete head;
 }
 
+namespace {
+
+const MatrixPart& part_of(const Matrix& matrix, long output) {
+    const MatrixPart* part = matrix.parts;
+    while (output >= part->first + part->n) part++;
+    return *part;
+}
+
+}  // namespace
+
 void logits_of(Head& head, const float* x, long rows, long x_stride, const int32_t* ids, long count, float* out) {
     if (rows <= 0 || count <= 0) return;
-    const Matrix& weight = *head.exact;
+    const Matrix& matrix = *head.matrix;
     Int8Rows inputs{};
-    if (weight.format == Format::INT8) inputs = quantize_rows(weight, x, rows, x_stride);
+    BlockRows block_inputs{};
+    for (const MatrixPart* part = matrix.parts; part < matrix.parts + matrix.count; part++) {
+        if (part->format == Format::INT8 && !inputs.values) inputs = quantize_rows(*part, x, rows, x_stride);
+        if (is_blocks(part->format) && !block_inputs.values) block_inputs = round_rows(x, rows, matrix.k, x_stride);
+    }
     float* tiles = head.gathered.take<float>(team_size() * std::max(rows, (long)Int8Products::MOST_ROWS) * PANEL);
     parallel(count, even_grain(count, 4), [&](long begin, long end) {
         float* tile = tiles + team_rank() * std::max(rows, (long)Int8Products::MOST_ROWS) * PANEL;
-        long held = -1;  // the panel whose logits are in `tile`
+        const MatrixPart* held_part = nullptr;  // whose panel `held` has its logits in `tile`
+        long held = -1;
         for (long i = begin; i < end; i++) {
-            long panel = ids[i] / PANEL;
+            const MatrixPart& weight = part_of(matrix, ids[i]);
+            long output = ids[i] - weight.first, panel = output / PANEL;
             if (weight.format != Format::INT8) {
-                if (panel != held) linear_panel(weight, x, rows, x_stride, panel, tile);
-                for (long row = 0; row < rows; row++) out[row * count + i] = tile[row * PANEL + ids[i] % PANEL];
+                bool same = panel == held && &weight == held_part;
+                if (!same && is_blocks(weight.format))
+                    multiply_panel(weight, block_inputs, panel, tile);
+                else if (!same)
+                    linear_panel(weight, x, rows, x_stride, panel, tile);
+                for (long row = 0; row < rows; row++) out[row * count + i] = tile[row * PANEL + output % PANEL];
             } else {
                 Int8Products products(weight, inputs);
                 for (long t = 0; t < inputs.tiles; t++) {
@@ -59,10 +82,11 @@ void logits_of(Head& head, const float* x, long rows, long x_stride, const int32
                     long last = std::min(inputs.first_row(t + 1), rows);
                     for (long row = inputs.first_row(t); row < last; row++)
                         out[row * count + i] =
-                            tile[(row - inputs.first_row(t)) * PANEL + ids[i] % PANEL] * weight.scales[ids[i]];
+                            tile[(row - inputs.first_row(t)) * PANEL + output % PANEL] * weight.scales[output];
                 }
             }
             held = panel;
+            held_part = &weight;
         }
     });
 }
@@ -80,8 +104,9 @@ void umbel_head_free(void* head) { umbel::free_head((umbel::Head*)head); }
 // Of the copy, the radii and the offsets: the exact matrix is the caller's.
 long umbel_head_bytes(const void* head) {
     const umbel::Head& it = *(const umbel::Head*)head;
+    if (!it.radii) return 0;
     long outputs = it.exact->panels * umbel::PANEL * (long)sizeof(float);
-    return (it.radii ? 2 * outputs : 0) + (it.copy ? it.copy->data_bytes + outputs : 0);
+    return 2 * outputs + (it.copy.data ? it.copy.data_bytes + outputs : 0);
 }
 
 int umbel_head_screens(const void* head) { return ((const umbel::Head*)head)->screen != nullptr; }
@@ -98,7 +123,7 @@ void umbel_head_rows(void* head, const float* x, long rows, long x_stride, const
 }
 
 void umbel_head_all(void* head, const float* x, long rows, long x_stride, float* out, long out_stride) {
-    umbel::linear(*((umbel::Head*)head)->exact, x, rows, x_stride, nullptr, out, out_stride);
+    umbel::linear(*((umbel::Head*)head)->matrix, x, rows, x_stride, nullptr, out, out_stride);
 }
 
 void umbel_head_counters(const void* head, long* counters) {

@@ -32,9 +32,10 @@ struct HeadCounters {
 };
 
 struct Head {
-    const Matrix* exact = nullptr;  // of the caller
-    const Matrix* screen = nullptr;  // INT8; `exact` itself where that is INT8; nullptr: every row takes all logits
-    Matrix* copy = nullptr;          // what of it is ours
+    const Matrix* matrix = nullptr;      // of the caller
+    const MatrixPart* exact = nullptr;   // its only part; nullptr: it is in blocks, or of several parts, and no screen
+    const MatrixPart* screen = nullptr;  // INT8; `exact` itself where that is INT8; nullptr: every row takes all logits
+    MatrixPart copy{};                   // what of it is ours
     float* radii = nullptr;          // [panels · 16], see head_screen.h
     int32_t* offsets = nullptr;      // [panels · 16], see coarse_rows.h
     bool coarse = false;             // whether many rows are estimated from 7 bits
@@ -45,9 +46,9 @@ struct Head {
     Buffer lists, states, gathered, logits;
 };
 
-// The caller keeps `exact` as long as the head. nullptr when there is no memory. `coarse` lets many rows be estimated
+// The caller keeps `matrix` as long as the head. nullptr when there is no memory. `coarse` lets many rows be estimated
 // from inputs of 7 bits where that is faster (coarse_rows.h).
-Head* create_head(const Matrix& exact, bool screen, bool coarse = true);
+Head* create_head(const Matrix& matrix, bool screen, bool coarse = true);
 void free_head(Head* head);
 
 // tokens[r] and logits[r], the token's logit, by `picks`. A row with logits that are not finite gives token −1: nothing

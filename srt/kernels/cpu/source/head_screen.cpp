@@ -64,9 +64,10 @@ double score_margin(double score) { return (std::fabs(score) + 32) * 0x1p-20; }
 
 // Input k of VL outputs from `output` on.
 template <Format F>
-UMBEL_INLINE vf weights_at(const Matrix& matrix, long panel, int output, long k) {
-    const char* data = (const char*)matrix.data + panel * (matrix.data_bytes / matrix.panels);
+UMBEL_INLINE vf weights_at(const MatrixPart& matrix, long panel, int output, long k) {
+    const char* data = matrix.panel(panel);
     if constexpr (F == Format::F32) return load((const float*)data + k * PANEL + output);
+    if constexpr (F == Format::F16) return load((const f16*)data + k * PANEL + output);
     vu lanes;
     if constexpr (F == Format::BF16) {
         std::memcpy(&lanes, data + (k / 2 * PANEL + output) * 4, sizeof lanes);
@@ -85,7 +86,7 @@ struct Norms {  // of VL outputs
 
 // Stores VL outputs as bytes, as pack_int8 does, or reads what an INT8 matrix has stored.
 template <Format F>
-Norms screen_outputs(const Matrix& exact, Matrix* copy, long panel, int output) {
+Norms screen_outputs(const MatrixPart& exact, MatrixPart* copy, long panel, int output) {
     constexpr float SHIFT = 12582912.0f;  // 1.5 · 2^23: the fraction is rounded away, the integer is in the low bits
     float* scales = F == Format::INT8 ? exact.scales : copy->scales;
     vf scale;
@@ -161,7 +162,7 @@ UMBEL_INLINE void screen_tile(const Head& head, const ScreenedRow* rows, long co
 
 template <Format F>
 bool fill(Head& head) {
-    const Matrix& exact = *head.exact;
+    const MatrixPart& exact = *head.exact;
     const double summed = 1 + (double)(exact.k + 8) * 2 * UNIT;  // what float32 sums of squares may lose
     const double lost = (double)(exact.k + (exact.k + INT8_BLOCK - 1) / INT8_BLOCK + 32) * UNIT;
     std::atomic<float> ratio{0}, stored_norm{0}, largest{0};
@@ -169,7 +170,7 @@ bool fill(Head& head) {
     parallel(exact.panels, even_grain(exact.panels, 16), [&](long begin, long end) {
         for (long panel = begin; panel < end; panel++)
             for (int o = 0; o < PANEL; o += VL) {
-                Norms norms = screen_outputs<F>(exact, head.copy, panel, o);
+                Norms norms = screen_outputs<F>(exact, &head.copy, panel, o);
                 if (!norms.finite) finite = false;
                 for (int lane = 0; lane < VL; lane++) {
                     long output = panel * PANEL + o + lane;
@@ -314,7 +315,9 @@ bool fill_screen(Head& head) {
     switch (head.exact->format) {
         case Format::F32: return fill<Format::F32>(head);
         case Format::BF16: return fill<Format::BF16>(head);
+        case Format::F16: return fill<Format::F16>(head);
         case Format::INT8: return fill<Format::INT8>(head);
+        default: return false;
     }
     return false;
 }

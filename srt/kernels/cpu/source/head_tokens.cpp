@@ -22,12 +22,12 @@ constexpr long FEW_ROWS = 4;  // which memory is slower than
 
 // Rows `which` of x one after the other, as `linear` reads them: by AMX tiles a BF16 matrix gets them in bfloat16.
 const float* gather(Head& head, const float* x, long x_stride, const long* which, long count) {
-    long k = head.exact->k;
+    long k = head.matrix->k;
     float* gathered = head.gathered.take<float>(count * k);
     for (long i = 0; i < count; i++) {
         const float* row = x + which[i] * x_stride;
 #if defined(UMBEL_AMX)
-        if (head.exact->format == Format::BF16) {
+        if (head.exact && head.exact->format == Format::BF16) {
             for (long at = 0; at < k; at++) gathered[i * k + at] = from_bf16(to_bf16(row[at]));
             continue;
         }
@@ -67,7 +67,7 @@ ScreenedRow describe(const Head& head, const Choice& choice, const float* x, flo
 // Exact logits of tokens of one row, by the calling thread.
 class ExactLogits {
   public:
-    ExactLogits(const Matrix& weight, const float* x, const Int8Rows& inputs, long row)
+    ExactLogits(const MatrixPart& weight, const float* x, const Int8Rows& inputs, long row)
         : weight_(weight), x_(x), inputs_(inputs), row_(row) {
         while (inputs.first_row(tile_ + 1) <= row) tile_++;
     }
@@ -84,7 +84,7 @@ class ExactLogits {
     }
 
   private:
-    const Matrix& weight_;
+    const MatrixPart& weight_;
     const float* x_;
     const Int8Rows& inputs_;
     long row_, tile_ = 0;
@@ -179,11 +179,11 @@ struct Answers {
 
 void choose_by_all_logits(Head& head, const float* x, long x_stride, const Picks& picks, const std::vector<long>& which,
                           const Answers& answers) {
-    long n = head.exact->n;
+    long n = head.matrix->n;
     for (long first = 0; first < (long)which.size(); first += FULL_ROWS) {
         long count = std::min(FULL_ROWS, (long)which.size() - first);
         float* all = head.logits.take<float>(FULL_ROWS * n);
-        linear(*head.exact, gather(head, x, x_stride, &which[first], count), count, head.exact->k, nullptr, all, n);
+        linear(*head.matrix, gather(head, x, x_stride, &which[first], count), count, head.matrix->k, nullptr, all, n);
         parallel(count, 1, [&](long begin, long end) {
             for (long i = begin; i < end; i++) {
                 long row = which[first + i];
@@ -254,7 +254,7 @@ Ways plan(const Head& head, const Picks& picks, long rows) {
     Ways ways;
     for (long row = 0; row < rows; row++) {
         Choice choice = choice_of(picks, row);
-        bool top = choice.top_k > 0 && choice.top_k < head.exact->n;
+        bool top = choice.top_k > 0 && choice.top_k < head.matrix->n;
         if (!head.screen || (top && choice.top_k > MOST_TOP && choice.min_p == 0))
             ways.all.push_back(row);
         else if (top || choice.min_p > 0)  // many tokens within reach: coarse bounds would not rule enough of them out

@@ -31,7 +31,7 @@ bool Inputs::reset(const Matrix& weight, long rows) {
     rows_ = rows;
     k_ = weight.k;
 #if defined(UMBEL_AMX)
-    is_tiled_ = by_tiles(weight);
+    is_tiled_ = weight.plain() && by_tiles(*weight.plain());
     if (is_tiled_) {
         tiled_ = TiledRows(nullptr, rows, k_);
         tiled_.data = memory_.take<bf16>(tiled_.elements());
@@ -75,7 +75,7 @@ const float* Inputs::read_row(long row, Buffer& scratch) const {
 
 void Inputs::multiply(const Matrix& weight, const float* bias, float* out, long out_stride) const {
 #if defined(UMBEL_AMX)
-    if (is_tiled_) return linear_tiled(weight, tiled_, bias, out, out_stride);
+    if (is_tiled_) return linear_tiled(*weight.plain(), tiled_, bias, out, out_stride);
 #endif
     linear(weight, floats_, rows_, k_, bias, out, out_stride);
 }

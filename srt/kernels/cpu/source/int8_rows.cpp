@@ -86,7 +86,7 @@ void quantize(const float* x, long k, long k_padded, int16_t* row, float* scales
 
 }  // namespace
 
-Int8Rows quantize_rows(const Matrix& weight, const float* x, long rows, long x_stride) {
+Int8Rows quantize_rows(const MatrixPart& weight, const float* x, long rows, long x_stride) {
     thread_local Buffer values_memory, scales_memory, row_memory;
     Int8Rows result{};
     result.rows = rows;

@@ -31,7 +31,7 @@ struct Int8Rows {
 
 // Quantises rows for products with `weight` into memory of the calling thread, which the next call overwrites. Uses the
 // whole team.
-Int8Rows quantize_rows(const Matrix& weight, const float* x, long rows, long x_stride);
+Int8Rows quantize_rows(const MatrixPart& weight, const float* x, long rows, long x_stride);
 
 // The largest integer of a block so that its sum of products stays a 32-bit integer.
 constexpr long largest_input(long block) {

@@ -2,7 +2,9 @@
 #include "linear.h"
 
 #include <new>
+#include <utility>
 
+#include "blocks.h"
 #include "linear_float.h"
 #include "linear_int8.h"
 #include "memory.h"
@@ -11,67 +13,91 @@
 namespace umbel {
 namespace {
 
-constexpr long GROUP = 64;  // k is padded to a multiple of this
+constexpr long GROUP = 64;  // k of floats and INT8 is padded to a multiple of this
 
 long element_bytes(Format format) {
     switch (format) {
         case Format::F32: return 4;
-        case Format::BF16: return 2;
-        case Format::INT8: return 1;
+        case Format::BF16:
+        case Format::F16: return 2;
+        default: return 1;
     }
-    return 0;
+}
+
+void linear_plain(const MatrixPart& part, const float* x, long rows, long x_stride, const float* bias, float* out,
+                  long out_stride) {
+    if (part.format == Format::INT8) return linear_int8(part, x, rows, x_stride, bias, out, out_stride);
+#if defined(UMBEL_AMX)
+    if (by_tiles(part)) return linear_tiles(part, x, rows, x_stride, bias, out, out_stride);
+#endif
+    linear_vectors(part, x, rows, x_stride, bias, out, out_stride);
+}
+
+// False when there is no memory.
+bool add_part(Matrix& matrix, Format format, long n, int group_shift, bool exact) {
+    MatrixPart* grown = new (std::nothrow) MatrixPart[matrix.count + 1];
+    if (!grown) return false;
+    for (long i = 0; i < matrix.count; i++) grown[i] = matrix.parts[i];
+    delete[] std::exchange(matrix.parts, grown);
+    MatrixPart& part = grown[matrix.count];
+    part = create_part(format, matrix.n, n, matrix.k, exact, group_shift);
+    if (!part.data) return false;
+    matrix.count++;
+    matrix.n += n;
+    return true;
 }
 
 }  // namespace
 
 #if defined(UMBEL_AMX)
-bool by_tiles(const Matrix& weight) { return weight.format == Format::BF16 && !weight.exact && tiles_allowed(); }
+bool by_tiles(const MatrixPart& part) { return part.format == Format::BF16 && !part.exact && tiles_allowed(); }
 #endif
 
-Matrix* create_matrix(Format format, long n, long k, bool exact) {
-    Matrix* matrix = new (std::nothrow) Matrix{};
-    if (!matrix) return nullptr;
-    matrix->format = format;
-    matrix->n = n;
-    matrix->k = k;
-    matrix->exact = exact;
-    matrix->panels = (n + PANEL - 1) / PANEL;
-    matrix->k_padded = (k + GROUP - 1) / GROUP * GROUP;
-    matrix->data_bytes = matrix->panels * matrix->k_padded * PANEL * element_bytes(format);
-    matrix->data = allocate_pages(matrix->data_bytes);
-    if (format == Format::INT8) matrix->scales = new (std::nothrow) float[matrix->panels * PANEL]{};
-    if (!matrix->data || (format == Format::INT8 && !matrix->scales)) {
-        free_matrix(matrix);
-        return nullptr;
-    }
-    return matrix;
+MatrixPart create_part(Format format, long first, long n, long k, bool exact, int group_shift) {
+    MatrixPart part{};
+    part.format = format;
+    part.first = first;
+    part.n = n;
+    part.k = k;
+    part.exact = exact;
+    part.group_shift = group_shift;
+    part.panels = (n + PANEL - 1) / PANEL;
+    part.k_padded = is_blocks(format) ? k : (k + GROUP - 1) / GROUP * GROUP;
+    part.panel_bytes =
+        is_blocks(format) ? block_panel_bytes(part) : part.k_padded * PANEL * element_bytes(format);
+    part.data_bytes = part.panels * part.panel_bytes;
+    part.data = allocate_pages(part.data_bytes);
+    if (format == Format::INT8) part.scales = new (std::nothrow) float[part.panels * PANEL]{};
+    if (!part.data || (format == Format::INT8 && !part.scales)) free_part(part);
+    return part;
 }
 
-void free_matrix(Matrix* matrix) {
-    if (!matrix) return;
-    free_pages(matrix->data, matrix->data_bytes);
-    delete[] matrix->scales;
-    delete matrix;
+void free_part(MatrixPart& part) {
+    free_pages(std::exchange(part.data, nullptr), part.data_bytes);
+    delete[] std::exchange(part.scales, nullptr);
 }
 
-void fill_matrix(Matrix& matrix, long first, long count, const void* source, bool source_is_bf16, long row_stride) {
-    if (matrix.format == Format::INT8)
-        pack_int8(matrix, first, count, source, source_is_bf16, row_stride);
+void fill_part(MatrixPart& part, long first, long count, const void* from, Source source, long row_stride) {
+    if (part.format == Format::INT8)
+        pack_int8(part, first, count, from, source, row_stride);
     else
-        pack_float(matrix, first, count, source, source_is_bf16, row_stride);
+        pack_float(part, first, count, from, source, row_stride);
 }
 
 void linear(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
             long out_stride) {
     if (rows <= 0) return;
-    if (weight.format == Format::INT8) return linear_int8(weight, x, rows, x_stride, bias, out, out_stride);
-#if defined(UMBEL_AMX)
-    if (by_tiles(weight)) return linear_tiles(weight, x, rows, x_stride, bias, out, out_stride);
-#endif
-    linear_vectors(weight, x, rows, x_stride, bias, out, out_stride);
+    bool blocks = false;
+    for (long i = 0; i < weight.count; i++) {
+        const MatrixPart& part = weight.parts[i];
+        blocks = blocks || is_blocks(part.format);
+        if (!is_blocks(part.format))
+            linear_plain(part, x, rows, x_stride, bias ? bias + part.first : nullptr, out + part.first, out_stride);
+    }
+    if (blocks) linear_blocks(weight, x, rows, x_stride, bias, out, out_stride);
 }
 
-void linear_panel(const Matrix& weight, const float* x, long rows, long x_stride, long panel, float* tile) {
+void linear_panel(const MatrixPart& weight, const float* x, long rows, long x_stride, long panel, float* tile) {
 #if defined(UMBEL_AMX)
     if (by_tiles(weight)) return linear_panel_tiles(weight, x, rows, x_stride, panel, tile);
 #endif
@@ -82,30 +108,55 @@ void linear_panel(const Matrix& weight, const float* x, long rows, long x_stride
 
 extern "C" {
 
-using umbel::Matrix;
+using namespace umbel;
 
-void* umbel_matrix_create(int format, long n, long k, int exact) {
-    return umbel::create_matrix((umbel::Format)format, n, k, exact != 0);
+// Parts are added from the front; the matrix is ready when all have been filled.
+void* umbel_matrix_create(long k) { return new (std::nothrow) Matrix{0, k, 0, nullptr}; }
+
+int umbel_matrix_add(void* matrix, int format, long n, int group_shift, int exact) {
+    return add_part(*(Matrix*)matrix, (Format)format, n, group_shift, exact != 0);
 }
 
-void umbel_matrix_fill(void* matrix, long first, long count, const void* source, int source_is_bf16, long row_stride) {
-    umbel::fill_matrix(*(Matrix*)matrix, first, count, source, source_is_bf16 != 0, row_stride);
+void umbel_matrix_fill(void* matrix, long part, long first, long count, const void* from, int source, long row_stride) {
+    fill_part(((Matrix*)matrix)->parts[part], first, count, from, (Source)source, row_stride);
 }
 
-void umbel_matrix_free(void* matrix) { umbel::free_matrix((Matrix*)matrix); }
+void umbel_matrix_fill_blocks(void* matrix, long part, long first, long count, const void* from, long row_bytes,
+                              long head_rows) {
+    pack_blocks(((Matrix*)matrix)->parts[part], first, count, (const uint8_t*)from, row_bytes, head_rows);
+}
+
+void umbel_matrix_fill_int4(void* matrix, long part, long first, long count, const uint8_t* codes, const void* scales,
+                            const uint8_t* zeros) {
+    pack_int4(((Matrix*)matrix)->parts[part], first, count, codes, (const f16*)scales, zeros);
+}
+
+void umbel_matrix_free(void* matrix) {
+    Matrix* it = (Matrix*)matrix;
+    if (!it) return;
+    for (long i = 0; i < it->count; i++) free_part(it->parts[i]);
+    delete[] it->parts;
+    delete it;
+}
 
 long umbel_matrix_bytes(const void* matrix) {
-    const Matrix& weight = *(const Matrix*)matrix;
-    return weight.data_bytes + (weight.scales ? weight.panels * umbel::PANEL * (long)sizeof(float) : 0);
+    const Matrix& it = *(const Matrix*)matrix;
+    long bytes = 0;
+    for (long i = 0; i < it.count; i++)
+        bytes += it.parts[i].data_bytes + (it.parts[i].scales ? it.parts[i].panels * PANEL * (long)sizeof(float) : 0);
+    return bytes;
 }
 
 void umbel_linear(const void* matrix, const float* x, long rows, long x_stride, const float* bias, float* out,
                   long out_stride) {
-    umbel::linear(*(const Matrix*)matrix, x, rows, x_stride, bias, out, out_stride);
+    linear(*(const Matrix*)matrix, x, rows, x_stride, bias, out, out_stride);
 }
 
+// Of a matrix of one part.
 void umbel_linear_panel(const void* matrix, const float* x, long rows, long x_stride, long panel, float* tile) {
-    umbel::linear_panel(*(const Matrix*)matrix, x, rows, x_stride, panel, tile);
+    const MatrixPart& part = *((const Matrix*)matrix)->parts;
+    if (is_blocks(part.format)) return multiply_panel(part, round_rows(x, rows, part.k, x_stride), panel, tile);
+    linear_panel(part, x, rows, x_stride, panel, tile);
 }
 
 }  // extern "C"

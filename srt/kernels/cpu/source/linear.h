@@ -5,41 +5,70 @@
 
 namespace umbel {
 
-enum class Format : int { F32 = 0, BF16 = 1, INT8 = 2 };
+// How a part of a matrix is stored. From Q4_0 on: blocks of 32 or 256 inputs as ggml has them (blocks.h), and INT4,
+// groups of 32 · 2^i inputs with a float16 scale and a zero point in 0..15.
+enum class Format : int {
+    F32 = 0, BF16 = 1, INT8 = 2, F16 = 3,
+    Q4_0 = 4, Q4_1 = 5, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8,
+    Q2_K = 9, Q3_K = 10, Q4_K = 11, Q5_K = 12, Q6_K = 13,
+    IQ4_NL = 14, IQ4_XS = 15, MXFP4 = 16, INT4 = 17,
+};
+
+constexpr bool is_blocks(Format format) { return format >= Format::Q4_0; }
+
+// The type of the numbers that a float or INT8 part is filled from.
+enum class Source : int { F32 = 0, BF16 = 1, F16 = 2 };
+constexpr long source_bytes(Source source) { return source == Source::F32 ? 4 : 2; }
 
 constexpr long PANEL = 16;  // outputs of a panel
 
-// A weight [n, k] in panels of 16 outputs. Inputs come in groups, all 16 outputs of one group together, so that a panel
-// is one stream: F32 by 1, BF16 by 2 (one 32-bit lane), INT8 by 4. Rows and columns are padded with zeros.
-struct Matrix {
+// Some outputs of a matrix in one format, in panels of 16 outputs. Inputs come in groups, all 16 outputs of one group
+// together, so that a panel is one stream: F32 by 1, BF16 and F16 by 2 (one 32-bit lane), INT8 and blocks by 4. Rows and
+// columns are padded with zeros.
+struct MatrixPart {
     Format format;
+    long first;        // its first output in the matrix
     long n, k;
-    long panels;    // ceil(n / 16)
-    long k_padded;  // a multiple of 64
-    void* data;     // panels × k_padded × 16 elements, in 2 MiB pages
+    long panels;       // ceil(n / 16)
+    long k_padded;     // a multiple of 64; of blocks: k
+    long panel_bytes;
+    void* data;        // panels × panel_bytes, in 2 MiB pages
     long data_bytes;
-    float* scales;  // INT8: [panels · 16], weight = scale × stored; else nullptr
-    bool exact;     // BF16: x stays float32, also where tiles would multiply it rounded
+    float* scales;     // INT8: [panels · 16], weight = scale × stored; else nullptr
+    bool exact;        // BF16: x stays float32, also where tiles would multiply it rounded
+    int group_shift;   // INT4: groups of 32 << group_shift inputs
+
+    const char* panel(long index) const { return (const char*)data + index * panel_bytes; }
 };
 
-// An empty matrix, all zeros; nullptr when there is no memory. Whoever creates it frees it.
-Matrix* create_matrix(Format format, long n, long k, bool exact);
-void free_matrix(Matrix* matrix);
+// A weight [n, k] as a stack of parts.
+struct Matrix {
+    long n, k;
+    long count;
+    MatrixPart* parts;
 
-// Lays out outputs [first, first + count) from source [count, k], float32 or bfloat16, with rows `row_stride` elements
-// apart. `first` is any output, so that several sources can be stacked along n. Uses the whole team.
-void fill_matrix(Matrix& matrix, long first, long count, const void* source, bool source_is_bf16, long row_stride);
+    // The only part, where that holds floats or INT8: nullptr otherwise.
+    const MatrixPart* plain() const { return count == 1 && !is_blocks(parts->format) ? parts : nullptr; }
+};
+
+// An empty part, all zeros, `data` nullptr when there is no memory. The creator frees it.
+MatrixPart create_part(Format format, long first, long n, long k, bool exact, int group_shift);
+void free_part(MatrixPart& part);
+
+// Lays out outputs [first, first + count) of a float or INT8 part from source [count, k] with rows `row_stride` elements
+// apart. `first` is any output of the part, so that several sources can be stacked along n. Uses the whole team.
+void fill_part(MatrixPart& part, long first, long count, const void* from, Source source, long row_stride);
 
 // out[r, 0:n] = x[r, 0:k] Wᵀ (+ bias). x and out are float32 with strides in elements. Uses the whole team.
 //
-// F32 and BF16: an output is summed in one fixed order, whatever the number of rows, threads or panels of the call: a
-// row gives the same bits alone, in a batch, and in `linear_panel`.
+// All formats but INT8: an output is summed in one fixed order, whatever the number of rows, threads or panels of the
+// call: a row gives the same bits alone, in a batch, and in `linear_panel`.
 void linear(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
             long out_stride);
 
-// Outputs [16 · panel, 16 · panel + 16) of an F32 or BF16 matrix for some rows, without bias: tile[r, 0:16], rows 16
+// Outputs [16 · panel, 16 · panel + 16) of a part in floats for some rows, without bias: tile[r, 0:16], rows 16
 // apart. Bit by bit what `linear` gives; what lies past n means nothing. Runs on the calling thread, also inside a loop
 // of the team.
-void linear_panel(const Matrix& weight, const float* x, long rows, long x_stride, long panel, float* tile);
+void linear_panel(const MatrixPart& weight, const float* x, long rows, long x_stride, long panel, float* tile);
 
 }  // namespace umbel

@@ -1,4 +1,4 @@
-// The F32 and BF16 formats. Which of the two ways a matrix goes is decided once, by format and instruction set.
+// The F32, BF16 and F16 formats. Which of the two ways a matrix goes is decided once, by format and instruction set.
 #pragma once
 
 #include "elementwise.h"
@@ -6,30 +6,30 @@
 
 namespace umbel {
 
-// `fill_matrix` for F32 and BF16: float32 sources are rounded to nearest even for BF16.
-void pack_float(Matrix& matrix, long first, long count, const void* source, bool source_is_bf16, long row_stride);
+// `fill_part` for floats: what is wider than the format is rounded to nearest even.
+void pack_float(MatrixPart& part, long first, long count, const void* from, Source source, long row_stride);
 
-// `linear` and `linear_panel` by vectors of float32: every instruction set, both formats.
-void linear_vectors(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
+// `linear` and `linear_panel` by vectors of float32: every instruction set and format.
+void linear_vectors(const MatrixPart& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
                     long out_stride);
-void linear_panel_vectors(const Matrix& weight, const float* x, long rows, long x_stride, long panel, float* tile);
+void linear_panel_vectors(const MatrixPart& weight, const float* x, long rows, long x_stride, long panel, float* tile);
 
 #if defined(UMBEL_AMX)
 // Whether products with it go by tiles.
-bool by_tiles(const Matrix& weight);
+bool by_tiles(const MatrixPart& weight);
 
 // out[r, 0:n] = x[r] Wᵀ (+ bias) of rows that are tiles already.
-void linear_tiled(const Matrix& weight, const TiledRows& x, const float* bias, float* out, long out_stride);
+void linear_tiled(const MatrixPart& weight, const TiledRows& x, const float* bias, float* out, long out_stride);
 
 // out[r, i] = activation(gate[r, i]) · up[r, i] with [gate, up] = x[r] Wᵀ (+ bias), W = [2 · out.k, x.k]: what lies
 // between the products of an MLP never leaves the caches. out.k is a multiple of 32.
-void gated_tiled(const Matrix& weight, const TiledRows& x, const float* bias, Activation activation,
+void gated_tiled(const MatrixPart& weight, const TiledRows& x, const float* bias, Activation activation,
                  const TiledRows& out);
 
 // The same by tiles, for BF16: x is rounded to bfloat16, sums are float32.
-void linear_tiles(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
+void linear_tiles(const MatrixPart& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
                   long out_stride);
-void linear_panel_tiles(const Matrix& weight, const float* x, long rows, long x_stride, long panel, float* tile);
+void linear_panel_tiles(const MatrixPart& weight, const float* x, long rows, long x_stride, long panel, float* tile);
 #endif
 
 }  // namespace umbel

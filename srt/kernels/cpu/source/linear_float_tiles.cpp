@@ -101,12 +101,12 @@ class Block {
 
 }  // namespace
 
-void linear_tiled(const Matrix& weight, const TiledRows& x, const float* bias, float* out, long out_stride) {
+void linear_tiled(const MatrixPart& weight, const TiledRows& x, const float* bias, float* out, long out_stride) {
     Call call{weight, x, bias, out, out_stride};
     parallel_blocks(x, weight.panels, [&](const Chunk& chunk) { Block(call, chunk).run(); });
 }
 
-void linear_tiles(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
+void linear_tiles(const MatrixPart& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
                   long out_stride) {
     static Buffer buffer;  // one loop of the team at a time, so one buffer
     TiledRows rounded(nullptr, rows, weight.k);
@@ -118,7 +118,7 @@ void linear_tiles(const Matrix& weight, const float* x, long rows, long x_stride
     linear_tiled(weight, rounded, bias, out, out_stride);
 }
 
-void linear_panel_tiles(const Matrix& weight, const float* x, long rows, long x_stride, long panel, float* tile) {
+void linear_panel_tiles(const MatrixPart& weight, const float* x, long rows, long x_stride, long panel, float* tile) {
     static thread_local Buffer buffer;  // inside a loop of the team every thread has its own rows
     TiledRows rounded(nullptr, TILE_ROWS, weight.k);
     rounded.data = buffer.take<bf16>(rounded.elements());

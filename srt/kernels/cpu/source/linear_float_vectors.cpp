@@ -1,7 +1,9 @@
-// Float linears by vectors: every instruction set, F32 and BF16 weights, float32 sums.
+// Float linears by vectors: every instruction set, F32, BF16 and F16 weights, float32 sums.
 //
 // The sum of one output is a single chain over k, always from the front, one fused multiply-add for each input. So no
 // blocking below changes a bit of it: blocks of k continue from the float32 sum that the block before has stored.
+#include <type_traits>
+
 #include "linear_float.h"
 #include "threads.h"
 
@@ -60,17 +62,20 @@ struct Ahead {
     long step;
 };
 
-// One float for each output of the tile, out of lanes: whole lanes of F32, the lower or the upper half of BF16's.
-enum class Part { WHOLE, LOWER, UPPER };
-
-template <Part PART, int V>
+// One float for each output of the tile, out of a line of 64 bytes of each panel: a line of F32 holds one input of each
+// output, one of BF16 two next to each other, one of F16 all outputs of one input and then of the next.
+template <class Weight, bool SECOND, int V>
 UMBEL_INLINE void read_weights(vf (&weights)[V], const char* panel, long panel_bytes) {
 #pragma GCC unroll 8
     for (int v = 0; v < V; v++) {
-        vu lanes = load_lanes(panel + v / WIDE * panel_bytes + v % WIDE * (VL * 4));
-        if constexpr (PART == Part::LOWER) lanes <<= 16;
-        if constexpr (PART == Part::UPPER) lanes &= 0xffff0000u;
-        weights[v] = (vf)lanes;
+        const char* line = panel + v / WIDE * panel_bytes;
+        if constexpr (std::is_same_v<Weight, f16>) {
+            weights[v] = load((const f16*)line + SECOND * PANEL + v % WIDE * VL);
+        } else {
+            vu lanes = load_lanes(line + v % WIDE * (VL * 4));
+            if constexpr (sizeof(Weight) == 2) lanes = SECOND ? lanes & 0xffff0000u : lanes << 16;
+            weights[v] = (vf)lanes;
+        }
     }
 }
 
@@ -80,7 +85,7 @@ void multiply(const char* panel, long panel_bytes, const float* x, long x_stride
               float* tile, long tile_stride) {
     constexpr int V = P * WIDE;
     constexpr bool PAIRS = sizeof(Weight) == 2;
-    constexpr long STEP = PAIRS ? 2 : 1;      // inputs of one lane
+    constexpr long STEP = PAIRS ? 2 : 1;      // inputs of one line
     constexpr bool ASKS = VL == 16 || R > 2;  // AVX2, one or two rows: 5 % faster left to the machine (Zen 3)
     vf sums[R][V];
 #pragma GCC unroll 16
@@ -95,16 +100,16 @@ void multiply(const char* panel, long panel_bytes, const float* x, long x_stride
             for (int p = 0; p < P; p++) prefetch(ahead.begin + p * panel_bytes);
             ahead.begin += ahead.step;
         }
-        read_weights<PAIRS ? Part::LOWER : Part::WHOLE>(weights, panel, panel_bytes);
+        read_weights<Weight, false>(weights, panel, panel_bytes);
         add_products(sums, weights, x + at, x_stride);
         if constexpr (PAIRS) {
-            read_weights<Part::UPPER>(weights, panel, panel_bytes);
+            read_weights<Weight, true>(weights, panel, panel_bytes);
             add_products(sums, weights, x + at + 1, x_stride);
         }
         panel += PANEL * 4;
     }
     if (at < k) {  // an odd k: the upper half of the last lane is padding
-        read_weights<Part::LOWER>(weights, panel, panel_bytes);
+        read_weights<Weight, false>(weights, panel, panel_bytes);
         add_products(sums, weights, x + at, x_stride);
     }
 #pragma GCC unroll 16
@@ -135,9 +140,10 @@ constexpr Kernels all_kernels() {
 
 constexpr Kernels F32_KERNELS = all_kernels<float>();
 constexpr Kernels BF16_KERNELS = all_kernels<bf16>();
+constexpr Kernels F16_KERNELS = all_kernels<f16>();
 
 struct Call {
-    const Matrix& weight;
+    const MatrixPart& weight;
     const Kernels& kernels;
     const float* x;
     long x_stride;
@@ -145,12 +151,12 @@ struct Call {
     float* out;
     long out_stride;
 
-    long panel_bytes() const { return weight.data_bytes / weight.panels; }
-    long lane_inputs() const { return weight.format == Format::BF16 ? 2 : 1; }
+    long panel_bytes() const { return weight.panel_bytes; }
+    long line_inputs() const { return weight.format == Format::F32 ? 1 : 2; }
 };
 
 const char* weights_at(const Call& call, long panel, long at) {
-    return (const char*)call.weight.data + panel * call.panel_bytes() + at / call.lane_inputs() * PANEL * 4;
+    return call.weight.panel(panel) + at / call.line_inputs() * PANEL * 4;
 }
 
 // Rows [row, row + rows) and panels [panel, panel + panels) of one tile, inputs [at, at + k).
@@ -182,7 +188,7 @@ void compute_tile(const Call& call, long row, long rows, long panel, long panels
 Ahead look_ahead(const Call& call, long panel, long panels, long at, long k, long t, long tiles) {
     const char* begin = weights_at(call, panel, at);
     if (tiles == 1) return {begin + AHEAD, 64};
-    long lines = k / call.lane_inputs();
+    long lines = k / call.line_inputs();
     return {begin + panels * call.panel_bytes() + t * lines / tiles * 64, 64 / tiles + 1};
 }
 
@@ -192,7 +198,7 @@ void compute_block(const Call& call, long row, long rows, long first_panel, long
     long most = (rows + tiles - 1) / tiles;
     long together = panels_for((int)most);
     long blocks = tiles == 1 ? 1 : (call.weight.k + BLOCK_K - 1) / BLOCK_K;
-    long block_k = ((call.weight.k + blocks - 1) / blocks + 1) / 2 * 2;  // a lane may hold two
+    long block_k = ((call.weight.k + blocks - 1) / blocks + 1) / 2 * 2;  // a line may hold two
     for (long at = 0; at < call.weight.k; at += block_k) {
         long k = call.weight.k - at < block_k ? call.weight.k - at : block_k;
         for (long panel = first_panel; panel < end_panel;) {
@@ -208,8 +214,12 @@ void compute_block(const Call& call, long row, long rows, long first_panel, long
     }
 }
 
-const Kernels& kernels_of(const Matrix& weight) {
-    return weight.format == Format::BF16 ? BF16_KERNELS : F32_KERNELS;
+const Kernels& kernels_of(const MatrixPart& weight) {
+    switch (weight.format) {
+        case Format::BF16: return BF16_KERNELS;
+        case Format::F16: return F16_KERNELS;
+        default: return F32_KERNELS;
+    }
 }
 
 // Blocks that rows are spread over: few panels and many threads want more of them.
@@ -221,7 +231,7 @@ long count_row_blocks(long rows, long panels) {
 
 }  // namespace
 
-void linear_vectors(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
+void linear_vectors(const MatrixPart& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
                     long out_stride) {
     Call call{weight, kernels_of(weight), x, x_stride, bias, out, out_stride};
     long row_blocks = count_row_blocks(rows, weight.panels);
@@ -238,9 +248,9 @@ void linear_vectors(const Matrix& weight, const float* x, long rows, long x_stri
     });
 }
 
-void linear_panel_vectors(const Matrix& weight, const float* x, long rows, long x_stride, long panel, float* tile) {
+void linear_panel_vectors(const MatrixPart& weight, const float* x, long rows, long x_stride, long panel, float* tile) {
     const Kernels& kernels = kernels_of(weight);
-    const char* weights = (const char*)weight.data + panel * (weight.data_bytes / weight.panels);
+    const char* weights = weight.panel(panel);
     for (long row = 0; row < rows; row += ROWS) {
         long count = rows - row < ROWS ? rows - row : ROWS;
         kernels.by[count][1](weights, 0, x + row * x_stride, x_stride, weight.k, Ahead{weights + AHEAD, 64}, true,

@@ -76,7 +76,7 @@ void gate_chunk(const Call& call, const Chunk& chunk, const Function& function, 
 
 }  // namespace
 
-void gated_tiled(const Matrix& weight, const TiledRows& x, const float* bias, Activation activation,
+void gated_tiled(const MatrixPart& weight, const TiledRows& x, const float* bias, Activation activation,
                  const TiledRows& out) {
     Call call{weight, x, bias, nullptr, 0};
     with_activation(activation, [&](auto function) {

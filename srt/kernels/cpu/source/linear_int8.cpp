@@ -155,7 +155,7 @@ long int8_tiles_together(const Int8Rows& x) {
     return tiles < 1 ? 1 : tiles;
 }
 
-void linear_int8(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
+void linear_int8(const MatrixPart& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
                  long out_stride) {
     Int8Rows inputs = quantize_rows(weight, x, rows, x_stride);
     long together = int8_tiles_together(inputs);

@@ -19,7 +19,7 @@ constexpr long CHUNK_PANELS = 8;                    // most: a thread that loses
 constexpr long AHEAD = 2048;                        // bytes of a panel that are asked for before their use
 
 struct Call {
-    const Matrix& weight;
+    const MatrixPart& weight;
     const TiledRows& x;
     const float* bias;
     float* out;

@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__)
+#if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace umbel {
@@ -27,6 +29,9 @@ typedef uint16_t vh __attribute__((vector_size(VL * 2)));
 #define UMBEL_INLINE inline __attribute__((always_inline))
 
 typedef uint16_t bf16;  // the upper half of a float32
+struct f16 {            // IEEE half precision
+    uint16_t bits;
+};
 
 UMBEL_INLINE vf load(const float* p) {
     vf v;
@@ -68,6 +73,77 @@ UMBEL_INLINE void store(bf16* p, vf v) {
     vi nan = (vi)((bits & 0x7fffffffu) > 0x7f800000u);
     vh half = __builtin_convertvector((vu)(((vi)quiet & nan) | ((vi)rounded & ~nan)), vh);
     std::memcpy(p, &half, sizeof half);
+#endif
+}
+
+UMBEL_INLINE float from_f16(f16 x) {
+    uint32_t magnitude = (uint32_t)(x.bits & 0x7fff) << 13, sign = (uint32_t)(x.bits & 0x8000) << 16;
+    float value;
+    std::memcpy(&value, &magnitude, 4);
+    value *= 0x1p112f;  // the difference of the exponents' biases; subnormal numbers become normal
+    std::memcpy(&magnitude, &value, 4);
+    if ((x.bits & 0x7c00) == 0x7c00) magnitude |= 0x7f800000u;
+    magnitude |= sign;
+    std::memcpy(&value, &magnitude, 4);
+    return value;
+}
+UMBEL_INLINE f16 to_f16(float x) {  // to nearest, ties to even
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
+    bits &= 0x7fffffffu;
+    if (bits > 0x7f800000u) return {(uint16_t)(sign | 0x7e00)};
+    if (bits >= 0x477ff000u) return {(uint16_t)(sign | 0x7c00)};
+    if (bits < 0x38800000u) {  // subnormal: a unit in the last place of the sum is that of the result
+        float magnitude;
+        std::memcpy(&magnitude, &bits, 4);
+        magnitude += 0.5f;
+        std::memcpy(&bits, &magnitude, 4);
+        return {(uint16_t)(sign | (bits - 0x3f000000u))};
+    }
+    bits += 0xfffu + (bits >> 13 & 1);
+    return {(uint16_t)(sign | ((bits - 0x38000000u) >> 13))};
+}
+UMBEL_INLINE vf load(const f16* p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__F16C__)
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__aarch64__)
+    return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits)));
+#else
+    vh half;
+    std::memcpy(&half, p, sizeof half);
+    vu bits = __builtin_convertvector(half, vu);
+    vu magnitude = (vu)((vf)((bits & 0x7fff) << 13) * 0x1p112f);
+    vu special = (vu)((bits & 0x7c00) == 0x7c00) & 0x7f800000u;
+    return (vf)(magnitude | special | (bits & 0x8000) << 16);
+#endif
+}
+
+// a · b + c, rounded once where the machine does so in one instruction: by name, because a compiler may contract one
+// kernel and not another, and rows are to have the same bits in both.
+UMBEL_INLINE vf fma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+// c − a · b
+UMBEL_INLINE vf fnma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_fnmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (vf)_mm256_fnmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (vf)vfmsq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return c - a * b;
 #endif
 }
 

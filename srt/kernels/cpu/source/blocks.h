@@ -1,0 +1,119 @@
+// Weights in ggml's blocks, times inputs of 8 bits.
+//
+// A part keeps the numbers of its file, to the bit, in another order: 16 outputs side by side, so that one vector holds
+// several outputs × 4 inputs and products need no horizontal sums.
+//
+//   panel = [scales of all blocks][codes of all blocks]
+//   codes of 32 inputs (8 groups of 4) = lines of 64 bytes, byte 4 · output + input of the group:
+//     nibbles    4 lines: line l has group l in its lower and group l + 4 in its upper half bytes
+//     two bits   2 lines: line l has group 4 · l + j in bits 2j and 2j + 1
+//     one bit    1 line: group g in bit g
+//     bytes      8 lines: a group each
+//   4 bits are nibbles, 5 bits nibbles and one bit, 6 nibbles and two, 3 two and one, 2 two, 8 bytes
+//
+// Codes are unsigned. A weight is scale × (code − zero) or scale × code − min; IQ4 and MXFP4 look up what stands for
+// `code − zero`. Scales keep the form of the file (see `Scaling`), which is what makes the bytes no more than 4 % above
+// those of the file (6-bit scales become bytes).
+#pragma once
+
+#include "linear.h"
+
+namespace umbel {
+
+enum class Scaling {
+    HALF,         // float16 for 32 inputs
+    HALF_MIN,     // float16 scale and minimum (added) for 32 inputs
+    EXPONENT,     // a power of two for 32 inputs: MXFP4's byte
+    BYTES,        // float16 for 256 inputs, times a signed byte for each sub-block
+    BYTES_MIN,    // float16 scale and minimum for 256 inputs, times a byte each for each sub-block
+    NIBBLES_MIN,  // the same, both 4 bits of one byte
+    GROUPS,       // INT4: float16 scale and byte zero for 32 << group_shift inputs
+};
+
+struct BlockFormat {
+    long inputs, bytes;  // of a block of the file
+    int bits;            // of a code
+    int sub;             // inputs of a sub-block, which has a scale of its own: 32 or 16
+    int zero;            // a code that stands for 0; of looked-up codes: of the table's bytes
+    int largest;         // code, or byte of the table
+    Scaling scaling;
+    bool looked_up;
+
+    constexpr bool has_min() const {
+        return scaling == Scaling::HALF_MIN || scaling == Scaling::BYTES_MIN || scaling == Scaling::NIBBLES_MIN;
+    }
+    constexpr long code_bytes() const { return bits * 64; }  // of 32 inputs and 16 outputs
+};
+
+constexpr BlockFormat block_format(Format format) {
+    switch (format) {
+        case Format::Q4_0: return {32, 18, 4, 32, 8, 15, Scaling::HALF, false};
+        case Format::Q4_1: return {32, 20, 4, 32, 0, 15, Scaling::HALF_MIN, false};
+        case Format::Q5_0: return {32, 22, 5, 32, 16, 31, Scaling::HALF, false};
+        case Format::Q5_1: return {32, 24, 5, 32, 0, 31, Scaling::HALF_MIN, false};
+        case Format::Q8_0: return {32, 34, 8, 32, 128, 255, Scaling::HALF, false};
+        case Format::Q2_K: return {256, 84, 2, 16, 0, 3, Scaling::NIBBLES_MIN, false};
+        case Format::Q3_K: return {256, 110, 3, 16, 4, 7, Scaling::BYTES, false};
+        case Format::Q4_K: return {256, 144, 4, 32, 0, 15, Scaling::BYTES_MIN, false};
+        case Format::Q5_K: return {256, 176, 5, 32, 0, 31, Scaling::BYTES_MIN, false};
+        case Format::Q6_K: return {256, 210, 6, 16, 32, 63, Scaling::BYTES, false};
+        case Format::IQ4_NL: return {32, 18, 4, 32, 128, 255, Scaling::HALF, true};
+        case Format::IQ4_XS: return {256, 136, 4, 32, 128, 255, Scaling::BYTES, true};
+        case Format::MXFP4: return {32, 17, 4, 32, 16, 31, Scaling::EXPONENT, true};
+        case Format::INT4: return {32, 0, 4, 32, 0, 15, Scaling::GROUPS, false};
+        default: return {};
+    }
+}
+
+constexpr int8_t IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t MXFP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // doubled
+
+// Bytes of one panel's scales, and of a whole panel.
+long block_scale_bytes(const MatrixPart& part);
+long block_panel_bytes(const MatrixPart& part);
+
+// Fills outputs [first, first + count) from rows of a file, `row_bytes` apart. `head_rows` > 0: each so many rows are in
+// llama.cpp's order (row 2j belongs at j, row 2j + 1 at head_rows / 2 + j); `first` and `count` are multiples of it then.
+// Uses the whole team.
+void pack_blocks(MatrixPart& part, long first, long count, const uint8_t* rows, long row_bytes, long head_rows);
+
+// Fills outputs of an INT4 or, without `zeros`, of a Q4_0 part (whose zero is 8): codes [count, k / 2], input 2i in the
+// lower half of byte i; scales and zeros [count, groups], a group being 32 << group_shift inputs. Uses the whole team.
+void pack_int4(MatrixPart& part, long first, long count, const uint8_t* codes, const f16* scales, const uint8_t* zeros);
+
+// One row of k weights of a file as float32: what gguf-py computes, but for the last bit where a machine rounds a
+// product and a sum at once. Any format of blocks but INT4, and F32, F16 and BF16.
+void dequantise_row(Format format, const uint8_t* row, long k, float* out);
+
+// Rows of inputs as signed bytes with a float32 scale for each 32 of them: input = scale × byte. Rows are in tiles of
+// 64, each [k / 32][rows of the tile][32]; in the last, AMX has its rows padded to a multiple of 16.
+struct BlockRows {
+    static constexpr long TILE = 64;
+
+    long rows, k;
+    const int8_t* values;
+    const float* factors;  // like the values, of 4 floats: the scale, the sum of the bytes, and of either half of them
+
+    long tiles() const { return (rows + TILE - 1) / TILE; }
+    long tile_rows(long tile) const { return rows - tile * TILE < TILE ? rows - tile * TILE : TILE; }
+    long lanes(long tile) const {  // rows, with padding
+#if defined(UMBEL_AMX)
+        return (tile_rows(tile) + 15) / 16 * 16;
+#else
+        return tile_rows(tile);
+#endif
+    }
+};
+
+// Into memory of the calling thread, which the next call overwrites. Rows that are not of numbers get scales that are
+// none. Uses the whole team.
+BlockRows round_rows(const float* x, long rows, long k, long x_stride);
+
+// The parts of `linear` that are blocks, with inputs that are rounded once.
+void linear_blocks(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
+                   long out_stride);
+
+// All rows times one panel: tile[r, 0:16], without bias. Runs on the calling thread.
+void multiply_panel(const MatrixPart& part, const BlockRows& x, long panel, float* tile);
+
+}  // namespace umbel

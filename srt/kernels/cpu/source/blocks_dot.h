@@ -1,0 +1,268 @@
+// Sums of products of unsigned codes (weights) with signed bytes (inputs), 4 inputs of one output side by side.
+#pragma once
+
+#include "blocks.h"
+
+#include <utility>
+
+#if !defined(__AVX2__) && !(defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD))
+#define UMBEL_PLAIN_DOT  // no instruction multiplies bytes here
+#endif
+
+namespace umbel {
+
+typedef uint8_t vcodes __attribute__((vector_size(VL * 4)));
+typedef uint16_t vwords __attribute__((vector_size(VL * 4)));
+
+UMBEL_INLINE vcodes load_codes(const uint8_t* p) {
+    vcodes v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+// Bits that cross from one byte into its neighbour have to be masked away.
+template <int BITS>
+UMBEL_INLINE vcodes shift_left(vcodes v) {
+    if constexpr (BITS >= 0)
+        return (vcodes)((vwords)v << BITS);
+    else
+        return (vcodes)((vwords)v >> -BITS);
+}
+
+// value[code] + zero for 16 values.
+template <Format F>
+UMBEL_INLINE vcodes look_up(vcodes codes) {
+    constexpr BlockFormat f = block_format(F);
+    struct Table {
+        alignas(16) uint8_t bytes[16];
+    };
+    static constexpr Table table = [] {
+        Table made{};
+        for (int i = 0; i < 16; i++)
+            made.bytes[i] = (uint8_t)((F == Format::MXFP4 ? MXFP4_VALUES[i] : IQ4_VALUES[i]) + f.zero);
+        return made;
+    }();
+#if defined(__AVX512BW__)
+    return (vcodes)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table.bytes)),
+                                       (__m512i)codes);
+#elif defined(__AVX2__)
+    return (vcodes)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)table.bytes)),
+                                       (__m256i)codes);
+#elif defined(__aarch64__)
+    return (vcodes)vqtbl1q_u8(vld1q_u8(table.bytes), (uint8x16_t)codes);
+#else
+    for (int i = 0; i < VL * 4; i++) codes[i] = table.bytes[codes[i]];
+    return codes;
+#endif
+}
+
+// VL outputs × 32 inputs out of the lines of a panel: what has to be multiplied with the inputs, and is `zero` too much.
+template <Format F>
+UMBEL_INLINE void unpack(const uint8_t* lines, vcodes (&codes)[8]) {
+    constexpr int BITS = block_format(F).bits;
+    auto each = [&]<int... G>(std::integer_sequence<int, G...>, auto&& body) { (body.template operator()<G>(), ...); };
+    constexpr auto ALL = std::make_integer_sequence<int, 8>{};
+    if constexpr (BITS == 8) each(ALL, [&]<int G>() { codes[G] = load_codes(lines + G * 64); });
+    if constexpr (BITS >= 4 && BITS <= 6)
+        each(std::make_integer_sequence<int, 4>{}, [&]<int G>() {
+            vcodes line = load_codes(lines + G * 64);
+            codes[G] = line & 15;
+            codes[G + 4] = shift_left<-4>(line) & 15;
+        });
+    if constexpr (BITS == 5) {
+        vcodes bits = load_codes(lines + 4 * 64);
+        each(ALL, [&]<int G>() { codes[G] |= shift_left<4 - G>(bits) & 16; });
+    }
+    if constexpr (BITS == 6) {
+        vcodes bits[2] = {load_codes(lines + 4 * 64), load_codes(lines + 5 * 64)};
+        each(ALL, [&]<int G>() { codes[G] |= shift_left<4 - G % 4 * 2>(bits[G / 4]) & 48; });
+    }
+    if constexpr (BITS == 2 || BITS == 3) {
+        vcodes bits[2] = {load_codes(lines), load_codes(lines + 64)};
+        each(ALL, [&]<int G>() { codes[G] = shift_left<-(G % 4 * 2)>(bits[G / 4]) & 3; });
+    }
+    if constexpr (BITS == 3) {
+        vcodes bits = load_codes(lines + 2 * 64);
+        each(ALL, [&]<int G>() { codes[G] |= shift_left<2 - G>(bits) & 4; });
+    }
+    if constexpr (block_format(F).looked_up) each(ALL, [&]<int G>() { codes[G] = look_up<F>(codes[G]); });
+}
+
+UMBEL_INLINE int32_t four_inputs(const int8_t* x) {
+    int32_t four;
+    std::memcpy(&four, x, 4);
+    return four;
+}
+
+// Whether `dot` takes 128 away from codes of 8 bits, because its instructions want them signed.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+constexpr bool DOT_CENTRES_BYTES = true;
+#else
+constexpr bool DOT_CENTRES_BYTES = false;
+#endif
+
+// The sum over groups [FROM, TO) of codes × inputs: exact integers of VL outputs. No code is above LARGEST.
+template <int FROM, int TO, int LARGEST>
+UMBEL_INLINE vi dot(const vcodes (&codes)[8], const int8_t* x) {
+#if defined(__AVX512VNNI__)
+    vi even{}, odd{};
+#pragma GCC unroll 8
+    for (int g = FROM; g < TO; g += 2) {
+        even = (vi)_mm512_dpbusd_epi32((__m512i)even, (__m512i)codes[g], _mm512_set1_epi32(four_inputs(x + 4 * g)));
+        odd = (vi)_mm512_dpbusd_epi32((__m512i)odd, (__m512i)codes[g + 1], _mm512_set1_epi32(four_inputs(x + 4 * g + 4)));
+    }
+    return even + odd;
+#elif defined(__AVXVNNI__)
+    vi even{}, odd{};
+#pragma GCC unroll 8
+    for (int g = FROM; g < TO; g += 2) {
+        even = (vi)_mm256_dpbusd_avx_epi32((__m256i)even, (__m256i)codes[g], _mm256_set1_epi32(four_inputs(x + 4 * g)));
+        odd = (vi)_mm256_dpbusd_avx_epi32((__m256i)odd, (__m256i)codes[g + 1], _mm256_set1_epi32(four_inputs(x + 4 * g + 4)));
+    }
+    return even + odd;
+#elif defined(__AVX2__)
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i sum = _mm256_setzero_si256();
+    if constexpr (LARGEST == 255) {
+        const __m256i middle = _mm256_set1_epi8((char)-128);
+#pragma GCC unroll 8
+        for (int g = FROM; g < TO; g++) {
+            __m256i weight = _mm256_xor_si256((__m256i)codes[g], middle);
+            __m256i inputs = _mm256_sign_epi8(_mm256_set1_epi32(four_inputs(x + 4 * g)), weight);
+            __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weight), inputs);
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+        }
+    } else {
+        constexpr int TOGETHER = 32767 / (2 * 127 * LARGEST);  // sums of pairs that a 16-bit integer holds
+        constexpr int MOST = TOGETHER >= 8 ? 8 : TOGETHER >= 4 ? 4 : 2, STEP = MOST < TO - FROM ? MOST : TO - FROM;
+#pragma GCC unroll 8
+        for (int at = FROM; at < TO; at += STEP) {
+            __m256i pairs = _mm256_maddubs_epi16((__m256i)codes[at], _mm256_set1_epi32(four_inputs(x + 4 * at)));
+#pragma GCC unroll 8
+            for (int g = 1; g < STEP; g++) {
+                __m256i inputs = _mm256_set1_epi32(four_inputs(x + 4 * (at + g)));
+                pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16((__m256i)codes[at + g], inputs));
+            }
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+        }
+    }
+    return (vi)sum;
+#else
+    typedef int16_t vshorts __attribute__((vector_size(VL * 4)));
+    vi sum{};
+#pragma GCC unroll 8
+    for (int g = FROM; g < TO; g++) {
+        vshorts inputs = (vshorts)splat_int(four_inputs(x + 4 * g));
+        vshorts even = (vshorts)((vwords)codes[g] & 255), odd = (vshorts)((vwords)codes[g] >> 8);
+        vshorts x_even = (vshorts)((vwords)inputs << 8) >> 8, x_odd = inputs >> 8;
+#if defined(__SSE2__)
+        sum += (vi)_mm_madd_epi16((__m128i)even, (__m128i)x_even) + (vi)_mm_madd_epi16((__m128i)odd, (__m128i)x_odd);
+#else
+        vi first = (vi)(even * x_even), second = (vi)(odd * x_odd);  // at most 255 · 127, which 16 bits hold
+        sum += ((first << 16) >> 16) + (first >> 16) + ((second << 16) >> 16) + (second >> 16);
+#endif
+    }
+    return sum;
+#endif
+}
+
+// Scales of VL outputs × 32 inputs: of one sub-block, or of two of 16 inputs each.
+struct Scales {
+    vf scale[2], min[2];
+    vf zero;  // INT4
+};
+
+UMBEL_INLINE vf load_bytes(const uint8_t* p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+    typedef uint8_t vsmall __attribute__((vector_size(VL)));
+    vsmall small;
+    std::memcpy(&small, p, sizeof small);
+    return __builtin_convertvector(__builtin_convertvector(small, vi), vf);
+#endif
+}
+
+UMBEL_INLINE vf load_bytes(const int8_t* p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+    typedef int8_t vsmall __attribute__((vector_size(VL)));
+    vsmall small;
+    std::memcpy(&small, p, sizeof small);
+    return __builtin_convertvector(__builtin_convertvector(small, vi), vf);
+#endif
+}
+
+// Of block `block` (of 32 inputs) of a panel, outputs [lane, lane + VL).
+template <Format F>
+UMBEL_INLINE Scales load_scales(const uint8_t* scales, long block, long lane, int group_shift) {
+    constexpr BlockFormat f = block_format(F);
+    constexpr int SUBS = 32 / f.sub;
+    Scales result;
+    if constexpr (f.scaling == Scaling::HALF) {
+        result.scale[0] = load((const f16*)(scales + block * 32) + lane);
+    } else if constexpr (f.scaling == Scaling::HALF_MIN) {
+        result.scale[0] = load((const f16*)(scales + block * 64) + lane);
+        result.min[0] = -load((const f16*)(scales + block * 64 + 32) + lane);
+    } else if constexpr (f.scaling == Scaling::EXPONENT) {
+        vi exponent = __builtin_convertvector(load_bytes(scales + block * 16 + lane), vi);
+        vi small = exponent < 2;
+        vi tiny = 0x00200000 * (exponent + 1);  // 2 << 20 or 4 << 20: the numbers below 2^-126
+        result.scale[0] = (vf)(((exponent - 1) << 23 & ~small) | (tiny & small));
+    } else if constexpr (f.scaling == Scaling::BYTES) {
+        const uint8_t* at = scales + block / 8 * (32 + 8 * SUBS * 16);
+        vf scale = load((const f16*)at + lane);
+        for (int sub = 0; sub < SUBS; sub++)
+            result.scale[sub] = scale * load_bytes((const int8_t*)at + 32 + (block % 8 * SUBS + sub) * 16 + lane);
+    } else if constexpr (f.scaling == Scaling::BYTES_MIN) {
+        const uint8_t* at = scales + block / 8 * 320;
+        result.scale[0] = load((const f16*)at + lane) * load_bytes(at + 64 + block % 8 * 32 + lane);
+        result.min[0] = load((const f16*)at + 16 + lane) * load_bytes(at + 64 + block % 8 * 32 + 16 + lane);
+    } else if constexpr (f.scaling == Scaling::NIBBLES_MIN) {
+        const uint8_t* at = scales + block / 8 * 320;
+        vf scale = load((const f16*)at + lane), min = load((const f16*)at + 16 + lane);
+        for (int sub = 0; sub < SUBS; sub++) {
+            vi both = __builtin_convertvector(load_bytes(at + 64 + (block % 8 * SUBS + sub) * 16 + lane), vi);
+            result.scale[sub] = scale * __builtin_convertvector(both & 15, vf);
+            result.min[sub] = min * __builtin_convertvector(both >> 4, vf);
+        }
+    } else {
+        const uint8_t* at = scales + (block >> group_shift) * 48;
+        result.scale[0] = load((const f16*)at + lane);
+        result.zero = load_bytes(at + 32 + lane);
+    }
+    return result;
+}
+
+// sum + the products of 32 inputs of one row with VL outputs. The integers are exact, and so are they as floats.
+template <Format F>
+UMBEL_INLINE vf add_block(vf sum, const vcodes (&codes)[8], const Scales& scales, const int8_t* x, const float* factors) {
+    constexpr BlockFormat f = block_format(F);
+    constexpr bool centred = f.largest == 255 && DOT_CENTRES_BYTES;
+    auto products = [&]<int FROM, int TO>(float inputs) {
+        vf exact = __builtin_convertvector(dot<FROM, TO, f.largest>(codes, x), vf);
+        if constexpr (f.scaling == Scaling::GROUPS) return fnma(scales.zero, splat(inputs), exact);
+        if constexpr (f.zero != 0 && !centred) return exact - splat((float)f.zero) * splat(inputs);
+        return exact;
+    };
+    vf total;
+    if constexpr (f.sub == 32) {
+        total = products.template operator()<0, 8>(factors[1]) * scales.scale[0];
+        if constexpr (f.has_min()) total = fnma(scales.min[0], splat(factors[1]), total);
+    } else {
+        total = products.template operator()<0, 4>(factors[2]) * scales.scale[0];
+        total = fma(products.template operator()<4, 8>(factors[3]), scales.scale[1], total);
+        if constexpr (f.has_min()) {
+            total = fnma(scales.min[0], splat(factors[2]), total);
+            total = fnma(scales.min[1], splat(factors[3]), total);
+        }
+    }
+    return fma(total, splat(factors[0]), sum);
+}
+
+}  // namespace umbel

@@ -1,0 +1,34 @@
+// Products of one panel of blocks with rows.
+#pragma once
+
+#include <utility>
+
+#include "blocks.h"
+
+namespace umbel {
+
+// What a kernel reads: blocks of 32 inputs [begin, end) of one panel, and rows of one tile.
+struct BlockOperands {
+    const uint8_t* scales;  // of the panel, block 0
+    const uint8_t* codes;   // of the panel, block 0
+    long begin, end;
+    int group_shift;
+    const int8_t* values;  // [k / 32][lanes][32], from the first row on
+    const float* factors;  // [k / 32][lanes][4]
+    long lanes;
+    long rows;
+};
+
+// sums[r, 0:16] += x[r] · panel over those blocks.
+typedef void (*BlockKernel)(const BlockOperands& operands, float* sums);
+
+struct BlockKernels {
+    static constexpr int FEW = 4;
+    BlockKernel few[FEW + 1];  // by number of rows, whose sums stay in registers
+    BlockKernel many;
+};
+
+// Of a format of blocks.
+const BlockKernels& block_kernels(Format format);
+
+}  // namespace umbel

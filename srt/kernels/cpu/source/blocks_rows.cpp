@@ -1,0 +1,88 @@
+// Rounds rows of inputs to signed bytes with a scale for each 32.
+#include <limits>
+
+#include "blocks.h"
+#include "memory.h"
+#include "threads.h"
+
+namespace umbel {
+namespace {
+
+constexpr float SMALLEST = 1e-30f;  // below it the inverse of a scale would not be a number; its values count as zeros
+constexpr float SHIFT = 12582912.0f;  // 1.5 · 2^23: the fraction is rounded away, the integer is in the low bits
+constexpr int STEPS = 32 / VL;
+typedef int8_t vbyte __attribute__((vector_size(VL)));
+
+UMBEL_INLINE int32_t largest_of(vi v) {
+    int32_t most = v[0];
+    for (int i = 1; i < VL; i++) most = v[i] > most ? v[i] : most;
+    return most;
+}
+
+UMBEL_INLINE int32_t sum_of(vi v) {
+    int32_t sum = 0;
+    for (int i = 0; i < VL; i++) sum += v[i];
+    return sum;
+}
+
+// 32 inputs.
+UMBEL_INLINE void round_block(const float* x, int8_t* values, float* factors) {
+    vi most{};
+    for (int i = 0; i < STEPS; i++) {
+        vi bits = float_to_bits(load(x + i * VL)) & 0x7fffffff;  // as bits a NaN is larger than all numbers
+        most = most > bits ? most : bits;
+    }
+    int32_t bits = largest_of(most);
+    float largest;
+    std::memcpy(&largest, &bits, 4);
+    if (!(largest <= std::numeric_limits<float>::max())) {
+        std::memset(values, 0, 32);
+        factors[0] = std::numeric_limits<float>::quiet_NaN();
+        factors[1] = factors[2] = factors[3] = 0;
+        return;
+    }
+    if (largest < SMALLEST) largest = SMALLEST;
+    float inverse = 127.0f / largest;
+    int32_t halves[2];
+    for (int half = 0; half < 2; half++) {
+        vi sum{};
+        for (int i = half * STEPS / 2; i < (half + 1) * STEPS / 2; i++) {
+            vi value = float_to_bits(load(x + i * VL) * inverse + SHIFT) - float_to_bits(splat(SHIFT));
+            sum += value;
+            vbyte bytes = __builtin_convertvector(value, vbyte);
+            std::memcpy(values + i * VL, &bytes, VL);
+        }
+        halves[half] = sum_of(sum);
+    }
+    factors[0] = largest / 127.0f;
+    factors[1] = (float)(halves[0] + halves[1]);
+    factors[2] = (float)halves[0];
+    factors[3] = (float)halves[1];
+}
+
+}  // namespace
+
+BlockRows round_rows(const float* x, long rows, long k, long x_stride) {
+    thread_local Buffer values_memory, factors_memory;
+    long padded = (rows + 15) / 16 * 16, blocks = k / 32;
+    int8_t* values = values_memory.take<int8_t>(padded * k);
+    float* factors = factors_memory.take<float>(padded * blocks * 4);
+    BlockRows result{rows, k, values, factors};
+    auto round = [&](long row, long begin, long end) {
+        long tile = row / BlockRows::TILE, first = tile * BlockRows::TILE, lanes = result.lanes(tile);
+        for (long block = begin; block < end; block++) {
+            long place = first * blocks + block * lanes + (row - first);
+            round_block(x + row * x_stride + block * 32, values + place * 32, factors + place * 4);
+        }
+    };
+    if (rows == 1) {
+        parallel(blocks, 512, [&](long begin, long end) { round(0, begin, end); });
+    } else {
+        parallel(rows, even_grain(rows, 4), [&](long begin, long end) {
+            for (long row = begin; row < end; row++) round(row, 0, blocks);
+        });
+    }
+    return result;
+}
+
+}  // namespace umbel

@@ -1,0 +1,103 @@
+// Products of rows with a matrix in blocks.
+#include "blocks.h"
+#include "blocks_kernels.h"
+#include "memory.h"
+#include "threads.h"
+
+namespace umbel {
+namespace {
+
+constexpr long CHUNK_PANELS = 16;  // most: a thread that loses its core delays a loop little
+constexpr long BLOCK_K = 64;       // blocks of 32 inputs that are multiplied at a time, most: their inputs stay near
+
+BlockOperands operands_of(const MatrixPart& part, const BlockRows& x, long panel, long tile) {
+    long first = tile * BlockRows::TILE;
+    const uint8_t* scales = (const uint8_t*)part.panel(panel);
+    return {scales,
+            scales + block_scale_bytes(part),
+            0,
+            part.k / 32,
+            part.group_shift,
+            x.values + first * x.k,
+            x.factors + first * (x.k / 32) * 4,
+            x.lanes(tile),
+            x.tile_rows(tile)};
+}
+
+void multiply(const BlockKernels& kernels, const BlockOperands& operands, float* sums) {
+    (operands.rows <= BlockKernels::FEW ? kernels.few[operands.rows] : kernels.many)(operands, sums);
+}
+
+struct Call {
+    const Matrix& weight;
+    const BlockRows& x;
+    const float* bias;
+    float* out;
+    long out_stride;
+};
+
+void write(const Call& call, const MatrixPart& part, long panel, long tile, const float* sums) {
+    long width = part.n - panel * PANEL < PANEL ? part.n - panel * PANEL : PANEL;
+    long first = part.first + panel * PANEL;
+    for (long row = 0; row < call.x.tile_rows(tile); row++) {
+        float* out = call.out + (tile * BlockRows::TILE + row) * call.out_stride + first;
+        std::memcpy(out, sums + row * PANEL, width * sizeof(float));
+        for (long o = 0; call.bias && o < width; o++) out[o] += call.bias[first + o];
+    }
+}
+
+// Panels [begin, end) of one part times a tile of rows, a block of k at a time.
+void multiply_chunk(const Call& call, const MatrixPart& part, long begin, long end, long tile) {
+    alignas(64) float sums[CHUNK_PANELS][BlockRows::TILE * PANEL];
+    const BlockKernels& kernels = block_kernels(part.format);
+    long blocks = part.k / 32, rows = call.x.tile_rows(tile);
+    long step = rows <= BlockKernels::FEW ? blocks : BLOCK_K;
+    for (long panel = begin; panel < end; panel++) std::memset(sums[panel - begin], 0, rows * PANEL * sizeof(float));
+    for (long at = 0; at < blocks; at += step)
+        for (long panel = begin; panel < end; panel++) {
+            BlockOperands operands = operands_of(part, call.x, panel, tile);
+            operands.begin = at;
+            operands.end = at + step < blocks ? at + step : blocks;
+            multiply(kernels, operands, sums[panel - begin]);
+        }
+    for (long panel = begin; panel < end; panel++) write(call, part, panel, tile, sums[panel - begin]);
+}
+
+}  // namespace
+
+void multiply_panel(const MatrixPart& part, const BlockRows& x, long panel, float* tile) {
+    const BlockKernels& kernels = block_kernels(part.format);
+    std::memset(tile, 0, x.rows * PANEL * sizeof(float));
+    for (long t = 0; t < x.tiles(); t++)
+        multiply(kernels, operands_of(part, x, panel, t), tile + t * BlockRows::TILE * PANEL);
+}
+
+void linear_blocks(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
+                   long out_stride) {
+    BlockRows inputs = round_rows(x, rows, weight.k, x_stride);
+    Call call{weight, inputs, bias, out, out_stride};
+    long panels = 0, tiles = inputs.tiles();
+    for (long i = 0; i < weight.count; i++)
+        if (is_blocks(weight.parts[i].format)) panels += weight.parts[i].panels;
+    long group = even_grain(panels * tiles, 8);
+    if (group > CHUNK_PANELS) group = CHUNK_PANELS;
+    long groups = 0;
+    for (long i = 0; i < weight.count; i++)
+        if (is_blocks(weight.parts[i].format)) groups += (weight.parts[i].panels + group - 1) / group;
+    parallel(groups * tiles, 1, [&](long begin, long end) {  // neighbours share panels
+        for (long chunk = begin; chunk < end; chunk++) {
+            long number = chunk / tiles;
+            const MatrixPart* part = weight.parts;
+            for (;; part++) {
+                if (!is_blocks(part->format)) continue;
+                long own = (part->panels + group - 1) / group;
+                if (number < own) break;
+                number -= own;
+            }
+            long first = number * group, last = first + group < part->panels ? first + group : part->panels;
+            multiply_chunk(call, *part, first, last, chunk % tiles);
+        }
+    });
+}
+
+}  // namespace umbel

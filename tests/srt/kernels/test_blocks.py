@@ -1,0 +1,280 @@
+"""Products of matrices in ggml's blocks with inputs of 8 bits, on every instruction set that this machine executes.
+
+The references are the `gguf` library's dequantisation and the same rounding of inputs in torch. Blocks are random bytes
+with scales of sane size, so that all codes occur.
+"""
+
+import ctypes
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from umbel.lang.errors import ParameterError
+from umbel.srt.kernels.cpu.head import Head
+from umbel.srt.kernels.cpu.library import Isa, load_library
+from umbel.srt.kernels.cpu.linear import BLOCKS, Int4Rows, PackedMatrix, dequantise
+from umbel.srt.layers.checkpoint import BlockTensor
+
+from .native import native_isas
+
+FLOATS = ("F32", "F16", "BF16")
+QUANTISED = tuple(kind for kind in BLOCKS if kind not in FLOATS)
+SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))}
+
+
+@pytest.fixture(params=native_isas(), ids=lambda isa: isa.value)
+def isa(request: pytest.FixtureRequest) -> Isa:
+    instruction_set: Isa = request.param
+    return instruction_set
+
+
+@pytest.fixture
+def library(isa: Isa) -> Iterator[ctypes.CDLL]:
+    loaded = load_library(isa)
+    loaded.umbel_set_threads(2)
+    yield loaded
+    loaded.umbel_set_threads(1)
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def blocks(kind: str, n: int, k: int, *, seed: int = 0, heads: int | None = None) -> BlockTensor:
+    random = np.random.default_rng(seed)
+    inputs, size = BLOCKS[kind]
+    if kind in FLOATS:
+        values = random.standard_normal((n, k)).astype(np.float32)
+        half = values.astype(np.float16) if kind == "F16" else (values.view(np.uint32) >> 16).astype(np.uint16)
+        return BlockTensor(kind, (n, k), (values if kind == "F32" else half).view(np.uint8), heads)
+    data = random.integers(0, 256, (n, k // inputs, size), dtype=np.uint8)
+    if kind == "MXFP4":
+        data[..., 0] = random.integers(0, 4, data.shape[:2]) + 124
+    for at in SCALES.get(kind, (0,)) if kind != "MXFP4" else ():
+        scales = random.uniform(0.01, 0.1, data.shape[:2]).astype(np.float16) * random.choice([-1, 1], data.shape[:2])
+        data[..., at : at + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
+    return BlockTensor(kind, (n, k), data.reshape(n, -1), heads)
+
+
+def dequantised(source: BlockTensor) -> torch.Tensor:
+    """What the `gguf` library reads, in the order of Hugging Face."""
+    kind = gguf.GGMLQuantizationType[source.kind]
+    rows = torch.from_numpy(gguf.dequantize(source.data, kind).astype(np.float32))
+    if source.heads:
+        n, k = source.shape
+        rows = rows.view(source.heads, n // source.heads // 2, 2, k).transpose(1, 2).reshape(n, k)
+    return rows
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Signed bytes with one scale for each 32 inputs, in float64."""
+    parts = x.view(len(x), -1, 32)
+    largest = parts.abs().amax(2, keepdim=True).clamp_min(1e-30)
+    return ((parts * (127 / largest)).round().double() * (largest / 127).double()).view(x.shape)
+
+
+def assert_close(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
+    """Within what float32 sums of these magnitudes may lose."""
+    inputs = rounded(x)
+    scale = inputs.norm(dim=1, keepdim=True) * weight.norm(dim=1).double()
+    assert bool(((out - inputs @ weight.double().T).abs() <= 2e-6 * scale).all())
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_a_product_is_that_of_the_dequantised_weights_and_the_rounded_inputs(library: ctypes.CDLL, kind: str) -> None:
+    weight = blocks(kind, 50, 768)
+    matrix, floats = PackedMatrix(library, [weight]), dequantised(weight)
+    for rows in (1, 2, 3, 4, 5, 17, 70):
+        x = normal(rows, 768, seed=rows)
+        assert_close(matrix(x), x, floats)
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_odd_sizes(library: ctypes.CDLL, kind: str) -> None:
+    inputs = BLOCKS[kind][0]
+    for n, k in ((1, inputs), (15, 3 * inputs), (33, 5 * inputs)):
+        weight, x, bias = blocks(kind, n, k), normal(3, k + 5)[:, :k], normal(n, seed=1)
+        around = torch.full((3, n + 2), 7.0)
+        PackedMatrix(library, [weight])(x, bias, out=around[:, :n])
+        assert_close(around[:, :n] - bias, x, dequantised(weight))
+        assert bool((around[:, n:] == 7).all()), "nothing is written past the outputs"
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_a_row_gives_the_same_bits_alone_in_a_batch_and_in_a_panel(library: ctypes.CDLL, kind: str) -> None:
+    x, matrix = normal(150, 2304), PackedMatrix(library, [blocks(kind, 37, 2304)])
+    together = matrix(x)
+    for first, rows in ((140, 1), (3, 2), (70, 3), (60, 4), (50, 5), (0, 16), (60, 70)):
+        assert torch.equal(matrix(x[first : first + rows]), together[first : first + rows])
+    assert torch.equal(matrix.panel(x, 2)[:, :5], together[:, 32:])
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q8_0"])
+@pytest.mark.parametrize("rows", [1, 5, 130])
+def test_the_number_of_threads_changes_no_bit(library: ctypes.CDLL, kind: str, rows: int) -> None:
+    x, weight = normal(rows, 512), blocks(kind, 410, 512)
+    results = []
+    for threads in (1, 2, 3):
+        library.umbel_set_threads(threads)
+        results.append(PackedMatrix(library, [weight])(x))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("kind", [*QUANTISED, *FLOATS])
+def test_rows_are_dequantised_as_the_gguf_library_does(library: ctypes.CDLL, kind: str) -> None:
+    source = blocks(kind, 9, 512)
+    torch.testing.assert_close(dequantise(library, source), dequantised(source), rtol=1e-6, atol=1e-6)
+    some = dequantise(library, source, np.array([8, 0, 3, 3]))
+    assert torch.equal(some, dequantise(library, source)[[8, 0, 3, 3]])
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+def test_parts_of_several_formats_are_one_product(library: ctypes.CDLL, rows: int) -> None:
+    sources = [
+        *(blocks("Q4_K", 40, 512), blocks("Q4_K", 23, 512, seed=1), blocks("Q6_K", 17, 512)),
+        *(normal(8, 512, seed=2), blocks("F16", 20, 512), blocks("Q8_0", 33, 512)),
+    ]
+    x, bias = normal(rows, 512), normal(141, seed=1)
+    matrix = PackedMatrix(library, sources)
+    assert [form.name for form in matrix.formats] == ["Q4_K", "Q6_K", "F32", "F16", "Q8_0"]
+    alone = torch.cat([PackedMatrix(library, [source])(x) for source in sources], dim=1)
+    assert torch.equal(matrix(x, bias), alone + bias)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q8_0", "F16", "F32"])
+def test_rows_of_heads_come_into_the_order_of_hugging_face(library: ctypes.CDLL, kind: str) -> None:
+    source, x = blocks(kind, 3 * 10, 256, heads=3), torch.eye(256)
+    plain = BlockTensor(kind, source.shape, source.data)
+    turned = PackedMatrix(library, [source])(x).view(256, 3, 2, 5).transpose(2, 3).reshape(256, 30)
+    assert torch.equal(turned, PackedMatrix(library, [plain])(x))
+    torch.testing.assert_close(PackedMatrix(library, [source])(x), dequantised(source).T, rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(*(st.sampled_from(QUANTISED), st.integers(1, 70), st.integers(1, 60), st.integers(1, 3)), st.integers(0, 2**16))
+def test_sizes_are_free(kind: str, rows: int, n: int, spans: int, seed: int) -> None:
+    weight, x = blocks(kind, n, spans * BLOCKS[kind][0], seed=seed), normal(rows, spans * BLOCKS[kind][0], seed=seed)
+    for isa in native_isas():
+        library = load_library(isa)
+        library.umbel_set_threads(2)
+        assert_close(PackedMatrix(library, [weight])(x), x, dequantised(weight))
+        library.umbel_set_threads(1)
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_the_largest_codes_and_inputs_do_not_overflow(library: ctypes.CDLL, kind: str) -> None:
+    for byte in (0, 127, 128, 255):
+        source = blocks(kind, 16, 256)
+        size = BLOCKS[kind][1]
+        data = source.data.reshape(16, -1, size)
+        scales = {at + i for at in SCALES.get(kind, (0,)) for i in range(1 if kind == "MXFP4" else 2)}
+        data[..., [at for at in range(size) if at not in scales]] = byte
+        for x in (torch.ones(2, 256), -torch.ones(2, 256), torch.ones(2, 256) * torch.tensor([1.0, -1.0]).repeat(128)):
+            matrix = PackedMatrix(library, [source])
+            expected = rounded(x) @ dequantised(source).double().T
+            torch.testing.assert_close(matrix(x).double(), expected, rtol=1e-4, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K", "Q8_0"])
+def test_rows_that_are_not_numbers_spoil_no_other(library: ctypes.CDLL, kind: str) -> None:
+    matrix, x = PackedMatrix(library, [blocks(kind, 40, 512)]), normal(9, 512)
+    sound = matrix(x)
+    x[3, 5], x[7, 511] = float("nan"), float("inf")
+    out = matrix(x)
+    assert not bool(out[[3, 7]].isfinite().any())
+    kept = [0, 1, 2, 4, 5, 6, 8]
+    assert torch.equal(out[kept], sound[kept])
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"), [("Q4_0", 1.0), ("Q8_0", 1.0), ("Q6_K", 1.0), ("Q4_K", 1.03), ("Q3_K", 1.04)]
+)
+def test_memory_is_hardly_more_than_the_file(library: ctypes.CDLL, kind: str, most: float) -> None:
+    source = blocks(kind, 64, 2048)
+    assert source.data.nbytes <= PackedMatrix(library, [source]).bytes <= most * source.data.nbytes
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_integers_of_4_bits(library: ctypes.CDLL, group: int, zeros: bool) -> None:
+    random = np.random.default_rng(group)
+    codes = random.integers(0, 16, (40, 256), dtype=np.uint8)
+    scales = random.uniform(0.01, 0.1, (40, 256 // group)).astype(np.float16)
+    zero = random.integers(0, 16, scales.shape, dtype=np.uint8) if zeros else None
+    source = Int4Rows(codes[:, ::2] | codes[:, 1::2] << 4, scales, zero)
+    spread = np.repeat(np.full(scales.shape, 8) if zero is None else zero, group, axis=1)
+    weight = torch.from_numpy(np.repeat(scales.astype(np.float32), group, axis=1) * (codes - spread.astype(np.int16)))
+    matrix = PackedMatrix(library, [source, source])
+    for rows in (1, 20):
+        x = normal(rows, 256)
+        assert_close(matrix(x), x, torch.cat([weight, weight]))
+
+
+def test_a_head_in_blocks_gives_all_logits(library: ctypes.CDLL) -> None:
+    matrix, x = PackedMatrix(library, [blocks("Q6_K", 700, 256)]), normal(5, 256)
+    head = Head(library, matrix)
+    logits = head.all(x)
+    assert not head.screens
+    assert head.bytes == 0
+    best = head.best(x)
+    assert best.tokens.tolist() == logits.argmax(1).tolist()
+    assert best.logits.tolist() == logits.amax(1).tolist()
+    tokens = np.array([0, 15, 16, 300, 699], dtype=np.int32)
+    assert torch.equal(head.some(x, tokens), logits[:, tokens])
+
+
+def test_pages_of_a_file_are_read_and_given_back(library: ctypes.CDLL, tmp_path: Path) -> None:
+    source = blocks("Q4_0", 512, 4096)
+    (tmp_path / "weights").write_bytes(b"GGUF" + source.data.tobytes())
+    with (tmp_path / "weights").open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    data = np.frombuffer(mapped, dtype=np.uint8, offset=4).reshape(source.data.shape)
+    x = normal(2, 4096)
+    packed = PackedMatrix(library, [BlockTensor("Q4_0", source.shape, data)])
+    assert _resident(mapped, data) < data.nbytes // 4
+    assert torch.equal(packed(x), PackedMatrix(library, [source])(x))
+    assert np.array_equal(data, source.data), "the file is read again"
+
+
+def _resident(mapped: mmap.mmap, data: NDArray[np.uint8]) -> int:
+    """Bytes of the mapping that this process holds, as the system counts them."""
+    start = data.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        if line.startswith(f"{start:x}-"):
+            return next(int(rest.split()[1]) * 1024 for rest in lines if rest.startswith("Rss:"))
+    raise AssertionError("no such mapping")
+
+
+def test_what_is_no_sound_matrix_is_refused(library: ctypes.CDLL) -> None:
+    source = blocks("Q4_K", 6, 512)
+    for wrong, message in (
+        (BlockTensor("Q4_K", (6, 768), source.data), "6 × 768 in Q4_K"),
+        (BlockTensor("Q4_K", (7, 512), source.data), "7 × 512 in Q4_K"),
+        (BlockTensor("Q4_K", (6, 500), source.data), "6 × 500 in Q4_K"),
+        (BlockTensor("Q4_K", (6, 512), source.data[:, ::-1]), "next to each other"),
+        (BlockTensor("IQ2_S", (6, 512), source.data), "type IQ2_S"),
+        (BlockTensor("Q4_K", (6, 512), source.data, heads=4), "6 outputs for 4 heads"),
+        (BlockTensor("Q4_K", (6, 512), source.data, heads=2), "same even number"),
+    ):
+        with pytest.raises(ParameterError, match=message):
+            PackedMatrix(library, [wrong])
+    with pytest.raises(ParameterError, match="from 6 to 6 of 6"):
+        dequantise(library, source, np.array([6]))
+    codes, scales = np.zeros((4, 32), np.uint8), np.ones((4, 2), np.float32)
+    for integers, message in (
+        (Int4Rows(codes, scales[:3]), "with scales"),
+        (Int4Rows(codes, np.ones((4, 3), np.float32)), "64 inputs in 3 groups"),
+        (Int4Rows(codes, scales * 1e6), "float16 holds"),
+        (Int4Rows(codes, scales, np.full((4, 2), 16, np.uint8)), "from 0 to 15"),
+    ):
+        with pytest.raises(ParameterError, match=message):
+            PackedMatrix(library, [integers])
