@@ -362,6 +362,7 @@ def _model_runner(options: RuntimeOptions, source: "ModelSource", communicator: 
         weights=options.weights,
         tree_attention=options.tree_attention,
         screened_head=options.screened_head,
+        context_length=options.context_length,
         communicator=communicator,
     )
     if options.context_length is not None:

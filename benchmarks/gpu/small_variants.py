@@ -29,10 +29,14 @@ def _norm(hidden: int) -> Variant:
     return Variant(
         name=f"norm {hidden} bf16",
         kernel=normalise_rows,
-        arguments={**dict.fromkeys(("x", "weight", "out"), "*bf16"), "x_stride": "i32", "hidden": "i32", "eps": "fp32"},
+        arguments={
+            **dict.fromkeys(("x", "weight", "out"), "*bf16"),
+            **dict.fromkeys(("x_stride", "out_stride", "hidden"), "i32"),
+            "eps": "fp32",
+        },
         constants={"CENTERED": False, "BLOCK": block, "PDL": True},
         warps=warps_for(block),
-        aligned=frozenset({"x_stride", "hidden"}),
+        aligned=frozenset({"x_stride", "out_stride", "hidden"}),
     )
 
 
@@ -44,9 +48,16 @@ def _add_norm(hidden: int, *, sandwich: bool) -> Variant:
         arguments={
             **dict.fromkeys(("x", "residual", "weight", "after", "out"), "*bf16"),
             **dict.fromkeys(("x_stride", "residual_stride", "hidden"), "i32"),
-            "eps": "fp32",
+            **dict.fromkeys(("eps", "scale"), "fp32"),
         },
-        constants={"CENTERED": sandwich, "SANDWICH": sandwich, "BLOCK": block, "PDL": True},
+        constants={
+            "CENTERED": sandwich,
+            "SANDWICH": sandwich,
+            "SCALED": False,
+            "NORMED": True,
+            "BLOCK": block,
+            "PDL": True,
+        },
         warps=warps_for(block),
         aligned=frozenset({"x_stride", "residual_stride", "hidden"}),
     )
@@ -78,6 +89,8 @@ def _heads(head_dim: int, *, taken: int, normed: bool, pool: str) -> Variant:
             "HEAD_NORM": normed,
             "CENTERED": False,
             "FP8": pool == "fp8e4nv",
+            "ROTATED": head_dim,
+            "INTERLEAVED": False,
             "HEAD_DIM": head_dim,
             "HALF_BLOCK": half,
             "HEADS_BLOCK": taken,

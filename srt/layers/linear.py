@@ -137,8 +137,9 @@ class TorchHead:
     reason packed blocks are converted one by one in one buffer, so a start is faster and needs less memory.
     """
 
-    def __init__(self, weight: torch.Tensor, *, dtype: torch.dtype, softcap: float, packed: bool) -> None:
+    def __init__(self, weight: torch.Tensor, *, dtype: torch.dtype, scale: float, softcap: float, packed: bool) -> None:
         self._method = dense_method(packed=packed)
+        self._scale = scale
         self._softcap = softcap
         blocks = torch.split(weight, HEAD_BLOCK) if packed else (weight,)
         self._widths = [len(block) for block in blocks]
@@ -154,6 +155,8 @@ class TorchHead:
             first = 0
             for block, width in zip(self._blocks, self._widths, strict=True):
                 logits = self._method.apply(block, rows)
+                if self._scale != 1.0:
+                    logits = logits * self._scale
                 if self._softcap:
                     logits = (logits / self._softcap).tanh() * self._softcap
                 target[:, first : first + width] = logits

@@ -14,22 +14,31 @@ import torch
 class RopeType(Enum):
     """Variants whose frequencies do not depend on the length of the sequence.
 
-    `dynamic` and `longrope` are absent on purpose: they change the rotation of all keys when a sequence exceeds a
-    length, so a cached key would be wrong for a longer continuation.
+    `dynamic` is absent on purpose: it changes the rotation of all keys when a sequence exceeds a length, so a cached
+    key would be wrong for a longer continuation. LONGROPE has two sets of factors for the same reason; one of them is
+    chosen for good when the configuration is read, see `read_fields`.
     """
 
+    NONE = "none"  # nothing is rotated (NoPE): the layer knows the order of its keys by the mask alone
     DEFAULT = "default"
     LINEAR = "linear"
     LLAMA3 = "llama3"
     YARN = "yarn"
+    LONGROPE = "longrope"
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """One set of frequencies. Fields after `factor` belong to LLAMA3 (low, high) and YARN (the rest)."""
+    """One set of frequencies, and which dimensions of a head it rotates.
+
+    `low_freq_factor` and `high_freq_factor` belong to LLAMA3, `divisors` to LONGROPE, `beta_fast`, `beta_slow` and
+    `truncate` to YARN.
+    """
 
     type: RopeType
     theta: float
+    fraction: float = 1.0  # of a head's dimensions, the first ones, are rotated; the others stay as they are
+    interleaved: bool = False  # dimension 2i rotates with 2i + 1; else i with i + half of the rotated ones
     factor: float = 1.0
     original_length: int = 0
     low_freq_factor: float = 1.0
@@ -37,7 +46,29 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
+    divisors: tuple[float, ...] = ()  # of each frequency
     attention_factor: float = 1.0  # multiplies cosines and sines
+
+    def rotated(self, head_dim: int) -> int:
+        """Returns the number of dimensions of a head that are rotated, an even number."""
+        return 0 if self.type is RopeType.NONE else int(head_dim * self.fraction)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryScale:
+    """Scales queries by their position, 1 + beta · log(1 + floor((position + offset) / length)), after the rotation.
+
+    Llama 4 and Ministral 3 keep attention sharp over long contexts this way.
+    """
+
+    beta: float
+    length: int
+    offset: int = 0
+
+    def at(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Computes the factors of rows, [R, 1, 1] for queries [R, heads, head_dim]."""
+        steps = torch.div(positions + self.offset, self.length, rounding_mode="floor").float()
+        return (1.0 + self.beta * torch.log1p(steps)).to(dtype)[:, None, None]
 
 
 def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
@@ -52,11 +83,12 @@ def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: f
 
 
 def frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Computes radians per position, float32 [head_dim / 2]."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    """Computes radians per position, float32 [rotated dimensions / 2]."""
+    rotated = config.rotated(head_dim)
+    exponents = torch.arange(0, rotated, 2, dtype=torch.int64).float() / max(rotated, 1)
     plain = 1.0 / (config.theta**exponents)
     match config.type:
-        case RopeType.DEFAULT:
+        case RopeType.NONE | RopeType.DEFAULT:
             return plain
         case RopeType.LINEAR:
             return plain / config.factor
@@ -64,6 +96,8 @@ def frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
             return _llama3(plain, config)
         case RopeType.YARN:
             return _yarn(config, exponents)
+        case RopeType.LONGROPE:
+            return 1.0 / (torch.tensor(config.divisors) * config.theta**exponents)
 
 
 def _llama3(plain: torch.Tensor, config: RopeConfig) -> torch.Tensor:
@@ -105,18 +139,31 @@ class Rope:
         self._factor = config.attention_factor
 
     def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Computes cosines, and sines with the sign that `apply_rope` needs; each [R, 1, head_dim]."""
+        """Computes cosines, and sines with the sign that `apply_rope` needs; each [R, 1, rotated dimensions]."""
         angle = positions[:, None].float() * self._frequencies
         cos, sin = angle.cos() * self._factor, angle.sin() * self._factor
         both = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
         return both[0].to(dtype)[:, None], both[1].to(dtype)[:, None]
 
 
-def apply_rope(heads: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Rotates dimension i with dimension i + head_dim/2. heads: [R, heads, head_dim]"""
+def apply_rope(
+    heads: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], *, interleaved: bool = False
+) -> torch.Tensor:
+    """Rotates as many dimensions of each head as there are angles. heads: [R, heads, head_dim]
+
+    Args:
+        interleaved: dimension 2i rotates with 2i + 1; else i with i + half of the rotated ones.
+    """
     cos, sin = angles
-    halves = heads.view(*heads.shape[:-1], 2, heads.shape[-1] // 2)
-    swapped = halves.flip(-2).view(heads.shape)
+    rotated = cos.shape[-1]
+    if rotated < heads.shape[-1]:
+        turned = apply_rope(heads[..., :rotated], angles, interleaved=interleaved) if rotated else heads[..., :0]
+        return torch.cat([turned, heads[..., rotated:]], dim=-1)
+    if interleaved:
+        pairs, halves = (*heads.shape[:-1], rotated // 2, 2), (*heads.shape[:-1], 2, rotated // 2)
+        apart = heads.view(pairs).transpose(-1, -2).flatten(-2)  # the first dimensions of all pairs, then the second
+        return apply_rope(apart, angles).view(halves).transpose(-1, -2).flatten(-2)
+    swapped = heads.view(*heads.shape[:-1], 2, rotated // 2).flip(-2).view(heads.shape)
     return heads * cos + swapped * sin
 
 
@@ -128,14 +175,15 @@ def rope_table(
 ) -> torch.Tensor:
     """Computes a table [positions, head_dim]: cosines of head_dim / 2 frequencies, then their sines, in `dtype`.
 
-    131,072 positions of 128 dimensions in bfloat16 are 32 MiB.
+    Frequencies of dimensions that are not rotated are 0. 131,072 positions of 128 dimensions in bfloat16 are 32 MiB.
     """
     rope = Rope(config, head_dim, device)
-    table = torch.empty((positions, head_dim), dtype=dtype, device=device)
-    half = head_dim // 2
+    half, pairs = head_dim // 2, config.rotated(head_dim) // 2
+    table = torch.zeros((positions, head_dim), dtype=dtype, device=device)
+    table[:, pairs:half] = 1.0
     for part in torch.split(torch.arange(positions, device=device), _POSITIONS_AT_ONCE):
-        cos, sin = rope.angles(part, dtype)  # [n, 1, head_dim], sines with the sign that `apply_rope` needs
+        cos, sin = rope.angles(part, dtype)  # [n, 1, 2 pairs], sines with the sign that `apply_rope` needs
         rows = table[int(part[0]) : int(part[-1]) + 1]
-        rows[:, :half] = cos[:, 0, :half]
-        rows[:, half:] = sin[:, 0, half:]
+        rows[:, :pairs] = cos[:, 0, :pairs]
+        rows[:, half : half + pairs] = sin[:, 0, pairs:]
     return table

@@ -38,8 +38,10 @@ class DecoderShape(ctypes.Structure):
 
     _fields_ = [
         *((name, _LONG) for name in ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "layers")),
-        *((name, _FLOAT) for name in ("epsilon", "attention_scale", "embedding_scale")),
+        *((name, _FLOAT) for name in ("epsilon", "attention_scale", "attention_softcap")),
+        *((name, _FLOAT) for name in ("embedding_scale", "residual_scale")),
         ("activation", ctypes.c_int),
+        ("whole_norm", ctypes.c_int),
         ("embedding", _POINTER),
         ("embedding_is_bf16", ctypes.c_int),
         ("final_norm", _POINTER),
@@ -56,6 +58,11 @@ class DecoderLayer(ctypes.Structure):
         *((name, _POINTER) for name in ("query_norm", "key_norm", "sinks", "experts")),
         ("rope", _LONG),
         ("plan", _LONG),
+        ("rotated", _LONG),
+        ("interleaved", ctypes.c_int),
+        ("query_beta", _FLOAT),
+        ("query_length", _LONG),
+        ("query_offset", _LONG),
         *((name, _POINTER) for name in ("qkv_changes", "output_changes", "gate_up_changes", "down_changes")),
     ]
 
@@ -182,11 +189,15 @@ class CpuDecoder:
             layers=len(config.layers),
             epsilon=config.norm_eps,
             attention_scale=config.attention_scale,
+            attention_softcap=config.attention_softcap,
             embedding_scale=config.embedding_scale or 1.0,
+            residual_scale=config.residual_scale,
             activation=ACTIVATION_CODES[config.activation],
+            whole_norm=int(config.qk_norm_whole),
             embedding=embedding.data_ptr(),
             embedding_is_bf16=int(embedding.dtype is torch.bfloat16),
-            final_norm=self._norm(FINAL_NORM, config.hidden_size),
+            # The head multiplies what this norm gives, so scaled weights scale the logits.
+            final_norm=self._norm(FINAL_NORM, config.hidden_size, scale=config.logit_scale),
         )
         layers = [self._layer(index) for index in range(len(config.layers))]
         self._checkpoint.finish(ignored=unused(config))
@@ -230,7 +241,9 @@ class CpuDecoder:
 
     def _layer(self, index: int) -> DecoderLayer:
         config, layer, tensors = self.config, self.config.layers[index], layer_tensors(self.config, index)
-        hidden, head_dim = config.hidden_size, config.head_dim
+        hidden, scale = config.hidden_size, layer.query_scale
+        query_width = config.head_dim * (config.heads if config.qk_norm_whole else 1)
+        key_width = config.head_dim * (config.kv_heads if config.qk_norm_whole else 1)
         qkv, qkv_bias = self._linear(tensors.qkv)
         output, output_bias = self._linear(tensors.output)
         native = DecoderLayer(
@@ -242,11 +255,16 @@ class CpuDecoder:
             after_attention=self._norm(tensors.after_attention, hidden),
             before_mlp=self._norm(tensors.before_mlp, hidden),
             after_mlp=self._norm(tensors.after_mlp, hidden),
-            query_norm=self._norm(tensors.query_norm, head_dim),
-            key_norm=self._norm(tensors.key_norm, head_dim),
+            query_norm=self._norm(tensors.query_norm, query_width),
+            key_norm=self._norm(tensors.key_norm, key_width),
             sinks=None if tensors.sinks is None else self._keep(self._checkpoint.take(tensors.sinks, config.heads)),
             rope=list(self._ropes).index(layer.rope),
             plan=self.windows.index(layer.window),
+            rotated=layer.rope.rotated(config.head_dim),
+            interleaved=int(layer.rope.interleaved),
+            query_beta=0.0 if scale is None else scale.beta,
+            query_length=1 if scale is None else scale.length,
+            query_offset=0 if scale is None else scale.offset,
             qkv_changes=self._changes(tensors.qkv),
             output_changes=self._changes(tensors.output),
         )
@@ -278,12 +296,12 @@ class CpuDecoder:
         self._kept.append(changes)
         return changes.address
 
-    def _norm(self, name: str | None, size: int) -> int | None:
-        """Loads a norm and returns the address of its weight; None: the layer has no such norm."""
+    def _norm(self, name: str | None, size: int, *, scale: float = 1.0) -> int | None:
+        """Loads a norm and returns the address of its weight, times `scale`; None: the layer has no such norm."""
         if name is None:
             return None
         weight = self._checkpoint.take(name, size)
-        return self._keep(weight + 1.0 if self.config.centered_norm else weight)
+        return self._keep((weight + 1.0 if self.config.centered_norm else weight) * scale)
 
     def _keep(self, tensor: torch.Tensor) -> int:
         contiguous = tensor.contiguous()
@@ -300,11 +318,14 @@ class PoolTable:
 
 
 class Angles:
-    """Caches cosines and sines by position, [positions, head_dim], computed when a step first needs them."""
+    """Caches cosines and sines by position, [positions, head_dim], computed when a step first needs them.
+
+    Where only some dimensions of a head are rotated, the places of the others are not used.
+    """
 
     def __init__(self, rope: RopeConfig, config: DecoderConfig) -> None:
         self._rope = Rope(rope, config.head_dim, "cpu")
-        self._half = config.head_dim // 2
+        self._half, self._pairs = config.head_dim // 2, rope.rotated(config.head_dim) // 2
         self._table = np.zeros((config.context_length, config.head_dim), dtype=np.float32)  # untouched until filled
         self._known = 0
 
@@ -312,9 +333,9 @@ class Angles:
         """Fills the rows below `positions` and returns the table's address."""
         if positions > self._known:
             end = min(len(self._table), positions + ANGLES_AHEAD)
-            cos, sin = self._rope.angles(torch.arange(self._known, end), torch.float32)  # [n, 1, head_dim]
-            self._table[self._known : end, : self._half] = cos[:, 0, : self._half]
-            self._table[self._known : end, self._half :] = sin[:, 0, self._half :]
+            cos, sin = self._rope.angles(torch.arange(self._known, end), torch.float32)  # [n, 1, 2 pairs]
+            self._table[self._known : end, : self._pairs] = cos[:, 0, : self._pairs]
+            self._table[self._known : end, self._half : self._half + self._pairs] = sin[:, 0, self._pairs :]
             self._known = end
         return self._table.ctypes.data
 

@@ -79,7 +79,7 @@ class TorchAttention:
         adapters: Sequence[Adapter],
     ) -> None:
         self._index = index
-        self._window = config.layers[index].window
+        self._layer = config.layers[index]
         self._config = config
         self._qkv = Linear(method, weights, tensors.qkv, adapters)
         self._output = Linear(method, weights, tensors.output, adapters)
@@ -87,36 +87,54 @@ class TorchAttention:
         if tensors.sinks is not None:
             self._sinks = weights.take(tensors.sinks, config.heads).float()
         self._head_norm: RMSNorm | None = None
-        if tensors.query_norm is not None and tensors.key_norm is not None:
+        self._whole_norms: tuple[RMSNorm, RMSNorm] | None = None
+        if tensors.query_norm is None or tensors.key_norm is None:
+            return
+        if config.qk_norm_whole:
+            query = weights.take(tensors.query_norm, config.heads * config.head_dim)
+            key = weights.take(tensors.key_norm, config.kv_heads * config.head_dim)
+            self._whole_norms = self._norm(query), self._norm(key)
+        else:
             # The weights of all query heads above those of all key heads: [heads + kv_heads, D].
             query = weights.take(tensors.query_norm, config.head_dim).expand(config.heads, -1)
             key = weights.take(tensors.key_norm, config.head_dim).expand(config.kv_heads, -1)
-            self._head_norm = RMSNorm(torch.cat([query, key]), eps=config.norm_eps, centered=config.centered_norm)
+            self._head_norm = self._norm(torch.cat([query, key]))
+
+    def _norm(self, weight: torch.Tensor) -> RMSNorm:
+        return RMSNorm(weight, eps=self._config.norm_eps, centered=self._config.centered_norm)
 
     def __call__(
         self,
         x: torch.Tensor,
+        rows: Rows,
         angles: tuple[torch.Tensor, torch.Tensor],
         attention: AttentionStep,
-        adapted: AdapterRows | None,
     ) -> torch.Tensor:
         config = self._config
         rotated = config.heads + config.kv_heads
-        qkv = self._qkv(x, adapted).view(len(x), -1, config.head_dim)  # [R, heads + 2 kv_heads, D]
+        qkv = self._qkv(x, rows.adapted).view(len(x), -1, config.head_dim)  # [R, heads + 2 kv_heads, D]
         query_key, values = qkv[:, :rotated], qkv[:, rotated:]
         if self._head_norm is not None:
             query_key = self._head_norm(query_key)
-        query_key = apply_rope(query_key, angles)
+        if self._whole_norms is not None:
+            parts = torch.split(query_key, [config.heads, config.kv_heads], dim=1)
+            normed = [norm(part.flatten(1)) for norm, part in zip(self._whole_norms, parts, strict=True)]
+            query_key = torch.cat(normed, dim=1).view(len(x), rotated, config.head_dim)
+        query_key = apply_rope(query_key, angles, interleaved=self._layer.rope.interleaved)
+        queries = query_key[:, : config.heads]
+        if self._layer.query_scale is not None:
+            queries = queries * self._layer.query_scale.at(rows.positions, queries.dtype)
         attended = attention.attend(
             self._index,
-            query_key[:, : config.heads],
+            queries,
             query_key[:, config.heads :],
             values,
-            window=self._window,
+            window=self._layer.window,
             scale=config.attention_scale,
+            softcap=config.attention_softcap,
             sinks=self._sinks,
         )
-        return self._output(attended.flatten(1), adapted)
+        return self._output(attended.flatten(1), rows.adapted)
 
 
 class TorchMLP:
@@ -144,7 +162,7 @@ class TorchMLP:
 
 
 class TorchLayer:
-    """Runs attention and MLP, each inside a residual sum; Gemma normalises their results as well."""
+    """Runs attention and MLP, each inside a residual sum. Families normalise their inputs, their results, or both."""
 
     def __init__(
         self,
@@ -155,12 +173,15 @@ class TorchLayer:
         method: QuantMethod[Any],  # Any: as above
         adapters: Sequence[Adapter],
     ) -> None:
-        def norm(name: str) -> RMSNorm:
+        def norm(name: str | None) -> RMSNorm | None:
+            if name is None:
+                return None
             weight = weights.take(name, config.hidden_size)
             return RMSNorm(weight, eps=config.norm_eps, centered=config.centered_norm)
 
         layer, tensors = config.layers[index], layer_tensors(config, index)
         self.rope = layer.rope
+        self._residual_scale = config.residual_scale
         self._communicator = communicator
         self._before_attention = norm(tensors.before_attention)
         self._attention = TorchAttention(index, tensors, config, weights, method, adapters)
@@ -176,23 +197,30 @@ class TorchLayer:
                 activation=config.activation,
                 kernels=expert_kernels(weights.device),
             )
-        self._after_attention = None if tensors.after_attention is None else norm(tensors.after_attention)
+        self._after_attention = norm(tensors.after_attention)
         self._before_mlp = norm(tensors.before_mlp)
-        self._after_mlp = None if tensors.after_mlp is None else norm(tensors.after_mlp)
+        self._after_mlp = norm(tensors.after_mlp)
 
     def __call__(
         self,
         x: torch.Tensor,
+        rows: Rows,
         angles: tuple[torch.Tensor, torch.Tensor],
         attention: AttentionStep,
-        adapted: AdapterRows | None,
     ) -> torch.Tensor:
-        attended = self._communicator.all_reduce(self._attention(self._before_attention(x), angles, attention, adapted))
-        x = x + (self._after_attention(attended) if self._after_attention else attended)
-        normed = self._before_mlp(x)
-        mixed = self._mlp(normed, adapted) if isinstance(self._mlp, TorchMLP) else self._mlp(normed)
-        mixed = self._communicator.all_reduce(mixed)
-        return x + (self._after_mlp(mixed) if self._after_mlp else mixed)
+        attended = self._attention(_normed(self._before_attention, x), rows, angles, attention)
+        x = self._add(x, self._communicator.all_reduce(attended), self._after_attention)
+        normed = _normed(self._before_mlp, x)
+        mixed = self._mlp(normed, rows.adapted) if isinstance(self._mlp, TorchMLP) else self._mlp(normed)
+        return self._add(x, self._communicator.all_reduce(mixed), self._after_mlp)
+
+    def _add(self, x: torch.Tensor, update: torch.Tensor, after: RMSNorm | None) -> torch.Tensor:
+        update = _normed(after, update)
+        return x + (update if self._residual_scale == 1.0 else update * self._residual_scale)
+
+
+def _normed(norm: RMSNorm | None, x: torch.Tensor) -> torch.Tensor:
+    return x if norm is None else norm(x)
 
 
 class TorchDecoder:
@@ -242,7 +270,7 @@ class TorchDecoder:
         if not config.tied:
             head = weights.take_as_stored(HEAD, end - first, config.hidden_size)
         self._head = VocabParallelHead(
-            TorchHead(head, dtype=dtype, softcap=config.logit_softcap, packed=pack),
+            TorchHead(head, dtype=dtype, scale=config.logit_scale, softcap=config.logit_softcap, packed=pack),
             vocab_size=config.vocab_size,
             communicator=communicator,
         )
@@ -253,7 +281,7 @@ class TorchDecoder:
         x = self._embedding(rows.token_ids, rows.given)  # [R, hidden]
         angles = {config: rope.angles(rows.positions, x.dtype) for config, rope in self._ropes.items()}
         for layer in self._layers:
-            x = layer(x, angles[layer.rope], attention, rows.adapted)
+            x = layer(x, rows, angles[layer.rope], attention)
         x = self._norm(x.index_select(0, rows.logit_rows))  # [L, hidden]
         self._head(x, out)
         return out

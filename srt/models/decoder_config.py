@@ -20,7 +20,7 @@ from ..attention.plan import Window
 from ..cache.kv_pool import KVGeometry
 from ..layers.checkpoint import LinearTensors
 from ..layers.linear import QuantMethod
-from ..layers.rope import RopeConfig
+from ..layers.rope import QueryScale, RopeConfig
 
 
 class RouterScore(Enum):
@@ -78,16 +78,30 @@ class LayerConfig:
     window: Window
     rope: RopeConfig
     experts: ExpertsConfig | None = None  # None: the MLP is dense
+    query_scale: QueryScale | None = None  # None: queries are not scaled by their position
 
 
 @dataclass(frozen=True, slots=True)
 class NormNames:
     """The norms of a layer, by the names of their weights in the checkpoint. None: there is no such norm."""
 
-    before_attention: str = "input_layernorm"
+    before_attention: str | None = "input_layernorm"
     after_attention: str | None = None  # before the residual sum
-    before_mlp: str = "post_attention_layernorm"  # Llama names it by its place, not its use
+    before_mlp: str | None = "post_attention_layernorm"  # Llama names it by its place, not its use
     after_mlp: str | None = None  # before the residual sum
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectionNames:
+    """The linear maps of a layer, by their names in the checkpoint.
+
+    `qkv` and `gate_up` have one name where one tensor holds them all, one above the other in this order.
+    """
+
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    mlp: str = "mlp"  # the module of the following
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    down: str = "down_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +123,15 @@ class DecoderConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # each head of queries and keys is normalised before its rotary embedding
+    qk_norm_whole: bool = False  # with qk_norm: not each head, but all queries of a row as one, and all its keys
     norms: NormNames = NormNames()
+    projections: ProjectionNames = ProjectionNames()
     centered_norm: bool = False  # norm weights are stored minus one
     embedding_scale: float | None = None
+    residual_scale: float = 1.0  # multiplies what attention and MLP add to the residual
     attention_scale: float = 1.0
+    attention_softcap: float = 0.0  # scores become cap · tanh(score / cap); 0: there is no cap
+    logit_scale: float = 1.0  # multiplies the logits, before their cap
     logit_softcap: float = 0.0
     sinks: bool = False  # each head has a logit of its own for a key that every row sees, whose value is zero
 
@@ -140,53 +159,50 @@ HEAD = "lm_head.weight"
 class LayerTensors:
     """The tensors of one layer, by their names in the checkpoint.
 
-    Norms are the full names of their weights, [hidden] or [head_dim]; None: there is no such norm.
+    Norms are the full names of their weights, [hidden] or [head_dim] (of queries and keys as wholes: [heads · head_dim]
+    and [kv_heads · head_dim]); None: there is no such norm.
     """
 
     prefix: str  # of all names
-    before_attention: str
+    before_attention: str | None
     qkv: LinearTensors
     query_norm: str | None
     key_norm: str | None
     sinks: str | None  # [heads]
     output: LinearTensors
     after_attention: str | None
-    before_mlp: str
+    before_mlp: str | None
     gate_up: LinearTensors  # this and `down`: of a dense MLP; experts read their own, see `experts.py`
     down: LinearTensors
     after_mlp: str | None
 
 
 def layer_tensors(config: DecoderConfig, index: int) -> LayerTensors:
-    prefix = f"model.layers.{index}"
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    prefix, names = f"model.layers.{index}", config.projections
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.{names.mlp}"
     hidden, wide = config.hidden_size, config.intermediate_size
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
 
-    def norm(name: str) -> str:
-        return f"{prefix}.{name}.weight"
+    def norm(name: str | None) -> str | None:
+        return None if name is None else f"{prefix}.{name}.weight"
 
-    def optional(name: str | None) -> str | None:
-        return None if name is None else norm(name)
+    def maps(module: str, leaves: tuple[str, ...], widths: tuple[int, ...], biased: bool) -> LinearTensors:
+        paths = tuple(f"{module}.{leaf}" for leaf in leaves)
+        return LinearTensors(paths, widths if len(leaves) > 1 else (sum(widths),), hidden, biased)
 
     return LayerTensors(
         prefix=prefix,
         before_attention=norm(config.norms.before_attention),
-        qkv=LinearTensors(
-            (f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
-            (queries, keys, keys),
-            hidden,
-            config.qkv_bias,
-        ),
+        qkv=maps(attention, names.qkv, (queries, keys, keys), config.qkv_bias),
         query_norm=f"{attention}.q_norm.weight" if config.qk_norm else None,
         key_norm=f"{attention}.k_norm.weight" if config.qk_norm else None,
         sinks=f"{attention}.sinks" if config.sinks else None,
         output=LinearTensors((f"{attention}.o_proj",), (hidden,), queries, config.output_bias),
-        after_attention=optional(config.norms.after_attention),
+        after_attention=norm(config.norms.after_attention),
         before_mlp=norm(config.norms.before_mlp),
-        gate_up=LinearTensors((f"{mlp}.gate_proj", f"{mlp}.up_proj"), (wide, wide), hidden, config.mlp_bias),
-        down=LinearTensors((f"{mlp}.down_proj",), (hidden,), wide, config.mlp_bias),
-        after_mlp=optional(config.norms.after_mlp),
+        gate_up=maps(mlp, names.gate_up, (wide, wide), config.mlp_bias),
+        down=LinearTensors((f"{mlp}.{names.down}",), (hidden,), wide, config.mlp_bias),
+        after_mlp=norm(config.norms.after_mlp),
     )
 
 
@@ -213,7 +229,8 @@ def landmarks(config: DecoderConfig, method: QuantMethod[Any]) -> list[str]:
         names.append(HEAD)
     for index, layer in enumerate(config.layers):
         tensors = layer_tensors(config, index)
-        names += [tensors.before_attention, method.stored(tensors.qkv)[0]]
+        norm = tensors.before_attention or tensors.after_attention
+        names += [method.stored(tensors.qkv)[0]] if norm is None else [norm, method.stored(tensors.qkv)[0]]
         if layer.experts is None:  # experts are spelled in several ways: see `experts.py`
             names.append(method.stored(tensors.down)[0])
     return names

@@ -4,7 +4,9 @@ Configurations may be spelled as in transformers 4 (`rope_theta`, `rope_scaling`
 the decoders do not implement is refused with a ModelError, never ignored. Defaults are those of transformers.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...lang.errors import ModelError
@@ -14,6 +16,9 @@ from ..layers.rope import RopeConfig, RopeType, yarn_attention_factor
 from .decoder_config import DecoderConfig, ExpertsConfig, LayerConfig
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+CONTEXT_LENGTH = "runtime_context_length"  # the key under which a runtime puts its own context into a configuration
+
+_GEMMA_SLIDING = ("rope_local_base_freq", 10_000.0)
 
 # Any: a section of parsed JSON, whose values are checked when they are read.
 Section = dict[str, Any]
@@ -45,6 +50,8 @@ def read_decoder(
     activation = str(config.get(activation_key) or default_activation)
     if activation not in ACTIVATIONS:
         raise ModelError(f"{activation_key} {activation!r} is not one of {', '.join(ACTIVATIONS)}")
+    for layer in layers:
+        _check_rotation(layer.rope, head_dim)
     return DecoderConfig(
         vocab_size=positive_int(config, "vocab_size"),
         context_length=_context_length(config, layers),
@@ -62,11 +69,26 @@ def read_decoder(
 
 
 def _context_length(config: Config, layers: tuple[LayerConfig, ...]) -> int:
-    """Reads the context length. With YaRN, max_position_embeddings often is the original length, which the factor
-    extends."""
+    """Reads the context length, that of the runtime if it is shorter. With YaRN, max_position_embeddings often is the
+    original length, which the factor extends."""
     stated = positive_int(config, "max_position_embeddings")
     ropes = [layer.rope for layer in layers if layer.rope.type is RopeType.YARN]
-    return max([stated, *(int(rope.original_length * rope.factor) for rope in ropes)])
+    longest = max([stated, *(int(rope.original_length * rope.factor) for rope in ropes)])
+    return min(longest, positive_int(config, CONTEXT_LENGTH, longest))
+
+
+def _check_rotation(rope: RopeConfig, head_dim: int) -> None:
+    rotated = rope.rotated(head_dim)
+    if rope.fraction > 1 or rotated % 2 or (rope.type is not RopeType.NONE and not rotated):
+        raise ModelError(
+            f"configuration: partial_rotary_factor={rope.fraction}; write a part of head_dim={head_dim} that is a "
+            "number of pairs of dimensions"
+        )
+    if rope.type is RopeType.LONGROPE and len(rope.divisors) != rotated // 2:
+        raise ModelError(
+            f"configuration: short_factor or long_factor has {len(rope.divisors)} numbers; write {rotated // 2}, one "
+            "for each pair of dimensions"
+        )
 
 
 # ------------------------------------------------------------------------------------------ layers
@@ -96,10 +118,17 @@ def read_layers(
     kinds: Sequence[str],
     *,
     default_theta: float = 10_000.0,
+    default_fraction: float | None = None,
     experts: Sequence[ExpertsConfig | None] | None = None,
 ) -> tuple[LayerConfig, ...]:
-    """Reads layers that share one set of frequencies. experts: of each layer; None: all MLPs are dense."""
-    windows, rope = read_windows(config, kinds), read_rope(config, default_theta=default_theta)
+    """Reads layers that share one set of frequencies.
+
+    Args:
+        default_fraction: of the dimensions of a head that are rotated; None: the family rotates whole heads.
+        experts: of each layer; None: all MLPs are dense.
+    """
+    windows = read_windows(config, kinds)
+    rope = read_rope(config, default_theta=default_theta, default_fraction=default_fraction)
     by_layer = experts or [None] * len(windows)
     return tuple(LayerConfig(window, rope, some) for window, some in zip(windows, by_layer, strict=True))
 
@@ -155,14 +184,25 @@ def read_experts(
 # ------------------------------------------------------------------------------------------ rotary embedding
 
 
-def read_rope(config: Config, *, default_theta: float) -> RopeConfig:
+def read_rope(config: Config, *, default_theta: float, default_fraction: float | None = None) -> RopeConfig:
     """Reads one set of frequencies for all layers: `rope_parameters`, or `rope_theta` and `rope_scaling`."""
     parameters = section(config, "rope_scaling") or section(config, "rope_parameters")
-    return _read(parameters, config, theta=positive_number(config, "rope_theta", default_theta))
+    theta = positive_number(config, "rope_theta", default_theta)
+    fraction = positive_number(dict(config) | parameters, "partial_rotary_factor", default_fraction or 1.0)
+    if default_fraction is None and fraction != 1.0:
+        raise ModelError(f"partial_rotary_factor={fraction}: this family rotates whole heads")
+    return replace(_read(parameters, config, theta=theta), fraction=fraction)
 
 
-def read_rope_by_layer_type(config: Config) -> dict[str, RopeConfig]:
-    """Reads Gemma 3's: full layers use `rope_theta` and `rope_scaling`, sliding layers `rope_local_base_freq` only."""
+def read_rope_by_layer_type(
+    config: Config, *, default_theta: float = 1_000_000.0, sliding_theta: tuple[str, float] = _GEMMA_SLIDING
+) -> dict[str, RopeConfig]:
+    """Reads Gemma 3's and OLMo 3's: full layers use `rope_theta` and `rope_scaling`, sliding layers a theta only.
+
+    Args:
+        default_theta: of full layers.
+        sliding_theta: the key of the theta of sliding layers, and its default.
+    """
     nested = section(config, "rope_parameters")
     if nested and not {"full_attention", "sliding_attention"} & set(nested):
         raise ModelError(
@@ -172,26 +212,23 @@ def read_rope_by_layer_type(config: Config) -> dict[str, RopeConfig]:
     full = section(nested, "full_attention") | section(config, "rope_scaling")
     sliding = section(nested, "sliding_attention")
     return {
-        "full_attention": _read(full, config, theta=positive_number(config, "rope_theta", 1_000_000.0)),
-        "sliding_attention": _read(sliding, config, theta=positive_number(config, "rope_local_base_freq", 10_000.0)),
+        "full_attention": _read(full, config, theta=positive_number(config, "rope_theta", default_theta)),
+        "sliding_attention": _read(sliding, config, theta=positive_number(config, *sliding_theta)),
     }
 
 
 def _read(parameters: Section, config: Config, *, theta: float) -> RopeConfig:
     name = parameters.get("rope_type") or parameters.get("type") or "default"
-    try:
-        kind = RopeType(name)
-    except ValueError:
+    known = {kind.value: kind for kind in RopeType if kind is not RopeType.NONE}
+    kind = known.get(name) if isinstance(name, str) else None
+    if kind is None:
         raise ModelError(
-            f"rope_type {name!r} is not one of {', '.join(kind.value for kind in RopeType)}; "
+            f"rope_type {name!r} is not one of {', '.join(known)}; "
             "variants that depend on the length of the sequence cannot share cached keys"
-        ) from None
-    partial = positive_number(dict(config) | parameters, "partial_rotary_factor", 1.0)
-    if partial != 1.0:
-        raise ModelError(f"partial_rotary_factor={partial}: these families turn whole heads")
+        )
     theta = positive_number(parameters, "rope_theta", theta)
     match kind:
-        case RopeType.DEFAULT:
+        case RopeType.NONE | RopeType.DEFAULT:
             return RopeConfig(kind, theta)
         case RopeType.LINEAR:
             return RopeConfig(kind, theta, factor=positive_number(parameters, "factor"))
@@ -206,6 +243,8 @@ def _read(parameters: Section, config: Config, *, theta: float) -> RopeConfig:
             )
         case RopeType.YARN:
             return _read_yarn(parameters, config, theta)
+        case RopeType.LONGROPE:
+            return _read_longrope(parameters, config, theta)
 
 
 def _read_yarn(parameters: Section, config: Config, theta: float) -> RopeConfig:
@@ -227,6 +266,29 @@ def _read_yarn(parameters: Section, config: Config, theta: float) -> RopeConfig:
         beta_slow=positive_number(parameters, "beta_slow", 1.0),
         truncate=flag(parameters, "truncate", True),
         attention_factor=attention_factor,
+    )
+
+
+def _read_longrope(parameters: Section, config: Config, theta: float) -> RopeConfig:
+    """Reads LongRoPE, which has factors for sequences within the original length and others for longer ones.
+
+    One set is chosen for good, by the longest sequence that may come: keys in the cache keep their rotation. The long
+    one is right for a context beyond the original length, and then also rotates short sequences.
+    """
+    stated, original = positive_int(config, "max_position_embeddings"), _original_length(parameters, config)
+    factor = positive_number(parameters, "factor", stated / original)
+    default = 1.0 if factor <= 1 or original < 2 else math.sqrt(1 + math.log(factor) / math.log(original))
+    key = "long_factor" if min(stated, positive_int(config, CONTEXT_LENGTH, stated)) > original else "short_factor"
+    divisors = parameters.get(key)
+    if not isinstance(divisors, list):
+        raise ModelError(f"configuration: {key}={divisors!r}; write a list of positive numbers")
+    return RopeConfig(
+        RopeType.LONGROPE,
+        theta,
+        factor=factor,
+        original_length=original,
+        divisors=tuple(positive_number({key: divisor}, key) for divisor in divisors),
+        attention_factor=positive_number(parameters, "attention_factor", default),
     )
 
 

@@ -33,9 +33,17 @@ from .families import FAMILIES, is_family, read_config
 MOST_RANKS = 64
 
 _OUTPUTS = frozenset({"q_proj", "gate_proj", "up_proj", "w1", "w3", "embed_tokens", "lm_head"})
-_INPUTS = frozenset({"o_proj", "down_proj", "w2"})
+_INPUTS = frozenset({"o_proj", "down_proj", "w2", "output_linear"})
 _KEY_HEADS = frozenset({"k_proj", "v_proj"})
-_OUTPUT_PAIRS = frozenset({"gate_up_proj"})  # of stacked experts: gate above up
+_OUTPUT_PAIRS = frozenset({"gate_up_proj", "input_linear"})  # gate above up; of stacked experts, too
+_QKV = frozenset({"qkv_proj"})  # queries above keys above values
+
+
+# Keys of the configuration that are cut like MLPs.
+_WIDTHS = (
+    *("intermediate_size", "moe_intermediate_size"),
+    *("shared_expert_intermediate_size", "shared_intermediate_size"),
+)
 
 
 def shard_range(size: int, rank: int, ranks: int) -> tuple[int, int]:
@@ -74,7 +82,7 @@ def shard_config(config: Config, ranks: int) -> dict[str, Any]:
     share["head_dim"] = whole.head_dim  # by default it follows from the number of heads
     share["num_attention_heads"] = whole.heads // ranks
     share["num_key_value_heads"] = max(1, whole.kv_heads // ranks)
-    for key in ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"):
+    for key in _WIDTHS:
         if isinstance(share.get(key), int) and share[key] % ranks == 0:  # the others are of MLPs that it has not
             share[key] //= ranks
     experts = next((layer.experts for layer in whole.layers if layer.experts is not None), None)
@@ -91,6 +99,8 @@ def _obstacle(config: DecoderConfig, ranks: int) -> str | None:
         return f"its {config.heads} attention heads cannot be dealt out to {ranks} ranks evenly"
     if config.kv_heads % ranks and ranks % config.kv_heads:
         return f"its {config.kv_heads} key heads can be neither dealt out to {ranks} ranks evenly nor repeated"
+    if config.qk_norm_whole and ranks > 1:
+        return "its queries are normalised over all heads, which no rank has"
     widths = {layer.experts.width for layer in config.layers if layer.experts is not None}
     widths |= {layer.experts.shared_width for layer in config.layers if layer.experts is not None}
     if any(layer.experts is None for layer in config.layers):
@@ -116,7 +126,9 @@ class ShardedTensors(Mapping[str, torch.Tensor]):
     def __init__(self, tensors: Tensors, config: Config, communicator: Communicator) -> None:
         self._tensors = tensors
         self._communicator = communicator
-        self._kv_heads = read_config(config).kv_heads
+        whole = read_config(config)
+        self._kv_heads = whole.kv_heads
+        self._qkv_rows = [whole.heads * whole.head_dim, *[whole.kv_heads * whole.head_dim] * 2]
 
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor = self._tensors[name]
@@ -131,7 +143,12 @@ class ShardedTensors(Mapping[str, torch.Tensor]):
                 return tensor if self._communicator.rank == 0 else torch.zeros_like(tensor)
             return self._slice(tensor, tensor.dim() - 1)
         if leaf in _OUTPUT_PAIRS:
-            return torch.cat([self._slice(half, 1) for half in tensor.chunk(2, dim=1)], dim=1)
+            outputs = max(tensor.dim() - 2, 0)  # the dimension of outputs: of a bias, a matrix, a stack of matrices
+            halves = tensor.chunk(2, dim=outputs)
+            return torch.cat([self._slice(half, outputs) for half in halves], dim=outputs)
+        if leaf in _QKV:
+            queries, keys, values = torch.split(tensor, self._qkv_rows)
+            return torch.cat([self._slice(queries, 0), self._key_heads(keys), self._key_heads(values)])
         return tensor
 
     def __iter__(self) -> Iterator[str]:

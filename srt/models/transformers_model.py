@@ -29,17 +29,19 @@ from ..core.batch import Batch
 from ..layers.checkpoint import Tensors, listing
 from ..layers.config_values import Config
 from .decoder import Rows, attention_geometry
+from .read_fields import CONTEXT_LENGTH
 
 NAME = "umbel"  # of our attention function in transformers' registry
 CHANNEL = "umbel_channel"  # attribute of attention modules
 
-# Configuration keys that would make transformers run or fetch code, or replace our attention.
+# Configuration keys that would make transformers run or fetch code, or replace our attention, or are not its own.
 DROPPED_KEYS = (
     "auto_map",
     "attn_implementation",
     "_attn_implementation",
     "dtype",
     "torch_dtype",
+    CONTEXT_LENGTH,  # ours, not the model's
 )
 
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}  # relative to the largest logit

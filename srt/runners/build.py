@@ -21,6 +21,7 @@ from ..layers.low_rank import Adapter
 from ..layers.quantized import QuantizedMethod, is_quantized
 from ..models.decoder import attention_geometry, build_model
 from ..models.families import is_family
+from ..models.read_fields import CONTEXT_LENGTH
 from ..models.sharding import ShardedTensors, shard_config
 from ..models.vision.config import sees
 from ..models.vision.sight import build_vision, text_part
@@ -55,6 +56,7 @@ def build_runner(
     cuda_graphs: bool = True,
     limits: StepLimits | None = None,
     pack: bool | None = None,
+    context_length: int | None = None,
     communicator: Communicator = SINGLE_RANK,
     adapters: Sequence[Adapter] = (),
 ) -> "TorchRunner | CpuRunner | CudaRunner":
@@ -62,7 +64,8 @@ def build_runner(
     left out: the pool then takes the memory that the weights and the largest step leave.
 
     With kernels "auto", a model that the device's own kernels cannot run runs in torch, and a warning says why. `pack`
-    chooses torch's layout of the weights. The tower of a vision model runs in torch.
+    chooses torch's layout of the weights. The tower of a vision model runs in torch. No sequence will be longer than
+    `context_length`; None: than the model's own. LongRoPE (Phi) rotates by the longest sequence that may come.
 
     With a `communicator` of several ranks, each rank makes this call, with the same arguments except for its device,
     and builds its part; `kv_bytes` is per rank. Every rank has the whole tower. The native kernels compute a step in
@@ -84,6 +87,8 @@ def build_runner(
     if sees(config):
         pictures = VisionStore(build_vision(config, tensors, dtype=resolved, device=target))
         config, tensors = text_part(config, tensors)
+    if context_length is not None:
+        config = {**config, CONTEXT_LENGTH: context_length}
     if communicator.ranks > 1:
         config, tensors = shard_config(config, communicator.ranks), ShardedTensors(tensors, config, communicator)
     build = _Build(

@@ -13,24 +13,30 @@ from .jit import block_of, jit, pdl_options, rounded, wait_for_previous_kernels
 _MOST_HIDDEN = 65_536  # elements of a row that a program holds in registers
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, centered: bool) -> torch.Tensor:
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, *, eps: float, centered: bool, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """Computes x / rms(x) × weight.
 
     Args:
         x: [R, hidden] of the model's dtype; rows may lie apart.
         weight: [hidden] as the checkpoint stores it, in the model's dtype.
         centered: the weight is stored minus one (Gemma).
+        out: [R, hidden] in the dtype of x, written; rows may lie apart, and it may be x. None: a new tensor.
 
     Returns:
         [R, hidden] in the dtype of x.
     """
     rows, hidden = x.shape
     _require(x, weight, hidden)
-    out = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
+    if out is None:
+        out = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
+    assert out.shape == x.shape, "a row of the result has the elements of a row of x"
+    assert out.stride(1) == 1, "the elements of a row lie side by side"
     if rows:
         block = block_of(hidden)
         normalise_rows[(rows,)](
-            *(x, weight, out, x.stride(0), hidden, eps),
+            *(x, weight, out, x.stride(0), out.stride(0), hidden, eps),
             CENTERED=centered,
             BLOCK=block,
             num_warps=warps_for(block),
@@ -43,34 +49,41 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, centered: boo
 def add_rms_norm(
     x: torch.Tensor,
     residual: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     *,
     eps: float,
     centered: bool,
     after: torch.Tensor | None = None,
+    scale: float = 1.0,
 ) -> torch.Tensor:
-    """residual += x, and the norm of the sum.
+    """residual += scale · x, and the norm of the sum.
 
     Args:
         x: [R, hidden], what attention or an MLP gave; rows may lie apart.
         residual: [R, hidden] of the same dtype; holds the sum afterwards.
-        weight: [hidden], of the norm of the sum.
+        weight: [hidden], of the norm of the sum; None: the sum is not normalised.
         after: [hidden], the weight of a norm that x goes through before it is added (Gemma's sandwich).
+        scale: multiplies what is added (Granite).
 
     Returns:
-        [R, hidden] in the dtype of x: the norm of the sum.
+        [R, hidden] in the dtype of x: the norm of the sum; without one, `residual` itself.
     """
     rows, hidden = x.shape
-    _require(x, weight, hidden)
-    _require(residual, weight if after is None else after, hidden)
-    out = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
+    for norm in (weight, after):
+        if norm is not None:
+            _require(x, norm, hidden)
+    assert residual.shape[1] == hidden, "a residual has the rows of what is added to it"
+    assert x.stride(1) == residual.stride(1) == 1, "the elements of a row lie side by side"
+    out = residual if weight is None else torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
     if rows:
         block = block_of(hidden)
         add_and_normalise_rows[(rows,)](
-            *(x, residual, weight, weight if after is None else after, out, x.stride(0), residual.stride(0)),
-            *(hidden, eps),
+            *(x, residual, x if weight is None else weight, x if after is None else after, out),
+            *(x.stride(0), residual.stride(0), hidden, eps, scale),
             CENTERED=centered,
             SANDWICH=after is not None,
+            SCALED=scale != 1.0,
+            NORMED=weight is not None,
             BLOCK=block,
             num_warps=warps_for(block),
             enable_fp_fusion=False,
@@ -108,6 +121,7 @@ def normalise_rows(  # type: ignore[no-untyped-def]
     weight: tl.tensor,
     out: tl.tensor,
     x_stride: int,
+    out_stride: int,
     hidden: int,
     eps: float,
     CENTERED: tl.constexpr,
@@ -121,7 +135,7 @@ def normalise_rows(  # type: ignore[no-untyped-def]
     weights = tl.load(weight + at, mask=inside, other=0.0)
     wait_for_previous_kernels(PDL)
     values = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * hidden + at, normed(values, weights, hidden, eps, dtype, CENTERED).to(dtype), mask=inside)
+    tl.store(out + row * out_stride + at, normed(values, weights, hidden, eps, dtype, CENTERED).to(dtype), mask=inside)
 
 
 @jit
@@ -135,22 +149,29 @@ def add_and_normalise_rows(  # type: ignore[no-untyped-def]
     residual_stride: int,
     hidden: int,
     eps: float,
+    scale: float,
     CENTERED: tl.constexpr,
     SANDWICH: tl.constexpr,
+    SCALED: tl.constexpr,
+    NORMED: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < hidden
-    dtype: tl.constexpr = out.dtype.element_ty
-    weights = tl.load(weight + at, mask=inside, other=0.0)
+    dtype: tl.constexpr = residual.dtype.element_ty
+    if NORMED:
+        weights = tl.load(weight + at, mask=inside, other=0.0)
     wait_for_previous_kernels(PDL)
     added = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
     before = tl.load(residual + row * residual_stride + at, mask=inside, other=0.0).to(tl.float32)
     if SANDWICH:
         added = normed(added, tl.load(after + at, mask=inside, other=0.0), hidden, eps, dtype, CENTERED)
+    if SCALED:
+        added = rounded(added * scale, dtype).to(tl.float32)
     total = rounded(before + added, dtype)
     tl.store(residual + row * residual_stride + at, total, mask=inside)
-    result = normed(total.to(tl.float32), weights, hidden, eps, dtype, CENTERED)
-    tl.store(out + row * hidden + at, result.to(dtype), mask=inside)
+    if NORMED:
+        result = normed(total.to(tl.float32), weights, hidden, eps, dtype, CENTERED)
+        tl.store(out + row * hidden + at, result.to(dtype), mask=inside)

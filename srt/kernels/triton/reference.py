@@ -10,25 +10,31 @@ from torch.nn import functional
 
 from ...cache.kv_pool import movable, rounded
 from ...layers.linear import ACTIVATIONS, HeadNorm, RMSNorm
+from ...layers.rope import apply_rope
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, centered: bool) -> torch.Tensor:
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, *, eps: float, centered: bool, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """See `norm.rms_norm`."""
-    return RMSNorm(weight, eps=eps, centered=centered)(x)
+    normed = RMSNorm(weight, eps=eps, centered=centered)(x)
+    return normed if out is None else out.copy_(normed)
 
 
 def add_rms_norm(
     x: torch.Tensor,
     residual: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     *,
     eps: float,
     centered: bool,
     after: torch.Tensor | None = None,
+    scale: float = 1.0,
 ) -> torch.Tensor:
     """See `norm.add_rms_norm`."""
-    residual += x if after is None else rms_norm(x, after, eps=eps, centered=centered)
-    return rms_norm(residual, weight, eps=eps, centered=centered)
+    added = x if after is None else rms_norm(x, after, eps=eps, centered=centered)
+    residual += added if scale == 1.0 else added * scale
+    return residual if weight is None else rms_norm(residual, weight, eps=eps, centered=centered)
 
 
 def act_and_multiply(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
@@ -59,6 +65,8 @@ def rope_and_store(
     values: torch.Tensor,
     *,
     head_norm: HeadNorm | None = None,
+    rotated: int | None = None,
+    interleaved: bool = False,
 ) -> torch.Tensor:
     """See `rope.rope_and_store`."""
     kv_heads, head_dim = keys.shape[1:]
@@ -68,15 +76,12 @@ def rope_and_store(
     if head_norm is not None:
         queries = rms_norm(queries, head_norm.query_weight, eps=head_norm.eps, centered=head_norm.centered)
         new_keys = rms_norm(new_keys, head_norm.key_weight, eps=head_norm.eps, centered=head_norm.centered)
-    cos, sin = table.index_select(0, positions)[:, None].chunk(2, dim=-1)  # [R, 1, head_dim / 2]
-    for pool, new in ((keys, _rotated(new_keys, cos, sin)), (values, new_values)):
+    pairs = (head_dim if rotated is None else rotated) // 2
+    cos, sin = (part[..., :pairs] for part in table.index_select(0, positions)[:, None].chunk(2, dim=-1))
+    angles = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)  # [R, 1, 2 pairs]
+    for pool, new in ((keys, apply_rope(new_keys, angles, interleaved=interleaved)), (values, new_values)):
         movable(pool).index_copy_(0, slots, movable(rounded(new, pool.dtype)))
-    return _rotated(queries, cos, sin).contiguous()
-
-
-def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    low, high = heads.chunk(2, dim=-1)
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
+    return apply_rope(queries, angles, interleaved=interleaved).contiguous()
 
 
 def route(logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -30,6 +30,8 @@ def rope_and_store(
     values: torch.Tensor,
     *,
     head_norm: HeadNorm | None = None,
+    rotated: int | None = None,
+    interleaved: bool = False,
 ) -> torch.Tensor:
     """Stores the keys and values of each row, and returns its queries, rotated.
 
@@ -41,6 +43,9 @@ def rope_and_store(
         keys, values: [slots, kv_heads, head_dim], a layer of the pool, in the model's dtype or float8_e4m3fn, which
             cuts off at ±448.
         head_norm: norm of each head of queries and keys before the rotation.
+        rotated: dimensions of a head that are rotated, its first ones; None: all. The table's angles of the others
+            are zero.
+        interleaved: dimension 2i rotates with 2i + 1; else i with i + rotated / 2.
 
     Returns:
         [R, heads, head_dim] in the dtype of qkv, in one piece.
@@ -63,6 +68,8 @@ def rope_and_store(
             HEAD_NORM=head_norm is not None,
             CENTERED=head_norm is not None and head_norm.centered,
             FP8=keys.dtype is torch.float8_e4m3fn,
+            ROTATED=head_dim if rotated is None else rotated,
+            INTERLEAVED=interleaved,
             HEAD_DIM=head_dim,
             HALF_BLOCK=half_block,
             HEADS_BLOCK=taken,
@@ -104,6 +111,8 @@ def rope_and_store_heads(  # type: ignore[no-untyped-def]
     HEAD_NORM: tl.constexpr,
     CENTERED: tl.constexpr,
     FP8: tl.constexpr,
+    ROTATED: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
     HEADS_BLOCK: tl.constexpr,
@@ -120,20 +129,29 @@ def rope_and_store_heads(  # type: ignore[no-untyped-def]
     is_key = ((head >= heads) & (head < heads + kv_heads))[:, None]
     is_value = ((head >= heads + kv_heads) & (head < heads + 2 * kv_heads))[:, None]
 
-    place = row * qkv_stride + head[:, None] * HEAD_DIM + at[None, :]
+    # Pair `at` is of the dimensions `first` and `second`; pairs after the rotated ones have angle 0.
+    PAIRS: tl.constexpr = ROTATED // 2
+    if INTERLEAVED:
+        first = tl.where(at < PAIRS, 2 * at, at + PAIRS)
+        second = tl.where(at < PAIRS, 2 * at + 1, at + HALF)
+    else:
+        first = tl.where(at < PAIRS, at, at + PAIRS)
+        second = tl.where(at < PAIRS, at + PAIRS, at + HALF)
+
+    place = row * qkv_stride + head[:, None] * HEAD_DIM
     there = (is_query | is_key | is_value) & inside[None, :]
-    low = tl.load(qkv + place, mask=there, other=0.0).to(tl.float32)  # [heads, half]
-    high = tl.load(qkv + place + HALF, mask=there, other=0.0).to(tl.float32)
+    low = tl.load(qkv + place + first[None, :], mask=there, other=0.0).to(tl.float32)  # [heads, half]
+    high = tl.load(qkv + place + second[None, :], mask=there, other=0.0).to(tl.float32)
 
     slot = tl.load(slots + row).to(tl.int64)
-    value_at = slot * slot_stride + (head - heads - kv_heads)[:, None] * HEAD_DIM + at[None, :]
-    _store(values, value_at, low, is_value & inside[None, :], dtype, FP8)
-    _store(values, value_at + HALF, high, is_value & inside[None, :], dtype, FP8)
+    value_at = slot * slot_stride + (head - heads - kv_heads)[:, None] * HEAD_DIM
+    _store(values, value_at + first[None, :], low, is_value & inside[None, :], dtype, FP8)
+    _store(values, value_at + second[None, :], high, is_value & inside[None, :], dtype, FP8)
 
     if HEAD_NORM:
         scale = tl.rsqrt((tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)) / HEAD_DIM + eps)[:, None]
-        low = _weighted(low * scale, query_weight, key_weight, at, is_query, inside, dtype, CENTERED)
-        high = _weighted(high * scale, query_weight + HALF, key_weight + HALF, at, is_query, inside, dtype, CENTERED)
+        low = _weighted(low * scale, query_weight, key_weight, first, is_query, inside, dtype, CENTERED)
+        high = _weighted(high * scale, query_weight, key_weight, second, is_query, inside, dtype, CENTERED)
 
     angle = table + tl.load(positions + row).to(tl.int64) * HEAD_DIM + at
     cos = tl.load(angle, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -141,12 +159,12 @@ def rope_and_store_heads(  # type: ignore[no-untyped-def]
     turned_low = rounded(low * cos, dtype).to(tl.float32) - rounded(high * sin, dtype).to(tl.float32)
     turned_high = rounded(high * cos, dtype).to(tl.float32) + rounded(low * sin, dtype).to(tl.float32)
 
-    query_at = (row * heads + head[:, None]) * HEAD_DIM + at[None, :]
-    tl.store(queries + query_at, rounded(turned_low, dtype), mask=is_query & inside[None, :])
-    tl.store(queries + query_at + HALF, rounded(turned_high, dtype), mask=is_query & inside[None, :])
-    key_at = slot * slot_stride + (head - heads)[:, None] * HEAD_DIM + at[None, :]
-    _store(keys, key_at, turned_low, is_key & inside[None, :], dtype, FP8)
-    _store(keys, key_at + HALF, turned_high, is_key & inside[None, :], dtype, FP8)
+    query_at = (row * heads + head[:, None]) * HEAD_DIM
+    tl.store(queries + query_at + first[None, :], rounded(turned_low, dtype), mask=is_query & inside[None, :])
+    tl.store(queries + query_at + second[None, :], rounded(turned_high, dtype), mask=is_query & inside[None, :])
+    key_at = slot * slot_stride + (head - heads)[:, None] * HEAD_DIM
+    _store(keys, key_at + first[None, :], turned_low, is_key & inside[None, :], dtype, FP8)
+    _store(keys, key_at + second[None, :], turned_high, is_key & inside[None, :], dtype, FP8)
 
 
 @jit
@@ -160,7 +178,7 @@ def _weighted(  # type: ignore[no-untyped-def]
     dtype: tl.constexpr,
     CENTERED: tl.constexpr,
 ):
-    """Half of each head, normalised, times the weight of its kind: [heads, half], rounded to dtype."""
+    """The dimensions `at` of each head, normalised, times the weight of its kind: [heads, half], rounded to dtype."""
     of_queries = tl.load(query_weight + at, mask=inside, other=0.0).to(tl.float32)[None, :]
     of_keys = tl.load(key_weight + at, mask=inside, other=0.0).to(tl.float32)[None, :]
     weight = tl.where(is_query, of_queries, of_keys)

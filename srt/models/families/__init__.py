@@ -10,7 +10,22 @@ from collections.abc import Callable
 from ....lang.errors import ModelError
 from ...layers.config_values import Config
 from ..decoder_config import DecoderConfig
-from . import gemma3, gpt_oss, llama, mistral, mixtral, qwen2, qwen3
+from . import (
+    exaone4,
+    gemma,
+    gemma3,
+    glm,
+    gpt_oss,
+    granite,
+    llama,
+    mistral,
+    mixtral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    smollm3,
+)
 
 # model_type → its reader
 FAMILIES: dict[str, Callable[[Config], DecoderConfig]] = {
@@ -18,7 +33,19 @@ FAMILIES: dict[str, Callable[[Config], DecoderConfig]] = {
     "mistral": mistral.read,
     "qwen2": qwen2.read,
     "qwen3": qwen3.read,
+    "gemma": gemma.read,
+    "gemma2": gemma.read_gemma2,
     "gemma3_text": gemma3.read,
+    "phi3": phi3.read,
+    "smollm3": smollm3.read,
+    "olmo2": olmo2.read,
+    "olmo3": olmo2.read_olmo3,
+    "granite": granite.read,
+    "granitemoehybrid": granite.read_hybrid,
+    "glm": glm.read,
+    "glm4": glm.read_glm4,
+    "exaone4": exaone4.read,
+    "seed_oss": llama.read_seed_oss,
     "mixtral": mixtral.read,
     "qwen2_moe": qwen2.read_moe,
     "qwen3_moe": qwen3.read_moe,

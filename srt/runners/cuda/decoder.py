@@ -44,17 +44,20 @@ class FusedKernels(ExpertKernels, Protocol):
     The files in `kernels/triton` document their arguments and results.
     """
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, *, eps: float, centered: bool) -> torch.Tensor: ...
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, *, eps: float, centered: bool, out: torch.Tensor | None = None
+    ) -> torch.Tensor: ...
 
     def add_rms_norm(
         self,
         x: torch.Tensor,
         residual: torch.Tensor,
-        weight: torch.Tensor,
+        weight: torch.Tensor | None,
         *,
         eps: float,
         centered: bool,
         after: torch.Tensor | None = None,
+        scale: float = 1.0,
     ) -> torch.Tensor: ...
 
     def gated(
@@ -71,6 +74,8 @@ class FusedKernels(ExpertKernels, Protocol):
         values: torch.Tensor,
         *,
         head_norm: HeadNorm | None = None,
+        rotated: int | None = None,
+        interleaved: bool = False,
     ) -> torch.Tensor: ...
 
 
@@ -161,7 +166,7 @@ class CudaDecoder:
         head = embedding
         if not config.tied:
             head = weights.take(HEAD, end - first, config.hidden_size)
-        own = CudaHead(head.to(dtype), softcap=config.logit_softcap, kernels=kernels)
+        own = CudaHead(head.to(dtype), scale=config.logit_scale, softcap=config.logit_softcap, kernels=kernels)
         self._head = VocabParallelHead(own, vocab_size=config.vocab_size, communicator=communicator)
         weights.finish(ignored=unused(config))
         self._tables: dict[RopeConfig, torch.Tensor] = {
@@ -173,8 +178,10 @@ class CudaDecoder:
         """Writes keys and values of all rows to the pool, and logits to `out` (float32 [L, vocab])."""
         config, kernels = self.config, self._kernels
         residual = self._embedding(rows.token_ids, rows.given)  # [R, hidden]
-        x = kernels.rms_norm(residual, self._layers[0].before_attention, eps=config.norm_eps, centered=self._centered)
-        last = self._layers[-1]
+        first, last = self._layers[0], self._layers[-1]
+        x = residual
+        if first.before_attention is not None:
+            x = kernels.rms_norm(residual, first.before_attention, eps=config.norm_eps, centered=self._centered)
         for layer, following in zip(self._layers, [*self._layers[1:], None], strict=True):
             attended = self._attend(layer, x, rows, attention)
             if layer is last and rows.logit_rows is not None:
@@ -192,28 +199,45 @@ class CudaDecoder:
         return self.config.centered_norm
 
     def _add_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, after: torch.Tensor | None
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, *, after: torch.Tensor | None
     ) -> torch.Tensor:
+        config = self.config
         return self._kernels.add_rms_norm(
-            x, residual, weight, eps=self.config.norm_eps, centered=self._centered, after=after
+            *(x, residual, weight),
+            eps=config.norm_eps,
+            centered=config.centered_norm,
+            after=after,
+            scale=config.residual_scale,
         )
 
     def _attend(
         self, layer: "_LayerWeights", x: torch.Tensor, rows: DeviceRows, attention: AttentionStep
     ) -> torch.Tensor:
         """Computes the input of the output map: [R, hidden] → [R, heads · D]."""
-        pool = attention.pool
+        pool, config = attention.pool, self.config
+        qkv = layer.qkv(x)
+        begin = 0
+        for weight in layer.whole_norms:  # of the queries and of the keys, in place
+            part = qkv[:, begin : begin + len(weight)]
+            self._kernels.rms_norm(part, weight, eps=config.norm_eps, centered=self._centered, out=part)
+            begin += len(weight)
         queries = self._kernels.rope_and_store(
-            layer.qkv(x),
+            qkv,
             rows.positions,
             attention.write_slots,
             self._tables[layer.rope],
             pool.keys[layer.index],
             pool.values[layer.index],
             head_norm=layer.head_norm,
+            rotated=layer.rope.rotated(config.head_dim),
+            interleaved=layer.rope.interleaved,
         )
+        if layer.query_scale is not None:
+            queries *= layer.query_scale.at(rows.positions, queries.dtype)
         attended = attention.backend.attend(
-            layer.index, queries, pool, attention.plans[layer.window], scale=self.config.attention_scale
+            *(layer.index, queries, pool, attention.plans[layer.window]),
+            scale=config.attention_scale,
+            softcap=config.attention_softcap,
         )
         return attended.flatten(1)
 
@@ -229,21 +253,27 @@ class _LayerWeights:
         self.index = index
         self.window = layer.window
         self.rope = layer.rope
+        self.query_scale = layer.query_scale
         hidden, head_dim = config.hidden_size, config.head_dim
 
-        def norm(name: str) -> torch.Tensor:
-            return weights.take(name, hidden)
+        def norm(name: str | None) -> torch.Tensor | None:
+            return None if name is None else weights.take(name, hidden)
 
         self.before_attention = norm(tensors.before_attention)
         self.qkv = Linear(method, weights, tensors.qkv)
         self.head_norm: HeadNorm | None = None
+        self.whole_norms: tuple[torch.Tensor, ...] = ()  # of all queries of a row, and of all its keys
         if tensors.query_norm is not None and tensors.key_norm is not None:
-            query, key = weights.take(tensors.query_norm, head_dim), weights.take(tensors.key_norm, head_dim)
-            self.head_norm = HeadNorm(query, key, eps=config.norm_eps, centered=config.centered_norm)
+            sizes = (config.heads * head_dim, config.kv_heads * head_dim) if config.qk_norm_whole else (head_dim,) * 2
+            query, key = weights.take(tensors.query_norm, sizes[0]), weights.take(tensors.key_norm, sizes[1])
+            if config.qk_norm_whole:
+                self.whole_norms = query, key
+            else:
+                self.head_norm = HeadNorm(query, key, eps=config.norm_eps, centered=config.centered_norm)
         self.output = Linear(method, weights, tensors.output)
-        self.after_attention = None if tensors.after_attention is None else norm(tensors.after_attention)
+        self.after_attention = norm(tensors.after_attention)
         self.before_mlp = norm(tensors.before_mlp)
-        self.after_mlp = None if tensors.after_mlp is None else norm(tensors.after_mlp)
+        self.after_mlp = norm(tensors.after_mlp)
         self.mlp: _GatedMLP | Experts
         if layer.experts is None:
             self.mlp = _GatedMLP(tensors, config, weights, method)
@@ -275,19 +305,25 @@ class CudaHead:
 
     Args:
         weight: [vocab, hidden] in the model's dtype.
+        scale: multiplies the logits.
         softcap: logits stay between it and its negative; 0: no cap.
     """
 
-    def __init__(self, weight: torch.Tensor, *, softcap: float, kernels: FusedKernels) -> None:
+    def __init__(self, weight: torch.Tensor, *, scale: float, softcap: float, kernels: FusedKernels) -> None:
         self._weight = weight
+        self._scale = scale
         self._softcap = softcap
         self._kernels = kernels
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """x [L, hidden] → out float32 [L, vocab]"""
         for rows, target in zip(torch.split(x, HEAD_ROWS), torch.split(out, HEAD_ROWS), strict=True):
-            if self._softcap:
-                logits = self._kernels.linear(rows, self._weight)
-                target.copy_((logits / self._softcap).tanh() * self._softcap)
-            else:
+            if not self._softcap:
                 self._kernels.linear(rows, self._weight, out=target)
+                if self._scale != 1.0:
+                    target *= self._scale
+                continue
+            logits = self._kernels.linear(rows, self._weight)
+            if self._scale != 1.0:
+                logits = logits * self._scale
+            target.copy_((logits / self._softcap).tanh() * self._softcap)

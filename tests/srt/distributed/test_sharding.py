@@ -26,6 +26,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen 2": ("qwen2", {}),
     "qwen 3": ("qwen3", {"head_dim": 20}),
     "gemma 3": ("gemma3_text", {"head_dim": 16, "sliding_window": 8, "final_logit_softcapping": 20.0}),
+    "phi 4, fused projections": ("phi3", {"pad_token_id": 0}),
+    "granite 4, dense": (
+        "granitemoehybrid",
+        {
+            "layer_types": ["full_attention"] * 3,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 40,
+            "mamba_n_heads": 4,
+        },
+    ),
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen 3, experts in some layers": (
         "qwen3_moe",
@@ -113,6 +123,12 @@ def test_what_cannot_be_dealt_out_is_refused_with_what_can(changes: dict[str, in
     config = reference_model("llama", num_hidden_layers=1).config.to_dict() | {"head_dim": 8} | changes
     with pytest.raises(ParameterError, match=f"tensor_parallel={ranks}: {says}"):
         require_shardable(config, ranks)
+
+
+def test_norms_of_whole_queries_are_not_cut() -> None:
+    config = reference_model("olmo2", num_hidden_layers=1).config.to_dict()
+    with pytest.raises(ParameterError, match=r"its queries are normalised over all heads.*=1$"):
+        require_shardable(config, 2)
 
 
 def test_a_model_that_runs_in_transformers_is_refused() -> None:

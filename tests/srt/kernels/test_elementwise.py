@@ -21,8 +21,14 @@ class HeadTurn(ctypes.Structure):
         ("head_dim", ctypes.c_long),
         ("query_norm", ctypes.c_void_p),
         ("key_norm", ctypes.c_void_p),
+        ("whole_norm", ctypes.c_int),
         ("epsilon", ctypes.c_float),
         ("angles", ctypes.c_void_p),
+        ("rotated", ctypes.c_long),
+        ("interleaved", ctypes.c_int),
+        ("query_beta", ctypes.c_float),
+        ("query_length", ctypes.c_long),
+        ("query_offset", ctypes.c_long),
     ]
 
 
@@ -60,18 +66,22 @@ def test_rms_norm_is_that_of_torch(library: ctypes.CDLL, rows: int, size: int) -
 
 
 @pytest.mark.parametrize(("rows", "size"), SHAPES)
-@pytest.mark.parametrize("sandwich", [False, True])
-def test_residual_sums_and_norms_are_those_of_torch(library: ctypes.CDLL, rows: int, size: int, sandwich: bool) -> None:
+@pytest.mark.parametrize(
+    ("after_too", "next_too", "scale"), [(False, True, 1.0), (True, True, 1.0), (True, False, 0.3)]
+)
+def test_residual_sums_and_norms_are_those_of_torch(
+    library: ctypes.CDLL, rows: int, size: int, after_too: bool, next_too: bool, scale: float
+) -> None:
     x, update, following = ragged(rows, size), ragged(rows, size, seed=1), ragged(size, seed=2)
-    after = ragged(size, seed=3) if sandwich else None
-    expected = x + (update if after is None else norm(update, after))
+    after = ragged(size, seed=3) if after_too else None
+    expected = x + (update if after is None else norm(update, after)) * scale
     normed = torch.empty_like(x)
     library.umbel_add_and_norm(
-        *(at(x), at(update), at(after), at(following), at(normed)),
+        *(at(x), at(update), at(after), ctypes.c_float(scale), at(following if next_too else None), at(normed)),
         *(ctypes.c_long(rows), ctypes.c_long(size), ctypes.c_float(EPSILON)),
     )
     torch.testing.assert_close(x, expected, rtol=2e-6, atol=1e-5)
-    torch.testing.assert_close(normed, norm(expected, following), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(normed, norm(expected, following) if next_too else x, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("rows", "size"), SHAPES)
@@ -106,7 +116,8 @@ def test_heads_are_turned_as_in_torch_and_keys_and_values_lie_in_their_slots(
     values = qkv[:, heads + kv_heads :].clone()
 
     pools = [torch.zeros(rows + 9, kv_heads, head_dim, dtype=dtype) for _ in range(2)]
-    shape = HeadTurn(heads, kv_heads, head_dim, at(weights[0]), at(weights[1]), EPSILON, at(angles))
+    norms = at(weights[0]), at(weights[1]), 0, EPSILON
+    shape = HeadTurn(heads, kv_heads, head_dim, *norms, at(angles), head_dim, 0, 0.0, 1, 0)
     library.umbel_turn_and_store(
         *(ctypes.byref(shape), at(qkv), at(positions), at(slots), ctypes.c_long(rows)),
         *(at(pools[0]), at(pools[1]), int(dtype is torch.bfloat16)),

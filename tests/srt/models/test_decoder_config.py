@@ -6,6 +6,7 @@ import pytest
 from umbel.lang.errors import ModelError, ParameterError
 from umbel.srt.layers.rope import RopeType
 from umbel.srt.models.families import read_config
+from umbel.srt.models.read_fields import CONTEXT_LENGTH
 from umbel.srt.runners.build import build_runner
 
 LLAMA: dict[str, Any] = {
@@ -47,6 +48,15 @@ def test_yarn_extends_the_context_that_the_configuration_states() -> None:
     assert config.layers[0].rope.type is RopeType.YARN
 
 
+def test_longrope_chooses_its_factors_by_the_context_of_the_runtime() -> None:
+    scaling = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+    phi = {**LLAMA, "model_type": "phi3", "rope_scaling": scaling, "original_max_position_embeddings": 64}
+    whole, short = read_config(phi), read_config({**phi, CONTEXT_LENGTH: 64})
+    assert (whole.context_length, whole.layers[0].rope.divisors[0]) == (256, 2.0)
+    assert (short.context_length, short.layers[0].rope.divisors[0]) == (64, 1.0)
+    assert whole.layers[0].rope.attention_factor == short.layers[0].rope.attention_factor > 1.1
+
+
 def test_llama_3_states_its_extended_context_itself() -> None:
     scaling = {
         "rope_type": "llama3",
@@ -85,6 +95,22 @@ def test_llama_3_states_its_extended_context_itself() -> None:
         ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "write 2 times"),
         ({"model_type": "qwen2", "layer_types": ["full_attention", "chunked_attention"]}, "'sliding_attention' or"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "makes an encoder"),
+        ({"model_type": "gemma2", "use_bidirectional_attention": True}, "makes an encoder"),
+        ({"model_type": "gemma2", "attn_logit_softcapping": -1.0}, "attn_logit_softcapping=-1.0; write a positive"),
+        ({"rope_scaling": {"rope_type": "none"}}, "'none' is not one of default, linear"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "su"}}, "short_factor=None; write a list"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "su", "short_factor": [1.0]}}, "has 1 numbers; write 6"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "su", "short_factor": [0] * 6}}, "short_factor=0; write a"),
+        ({"model_type": "phi3", "partial_rotary_factor": 0.3}, "write a part of head_dim=12 that is a number of pairs"),
+        ({"model_type": "glm4", "partial_rotary_factor": 2}, "partial_rotary_factor=2.0; write a part"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, "write 1 .with positions. or 0 for 2 layers"),
+        ({"model_type": "granite", "logits_scaling": 0}, "logits_scaling=0; write a positive number"),
+        ({"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"]}, "states other than keys"),
+        (
+            {"model_type": "granitemoehybrid", "layer_types": ["attention"] * 2, "num_local_experts": 4},
+            "experts of Granite 4 are not implemented",
+        ),
+        ({"model_type": "exaone4", "sliding_window_pattern": "LLLG"}, "write layer_types, one for each layer"),
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "write null"),
         ({"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 1e4}}, "write them per layer type"),
     ],

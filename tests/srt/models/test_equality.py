@@ -14,6 +14,12 @@ from .reference import reference_model, tensors_of
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 6}),
     "gemma 3": ("gemma3_text", {"head_dim": 16, "sliding_window": 5, "sliding_window_pattern": 3}),
+    "gemma 2": ("gemma2", {"head_dim": 16, "sliding_window": 5, "attn_logit_softcapping": 2.0}),
+    "phi 4": ("phi3", {"hidden_size": 64, "pad_token_id": 0}),
+    "smollm 3": ("smollm3", {"hidden_size": 64, "no_rope_layers": [1, 0, 1], "pad_token_id": 0}),
+    "olmo 3": ("olmo3", {"hidden_size": 64, "sliding_window": 6}),
+    "granite": ("granite", {"hidden_size": 64, "residual_multiplier": 0.22, "logits_scaling": 8.0}),
+    "glm 4": ("glm4", {"head_dim": 16, "pad_token_id": 0}),
 }
 
 

@@ -33,6 +33,17 @@ ROPE_LLAMA3 = {
 }
 ROPE_YARN = {"rope_type": "yarn", "rope_theta": 700.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
+# Phi-4-mini's: 12 of 16 dimensions of a head rotate.
+ROPE_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 900.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.3, 1.7, 2.5, 4.0],
+    "long_factor": [1.2, 1.9, 3.0, 5.0, 9.0, 16.0],
+}
+
+PHI = {"hidden_size": 64, "pad_token_id": 0}
+
 # model_type and what differs from the tiny default. Windows are shorter than the sequences.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -76,6 +87,71 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma 1": ("gemma", {"head_dim": 16}),
+    "gemma 2": (
+        "gemma2",
+        {
+            "head_dim": 16,
+            "sliding_window": 5,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "phi 4": ("phi3", {**PHI, "sliding_window": 7}),
+    "phi 4 mini": (
+        "phi3",
+        {**PHI, "rope_parameters": ROPE_LONG, "original_max_position_embeddings": 256, "tie_word_embeddings": True},
+    ),
+    "phi 4 mini, long context": (
+        "phi3",
+        {**PHI, "rope_parameters": ROPE_LONG, "original_max_position_embeddings": 5},
+    ),
+    "smollm 3": ("smollm3", {"no_rope_layers": [1, 0, 1], "pad_token_id": 0}),
+    "smollm 3 with window": (
+        "smollm3",
+        {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 6, "pad_token_id": 0},
+    ),
+    "olmo 2": ("olmo2", {"attention_bias": True}),
+    "olmo 3": (
+        "olmo3",
+        {
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": ROPE_YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
+            },
+        },
+    ),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.05,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "granite 4, dense": (
+        "granitemoehybrid",
+        {
+            "layer_types": ["full_attention"] * 3,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 40,
+            "position_embedding_type": "rope",
+            "residual_multiplier": 0.3,
+            "mamba_n_heads": 4,
+        },
+    ),
+    "glm 4": ("glm", {"head_dim": 16, "pad_token_id": 0}),
+    "glm 4 0414": ("glm4", {"head_dim": 32, "pad_token_id": 0, "tie_word_embeddings": True}),
+    "exaone 4": (
+        "exaone4",
+        {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "exaone 4 without window": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "seed oss": ("seed_oss", {"head_dim": 16, "attention_out_bias": True}),
 }
 
 WHOLE = [[Piece(index, 0, length) for index, length in enumerate(LENGTHS)]]
@@ -102,7 +178,7 @@ def sequences() -> Sequences:
 def _native_if(kernels: Kernels, case: tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
     """The native kernels take head sizes that are multiples of 16."""
     model_type, changes = case
-    suits = kernels == "torch" or changes.get("head_dim", 12) % 16 == 0
+    suits = kernels == "torch" or changes.get("head_dim", changes.get("hidden_size", 48) // 4) % 16 == 0
     return model_type, changes if suits else {**changes, "head_dim": 32}
 
 
@@ -168,6 +244,19 @@ def test_both_spellings_of_rope_parameters_give_the_same_model(case: str) -> Non
     )
     batch = sequences().batch(WHOLE[0])
     assert torch.equal(new.forward(batch).values, old.forward(batch).values)
+
+
+def test_longrope_takes_the_factors_of_the_longest_sequence_that_may_come() -> None:
+    """transformers takes those of each sequence: the same for lengths on one side of the original length."""
+    changes = {**PHI, "rope_parameters": ROPE_LONG, "original_max_position_embeddings": 24}
+    reference = reference_model("phi3", **changes)
+    config, tensors = reference.config.to_dict(), tensors_of(reference)
+    for context, length in ((24, 23), (None, 31)):
+        runner = build_runner(config, tensors, num_slots=NUM_SLOTS, dtype="float32", context_length=context)
+        assert runner.context_length == (context or 256)
+        ids = random_tokens(length, 4)
+        ours = run_steps(runner, Sequences([ids], NUM_SLOTS), [[Piece(0, 0, 9)], [Piece(0, 9, length - 9)]])[0]
+        assert relative_error(ours, reference_logits(reference, ids)) < 2e-5
 
 
 def shared_prefix_run(runner: TorchRunner) -> tuple[torch.Tensor, torch.Tensor]:

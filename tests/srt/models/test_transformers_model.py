@@ -33,10 +33,10 @@ CHUNKS = [
 ABLE: dict[str, dict[str, Any]] = {
     "gpt_neox": {},
     "phi": {},
-    "olmo2": {"eos_token_id": 1},
+    "cohere2": {"sliding_window": 6, "eos_token_id": 1, "pad_token_id": 0},
     "stablelm": {"num_attention_heads": 3, "num_key_value_heads": 3},
     "gpt2": {"n_embd": 48, "n_head": 4, "n_layer": 2, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 1},
-    "gemma2": {"head_dim": 12, "sliding_window": 6, "attn_logit_softcapping": 2.0},
+    "vaultgemma": {"head_dim": 12, "sliding_window": 6, "attn_logit_softcapping": 2.0},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     # Layers that differ in heads and share keys.
     "gemma3n_text": {
@@ -101,7 +101,7 @@ def test_a_model_that_cannot_run_on_our_pool_is_refused_with_the_reason(model_ty
 
 
 def test_rope_that_depends_on_the_longest_sequence_is_refused() -> None:
-    reference = reference_model("olmo2", eos_token_id=1)
+    reference = reference_model("cohere2", eos_token_id=1, pad_token_id=0)
     config = reference.config.to_dict()
     config["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     with pytest.raises(ModelError, match="turns all keys anew"):
@@ -109,7 +109,7 @@ def test_rope_that_depends_on_the_longest_sequence_is_refused() -> None:
 
 
 def test_missing_tensors_are_named() -> None:
-    reference = reference_model("olmo2", eos_token_id=1)
+    reference = reference_model("cohere2", eos_token_id=1, pad_token_id=0)
     tensors = tensors_of(reference)
     del tensors["model.layers.1.mlp.up_proj.weight"]
     with pytest.raises(ModelError, match=r"missing tensors model\.layers\.1\.mlp\.up_proj\.weight"):

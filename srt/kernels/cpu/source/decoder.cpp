@@ -36,12 +36,12 @@ class Decoder {
             const LayerPool& pool = step.pools[index];
             normed_.multiply(*layer.qkv, layer.qkv_bias, wide, turned);
             if (!low_rank_.add(layer.qkv_changes, *adapted, normed_, wide, turned)) return false;
-            HeadTurn turn{s.heads, s.kv_heads, s.head_dim, layer.query_norm, layer.key_norm, s.epsilon,
-                          step.angles[layer.rope]};
-            turn_and_store(turn, wide, step.positions, step.write_slots, rows, pool.keys, pool.values, pool.is_bf16);
+            turn_and_store(turn_of(layer, step), wide, step.positions, step.write_slots, rows, pool.keys, pool.values,
+                           pool.is_bf16);
             bool last = index + 1 == s.layers;
             if (last && !step.outputs) return true;  // the keys of a chunk inside a prompt were all that was asked for
-            AttentionShape shape{s.heads, s.kv_heads, s.head_dim, s.head_dim, s.attention_scale, 0.0f, layer.sinks};
+            AttentionShape shape{s.heads,           s.kv_heads,          s.head_dim, s.head_dim,
+                                 s.attention_scale, s.attention_softcap, layer.sinks};
             attend(*step.plans[layer.plan], shape, pool, wide, turned, seen, attended);
             if (last) {  // from here on rows do not see each other: only those that are asked for go on
                 keep(step, x, s.hidden);
@@ -54,22 +54,42 @@ class Decoder {
             if (!(layer.experts ? mix(layer, rows, x, update) : mlp(layer, *adapted, rows, x, update, wide)))
                 return false;
             if (last) {
-                add_and_norm(x, update, layer.after_mlp, s.final_norm, step.hidden, rows, s.hidden, s.epsilon);
+                add_and_norm(x, update, layer.after_mlp, s.residual_scale, s.final_norm, step.hidden, rows, s.hidden,
+                             s.epsilon);
                 break;
             }
             const DecoderLayer& next = layers_[index + 1];
             if (!normed_.reset(*next.qkv, rows)) return false;
-            add_and_norm(x, update, layer.after_mlp, next.before_attention, normed_, rows, s.hidden, s.epsilon);
+            add_and_norm(x, update, layer.after_mlp, s.residual_scale, next.before_attention, normed_, rows, s.hidden,
+                         s.epsilon);
         }
         return true;
     }
 
   private:
+    HeadTurn turn_of(const DecoderLayer& layer, const DecoderStep& step) const {
+        const DecoderShape& s = shape_;
+        return {s.heads,
+                s.kv_heads,
+                s.head_dim,
+                layer.query_norm,
+                layer.key_norm,
+                s.whole_norm,
+                s.epsilon,
+                step.angles[layer.rope],
+                layer.rotated,
+                layer.interleaved,
+                layer.query_beta,
+                layer.query_length,
+                layer.query_offset};
+    }
+
     // The residual sum of attention, and the dense MLP: from `update` to `update`.
     bool mlp(const DecoderLayer& layer, const AdapterGroups& adapted, long rows, float* x, float* update, float* wide) {
         const DecoderShape& s = shape_;
         if (!normed_.reset(*layer.gate_up, rows) || !gated_.reset(*layer.down, rows)) return false;
-        add_and_norm(x, update, layer.after_attention, layer.before_mlp, normed_, rows, s.hidden, s.epsilon);
+        add_and_norm(x, update, layer.after_attention, s.residual_scale, layer.before_mlp, normed_, rows, s.hidden,
+                     s.epsilon);
         if (!gate(layer, adapted, rows, wide)) return false;
         gated_.multiply(*layer.down, layer.down_bias, update, s.hidden);
         return low_rank_.add(layer.down_changes, adapted, gated_, update, s.hidden);
@@ -80,7 +100,8 @@ class Decoder {
         const DecoderShape& s = shape_;
         float* normed = plain_.take<float>(rows * s.hidden);
         if (!normed) return false;
-        add_and_norm(x, update, layer.after_attention, layer.before_mlp, normed, rows, s.hidden, s.epsilon);
+        add_and_norm(x, update, layer.after_attention, s.residual_scale, layer.before_mlp, normed, rows, s.hidden,
+                     s.epsilon);
         return mixture_.run(*layer.experts, (Activation)s.activation, normed, rows, s.hidden, update);
     }
 

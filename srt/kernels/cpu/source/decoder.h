@@ -13,8 +13,9 @@ namespace umbel {
 
 struct DecoderShape {
     long hidden, intermediate, heads, kv_heads, head_dim, layers;
-    float epsilon, attention_scale, embedding_scale;
+    float epsilon, attention_scale, attention_softcap, embedding_scale, residual_scale;
     int activation;
+    int whole_norm;  // HeadTurn::whole_norm of all layers
     const void* embedding;  // [vocabulary, hidden]
     int embedding_is_bf16;
     const float* final_norm;  // [hidden]
@@ -23,11 +24,15 @@ struct DecoderShape {
 struct DecoderLayer {
     const Matrix *qkv, *output, *gate_up, *down;
     const float *qkv_bias, *output_bias, *gate_up_bias, *down_bias;      // or nullptr
-    const float *before_attention, *after_attention, *before_mlp, *after_mlp;  // after_*: or nullptr
+    const float *before_attention, *after_attention, *before_mlp, *after_mlp;  // or nullptr
     const float *query_norm, *key_norm;                                  // or nullptr
     const float* sinks;                                                  // as in AttentionShape
     const Experts* experts;  // instead of the dense MLP, whose fields are null then; or nullptr
     long rope, plan;  // which angles, which attention plan of a step
+    long rotated;     // this and the following: as in HeadTurn
+    int interleaved;
+    float query_beta;
+    long query_length, query_offset;
     LowRankChanges qkv_changes, output_changes, gate_up_changes, down_changes;  // or nullptr
 };
 

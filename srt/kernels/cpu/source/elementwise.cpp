@@ -29,7 +29,13 @@ float inverse_rms(const float* x, long size, float epsilon) {
     return 1.0f / std::sqrt(rest / (float)size + epsilon);
 }
 
-void scale_by(const float* x, float factor, const float* weight, float* out, long size) {
+// out = x / rms(x) · weight, or x where there is no weight.
+void norm_row(const float* x, const float* weight, float* out, long size, float epsilon) {
+    if (!weight) {
+        std::memcpy(out, x, size * sizeof(float));
+        return;
+    }
+    float factor = inverse_rms(x, size, epsilon);
     long i = 0;
     for (; i + VL <= size; i += VL) store(out + i, load(x + i) * factor * load(weight + i));
     for (; i < size; i++) out[i] = x[i] * factor * weight[i];
@@ -41,16 +47,15 @@ void add_scaled(float* x, const float* update, float factor, const float* weight
     for (; i < size; i++) x[i] += update[i] * factor * weight[i];
 }
 
-void add(float* x, const float* update, long size) {
+void add(float* x, const float* update, float scale, long size) {
     long i = 0;
-    for (; i + VL <= size; i += VL) store(x + i, load(x + i) + load(update + i));
-    for (; i < size; i++) x[i] += update[i];
+    for (; i + VL <= size; i += VL) store(x + i, load(x + i) + load(update + i) * scale);
+    for (; i < size; i++) x[i] += update[i] * scale;
 }
 
-// Dimension i turns with dimension i + size/2.
-void turn_head(const float* x, float factor, const float* weight, const float* angles, float* out, long size) {
-    long half = size / 2;
-    const float *cosines = angles, *sines = angles + half;
+// Dimension i turns with dimension i + half.
+void turn_halves(const float* x, float factor, const float* weight, const float* cosines, const float* sines,
+                 float* out, long half) {
     long i = 0;
     for (; i + VL <= half; i += VL) {
         vf low = load(x + i) * factor, high = load(x + half + i) * factor;
@@ -73,12 +78,49 @@ void turn_head(const float* x, float factor, const float* weight, const float* a
     }
 }
 
+// Dimension 2i turns with dimension 2i + 1.
+void turn_neighbours(const float* x, float factor, const float* weight, const float* cosines, const float* sines,
+                     float* out, long pairs) {
+    for (long i = 0; i < pairs; i++) {
+        float low = x[2 * i] * factor, high = x[2 * i + 1] * factor;
+        if (weight) {
+            low *= weight[2 * i];
+            high *= weight[2 * i + 1];
+        }
+        out[2 * i] = low * cosines[i] - high * sines[i];
+        out[2 * i + 1] = high * cosines[i] + low * sines[i];
+    }
+}
+
+// `factor` and `weight` are the norm of the head; `angles` are those of the row.
+void turn_head(const HeadTurn& turn, const float* x, float factor, const float* weight, const float* angles,
+               float* out) {
+    const float *cosines = angles, *sines = angles + turn.head_dim / 2;
+    if (turn.interleaved)
+        turn_neighbours(x, factor, weight, cosines, sines, out, turn.rotated / 2);
+    else
+        turn_halves(x, factor, weight, cosines, sines, out, turn.rotated / 2);
+    for (long i = turn.rotated; i < turn.head_dim; i++) out[i] = x[i] * factor * (weight ? weight[i] : 1.0f);
+}
+
 void put(const float* x, bf16* out, long size) {
     long i = 0;
     for (; i + VL <= size; i += VL) store(out + i, load(x + i));
     for (; i < size; i++) out[i] = to_bf16(x[i]);
 }
 void put(const float* x, float* out, long size) { std::memcpy(out, x, size * sizeof(float)); }
+
+// The heads of a row's queries, or of its keys, in place.
+void turn_heads(const HeadTurn& turn, long heads, const float* norm, const float* angles, float* rows) {
+    long size = turn.head_dim;
+    float whole = norm && turn.whole_norm ? inverse_rms(rows, heads * size, turn.epsilon) : 1.0f;
+    for (long head = 0; head < heads; head++) {
+        float* x = rows + head * size;
+        const float* weight = norm && turn.whole_norm ? norm + head * size : norm;
+        float factor = norm && !turn.whole_norm ? inverse_rms(x, size, turn.epsilon) : whole;
+        turn_head(turn, x, factor, weight, angles, x);
+    }
+}
 
 template <class T>
 void turn_rows(const HeadTurn& turn, float* qkv, const int64_t* positions, const int64_t* slots, T* keys, T* values,
@@ -89,11 +131,12 @@ void turn_rows(const HeadTurn& turn, float* qkv, const int64_t* positions, const
         float* key = queries + turn.heads * size;
         const float* value = key + turn.kv_heads * size;
         const float* angles = turn.angles + positions[row] * size;
-        for (long head = 0; head < turn.heads + turn.kv_heads; head++) {
-            float* x = queries + head * size;
-            const float* weight = head < turn.heads ? turn.query_norm : turn.key_norm;
-            float factor = weight ? inverse_rms(x, size, turn.epsilon) : 1.0f;
-            turn_head(x, factor, weight, angles, x, size);
+        turn_heads(turn, turn.heads, turn.query_norm, angles, queries);
+        turn_heads(turn, turn.kv_heads, turn.key_norm, angles, key);
+        if (turn.query_beta != 0) {
+            float steps = (float)((positions[row] + turn.query_offset) / turn.query_length);
+            float scale = 1.0f + turn.query_beta * std::log1p(steps);
+            for (long i = 0; i < turn.heads * size; i++) queries[i] *= scale;
         }
         long place = slots[row] * turn.kv_heads * size;
         put(key, keys + place, turn.kv_heads * size);
@@ -114,24 +157,24 @@ void norm_rows(const float* x, const float* weight, Rows& out, long rows, long s
     parallel(rows, row_grain(rows, size), [&](long begin, long end) {
         for (long row = begin; row < end; row++) {
             const float* from = x + row * size;
-            scale_by(from, inverse_rms(from, size, epsilon), weight, out.begin_row(row), size);
+            norm_row(from, weight, out.begin_row(row), size, epsilon);
             out.end_row(row);
         }
     });
 }
 
 template <class Rows>
-void add_and_norm_rows(float* x, const float* update, const float* after, const float* next, Rows& normed, long rows,
-                       long size, float epsilon) {
+void add_and_norm_rows(float* x, const float* update, const float* after, float scale, const float* next, Rows& normed,
+                       long rows, long size, float epsilon) {
     parallel(rows, row_grain(rows, size), [&](long begin, long end) {
         for (long row = begin; row < end; row++) {
             float* into = x + row * size;
             const float* from = update + row * size;
             if (after)
-                add_scaled(into, from, inverse_rms(from, size, epsilon), after, size);
+                add_scaled(into, from, inverse_rms(from, size, epsilon) * scale, after, size);
             else
-                add(into, from, size);
-            scale_by(into, inverse_rms(into, size, epsilon), next, normed.begin_row(row), size);
+                add(into, from, scale, size);
+            norm_row(into, next, normed.begin_row(row), size, epsilon);
             normed.end_row(row);
         }
     });
@@ -167,14 +210,14 @@ void rms_norm(const float* x, const float* weight, Inputs& out, long rows, long 
     norm_rows(x, weight, out, rows, size, epsilon);
 }
 
-void add_and_norm(float* x, const float* update, const float* after, const float* next, float* normed, long rows,
-                  long size, float epsilon) {
+void add_and_norm(float* x, const float* update, const float* after, float scale, const float* next, float* normed,
+                  long rows, long size, float epsilon) {
     Plain to{normed, size};
-    add_and_norm_rows(x, update, after, next, to, rows, size, epsilon);
+    add_and_norm_rows(x, update, after, scale, next, to, rows, size, epsilon);
 }
-void add_and_norm(float* x, const float* update, const float* after, const float* next, Inputs& normed, long rows,
-                  long size, float epsilon) {
-    add_and_norm_rows(x, update, after, next, normed, rows, size, epsilon);
+void add_and_norm(float* x, const float* update, const float* after, float scale, const float* next, Inputs& normed,
+                  long rows, long size, float epsilon) {
+    add_and_norm_rows(x, update, after, scale, next, normed, rows, size, epsilon);
 }
 
 void activate(const float* gate_up, float* out, long rows, long size, Activation activation) {
@@ -220,9 +263,9 @@ extern "C" {
 void umbel_rms_norm(const float* x, const float* weight, float* out, long rows, long size, float epsilon) {
     rms_norm(x, weight, out, rows, size, epsilon);
 }
-void umbel_add_and_norm(float* x, const float* update, const float* after, const float* next, float* normed, long rows,
-                        long size, float epsilon) {
-    add_and_norm(x, update, after, next, normed, rows, size, epsilon);
+void umbel_add_and_norm(float* x, const float* update, const float* after, float scale, const float* next,
+                        float* normed, long rows, long size, float epsilon) {
+    add_and_norm(x, update, after, scale, next, normed, rows, size, epsilon);
 }
 void umbel_activate(const float* gate_up, float* out, long rows, long size, int activation) {
     activate(gate_up, out, rows, size, (Activation)activation);

@@ -8,17 +8,17 @@ namespace umbel {
 
 enum class Activation : int { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3 };
 
-// out[r] = x[r] / rms(x[r]) · weight
+// out[r] = x[r] / rms(x[r]) · weight; x[r] as it is where there is no weight.
 void rms_norm(const float* x, const float* weight, float* out, long rows, long size, float epsilon);
 
 void rms_norm(const float* x, const float* weight, Inputs& out, long rows, long size, float epsilon);
 
-// x[r] += after ? rms_norm(update[r], after) : update[r]; then normed[r] = rms_norm(x[r], next).
+// x[r] += scale · (after ? rms_norm(update[r], after) : update[r]); then normed[r] = next ? rms_norm(x[r], next) : x[r].
 // The residual sum and both norms around it in one pass over a row.
-void add_and_norm(float* x, const float* update, const float* after, const float* next, float* normed, long rows,
-                  long size, float epsilon);
-void add_and_norm(float* x, const float* update, const float* after, const float* next, Inputs& normed, long rows,
-                  long size, float epsilon);
+void add_and_norm(float* x, const float* update, const float* after, float scale, const float* next, float* normed,
+                  long rows, long size, float epsilon);
+void add_and_norm(float* x, const float* update, const float* after, float scale, const float* next, Inputs& normed,
+                  long rows, long size, float epsilon);
 
 // out[r, i] = activation(gate_up[r, i]) · gate_up[r, size + i]
 void activate(const float* gate_up, float* out, long rows, long size, Activation activation);
@@ -29,8 +29,13 @@ struct HeadTurn {
     long heads, kv_heads, head_dim;
     const float* query_norm;  // [head_dim], or nullptr: queries are not normalised
     const float* key_norm;
+    int whole_norm;  // all queries of a row are normalised as one, and all its keys: [heads · head_dim], [kv_heads · ...]
     float epsilon;
     const float* angles;  // [positions, head_dim]: head_dim/2 cosines, then as many sines
+    long rotated;         // dimensions of a head that turn, its first ones
+    int interleaved;      // dimension 2i turns with 2i + 1; else i with i + rotated/2
+    float query_beta;     // queries are multiplied by 1 + beta · log(1 + (position + offset) / length), rounded down
+    long query_length, query_offset;
 };
 
 // Queries in place; keys and values go to their slots. `keys` and `values` are [slots, kv_heads, head_dim].

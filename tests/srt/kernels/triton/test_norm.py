@@ -42,6 +42,27 @@ def test_what_is_added_stays_in_the_residual(dtype: torch.dtype, sandwich: bool,
     assert relative_error(actual, expected) < 2 * TOLERANCES[dtype]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sandwich", [False, True])
+def test_what_is_added_may_be_scaled_and_the_sum_left_without_a_norm(dtype: torch.dtype, sandwich: bool) -> None:
+    x, residual = random(5, 96, dtype=dtype), random(5, 96, dtype=dtype, seed=1)
+    after = random(96, dtype=dtype, seed=3) if sandwich else None
+    expected = reference.add_rms_norm(x, residual.clone(), None, eps=EPS, centered=False, after=after, scale=0.22)
+    actual = norm.add_rms_norm(x, residual, None, eps=EPS, centered=False, after=after, scale=0.22)
+    assert actual is residual
+    assert relative_error(actual, expected) < TOLERANCES[dtype]
+
+
+def test_rows_may_be_normalised_in_place() -> None:
+    wide, weight = random(4, 200), random(96, seed=2)
+    rest, part = wide.clone(), wide[:, 50:146]
+    expected = reference.rms_norm(part, weight, eps=EPS, centered=False)
+    assert norm.rms_norm(part, weight, eps=EPS, centered=False, out=part) is part
+    assert relative_error(part, expected) < 1e-6
+    assert torch.equal(wide[:, :50], rest[:, :50])
+    assert torch.equal(wide[:, 146:], rest[:, 146:])
+
+
 def test_rows_may_lie_apart() -> None:
     wide, residual, weight = random(4, 200), random(4, 96, seed=1), random(96, seed=2)
     expected_sum = residual.clone()

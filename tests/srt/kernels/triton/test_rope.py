@@ -61,6 +61,40 @@ def test_heads_are_normed_turned_and_stored_as_in_torch(
     assert torch.equal(pools[1], expected_pools[1]), "values are copied"
 
 
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("fraction", [0.0, 0.5, 0.75, 1.0])
+def test_some_dimensions_of_a_head_turn_and_neighbours_may_turn_together(
+    fraction: float, interleaved: bool, normed: bool
+) -> None:
+    kind = RopeType.DEFAULT if fraction else RopeType.NONE
+    config = RopeConfig(kind, 10_000.0, fraction=fraction, interleaved=interleaved)
+    rotated = config.rotated(16)
+    qkv, norm = random(5, 4 * 16), head_norm(16, torch.float32, centered=False) if normed else None
+    table = rope_table(config, 16, POSITIONS, dtype=torch.float32, device=torch.get_default_device())
+    pools, expected_pools = pool(1, 16, torch.float32), pool(1, 16, torch.float32)
+    actual = rope.rope_and_store(
+        qkv, *places(), table, *pools, head_norm=norm, rotated=rotated, interleaved=interleaved
+    )
+    expected = reference.rope_and_store(
+        qkv, *places(), table, *expected_pools, head_norm=norm, rotated=rotated, interleaved=interleaved
+    )
+    for got, wanted in zip((actual, *pools), (expected, *expected_pools), strict=True):
+        assert relative_error(got, wanted) < 1e-6
+
+
+def test_neighbours_turn_as_complex_numbers() -> None:
+    config = RopeConfig(RopeType.DEFAULT, 10_000.0, fraction=0.5, interleaved=True)
+    heads, positions = random(5, 3, 16), places()[0]
+    turned = apply_rope(
+        heads, Rope(config, 16, torch.get_default_device()).angles(positions, torch.float32), interleaved=True
+    )
+    angle = positions[:, None] * 10_000.0 ** -(torch.arange(0, 8, 2) / 8)
+    expected = torch.view_as_complex(heads[..., :8].unflatten(-1, (4, 2))) * torch.exp(1j * angle)[:, None]
+    assert relative_error(turned[..., :8], torch.view_as_real(expected).flatten(-2)) < 1e-6
+    assert torch.equal(turned[..., 8:], heads[..., 8:])
+
+
 def test_the_reference_does_what_the_decoder_in_torch_does() -> None:
     qkv = random(5, 8 * 32, dtype=torch.bfloat16)
     table = rope_table(ROPE, 32, POSITIONS, dtype=torch.bfloat16, device=torch.get_default_device())

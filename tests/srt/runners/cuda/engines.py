@@ -36,6 +36,37 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 3.0,
         },
     ),
+    "gemma 2": (
+        "gemma2",
+        {"head_dim": 16, "sliding_window": 5, "attn_logit_softcapping": 2.5, "final_logit_softcapping": 3.0},
+    ),
+    "phi 4 mini": (
+        "phi3",
+        {
+            "hidden_size": 64,
+            "pad_token_id": 0,
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0] * 6,
+                "long_factor": [1.2, 1.9, 3.0, 5.0, 9.0, 16.0],
+            },
+        },
+    ),
+    "smollm 3": ("smollm3", {"no_rope_layers": [1, 0, 1], "pad_token_id": 0, "hidden_size": 64}),
+    "olmo 2": ("olmo2", {"hidden_size": 64}),
+    "granite": (
+        "granite",
+        {
+            "hidden_size": 64,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.05,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "glm 4 0414": ("glm4", {"head_dim": 32, "pad_token_id": 0}),
 }
 
 EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {

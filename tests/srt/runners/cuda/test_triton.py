@@ -30,6 +30,8 @@ STEPS = [
     [Piece(0, 8, 1)],
 ]
 
+NIGHTLY = ("llama, biases everywhere", "qwen 3", "gemma 2", "phi 4 mini", "olmo 2", "granite", "glm 4 0414")
+
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
@@ -49,7 +51,7 @@ def small(family: str, *, layers: int = 2) -> tuple[dict[str, Any], Tensors]:
     "family",
     [
         *("gemma 3", "mixtral"),
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("llama, biases everywhere", "qwen 3")),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in NIGHTLY),
     ],
 )
 def test_logits_equal_those_of_torch(family: str) -> None:
