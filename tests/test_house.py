@@ -154,6 +154,7 @@ SMALL_FILES = {
     "srt/weights/gguf_tensors.py": "imports torch, which the process that opens a model for its tokenizer must not",
     "srt/weights/mapped_file.py": "files and their mappings, which know nothing of GGUF",
     "srt/runners/cuda/triton_kernels.py": "imports Triton when it is loaded, which needs a GPU",
+    "srt/weights/native_rows.py": "one layout translated to another, apart from the methods that choose them",
 }
 UNEXPLAINED = 0  # files that need no reason any more are counted, too
 

@@ -172,8 +172,6 @@ class _Build:
         reason = obstacle(self.config, dtype=self.kv_dtype, device=self.device)
         if reason is not None:
             return reason
-        if self._packed:
-            return "the checkpoint is packed"
         try:
             library = load_library()
         except NoKernels as error:

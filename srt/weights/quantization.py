@@ -1,9 +1,10 @@
 """Defines weight formats by the names that the option `weights` takes, and their classes on each engine.
 
-              torch, Triton       native CPU kernels
-    float32   dtype float32       Format.F32
-    bf16      dtype bfloat16      Format.BF16
-    int8      no                  Format.INT8: symmetric, one scale for each output
+                 torch, Triton       native CPU kernels
+    float32      dtype float32       Format.F32
+    bf16         dtype bfloat16      Format.BF16
+    int8         no                  Format.INT8: symmetric, one scale for each output
+    as packed    QuantizedMethod     native_rows.py: 4 bits as they are, others in blocks of 8 bits
 
 `QuantMethod` is the interface: create, stored, load, apply (layers/linear.py). A new format is a line here, its name in
 `lang.runtime_options.Weights`, and a method if none of those below fits.
@@ -19,6 +20,9 @@ from ...lang.errors import ParameterError
 from ...lang.runtime_options import Weights
 from ..kernels.cpu.linear import Format, PackedMatrix
 from ..layers.checkpoint import BlockTensors, Checkpoint, LinearTensors, Tensors
+from ..layers.quantized import QuantizedTensor, is_quantized, take_quantized
+from ..models.decoder_config import EMBEDDING
+from .native_rows import is_int8_by_output, native_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +44,17 @@ class CpuMethod:
     """Implements `QuantMethod` for the native CPU kernels: matrices packed in one of their formats.
 
     Args:
+        form: of matrices that are stored as floats.
         exact: BF16 leaves inputs in float32, see `PackedMatrix`.
+        keeps_packed: matrices that the checkpoint packs stay so; otherwise they are dequantised and stored in `form`.
     """
 
-    def __init__(self, library: ctypes.CDLL, form: Format, *, exact: bool) -> None:
+    def __init__(self, library: ctypes.CDLL, form: Format, *, exact: bool, keeps_packed: bool = False) -> None:
         self._library = library
         self._form = form
         self._exact = exact
-        self.name = form.name.lower()
+        self._keeps_packed = keeps_packed
+        self.name = "packed" if keeps_packed else form.name.lower()
 
     def create(self, sources: Sequence[torch.Tensor]) -> PackedMatrix:
         """Packs the sources, which may be freed afterwards. Raises EngineError when there is no memory."""
@@ -57,7 +64,17 @@ class CpuMethod:
         return tensors.weights
 
     def load(self, checkpoint: Checkpoint, tensors: LinearTensors) -> PackedMatrix:
-        return self.create(checkpoint.take_weights(tensors, as_stored=True))
+        if not self._keeps_packed:
+            return self.create(checkpoint.take_weights(tensors, as_stored=True))
+        parts: list[torch.Tensor | QuantizedTensor] = []
+        for name, width in zip(tensors.weights, tensors.widths, strict=True):
+            packed = take_quantized(checkpoint, name, width, tensors.inputs)
+            parts.append(checkpoint.take_as_stored(name, width, tensors.inputs) if packed is None else packed)
+        matrices = [part for part in parts if isinstance(part, QuantizedTensor)]
+        if len(matrices) == len(parts) and all(map(is_int8_by_output, matrices)):
+            return PackedMatrix(self._library, [matrix.dense() for matrix in matrices], Format.INT8, exact=self._exact)
+        sources = [native_rows(part) if isinstance(part, QuantizedTensor) else _readable(part) for part in parts]
+        return PackedMatrix(self._library, sources, self._form, exact=self._exact)
 
     def apply(self, weight: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return weight(x, bias)
@@ -67,6 +84,9 @@ def cpu_method(name: Weights, tensors: Tensors, library: ctypes.CDLL, *, exact: 
     """Returns the method of that name; "auto" is bf16 for a checkpoint that stores 16 bits, else float32."""
     if name != "auto":
         return CpuMethod(library, FORMATS[name].native, exact=exact)
+    if is_quantized(tensors):  # the dtype of what is not packed
+        stored = Format.BF16 if tensors[EMBEDDING].dtype is torch.bfloat16 else Format.F32
+        return CpuMethod(library, stored, exact=exact, keeps_packed=True)
     probe = "model.layers.0.self_attn.o_proj.weight"
     if isinstance(tensors, BlockTensors) and probe in tensors and tensors.block(probe) is not None:
         return CpuMethod(library, Format.BF16, exact=exact)

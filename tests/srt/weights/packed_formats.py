@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 Parts = tuple[dict[str, torch.Tensor], torch.Tensor]
-GROUP = 16
+GROUP = 32
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def test_every_format_of_the_cpu_multiplies_what_it_has_loaded() -> None:
 
 
 def test_auto_keeps_16_bits_where_the_checkpoint_has_them() -> None:
-    name = "model.layers.0.mlp.down_proj.weight"
+    name = "model.layers.0.self_attn.o_proj.weight"
     stored = {name: torch.zeros(2, 2, dtype=torch.bfloat16)}
     assert cpu_method("auto", stored, load_library(), exact=False).name == "bf16"
     assert cpu_method("auto", {name: torch.zeros(2, 2)}, load_library(), exact=False).name == "f32"
