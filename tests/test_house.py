@@ -150,6 +150,7 @@ SMALL_FILES = {
     "server/history.py": "a cache with its own bounds, tested by itself; a front has one",
     "srt/constraints/compiler_worker.py": "a process, started as a module, that loads the automata and no torch",
     "srt/gateway/engine_client.py": "one life of the engine; the server outlives it",
+    "srt/models/cpu_latents.py": "one native structure and its weights, latent.h; the decoder has others",
     "srt/models/cpu_experts.py": "one native structure and its weights, experts.h; the decoder has others",
     "srt/weights/gguf_tensors.py": "imports torch, which the process that opens a model for its tokenizer must not",
     "srt/weights/mapped_file.py": "files and their mappings, which know nothing of GGUF",

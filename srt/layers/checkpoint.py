@@ -5,7 +5,7 @@ another shape is an error of the checkpoint; the message names it.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,12 +121,12 @@ class Checkpoint:
         parts = [self.take(f"{name}.bias", width) for name, width in zip(tensors.names, tensors.widths, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def finish(self, *, ignored: frozenset[str] = frozenset()) -> None:
-        """Checks that no tensor is left over, except `ignored` names and buffers that old checkpoints stored."""
+    def finish(self, *, is_unused: Callable[[str], bool]) -> None:
+        """Checks that no tensor is left over, except those that are unused and buffers that old checkpoints stored."""
         left = [
             name
             for name in self.tensors
-            if name not in self._taken and name not in ignored and not name.endswith("rotary_emb.inv_freq")
+            if name not in self._taken and not is_unused(name) and not name.endswith("rotary_emb.inv_freq")
             if not (name.endswith(".bias") and not self.tensors[name].any())  # converters to GPTQ add zeros
         ]
         if left:

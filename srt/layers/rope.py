@@ -73,13 +73,14 @@ class QueryScale:
 
 def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
     """Computes the temperature that YaRN applies to queries and keys if the configuration does not state it."""
-
-    def temperature(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
     if mscale and mscale_all_dim:
-        return temperature(mscale) / temperature(mscale_all_dim)
-    return temperature(1.0)
+        return yarn_temperature(factor, mscale) / yarn_temperature(factor, mscale_all_dim)
+    return yarn_temperature(factor, 1.0)
+
+
+def yarn_temperature(factor: float, weight: float) -> float:
+    """Computes YaRN's temperature for a context stretched by `factor` (section 3.4), with a weight of its logarithm."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ of a model that computes in bfloat16.
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,7 +27,17 @@ from ..layers.linear import QuantMethod
 from ..layers.low_rank import Adapter
 from ..layers.rope import Rope, RopeConfig
 from .cpu_experts import CpuExperts
-from .decoder_config import EMBEDDING, FINAL_NORM, HEAD, DecoderConfig, ExpertsConfig, landmarks, layer_tensors, unused
+from .cpu_latents import CpuLatents
+from .decoder_config import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    DecoderConfig,
+    ExpertsConfig,
+    is_unused,
+    landmarks,
+    layer_tensors,
+)
 
 _POINTER = ctypes.c_void_p
 _LONG = ctypes.c_long
@@ -55,7 +66,7 @@ class DecoderLayer(ctypes.Structure):
         *((name, _POINTER) for name in ("qkv", "output", "gate_up", "down")),
         *((name, _POINTER) for name in ("qkv_bias", "output_bias", "gate_up_bias", "down_bias")),
         *((name, _POINTER) for name in ("before_attention", "after_attention", "before_mlp", "after_mlp")),
-        *((name, _POINTER) for name in ("query_norm", "key_norm", "sinks", "experts")),
+        *((name, _POINTER) for name in ("query_norm", "key_norm", "sinks", "latent", "experts")),
         ("rope", _LONG),
         ("plan", _LONG),
         ("rotated", _LONG),
@@ -200,7 +211,7 @@ class CpuDecoder:
             final_norm=self._norm(FINAL_NORM, config.hidden_size, scale=config.logit_scale),
         )
         layers = [self._layer(index) for index in range(len(config.layers))]
-        self._checkpoint.finish(ignored=unused(config))
+        self._checkpoint.finish(is_unused=partial(is_unused, config))
         self._kernel = DecoderKernel(library, shape, layers)
 
     def forward(
@@ -268,6 +279,16 @@ class CpuDecoder:
             qkv_changes=self._changes(tensors.qkv),
             output_changes=self._changes(tensors.output),
         )
+        if tensors.latent is not None and config.latent is not None:
+            latents = CpuLatents(
+                tensors.latent,
+                config.latent,
+                self._checkpoint,
+                interleaved=layer.rope.interleaved,
+                method=self.method,
+            )
+            self._kept.append(latents)
+            native.latent = ctypes.addressof(latents.arguments)
         if layer.experts is None:
             native.gate_up, native.gate_up_bias = self._linear(tensors.gate_up)
             native.down, native.down_bias = self._linear(tensors.down)

@@ -12,6 +12,7 @@ are summed over the ranks; everything else is the same on all of them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -27,9 +28,19 @@ from ..layers.config_values import Config
 from ..layers.linear import ACTIVATIONS, Linear, QuantMethod, RMSNorm, TorchHead, can_pack, dense_method
 from ..layers.low_rank import Adapter, AdapterRows
 from ..layers.rope import Rope, apply_rope
-from .decoder_config import EMBEDDING, FINAL_NORM, HEAD, DecoderConfig, LayerTensors, landmarks, layer_tensors, unused
+from .decoder_config import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    DecoderConfig,
+    LayerTensors,
+    is_unused,
+    landmarks,
+    layer_tensors,
+)
 from .experts import Experts, expert_kernels
 from .families import is_family, read_config
+from .latent import LatentAttention
 from .sharding import VocabParallelEmbedding, VocabParallelHead, shard_range
 
 
@@ -184,7 +195,11 @@ class TorchLayer:
         self._residual_scale = config.residual_scale
         self._communicator = communicator
         self._before_attention = norm(tensors.before_attention)
-        self._attention = TorchAttention(index, tensors, config, weights, method, adapters)
+        self._attention: TorchAttention | LatentAttention
+        if config.latent is None:
+            self._attention = TorchAttention(index, tensors, config, weights, method, adapters)
+        else:
+            self._attention = LatentAttention(index, tensors, config, weights, method, adapters)
         self._mlp: TorchMLP | Experts
         if layer.experts is None:
             self._mlp = TorchMLP(tensors, config, weights, method, adapters)
@@ -208,7 +223,11 @@ class TorchLayer:
         angles: tuple[torch.Tensor, torch.Tensor],
         attention: AttentionStep,
     ) -> torch.Tensor:
-        attended = self._attention(_normed(self._before_attention, x), rows, angles, attention)
+        normed = _normed(self._before_attention, x)
+        if isinstance(self._attention, LatentAttention):
+            attended = self._attention(normed, rows.adapted, angles, attention)
+        else:
+            attended = self._attention(normed, rows, angles, attention)
         x = self._add(x, self._communicator.all_reduce(attended), self._after_attention)
         normed = _normed(self._before_mlp, x)
         mixed = self._mlp(normed, rows.adapted) if isinstance(self._mlp, TorchMLP) else self._mlp(normed)
@@ -274,7 +293,7 @@ class TorchDecoder:
             vocab_size=config.vocab_size,
             communicator=communicator,
         )
-        weights.finish(ignored=unused(config))
+        weights.finish(is_unused=partial(is_unused, config))
         self._ropes = {rope: Rope(rope, config.head_dim, device) for rope in {layer.rope for layer in config.layers}}
 
     def forward(self, rows: Rows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 
 from ..attention.backend import AttentionGeometry
 from ..attention.plan import Window
-from ..cache.kv_pool import KVGeometry
+from ..cache.kv_pool import KVGeometry, LayerKV
 from ..layers.checkpoint import LinearTensors
 from ..layers.linear import QuantMethod
 from ..layers.rope import QueryScale, RopeConfig
@@ -105,6 +105,43 @@ class ProjectionNames:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """Latent attention (DeepSeek V2, section 2.1): what is cached of a token is one latent, and one key for all heads.
+
+    A head's key is a map of the latent, followed by the common key, which is all that is rotated; its value is another
+    map of the latent. The map of keys is applied to queries instead, and the map of values after attention, so latents
+    are read as they are cached: one key head of `rank + rotated` numbers, whose first `rank` are its values.
+
+        x → [ query latent | latent | common key ]      query latent → norm → queries [heads, plain + rotated]
+    """
+
+    query_rank: int  # of the latent from which queries are made; 0: they are a map of x
+    rank: int
+    plain: int  # numbers of a head's key that are not rotated
+    rotated: int
+    value_dim: int  # numbers of a head's value
+    norm_eps: float = 1e-6
+
+    @property
+    def query_dim(self) -> int:
+        return self.plain + self.rotated
+
+    @property
+    def key_dim(self) -> int:
+        """Numbers of a token in the pool."""
+        return self.rank + self.rotated
+
+    def queries(self, heads: int) -> int:
+        """Outputs of the first map that become queries."""
+        return self.query_rank or heads * self.query_dim
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The first maps of x, by their names in the checkpoint."""
+        return "q_a_proj" if self.query_rank else "q_proj", "kv_a_proj_with_mqa"
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """One decoder, whole or the part of one rank. The defaults are those of a plain decoder like Llama's."""
 
@@ -133,6 +170,8 @@ class DecoderConfig:
     attention_softcap: float = 0.0  # scores become cap · tanh(score / cap); 0: there is no cap
     logit_scale: float = 1.0  # multiplies the logits, before their cap
     logit_softcap: float = 0.0
+    latent: LatentConfig | None = None  # not None: kv_heads is 1, and head_dim what is rotated
+    layers_after: int = 0  # further layers that the checkpoint may have, of a draft model (multi-token prediction)
     sinks: bool = False  # each head has a logit of its own for a key that every row sees, whose value is zero
 
     @property
@@ -147,12 +186,25 @@ class DecoderConfig:
 
     def kv_geometry(self, dtype: torch.dtype) -> KVGeometry:
         """Returns the shape of a pool of `dtype`."""
+        if self.latent is not None:
+            latents = LayerKV(1, self.latent.key_dim, self.latent.rank, latent=True)
+            return KVGeometry((latents,) * len(self.layers), dtype)
         return KVGeometry.uniform(len(self.layers), self.kv_heads, self.head_dim, dtype)
 
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class LatentTensors:
+    """The further tensors of latent attention. Norms are the full names of their weights."""
+
+    query_norm: str | None  # [query_rank]; None: there is no latent of queries
+    query: LinearTensors | None
+    norm: str  # [rank]
+    expand: LinearTensors  # latent → keys and values of all heads, [heads, plain + value_dim]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +221,7 @@ class LayerTensors:
     query_norm: str | None
     key_norm: str | None
     sinks: str | None  # [heads]
+    latent: LatentTensors | None
     output: LinearTensors
     after_attention: str | None
     before_mlp: str | None
@@ -182,6 +235,7 @@ def layer_tensors(config: DecoderConfig, index: int) -> LayerTensors:
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.{names.mlp}"
     hidden, wide = config.hidden_size, config.intermediate_size
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    latent = config.latent
 
     def norm(name: str | None) -> str | None:
         return None if name is None else f"{prefix}.{name}.weight"
@@ -193,11 +247,19 @@ def layer_tensors(config: DecoderConfig, index: int) -> LayerTensors:
     return LayerTensors(
         prefix=prefix,
         before_attention=norm(config.norms.before_attention),
-        qkv=maps(attention, names.qkv, (queries, keys, keys), config.qkv_bias),
+        qkv=maps(attention, names.qkv, (queries, keys, keys), config.qkv_bias)
+        if latent is None
+        else maps(attention, latent.names, (latent.queries(config.heads), latent.key_dim), config.qkv_bias),
         query_norm=f"{attention}.q_norm.weight" if config.qk_norm else None,
         key_norm=f"{attention}.k_norm.weight" if config.qk_norm else None,
         sinks=f"{attention}.sinks" if config.sinks else None,
-        output=LinearTensors((f"{attention}.o_proj",), (hidden,), queries, config.output_bias),
+        latent=None if latent is None else _latent_tensors(config, latent, attention),
+        output=LinearTensors(
+            (f"{attention}.o_proj",),
+            (hidden,),
+            queries if latent is None else config.heads * latent.value_dim,
+            config.output_bias,
+        ),
         after_attention=norm(config.norms.after_attention),
         before_mlp=norm(config.norms.before_mlp),
         gate_up=maps(mlp, names.gate_up, (wide, wide), config.mlp_bias),
@@ -215,6 +277,18 @@ def linear_maps(config: DecoderConfig) -> list[LinearTensors]:
         dense = {tensors.gate_up, tensors.down} if layer.experts is not None else set()
         products += [part for part in parts if isinstance(part, LinearTensors) and part not in dense]
     return products
+
+
+def _latent_tensors(config: DecoderConfig, latent: LatentConfig, attention: str) -> LatentTensors:
+    query = LinearTensors((f"{attention}.q_b_proj",), (config.heads * latent.query_dim,), latent.query_rank)
+    return LatentTensors(
+        query_norm=f"{attention}.q_a_layernorm.weight" if latent.query_rank else None,
+        query=query if latent.query_rank else None,
+        norm=f"{attention}.kv_a_layernorm.weight",
+        expand=LinearTensors(
+            (f"{attention}.kv_b_proj",), (config.heads * (latent.plain + latent.value_dim),), latent.rank
+        ),
+    )
 
 
 # Any: only the method reads its weights.
@@ -236,6 +310,8 @@ def landmarks(config: DecoderConfig, method: QuantMethod[Any]) -> list[str]:
     return names
 
 
-def unused(config: DecoderConfig) -> frozenset[str]:
-    """Returns the names that a checkpoint may contain although the model does not read them."""
-    return frozenset({HEAD}) if config.tied else frozenset()
+def is_unused(config: DecoderConfig, name: str) -> bool:
+    """Returns whether a checkpoint may contain a tensor of this name although the model does not read it."""
+    first = len(config.layers)
+    after = (f"model.layers.{index}." for index in range(first, first + config.layers_after))
+    return (config.tied and name == HEAD) or name.startswith(tuple(after))

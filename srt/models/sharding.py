@@ -93,6 +93,8 @@ def shard_config(config: Config, ranks: int) -> dict[str, Any]:
 
 def _obstacle(config: DecoderConfig, ranks: int) -> str | None:
     """Returns why a model cannot be split over `ranks` ranks, as a clause; None: it can."""
+    if config.latent is not None:
+        return None if ranks == 1 else "its latents are those of all heads, and are not cut"
     if config.sinks or any(layer.experts and layer.experts.names != ExpertNames() for layer in config.layers):
         return None if ranks == 1 else "its attention sinks, or experts with names of their own, are not cut"
     if config.heads % ranks:

@@ -148,8 +148,10 @@ def obstacle(config: Config, *, dtype: torch.dtype, device: torch.device) -> str
     if dtype not in (torch.float32, torch.bfloat16):
         return f"the KV pool would be {dtype}; write float32 or bfloat16"
     model = read_config(config)
-    if model.head_dim % HEAD_DIM_UNIT:
-        return f"head_dim={model.head_dim} is no multiple of {HEAD_DIM_UNIT}"
+    for layer in model.kv_geometry(dtype).layers:
+        if layer.head_dim % HEAD_DIM_UNIT or layer.value_dim % HEAD_DIM_UNIT:
+            sizes = sorted({layer.head_dim, layer.value_dim})
+            return f"head_dim={' and '.join(map(str, sizes))} is no multiple of {HEAD_DIM_UNIT}"
     return None
 
 

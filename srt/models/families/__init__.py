@@ -11,6 +11,7 @@ from ....lang.errors import ModelError
 from ...layers.config_values import Config
 from ..decoder_config import DecoderConfig
 from . import (
+    deepseek_v3,
     exaone4,
     gemma,
     gemma3,
@@ -50,6 +51,9 @@ FAMILIES: dict[str, Callable[[Config], DecoderConfig]] = {
     "qwen2_moe": qwen2.read_moe,
     "qwen3_moe": qwen3.read_moe,
     "gpt_oss": gpt_oss.read,
+    "deepseek_v3": deepseek_v3.read,
+    "kimi_k2": deepseek_v3.read,
+    "glm4_moe_lite": deepseek_v3.read_glm_lite,
 }
 
 

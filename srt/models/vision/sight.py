@@ -267,7 +267,7 @@ class Sight:
         self._projector = build_projector(config, weights)
         self._newline = weights.take("image_newline", config.hidden_size) if config.family == "llava_next" else None
         beginnings = unread(config.tower, config.depths, last_norm=last_norm)
-        weights.finish(ignored=frozenset(name for name in tensors if name.startswith(beginnings)))
+        weights.finish(is_unused=lambda name: name.startswith(beginnings))
         self._factor = normalisation.factor
         self._mean = torch.tensor(normalisation.mean, device=device)
         self._std = torch.tensor(normalisation.std, device=device)

@@ -92,6 +92,8 @@ def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, devic
     if device.type == "cuda" and (reason := _too_old(device, kv_dtype)) is not None:
         return reason
     model = read_config(config)
+    if model.latent is not None:
+        return "they have no latent attention"
     if model.sinks:
         return "they have no attention sinks"
     if any(layer.experts is not None and layer.experts.biased for layer in model.layers):

@@ -11,6 +11,7 @@ last attention only rows whose logits are needed continue. R rows, L of them wit
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -28,9 +29,9 @@ from ...models.decoder_config import (
     HEAD,
     DecoderConfig,
     LayerTensors,
+    is_unused,
     landmarks,
     layer_tensors,
-    unused,
 )
 from ...models.experts import ExpertKernels, Experts
 from ...models.sharding import VocabParallelEmbedding, VocabParallelHead, shard_range
@@ -168,7 +169,7 @@ class CudaDecoder:
             head = weights.take(HEAD, end - first, config.hidden_size)
         own = CudaHead(head.to(dtype), scale=config.logit_scale, softcap=config.logit_softcap, kernels=kernels)
         self._head = VocabParallelHead(own, vocab_size=config.vocab_size, communicator=communicator)
-        weights.finish(ignored=unused(config))
+        weights.finish(is_unused=partial(is_unused, config))
         self._tables: dict[RopeConfig, torch.Tensor] = {
             rope: rope_table(rope, config.head_dim, config.context_length, dtype=dtype, device=device)
             for rope in {layer.rope for layer in config.layers}

@@ -13,6 +13,23 @@ from .reference import reference_model, tensors_of
 # model_type and what differs from the tiny default. Windows are shorter than the prompts.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 6}),
+    "deepseek v3": (
+        "deepseek_v3",
+        {
+            "kv_lora_rank": 32,
+            "q_lora_rank": 20,
+            "qk_rope_head_dim": 16,
+            "qk_nope_head_dim": 24,
+            "v_head_dim": 12,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 2,
+            "moe_intermediate_size": 24,
+            "num_key_value_heads": 4,
+        },
+    ),
     "gemma 3": ("gemma3_text", {"head_dim": 16, "sliding_window": 5, "sliding_window_pattern": 3}),
     "gemma 2": ("gemma2", {"head_dim": 16, "sliding_window": 5, "attn_logit_softcapping": 2.0}),
     "phi 4": ("phi3", {"hidden_size": 64, "pad_token_id": 0}),

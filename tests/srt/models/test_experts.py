@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from umbel.lang.errors import ModelError
+from umbel.lang.errors import ModelError, ParameterError
 from umbel.lang.runtime_options import Kernels
 from umbel.srt.models.families import read_config
+from umbel.srt.models.sharding import require_shardable
 from umbel.srt.runners.build import build_runner
 
 from .reference import Piece, Sequences, random_tokens, reference_logits, reference_model, relative_error, run_steps
@@ -23,7 +24,37 @@ CHUNKS = [
 # Of gpt-oss: YaRN stretches 16 positions here, so that the sequences reach past them.
 YARN = {"rope_type": "yarn", "factor": 8.0, "rope_theta": 150_000.0, "original_max_position_embeddings": 16}
 
+LATENT = {
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "num_key_value_heads": 4,
+}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek v3": (
+        "deepseek_v3",
+        {**LATENT, "n_group": 4, "topk_group": 2, "q_lora_rank": 20, "first_k_dense_replace": 1},
+    ),
+    "deepseek v3, queries without a latent, yarn": (
+        "deepseek_v3",
+        {
+            **LATENT,
+            "n_group": 2,
+            "topk_group": 1,
+            "q_lora_rank": None,
+            "n_shared_experts": 2,
+            "rope_interleave": False,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+            "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9},
+        },
+    ),
+    "glm 4.7 flash": ("glm4_moe_lite", {**LATENT, "q_lora_rank": 20, "routed_scaling_factor": 1.1}),
     "gpt-oss": (
         "gpt_oss",
         {
@@ -106,7 +137,7 @@ def one_by_one(tensors: dict[str, torch.Tensor], block: str, names: tuple[str, s
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_those_of_transformers(case: str, kernels: Kernels) -> None:
     model_type, changes = CASES[case]
-    if kernels == "native" and changes.get("head_dim", 12) % 16:
+    if kernels == "native" and "kv_lora_rank" not in changes and changes.get("head_dim", 12) % 16:
         changes = {**changes, "head_dim": 32}
     reference = reference_model(model_type, **changes)
     config, tensors = reference.config.to_dict(), stacked_tensors_of(reference)
@@ -180,6 +211,10 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_moe", {"mlp_only_layers": ["0"]}, "mlp_only_layers"),
     ("qwen3_moe", {"moe_intermediate_size": None}, "moe_intermediate_size=None"),
     ("qwen2_moe", {"use_sliding_window": True}, "without layer_types"),
+    ("deepseek_v3", {**LATENT, "n_group": 3}, "n_group=3, topk_group=4 of n_routed_experts=8; write groups"),
+    ("deepseek_v3", {**LATENT, "n_group": 4, "topk_group": 1, "num_experts_per_tok": 3}, "of 2 experts in the chosen"),
+    ("deepseek_v3", {**LATENT, "q_lora_rank": None, "attention_bias": True}, "attention_bias=true without q_lora_rank"),
+    ("glm4_moe_lite", {**LATENT, "mlp_layer_types": ["dense"]}, "write 2 times 'dense' or 'sparse'"),
     ("gpt_oss", {"sliding_window": None}, "sliding_window=null; write the window"),
 ]
 
@@ -216,3 +251,18 @@ def test_a_silent_configuration_means_what_transformers_takes() -> None:
     assert experts is not None
     assert (experts.count, experts.chosen, experts.width, experts.renormalise) == (8, 2, 72, True)
     assert (config.norm_eps, config.layers[0].rope.theta, config.windows) == (1e-5, 1_000_000.0, (None,))
+
+
+def test_layers_of_a_draft_model_are_left_out() -> None:
+    _, config, tensors = reference_of("glm 4.7 flash")
+    draft = {"model.layers.3.eh_proj.weight": torch.zeros(48, 96)}
+    build_runner(config, tensors | draft, num_slots=9)
+    with pytest.raises(ModelError, match=r"does not use: model\.layers\.4\.eh_proj\.weight"):
+        build_runner(config, tensors | {"model.layers.4.eh_proj.weight": torch.zeros(48, 96)}, num_slots=9)
+
+
+@pytest.mark.parametrize(("case", "reason"), [("gpt-oss", "its attention sinks"), ("deepseek v3", "its latents")])
+def test_what_ranks_cannot_cut_is_named(case: str, reason: str) -> None:
+    _, config, _ = reference_of(case)
+    with pytest.raises(ParameterError, match=f"tensor_parallel=2: {reason}.*write tensor_parallel=1$"):
+        require_shardable(config, 2)

@@ -18,7 +18,9 @@ class Decoder {
     // False when there is no memory for the buffers.
     bool forward(const DecoderStep& step) {
         const DecoderShape& s = shape_;
+        const Latent* latents = layers_[0].latent;  // all layers have them, or none
         long rows = step.rows, turned = (s.heads + 2 * s.kv_heads) * s.head_dim, attended = s.heads * s.head_dim;
+        if (latents) turned = latents->first_width(s.heads), attended = s.heads * latents->value_dim;
         float* x = residual_.take<float>(rows * s.hidden);
         float* update = update_.take<float>(rows * s.hidden);
         float* wide = wide_.take<float>(rows * (turned > 2 * s.intermediate ? turned : 2 * s.intermediate));
@@ -36,16 +38,13 @@ class Decoder {
             const LayerPool& pool = step.pools[index];
             normed_.multiply(*layer.qkv, layer.qkv_bias, wide, turned);
             if (!low_rank_.add(layer.qkv_changes, *adapted, normed_, wide, turned)) return false;
-            turn_and_store(turn_of(layer, step), wide, step.positions, step.write_slots, rows, pool.keys, pool.values,
-                           pool.is_bf16);
             bool last = index + 1 == s.layers;
+            if (!(layer.latent ? see_latents(layer, step, pool, wide, last, seen)
+                               : see(layer, step, pool, wide, turned, last, seen, attended)))
+                return false;
             if (last && !step.outputs) return true;  // the keys of a chunk inside a prompt were all that was asked for
-            AttentionShape shape{s.heads,           s.kv_heads,          s.head_dim, s.head_dim,
-                                 s.attention_scale, s.attention_softcap, layer.sinks};
-            attend(*step.plans[layer.plan], shape, pool, wide, turned, seen, attended);
             if (last) {  // from here on rows do not see each other: only those that are asked for go on
                 keep(step, x, s.hidden);
-                keep(step, seen, attended);
                 rows = step.outputs;
                 adapted = &step.adapted_outputs;
             }
@@ -82,6 +81,38 @@ class Decoder {
                 layer.query_beta,
                 layer.query_length,
                 layer.query_offset};
+    }
+
+    // Attention of a layer, from its first map to `seen`: of all rows, or in the last layer of those asked for.
+    bool see(const DecoderLayer& layer, const DecoderStep& step, const LayerPool& pool, float* wide, long turned,
+             bool last, float* seen, long attended) {
+        const DecoderShape& s = shape_;
+        turn_and_store(turn_of(layer, step), wide, step.positions, step.write_slots, step.rows, pool.keys, pool.values,
+                       pool.is_bf16);
+        if (last && !step.outputs) return true;
+        AttentionShape shape{s.heads,           s.kv_heads,          s.head_dim, s.head_dim,
+                             s.attention_scale, s.attention_softcap, layer.sinks};
+        attend(*step.plans[layer.plan], shape, pool, wide, turned, seen, attended);
+        if (last) keep(step, seen, attended);
+        return true;
+    }
+
+    bool see_latents(const DecoderLayer& layer, const DecoderStep& step, const LayerPool& pool, const float* wide,
+                     bool last, float* seen) {
+        const DecoderShape& s = shape_;
+        const Latent& latent = *layer.latent;
+        const float* queries = latent_heads_.queries(latent, s.heads, wide, step.rows, step.positions, step.write_slots,
+                                                     step.angles[layer.rope], pool);
+        if (!queries) return false;
+        if (last && !step.outputs) return true;
+        long width = s.heads * latent.rank;
+        float* latents = latents_.take<float>(step.rows * width);
+        if (!latents) return false;
+        AttentionShape shape{s.heads, 1, latent.key_dim(), latent.rank, s.attention_scale, 0.0f, layer.sinks};
+        attend(*step.plans[layer.plan], shape, pool, queries, s.heads * latent.key_dim(), latents, width);
+        if (last) keep(step, latents, width);
+        to_values(latent, s.heads, latents, last ? step.outputs : step.rows, seen);
+        return true;
     }
 
     // The residual sum of attention, and the dense MLP: from `update` to `update`.
@@ -132,7 +163,9 @@ class Decoder {
     DecoderShape shape_;
     std::vector<DecoderLayer> layers_;
     Buffer residual_, update_, wide_, attended_;
-    Buffer plain_;  // normed rows of experts
+    Buffer plain_;    // normed rows of experts
+    Buffer latents_;  // what latent attention gives
+    LatentHeads latent_heads_;
     Inputs normed_, gated_;
     Mixture mixture_;
     LowRankProducts low_rank_;

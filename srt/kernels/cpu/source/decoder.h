@@ -6,6 +6,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "experts.h"
+#include "latent.h"
 #include "linear.h"
 #include "low_rank.h"
 
@@ -27,6 +28,7 @@ struct DecoderLayer {
     const float *before_attention, *after_attention, *before_mlp, *after_mlp;  // or nullptr
     const float *query_norm, *key_norm;                                  // or nullptr
     const float* sinks;                                                  // as in AttentionShape
+    const Latent* latent;    // its attention is latent; or nullptr
     const Experts* experts;  // instead of the dense MLP, whose fields are null then; or nullptr
     long rope, plan;  // which angles, which attention plan of a step
     long rotated;     // this and the following: as in HeadTurn

@@ -1,0 +1,69 @@
+"""Lays out latent attention for the native decoder, which computes it within its step: latent.h."""
+
+import ctypes
+
+import torch
+
+from ..kernels.cpu.linear import PackedMatrix
+from ..layers.checkpoint import Checkpoint
+from ..layers.linear import QuantMethod
+from .decoder_config import LatentConfig, LatentTensors
+from .latent import split_expansion
+
+_POINTER = ctypes.c_void_p
+_LONG = ctypes.c_long
+
+
+class LatentArguments(ctypes.Structure):
+    """`Latent` of latent.h. Fields that are left out are null: queries are outputs of the first map."""
+
+    _fields_ = [
+        *((name, _LONG) for name in ("query_rank", "rank", "plain", "rotated", "value_dim")),
+        ("interleaved", ctypes.c_int),
+        ("epsilon", ctypes.c_float),
+        *((name, _POINTER) for name in ("query", "into_latents", "to_values", "query_norm", "norm")),
+    ]
+
+
+class CpuLatents:
+    """Latent attention of one layer. `arguments` points to its matrices, and is valid as long as this object."""
+
+    def __init__(
+        self,
+        tensors: LatentTensors,
+        config: LatentConfig,
+        weights: Checkpoint,
+        *,
+        interleaved: bool,
+        method: QuantMethod[PackedMatrix],
+    ) -> None:
+        self._kept: list[object] = []
+        into, out_of = split_expansion(weights.take_weights(tensors.expand)[0], config)
+        self.arguments = LatentArguments(
+            query_rank=config.query_rank,
+            rank=config.rank,
+            plain=config.plain,
+            rotated=config.rotated,
+            value_dim=config.value_dim,
+            interleaved=interleaved,
+            epsilon=config.norm_eps,
+            into_latents=self._table(into, method),
+            to_values=self._table(out_of, method),
+            norm=self._norm(weights.take(tensors.norm, config.rank)),
+        )
+        if tensors.query is not None and tensors.query_norm is not None:
+            query = method.load(weights, tensors.query)
+            self._kept.append(query)
+            self.arguments.query = query.handle
+            self.arguments.query_norm = self._norm(weights.take(tensors.query_norm, config.query_rank))
+
+    def _table(self, heads: torch.Tensor, method: QuantMethod[PackedMatrix]) -> int:
+        """Packs the map of each head, [heads, outputs, inputs], and returns the address of their addresses."""
+        matrices = [method.create([head.contiguous()]) for head in heads]
+        table = (_POINTER * len(matrices))(*(matrix.handle for matrix in matrices))
+        self._kept += [*matrices, table]
+        return ctypes.addressof(table)
+
+    def _norm(self, weight: torch.Tensor) -> int:
+        self._kept.append(weight)
+        return weight.data_ptr()
