@@ -211,8 +211,16 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_moe", {"mlp_only_layers": ["0"]}, "mlp_only_layers"),
     ("qwen3_moe", {"moe_intermediate_size": None}, "moe_intermediate_size=None"),
     ("qwen2_moe", {"use_sliding_window": True}, "without layer_types"),
-    ("deepseek_v3", {**LATENT, "n_group": 3}, "n_group=3, topk_group=4 of n_routed_experts=8; write groups"),
-    ("deepseek_v3", {**LATENT, "n_group": 4, "topk_group": 1, "num_experts_per_tok": 3}, "of 2 experts in the chosen"),
+    (
+        "deepseek_v3",
+        {**LATENT, "n_group": 3, "first_k_dense_replace": 0},
+        "n_group=3, topk_group=4 of n_routed_experts=8; write groups",
+    ),
+    (
+        "deepseek_v3",
+        {**LATENT, "n_group": 4, "topk_group": 1, "num_experts_per_tok": 3, "first_k_dense_replace": 0},
+        "of 2 experts in the chosen",
+    ),
     ("deepseek_v3", {**LATENT, "q_lora_rank": None, "attention_bias": True}, "attention_bias=true without q_lora_rank"),
     ("glm4_moe_lite", {**LATENT, "mlp_layer_types": ["dense"]}, "write 2 times 'dense' or 'sparse'"),
     ("gpt_oss", {"sliding_window": None}, "sliding_window=null; write the window"),
