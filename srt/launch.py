@@ -312,14 +312,14 @@ def _runner_of_all_ranks(
     from .distributed.communicator import SINGLE_RANK
     from .distributed.launch import launch_ranks
     from .models.sharding import require_shardable
-    from .models.vision.config import sees, text_config
+    from .models.vision.config import decoder_config
 
     ranks = options.tensor_parallel
     if ranks == 1:
         return _model_runner(options, source, SINGLE_RANK)
     if rendezvous is None:
         raise ParameterError(f"tensor_parallel={ranks}: ranks are processes, which only umbel.Runtime starts; write 1")
-    require_shardable(text_config(source.config) if sees(source.config) else source.config, ranks)
+    require_shardable(decoder_config(source.config), ranks)
     phase(f"loading {source.name} on {ranks} ranks")
     return launch_ranks(options, rendezvous, lambda communicator: _model_runner(options, source, communicator))
 

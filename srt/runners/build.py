@@ -23,8 +23,8 @@ from ..models.decoder import attention_geometry, build_model
 from ..models.families import is_family
 from ..models.read_fields import CONTEXT_LENGTH
 from ..models.sharding import ShardedTensors, shard_config
-from ..models.vision.config import sees
-from ..models.vision.sight import build_vision, text_part
+from ..models.vision.config import reads_text_only, sees
+from ..models.vision.sight import build_vision, text_part, wrapped_text
 from ..multimodal.store import VisionStore
 from ..weights.packed_tensors import dense_view
 from ..weights.quantization import require_dense
@@ -87,6 +87,9 @@ def build_runner(
     if sees(config):
         pictures = VisionStore(build_vision(config, tensors, dtype=resolved, device=target))
         config, tensors = text_part(config, tensors)
+    elif reads_text_only(config):
+        _log.warning("pictures are not read: umbel has no tower of a %s; its text part runs", config["model_type"])
+        config, tensors = wrapped_text(config, tensors)
     if context_length is not None:
         config = {**config, CONTEXT_LENGTH: context_length}
     if communicator.ranks > 1:

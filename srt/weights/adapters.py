@@ -23,7 +23,7 @@ from ..layers.low_rank import Adapter, LowRank
 from ..models.decoder_config import linear_maps
 from ..models.families import FAMILIES, is_family
 from ..models.families import read_config as read_family
-from ..models.vision.config import sees, text_config
+from ..models.vision.config import decoder_config
 from .safetensors_folder import tensor_headers
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def read_adapters(paths: Mapping[str, str], config: Config, model: str) -> tuple
     """
     if not paths:
         return ()
-    text = text_config(config) if sees(config) else config
+    text = decoder_config(config)
     if not is_family(text):
         raise ModelError(
             f"adapters={sorted(paths)}: {model} ({text.get('model_type')!r}) runs in transformers, whose layers "

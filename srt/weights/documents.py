@@ -122,7 +122,7 @@ class GgufDocuments:
 def read_config(path: Path) -> dict[str, Any]:  # Any: JSON
     """Reads a JSON object of a model folder; {} if the file does not exist. Raises ModelError if it is no object."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes(), object_hook=_tagged_number)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
@@ -130,6 +130,12 @@ def read_config(path: Path) -> dict[str, Any]:  # Any: JSON
     if not isinstance(content, dict):
         raise ModelError(f"{path} holds a {type(content).__name__}, not a JSON object; download it again")
     return content
+
+
+def _tagged_number(value: dict[str, Any]) -> object:  # Any: JSON
+    """Returns the number that transformers writes as {"__float__": "Infinity"}, or the object as it is."""
+    tag = value.get("__float__")
+    return float(tag) if len(value) == 1 and tag in ("Infinity", "-Infinity", "NaN") else value
 
 
 def chat_template_of(config: Mapping[str, Any], documents: Documents) -> str | None:

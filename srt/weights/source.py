@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...lang.errors import MissingExtraError, ModelError
 from ..core.cache_folder import cache_folder, make_private, read_trusted, trusted, write_atomically
-from ..models.vision.config import sees, text_config
+from ..models.vision.config import decoder_config, sees
 from ..models.vision.preprocessor import PREPROCESSOR, read_picture_format
 from ..multimodal.format import PictureFormat
 from ..tokenizer.file import read_tokenizer_file, token_table
@@ -139,10 +139,9 @@ class ModelSource:
 
     @cached_property
     def _text_config(self) -> Mapping[str, Any]:
-        if sees(self.config):
-            return text_config(self.config)
-        nested = self.config.get("text_config")  # of others that also see
-        return nested if isinstance(nested, dict) else self.config
+        nested = self.config.get("text_config")  # of those that umbel does not run
+        text = decoder_config(self.config)
+        return nested if text is self.config and isinstance(nested, dict) else text
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,13 @@ from . import (
 FAMILIES: dict[str, Callable[[Config], DecoderConfig]] = {
     "llama": llama.read,
     "mistral": mistral.read,
+    "ministral": mistral.read_ministral,
+    "ministral3": mistral.read_ministral3,
     "qwen2": qwen2.read,
+    "qwen2_vl_text": qwen2.read_vl,
+    "qwen2_5_vl_text": qwen2.read_vl,
     "qwen3": qwen3.read,
+    "qwen3_vl_text": qwen3.read_vl,
     "gemma": gemma.read,
     "gemma2": gemma.read_gemma2,
     "gemma3_text": gemma3.read,

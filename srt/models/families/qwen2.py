@@ -1,9 +1,10 @@
 """Qwen 2 and 2.5, dense and with experts: queries, keys and values have biases; upper layers may have a window."""
 
 from dataclasses import replace
+from typing import Any
 
 from ....lang.errors import ModelError
-from ...layers.config_values import Config, flag, positive_int
+from ...layers.config_values import Config, flag, positive_int, section
 from ..decoder_config import DecoderConfig
 from ..read_fields import (
     FULL,
@@ -31,6 +32,27 @@ def read_moe(config: Config) -> DecoderConfig:
     shared = positive_int(config, "shared_expert_intermediate_size", 5632)
     layers = read_layers(config, kinds, experts=read_some_experts(config, count=60, chosen=4, shared_width=shared))
     return replace(read_decoder(config, layers), qkv_bias=flag(config, "qkv_bias", True))
+
+
+def read_vl(config: Config) -> DecoderConfig:
+    """Reads the decoder of Qwen 2-VL and 2.5-VL: its positions in three axes are one and the same in text."""
+    defaults = {"rope_theta": 1_000_000.0, "rms_norm_eps": 1e-5, "max_window_layers": 80}
+    stated = {key: value for key, value in config.items() if value is not None}
+    return read(plain_positions({**defaults, **stated}))
+
+
+def plain_positions(config: Config) -> dict[str, Any]:  # Any: parsed JSON
+    """Spells rotary embedding over three axes (time, height, width), which text does not tell apart, as over one."""
+    spelled = dict(config)
+    for key in ("rope_scaling", "rope_parameters"):
+        parameters = section(config, key)
+        if "mrope_section" in parameters:
+            kept = {name: value for name, value in parameters.items() if not name.startswith("mrope_")}
+            for name in ("type", "rope_type"):
+                if kept.get(name) == "mrope":
+                    kept[name] = "default"
+            spelled[key] = kept
+    return spelled
 
 
 def slides(config: Config) -> bool:

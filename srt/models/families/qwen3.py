@@ -5,7 +5,7 @@ from dataclasses import replace
 from ...layers.config_values import Config, flag
 from ..decoder_config import DecoderConfig
 from ..read_fields import FULL, SLIDING, layer_count, read_decoder, read_layers, read_some_experts
-from .qwen2 import layer_kinds, slides
+from .qwen2 import layer_kinds, plain_positions, slides
 
 
 def read(config: Config) -> DecoderConfig:
@@ -19,3 +19,9 @@ def read_moe(config: Config) -> DecoderConfig:
     kinds = [SLIDING if slides(config) else FULL] * layer_count(config)
     layers = read_layers(config, kinds, experts=read_some_experts(config, count=128, chosen=8))
     return replace(read_decoder(config, layers), qk_norm=True, qkv_bias=biased, output_bias=biased)
+
+
+def read_vl(config: Config) -> DecoderConfig:
+    """Reads the decoder of Qwen 3-VL, see `qwen2.read_vl`."""
+    stated = {key: value for key, value in config.items() if value is not None}
+    return read(plain_positions({"rope_theta": 500_000.0, **stated, "layer_types": None}))

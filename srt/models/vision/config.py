@@ -4,6 +4,7 @@
 never ignored. No torch: the gateway reads the number of tokens of a picture.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt
 from typing import Any, Literal
@@ -58,9 +59,55 @@ DECODERS = {
 }
 
 
+# Vision families of which only the decoder runs, each with the decoder of those that do not state one. Text alone is
+# read as by a text model: positions in three axes are equal there, and attention is causal.
+TEXT_ONLY = {
+    **{family: decoders[0] for family, decoders in DECODERS.items()},  # with towers of other kinds
+    "mistral3": "mistral",
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text",
+    "llama4": "llama4_text",
+    "llava_onevision": "qwen2",
+    "internvl": "qwen2",
+    "idefics3": "llama",
+    "smolvlm": "llama",
+}
+
+
 def sees(config: Config) -> bool:
     """Returns whether this is the configuration of a vision model that umbel runs itself."""
-    return config.get("model_type") in DECODERS
+    return config.get("model_type") in DECODERS and _tower_name(config) in _TOWERS
+
+
+def reads_text_only(config: Config) -> bool:
+    """Returns whether this is the configuration of a vision model whose decoder alone runs."""
+    family = config.get("model_type")
+    return isinstance(family, str) and family in TEXT_ONLY and not sees(config)
+
+
+def decoder_config(config: Config) -> Config:
+    """Returns the configuration of the decoder: a part of a vision model's, all of a text model's.
+
+    Raises:
+        ModelError: a part that is no object, or a decoder that the family does not have.
+    """
+    if sees(config):
+        return text_config(config)
+    if not reads_text_only(config):
+        return config
+    stated = section(config, "text_config")
+    if not stated:  # Qwen's first ones state the decoder's fields next to the tower's
+        stated = {key: value for key, value in config.items() if key not in ("model_type", "vision_config")}
+    return {
+        **stated,
+        "model_type": stated.get("model_type") or TEXT_ONLY[config["model_type"]],
+        "tie_word_embeddings": flag(stated, "tie_word_embeddings", flag(config, "tie_word_embeddings", False)),
+    }
 
 
 def text_config(config: Config) -> dict[str, Any]:
@@ -182,11 +229,17 @@ def read_vision(config: Config) -> VisionConfig:
     return read
 
 
+def _tower_name(config: Config) -> str:
+    stated = config.get("vision_config")
+    name = stated.get("model_type") if isinstance(stated, Mapping) else None
+    return str(name or _USUAL_TOWER[config["model_type"]])
+
+
 def _read_tower(config: Config, usual: str) -> TowerConfig:
     stated = section(config, "vision_config")
     if not stated and usual == "clip_vision_model":
         stated = dict(_LLAVA_TOWER)
-    name = stated.get("model_type") or usual
+    name = _tower_name(config)
     if name not in _TOWERS:
         raise ModelError(f"vision_config has model_type {name!r}; write one of {', '.join(_TOWERS)}")
     clip = _TOWERS[name] == "clip"

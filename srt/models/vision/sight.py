@@ -12,6 +12,7 @@ T tiles, P positions of a tile, F features of a position, hidden the decoder's w
 the version of transformers that wrote them:
 
     language_model.model.layers.0…      model.language_model.layers.0…      the decoder's  model.layers.0…
+    model.text_model.layers.0…          model.layers.0…                                    model.layers.0…
     language_model.lm_head.weight       lm_head.weight                                     lm_head.weight
     vision_tower.vision_model.encoder…  model.vision_tower.encoder…         the sight's    vision_tower.encoder…
     multi_modal_projector…              model.multi_modal_projector…                       multi_modal_projector…
@@ -34,7 +35,7 @@ from ...layers.config_values import Config
 from ...layers.linear import ACTIVATIONS, Linear, RMSNorm, can_pack, dense_method
 from ...layers.quantized import QuantizedSource, QuantizedTensor
 from ...multimodal.format import anyres_tokens, unpadded
-from .config import TowerConfig, VisionConfig, read_vision, text_config
+from .config import TowerConfig, VisionConfig, decoder_config, read_vision, text_config
 from .preprocessor import Normalisation, read_normalisation
 
 BATCH_ROWS = 4096  # positions of one pass, over all its tiles: bounds the widest intermediate at about 64 MiB
@@ -382,6 +383,32 @@ def text_part(config: Config, tensors: Tensors) -> tuple[dict[str, Any], Tensors
     return text_config(config), Renamed(tensors, names)
 
 
+def wrapped_text(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
+    """Returns configuration and tensors of the decoder of a vision model whose tower is left out.
+
+    The head of a checkpoint that has none is its embedding, whatever the configuration says: parts of it differ.
+
+    Raises:
+        ModelError: a configuration that cannot be used, or two tensors are the same one.
+    """
+    names: dict[str, str] = {}
+    plain: dict[str, str] = {}  # of checkpoints that name the decoder like a text model
+    for stored in tensors:
+        text = _decoder_name(stored.removeprefix("model."))
+        target, name = (names, text) if text else (plain, stored)
+        if name in target:
+            raise ModelError(f"the checkpoint has {stored} and {target[name]}, which are the same tensor; keep one")
+        target[name] = stored
+    if not any(name.startswith("model.") for name in names):
+        names |= {name: stored for name, stored in plain.items() if name.startswith(_PLAIN)}
+    text_only = dict(decoder_config(config))
+    text_only["tie_word_embeddings"] = text_only["tie_word_embeddings"] or "lm_head.weight" not in names
+    return text_only, Renamed(tensors, names)
+
+
+_PLAIN = ("model.layers.", "model.embed_tokens.", "model.norm.")
+
+
 def _sorted_names(tensors: Tensors) -> tuple[dict[str, str], dict[str, str]]:
     """Returns names of the sight, and names of the decoder, each → names in the checkpoint.
 
@@ -401,9 +428,9 @@ def _sorted_names(tensors: Tensors) -> tuple[dict[str, str], dict[str, str]]:
 def _decoder_name(name: str) -> str | None:
     if name.startswith("lm_head."):
         return name
-    if not name.startswith("language_model."):
+    owner, _, inner = name.partition(".")
+    if owner not in ("language_model", "text_model"):
         return None
-    inner = name.removeprefix("language_model.")
     return inner if inner.startswith(("model.", "lm_head.")) else f"model.{inner}"
 
 

@@ -67,6 +67,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("mistral", {"sliding_window": 7}),
     "mistral without window": ("mistral", {"sliding_window": None}),
+    "ministral": (
+        "ministral",
+        {"head_dim": 16, "sliding_window": 7, "layer_types": ["full_attention", *["sliding_attention"] * 2]},
+    ),
+    "ministral 3": (
+        "ministral3",
+        {
+            "head_dim": 16,
+            "rope_parameters": {
+                **ROPE_YARN,
+                "original_max_position_embeddings": 8,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
+    ),
     "qwen 2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen 2 with window": ("qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
     "qwen 3": ("qwen3", {"head_dim": 16, "attention_bias": True}),

@@ -45,3 +45,15 @@ def test_a_decoder_of_so_many_layers_is_refused_before_they_are_described() -> N
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes, "num_hidden_layers": 10**18}
     with pytest.raises(ModelError, match="num_hidden_layers=1000000000000000000"):
         read_decoder(config)
+
+
+def test_numbers_that_json_does_not_have_are_read_as_transformers_writes_them(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(
+        '{"limit": [0.0, {"__float__": "Infinity"}], "a": {"__float__": [1]}, "b": {"__float__": "NaN", "c": 1}}'
+    )
+    assert read_config(path) == {
+        "limit": [0.0, float("inf")],
+        "a": {"__float__": [1]},
+        "b": {"__float__": "NaN", "c": 1},
+    }
