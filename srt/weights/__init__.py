@@ -1,5 +1,5 @@
 """Opens models from safetensors folders, GGUF files and the default model's package, each as a `ModelSource`."""
 
-from .source import CachedModel, ModelSource, list_models, open_model
+from .source import ModelSource, open_model
 
-__all__ = ["CachedModel", "ModelSource", "list_models", "open_model"]
+__all__ = ["ModelSource", "open_model"]

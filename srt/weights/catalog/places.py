@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.cache_folder import cache_folder
+from ...core.cache_folder import cache_folder
+from ..safetensors_folder import INDEX
 from .repository import (
     CONFIG,
     MAIN,
@@ -32,8 +33,8 @@ from .repository import (
     repository_of,
     the_gguf,
 )
-from .safetensors_folder import INDEX
 
+IN_UMBEL, IN_HUB, IN_LLAMA_CPP, IN_OLLAMA, IN_LM_STUDIO = "umbel", "Hugging Face", "llama.cpp", "Ollama", "LM Studio"
 MOST_JSON = 16 << 20  # bytes of a manifest or an index
 
 
@@ -69,7 +70,7 @@ def model_places(cache: Path | None = None, environment: Mapping[str, str] | Non
 
     hub = path("HF_HUB_CACHE", path("HUGGINGFACE_HUB_CACHE", path("HF_HOME", caches / "huggingface") / "hub"))
     mac = sys.platform == "darwin"
-    llama = path("LLAMA_CACHE", (home / "Library" / "Caches" if mac else caches) / "llama.cpp")
+    llama = path("LLAMA_CACHE", (home / "Library" / "Caches" if mac else caches) / IN_LLAMA_CPP)
     shared = () if mac or given.get("OLLAMA_MODELS") else (Path("/usr/share/ollama/.ollama/models"),)  # of the service
     return ModelPlaces(
         umbel=(cache or cache_folder(given)) / "models",
@@ -104,11 +105,20 @@ class FoundModel:
 
     name: str
     path: Path
-    place: str  # "umbel", "Hugging Face", "Ollama", "LM Studio" or "llama.cpp"
+    place: str  # "umbel", IN_HUB, "Ollama", "LM Studio" or "llama.cpp"
     size: int  # bytes
     label: str = ""
     files: tuple[Path, ...] = ()
     gap: str = ""
+
+
+def umbel_models(places: ModelPlaces) -> Iterator[FoundModel]:
+    """Yields the finished models in umbel's folder."""
+    for folder in sorted(places.umbel.glob("[!.]*")):
+        files = listing_of(folder)
+        if CONFIG in files:
+            paths = tuple(folder / file for file in files)
+            yield FoundModel(folder.name, folder, IN_UMBEL, sum(files.values()), files=paths, gap=gap_of(folder, files))
 
 
 # ----------------------------------------------------------------------------------- Hugging Face
@@ -131,7 +141,7 @@ def find_in_hubs(name: HubName, places: ModelPlaces) -> FoundModel | None:
     if name.revision != MAIN or not choices:
         return None
     choice = the_gguf(str(name), choices, name.tag)
-    return gguf_model(str(name), places.llama_cpp, choice, "llama.cpp")
+    return gguf_model(str(name), places.llama_cpp, choice, IN_LLAMA_CPP)
 
 
 def snapshot_of(name: HubName, hub: Path) -> Path | None:
@@ -155,13 +165,11 @@ def _in_snapshot(name: HubName, snapshot: Path) -> FoundModel | None:
         if not choices:
             return None
         choice = the_gguf(str(name), choices, name.tag)
-        return gguf_model(str(name), snapshot, choice, "Hugging Face")
+        return gguf_model(str(name), snapshot, choice, IN_HUB)
     if CONFIG not in files:
         return None
     paths = tuple(snapshot / file for file in files)
-    return FoundModel(
-        str(name), snapshot, "Hugging Face", sum(files.values()), files=paths, gap=gap_of(snapshot, files)
-    )
+    return FoundModel(str(name), snapshot, IN_HUB, sum(files.values()), files=paths, gap=gap_of(snapshot, files))
 
 
 def has_safetensors(files: Iterable[str]) -> bool:
@@ -221,8 +229,8 @@ def models_of(folder: Path, name: str, place: str) -> list[FoundModel]:
         paths = tuple(folder / path for path in own)
         found.append(FoundModel(name, folder, place, sum(own.values()), files=paths, gap=gap_of(folder, own)))
     for choice in choices:
-        alone = len(choices) == 1 and not found
-        model = gguf_model(name if alone else f"{name}:{choice.label or choice.files[0]}", folder, choice, place)
+        tag = choice.label if [each.label for each in choices].count(choice.label) == 1 else ""
+        model = gguf_model(f"{name}:{tag or Path(choice.files[0]).name}", folder, choice, place)
         found.append(model if choice.whole else replace(model, gap="some of its parts"))
     return found
 
@@ -238,7 +246,7 @@ def hub_models(places: ModelPlaces) -> Iterator[FoundModel]:
             named = {snapshot_of(HubName(repo, ref), hub): ref for ref in reversed(refs)}
             for snapshot in sorted((repository / "snapshots").glob("*")):
                 name = str(HubName(repo, named.get(snapshot, snapshot.name)))
-                yield from models_of(snapshot, name, "Hugging Face")
+                yield from models_of(snapshot, name, IN_HUB)
 
 
 def first_part(path: Path) -> Path:

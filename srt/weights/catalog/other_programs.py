@@ -12,8 +12,18 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ...lang.errors import ModelError
-from .places import FoundModel, ModelPlaces, gguf_model, listing_of, models_of, read_object
+from ....lang.errors import ModelError
+from .places import (
+    IN_LLAMA_CPP,
+    IN_LM_STUDIO,
+    IN_OLLAMA,
+    FoundModel,
+    ModelPlaces,
+    gguf_model,
+    listing_of,
+    models_of,
+    read_object,
+)
 from .repository import gguf_choices, the_gguf
 
 OLLAMA = "ollama:"
@@ -68,7 +78,7 @@ def ollama_models(places: ModelPlaces) -> Iterator[FoundModel]:
                 try:
                     yield read_ollama_model(name, store, path)
                 except ModelError as error:
-                    yield FoundModel(name, path, "Ollama", 0, gap=str(error))
+                    yield FoundModel(name, path, IN_OLLAMA, 0, gap=str(error))
 
 
 def read_ollama_model(name: str, store: Path, manifest: Path) -> FoundModel:
@@ -101,7 +111,7 @@ def read_ollama_model(name: str, store: Path, manifest: Path) -> FoundModel:
             f"{name}: its file {blob} has {there:,} bytes, its manifest says {size}; "
             f"run: ollama pull {name.removeprefix(OLLAMA)}"
         )
-    return FoundModel(name, blob, "Ollama", there, files=(blob,))
+    return FoundModel(name, blob, IN_OLLAMA, there, files=(blob,))
 
 
 def _ollama_layers(store: Path, manifest: Path) -> list[dict[str, Any]]:  # Any: JSON
@@ -141,17 +151,17 @@ def find_in_lm_studio(name: str, places: ModelPlaces) -> FoundModel:
         where = " and ".join(str(folder) for folder in places.lm_studio)
         known = [model.name for model in lm_studio_models(places)]
         raise ModelError(f"LM Studio has no model {name!r} in {where}; {known_names(f'{LM_STUDIO}{name}', known)}")
-    found = models_of(folders[0], LM_STUDIO + name.removesuffix(f":{tag}"), "LM Studio")
+    found = models_of(folders[0], LM_STUDIO + name.removesuffix(f":{tag}"), IN_LM_STUDIO)
     if len(found) == 1 and (not tag or found[0].label == tag.upper()):
         return found[0]
     choice = the_gguf(f"{LM_STUDIO}{name}", gguf_choices(listing_of(folders[0])), tag)
-    return gguf_model(f"{LM_STUDIO}{name}", folders[0], choice, "LM Studio")
+    return gguf_model(f"{LM_STUDIO}{name}", folders[0], choice, IN_LM_STUDIO)
 
 
 def lm_studio_models(places: ModelPlaces) -> Iterator[FoundModel]:
     """Yields the models in the folders of LM Studio."""
     for folder in _lm_studio_models(places):
-        yield from models_of(folder, f"{LM_STUDIO}{folder.parent.name}/{folder.name}", "LM Studio")
+        yield from models_of(folder, f"{LM_STUDIO}{folder.parent.name}/{folder.name}", IN_LM_STUDIO)
 
 
 def _lm_studio_models(places: ModelPlaces) -> list[Path]:
@@ -177,7 +187,7 @@ def llama_cpp_models(places: ModelPlaces) -> Iterator[FoundModel]:
     """Yields the files that older versions of llama.cpp have downloaded."""
     for choice in gguf_choices(listing_of(places.llama_cpp, deep=False)):
         stem = choice.files[0].removesuffix(".gguf")
-        yield gguf_model(LLAMA_CPP + stem, places.llama_cpp, choice, "llama.cpp")
+        yield gguf_model(LLAMA_CPP + stem, places.llama_cpp, choice, IN_LLAMA_CPP)
 
 
 def known_names(name: str, known: list[str]) -> str:

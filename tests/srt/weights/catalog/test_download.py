@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import pytest
 from umbel.lang.errors import ModelError
-from umbel.srt.weights import download as module
 from umbel.srt.weights import open_model
-from umbel.srt.weights.places import model_places
-from umbel.srt.weights.repository import HubName
+from umbel.srt.weights.catalog import download as module
+from umbel.srt.weights.catalog.places import model_places
+from umbel.srt.weights.catalog.repository import HubName
 
-from ...fake_hub import COMMIT, Answer, FakeHub, HubRequest, serve_hub
-from .tiny import BY_NAME, write_folder, write_gguf
+from ....fake_hub import COMMIT, Answer, FakeHub, HubRequest, serve_hub
+from ..tiny import BY_NAME, write_folder, write_gguf
 
 LARGE = b"x" * 20_000
 

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from umbel.lang.errors import ModelError
-from umbel.srt.weights.repository import HubName, files_to_download, gguf_choices, gigabytes, parse_hub_name, the_gguf
+from umbel.srt.weights.catalog.repository import (
+    HubName,
+    files_to_download,
+    gguf_choices,
+    gigabytes,
+    parse_hub_name,
+    the_gguf,
+)
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 QUANTISED = {

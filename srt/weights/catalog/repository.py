@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from ...lang.errors import ModelError
-from .safetensors_folder import INDEX, SINGLE
+from ....lang.errors import ModelError
+from ..safetensors_folder import INDEX, SINGLE
 
 MAIN = "main"
 CONFIG = "config.json"

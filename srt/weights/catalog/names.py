@@ -12,10 +12,17 @@ A path that exists goes before a repository of the same name.
 import difflib
 from pathlib import Path
 
-from ...lang.errors import ModelError
-from .default_model import DEFAULT_NAME
-from .other_programs import LLAMA_CPP, LM_STUDIO, OLLAMA, find_in_llama_cpp, find_in_lm_studio, find_in_ollama
-from .places import FoundModel, ModelPlaces, find_in_hubs, first_part, hub_models
+from ....lang.errors import ModelError
+from ..default_model import DEFAULT_NAME
+from .other_programs import (
+    LLAMA_CPP,
+    LM_STUDIO,
+    OLLAMA,
+    find_in_llama_cpp,
+    find_in_lm_studio,
+    find_in_ollama,
+)
+from .places import IN_UMBEL, FoundModel, ModelPlaces, find_in_hubs, first_part, hub_models, umbel_models
 from .repository import HubName, parse_hub_name
 
 DEFAULT = "default"
@@ -33,7 +40,11 @@ def locate(name: str, places: ModelPlaces) -> FoundModel | HubName:
         raise ModelError(
             f'{name!r} names no model; write "default", a folder, a .gguf file or a name such as "org/repo"'
         )
-    for prefix, find in ((OLLAMA, find_in_ollama), (LM_STUDIO, find_in_lm_studio), (LLAMA_CPP, find_in_llama_cpp)):
+    for prefix, find in (
+        (OLLAMA, find_in_ollama),
+        (LM_STUDIO, find_in_lm_studio),
+        (LLAMA_CPP, find_in_llama_cpp),
+    ):
         if name.startswith(prefix):
             return find(name.removeprefix(prefix), places)
     try:
@@ -47,7 +58,7 @@ def locate(name: str, places: ModelPlaces) -> FoundModel | HubName:
     if is_folder:
         return FoundModel(path.resolve().name, path, "a folder", 0)
     if path.name == name and not name.startswith(".") and (places.umbel / name).is_dir():
-        return FoundModel(name, places.umbel / name, "umbel", 0)
+        return FoundModel(name, places.umbel / name, IN_UMBEL, 0)
     on_hub = None if name.startswith((".", "/", "~")) or name.endswith(".gguf") else parse_hub_name(name)
     if on_hub is None:
         raise _unknown(name, places)
@@ -56,20 +67,15 @@ def locate(name: str, places: ModelPlaces) -> FoundModel | HubName:
 
 def near_names(name: str, places: ModelPlaces) -> str:
     """Writes which models are here: those of similar names, or all, for the error about one that is not."""
-    known = [DEFAULT, *umbel_names(places), *(model.name for model in hub_models(places) if not model.gap)]
+    known = [
+        DEFAULT,
+        *(model.name for models in (umbel_models, hub_models) for model in models(places) if not model.gap),
+    ]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     if near:
         return f"did you mean {' or '.join(map(repr, near))}?"
     more = f" and {len(known) - MOST_KNOWN} more (umbel models)" if len(known) > MOST_KNOWN else ""
     return f"known names: {', '.join(known[:MOST_KNOWN])}{more}."
-
-
-def umbel_names(places: ModelPlaces) -> list[str]:
-    """Lists the finished models in umbel's folder."""
-    if not places.umbel.is_dir():
-        return []
-    found = (folder.name for folder in places.umbel.iterdir() if (folder / "config.json").is_file())
-    return sorted(name for name in found if not name.startswith("."))
 
 
 def _unknown(name: str, places: ModelPlaces) -> ModelError:

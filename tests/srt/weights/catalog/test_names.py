@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from umbel.lang.errors import ModelError
 from umbel.srt.weights import open_model
-from umbel.srt.weights.names import locate
-from umbel.srt.weights.places import FoundModel, ModelPlaces, model_places
-from umbel.srt.weights.repository import HubName
+from umbel.srt.weights.catalog.names import locate
+from umbel.srt.weights.catalog.places import FoundModel, ModelPlaces, model_places
+from umbel.srt.weights.catalog.repository import HubName
 
-from .tiny import BY_NAME, write_folder, write_gguf
+from ..tiny import BY_NAME, write_folder, write_gguf
 
 COMMIT = "c0ffee" + "0" * 34
 OTHER = "decade" + "0" * 34

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...lang import __version__
-from ...lang.errors import MissingExtraError, ModelError
-from ..core.cache_folder import locked, write_atomically
+from ....lang import __version__
+from ....lang.errors import MissingExtraError, ModelError
+from ...core.cache_folder import locked, write_atomically
 from .names import near_names
 from .places import FoundModel, ModelPlaces, find_in_hubs, read_object, snapshot_of
 from .repository import CONFIG, HubName, files_to_download, gigabytes, is_commit
@@ -96,7 +96,17 @@ def download(name: HubName, places: ModelPlaces) -> FoundModel:
             what the hub lists, or the disk is too small. Nothing half-written can be opened afterwards.
         MissingExtraError: huggingface_hub is not installed.
     """
+    return download_latest(name, places)[0]
+
+
+def download_latest(name: HubName, places: ModelPlaces) -> tuple[FoundModel, int]:
+    """Downloads what the cache lacks of the newest commit → where the model is, and the bytes that were downloaded.
+
+    Raises:
+        ModelError, MissingExtraError: as `download`.
+    """
     plan = plan_download(name, places)
+    missing = missing_bytes(plan, places)
     _check_room(plan, places)
     _remove_stale(plan, places)
     with _progress(plan, places):
@@ -105,7 +115,7 @@ def download(name: HubName, places: ModelPlaces) -> FoundModel:
     found = find_in_hubs(name, places)
     if found is None:
         raise ModelError(f"{name} was downloaded into {places.hub}, but files of it are gone; run: umbel pull {name}")
-    return found
+    return found, missing
 
 
 def plan_download(name: HubName, places: ModelPlaces) -> DownloadPlan:

