@@ -18,6 +18,7 @@ from ...lang.errors import ModelError
 Tensors = Mapping[str, torch.Tensor]
 
 LISTED = 8  # names in one message
+ONES = "ones"  # the name of a norm's weights that are all one, and in no checkpoint
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +89,8 @@ class Checkpoint:
 
     def take_as_stored(self, name: str, *shape: int) -> torch.Tensor:
         """Takes a tensor in the file's dtype: on the CPU its mapped pages, copied only if not contiguous."""
+        if name == ONES:
+            return torch.ones(shape, device=self.device)
         self.require([name])
         tensor = self.tensors[name]
         self.mark_taken(name, tuple(tensor.shape), shape)

@@ -18,7 +18,7 @@ import torch
 from ..attention.backend import AttentionGeometry
 from ..attention.plan import Window
 from ..cache.kv_pool import KVGeometry, LayerKV
-from ..layers.checkpoint import LinearTensors
+from ..layers.checkpoint import ONES, LinearTensors
 from ..layers.linear import QuantMethod
 from ..layers.rope import QueryScale, RopeConfig
 
@@ -79,6 +79,7 @@ class LayerConfig:
     rope: RopeConfig
     experts: ExpertsConfig | None = None  # None: the MLP is dense
     query_scale: QueryScale | None = None  # None: queries are not scaled by their position
+    bare_head_norm: bool = False  # each head of queries and keys is normalised, without weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +236,7 @@ def layer_tensors(config: DecoderConfig, index: int) -> LayerTensors:
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.{names.mlp}"
     hidden, wide = config.hidden_size, config.intermediate_size
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    latent = config.latent
+    latent, bare = config.latent, config.layers[index].bare_head_norm
 
     def norm(name: str | None) -> str | None:
         return None if name is None else f"{prefix}.{name}.weight"
@@ -250,8 +251,8 @@ def layer_tensors(config: DecoderConfig, index: int) -> LayerTensors:
         qkv=maps(attention, names.qkv, (queries, keys, keys), config.qkv_bias)
         if latent is None
         else maps(attention, latent.names, (latent.queries(config.heads), latent.key_dim), config.qkv_bias),
-        query_norm=f"{attention}.q_norm.weight" if config.qk_norm else None,
-        key_norm=f"{attention}.k_norm.weight" if config.qk_norm else None,
+        query_norm=ONES if bare else f"{attention}.q_norm.weight" if config.qk_norm else None,
+        key_norm=ONES if bare else f"{attention}.k_norm.weight" if config.qk_norm else None,
         sinks=f"{attention}.sinks" if config.sinks else None,
         latent=None if latent is None else _latent_tensors(config, latent, attention),
         output=LinearTensors(

@@ -12,7 +12,7 @@ NO_ROPE = RopeConfig(RopeType.NONE, theta=1.0)
 
 
 def read(config: Config) -> DecoderConfig:
-    rotates = _rotating_layers(config)
+    rotates = rotating_layers(config)
     slides = flag(config, "use_sliding_window", False) and config.get("sliding_window") is not None
     kinds = listed_kinds(config) or [SLIDING if slides and not rotated else FULL for rotated in rotates]
     if not slides:  # layers are listed by kind even where none has a window
@@ -30,7 +30,7 @@ def read(config: Config) -> DecoderConfig:
     )
 
 
-def _rotating_layers(config: Config) -> list[bool]:
+def rotating_layers(config: Config) -> list[bool]:
     """Reads which layers encode positions: 1 in `no_rope_layers`, which are named for the others."""
     count, stated = layer_count(config), config.get("no_rope_layers")
     if stated is None:

@@ -30,6 +30,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_key_value_heads": 4,
         },
     ),
+    "llama 4": (
+        "llama4_text",
+        {
+            "num_local_experts": 4,
+            "head_dim": 16,
+            "attention_chunk_size": 6,
+            "no_rope_layer_interval": 3,
+            "interleave_moe_layer_step": 2,
+            "floor_scale": 8,
+        },
+    ),
     "gemma 3": ("gemma3_text", {"head_dim": 16, "sliding_window": 5, "sliding_window_pattern": 3}),
     "gemma 2": ("gemma2", {"head_dim": 16, "sliding_window": 5, "attn_logit_softcapping": 2.0}),
     "phi 4": ("phi3", {"hidden_size": 64, "pad_token_id": 0}),

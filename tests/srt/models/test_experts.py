@@ -54,6 +54,32 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9},
         },
     ),
+    "llama 4": (
+        "llama4_text",
+        {
+            "num_local_experts": 4,
+            "head_dim": 16,
+            "attention_chunk_size": 8,
+            "intermediate_size_mlp": 56,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layer_interval": 3,
+            "floor_scale": 4,
+            "attn_scale": 0.7,
+        },
+    ),
+    "llama 4, two experts of a token, heads as they are": (
+        "llama4_text",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 16,
+            "moe_layers": [0, 1],
+            "use_qk_norm": False,
+            "layer_types": ["full_attention", "chunked_attention", "full_attention"],
+            "attention_chunk_size": 5,
+            "attn_temperature_tuning": False,
+        },
+    ),
     "glm 4.7 flash": ("glm4_moe_lite", {**LATENT, "q_lora_rank": 20, "routed_scaling_factor": 1.1}),
     "gpt-oss": (
         "gpt_oss",
@@ -223,6 +249,9 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("deepseek_v3", {**LATENT, "q_lora_rank": None, "attention_bias": True}, "attention_bias=true without q_lora_rank"),
     ("glm4_moe_lite", {**LATENT, "mlp_layer_types": ["dense"]}, "write 2 times 'dense' or 'sparse'"),
+    ("llama4_text", {"attention_chunk_size": None}, "attention_chunk_size=null: write a size"),
+    ("llama4_text", {"layer_types": ["sliding_attention"] * 2}, "write 2 times 'chunked_attention' or 'full_"),
+    ("llama4_text", {"moe_layers": "all"}, "moe_layers='all'; write a list"),
     ("gpt_oss", {"sliding_window": None}, "sliding_window=null; write the window"),
 ]
 

@@ -75,6 +75,18 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16},
     ),
+    "llama 4": (
+        "llama4_text",
+        {
+            "num_local_experts": 4,
+            "head_dim": 16,
+            "attention_chunk_size": 8,
+            "intermediate_size_mlp": 56,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layer_interval": 3,
+            "floor_scale": 4,
+        },
+    ),
     "qwen 2, an expert for all": (
         "qwen2_moe",
         {
