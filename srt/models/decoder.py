@@ -21,6 +21,7 @@ from ...lang.errors import ModelError, ParameterError
 from ..attention.backend import AttentionGeometry, AttentionStep
 from ..attention.plan import Window
 from ..cache.kv_pool import KVGeometry
+from ..cache.state_pool import StateGeometry, StateStep
 from ..core.batch import Given
 from ..distributed.communicator import SINGLE_RANK, Communicator
 from ..layers.checkpoint import Checkpoint, Tensors
@@ -41,6 +42,7 @@ from .decoder_config import (
 from .experts import Experts, expert_kernels
 from .families import is_family, read_config
 from .latent import LatentAttention
+from .mixers import RecurrentMixer, build_mixer
 from .sharding import VocabParallelEmbedding, VocabParallelHead, shard_range
 
 
@@ -53,6 +55,7 @@ class Rows:
     logit_rows: torch.Tensor  # int64 [L]
     given: Given | None = None
     adapted: AdapterRows | None = None  # None: no row uses an adapter
+    states: StateStep | None = None  # None: the model has no recurrent states
 
 
 class Model(Protocol):
@@ -62,6 +65,7 @@ class Model(Protocol):
     context_length: int
     heads: int
     kv_geometry: KVGeometry
+    state_geometry: StateGeometry | None  # None: it has no recurrent states
     windows: tuple[Window, ...]  # the window classes that it passes to `AttentionStep`
     device: torch.device
 
@@ -89,7 +93,7 @@ class TorchAttention:
         method: QuantMethod[Any],  # Any: each method has its own form of weight, and only the method reads it
         adapters: Sequence[Adapter],
     ) -> None:
-        self._index = index
+        self._index = sum(layer.recurrent is None for layer in config.layers[:index])  # among those of the pool
         self._layer = config.layers[index]
         self._config = config
         self._qkv = Linear(method, weights, tensors.qkv, adapters)
@@ -124,6 +128,10 @@ class TorchAttention:
         config = self._config
         rotated = config.heads + config.kv_heads
         qkv = self._qkv(x, rows.adapted).view(len(x), -1, config.head_dim)  # [R, heads + 2 kv_heads, D]
+        gates: torch.Tensor | None = None
+        if config.gated_attention:  # [R, 2 heads + 2 kv_heads, D], query and gate of a head next to each other
+            gates = qkv[:, 1 : 2 * config.heads : 2]
+            qkv = torch.cat([qkv[:, : 2 * config.heads : 2], qkv[:, 2 * config.heads :]], dim=1)
         query_key, values = qkv[:, :rotated], qkv[:, rotated:]
         if self._head_norm is not None:
             query_key = self._head_norm(query_key)
@@ -145,6 +153,8 @@ class TorchAttention:
             softcap=config.attention_softcap,
             sinks=self._sinks,
         )
+        if gates is not None:
+            attended = attended * gates.sigmoid()
         return self._output(attended.flatten(1), rows.adapted)
 
 
@@ -173,7 +183,10 @@ class TorchMLP:
 
 
 class TorchLayer:
-    """Runs attention and MLP, each inside a residual sum. Families normalise their inputs, their results, or both."""
+    """Runs attention (or the mixer of a recurrent layer) and MLP, each inside a residual sum.
+
+    Families normalise their inputs, their results, or both.
+    """
 
     def __init__(
         self,
@@ -195,8 +208,10 @@ class TorchLayer:
         self._residual_scale = config.residual_scale
         self._communicator = communicator
         self._before_attention = norm(tensors.before_attention)
-        self._attention: TorchAttention | LatentAttention
-        if config.latent is None:
+        self._attention: TorchAttention | LatentAttention | RecurrentMixer
+        if layer.recurrent is not None:
+            self._attention = build_mixer(index, config, weights, method, adapters)
+        elif config.latent is None:
             self._attention = TorchAttention(index, tensors, config, weights, method, adapters)
         else:
             self._attention = LatentAttention(index, tensors, config, weights, method, adapters)
@@ -224,10 +239,13 @@ class TorchLayer:
         attention: AttentionStep,
     ) -> torch.Tensor:
         normed = _normed(self._before_attention, x)
-        if isinstance(self._attention, LatentAttention):
+        if isinstance(self._attention, TorchAttention):
+            attended = self._attention(normed, rows, angles, attention)
+        elif isinstance(self._attention, LatentAttention):
             attended = self._attention(normed, rows.adapted, angles, attention)
         else:
-            attended = self._attention(normed, rows, angles, attention)
+            assert rows.states is not None, "the batch of a model with recurrent states has their runs"
+            attended = self._attention(normed, rows.states, rows.adapted)
         x = self._add(x, self._communicator.all_reduce(attended), self._after_attention)
         normed = _normed(self._before_mlp, x)
         mixed = self._mlp(normed, rows.adapted) if isinstance(self._mlp, TorchMLP) else self._mlp(normed)
@@ -273,6 +291,7 @@ class TorchDecoder:
         self.context_length = config.context_length
         self.heads = config.heads
         self.kv_geometry = config.kv_geometry(dtype)
+        self.state_geometry = config.state_geometry(dtype)
         self.windows = config.windows
 
         # Only the rows of a step are converted, unless the head is the same matrix and has to be converted anyway.

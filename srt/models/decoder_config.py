@@ -18,9 +18,11 @@ import torch
 from ..attention.backend import AttentionGeometry
 from ..attention.plan import Window
 from ..cache.kv_pool import KVGeometry, LayerKV
+from ..cache.state_pool import StateGeometry
 from ..layers.checkpoint import ONES, LinearTensors
 from ..layers.linear import QuantMethod
 from ..layers.rope import QueryScale, RopeConfig
+from .recurrent_config import Recurrent
 
 
 class RouterScore(Enum):
@@ -80,6 +82,7 @@ class LayerConfig:
     experts: ExpertsConfig | None = None  # None: the MLP is dense
     query_scale: QueryScale | None = None  # None: queries are not scaled by their position
     bare_head_norm: bool = False  # each head of queries and keys is normalised, without weights
+    recurrent: Recurrent | None = None  # in place of attention, so its window is not used; None: the layer attends
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,11 @@ class ProjectionNames:
     `qkv` and `gate_up` have one name where one tensor holds them all, one above the other in this order.
     """
 
+    attention: str = "self_attn"  # the module of the following
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    output: str = "o_proj"
+    query_norm: str = "q_norm"
+    key_norm: str = "k_norm"
     mlp: str = "mlp"  # the module of the following
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
@@ -161,6 +168,7 @@ class DecoderConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # each head of queries and keys is normalised before its rotary embedding
+    gated_attention: bool = False  # each query has a gate next to it, whose sigmoid multiplies the attention's output
     qk_norm_whole: bool = False  # with qk_norm: not each head, but all queries of a row as one, and all its keys
     norms: NormNames = NormNames()
     projections: ProjectionNames = ProjectionNames()
@@ -178,7 +186,12 @@ class DecoderConfig:
     @property
     def windows(self) -> tuple[Window, ...]:
         """Window classes, each once, in the order of the layers."""
-        return tuple(dict.fromkeys(layer.window for layer in self.layers))
+        return tuple(dict.fromkeys(layer.window for layer in self.layers if layer.recurrent is None))
+
+    @staticmethod
+    def layer_prefix(index: int) -> str:
+        """Returns the beginning of the names of a layer's tensors in the checkpoint."""
+        return f"model.layers.{index}"
 
     @property
     def attention_geometry(self) -> AttentionGeometry:
@@ -186,11 +199,17 @@ class DecoderConfig:
         return AttentionGeometry.covering(self.heads, self.kv_geometry(torch.float32))
 
     def kv_geometry(self, dtype: torch.dtype) -> KVGeometry:
-        """Returns the shape of a pool of `dtype`."""
+        """Returns the shape of a pool of `dtype`, which has the layers that attend, in their order."""
+        attending = sum(layer.recurrent is None for layer in self.layers)
         if self.latent is not None:
             latents = LayerKV(1, self.latent.key_dim, self.latent.rank, latent=True)
-            return KVGeometry((latents,) * len(self.layers), dtype)
-        return KVGeometry.uniform(len(self.layers), self.kv_heads, self.head_dim, dtype)
+            return KVGeometry((latents,) * attending, dtype)
+        return KVGeometry.uniform(attending, self.kv_heads, self.head_dim, dtype)
+
+    def state_geometry(self, dtype: torch.dtype) -> StateGeometry | None:
+        """Returns the recurrent state of a sequence in a model of `dtype`; None: all layers attend."""
+        states = tuple(layer.recurrent.state(dtype) for layer in self.layers if layer.recurrent is not None)
+        return StateGeometry(states) if states else None
 
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -216,7 +235,7 @@ class LayerTensors:
     and [kv_heads · head_dim]); None: there is no such norm.
     """
 
-    prefix: str  # of all names
+    prefix: str  # of all names; `qkv`, the norms of heads and `output` belong to layers that attend
     before_attention: str | None
     qkv: LinearTensors
     query_norm: str | None
@@ -232,8 +251,8 @@ class LayerTensors:
 
 
 def layer_tensors(config: DecoderConfig, index: int) -> LayerTensors:
-    prefix, names = f"model.layers.{index}", config.projections
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.{names.mlp}"
+    prefix, names = config.layer_prefix(index), config.projections
+    attention, mlp = f"{prefix}.{names.attention}", f"{prefix}.{names.mlp}"
     hidden, wide = config.hidden_size, config.intermediate_size
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     latent, bare = config.latent, config.layers[index].bare_head_norm
@@ -248,15 +267,15 @@ def layer_tensors(config: DecoderConfig, index: int) -> LayerTensors:
     return LayerTensors(
         prefix=prefix,
         before_attention=norm(config.norms.before_attention),
-        qkv=maps(attention, names.qkv, (queries, keys, keys), config.qkv_bias)
+        qkv=maps(attention, names.qkv, (queries * (1 + config.gated_attention), keys, keys), config.qkv_bias)
         if latent is None
         else maps(attention, latent.names, (latent.queries(config.heads), latent.key_dim), config.qkv_bias),
-        query_norm=ONES if bare else f"{attention}.q_norm.weight" if config.qk_norm else None,
-        key_norm=ONES if bare else f"{attention}.k_norm.weight" if config.qk_norm else None,
+        query_norm=ONES if bare else f"{attention}.{names.query_norm}.weight" if config.qk_norm else None,
+        key_norm=ONES if bare else f"{attention}.{names.key_norm}.weight" if config.qk_norm else None,
         sinks=f"{attention}.sinks" if config.sinks else None,
         latent=None if latent is None else _latent_tensors(config, latent, attention),
         output=LinearTensors(
-            (f"{attention}.o_proj",),
+            (f"{attention}.{names.output}",),
             (hidden,),
             queries if latent is None else config.heads * latent.value_dim,
             config.output_bias,
@@ -275,8 +294,11 @@ def linear_maps(config: DecoderConfig) -> list[LinearTensors]:
     for index, layer in enumerate(config.layers):
         tensors = layer_tensors(config, index)
         parts = [getattr(tensors, field.name) for field in fields(tensors)]
-        dense = {tensors.gate_up, tensors.down} if layer.experts is not None else set()
-        products += [part for part in parts if isinstance(part, LinearTensors) and part not in dense]
+        absent = {tensors.gate_up, tensors.down} if layer.experts is not None else set()
+        if layer.recurrent is not None:
+            absent |= {tensors.qkv, tensors.output}
+            products += layer.recurrent.maps(f"{tensors.prefix}.{layer.recurrent.name}", config.hidden_size)
+        products += [part for part in parts if isinstance(part, LinearTensors) and part not in absent]
     return products
 
 
@@ -305,7 +327,10 @@ def landmarks(config: DecoderConfig, method: QuantMethod[Any]) -> list[str]:
     for index, layer in enumerate(config.layers):
         tensors = layer_tensors(config, index)
         norm = tensors.before_attention or tensors.after_attention
-        names += [method.stored(tensors.qkv)[0]] if norm is None else [norm, method.stored(tensors.qkv)[0]]
+        first = tensors.qkv
+        if layer.recurrent is not None:
+            first = layer.recurrent.maps(f"{tensors.prefix}.{layer.recurrent.name}", config.hidden_size)[0]
+        names += [method.stored(first)[0]] if norm is None else [norm, method.stored(first)[0]]
         if layer.experts is None:  # experts are spelled in several ways: see `experts.py`
             names.append(method.stored(tensors.down)[0])
     return names

@@ -5,7 +5,7 @@ the decoders do not implement is refused with a ModelError, never ignored. Defau
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -98,13 +98,13 @@ def layer_count(config: Config) -> int:
     return positive_int(config, "num_hidden_layers", most=MOST_LAYERS)
 
 
-def listed_kinds(config: Config) -> list[str] | None:
-    """Reads `layer_types`, SLIDING or FULL for each layer; None: the configuration does not list them."""
+def listed_kinds(config: Config, known: Collection[str] = (SLIDING, FULL)) -> list[str] | None:
+    """Reads `layer_types`, one of `known` for each layer; None: the configuration does not list them."""
     given, count = config.get("layer_types"), layer_count(config)
     if given is None:
         return None
-    if not isinstance(given, list) or len(given) != count or not set(given) <= {SLIDING, FULL}:
-        raise ModelError(f"layer_types {given!r}: write {count} times {SLIDING!r} or {FULL!r}")
+    if not isinstance(given, list) or len(given) != count or any(kind not in known for kind in given):
+        raise ModelError(f"layer_types {given!r}: write {count} times {' or '.join(map(repr, known))}")
     return list(given)
 
 

@@ -97,6 +97,9 @@ def _obstacle(config: DecoderConfig, ranks: int) -> str | None:
         return None if ranks == 1 else "its latents are those of all heads, and are not cut"
     if config.sinks or any(layer.experts and layer.experts.names != ExpertNames() for layer in config.layers):
         return None if ranks == 1 else "its attention sinks, or experts with names of their own, are not cut"
+    recurrent = sum(layer.recurrent is not None for layer in config.layers)
+    if recurrent and ranks > 1:
+        return f"{recurrent} of its {len(config.layers)} layers are recurrent, and their states are not cut"
     if config.heads % ranks:
         return f"its {config.heads} attention heads cannot be dealt out to {ranks} ranks evenly"
     if config.kv_heads % ranks and ranks % config.kv_heads:

@@ -25,6 +25,7 @@ from ...lang.errors import ModelError, UmbelError
 from ..attention.backend import AttentionStep, TorchBackend
 from ..attention.plan import Window
 from ..cache.kv_pool import KVGeometry, KVPool, LayerKV
+from ..cache.state_pool import StateGeometry
 from ..core.batch import Batch
 from ..layers.checkpoint import Tensors, listing
 from ..layers.config_values import Config
@@ -148,6 +149,7 @@ class TransformersModel:
         self.context_length: int = config.max_position_embeddings
         self.heads = record.heads
         self.kv_geometry = KVGeometry(record.shapes, dtype)
+        self.state_geometry: StateGeometry | None = None  # a model with other state than keys and values is refused
         self.windows = record.windows
 
     def forward(self, rows: Rows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor:

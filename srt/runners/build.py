@@ -12,6 +12,7 @@ from ...lang.errors import ModelError, ParameterError
 from ...lang.runtime_options import Kernels, KVDType, Weights
 from ..attention.backend import TorchBackend
 from ..cache.kv_pool import FLOAT8, KVGeometry, slots_for_bytes
+from ..cache.state_pool import LEAST_STATES, MOST_STATES, states_for_bytes
 from ..distributed.communicator import SINGLE_RANK, Communicator
 from ..kernels.cpu.library import NoKernels, load_library, load_walk
 from ..kernels.cpu.trie_walk import CpuTrieWalk
@@ -19,12 +20,12 @@ from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config
 from ..layers.low_rank import Adapter
 from ..layers.quantized import QuantizedMethod, is_quantized
-from ..models.decoder import attention_geometry, build_model
-from ..models.families import is_family
+from ..models.decoder import Model, attention_geometry, build_model
+from ..models.families import is_family, our_names
 from ..models.read_fields import CONTEXT_LENGTH
 from ..models.sharding import ShardedTensors, shard_config
 from ..models.vision.config import reads_text_only, sees
-from ..models.vision.sight import build_vision, text_part, wrapped_text
+from ..models.vision.sight import Renamed, build_vision, text_part, wrapped_text
 from ..multimodal.store import VisionStore
 from ..weights.packed_tensors import dense_view
 from ..weights.quantization import require_dense
@@ -92,6 +93,8 @@ def build_runner(
         config, tensors = wrapped_text(config, tensors)
     if context_length is not None:
         config = {**config, CONTEXT_LENGTH: context_length}
+    if (names := our_names(config, tensors)) is not None:
+        tensors = Renamed(tensors, names)
     if communicator.ranks > 1:
         config, tensors = shard_config(config, communicator.ranks), ShardedTensors(tensors, config, communicator)
     build = _Build(
@@ -213,6 +216,7 @@ class _Build:
             return TorchRunner(
                 model,
                 num_slots=slots,
+                num_states=self._states(model, slots),
                 backend=backend,
                 pictures=self.pictures,
                 kv_dtype=self.kv_dtype,
@@ -221,12 +225,13 @@ class _Build:
 
         geometry = model.kv_geometry.rounded_to(self.kv_dtype)
         if self._sized:
-            return runner(self._slots(geometry))
+            return runner(self._slots(geometry, halved=model.state_geometry is not None))
         from .cuda.build import accelerator_for
 
         accelerator = accelerator_for(self.device)
         workspace = measured_workspace(runner(probe_slots(self.limits)), accelerator, self.limits, self.pictures)
-        return runner(self.communicator.minimum(pool_slots(geometry, accelerator, workspace=workspace)))
+        slots = self.communicator.minimum(pool_slots(geometry, accelerator, workspace=workspace))
+        return runner(slots if model.state_geometry is None else slots // 2)
 
     @property
     def _packed(self) -> bool:
@@ -238,11 +243,21 @@ class _Build:
         """Returns whether the pool's size is given; otherwise it takes all memory that is left."""
         return self.kv_bytes is not None or self.num_slots is not None
 
-    def _slots(self, geometry: KVGeometry) -> int:
+    def _slots(self, geometry: KVGeometry, *, halved: bool = False) -> int:
+        """Returns the size of the pool. halved: the other half of its bytes is that of recurrent states."""
         if self.num_slots is not None:
             return self.num_slots
         assert self.kv_bytes is not None, "one of the two is given"
-        return slots_for_bytes(geometry, self.kv_bytes)
+        return slots_for_bytes(geometry, self.kv_bytes // 2 if halved else self.kv_bytes)
+
+    def _states(self, model: Model, slots: int) -> int:
+        """Returns the size of the pool of states, which has as many bytes as the KV pool of `slots`; 0: no states."""
+        if model.state_geometry is None:
+            return 0
+        if self.kv_bytes is not None:
+            return states_for_bytes(model.state_geometry, self.kv_bytes // 2)
+        fitting = slots * model.kv_geometry.bytes_per_slot // model.state_geometry.bytes_per_slot
+        return min(max(fitting, LEAST_STATES), MOST_STATES)
 
 
 def _torch_instead(tried: Kernels, reason: str, *, asked: Kernels) -> None:

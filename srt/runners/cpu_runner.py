@@ -152,6 +152,11 @@ def obstacle(config: Config, *, dtype: torch.dtype, device: torch.device) -> str
         if layer.head_dim % HEAD_DIM_UNIT or layer.value_dim % HEAD_DIM_UNIT:
             sizes = sorted({layer.head_dim, layer.value_dim})
             return f"head_dim={' and '.join(map(str, sizes))} is no multiple of {HEAD_DIM_UNIT}"
+    recurrent = sum(layer.recurrent is not None for layer in model.layers)
+    if recurrent:
+        return f"they run no recurrent layers, and {recurrent} of its {len(model.layers)} layers are"
+    if model.gated_attention:
+        return "they compute no gated attention"
     return None
 
 

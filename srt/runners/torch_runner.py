@@ -6,6 +6,7 @@ import torch
 
 from ..attention.backend import AttentionBackend, AttentionStep, TorchBackend
 from ..cache.kv_pool import KVPool
+from ..cache.state_pool import StatePool, StateStep
 from ..core.batch import Batch, Logits, without_pictures
 from ..layers.low_rank import AdapterRows
 from ..models.decoder import Model, Rows, attention_geometry
@@ -35,6 +36,7 @@ class TorchRunner:
     Args:
         model: the model.
         num_slots: size of the KV pool, the dummy slot included.
+        num_states: size of the pool of recurrent states, that of zeros included; 0 for a model without.
         backend: attention kernels; None: in torch.
         pictures: the store of pictures in prompts; None: the model reads text only.
         kv_dtype: of the KV pool; None: that of the model.
@@ -43,13 +45,13 @@ class TorchRunner:
 
     chooser = None
     trie_walk = None
-    num_states = 0
 
     def __init__(
         self,
         model: Model,
         *,
         num_slots: int,
+        num_states: int = 0,
         # Any: each backend prepares plans in its own form, and only the backend reads it.
         backend: AttentionBackend[Any] | None = None,
         pictures: VisionStore | None = None,
@@ -61,6 +63,11 @@ class TorchRunner:
         self.vocab_size = model.vocab_size
         self.context_length = model.context_length
         self.num_slots = num_slots
+        self.num_states = num_states
+        assert (model.state_geometry is None) == (num_states == 0), "a pool of states belongs to such a model"
+        self.states: StatePool | None = None
+        if model.state_geometry is not None:
+            self.states = StatePool(model.state_geometry, num_states, model.device)
         self.pool = KVPool(model.kv_geometry.rounded_to(kv_dtype), num_slots, model.device)
         self.backend: AttentionBackend[Any] = backend or TorchBackend(attention_geometry(model), model.device)
         self._logits = LogitsBuffer(self.vocab_size, model.device)
@@ -85,6 +92,7 @@ class TorchRunner:
                 logit_rows=torch.from_numpy(batch.logit_rows).to(device),
                 given=given,
                 adapted=AdapterRows.of(batch.adapters),
+                states=None if self.states is None else StateStep(self.states, batch.states),
             )
             return Logits.complete(self.model.forward(rows, attention, out=out))
 
@@ -93,6 +101,7 @@ class TorchRunner:
             "kernels": "torch",
             "weights": self._weights,
             "kv_dtype": str(self.pool.geometry.dtype).removeprefix("torch."),
+            "state_bytes": 0 if self.states is None else self.num_states * self.states.geometry.bytes_per_slot,
             "keys_read": self.backend.counters.keys_read,
             "keys_saved": self.backend.counters.keys_saved,
             **(self.pictures.facts() if self.pictures is not None else {}),
@@ -100,3 +109,5 @@ class TorchRunner:
 
     def clear(self) -> None:
         self.pool.clear()
+        if self.states is not None:
+            self.states.clear()

@@ -5,7 +5,7 @@ CUDA) run the same description, see `decoder_config.py`. A new family is a file 
 docs/add_a_model.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ....lang.errors import ModelError
 from ...layers.config_values import Config
@@ -18,6 +18,7 @@ from . import (
     glm,
     gpt_oss,
     granite,
+    lfm2,
     llama,
     llama4,
     mistral,
@@ -26,8 +27,11 @@ from . import (
     phi3,
     qwen2,
     qwen3,
+    qwen3_next,
     smollm3,
 )
+
+_MTP = ("mtp.", None)  # layers that predict several tokens
 
 # model_type → its reader
 FAMILIES: dict[str, Callable[[Config], DecoderConfig]] = {
@@ -61,7 +65,36 @@ FAMILIES: dict[str, Callable[[Config], DecoderConfig]] = {
     "deepseek_v3": deepseek_v3.read,
     "kimi_k2": deepseek_v3.read,
     "glm4_moe_lite": deepseek_v3.read_glm_lite,
+    "qwen3_next": qwen3_next.read,
+    "qwen3_5_text": qwen3_next.read_qwen3_5,
+    "qwen3_5_moe_text": qwen3_next.read_qwen3_5_moe,
+    "lfm2": lfm2.read,
 }
+
+# model_type → beginnings of names in its checkpoints, and those that stand for them in `decoder_config.py`; the first
+# that fits counts. None: the tensor is not the decoder's.
+SPELLINGS: dict[str, tuple[tuple[str, str | None], ...]] = {
+    "qwen3_next": (_MTP,),
+    "qwen3_5_text": (_MTP,),
+    "qwen3_5_moe_text": (_MTP,),
+    "lfm2": (("model.embedding_norm.", "model.norm."),),
+}
+
+
+def our_names(config: Config, stored: Iterable[str]) -> dict[str, str] | None:
+    """Returns names of tensors as the decoders use them → as the checkpoint has them; None: they are the same."""
+    spellings = SPELLINGS.get(str(config.get("model_type")), ())
+    names = {name: _spelled(name, spellings) for name in stored} if spellings else {}
+    if all(name == ours for name, ours in names.items()):
+        return None
+    return {ours: name for name, ours in names.items() if ours is not None}
+
+
+def _spelled(name: str, spellings: Iterable[tuple[str, str | None]]) -> str | None:
+    for start, ours in spellings:
+        if name.startswith(start):
+            return None if ours is None else ours + name.removeprefix(start)
+    return name
 
 
 def is_family(config: Config) -> bool:

@@ -98,6 +98,11 @@ def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, devic
         return "they have no attention sinks"
     if any(layer.experts is not None and layer.experts.biased for layer in model.layers):
         return "their experts have no biases"
+    recurrent = sum(layer.recurrent is not None for layer in model.layers)
+    if recurrent:
+        return f"they run no recurrent layers, and {recurrent} of its {len(model.layers)} layers are"
+    if model.gated_attention:
+        return "they compute no gated attention"
     geometry = model.attention_geometry
     try:
         parts.attention(geometry, device, dtype=dtype, kv_dtype=kv_dtype, tree_attention=True)

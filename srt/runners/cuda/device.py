@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from ....lang.errors import ModelError, ParameterError
 from ...cache.kv_pool import KVGeometry, slots_for_bytes
-from ...core.batch import Batch, Runner
+from ...cache.state_slots import NO_STATE
+from ...core.batch import Batch, Runner, StateRun
 from ...layers.quantized import QuantizedSource
 from ...multimodal.store import VisionStore
 
@@ -314,6 +315,7 @@ def largest_step(limits: StepLimits, context_length: int) -> Batch:
         prefix_lengths=np.zeros(len(lengths), dtype=np.int32),
         slots=tuple(np.split(slots, ends[:-1])),
         logit_rows=np.arange(max(0, limits.rows - limits.logits), limits.rows, dtype=np.int64),
+        states=tuple(StateRun(length, NO_STATE, NO_STATE + 1) for length in lengths),
     )
 
 

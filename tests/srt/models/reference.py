@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from umbel.srt.core.batch import Batch
+from umbel.srt.core.batch import Batch, StateRun
 from umbel.srt.runners.torch_runner import TorchRunner
 
 # Small, but with every dimension of its own, so that a swapped one is a shape error.
@@ -85,7 +85,17 @@ class Sequences:
             prefix_lengths=np.array([p.start for p in pieces], dtype=np.int32),
             slots=tuple(slots[: p.start + p.count] for _, slots, p in rows),
             logit_rows=np.arange(count, dtype=np.int64),
+            states=tuple(run for p in pieces for run in self._runs(p)),
         )
+
+    def _runs(self, piece: Piece) -> list[StateRun]:
+        """The runs of recurrent states, the longer ones in two parts, with a snapshot between them."""
+        own, snapshot = 1 + piece.sequence, 1 + len(self.token_ids) + piece.sequence
+        before = own if piece.start else 0
+        if piece.count < 4:
+            return [StateRun(piece.count, before, own)]
+        cut = piece.count // 3
+        return [StateRun(cut, before, snapshot), StateRun(piece.count - cut, snapshot, own)]
 
 
 def run_steps(runner: TorchRunner, sequences: Sequences, steps: Sequence[Sequence[Piece]]) -> list[torch.Tensor]:

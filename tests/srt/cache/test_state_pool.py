@@ -1,0 +1,69 @@
+"""Runs of recurrent states: in waves or one after the other, each begins with what the runs before it have left."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from umbel.lang.errors import ParameterError
+from umbel.srt.cache.state_pool import (
+    LEAST_STATES,
+    StateGeometry,
+    StatePart,
+    StatePool,
+    States,
+    StateStep,
+    states_for_bytes,
+    waves,
+)
+from umbel.srt.core.batch import StateRun
+
+SUM = StateGeometry(((StatePart((1,), torch.float64),),))
+
+runs = st.lists(st.builds(StateRun, st.integers(1, 3), st.integers(0, 5), st.integers(1, 5)), min_size=1, max_size=12)
+
+
+def add_up(inputs: torch.Tensor, states: States) -> tuple[torch.Tensor, States]:
+    """A layer whose state is ten times the state before, plus the input."""
+    state, outputs = states[0], []
+    for token in inputs.unbind(1):
+        state = state * 10 + token
+        outputs.append(state)
+    return torch.stack(outputs, 1), (state,)
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs=runs)
+def test_waves_change_nothing(runs: list[StateRun]) -> None:
+    pool = StatePool(SUM, 6, torch.device("cpu"))
+    inputs = torch.arange(1, 1 + sum(run.rows for run in runs), dtype=torch.float64)[:, None]
+    states, expected, first = [torch.zeros(1, dtype=torch.float64)] * 6, [], 0
+    for run in runs:
+        out, (after,) = add_up(inputs[None, first : first + run.rows], (states[run.source][None],))
+        states[run.target] = after[0]
+        expected.append(out[0])
+        first += run.rows
+    actual = StateStep(pool, runs).scan(0, inputs, add_up)
+    assert torch.equal(actual, torch.cat(expected))
+    assert torch.equal(pool.parts[0][0], torch.stack(states))
+
+
+def test_sequences_that_share_nothing_are_one_wave() -> None:
+    assert len(waves([StateRun(1, slot, slot) for slot in range(1, 9)])) == 1
+
+
+def test_a_snapshot_that_is_taken_in_the_step_is_read_in_the_next_wave() -> None:
+    found = waves([StateRun(5, 0, 1), StateRun(2, 1, 2), StateRun(3, 1, 3), StateRun(1, 4, 4)])
+    assert [[first for first, _ in wave] for wave in found] == [[0, 10], [5, 7]]
+
+
+def test_clearing_forgets_all_states() -> None:
+    pool = StatePool(SUM, 4, torch.device("cpu"))
+    StateStep(pool, [StateRun(1, 0, 3)]).scan(0, torch.ones(1, 1, dtype=torch.float64), add_up)
+    pool.clear()
+    assert not pool.parts[0][0].any()
+
+
+def test_too_few_bytes_say_how_many_to_give() -> None:
+    assert states_for_bytes(SUM, 8 * LEAST_STATES) == LEAST_STATES
+    with pytest.raises(ParameterError, match=f"write at least {16 * LEAST_STATES} bytes"):
+        states_for_bytes(SUM, 8 * LEAST_STATES - 1)

@@ -1,0 +1,166 @@
+"""Models with recurrent layers against transformers, on tiny random models of every family, in float32."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+from umbel.lang.errors import ModelError, ParameterError
+from umbel.lang.runtime_options import Kernels
+from umbel.lang.sampling import SamplingParams
+from umbel.srt.core.instruments import VirtualClock
+from umbel.srt.core.messages import Ended, EngineGenerate, Schedule
+from umbel.srt.models.families import read_config
+from umbel.srt.models.sharding import require_shardable
+from umbel.srt.runners.build import build_runner
+from umbel.srt.runners.torch_runner import TorchRunner
+from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
+
+from .equality import VOCABULARY, assert_texts_do_not_depend_on_the_schedule
+from .reference import random_tokens, reference_logits, reference_model, relative_error, run_steps, tensors_of
+from .test_families import NUM_SLOTS, WAYS, sequences
+
+SLOTS = 66  # of the pool: room for the longest request, and not for two
+
+DELTA_NET = {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+EXPERTS = {
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 24,
+}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2": (
+        "lfm2",
+        {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8, "block_ffn_dim_multiplier": 1.1},
+    ),
+    "lfm2, biases, longer convolution": (
+        "lfm2",
+        {"full_attn_idxs": [2], "conv_bias": True, "conv_L_cache": 5, "block_auto_adjust_ff_dim": False},
+    ),
+    "qwen 3 next": ("qwen3_next", {**DELTA_NET, **EXPERTS}),
+    "qwen 3 next, some layers dense": ("qwen3_next", {**DELTA_NET, **EXPERTS, "mlp_only_layers": [1]}),
+    "qwen 3.5": ("qwen3_5_text", DELTA_NET),
+    "qwen 3.5 with experts": ("qwen3_5_moe_text", {**DELTA_NET, **EXPERTS}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def runner_of(model: PreTrainedModel, num_slots: int = NUM_SLOTS) -> TorchRunner:
+    config, tensors = model.config.to_dict(), tensors_of(model)
+    runner = build_runner(config, tensors, num_slots=num_slots, dtype="float32", kernels="torch")
+    assert isinstance(runner, TorchRunner)
+    return runner
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_those_of_transformers_however_the_prompts_are_cut(case: str) -> None:
+    model_type, changes = CASES[case]
+    reference = reference_model(model_type, **changes)
+    runner = runner_of(reference)
+    expected = [reference_logits(reference, ids.tolist()) for ids in sequences().token_ids]
+    for way, steps in WAYS.items():
+        runner.clear()
+        for actual, logits in zip(run_steps(runner, sequences(), steps), expected, strict=True):
+            assert relative_error(actual, logits) < 2e-5, way
+
+
+@pytest.mark.parametrize("case", ["lfm2", "qwen 3 next", "qwen 3.5"])
+def test_texts_do_not_depend_on_the_schedule(case: str) -> None:
+    model_type, changes = CASES[case]
+    runner = runner_of(reference_model(model_type, vocab_size=VOCABULARY, **changes), SLOTS)
+    assert_texts_do_not_depend_on_the_schedule(runner)
+
+
+@pytest.mark.parametrize("case", ["lfm2", "qwen 3.5"])
+def test_a_fork_of_eight_computes_its_prefix_once(case: str) -> None:
+    model_type, changes = CASES[case]
+    runner = runner_of(reference_model(model_type, max_position_embeddings=8192, **changes), 4400)
+    prefix = random_tokens(4096, 1)
+    prompts = [[*prefix, *random_tokens(5, 2 + branch)] for branch in range(8)]
+    texts, counters = texts_of(runner, prompts)
+    again = counters["computed_prompt_tokens"] + counters["recomputed_tokens"] - 4096 - 8 * 5
+    assert 0 <= again < 64
+    runner.clear()
+    alone, _ = texts_of(runner, prompts[5:6], radix_cache=False)
+    assert texts[5] == alone[0]
+
+
+def texts_of(
+    runner: TorchRunner, prompts: list[list[int]], **settings: Any
+) -> tuple[list[list[int]], dict[str, float]]:
+    """The greedy texts of requests that arrive together, and what the scheduler counted."""
+    scheduler = Scheduler(runner, lambda _: b"", frozenset(), SchedulerConfig(**settings), VirtualClock())
+    greedy = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    for number, prompt in enumerate(prompts):
+        scheduler.handle_message(EngineGenerate(number, prompt, greedy, False, Schedule()))
+    texts: dict[int, list[int]] = {}
+    while not scheduler.idle:
+        texts |= {event.id: event.token_ids for event in scheduler.step() if isinstance(event, Ended)}
+    return [texts[number] for number in range(len(prompts))], scheduler.counters
+
+
+def test_half_of_the_pool_is_that_of_states() -> None:
+    model = reference_model(*CASES["lfm2"][:1], **CASES["lfm2"][1])
+    runner = build_runner(model.config.to_dict(), tensors_of(model), kv_bytes=1 << 20, dtype="float32", kernels="torch")
+    assert isinstance(runner, TorchRunner)
+    assert runner.states is not None
+    states = runner.num_states * runner.states.geometry.bytes_per_slot
+    keys = runner.num_slots * runner.pool.geometry.bytes_per_slot
+    assert states <= 1 << 19
+    assert 0.9 * (1 << 20) < states + keys <= 1 << 20
+    assert runner.facts()["state_bytes"] == states
+
+
+def test_checkpoints_may_have_layers_that_predict_several_tokens() -> None:
+    model = reference_model(*CASES["qwen 3.5"][:1], **CASES["qwen 3.5"][1])
+    tensors = {**tensors_of(model), "mtp.norm.weight": torch.ones(48)}
+    build_runner(model.config.to_dict(), tensors, num_slots=20, dtype="float32", kernels="torch")
+
+
+@pytest.mark.parametrize("kernels", ["native", "triton"])
+def test_other_kernels_say_what_they_do_not_run(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    model = reference_model(*CASES["qwen 3.5"][:1], **CASES["qwen 3.5"][1])
+    with pytest.raises(ParameterError, match=f'kernels="{kernels}": they '):
+        build_runner(model.config.to_dict(), tensors_of(model), num_slots=20, dtype="float32", kernels=kernels)
+
+
+def test_states_are_not_cut_over_ranks() -> None:
+    config = reference_model(*CASES["qwen 3.5"][:1], **CASES["qwen 3.5"][1]).config.to_dict()
+    with pytest.raises(ParameterError, match=r"2 of its 3 layers are recurrent.*write tensor_parallel=1$"):
+        require_shardable(config, 2)
+
+
+WRONG = {
+    "linear_num_value_heads=3 is not a multiple": ("qwen 3.5", {"linear_num_value_heads": 3}),
+    "linear_conv_kernel_dim=1; write 2": ("qwen 3.5", {"linear_conv_kernel_dim": 1}),
+    "layer_types .*: write 3 times 'linear_attention' or 'full_attention'": (
+        "qwen 3.5",
+        {"layer_types": ["conv"] * 3},
+    ),
+    "at least one that attends": ("qwen 3.5", {"layer_types": ["linear_attention"] * 3}),
+    "conv_L_cache=1; write 2": ("lfm2", {"conv_L_cache": 1}),
+    "full_attn_idxs='all'; write the numbers": ("lfm2", {"layer_types": None, "full_attn_idxs": "all"}),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_values_that_are_refused(message: str) -> None:
+    case, changes = WRONG[message]
+    model_type, own = CASES[case]
+    config = {**reference_model(model_type, **own).config.to_dict(), **changes}
+    with pytest.raises(ModelError, match=message):
+        read_config(config)
