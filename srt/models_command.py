@@ -160,7 +160,8 @@ def _print_table(rows: Sequence[FamilySupport]) -> None:
     import rich.console
     import rich.table
 
-    table = rich.table.Table("family", "model types", "runs", "why not", box=None, header_style="bold", pad_edge=False)
+    columns = ("family", "model types", "runs", "why not, or what does not")
+    table = rich.table.Table(*columns, box=None, header_style="bold", pad_edge=False)
     for row in rows:
         table.add_row(row.name, ", ".join(row.model_types), row.support.by.value, row.support.reason)
     rich.console.Console().print(table)

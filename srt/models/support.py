@@ -12,7 +12,7 @@ from typing import Any
 from ...lang.errors import ModelError
 from ..layers.config_values import Config
 from .families import FAMILIES, is_family, read_config
-from .vision.config import sees, text_config
+from .vision.config import decoder_config, reads_text_only
 
 
 class RunsBy(StrEnum):
@@ -25,7 +25,7 @@ class RunsBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """`reason`: why a model does not run; "" for one that does."""
+    """`reason`: why a model does not run, or what of it does not; "" for one that runs whole."""
 
     by: RunsBy
     reason: str = ""
@@ -33,23 +33,25 @@ class Support:
 
 def support_of(config: Config) -> Support:
     """Returns which code runs the model of a configuration, or why none does."""
+    part = "its pictures are not read" if reads_text_only(config) else ""
     try:
-        text = text_config(config) if sees(config) else config
+        text = decoder_config(config)
         if is_family(text):
             read_config(text)
-            return Support(RunsBy.NATIVE)
+            return Support(RunsBy.NATIVE, part)
     except ModelError as error:
         return Support(RunsBy.NOTHING, str(error))
     from .transformers_model import configuration_obstacle  # with torch and transformers, seconds
 
-    reason = configuration_obstacle(config)
-    return Support(RunsBy.TRANSFORMERS) if reason is None else Support(RunsBy.NOTHING, reason)
+    reason = configuration_obstacle(text)
+    return Support(RunsBy.TRANSFORMERS, part) if reason is None else Support(RunsBy.NOTHING, reason)
 
 
 # ----------------------------------------------------------------------------------- the families of today
 
 # Any: values of config.json. The model types that published checkpoints of a family have, with the fields in which
 # these differ from the defaults of transformers' configuration.
+_DENSE = {"num_local_experts": 0, "num_experts_per_tok": 0}
 _HYBRID = {"num_hidden_layers": 2, "layers_block_type": ["mamba", "attention"]}
 WANTED: tuple[tuple[str, Mapping[str, Mapping[str, Any]]], ...] = (
     ("Llama 3", {"llama": {}}),
@@ -63,8 +65,8 @@ WANTED: tuple[tuple[str, Mapping[str, Mapping[str, Any]]], ...] = (
     ("Mistral Small 3, Ministral 3", {"mistral3": {}, "ministral3": {}}),
     ("Phi-4", {"phi3": {}}),
     ("SmolLM 3", {"smollm3": {}}),
-    ("Granite 3, 4", {"granite": {}, "granitemoehybrid": {"layers_block_type": ["attention"] * 32}}),
-    ("Granite 4-H", {"granitemoehybrid": _HYBRID}),
+    ("Granite 3, 4", {"granite": {}, "granitemoehybrid": {**_DENSE, "layers_block_type": ["attention"] * 32}}),
+    ("Granite 4-H", {"granitemoehybrid": {**_DENSE, **_HYBRID}}),
     ("OLMo 3", {"olmo3": {}}),
     ("gpt-oss", {"gpt_oss": {}}),
     ("GLM 4.7-Flash, 5", {"glm4_moe_lite": {}, "glm_moe_dsa": {}}),
@@ -88,8 +90,12 @@ def wanted_families() -> list[FamilySupport]:
     """Returns the families that are most asked for, each with the code that runs all its model types."""
     rows = []
     for name, types in WANTED:
-        found = [_published(model_type, fields) for model_type, fields in types.items()]
-        rows.append(FamilySupport(name, tuple(types), max(found, key=lambda each: list(RunsBy).index(each.by))))
+        found = {model_type: _published(model_type, fields) for model_type, fields in types.items()}
+        worst = max(found, key=lambda model_type: (list(RunsBy).index(found[model_type].by), found[model_type].reason))
+        support = found[worst]
+        if support.reason and len(set(found.values())) > 1:
+            support = Support(support.by, f"{worst}: {support.reason}")
+        rows.append(FamilySupport(name, tuple(types), support))
     return rows
 
 

@@ -1,8 +1,8 @@
 """Which code runs a model, by its configuration."""
 
 from umbel.srt.models.families import FAMILIES
-from umbel.srt.models.support import RunsBy, native_types, support_of, transformers_types, wanted_families
-from umbel.srt.models.vision.config import DECODERS
+from umbel.srt.models.support import RunsBy, Support, native_types, support_of, transformers_types, wanted_families
+from umbel.srt.models.vision.config import TEXT_ONLY
 
 from ..weights.tiny import BY_NAME
 
@@ -26,13 +26,19 @@ def test_layers_that_keep_another_state_are_refused_in_transformers() -> None:
     assert "no causal language model" in support_of({"model_type": "t5"}).reason
 
 
+def test_the_text_part_of_a_vision_model_runs_and_the_rest_is_said() -> None:
+    config = BY_NAME["qwen3"].build(64).config.to_dict()
+    wrapper = {"model_type": "internvl", "text_config": config}
+    assert support_of(wrapper) == Support(RunsBy.NATIVE, "its pictures are not read")
+
+
 def test_the_table_has_twenty_families_and_follows_the_registry() -> None:
     rows = wanted_families()
     assert len(rows) == 20
     for row in rows:
-        assert (row.support.reason == "") == (row.support.by is not RunsBy.NOTHING), row
+        assert row.support.reason or row.support.by is not RunsBy.NOTHING, row
         if row.support.by is RunsBy.NATIVE:
-            assert set(row.model_types) <= set(FAMILIES) | set(DECODERS), row
+            assert set(row.model_types) <= set(FAMILIES) | set(TEXT_ONLY), row
     by_name = {row.name: row.support.by for row in rows}
     assert by_name["Llama 3"] is by_name["Qwen 3"] is by_name["Gemma 3"] is RunsBy.NATIVE
 

@@ -1,0 +1,302 @@
+"""The command umbel doctor: looks at what a runtime needs of this machine, and says what to do where it is missing.
+
+    ok       as it should be
+    note     umbel runs, slower or without a part
+    broken   umbel does not run until it is mended; the command then returns 1
+
+It reads only, but for the kernels, which it compiles as the first start would. It makes no network call.
+"""
+
+import argparse
+import importlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from ..lang import __version__
+from ..lang.errors import UmbelError
+from .core.cache_folder import cache_folder, trusted
+
+PACKAGES = ("numpy", "torch", "transformers", "tokenizers", "safetensors", "gguf", "huggingface-hub")
+LITTLE_DISK = 5e9  # bytes; a model of 7B in 4 bits has as many
+LITTLE_MEMORY = 2e9
+TOOL_SECONDS = 20.0
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+DRIVER_VERSION = Path("/proc/driver/nvidia/version")
+
+
+class State(StrEnum):
+    """The result of a check."""
+
+    OK = "ok"
+    NOTE = "note"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line. `remedy`: what to run or to set; "" where there is nothing to do."""
+
+    name: str
+    state: State
+    text: str
+    remedy: str = ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints a line for each check. Returns 1 if something that umbel needs is broken."""
+    argparse.ArgumentParser(
+        prog="umbel doctor", description="Look at what umbel needs of this machine, and say what to do."
+    ).parse_args(arguments)
+    broken = False
+    for finding in examine():
+        broken |= finding.state is State.BROKEN
+        print(f"{finding.state:<7} {finding.name:<12} {finding.text}", flush=True)
+        if finding.remedy:
+            print(f"{'':<20} → {finding.remedy}", flush=True)
+    return int(broken)
+
+
+def examine() -> Iterator[Finding]:
+    """Yields the findings, the fundamental ones first. A check that fails by itself is a finding, too."""
+    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
+        python,
+        packages,
+        compiler,
+        kernels,
+        gpu,
+        triton,
+        folders,
+        hub,
+        memory,
+        huge_pages,
+    )
+    for check in checks:
+        try:
+            yield from check()
+        except ModuleNotFoundError as error:
+            yield _missing(error.name or check.__name__)
+        except (UmbelError, OSError, RuntimeError) as error:
+            yield Finding(check.__name__, State.BROKEN, f"it could not be looked at: {error}")
+
+
+def _missing(package: str) -> Finding:
+    return Finding(package, State.BROKEN, "not installed", "pip install 'umbel[runtime]'")
+
+
+def python() -> Iterator[Finding]:
+    text = f"umbel {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    yield Finding("umbel", State.OK, text)
+
+
+def packages() -> Iterator[Finding]:
+    found = []
+    for package in PACKAGES:
+        try:
+            version = importlib.metadata.version(package)
+            importlib.import_module(package.replace("-", "_"))
+            found.append(f"{package} {version}")
+        except importlib.metadata.PackageNotFoundError:
+            yield _missing(package)
+        except (ImportError, OSError) as error:
+            reinstall = f"pip install --force-reinstall {package}"
+            yield Finding(package, State.BROKEN, f"it is installed and cannot be imported: {error}", reinstall)
+    if found:
+        yield Finding("packages", State.OK, ", ".join(found))
+
+
+# ------------------------------------------------------------------------------------ what computes
+
+
+def compiler() -> Iterator[Finding]:
+    from .kernels.cpu.library import NoKernels, find_compiler
+
+    try:
+        path = find_compiler()
+    except NoKernels as error:
+        yield Finding("compiler", State.NOTE, f"{error}; without one torch computes, several times slower")
+        return
+    version = _output([path, "--version"])
+    yield Finding("compiler", State.OK, f"{path}: {version.partition(chr(10))[0] or 'it does not say its version'}")
+
+
+def kernels() -> Iterator[Finding]:
+    from .kernels.cpu.library import NoKernels, choose_isa, isa_of, load_library
+
+    wanted = choose_isa()
+    try:
+        isa = isa_of(load_library())
+    except NoKernels as error:
+        yield Finding("kernels", State.NOTE, f"torch computes, not umbel's kernels: {error}", "mend the line above")
+        return
+    if isa is not wanted:
+        text = f"{isa.value}: the {wanted.value} kernels, which this CPU lists, fail their check"
+        yield Finding("kernels", State.NOTE, text, "a virtual machine may hide the instructions: ask its host for them")
+    else:
+        yield Finding("kernels", State.OK, f"{isa.value}, in {cache_folder() / 'kernels'}")
+
+
+def gpu() -> Iterator[Finding]:
+    import torch
+
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
+    yield Finding("torch", State.OK, f"{torch.__version__} ({build} build), {torch.get_num_threads()} threads")
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            device = torch.cuda.get_device_properties(index)
+            text = (
+                f"{device.name}, {device.total_memory / 1e9:.0f} GB, compute capability {device.major}.{device.minor}"
+            )
+            yield Finding(f"gpu {index}", State.OK, text)
+        return
+    there = nvidia_devices()
+    if not there:
+        other = Path("/dev/kfd").exists()
+        text = "an AMD GPU, which umbel does not use: the CPU computes" if other else "none: the CPU computes"
+        yield Finding("gpu", State.OK, text)
+        return
+    yield _unseen(there, cuda_build=torch.version.cuda)
+
+
+def nvidia_devices() -> str:
+    """Names the NVIDIA GPUs that the driver lists, with its version; "" for none."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    if shutil.which("nvidia-smi") and (listed := _output(query)):
+        return "; ".join(line.replace(", ", " (driver ") + ")" for line in listed.splitlines())
+    return "an NVIDIA GPU" if DRIVER_VERSION.exists() else ""
+
+
+def _unseen(there: str, *, cuda_build: str | None) -> Finding:
+    """Says why torch does not see GPUs that are there."""
+    if cuda_build is None:
+        remedy = "install a CUDA build: pip uninstall torch, and pip install torch without an index of CPU builds"
+        return Finding("gpu", State.NOTE, f"{there}: unused, because this torch is a CPU build", remedy)
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden is not None and hidden.strip() in ("", "-1"):
+        text = f"{there}: hidden by CUDA_VISIBLE_DEVICES={hidden!r}"
+        return Finding("gpu", State.NOTE, text, "unset CUDA_VISIBLE_DEVICES")
+    reason = "torch does not say why"
+    try:
+        importlib.import_module("torch.cuda").init()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+    remedy = f"install a driver that knows CUDA {cuda_build}, or a torch built for an older CUDA"
+    return Finding("gpu", State.NOTE, f"{there}: torch cannot use it: {reason}", remedy)
+
+
+def triton() -> Iterator[Finding]:
+    import torch
+
+    try:
+        version = importlib.metadata.version("triton")
+        importlib.import_module("triton")
+    except (importlib.metadata.PackageNotFoundError, ImportError) as error:
+        if torch.cuda.is_available():
+            text = f"it cannot be used ({error}), so torch computes on the GPU, slower"
+            yield Finding("triton", State.NOTE, text, "pip install triton")
+        return
+    yield Finding("triton", State.OK, version if torch.cuda.is_available() else f"{version}, for GPUs")
+
+
+# -------------------------------------------------------------------------------- folders and memory
+
+
+def folders() -> Iterator[Finding]:
+    from .weights.catalog.places import model_places
+
+    places = model_places()
+    yield _folder("umbel cache", cache_folder(), "UMBEL_CACHE", private=True)
+    yield _folder("hub cache", places.hub, "HF_HOME")
+    for name, paths in (("ollama", places.ollama), ("lm studio", places.lm_studio), ("llama.cpp", (places.llama_cpp,))):
+        for path in paths:
+            if path.is_dir():
+                yield Finding(name, State.OK, f"{path}, {size_of(path) / 1e9:.1f} GB")
+
+
+def _folder(name: str, path: Path, variable: str, *, private: bool = False) -> Finding:
+    """Looks at a folder that umbel writes to: its owner, its rights, its size and its disk."""
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    elsewhere = f"set {variable} to a folder of yours"
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return Finding(name, State.BROKEN, f"{path} cannot be written", elsewhere)
+    if private:
+        try:
+            trusted(there)
+        except UmbelError as error:
+            return Finding(name, State.BROKEN, str(error))
+    free = shutil.disk_usage(there).free
+    size = f"{size_of(path) / 1e9:.1f} GB" if path.is_dir() else "not made yet"
+    text = f"{path}, {size}, {free / 1e9:.1f} GB free on its disk"
+    if free < LITTLE_DISK:
+        return Finding(
+            name, State.NOTE, text, f"make room (umbel models, umbel rm NAME), or {elsewhere} on another disk"
+        )
+    return Finding(name, State.OK, text)
+
+
+def size_of(folder: Path) -> int:
+    """Adds up the bytes of a folder's files on disk. Links count nothing."""
+    total = 0
+    for here, _, names in os.walk(folder):
+        for name in names:
+            try:
+                state = os.lstat(os.path.join(here, name))
+            except OSError:  # removed meanwhile
+                continue
+            total += min(state.st_size, state.st_blocks * 512)
+    return total
+
+
+def hub() -> Iterator[Finding]:
+    from .weights.catalog.download import endpoint_of, is_offline
+
+    get_token = importlib.import_module("huggingface_hub").get_token
+    text = f"{endpoint_of()}, {'a token is set' if get_token() else 'no token'}"
+    if is_offline():
+        yield Finding(
+            "hub", State.NOTE, f"{text}; HF_HUB_OFFLINE forbids downloads", "unset HF_HUB_OFFLINE to download"
+        )
+    else:
+        yield Finding("hub", State.OK, text)
+
+
+def memory() -> Iterator[Finding]:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = total
+    if sys.platform == "linux":
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+    text = f"{available / 1e9:.1f} of {total / 1e9:.1f} GB available, {os.cpu_count()} CPU threads"
+    if available < LITTLE_MEMORY:
+        yield Finding("memory", State.NOTE, text, "end other programs, or take a smaller model or weights='int8'")
+    else:
+        yield Finding("memory", State.OK, text)
+
+
+def huge_pages() -> Iterator[Finding]:
+    try:
+        chosen = HUGE_PAGES.read_text(encoding="ascii")
+    except OSError:  # not Linux, or a kernel without them
+        return
+    if "[never]" in chosen:
+        remedy = f"echo madvise | sudo tee {HUGE_PAGES}"
+        yield Finding("huge pages", State.NOTE, "switched off, which costs some speed of the CPU kernels", remedy)
+    else:
+        yield Finding("huge pages", State.OK, chosen.partition("[")[2].partition("]")[0] or chosen.strip())
+
+
+def _output(command: list[str]) -> str:
+    """Returns what a program prints; "" where it fails."""
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return ran.stdout.strip() if ran.returncode == 0 else ""

@@ -1,0 +1,210 @@
+"""umbel doctor on machines that lack something."""
+
+import importlib
+import importlib.metadata
+import os
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+from umbel.interpreter.cli import main
+from umbel.srt import doctor
+from umbel.srt.doctor import Finding, State
+from umbel.srt.kernels.cpu import library
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "OLLAMA_MODELS", "LLAMA_CACHE", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("UMBEL_CACHE", str(tmp_path / "umbel"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    return tmp_path
+
+
+def only(findings: object) -> Finding:
+    (finding,) = list(findings)  # type: ignore[call-overload]
+    assert isinstance(finding, Finding)
+    return finding
+
+
+def test_a_machine_that_has_everything_passes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("UMBEL_CACHE")  # the kernels are there
+    monkeypatch.delenv("HOME")
+    status = main(["doctor"])
+    printed = capsys.readouterr().out
+    assert status == 0, printed
+    names = [line[8:20].strip() for line in printed.splitlines() if line[:1] != " "]
+    assert names[:4] == ["umbel", "packages", "compiler", "kernels"]
+    assert {"torch", "umbel cache", "hub cache", "hub", "memory"} < set(names)
+    assert f"torch {torch.__version__}" in printed
+
+
+def test_a_package_that_is_missing_or_damaged_is_broken(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version, load = importlib.metadata.version, importlib.import_module
+
+    def no_gguf(name: str) -> str:
+        if name == "gguf":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    def damaged(name: str) -> object:
+        if name == "tokenizers":
+            raise ImportError("undefined symbol: x")
+        return load(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", no_gguf)
+    monkeypatch.setattr(importlib, "import_module", damaged)
+    found = {finding.name: finding for finding in doctor.packages()}
+    assert (found["gguf"].state, found["gguf"].remedy) == (State.BROKEN, "pip install 'umbel[runtime]'")
+    assert found["tokenizers"].text == "it is installed and cannot be imported: undefined symbol: x"
+    monkeypatch.setattr(doctor, "examine", lambda: iter([found["gguf"]]))
+    assert doctor.main([]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "broken  gguf         not installed",
+        "                     → pip install 'umbel[runtime]'",
+    ]
+
+
+def test_a_check_that_fails_is_a_line_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise OSError("no such device")
+
+    def lacks() -> None:
+        raise ModuleNotFoundError("no torch", name="torch")
+
+    for name, check in (("memory", fails), ("gpu", lacks), ("packages", fails), ("kernels", lacks)):
+        monkeypatch.setattr(doctor, name, check)
+    found = [(finding.name, finding.state) for finding in doctor.examine()]
+    assert found.count(("torch", State.BROKEN)) == 2
+    assert found.count(("fails", State.BROKEN)) == 2
+    assert ("hub", State.OK) in found
+
+
+def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    finding = only(doctor.compiler())
+    assert finding.state is State.NOTE
+    assert "CXX=no-such-compiler is not a program" in finding.text
+
+    def none() -> None:
+        raise library.NoKernels("there is no C++ compiler")
+
+    monkeypatch.setattr(library, "load_library", none)
+    assert "torch computes, not umbel's kernels: there is no C++ compiler" in only(doctor.kernels()).text
+    monkeypatch.setattr(library, "load_library", lambda: None)
+    monkeypatch.setattr(library, "choose_isa", lambda: library.Isa.AVX512)
+    monkeypatch.setattr(library, "isa_of", lambda loaded: library.Isa.AVX2)
+    assert only(doctor.kernels()).text == "avx2: the avx512 kernels, which this CPU lists, fail their check"
+
+
+Device = namedtuple("Device", "name total_memory major minor")
+
+
+def test_a_gpu_that_torch_sees_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Device("NVIDIA H100", 80e9, 9, 0))
+    assert list(doctor.gpu())[1] == Finding("gpu 0", State.OK, "NVIDIA H100, 80 GB, compute capability 9.0")
+
+
+@pytest.mark.parametrize(
+    ("build", "hidden", "text", "remedy"),
+    [
+        (None, None, "unused, because this torch is a CPU build", "install a CUDA build"),
+        ("13.0", "", "hidden by CUDA_VISIBLE_DEVICES=''", "unset CUDA_VISIBLE_DEVICES"),
+        (
+            "13.0",
+            None,
+            "torch cannot use it: The NVIDIA driver on your system is too old",
+            "install a driver that knows",
+        ),
+    ],
+)
+def test_a_gpu_that_torch_does_not_see_says_why(
+    build: str | None, hidden: str | None, text: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old\nfound version 11")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.version, "cuda", build)
+    monkeypatch.setattr(doctor, "nvidia_devices", lambda: "NVIDIA L4 (driver 470.1)")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    finding = list(doctor.gpu())[1]
+    assert finding.state is State.NOTE
+    assert finding.text.startswith(f"NVIDIA L4 (driver 470.1): {text}")
+    assert finding.remedy.startswith(remedy)
+
+
+def test_the_driver_is_asked_for_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(doctor, "DRIVER_VERSION", tmp_path / "none")
+    assert doctor.nvidia_devices() == ""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA L4, 550.54'\n")
+    tool.chmod(0o755)
+    assert doctor.nvidia_devices() == "NVIDIA L4 (driver 550.54)"
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert doctor.nvidia_devices() == ""
+    (tmp_path / "none").write_text("NVRM version")
+    assert doctor.nvidia_devices() == "an NVIDIA GPU"
+
+
+def test_folders_say_their_size_their_rights_and_their_disk(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "umbel").mkdir(mode=0o700)
+    (home / "umbel" / "x").write_bytes(b"x" * 50_000)
+    (home / ".ollama" / "models").mkdir(parents=True)
+    assert doctor.size_of(home / "umbel") == 50_000
+    found = {finding.name: finding for finding in doctor.folders()}
+    assert found["umbel cache"].text.startswith(f"{home / 'umbel'}, 0.0 GB, ")
+    assert found["hub cache"].text.startswith(f"{home / 'hf' / 'hub'}, not made yet, ")
+    assert found["ollama"].text == f"{home / '.ollama' / 'models'}, 0.0 GB"
+    usage = shutil.disk_usage(home)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1_000_000_000))
+    assert "make room" in next(doctor.folders()).remedy
+    (home / "umbel").chmod(0o777)
+    open_to_all = next(doctor.folders())
+    assert open_to_all.state is State.BROKEN
+    assert "other users may write to it" in open_to_all.text
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert {finding.text for finding in doctor.folders() if finding.state is State.BROKEN} == {
+        f"{home / 'umbel'} cannot be written",
+        f"{home / 'hf' / 'hub'} cannot be written",
+    }
+
+
+def test_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9/")
+    assert only(doctor.hub()) == Finding("hub", State.OK, "http://127.0.0.1:9, no token")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret_of_a_test")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    finding = only(doctor.hub())
+    assert finding.text == "http://127.0.0.1:9, a token is set; HF_HUB_OFFLINE forbids downloads"
+
+
+def test_huge_pages_that_are_switched_off_are_noted(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = home / "enabled"
+    monkeypatch.setattr(doctor, "HUGE_PAGES", setting)
+    assert list(doctor.huge_pages()) == []
+    setting.write_text("always [madvise] never\n")
+    assert only(doctor.huge_pages()) == Finding("huge pages", State.OK, "madvise")
+    setting.write_text("always madvise [never]\n")
+    assert only(doctor.huge_pages()).remedy == f"echo madvise | sudo tee {setting}"
+
+
+def test_little_memory_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "LITTLE_MEMORY", 0.0)
+    assert only(doctor.memory()).state is State.OK
+    monkeypatch.setattr(doctor, "LITTLE_MEMORY", 1e18)
+    assert "weights='int8'" in only(doctor.memory()).remedy
