@@ -188,7 +188,28 @@ class Cached:
         return f"<cached head of {self.tokens} tokens{'' if self._pinned else ', not pinned'}>"
 
 
-def pin(backend: Backend, parts: Sequence[Part], *, salt: str = "", seconds: float = LONGEST_PIN) -> Cached:
+def first_adapter(graph: Graph, options: Mapping[str, Any]) -> str:
+    """Returns the adapter of the first call of a graph: a head is kept as that one computes it.
+
+    Args:
+        options: sampling fields of the run.
+    """
+    for node in graph.nodes:
+        match node.op:
+            case Generate(gen, defaults):
+                given = gen.options
+            case Choose(select, defaults):
+                given = select.options
+            case _:
+                continue
+        adapter: str = {**defaults, **options, **given}.get("adapter", "")
+        return adapter
+    return ""
+
+
+def pin(
+    backend: Backend, parts: Sequence[Part], *, salt: str = "", adapter: str = "", seconds: float = LONGEST_PIN
+) -> Cached:
     """Asks the backend to compute a head and to keep it; waits for nothing. For the time of a batch.
 
     A backend without pins, and a head that is not worth it, give a `Cached` of 0 tokens. `tokens` is the backend's
@@ -200,7 +221,7 @@ def pin(backend: Backend, parts: Sequence[Part], *, salt: str = "", seconds: flo
     if tokens < SHORTEST:
         return Cached(backend, "", (), 0)
     name = _name()
-    loop.streams.call(_advise, backend, Hint(name, head, Origin(salt=salt), seconds))
+    loop.streams.call(_advise, backend, Hint(name, head, Origin(salt=salt, adapter=adapter), seconds))
     return Cached(backend, name, head, tokens)
 
 
@@ -226,10 +247,11 @@ async def cache_head(graph: Graph, backend: Backend, *, salt: str = "", ttl: flo
     if not head or backend.tokens_at_most(head) < SHORTEST:
         return Cached(backend, "", (), 0)
     name = _name()
-    tokens = await _computed(backend, f"{name}-head", head, salt)
+    origin = Origin(salt=salt, adapter=first_adapter(graph, {}))
+    tokens = await _computed(backend, f"{name}-head", head, origin)
     if tokens < SHORTEST:
         return Cached(backend, "", (), 0)
-    _advise(backend, Hint(name, head, Origin(salt=salt), seconds))
+    _advise(backend, Hint(name, head, origin, seconds))
     return Cached(backend, name, head, tokens)
 
 
@@ -239,9 +261,9 @@ def _advise(backend: Backend, hint: Hint) -> None:
         backend.hint(hint)
 
 
-async def _computed(backend: Backend, request_id: str, head: tuple[Part, ...], salt: str) -> int:
+async def _computed(backend: Backend, request_id: str, head: tuple[Part, ...], origin: Origin) -> int:
     """Computes a prompt; returns its tokens, whose keys the backend has then."""
-    request = GenRequest(request_id, head, SamplingParams(max_tokens=0, temperature=0.0), origin=Origin(salt=salt))
+    request = GenRequest(request_id, head, SamplingParams(max_tokens=0, temperature=0.0), origin=origin)
     async for event in backend.generate(request):
         if isinstance(event, Final):
             return event.usage.prompt_tokens
@@ -341,7 +363,8 @@ class BatchPlan:
         if parts:
             self._head_tokens = backend.tokens_at_most(parts)
         if self._pins_head:
-            self.head = pin(backend, parts, salt=self._options.salt)
+            adapter = first_adapter(self._graph, self._options.sampling)
+            self.head = pin(backend, parts, salt=self._options.salt, adapter=adapter)
         if self._plans_memory:
             size = (await backend.control("info")).result.get("total_slots")
             if not isinstance(size, int | float):

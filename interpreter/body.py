@@ -284,6 +284,7 @@ class Body:
             streaming=options.stream,
             salt=options.salt,
             priority=options.priority,
+            adapter={**self.options, **options.sampling}.get("adapter", ""),
             speculation=speculation_of_run(options.speculation or self.speculation, self.planner),
         )
         stream = Stream(run, self.options, options.sampling)

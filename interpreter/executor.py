@@ -43,10 +43,12 @@ class Executor:
         queue: holds the steps, and receives the appended text.
         run: has backend, deadline and ledger.
         position: of the stream's beginning; owned by the executor from now on.
+        adapter: of the last call before it, which a hint is computed with; None: that of the run.
         ready: whether the backend has been started for this stream's ancestors.
     """
 
     __slots__ = (
+        "_adapter",
         "_queue",
         "_ready",
         "_run",
@@ -58,8 +60,11 @@ class Executor:
         "spoken",
     )
 
-    def __init__(self, queue: "StepQueue", run: Run, position: Position, *, ready: bool = False) -> None:
+    def __init__(
+        self, queue: "StepQueue", run: Run, position: Position, adapter: str | None = None, *, ready: bool = False
+    ) -> None:
         self.position = position
+        self._adapter = run.adapter if adapter is None else adapter
         self.spoken = queue.spoken
         self._queue = queue
         self._run = run
@@ -161,6 +166,7 @@ class Executor:
         sampling = step.sampling
         assert sampling is not None, "a Gen is submitted with its merged parameters"
         guarantee.check_gen(capabilities, op, sampling)
+        self._adapter = sampling.adapter
         self.spoken.append(self.position.settle("gen()"), {})
         parts, caching = self.position.marked() if capabilities.caching else (self.position.prompt.parts, None)
         request = GenRequest(
@@ -168,7 +174,7 @@ class Executor:
             parts,
             sampling,
             stream=self._run.streaming or self._queue.streaming,
-            origin=self._run.origin(self._queue.fork_group, step.ahead),
+            origin=self._run.origin(self._queue.fork_group, self._adapter, step.ahead),
             constraint=op.constraint,
             token_healing=op.token_healing,
             caching=caching,
@@ -181,7 +187,10 @@ class Executor:
 
     async def select(self, op: ops.Select, step: Step) -> None:
         capabilities = await self._start_backend()
-        guarantee.check_select(capabilities, op)
+        sampling = step.sampling
+        assert sampling is not None, "a Select is submitted with its merged parameters"
+        guarantee.check_select(capabilities, op, sampling.adapter)
+        self._adapter = sampling.adapter
         self.spoken.append(self.position.settle("select()"), {})
         request_id = self._run.request_id()
         intent = self._run.journal.intend(request_id, "select", op.name, self.position.prompt, step.source)
@@ -190,9 +199,9 @@ class Executor:
             capabilities,
             op,
             request_id,
-            self._run.origin(self._queue.fork_group, step.ahead),
+            self._run.origin(self._queue.fork_group, self._adapter, step.ahead),
             self.position,
-            step.sampling.seed if step.sampling is not None else None,
+            sampling.seed,
             self._ask,
         )
         intent.settle()
@@ -211,11 +220,11 @@ class Executor:
                 self._hint(op.branches[0].fork_group)
         self._lead_in()
         for branch in op.branches:
-            branch.start(self.position.copy(), ready=self._ready)
+            branch.start(self.position.copy(), self._adapter, ready=self._ready)
 
     def _hint(self, fork_group: str, pin: float | None = None) -> None:
         """Sends a prefix hint to the backend. Errors are dropped: the requests of the branches raise theirs."""
-        prompt, origin = self.position.prompt.parts, self._run.origin(fork_group)
+        prompt, origin = self.position.prompt.parts, self._run.origin(fork_group, self._adapter)
         with contextlib.suppress(UmbelError):
             self._run.backend.hint(Hint(self._run.request_id(), prompt, origin, pin))
 
@@ -455,9 +464,9 @@ class StepQueue:
 
     # -------------------------------------------------------------------------------- the streams' loop
 
-    def start(self, position: Position, *, ready: bool) -> None:
-        """Starts a branch: its parent has reached the fork."""
-        self._executor = Executor(self, self._run, position, ready=ready)
+    def start(self, position: Position, adapter: str, *, ready: bool) -> None:
+        """Starts a branch: its parent has reached the fork, and `adapter` was that of its last call."""
+        self._executor = Executor(self, self._run, position, adapter, ready=ready)
         self._released()
 
     def start_failed(self, error: BaseException) -> None:

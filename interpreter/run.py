@@ -62,6 +62,7 @@ class Run:
         allowance: what is left of the budget of the run, or of its batch; None for no budget.
         streaming: requests ask for chunks, and readers may wait for names that are not set yet.
         salt, priority: of every request.
+        adapter: of requests that stand for no call, such as hints; calls have that of their sampling parameters.
         speculation: shared settings and statistics of API speculation; None: off.
         home: the loop of its streams, whose clock its deadline is on; None: the loop of all programs.
         history: keeps its calls beyond its end; None: the backend's.
@@ -76,6 +77,7 @@ class Run:
         streaming: bool = False,
         salt: str = "",
         priority: int = 0,
+        adapter: str = "",
         speculation: "RunSpeculation | None" = None,
         home: loop.Home | None = None,
         history: History | None = None,
@@ -86,6 +88,7 @@ class Run:
         self.streaming = streaming
         self.salt = salt
         self.priority = priority
+        self.adapter = adapter
         self.speculation = speculation
         self.timeout = timeout
         ends = allowance.ends if allowance is not None else None
@@ -113,8 +116,8 @@ class Run:
     def request_id(self) -> str:
         return f"{self.id}-{next(self._requests)}"
 
-    def origin(self, fork_group: str, ahead: int = 0) -> Origin:
-        return Origin(self.id, fork_group, self.salt, self.priority, self.seconds_left, ahead)
+    def origin(self, fork_group: str, adapter: str, ahead: int = 0) -> Origin:
+        return Origin(self.id, fork_group, self.salt, self.priority, self.seconds_left, ahead, adapter)
 
     @property
     def seconds_left(self) -> float | None:

@@ -107,7 +107,9 @@ async def choose(
     return op.choices[decision.index], _facts(scored, op, decision)
 
 
-def generation_of(op: ops.Select, seed: int | None, capabilities: Capabilities) -> tuple[ops.Gen, SamplingParams]:
+def generation_of(
+    op: ops.Select, seed: int | None, capabilities: Capabilities, adapter: str = ""
+) -> tuple[ops.Gen, SamplingParams]:
     """Builds the gen, and its sampling parameters, that replaces a select where the backend does not score."""
     constraint = ConstraintSpec("choices", json.dumps(op.choices, ensure_ascii=False))
     longest = max(len(choice.encode("utf-8", "surrogatepass")) for choice in op.choices)  # a token has at least a byte
@@ -115,7 +117,7 @@ def generation_of(op: ops.Select, seed: int | None, capabilities: Capabilities) 
     # The best choice is what is wanted at temperature 0; a model without temperatures gives its answer as it is.
     temperature = op.temperature if capabilities.temperature or op.temperature else SamplingParams().temperature
     most = longest + _AROUND + capabilities.thinking_tokens
-    return gen, SamplingParams(max_tokens=most, temperature=temperature, seed=seed)
+    return gen, SamplingParams(max_tokens=most, temperature=temperature, seed=seed, adapter=adapter)
 
 
 async def _generated(
@@ -127,7 +129,7 @@ async def _generated(
     seed: int | None,
     ask: Ask,
 ) -> tuple[str, Meta]:
-    gen, sampling = generation_of(op, seed, capabilities)
+    gen, sampling = generation_of(op, seed, capabilities, origin.adapter)
     request = GenRequest(request_id, position.prompt.parts, sampling, origin=origin, constraint=gen.constraint)
     reply = await ask(gen, request, _unheard)
     facts = reply.facts[0] | {"choices_method": "generated"}

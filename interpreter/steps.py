@@ -71,7 +71,7 @@ class Step:
 
     op: Op
     binding: Binding | None = None
-    sampling: SamplingParams | None = None  # of a Gen, and a Select that draws: all layers merged
+    sampling: SamplingParams | None = None  # of a Gen and a Select: all layers merged
     reasoning: Binding | None = None  # of a Gen inside separate_reasoning
     tags: ReasoningTags | None = None
     source: Source | None = None  # where the program says it

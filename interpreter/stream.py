@@ -73,8 +73,8 @@ class Grammar:
                 sampling = merge(options)
                 _check_logprobs(op, sampling)
                 steps.append(Step(op, Binding(name or "", result), sampling, thinking, tags, source))
-            case ops.Select(name, temperature=temperature):
-                steps.append(Step(op, Binding(name or ""), merge({}) if temperature else None, source=source))
+            case ops.Select(name):
+                steps.append(Step(op, Binding(name or ""), merge(op.options), source=source))
             case ops.RoleBegin(role):
                 grammar = self._open_role(role)
                 steps.append(Step(op, source=source))

@@ -206,7 +206,7 @@ _SENTENCES = {
     CacheCause.OTHER_LINE: "earlier prompts go on with another line",
     CacheCause.EVICTED: "an earlier call had computed it, and it was gone again: evicted, flushed or expired",
     CacheCause.CONCURRENT: "a call that ran at the same time was still computing it: fork after the shared text",
-    CacheCause.SALT: "it was cached under another salt, or in a private part of another tenant, which is never shared",
+    CacheCause.SALT: "it was cached under another salt or adapter, or in a private part of another tenant: not shared",
     CacheCause.SEAM: "an earlier prompt spells the same text in other tokens",
     CacheCause.SHORT: "shorter than what the provider stores: 1,024 tokens, for some models 2,048 or 4,096",
     CacheCause.OFF: "the backend keeps no prefixes",

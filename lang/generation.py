@@ -61,6 +61,7 @@ def gen(
     logprob_start_len: int | None = None,
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
+    adapter: str | None = None,
     dtype: Any = None,  # Any: a type as it stands in an annotation, also list[int], Literal["a"], int | None
     choices: Iterable[str] | None = None,
     choices_method: ChoicesMethod | None = None,
@@ -80,7 +81,8 @@ def gen(
     """Generate text with the model and store it under `name`.
 
     Parameters left out come from the run, then from the program, then from `SamplingParams`.
-    With `n` above 1 the variable is a list and the prompt goes on with the first of it.
+    With `n` above 1 the variable is a list and the prompt goes on with the first of it. `adapter` names one of
+    `Runtime(adapters={...})`, which then computes the prompt and the text; "" is the model as it is.
 
     At most one of these says what the text has to be; `s[name]` is the text, `s.value(name)` the object:
 
@@ -126,7 +128,15 @@ def gen(
     if choices is not None:
         _check_choices(given, token_healing, return_text_in_logprobs)
         heat = 0.0 if temperature is None else temperature
-        return select(name, choices, heat, choices_method, max_tries=max_tries, allow_best_effort=allow_best_effort)
+        return select(
+            name,
+            choices,
+            heat,
+            choices_method,
+            max_tries=max_tries,
+            allow_best_effort=allow_best_effort,
+            adapter=adapter,
+        )
     if choices_method is not None:
         raise ParameterError(f"choices_method={shown(choices_method)} needs choices=[...]")
     for switch, value in (("return_text_in_logprobs", return_text_in_logprobs), ("token_healing", token_healing)):
@@ -145,7 +155,7 @@ def gen(
 
 def _check_choices(given: Mapping[str, Any], token_healing: bool | None, return_text_in_logprobs: bool | None) -> None:
     """Refuses options of text for one of the choices; `select` takes the temperature."""
-    refused = given.keys() - {"temperature"} | ({"token_healing"} if token_healing is not None else set())
+    refused = given.keys() - {"temperature", "adapter"} | ({"token_healing"} if token_healing is not None else set())
     if refused:
         raise ParameterError(
             f"gen(choices=...) takes no {', '.join(sorted(refused))}: the answer is one of the choices as a whole"
@@ -192,6 +202,7 @@ def select(
     method: ChoicesMethod | None = None,
     max_tries: int | None = None,
     allow_best_effort: bool | None = None,
+    adapter: str | None = None,
 ) -> Select:
     """Choose one of `choices` as the continuation, store it under `name` and append it.
 
@@ -213,7 +224,7 @@ def select(
 
     A hosted model that scores nothing generates one of the choices instead, with this temperature, where the method is
     the default one: `get_meta_info(name)["choices_method"]` is then "generated", and there are no probabilities.
-    `max_tries` and `allow_best_effort` are for such models, and mean what they do in `gen`.
+    `max_tries` and `allow_best_effort` are for such models, and mean what they do in `gen`, as `adapter` does.
 
     Raises:
         ParameterError: no choices or more than 1,024, a choice that is not a string of 1 to 16,384 characters,
@@ -235,7 +246,11 @@ def select(
                 f"{owner}: {option}={given!r} is for models that generate the choice, which method={chosen!r} never "
                 f"does; remove {option}"
             )
-    return Select(name, options, chosen, float(warmth), *tries)
+    return Select(name, options, chosen, float(warmth), *tries, None if adapter is None else _checked_adapter(adapter))
+
+
+def _checked_adapter(adapter: object) -> str:
+    return sampling.checked_adapter("adapter", adapter) if adapter != "" else ""
 
 
 def _checked_choices(owner: str, choices: Iterable[str]) -> tuple[str, ...]:

@@ -121,7 +121,8 @@ class Gen(Op):
 class Select(Op):
     """Choose one of `choices` into a variable: the best at temperature 0, else drawn.
 
-    `max_tries`, `allow_best_effort`: as of `Gen`, on a backend that does not score choices.
+    `max_tries`, `allow_best_effort`: as of `Gen`, on a backend that does not score choices. `adapter`: scores the
+    choices; None: that of the sampling fields around it.
     """
 
     name: str | None
@@ -130,6 +131,12 @@ class Select(Op):
     temperature: float = 0.0
     max_tries: int = USUAL_TRIES
     allow_best_effort: bool = False
+    adapter: str | None = None
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Sampling fields that the program gave explicitly, as those of `Gen`."""
+        return {} if self.adapter is None else {"adapter": self.adapter}
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,8 +279,8 @@ def openings(salt: str, parts: Iterable[Part]) -> list[tuple[int, str]]:
 
         salt "s"   [ Text ][ Private acme ][ Text ][ Private eve ][ Text ]   →   (2, "s/acme"), (4, "s/acme/eve")
 
-    Salts and tenants have no "/", so no two lists of names have one namespace. Places beyond MAX_PRIVATE + 1 are left
-    out: more than MAX_PRIVATE are refused.
+    Salts and tenants have no "/" and no "@", so no two lists of names have one namespace; `salt` may be that of an
+    adapter (`adapted_salt`). Places beyond MAX_PRIVATE + 1 are left out: more than MAX_PRIVATE are refused.
     """
     opened: list[tuple[int, str]] = []
     tenants: list[str] = []
@@ -291,6 +291,11 @@ def openings(salt: str, parts: Iterable[Part]) -> list[tuple[int, str]]:
             if len(opened) > MAX_PRIVATE:
                 break
     return opened
+
+
+def adapted_salt(salt: str, adapter: str) -> str:
+    """Returns the namespace of what an adapter computes for a salt: keys of two adapters are never the same."""
+    return f"{salt}@{adapter}" if adapter else salt
 
 
 def namespace(salt: str, parts: Iterable[Part]) -> str:

@@ -86,6 +86,8 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `ahead`: about how many tokens its program still has to generate one after the other from this call on. Among the
     calls of one program that are equal otherwise the one with more ahead goes first; other programs lose nothing by it.
+
+    `adapter`: computes the prompt; in a GenRequest `sampling.adapter` wins over it. "" is the model as it is.
     """
 
     program_id: str = ""
@@ -94,6 +96,7 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     priority: int = 0  # higher runs earlier
     timeout: float | None = None  # seconds left when the request was sent
     ahead: int = 0
+    adapter: str = ""
 
 
 # ---------------------------------------------------------------------------------------------- down
@@ -621,6 +624,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     most_n: int = MAX_N  # continuations of one request; the interpreter asks for more of them one by one
     programs: bool = False  # runs whole programs, see `lang.programs`
     made_up: bool = False  # its texts only count: what they say is not looked at
+    adapters: tuple[str, ...] | None = ()  # names that requests may give; None: any
 
 
 @runtime_checkable

@@ -8,9 +8,11 @@ read; `tests/lang/test_runtime_options.py` compares the two.
 """
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from os import PathLike
 from types import NoneType
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
@@ -18,7 +20,8 @@ import msgspec
 
 from . import checks
 from .errors import ParameterError, shown, unknown_option
-from .protocol import ConstraintEngine
+from .protocol import ConstraintEngine, Facts
+from .sampling import checked_adapter
 from .transport.keys import Listen
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -46,6 +49,8 @@ GONE = {
 ORACLE = "oracle"  # the name of the model that checks the runtime: no weights, answers are a hash of the prompt
 DEFAULT = "default"  # the embedded model
 MAX_MODEL_LENGTH = 4096  # characters; no path is longer
+MAX_ADAPTERS = 256  # each is in memory
+_ADAPTERS = 'a dict such as {"sql": "path/of/its/folder"}'
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -114,6 +119,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     Attributes:
         model: "default", a folder of safetensors, a GGUF file, the name of a model (docs/models.md), or "oracle".
+        adapters: name → folder of a LoRA adapter of this model, as PEFT writes it; `gen(adapter="name")` uses it. Calls
+            with different adapters, and without one, run in one batch. The oracle takes names, and reads no folder.
         dtype: of the KV cache and of what torch and the tiles of AMX compute; "auto" takes what this machine computes
             fastest. "float32" rounds nothing but the weights, if those are asked to be smaller.
         weights: how the native CPU kernels keep the model: "float32", "bf16", or "int8" (a scale for each output, half
@@ -161,6 +168,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """
 
     model: str = DEFAULT
+    adapters: dict[str, str] = {}
     dtype: DType = "auto"
     weights: Weights = "auto"
     kv_dtype: KVDType = "auto"
@@ -202,14 +210,24 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise ParameterError("pool_tokens and pool_memory both say how large the KV pool is; give one of them")
         if not isinstance(self.overlap, bool) and checks.plain_value(self.overlap) != "auto":
             raise ParameterError(f'overlap={shown(self.overlap)} is not known; write "auto", True or False')
+        _check_adapters(self.adapters)
         ranks, oracle = checks.plain_value(self.tensor_parallel), checks.plain_value(self.model) == ORACLE
         if ranks > 1 and oracle:
             raise ParameterError(f"tensor_parallel={ranks}: the oracle has no weights; leave it out")
+        if ranks > 1 and self.adapters:
+            raise ParameterError(f"tensor_parallel={ranks}: adapters are not cut into ranks; leave one of them out")
         delay = checks.plain_value(self.debug.step_delay)
         if delay and self.overlap is True:
             raise ParameterError(f"step_delay={delay} delays steps that wait; leave overlap=True out")
         if delay and not oracle:
             raise ParameterError(f"step_delay slows the oracle model only; model={shown(self.model)} takes none")
+
+
+def _check_adapters(adapters: object) -> None:
+    given = checks.entries("adapters", adapters, MAX_ADAPTERS, _ADAPTERS)
+    for name, path in given.items():
+        checked_adapter("the name of an adapter", name)
+        checks.text(f"adapters[{name!r}]", path, MAX_MODEL_LENGTH, "the path of its folder")
 
 
 def most_of_salt(share: float, slots: int) -> int:
@@ -224,15 +242,18 @@ def plain_options(options: RuntimeOptions) -> RuntimeOptions:
 
 def _plain(options: Options) -> Options:
     given = {name: getattr(options, name) for name in options.__struct_fields__}
+    if isinstance(options, RuntimeOptions):
+        given["adapters"] = {checks.plain(name): checks.plain(path) for name, path in options.adapters.items()}
+        options = msgspec.structs.replace(options, adapters=given["adapters"])
     changed = {name: plain for name, value in given.items() if (plain := checks.plain_value(value)) is not value}
     return msgspec.structs.replace(options, **changed)
 
 
-def facts_of(options: RuntimeOptions) -> dict[str, str | int | float | bool | None]:
-    """Every option by its name, those of `debug` among them."""
+def facts_of(options: RuntimeOptions) -> Facts:
+    """Every option by its name, those of `debug` among them; of adapters their names."""
     facts = msgspec.structs.asdict(options)
     debug = facts.pop("debug")
-    return {**facts, **msgspec.structs.asdict(debug)}
+    return {**facts, **msgspec.structs.asdict(debug), "adapters": list(options.adapters)}
 
 
 # ------------------------------------------------------------------------------------ as parameters of a call
@@ -267,6 +288,7 @@ class SchedulingOptions(TypedDict, total=False):
 class KeywordOptions(CacheOptions, SchedulingOptions, total=False):
     """Every option but `model`, for `**options: Unpack[KeywordOptions]`; see `RuntimeOptions` for what each does."""
 
+    adapters: Mapping[str, str | PathLike[str]]
     dtype: DType
     weights: Weights
     kernels: Kernels
@@ -318,6 +340,11 @@ def options_of(owner: str, model: str, given: Mapping[str, Any], others: tuple[s
         members = _entries("debug", debug)
         _require_known("debug=", members, frozenset(DebugOptions.__struct_fields__))
         flat["debug"] = DebugOptions(**members)
+    if "adapters" in flat:
+        flat["adapters"] = {
+            name: os.fspath(path) if isinstance(path, PathLike) else path
+            for name, path in checks.entries("adapters", flat["adapters"], MAX_ADAPTERS, _ADAPTERS).items()
+        }
     return RuntimeOptions(model=model, **flat)
 
 

@@ -1,5 +1,6 @@
 """Sampling parameters: one validated, frozen description of how to choose tokens."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -24,6 +25,8 @@ MAX_PENALTY = 2.0  # either side of 0; what OpenAI and SGLang take
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 MAX_BIAS = 100.0  # either side of 0; what OpenAI takes
 MAX_SEED = 2**63 - 1
+MAX_ADAPTER_NAME = 64  # characters
+_ADAPTER = re.compile(f"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{MAX_ADAPTER_NAME - 1}}}")
 
 
 _SENT = msgspec.Meta(max_length=1 << 16)  # entries that are read of a message at all; then the limits above are checked
@@ -38,6 +41,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         n: number of continuations of the one prompt, 1 to 128.
         stop: strings that end the text; they are not part of it. At most 16, of 1 to 256 characters.
         stop_token_ids: tokens that end the text, in addition to the model's own end-of-sequence tokens. At most 1,024.
+        adapter: computes prompt and text with this adapter of the runtime; "" is the model as it is.
         stop_regex: regular expressions whose first match ends the text before it, wherever it stands. At most 16, of 1
             to 1,024 characters.
         temperature: 0 to 100; 0 takes the most likely token.
@@ -81,6 +85,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     top_logprobs: int = 0
     prompt_logprobs_from: int | None = None
     stop_regex: Annotated[tuple[str, ...], _SENT] = ()
+    adapter: str = ""
 
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, 0, MAX_TOKENS)
@@ -90,6 +95,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
                 f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}; raise max_tokens"
             )
         _integer("n", self.n, 1, MAX_N)
+        if type(self.adapter) is not str or self.adapter:
+            checked_adapter("adapter", self.adapter)
         if type(self.stop) is not tuple or self.stop:
             _texts("stop", "stop string", self.stop, MAX_STOP_LENGTH)
         if type(self.stop_regex) is not tuple or self.stop_regex:
@@ -126,6 +133,16 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+
+def checked_adapter(name: str, value: object) -> str:
+    """Returns the name of an adapter. Raises ParameterError for what is none."""
+    if not isinstance(value, str) or not _ADAPTER.fullmatch(checks.plain(value)):
+        raise ParameterError(
+            f"{name}={shown(value)}; write the name of an adapter, 1 to {MAX_ADAPTER_NAME} of the characters A-Z a-z "
+            "0-9 _ . -, of which the first is a letter or digit"
+        )
+    return checks.plain(value)
 
 
 # What users write (names of SGLang's gen, run and sampling_params) → the field above.
@@ -185,6 +202,8 @@ def _normalise(name: str, value: Any) -> Any:
                 return (checks.plain(value),)
             stops = checks.members(name, value, MAX_STOPS, "a string or a list of strings")
             return tuple(checks.plain(stop) if isinstance(stop, str) else stop for stop in stops)
+        case "adapter":
+            return checks.plain(value) if isinstance(value, str) else value
         case "stop_token_ids":
             return tuple(map(checks.plain_number, checks.members(name, value, MAX_STOP_TOKEN_IDS, _TOKEN_IDS)))
         case "logit_bias":

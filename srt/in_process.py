@@ -206,6 +206,7 @@ class LocalBackend:
             constraints=get_args(ConstraintKind),
             probability=True,
             stop_regex=True,
+            adapters=tuple(self.options.adapters),
             programs=True,
             images=self._image_tokens > 0,
             image_tokens=self._image_tokens,
@@ -368,6 +369,7 @@ class LocalBackend:
             limits=self._limits,
             faults=self._faults,
             seed=self.options.seed,
+            adapters=tuple(self.options.adapters),
             token_cache_bytes=CACHE_BYTES if self.options.incremental_tokenization else 0,
             constraints=CompiledCache(
                 InlineCompiler(),
@@ -382,7 +384,7 @@ class LocalBackend:
 
     def _new_programs(self, gateway: Gateway) -> Programs:
         return Programs(
-            capabilities_of(self.capabilities.name, self._image_tokens),
+            capabilities_of(self.capabilities.name, self._image_tokens, self.options.adapters),
             lambda: self.chat_template,
             host=PROGRAM_HOST,
             to_gateway=gateway.receive,

@@ -165,6 +165,8 @@ def open_engine(
             return tokenizer
 
     elif loaded is not None:
+        if options.adapters:
+            raise ParameterError("adapters are read for a model on disk; build the runner of the loaded one with them")
         given = loaded.tokenizer
         runner, tries = loaded.runner, None
         vocabulary, eos_ids, first = given.token_bytes, given.eos_ids, given.bos_id
@@ -331,6 +333,7 @@ def _model_runner(options: RuntimeOptions, source: "ModelSource", communicator: 
     from .distributed.launch import device_of
     from .runners.build import build_runner, resolve_device
     from .runners.cuda.device import StepLimits
+    from .weights.adapters import read_adapters
 
     if options.threads is not None or communicator.ranks > 1:  # ranks on the CPU share its cores
         torch.set_num_threads(max(1, (options.threads or torch.get_num_threads()) // communicator.ranks))
@@ -338,6 +341,7 @@ def _model_runner(options: RuntimeOptions, source: "ModelSource", communicator: 
     if communicator.ranks > 1:
         device = str(device_of(options, communicator.rank))
     resolve_device(device)  # refused here, before its memory is measured
+    adapters = read_adapters(options.adapters, source.config, source.name)  # and before the weights are read
     slots = options.pool_tokens + 1 if options.pool_tokens is not None else None
     pool_memory = options.pool_memory
     if slots is None and pool_memory is None and device == "cpu":  # a GPU's is planned once the weights are loaded
@@ -364,6 +368,7 @@ def _model_runner(options: RuntimeOptions, source: "ModelSource", communicator: 
         screened_head=options.screened_head,
         context_length=options.context_length,
         communicator=communicator,
+        adapters=adapters,
     )
     if options.context_length is not None:
         if options.context_length > runner.context_length:

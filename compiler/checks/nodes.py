@@ -182,6 +182,8 @@ def _select(select: object) -> None:
     if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 <= temperature <= 100:
         raise GraphError(f"select.temperature={temperature!r}; write a number from 0 to 100")
     _tries("select", select.max_tries, select.allow_best_effort)
+    if select.adapter is not None:
+        _field("select", "adapter", select.adapter)
 
 
 def _tries(owner: str, max_tries: object, allow_best_effort: object) -> None:

@@ -86,16 +86,15 @@ class RunGen:
 
 @dataclass(frozen=True, slots=True)
 class RunSelect:
-    """A `select` with constant choices. `call`: where it draws."""
+    """A `select` with constant choices. `call`: as of RunGen."""
 
     select: ops.Select
-    call: int | None
+    call: int
     slot: int
     source: Source | None
 
     def step(self, execution: "Execution") -> Step:
-        sampling = None if self.call is None else execution.sampling[self.call]
-        ahead = execution.ahead.get(self.slot, 0)
+        sampling, ahead = execution.sampling[self.call], execution.ahead.get(self.slot, 0)
         return Step(self.select, execution.bindings[self.slot], sampling, source=self.source, ahead=ahead)
 
 
@@ -127,6 +126,7 @@ class RunLateSelect:
             method=select.method,
             max_tries=select.max_tries,
             allow_best_effort=select.allow_best_effort,
+            adapter=select.adapter,
         )
 
 

@@ -277,6 +277,7 @@ class Host:
             streaming=options.stream,
             salt=options.salt,
             priority=options.priority,
+            adapter=options.sampling.get("adapter", ""),
             speculation=speculation_of_run(options.speculation or self.speculation, self.planner),
         )
         stream = Stream(run, None, options.sampling)

@@ -196,7 +196,7 @@ def _open_at_end(stream: tuple[Node, ...]) -> Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The sampling fields of a `gen`, or of a `select` that draws: those around it and its own. `nested`: in a run
+    """The sampling fields of a `gen` or a `select`: those around it and its own. `nested`: in a run
     inside of the program, which the options of the run around it do not reach."""
 
     defaults: Options
@@ -319,7 +319,7 @@ class StreamActions:
     def _choose(self, node: Node, op: Choose) -> Action:
         choices = node.inputs[1:]
         values = tuple(choice.op.value for choice in choices if isinstance(choice.op, Constant))
-        layer = self._layer(op.defaults, {}) if op.select.temperature else None
+        layer = self._layer(op.defaults, op.select.options)
         chosen = actions.RunSelect(op.select, layer, self._layout.slots.variable(node, op.select.name), _source(node))
         if len(values) == len(choices):
             return replace(chosen, select=replace(op.select, choices=cast(tuple[str, ...], values)))

@@ -111,6 +111,7 @@ class IncomingProgram(HostedProgram):
             streaming=request.stream,
             salt=request.origin.salt,
             priority=request.origin.priority,
+            adapter=request.origin.adapter,
             home=RunningLoop(),
             history=History(prompts=1),  # no client asks here what was missed, and prompts of clients are not kept
         )
@@ -166,7 +167,9 @@ def _arguments(program: IncomingProgram, request: RunProgram) -> dict[str, Any]:
 
 
 def _sampling(plan: Plan, request: RunProgram) -> Mapping[str, Any]:
-    options = sampling_defaults(_packed(request.sampling, "sampling parameters"))
+    """Returns the sampling fields of the run. The adapter of the request is the default one."""
+    given = {"adapter": request.origin.adapter} if request.origin.adapter else {}
+    options = sampling_defaults(given | _packed(request.sampling, "sampling parameters"))
     texts = sum(parameters.n for parameters in plan.sampling(options))
     if texts > MOST_TEXTS:
         raise ParameterError(

@@ -216,7 +216,7 @@ class RemoteExecution(Execution):
                 await self._all_arguments(),
                 pack_values(dict(self._options)),
                 stream=run.streaming or self.queues[self._plan.root].streaming,
-                origin=run.origin(""),
+                origin=run.origin("", run.adapter),
                 budget=budget,
             )
             runner = cast(ProgramRunner, run.backend)

@@ -27,7 +27,7 @@ import msgspec
 from ...lang import checks
 from ...lang.chat_template import CHATML, ChatTemplate, read_chat_template
 from ...lang.errors import CapabilityError, ParameterError, RequestError
-from ...lang.prompt import Part
+from ...lang.prompt import Part, adapted_salt
 from ...lang.protocol import (
     Capabilities,
     Chunk,
@@ -226,6 +226,7 @@ class Echo:
             constraints=("regex", "json_schema"),
             probability=probabilities is not None,
             stop_regex=True,
+            adapters=None,
         )
         for option, given, able in (
             ("scores", scores, self._capabilities.score),
@@ -295,8 +296,8 @@ class Echo:
         self.requests.append(hint)
         path = prompt_path(hint.prompt, prompt_tokens(hint.prompt))
         if hint.pin is not None:
-            self._cache.pin(hint.id, hint.origin.salt, path)
-        self._cache.insert(hint.origin.salt, path)
+            self._cache.pin(hint.id, _salt(hint), path)
+        self._cache.insert(_salt(hint), path)
 
     def release(self, pinned: str) -> None:
         self._cache.unpin(pinned)
@@ -380,8 +381,8 @@ class Echo:
         """Returns the prompt's tokens and the number of cached ones, and inserts them into the cache."""
         tokens = prompt_tokens(request.prompt)
         path = prompt_path(request.prompt, tokens)
-        cached = self._cache.match(request.origin.salt, path)
-        self._cache.insert(request.origin.salt, path)
+        cached = self._cache.match(_salt(request), path)
+        self._cache.insert(_salt(request), path)
         return tokens, cached
 
     def _final(
@@ -389,7 +390,7 @@ class Echo:
     ) -> Final:
         path = prompt_path(request.prompt, tokens)
         for completion in completions:
-            self._cache.insert(request.origin.salt, [*path, *completion.token_ids])
+            self._cache.insert(_salt(request), [*path, *completion.token_ids])
         start = request.sampling.prompt_logprobs_from
         return Final(
             request.id,
@@ -407,7 +408,7 @@ class Echo:
         for choice in request.choices:
             texts = pieces(choice)
             lower, upper = self._bounds(choice, request.probability)
-            self._cache.insert(request.origin.salt, [*path, *map(token_id, texts)])
+            self._cache.insert(_salt(request), [*path, *map(token_id, texts)])
             choices.append(
                 ScoredChoice(
                     tuple(map(token_id, texts)),
@@ -427,3 +428,8 @@ class Echo:
             raise RequestError(f"Echo has no probability of {choice!r}; write probabilities={{{choice!r}: 0.5, ...}}")
         lower, upper = self._probabilities[choice]
         return lower, upper if probability == "exact" else None
+
+
+def _salt(request: GenRequest | ScoreRequest | Hint) -> str:
+    """Returns the namespace of the cache."""
+    return adapted_salt(request.origin.salt, request.origin.adapter)

@@ -208,6 +208,7 @@ class Runtime:
             logprobs=True,
             probability=True,
             stop_regex=True,
+            adapters=None if options is None else tuple(options.adapters),
             programs=self._ships_programs,
             max_context=_longest(welcome) if welcome else None,
             constraints=get_args(ConstraintKind),

@@ -33,6 +33,7 @@ from ...lang.prompt import (
     Source,
     SourceKind,
     Text,
+    adapted_salt,
     openings,
     parting,
     told_apart,
@@ -85,7 +86,7 @@ class Asked(msgspec.Struct, eq=False, gc=False):
     Attributes:
         intent: the gen or select it serves.
         parts: its prompt where that differs from the intent's; else None.
-        salt: of the cache.
+        salt: of the cache, with the adapter (`adapted_salt`).
         began, ended: logical times, counted in starts and ends of calls; `ended` None while it runs, or if it failed.
         usage: by the backend.
         answer: the generated text.
@@ -202,7 +203,8 @@ class Journal:
             return None
         own = intent.asking is not None and request.prompt is intent.asking.parts
         sequences = len(request.choices) if isinstance(request, ScoreRequest) and not request.probability else 1
-        asked = self.history.record(intent, request.prompt, request.origin.salt, own=own, sequences=sequences)
+        salt = adapted_salt(request.origin.salt, request.origin.adapter)
+        asked = self.history.record(intent, request.prompt, salt, own=own, sequences=sequences)
         self.calls.append(asked)
         return asked
 

@@ -171,7 +171,8 @@ async def _shared(
 async def _located(backend: Locating, asked: Asked, *tokens: int, others: tuple[tuple[Part, ...], ...] = ()) -> Located:
     """Requests the characters of these tokens, and the common prefixes with other prompts, in tokens."""
     name = f"locate-{next(_numbers)}"
-    return await backend.locate(Locate(name, _parts(asked), tokens, others, Origin(salt=asked.salt)))
+    salt, _, adapter = asked.salt.partition("@")
+    return await backend.locate(Locate(name, _parts(asked), tokens, others, Origin(salt=salt, adapter=adapter)))
 
 
 def _parts(asked: Asked) -> tuple[Part, ...]:

@@ -85,13 +85,22 @@ def check_gen(capabilities: Capabilities, op: Gen, sampling: SamplingParams) -> 
         )
     if sampling.stop_regex and not capabilities.stop_regex:
         raise CapabilityError(f"{name} has no stop_regex; write stop= with the strings that may end the text")
+    _check_adapter(capabilities, sampling.adapter)
     if op.constraint is not None and op.constraint.allow_unenforced:
         schemas.check_installed()
 
 
-def check_select(capabilities: Capabilities, op: Select) -> None:
-    """Raises CapabilityError when the backend does not return the scores that the method compares."""
+def _check_adapter(capabilities: Capabilities, adapter: str) -> None:
+    known = capabilities.adapters
+    if adapter and known is not None and adapter not in known:
+        instead = f"write one of {', '.join(known)}" if known else "leave it out, or name it in Runtime(adapters={...})"
+        raise CapabilityError(f"{capabilities.name} has no adapter {adapter!r}; {instead}")
+
+
+def check_select(capabilities: Capabilities, op: Select, adapter: str) -> None:
+    """Raises CapabilityError when the backend has no such adapter, or not the scores that the method compares."""
     name = capabilities.name
+    _check_adapter(capabilities, adapter)
     if not capabilities.score and op.method != "token_length_normalized":
         raise CapabilityError(
             f"{name} cannot score choices, which method={op.method!r} compares; leave the method out, and one of the "

@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # the gateway imports this file, and must start without torch
     from .messages import EnginePicture
 
 DUMMY_SLOT = 0  # never allocated; rows whose key is already in the pool write here
-NO_ADAPTER = -1  # index of a row that uses the model as it is
 
 
 class LogitsError(EngineError):
@@ -189,7 +188,7 @@ class Batch:
     # [R] for a row whose token is still being computed: the logit row [L] of the step launched before this one that
     # chooses it, and token_ids has 0; −1: token_ids has the token. None: token_ids has all.
     token_sources: NDArray[np.int64] | None = None
-    # [R] the adapter that each row uses, by its place in `Runner.adapters`; NO_ADAPTER: none. None: no row uses one.
+    # [R] the adapter that each row uses (messages.Schedule.adapter); NO_ADAPTER: none. None: no row uses one.
     adapters: NDArray[np.int32] | None = None
     # The runs of all rows, in row order, for a model with recurrent states; such a model takes every token once.
     states: tuple[StateRun, ...] = ()

@@ -24,6 +24,8 @@ from ...lang.status import PoolGauges, TreeSurvey
 from ...lang.transport.link import MAX_FRAME, Codec, FromGateway, ToGateway
 from .config import MAX_ENGINE_FRAME
 
+NO_ADAPTER = -1  # place of an adapter: the model is used as it is
+
 EnforcedBy = Literal["fsm", "llguidance"]
 
 
@@ -35,6 +37,7 @@ class Schedule(msgspec.Struct, frozen=True, array_like=True):
     """Facts by which the scheduler orders and isolates requests.
 
     `private`: places of tokens at which private namespaces open; before the first one the namespace is `salt`.
+    `adapter`: computes all rows, by its place in `RuntimeOptions.adapters`; its namespace opens at place 0.
     """
 
     program_id: str = ""
@@ -44,6 +47,7 @@ class Schedule(msgspec.Struct, frozen=True, array_like=True):
     timeout: float | None = None  # seconds from arrival at the engine
     ahead: int = 0  # see lang.protocol.Origin
     private: Borders = ()
+    adapter: int = NO_ADAPTER
 
 
 # ---- to the engine

@@ -10,7 +10,7 @@ import logging
 import random
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import assert_never
 
@@ -108,6 +108,7 @@ class Gateway:
         token_cache_bytes: int = CACHE_BYTES,
         constraints: CompiledCache | None = None,
         pictures: PictureCache | None = None,
+        adapters: Sequence[str] = (),
     ) -> None:
         self._model = model
         self._to_engine = to_engine
@@ -125,6 +126,7 @@ class Gateway:
             ids=self._ids,
             draw_seed=lambda: seeds.getrandbits(63),
             pictures=None if pictures is None else (pictures.form, pictures.limits),
+            adapters=adapters,
         )
         self._constraints = constraints or CompiledCache(
             InlineCompiler(), "auto", entries=256, most_bytes=CompilerLimits().kept_bytes

@@ -14,7 +14,7 @@ import importlib
 import logging
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Generic, TypeVar, cast, get_args
@@ -387,7 +387,7 @@ class ProgramBackend:
         """Does nothing: the gateway owns the exchange."""
 
 
-def capabilities_of(name: str, image_tokens: int = 0) -> Capabilities:
+def capabilities_of(name: str, image_tokens: int = 0, adapters: Iterable[str] = ()) -> Capabilities:
     """Returns the capabilities of a runtime, as a program inside of it sees them.
 
     It takes no hints. The calls of a fork's branches arrive in the next turn of the loop, and share their prefix in the
@@ -396,6 +396,7 @@ def capabilities_of(name: str, image_tokens: int = 0) -> Capabilities:
     Args:
         name: the name that its clients use, for messages.
         image_tokens: of a picture at most; 0 for a model that reads text only.
+        adapters: their names.
     """
     return Capabilities(
         name=name,
@@ -408,4 +409,5 @@ def capabilities_of(name: str, image_tokens: int = 0) -> Capabilities:
         stop_regex=True,
         images=image_tokens > 0,
         image_tokens=image_tokens,
+        adapters=tuple(adapters),
     )

@@ -296,6 +296,7 @@ class GatewayServer:
             limits=self._limits,
             faults=fault_hook(),
             seed=self._options.seed,
+            adapters=tuple(self._options.adapters),
             token_cache_bytes=CACHE_BYTES if self._options.incremental_tokenization else 0,
             constraints=CompiledCache(
                 self._compiler,
@@ -308,7 +309,7 @@ class GatewayServer:
         image_tokens = 0 if form is None else most_tokens(form)
         self._long_prompts = LongPrompts(self._core, after=self._flush)
         self._programs = Programs(
-            capabilities_of(f"runtime {model}", image_tokens),
+            capabilities_of(f"runtime {model}", image_tokens, self._options.adapters),
             lambda: ChatTemplate(tokenizer.chat_template, tokens=tokenizer.template_tokens, name=model, checked=False),
             host=self._program_host,
             to_gateway=self._long_prompts.receive,

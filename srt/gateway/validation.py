@@ -11,7 +11,7 @@ from typing import assert_never
 import msgspec
 
 from ...lang.caching import COUNTED_MARKS, CacheObject, Caching
-from ...lang.errors import CapabilityError, ContextLengthError, ParameterError, RequestError
+from ...lang.errors import CapabilityError, ContextLengthError, ParameterError, RequestError, shown
 from ...lang.prompt import (
     MAX_PARTS,
     MAX_PRIVATE,
@@ -21,6 +21,7 @@ from ...lang.prompt import (
     Part,
     Private,
     Text,
+    adapted_salt,
     checked_tenant,
     namespace,
     openings,
@@ -49,6 +50,7 @@ from ...lang.status import MOST_NODES, MOST_SHOWN
 from ..core.batch import PICTURE_BASE
 from ..core.config import MAX_ENGINE_FRAME, GatewayLimits, PictureLimits
 from ..core.messages import (
+    NO_ADAPTER,
     EngineChoose,
     EngineGenerate,
     EnginePrefill,
@@ -81,6 +83,7 @@ class RequestValidator:
         ids: ids for engine requests, never the same twice.
         draw_seed: returns a seed for a request without one.
         pictures: the model's picture format, and the limits; None when it reads text only.
+        adapters: names, in the order in which the engine has them.
     """
 
     def __init__(
@@ -91,7 +94,9 @@ class RequestValidator:
         ids: Iterator[int],
         draw_seed: Callable[[], int],
         pictures: tuple[PictureFormat, PictureLimits] | None = None,
+        adapters: Sequence[str] = (),
     ) -> None:
+        self._adapters = {name: index for index, name in enumerate(adapters)}
         self._encoder = encoder
         self._tokenizer = tokenizer = encoder.tokenizer
         self._limits = limits
@@ -114,6 +119,9 @@ class RequestValidator:
 
     def generate(self, request: GenRequest, *, client: Client, now: float) -> GenCall:
         """Raises an UmbelError that says what is wrong with the request."""
+        if request.sampling.adapter:
+            origin = msgspec.structs.replace(request.origin, adapter=request.sampling.adapter)
+            request = msgspec.structs.replace(request, origin=origin)
         self._check(request.id, request.origin, request.prompt)
         self.check_least(request)
         self._check_sampling(request.sampling)
@@ -173,8 +181,9 @@ class RequestValidator:
         if request.unconditional:
             beginning = self._beginning("the unconditional log-probability of a choice")
             without = [[beginning, *choice] for choice in choices]
-            if schedule.private:  # the choices are said in the private part
-                schedule = msgspec.structs.replace(schedule, private=((1, schedule.private[-1][1]),))
+            whole = schedule.private[: schedule.adapter != NO_ADAPTER]  # of the adapter, which computes all of it
+            if schedule.private[len(whole) :]:  # the choices are said in the private part
+                schedule = msgspec.structs.replace(schedule, private=(*whole, (1, schedule.private[-1][1])))
             messages.append(EngineScore(next(self._ids), without, 1, schedule))
         call = ScoreCall(client, request.id, tuple(messages), self._deadline(request.origin, now), choices)
         if request.caching is not None:
@@ -325,16 +334,27 @@ class RequestValidator:
         return encoder.encode(prompt) or [self._beginning("an empty prompt")]
 
     def _schedule(self, prompt: Sequence[Part], origin: Origin) -> Schedule:
-        """Makes a Schedule without the timeout, which is filled in with the time left when the message is sent."""
-        opened = openings(origin.salt, prompt)
-        private: Borders = ()
+        """Makes a Schedule without the timeout, which is filled in with the time left when the message is sent.
+
+        What an adapter computes lies in a namespace of its own from the first token on.
+        """
+        salt = adapted_salt(origin.salt, origin.adapter)
+        opened = openings(salt, prompt)
+        private: Borders = ((0, salt),) if origin.adapter else ()
         if opened:
             encoder = self._encoder.salted(opened[-1][1])
             _, places = encoder.encode_marked(prompt, [place for place, _ in opened])
             names = [name for _, name in opened]
-            private = tuple(dict(zip(places, names, strict=True)).items())  # of two at one place the inner one
+            # Of two at one place the inner one counts.
+            private = tuple((dict(private) | dict(zip(places, names, strict=True))).items())
         return Schedule(
-            origin.program_id, origin.fork_group, origin.salt, origin.priority, ahead=origin.ahead, private=private
+            origin.program_id,
+            origin.fork_group,
+            origin.salt,
+            origin.priority,
+            ahead=origin.ahead,
+            private=private,
+            adapter=self._adapters[origin.adapter] if origin.adapter else NO_ADAPTER,
         )
 
     def _encode_marked(self, request: GenRequest | ScoreRequest) -> tuple[list[int], Schedule, MarkedPrompt | None]:
@@ -394,6 +414,9 @@ class RequestValidator:
                 f"salt {origin.salt[:40]!r} is not allowed; write at most {limits.max_salt_length} "
                 "letters, digits, - or _"
             )
+        if origin.adapter and origin.adapter not in self._adapters:
+            known = f"write one of {', '.join(self._adapters)}" if self._adapters else "leave it out"
+            raise ParameterError(f"adapter={shown(origin.adapter)} is not loaded; {known}")
         if abs(origin.priority) > limits.max_priority:
             raise ParameterError(
                 f"priority={origin.priority} is out of range; write -{limits.max_priority} to {limits.max_priority}"

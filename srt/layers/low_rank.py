@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..core.batch import NO_ADAPTER
+from ..core.messages import NO_ADAPTER
 from .checkpoint import LinearTensors
 
 

@@ -9,7 +9,7 @@ A file of `families/` reads them from a Hugging Face configuration. Three execut
 Only some families have the parts in brackets. Several maps (queries, keys and values; gate and up) are one product.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -289,16 +289,14 @@ def layer_tensors(config: DecoderConfig, index: int) -> LayerTensors:
 
 
 def linear_maps(config: DecoderConfig) -> list[LinearTensors]:
-    """Returns the products of all layers, without those of experts: the maps that adapters may change."""
-    products = []
+    """Returns the maps that adapters may change: all products but those of experts and of recurrent layers."""
+    products: list[LinearTensors] = []
     for index, layer in enumerate(config.layers):
         tensors = layer_tensors(config, index)
-        parts = [getattr(tensors, field.name) for field in fields(tensors)]
-        absent = {tensors.gate_up, tensors.down} if layer.experts is not None else set()
-        if layer.recurrent is not None:
-            absent |= {tensors.qkv, tensors.output}
-            products += layer.recurrent.maps(f"{tensors.prefix}.{layer.recurrent.name}", config.hidden_size)
-        products += [part for part in parts if isinstance(part, LinearTensors) and part not in absent]
+        if layer.recurrent is None:
+            products += [tensors.qkv, tensors.output]
+        if layer.experts is None:
+            products += [tensors.gate_up, tensors.down]
     return products
 
 

@@ -21,6 +21,7 @@ from ..constraints.matcher import MatcherCache
 from ..core.batch import PICTURE_BASE, PICTURE_END, LogitsError, PictureStore, picture_spans
 from ..core.instruments import Clock, Counters, FaultHook
 from ..core.messages import (
+    NO_ADAPTER,
     Ended,
     EngineChoose,
     EngineFailed,
@@ -371,6 +372,8 @@ class RequestFactory:
         assert isinstance(schedule.priority, int), "orders compare it"
         assert isinstance(schedule.ahead, int), "orders compare it"
         assert schedule.timeout is None or not math.isnan(schedule.timeout), "the clock is compared with it"
+        opened = schedule.private[0][0] if schedule.private else None
+        assert schedule.adapter == NO_ADAPTER or opened == 0, "no other prompt shares keys with an adapter's"
         self._arrived += 1
         return Request(self._arrived, message_id, tokens, job, schedule, now, pictures)
 

@@ -57,6 +57,7 @@ from numpy.typing import NDArray
 from ...fsm.tokens.vocabulary import pack
 from ...lang.sampling import SamplingParams
 from ..core.batch import DUMMY_SLOT, Allowed, Batch, Logits, Pending, PictureRows, RowNeed, RowRequests, StateRun
+from ..core.messages import NO_ADAPTER
 from ..multimodal.sequence import NO_PICTURES
 from ..sampling.gumbel import Limits, draw_keys
 from ..sampling.sampler import changes_logits
@@ -148,6 +149,7 @@ class StepPlan:
             if r.known > r.start:
                 write_slots[first : min(first + r.known - r.start, last)] = DUMMY_SLOT
         sources = _sources(rows, offsets + counts - 1, token_ids)
+        adapters = np.array([r.request.schedule.adapter for r in rows], dtype=np.int32)
         seeing = any(r.request.pictures is not NO_PICTURES for r in rows)
         return Batch(
             token_ids=token_ids,
@@ -166,6 +168,7 @@ class StepPlan:
             token_sources=sources,
             pictures=_pictures(rows, offsets) if seeing else (),
             spans=_spans(rows) if seeing else (),
+            adapters=np.repeat(adapters, counts) if (adapters != NO_ADAPTER).any() else None,
             states=tuple(run for r in rows for run in r.states),
         )
 

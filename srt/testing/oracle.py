@@ -23,7 +23,7 @@ from ...lang.protocol import FinishReason
 from ...lang.sampling import SamplingParams
 from ..cache.state_slots import NO_STATE
 from ..core.batch import DUMMY_SLOT, PICTURE_BASE, Batch, Logits, PictureRows, PictureSpan, RowNeed, RowRequests
-from ..core.messages import EnginePicture
+from ..core.messages import NO_ADAPTER, EnginePicture
 from ..multimodal.sequence import HeldPictures
 from ..sampling.gumbel import SampleRequest, gumbel
 from ..sampling.sampler import Sampler, choose_few
@@ -45,12 +45,12 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         return values ^ (values >> np.uint64(31))
 
 
-def histories(token_ids: NDArray[np.integer], *, start: int = 0) -> NDArray[np.uint64]:
-    """Computes fingerprints: entry i is that of tokens [0, i], a running sum of hashes of (token, position).
+def histories(token_ids: NDArray[np.integer], *, start: int = 0, adapter: int = NO_ADAPTER) -> NDArray[np.uint64]:
+    """Computes fingerprints: entry i is that of tokens [0, i], a running sum of hashes of (token, position, adapter).
 
     start: the position of the first token.
     """
-    ids = np.asarray(token_ids).astype(np.uint64)
+    ids = np.asarray(token_ids).astype(np.uint64) + np.uint64((adapter + 1) << 32)
     positions = np.arange(start, start + len(ids), dtype=np.uint64)
     with np.errstate(over="ignore"):
         return np.cumsum(_mix(ids * np.uint64(0x100000001B3) + _mix(positions)), dtype=np.uint64)
@@ -60,11 +60,13 @@ def histories(token_ids: NDArray[np.integer], *, start: int = 0) -> NDArray[np.u
 class OracleModel:
     """Computes logits of a history, the same on every machine. One token of a row stands out, two more are likely.
 
-    `favourites`: the tokens among which the likely ones are chosen; None: the whole vocabulary.
+    `favourites`: the tokens among which the likely ones are chosen; None: the whole vocabulary. `adapter`: of the
+    histories of `reference`.
     """
 
     vocab_size: int
     favourites: tuple[int, ...] | None = None
+    adapter: int = NO_ADAPTER
 
     def __post_init__(self) -> None:
         assert 2 <= self.vocab_size <= _LARGEST_VOCABULARY, "larger vocabularies could tie"
@@ -85,7 +87,7 @@ class OracleModel:
 
     def reference(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Computes next-token logits of a whole sequence, without any cache."""
-        row: NDArray[np.float32] = self.logits(histories(np.array(token_ids))[-1:])[0]
+        row: NDArray[np.float32] = self.logits(histories(np.array(token_ids), adapter=self.adapter)[-1:])[0]
         return row
 
 
@@ -152,7 +154,7 @@ class OracleRunner:
         first = 0
         for index, count in enumerate(batch.query_lengths.tolist()):
             gathered = self._gather(batch, index)
-            fingerprints.append(histories(gathered))
+            fingerprints.append(histories(gathered, adapter=_adapter(batch, slice(first, first + count))))
             spans.append(self.pictures.spans_of(gathered))
             self.pictures.widen(fingerprints[-1], spans[-1])
             rows = slice(first, first + count)
@@ -192,7 +194,8 @@ class OracleRunner:
                 raise OracleError(f"row {first}, position {position}: state {run.source} is after {before[0]} tokens")
             if run.target == NO_STATE:
                 raise OracleError(f"row {first} overwrites the state of zeros")
-            states[rows] = histories(batch.token_ids[rows], start=before[0]) + before[1]
+            own = histories(batch.token_ids[rows], start=before[0], adapter=_adapter(batch, rows))
+            states[rows] = own + before[1]
             first += run.rows
             self._states[run.target] = (before[0] + run.rows, states[first - 1])
         return states
@@ -249,6 +252,16 @@ class OracleRunner:
             first += len(own)
         if (np.diff(batch.logit_rows) <= 0).any() or (batch.logit_rows >= batch.rows).any():
             raise OracleError("logit rows are not ascending rows of the batch")
+
+
+def _adapter(batch: Batch, rows: slice) -> int:
+    """Returns the adapter of the rows of one sequence."""
+    if batch.adapters is None:
+        return NO_ADAPTER
+    used = batch.adapters[rows]
+    if (used != used[0]).any():
+        raise OracleError(f"rows of one sequence use the adapters {sorted(set(used.tolist()))}")
+    return int(used[0])
 
 
 def _answer_picks(logits: NDArray[np.float32], row_requests: RowRequests) -> Logits:

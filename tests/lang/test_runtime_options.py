@@ -23,8 +23,8 @@ def made(**given: Any) -> RuntimeOptions:
 def test_type_checkers_see_every_option_with_its_type() -> None:
     declared, written = get_type_hints(RuntimeOptions), get_type_hints(KeywordOptions)
     assert declared.keys() - {"model"} == written.keys() - {"cache", "scheduling"}
-    assert {name: kind for name, kind in declared.items() if name not in ("model", "debug")} == {
-        name: kind for name, kind in written.items() if name not in ("cache", "scheduling", "debug")
+    assert {name: kind for name, kind in declared.items() if name not in ("model", "debug", "adapters")} == {
+        name: kind for name, kind in written.items() if name not in ("cache", "scheduling", "debug", "adapters")
     }
 
 

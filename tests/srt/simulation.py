@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import random
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
@@ -61,7 +61,9 @@ TICK = 0.01  # virtual seconds
 PONG = 100  # ticks between the gateway's signs of life
 CONTEXT = 160
 POOL = 300
+ADAPTERS = ("sql", "law")
 OPTIONS = RuntimeOptions(
+    adapters=dict.fromkeys(ADAPTERS, "of the oracle"),
     model="oracle",
     context_length=CONTEXT,
     pool_tokens=POOL,
@@ -303,7 +305,11 @@ class World:
         return "the umbel " * self.dice.randint(0, 6) + self.dice.choice(("", "sings", "is an", "é"))
 
     def _origin(self) -> Origin:
-        return Origin(timeout=self.dice.choice((None, None, 5.0, 0.2)), salt=self.dice.choice(("", "s")))
+        return Origin(
+            timeout=self.dice.choice((None, None, 5.0, 0.2)),
+            salt=self.dice.choice(("", "s")),
+            adapter=self.dice.choice(("", "", "", *ADAPTERS)),
+        )
 
     def _generate(self, label: str) -> GenRequest:
         dice = self.dice
@@ -380,9 +386,9 @@ def _verify_choices(request: ScoreRequest, ending: Scored) -> None:
     """They are as probable as they are to a runtime that serves nothing else."""
 
     async def run() -> Scored:
-        backend = LocalBackend(context_length=CONTEXT, pool_tokens=POOL)
+        backend = LocalBackend(context_length=CONTEXT, pool_tokens=POOL, adapters=OPTIONS.adapters)
         try:
-            return await backend.score(msgspec.structs.replace(request, origin=Origin()))
+            return await backend.score(msgspec.structs.replace(request, origin=Origin(adapter=request.origin.adapter)))
         finally:
             await backend.close()
 
@@ -395,10 +401,10 @@ def _verify_choices(request: ScoreRequest, ending: Scored) -> None:
 def _constrained_reference(request: GenRequest) -> list[str]:
     """The texts of the request alone, without faults and without jumps; none when it is refused."""
     assert request.sampling.seed is not None, "clients of the simulation name their seeds"
-    alone = msgspec.structs.replace(request, origin=Origin(), stream=False)
+    alone = msgspec.structs.replace(request, origin=Origin(adapter=request.origin.adapter), stream=False)
 
     async def run() -> list[str]:
-        backend = LocalBackend(jump_forward=False, context_length=CONTEXT, pool_tokens=POOL)
+        backend = LocalBackend(jump_forward=False, context_length=CONTEXT, pool_tokens=POOL, adapters=OPTIONS.adapters)
         try:
             async for event in backend.generate(alone):
                 if isinstance(event, Final):
@@ -417,7 +423,7 @@ def _reference(request: GenRequest, index: int) -> str:
     seed = ((request.sampling.seed or 0) + index) % 2**63
     fields = {name: getattr(request.sampling, name) for name in request.sampling.__struct_fields__}
     reference = reference_generate(
-        MODEL,
+        replace(MODEL, adapter=("", *ADAPTERS).index(request.origin.adapter) - 1),
         ENCODER.encode(request.prompt),
         SamplingParams(**{**fields, "n": 1, "seed": seed}),
         eos_ids=TOKENIZER.eos_ids,

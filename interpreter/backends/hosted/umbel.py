@@ -100,6 +100,7 @@ def expected_capabilities(name: str, *, programs: bool) -> Capabilities:
         logprobs=True,
         probability=True,
         stop_regex=True,
+        adapters=None,
         programs=programs,
         constraints=get_args(ConstraintKind),
     )
