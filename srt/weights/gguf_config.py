@@ -6,8 +6,8 @@ against it.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ...lang.errors import ModelError
 from .gguf_file import GgufFile, Metadata
@@ -15,9 +15,28 @@ from .gguf_file import GgufFile, Metadata
 Config = dict[str, object]
 
 GEMMA3_SLIDING_PATTERN = 6  # every sixth layer attends to everything
-GEMMA3_27B_LAYERS = 62  # the one size whose queries are not scaled by head_dim
+GEMMA2_27B_LAYERS = 46  # this and the following: the one size whose queries are not scaled by head_dim
+GEMMA3_27B_LAYERS = 62
 GEMMA3_LOCAL_ROPE = 10_000.0
+LONGROPE_FACTORS = {"rope_factors_long.weight": "long_factor", "rope_factors_short.weight": "short_factor"}
 LLAMA3_CONTEXTS = (8192, 4096, 16384)  # original context lengths that Llama 3 scaling may start from
+
+
+# Norms of a layer: name in GGUF → in Hugging Face.
+LLAMA_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+GEMMA_NORMS = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+OLMO_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+GLM_NORMS = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_self_attn_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +50,11 @@ class Architecture:
     adds_one_to_norms: bool = False  # the file holds 1 + w where Hugging Face holds w
     query_key_bias: bool = False
     query_key_norm: bool = False
-    post_norms: bool = False  # norms also after attention and feed-forward
+    whole_norm: bool = False  # of all queries of a row, and of all its keys; else of each head
+    fused_qkv: bool = False  # queries, keys and values are one tensor
+    fused_gate_up: bool = False
+    rotates_part: bool = False  # some dimensions of a head, the first ones, are rotated
+    norms: Mapping[str, str] = field(default_factory=lambda: LLAMA_NORMS)
 
 
 ARCHITECTURES = {
@@ -40,14 +63,31 @@ ARCHITECTURES = {
         Architecture("llama", "llama", "LlamaForCausalLM", rotates_pairs=True),
         Architecture("mistral", "mistral", "MistralForCausalLM", rotates_pairs=True),
         Architecture("qwen2", "qwen2", "Qwen2ForCausalLM", query_key_bias=True),
+        Architecture("qwen2vl", "qwen2", "Qwen2ForCausalLM", query_key_bias=True),  # the text part; so is qwen3vl
         Architecture("qwen3", "qwen3", "Qwen3ForCausalLM", query_key_norm=True),
+        Architecture("qwen3vl", "qwen3", "Qwen3ForCausalLM", query_key_norm=True),
+        Architecture("gemma", "gemma", "GemmaForCausalLM", adds_one_to_norms=True),
+        Architecture("gemma2", "gemma2", "Gemma2ForCausalLM", adds_one_to_norms=True, norms=GEMMA_NORMS),
         Architecture(
             "gemma3",
             "gemma3_text",
             "Gemma3ForCausalLM",
             adds_one_to_norms=True,
             query_key_norm=True,
-            post_norms=True,
+            norms=GEMMA_NORMS,
+        ),
+        Architecture("phi3", "phi3", "Phi3ForCausalLM", fused_qkv=True, fused_gate_up=True, rotates_part=True),
+        Architecture("smollm3", "smollm3", "SmolLM3ForCausalLM", rotates_pairs=True),
+        Architecture("olmo2", "olmo2", "Olmo2ForCausalLM", query_key_norm=True, whole_norm=True, norms=OLMO_NORMS),
+        Architecture("granite", "granite", "GraniteForCausalLM", rotates_pairs=True),
+        Architecture(
+            "glm4",
+            "glm4",
+            "Glm4ForCausalLM",
+            query_key_bias=True,
+            fused_gate_up=True,
+            rotates_part=True,
+            norms=GLM_NORMS,
         ),
     )
 }
@@ -82,7 +122,7 @@ def config_of(gguf: GgufFile) -> Config:
             f"in {len(gguf.tensors)} tensors"
         )
     head_dim = read.integer("attention.key_length", read.integer("rope.dimension_count", hidden // heads))
-    _check_head_dim(gguf, read, head_dim)
+    _check_head_dim(gguf, read, head_dim, rotates_part=architecture.rotates_part)
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelError(f"{gguf.path} holds no embedding 'token_embd.weight'; give a GGUF of a whole language model")
@@ -144,8 +184,36 @@ def _particulars(architecture: Architecture, read: _Keys, config: Config) -> Con
             return {"hidden_act": "silu", "sliding_window": window or None}
         case "qwen2" | "qwen3":
             return {"hidden_act": "silu", "use_sliding_window": False, "sliding_window": None}
+        case "gemma":
+            return {"hidden_act": "gelu_pytorch_tanh"}
+        case "gemma2":
+            return _gemma2(read, config)
         case "gemma3_text":
             return _gemma3(read, config)
+        case "phi3":
+            window = read.integer("attention.sliding_window", 0)
+            original = read.integer("rope.scaling.original_context_length", read.integer("context_length"))
+            return {
+                "hidden_act": "silu",
+                "sliding_window": window or None,
+                "original_max_position_embeddings": original,
+                "partial_rotary_factor": _rotated_part(read, config),
+            }
+        case "smollm3":
+            return {"hidden_act": "silu", "mlp_bias": False, "use_sliding_window": False}
+        case "olmo2":
+            return _olmo(read)
+        case "granite":
+            return {
+                "hidden_act": "silu",
+                "mlp_bias": False,
+                "embedding_multiplier": _decimal(read.positive("embedding_scale", 1.0)),
+                "residual_multiplier": _decimal(read.positive("residual_scale", 1.0)),
+                "attention_multiplier": _decimal(read.positive("attention.scale", 1.0)),
+                "logits_scaling": _decimal(read.positive("logit_scale", 1.0)),
+            }
+        case "glm4":
+            return {"hidden_act": "silu", "partial_rotary_factor": _rotated_part(read, config)}
         case other:
             raise AssertionError(f"no particulars for {other}")
 
@@ -170,9 +238,39 @@ def _gemma3(read: _Keys, config: Config) -> Config:
     }
 
 
-def _check_head_dim(gguf: GgufFile, read: _Keys, head_dim: int) -> None:
+def _gemma2(read: _Keys, config: Config) -> Config:
+    layers, heads = read.integer("block_count"), read.integer("attention.head_count")
+    whole_width_scale = layers == GEMMA2_27B_LAYERS
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": read.integer("embedding_length") // heads if whole_width_scale else config["head_dim"],
+        "sliding_window": read.integer("attention.sliding_window", 4096),
+        "layer_types": ["full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)],
+        "final_logit_softcapping": read.positive("final_logit_softcapping", 30.0),
+        "attn_logit_softcapping": read.positive("attn_logit_softcapping", 50.0),
+    }
+
+
+def _olmo(read: _Keys) -> Config:
+    """OLMo 3 has the architecture of OLMo 2, and a window."""
+    if not read.has("attention.sliding_window"):
+        return {"hidden_act": "silu"}
+    raise ModelError(
+        f"{read.metadata.path}: OLMo 3 is not supported as GGUF; use the model's safetensors folder instead"
+    )
+
+
+def _rotated_part(read: _Keys, config: Config) -> float:
+    head_dim = config["head_dim"]
+    assert isinstance(head_dim, int), "config_of put it there"
+    return read.integer("rope.dimension_count", head_dim) / head_dim
+
+
+def _check_head_dim(gguf: GgufFile, read: _Keys, head_dim: int, *, rotates_part: bool) -> None:
     value_dim = read.integer("attention.value_length", head_dim)
     rotated = read.integer("rope.dimension_count", head_dim)
+    if rotates_part and 0 < rotated < head_dim:
+        rotated = head_dim
     if head_dim < 2 or head_dim % 2 or value_dim != head_dim or rotated != head_dim:
         raise ModelError(
             f"{gguf.path}: heads of {head_dim} for keys, {value_dim} for values and {rotated} rotated dimensions; "
@@ -189,8 +287,8 @@ def rope_scaling(gguf: GgufFile, head_dim: int) -> Config | None:
     factors = gguf.tensors.get("rope_freqs.weight")
     if factors is not None:
         return _llama3_scaling(gguf, head_dim)
-    if any(name.startswith("rope_factors_") for name in gguf.tensors):
-        raise ModelError(f"{gguf.path}: LongRoPE scaling is not supported; use a model with YaRN, linear or no scaling")
+    if any(name in gguf.tensors for name in LONGROPE_FACTORS):
+        return _long_scaling(gguf, read, head_dim)
     match read.text("rope.scaling.type", "none"):
         case "none":
             factor = read.positive("rope.scale_linear", 1.0)  # the older spelling of linear scaling
@@ -217,6 +315,21 @@ def _yarn_scaling(read: _Keys) -> Config:
     multiplier = read.positive("rope.scaling.attn_factor", 1.0)
     if multiplier != 1.0:  # llama.cpp multiplies YaRN's own attention factor by it
         scaling["attention_factor"] = multiplier * (0.1 * math.log(factor) + 1.0)
+    return scaling
+
+
+def _long_scaling(gguf: GgufFile, read: _Keys, head_dim: int) -> Config:
+    rotated = read.integer("rope.dimension_count", head_dim)
+    scaling: Config = {"rope_type": "longrope"}
+    for name, key in LONGROPE_FACTORS.items():
+        tensor = gguf.tensors.get(name)
+        if tensor is None or tensor.type_name != "F32" or tensor.shape != (rotated // 2,):
+            raise ModelError(
+                f"{gguf.path} is damaged: {name} is no list of {rotated // 2} factors; download the whole model again"
+            )
+        scaling[key] = list(map(_decimal, tensor.read(0, 1).view("<f4")[0].tolist()))
+    if read.has("rope.scaling.attn_factor"):
+        scaling["attention_factor"] = _decimal(read.positive("rope.scaling.attn_factor"))
     return scaling
 
 

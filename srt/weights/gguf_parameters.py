@@ -6,11 +6,11 @@ Every parameter that the config implies must be present with its shape, and no t
 from dataclasses import dataclass
 
 from ...lang.errors import ModelError
-from .gguf_config import Architecture, Config
+from .gguf_config import LONGROPE_FACTORS, Architecture, Config
 from .gguf_file import GgufFile, GgufTensor
 
 # Read by llama.cpp, but no parameters in Hugging Face: RoPE tables, whose parameters are in the config.
-_NOT_PARAMETERS = frozenset({"rope_freqs.weight"})
+_NOT_PARAMETERS = frozenset({"rope_freqs.weight", *LONGROPE_FACTORS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +68,22 @@ def _expected(architecture: Architecture, config: Config) -> dict[str, tuple[str
         table["output.weight"] = ("lm_head.weight", (size("vocab_size"), hidden), None)
     turned = architecture.rotates_pairs
     layer: dict[str, tuple[str, tuple[int, ...], int | None]] = {
-        "attn_norm.weight": ("input_layernorm.weight", (hidden,), None),
-        "attn_q.weight": ("self_attn.q_proj.weight", (query, hidden), heads if turned else None),
-        "attn_k.weight": ("self_attn.k_proj.weight", (key, hidden), kv_heads if turned else None),
-        "attn_v.weight": ("self_attn.v_proj.weight", (key, hidden), None),
         "attn_output.weight": ("self_attn.o_proj.weight", (hidden, query), None),
-        "ffn_gate.weight": ("mlp.gate_proj.weight", (inner, hidden), None),
-        "ffn_up.weight": ("mlp.up_proj.weight", (inner, hidden), None),
         "ffn_down.weight": ("mlp.down_proj.weight", (hidden, inner), None),
     }
+    if architecture.fused_qkv:
+        layer["attn_qkv.weight"] = ("self_attn.qkv_proj.weight", (query + 2 * key, hidden), None)
+    else:
+        layer["attn_q.weight"] = ("self_attn.q_proj.weight", (query, hidden), heads if turned else None)
+        layer["attn_k.weight"] = ("self_attn.k_proj.weight", (key, hidden), kv_heads if turned else None)
+        layer["attn_v.weight"] = ("self_attn.v_proj.weight", (key, hidden), None)
+    if architecture.fused_gate_up:
+        layer["ffn_up.weight"] = ("mlp.gate_up_proj.weight", (2 * inner, hidden), None)
+    else:
+        layer["ffn_gate.weight"] = ("mlp.gate_proj.weight", (inner, hidden), None)
+        layer["ffn_up.weight"] = ("mlp.up_proj.weight", (inner, hidden), None)
+    for theirs, ours in architecture.norms.items():
+        layer[f"{theirs}.weight"] = (f"{ours}.weight", (hidden,), None)
     if config["attention_bias"]:
         layer["attn_q.bias"] = ("self_attn.q_proj.bias", (query,), heads if turned else None)
         layer["attn_k.bias"] = ("self_attn.k_proj.bias", (key,), kv_heads if turned else None)
@@ -84,14 +91,9 @@ def _expected(architecture: Architecture, config: Config) -> dict[str, tuple[str
         if not architecture.query_key_bias:  # Llama's attention_bias covers the output projection too
             layer["attn_output.bias"] = ("self_attn.o_proj.bias", (hidden,), None)
     if architecture.query_key_norm:
-        layer["attn_q_norm.weight"] = ("self_attn.q_norm.weight", (head_dim,), None)
-        layer["attn_k_norm.weight"] = ("self_attn.k_norm.weight", (head_dim,), None)
-    if architecture.post_norms:
-        layer["post_attention_norm.weight"] = ("post_attention_layernorm.weight", (hidden,), None)
-        layer["ffn_norm.weight"] = ("pre_feedforward_layernorm.weight", (hidden,), None)
-        layer["post_ffw_norm.weight"] = ("post_feedforward_layernorm.weight", (hidden,), None)
-    else:
-        layer["ffn_norm.weight"] = ("post_attention_layernorm.weight", (hidden,), None)
+        widths = (query, key) if architecture.whole_norm else (head_dim, head_dim)
+        layer["attn_q_norm.weight"] = ("self_attn.q_norm.weight", widths[:1], None)
+        layer["attn_k_norm.weight"] = ("self_attn.k_norm.weight", widths[1:], None)
     for index in range(size("num_hidden_layers")):
         for source, (name, shape, reordered) in layer.items():
             table[f"blk.{index}.{source}"] = (f"model.layers.{index}.{name}", shape, reordered)

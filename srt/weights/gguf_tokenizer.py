@@ -41,11 +41,22 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
     rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 )
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
+    rf"{_CONTRACTIONS}?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
+# Digits are cut out before all else, so blanks in front of one are not divided.
+_REFACT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\p{N}|\s+(?=\p{N})|\s+(?!\S)|\s+"
 _EXPRESSIONS: dict[str, str | None] = {
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "smaug-bpe": _LLAMA3,
+    "dbrx": _LLAMA3,  # Phi 4, OLMo 2
+    "chatglm-bpe": _LLAMA3,
+    "glm4": _LLAMA3,
+    "gpt-4o": _GPT4O,  # Phi-4-mini
+    "refact": _REFACT,  # Granite 3
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
     "tekken": _TEKKEN,
@@ -53,7 +64,17 @@ _EXPRESSIONS: dict[str, str | None] = {
     "default": None,
 }
 _TURN_ENDS = frozenset(
-    {"<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<eos>", "</s>"}
+    {
+        "<|end|>",
+        "<|endoftext|>",
+        "<|im_end|>",
+        "<|end_of_text|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<end_of_turn>",
+        "<eos>",
+        "</s>",
+    }
 )
 _BOS_BY_DEFAULT = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
 _WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})  # a word in the vocabulary skips merges

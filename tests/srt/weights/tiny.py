@@ -17,6 +17,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
@@ -80,6 +82,27 @@ def _llama(**options: Any) -> Callable[[int], PreTrainedModel]:
     return lambda size: LlamaForCausalLM(LlamaConfig(vocab_size=size, **{**SIZES, **options}))
 
 
+def _auto(model_type: str, **options: Any) -> Callable[[int], PreTrainedModel]:
+    sizes = {
+        **SIZES,
+        "hidden_size": 128,
+        "pad_token_id": 0,
+    }  # heads of 32 where they follow from it
+
+    def build(size: int) -> PreTrainedModel:
+        config = AutoConfig.for_model(model_type, vocab_size=size, **{**sizes, **options})
+        return AutoModelForCausalLM.from_config(config)
+
+    return build
+
+
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1 + place / 8 for place in range(12)],
+    "long_factor": [1.0 + place for place in range(12)],
+}
 FAMILIES = (
     Family("llama", gguf.MODEL_ARCH.LLAMA, _llama(), prepend_bpe, rotates_pairs=True),
     Family("llama, tied", gguf.MODEL_ARCH.LLAMA, _llama(tie_word_embeddings=True), byte_level, rotates_pairs=True),
@@ -139,6 +162,54 @@ FAMILIES = (
         adds_one_to_norms=True,
         metadata={"attention.sliding_window": 8},
     ),
+    Family(
+        "gemma2",
+        gguf.MODEL_ARCH.GEMMA2,
+        _auto("gemma2", sliding_window=8, query_pre_attn_scalar=32, tie_word_embeddings=True),
+        gemma_like,
+        adds_one_to_norms=True,
+        metadata={
+            "attention.sliding_window": 8,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
+    Family(
+        "phi3",
+        gguf.MODEL_ARCH.PHI3,
+        _auto("phi3", rope_parameters=LONG_ROPE, original_max_position_embeddings=64),
+        byte_level,
+        metadata={"rope.dimension_count": 24, "rope.scaling.original_context_length": 64},
+    ),
+    Family(
+        "smollm3",
+        gguf.MODEL_ARCH.SMOLLM3,
+        _auto("smollm3", num_hidden_layers=4),
+        byte_level,
+        rotates_pairs=True,
+    ),
+    Family("olmo2", gguf.MODEL_ARCH.OLMO2, _auto("olmo2"), byte_level),
+    Family(
+        "granite",
+        gguf.MODEL_ARCH.GRANITE,
+        _auto(
+            "granite",
+            embedding_multiplier=12.0,
+            residual_multiplier=0.22,
+            attention_multiplier=0.05,
+            logits_scaling=8.0,
+        ),
+        byte_level,
+        rotates_pairs=True,
+        metadata={"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.05, "logit_scale": 8.0},
+    ),
+    Family(
+        "glm4",
+        gguf.MODEL_ARCH.GLM4,
+        _auto("glm4", head_dim=32),
+        byte_level,
+        metadata={"rope.dimension_count": 16},
+    ),
 )
 BY_NAME = {family.name: family for family in FAMILIES}
 
@@ -179,8 +250,9 @@ def write_gguf(path: Path, family: Family, *, kind: str = "F32") -> PreTrainedMo
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(_theta(model))
     for key, value in family.metadata.items():
@@ -253,6 +325,9 @@ def _add_tensors(writer: gguf.GGUFWriter, family: Family, model: PreTrainedModel
         raw_type = gguf.GGMLQuantizationType[quantised]
         writer.add_tensor(target, gguf.quants.quantize(values, raw_type), raw_dtype=raw_type)
     rope = config.rope_parameters
+    if rope.get("rope_type") == "longrope":
+        for name in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], dtype=np.float32))
     if rope.get("rope_type") == "llama3":
         frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
         plain = rope["rope_theta"] ** (-torch.arange(0, config.head_dim, 2).float() / config.head_dim)
