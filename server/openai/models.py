@@ -87,5 +87,5 @@ async def read_model(asked: Asked[None]) -> Reply:
 
 ENDPOINTS = (
     Endpoint("GET", "/v1/models", list_models, "List the models", answer=ModelList, errors=(503,)),
-    Endpoint("GET", "/v1/models/{model}", read_model, "Describe one model", answer=ModelEntry, errors=(404, 503)),
+    Endpoint("GET", "/v1/models/{model:path}", read_model, "Describe one model", answer=ModelEntry, errors=(404, 503)),
 )

@@ -17,3 +17,14 @@ def test_a_model_says_whether_it_has_a_chat_template_of_its_own(template: str | 
             assert (await client.get("/v1/models/oracle")).json == listed
 
     asyncio.run(scenario())
+
+
+def test_a_model_is_found_by_a_name_with_a_slash() -> None:
+    async def scenario() -> None:
+        async with served(names=("org/repo:Q4_K_M",)) as client:
+            (listed,) = (await client.get("/v1/models")).json["data"]
+            assert listed["id"] == "org/repo:Q4_K_M"
+            assert (await client.get("/v1/models/org/repo:Q4_K_M")).json == listed
+            assert (await client.get("/v1/models/org/none")).status == 404
+
+    asyncio.run(scenario())
