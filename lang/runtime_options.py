@@ -26,7 +26,7 @@ from .transport.keys import Listen
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
-Weights = Literal["auto", "float32", "bf16", "int8"]
+Weights = Literal["auto", "float32", "bf16", "int8", "int4"]
 Kernels = Literal["auto", "native", "triton", "torch"]
 KVDType = Literal["auto", "fp8"]
 Policy = Literal["lpm", "fcfs"]
@@ -123,8 +123,10 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             with different adapters, and without one, run in one batch. The oracle takes names, and reads no folder.
         dtype: of the KV cache and of what torch and the tiles of AMX compute; "auto" takes what this machine computes
             fastest. "float32" rounds nothing but the weights, if those are asked to be smaller.
-        weights: how the native CPU kernels keep the model: "float32", "bf16", or "int8" (a scale for each output, half
-            the memory, not exact); "auto" takes "bf16" for a checkpoint in 16 bits, else "float32".
+        weights: how the model is kept: "float32"; "bf16"; "int8" (native CPU kernels: a scale for each output, half the
+            memory of 16 bits, not exact); "int4" (a scale for each 32 weights, head in 8 bits, a quarter, less exact:
+            `umbel eval` measures both); "auto" keeps what the checkpoint has: 16 bits, float32, GGUF blocks, or packed
+            matrices.
         kv_dtype: of the KV cache: "fp8" rounds keys and values to float8 (e4m3, 3 bits of fraction), so that the same
             memory holds twice as many tokens as in 16 bits, and of the default model 7 of 100 most likely tokens
             change; "auto" takes dtype.

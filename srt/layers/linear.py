@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from .checkpoint import Checkpoint, LinearTensors
 from .low_rank import Adapter, AdapterRows, LowRankChanges
+from .quantized import QuantizedMethod, QuantizedTensor
 
 HEAD_ROWS = 64  # rows of one product with the vocabulary
 HEAD_BLOCK = 65_536  # tokens of one such product where weights are packed; smaller blocks cost speed at one row
@@ -137,10 +138,17 @@ class TorchHead:
     reason packed blocks are converted one by one in one buffer, so a start is faster and needs less memory.
     """
 
-    def __init__(self, weight: torch.Tensor, *, dtype: torch.dtype, scale: float, softcap: float, packed: bool) -> None:
-        self._method = dense_method(packed=packed)
+    def __init__(
+        self, weight: torch.Tensor | QuantizedTensor, *, dtype: torch.dtype, scale: float, softcap: float, packed: bool
+    ) -> None:
+        # Any: only the method reads its weights.
+        self._method: QuantMethod[Any] = dense_method(packed=packed)
         self._scale = scale
         self._softcap = softcap
+        if isinstance(weight, QuantizedTensor):
+            self._method, self._widths = QuantizedMethod(), [weight.shape[0]]
+            self._blocks: list[Any] = [(weight,)]
+            return
         blocks = torch.split(weight, HEAD_BLOCK) if packed else (weight,)
         self._widths = [len(block) for block in blocks]
         if packed:

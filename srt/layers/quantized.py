@@ -23,7 +23,6 @@ from torch.nn import functional
 from .checkpoint import Checkpoint, LinearTensors, Tensors
 
 PIECE = 1 << 22  # weights that are dequantised at a time: 16 MiB of float32
-INT4_GROUP = 32  # inputs that share a scale in weights="int4"
 
 
 class Codes(Enum):
@@ -92,6 +91,12 @@ class QuantizedTensor:
             values = values - self.zeros[first:end, :, None]
         scaled: torch.Tensor = values * self.scales[first:end, :, None].float()
         return scaled.flatten(1)
+
+    def take(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Dequantises some outputs, int64 [n] → float32 [n, inputs], in the order of the codes."""
+        zeros = None if self.zeros is None else self.zeros[outputs]
+        some = replace(self, codes=self.codes[outputs], scales=self.scales[outputs], zeros=zeros)
+        return some.rows(0, len(outputs))
 
     def pieces(self) -> Iterator[tuple[int, int, torch.Tensor]]:
         """Yields (first, end, rows) with at most `PIECE` weights at a time."""
@@ -179,6 +184,18 @@ class QuantizedSource(Protocol):
         """Returns the matrix as stored; None for one that is stored as floats. Raises ModelError for damaged parts."""
 
 
+def quantise_int8(weight: torch.Tensor) -> QuantizedTensor:
+    """Rounds a matrix to 8 bits, with a scale for each output."""
+    codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scales = torch.empty((len(weight), 1), device=weight.device)
+    step = max(1, PIECE // weight.shape[1])
+    for first in range(0, len(weight), step):
+        rows = weight[first : first + step].float()
+        steps = scales[first : first + step] = rows.abs().amax(1, keepdim=True) / 127
+        codes[first : first + step] = torch.where(steps != 0, rows / steps, 0).round().to(torch.int8)
+    return QuantizedTensor(Codes.INT8, codes, scales)
+
+
 QuantizedWeight = tuple[QuantizedTensor | torch.Tensor, ...]  # parts of a product, stacked along the outputs
 
 
@@ -189,6 +206,7 @@ class QuantizedMethod:
     """
 
     name = "packed"
+    rounds_vocabulary = False  # embedding and head are kept in 8 bits
 
     def create(self, sources: Sequence[torch.Tensor]) -> QuantizedWeight:
         return (torch.cat(list(sources)),)
@@ -214,6 +232,12 @@ class QuantizedMethod:
         ]
         out = products[0] if len(products) == 1 else torch.cat(products, dim=1)
         return out if bias is None else out + bias
+
+
+def vocabulary_matrix(method: object, weight: torch.Tensor) -> torch.Tensor | QuantizedTensor:
+    """Returns embedding or head as the weight format of a model keeps them."""
+    rounds = isinstance(method, QuantizedMethod) and method.rounds_vocabulary
+    return quantise_int8(weight) if rounds else weight
 
 
 def take_quantized(checkpoint: Checkpoint, name: str, *shape: int) -> QuantizedTensor | None:

@@ -148,10 +148,11 @@ class CpuDecoder:
     """A whole model: `forward` computes hidden states, `head` tokens and logits.
 
     Args:
-        method: the weight format of the layers' linear maps and of the head. The native step multiplies the weights
+        method: the weight format of the layers' linear maps. The native step multiplies the weights
             that it creates, without a call of `apply`.
         screened: the head chooses tokens without computing all logits where it can.
         adapters: by the index that `CpuRows.adapters` has.
+        head_method: the weight format of the head; None: that of the layers.
 
     Raises:
         ModelError: configuration or tensors that cannot be used.
@@ -167,6 +168,7 @@ class CpuDecoder:
         screened: bool,
         library: ctypes.CDLL,
         adapters: Sequence[Adapter] = (),
+        head_method: QuantMethod[PackedMatrix] | None = None,
     ) -> None:
         self.config = config
         self._library = library
@@ -186,7 +188,7 @@ class CpuDecoder:
         head = embedding
         if not config.tied:
             head = self._checkpoint.take_as_stored(HEAD, config.vocab_size, config.hidden_size)
-        self.head = Head(library, method.create([head]), screen=screened)
+        self.head = Head(library, (head_method or method).create([head]), screen=screened)
         if isinstance(tensors, BlockTensors):
             embedding = embedding.bfloat16()  # quantised values, of which few need more bits
         embedding = embedding if embedding.dtype in (torch.float32, torch.bfloat16) else embedding.float()

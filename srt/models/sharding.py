@@ -27,6 +27,7 @@ from ..distributed.communicator import Communicator
 from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config
 from ..layers.linear import HEAD_ROWS
+from ..layers.quantized import QuantizedTensor
 from .decoder_config import DecoderConfig, ExpertNames
 from .families import FAMILIES, is_family, read_config
 
@@ -183,7 +184,12 @@ class VocabParallelEmbedding:
     """
 
     def __init__(
-        self, weight: torch.Tensor, config: DecoderConfig, *, dtype: torch.dtype, communicator: Communicator
+        self,
+        weight: torch.Tensor | QuantizedTensor,
+        config: DecoderConfig,
+        *,
+        dtype: torch.dtype,
+        communicator: Communicator,
     ) -> None:
         self._weight = weight
         self._dtype = dtype
@@ -191,7 +197,8 @@ class VocabParallelEmbedding:
         self._first, _ = shard_range(config.vocab_size, communicator.rank, communicator.ranks)
         self._scale = None
         if config.embedding_scale is not None:  # rounded to the model's dtype before the product, as trained
-            self._scale = torch.tensor(config.embedding_scale, dtype=dtype, device=weight.device)
+            device = weight.codes.device if isinstance(weight, QuantizedTensor) else weight.device
+            self._scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device)
 
     def __call__(self, token_ids: torch.Tensor, given: Given | None) -> torch.Tensor:
         """int64 [R] → [R, hidden]"""
@@ -202,11 +209,16 @@ class VocabParallelEmbedding:
 
     def _of_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
         if self._communicator.ranks == 1:
-            return functional.embedding(token_ids, self._weight).to(self._dtype)
+            return self._rows(token_ids)
         places = token_ids - self._first
-        elsewhere = (places < 0) | (places >= len(self._weight))
-        rows = functional.embedding(places.masked_fill(elsewhere, 0), self._weight).to(self._dtype)
+        elsewhere = (places < 0) | (places >= self._weight.shape[0])
+        rows = self._rows(places.masked_fill(elsewhere, 0))
         return self._communicator.all_reduce(rows.masked_fill(elsewhere[:, None], 0))
+
+    def _rows(self, places: torch.Tensor) -> torch.Tensor:
+        weight = self._weight
+        rows = weight.take(places) if isinstance(weight, QuantizedTensor) else functional.embedding(places, weight)
+        return rows.to(self._dtype)
 
 
 class VocabParallelHead:

@@ -28,7 +28,7 @@ from ..models.vision.config import reads_text_only, sees
 from ..models.vision.sight import Renamed, build_vision, text_part, wrapped_text
 from ..multimodal.store import VisionStore
 from ..weights.packed_tensors import dense_view
-from ..weights.quantization import require_dense
+from ..weights.quantization import Int4Method, require_dense
 from .cuda.device import StepLimits, measured_workspace, pool_slots, probe_slots
 from .torch_runner import TorchRunner
 
@@ -166,7 +166,7 @@ class _Build:
             pictures=self.pictures,
             trie_walk=_host_walk(),
             communicator=self.communicator,
-            keeps_packed=self._packed,
+            method=self._quantized,
         )
 
     def on_native(self, *, screened_head: bool) -> "CpuRunner | str":
@@ -199,7 +199,12 @@ class _Build:
     def on_torch(self, *, pack: bool | None) -> TorchRunner:
         """Returns a runner in torch, which runs every model on every device."""
         require_dense(self.weights, self.dtype, "torch computes")
-        method = QuantizedMethod() if self._packed and is_family(self.config) else None
+        method = self._quantized if is_family(self.config) else None
+        if self.weights == "int4" and method is None:
+            raise ParameterError(
+                f"weights='int4': {self.config.get('model_type')!r} runs in transformers, with weights of the dtype; "
+                "leave weights out"
+            )
         model = build_model(
             self.config,
             self.tensors,
@@ -234,9 +239,11 @@ class _Build:
         return runner(slots if model.state_geometry is None else slots // 2)
 
     @property
-    def _packed(self) -> bool:
-        """Returns whether layers keep the packed matrices of the checkpoint; other weights are made of floats."""
-        return self.weights == "auto" and is_quantized(self.tensors)
+    def _quantized(self) -> QuantizedMethod | None:
+        """Returns the method of torch and Triton for weights in fewer bits; None: weights are floats of the dtype."""
+        if self.weights == "int4":
+            return Int4Method()
+        return QuantizedMethod() if self.weights == "auto" and is_quantized(self.tensors) else None
 
     @property
     def _sized(self) -> bool:

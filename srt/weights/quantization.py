@@ -4,6 +4,7 @@
     float32      dtype float32       Format.F32
     bf16         dtype bfloat16      Format.BF16
     int8         no                  Format.INT8: symmetric, one scale for each output
+    int4         Int4Method          Q4_0's arithmetic: 32 inputs share a float16 scale; head Format.INT8
     as packed    QuantizedMethod     native_rows.py: 4 bits as they are, others in blocks of 8 bits
 
 `QuantMethod` is the interface: create, stored, load, apply (layers/linear.py). A new format is a line here, its name in
@@ -18,9 +19,19 @@ import torch
 
 from ...lang.errors import ParameterError
 from ...lang.runtime_options import Weights
-from ..kernels.cpu.linear import Format, PackedMatrix
+from ..kernels.cpu.linear import Format, Int4Rows, PackedMatrix
+from ..kernels.cpu.quantise import GROUP as INT4_GROUP
+from ..kernels.cpu.quantise import quantise_int4
 from ..layers.checkpoint import BlockTensors, Checkpoint, LinearTensors, Tensors
-from ..layers.quantized import QuantizedTensor, is_quantized, take_quantized
+from ..layers.quantized import (
+    Codes,
+    QuantizedMethod,
+    QuantizedTensor,
+    QuantizedWeight,
+    is_quantized,
+    stacked,
+    take_quantized,
+)
 from ..models.decoder_config import EMBEDDING
 from .native_rows import is_int8_by_output, native_rows
 
@@ -29,14 +40,15 @@ from .native_rows import is_int8_by_output, native_rows
 class WeightFormat:
     """One line of the table above."""
 
-    native: Format
-    dense: torch.dtype | None  # None: torch and Triton have no such format
+    native: Format  # of the head, and of what has no other form
+    dense: torch.dtype | None  # None: torch and Triton have no such dtype
 
 
 FORMATS = {
     "float32": WeightFormat(Format.F32, torch.float32),
     "bf16": WeightFormat(Format.BF16, torch.bfloat16),
     "int8": WeightFormat(Format.INT8, None),
+    "int4": WeightFormat(Format.INT8, None),
 }
 
 
@@ -55,6 +67,11 @@ class CpuMethod:
         self._exact = exact
         self._keeps_packed = keeps_packed
         self.name = "packed" if keeps_packed else form.name.lower()
+
+    @property
+    def of_head(self) -> "CpuMethod":
+        """The method for the matrix of the vocabulary."""
+        return self
 
     def create(self, sources: Sequence[torch.Tensor]) -> PackedMatrix:
         """Packs the sources, which may be freed afterwards. Raises EngineError when there is no memory."""
@@ -80,8 +97,49 @@ class CpuMethod:
         return weight(x, bias)
 
 
+class CpuInt4Method(CpuMethod):
+    """Rounds matrices to 4 bits when they are loaded; those with inputs that 32 does not divide, to 8."""
+
+    def __init__(self, library: ctypes.CDLL, *, exact: bool) -> None:
+        super().__init__(library, FORMATS["int4"].native, exact=exact)
+        self.name = "int4"
+
+    @property
+    def of_head(self) -> CpuMethod:
+        return CpuMethod(self._library, self._form, exact=self._exact)
+
+    def create(self, sources: Sequence[torch.Tensor]) -> PackedMatrix:
+        rows = [_int4_rows(_readable(source)) for source in sources]
+        return PackedMatrix(self._library, rows, self._form, exact=self._exact)
+
+
+def _int4_rows(weight: torch.Tensor) -> torch.Tensor | Int4Rows:
+    if weight.shape[1] % INT4_GROUP:
+        return weight
+    codes, scales = quantise_int4(weight)
+    return Int4Rows(codes.numpy(), scales.numpy())
+
+
+class Int4Method(QuantizedMethod):
+    """Rounds matrices to 4 bits when they are loaded, for torch and Triton; others stay floats of the model's dtype."""
+
+    name = "int4"
+    rounds_vocabulary = True
+
+    def load(self, checkpoint: Checkpoint, tensors: LinearTensors) -> QuantizedWeight:
+        if tensors.inputs % INT4_GROUP:
+            return self.create(checkpoint.take_weights(tensors))
+        parts = []
+        for weight in checkpoint.take_weights(tensors, as_stored=True):
+            codes, scales = quantise_int4(_readable(weight).cpu())
+            parts.append(QuantizedTensor(Codes.INT4, codes, scales).to(checkpoint.device))
+        return (stacked(parts),)
+
+
 def cpu_method(name: Weights, tensors: Tensors, library: ctypes.CDLL, *, exact: bool) -> CpuMethod:
     """Returns the method of that name; "auto" is bf16 for a checkpoint that stores 16 bits, else float32."""
+    if name == "int4":
+        return CpuInt4Method(library, exact=exact)
     if name != "auto":
         return CpuMethod(library, FORMATS[name].native, exact=exact)
     if is_quantized(tensors):  # the dtype of what is not packed
@@ -104,7 +162,7 @@ def require_dense(name: Weights, dtype: torch.dtype, who: str) -> None:
     Raises:
         ParameterError: another format is requested.
     """
-    if name != "auto" and FORMATS[name].dense is not dtype:
+    if name not in ("auto", "int4") and FORMATS[name].dense is not dtype:
         raise ParameterError(
             f"weights={name!r}: {who}, with weights of the dtype, {dtype}; leave weights out, or run on the native "
             "CPU kernels"

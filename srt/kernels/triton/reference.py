@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from ...cache.kv_pool import movable, rounded
 from ...layers.linear import ACTIVATIONS, HeadNorm, RMSNorm
+from ...layers.quantized import QuantizedTensor, multiply
 from ...layers.rope import apply_rope
 
 
@@ -54,6 +55,12 @@ def linear(
 def gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
     """See `linear.gated`."""
     return act_and_multiply(functional.linear(x, weight, bias), activation)
+
+
+def quantized_linear(x: torch.Tensor, weight: QuantizedTensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """See `quantized.quantized_linear`."""
+    result = multiply(weight, x)
+    return result if out is None else out.copy_(result)
 
 
 def rope_and_store(

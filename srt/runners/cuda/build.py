@@ -18,6 +18,7 @@ from ...core.batch import DUMMY_SLOT, Allowed, Batch, RowNeed, RowRequests
 from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...layers.checkpoint import Tensors
 from ...layers.config_values import Config
+from ...layers.quantized import QuantizedMethod
 from ...models.families import is_family, read_config
 from ...multimodal.store import VisionStore
 from .decoder import CudaDecoder, FusedKernels, QuantizedKernelMethod
@@ -142,7 +143,7 @@ def build_cuda_runner(
     trie_walk: Walk | None = None,
     parts: Parts | None = None,
     communicator: Communicator = SINGLE_RANK,
-    keeps_packed: bool = False,
+    method: QuantizedMethod | None = None,
 ) -> CudaRunner:
     """Loads the weights, measures, makes the pool, captures the graphs and warms up.
 
@@ -153,7 +154,7 @@ def build_cuda_runner(
         parts: kernels; None: those in Triton.
         communicator: connects the ranks. Each builds its part, from `config` and `tensors` of that part; all pools have
             one size.
-        keeps_packed: layers keep the packed matrices of the checkpoint; otherwise all weights are floats of the dtype.
+        method: loads weights in fewer bits; None: all weights are floats of the dtype.
 
     Raises:
         ModelError: configuration or tensors that cannot be used.
@@ -171,7 +172,7 @@ def build_cuda_runner(
             device=accelerator.device,
             kernels=parts.kernels,
             communicator=communicator,
-            method=QuantizedKernelMethod() if keeps_packed else None,
+            method=None if method is None else QuantizedKernelMethod(method, parts.kernels),
         )
     except torch.OutOfMemoryError as error:
         raise shortage(weight_bytes(tensors, dtype), accelerator.free_memory(), dtype, accelerator) from error

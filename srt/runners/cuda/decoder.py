@@ -19,9 +19,9 @@ import torch
 from ...attention.backend import AttentionStep
 from ...core.batch import Given
 from ...distributed.communicator import SINGLE_RANK, Communicator
-from ...layers.checkpoint import Checkpoint, Tensors
-from ...layers.linear import ACTIVATIONS, HEAD_ROWS, DenseMethod, HeadNorm, Linear, QuantMethod
-from ...layers.quantized import QuantizedMethod, QuantizedWeight
+from ...layers.checkpoint import Checkpoint, LinearTensors, Tensors
+from ...layers.linear import HEAD_ROWS, DenseMethod, HeadNorm, Linear, QuantMethod
+from ...layers.quantized import QuantizedMethod, QuantizedTensor, QuantizedWeight, vocabulary_matrix
 from ...layers.rope import RopeConfig, rope_table
 from ...models.decoder_config import (
     EMBEDDING,
@@ -79,6 +79,12 @@ class FusedKernels(ExpertKernels, Protocol):
         interleaved: bool = False,
     ) -> torch.Tensor: ...
 
+    def act_and_multiply(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor: ...
+
+    def quantized_linear(
+        self, x: torch.Tensor, weight: QuantizedTensor, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor: ...
+
 
 class FusedMethod(QuantMethod[Weight], Protocol[Weight]):
     """A weight format of the CUDA decoder, which can multiply and gate in one call."""
@@ -103,13 +109,35 @@ class KernelMethod(DenseMethod):
 
 
 class QuantizedKernelMethod(QuantizedMethod):
-    """Keeps matrices as their checkpoint packs them, see `QuantizedMethod`."""
+    """Multiplies what another method loads, packed matrices, with the decoder's kernels.
+
+    Args:
+        loader: loads the weights.
+    """
+
+    def __init__(self, loader: QuantizedMethod, kernels: FusedKernels) -> None:
+        self._loader = loader
+        self._kernels = kernels
+        self.name = loader.name
+        self.rounds_vocabulary = loader.rounds_vocabulary
+
+    def load(self, checkpoint: Checkpoint, tensors: LinearTensors) -> QuantizedWeight:
+        return self._loader.load(checkpoint, tensors)
+
+    def apply(self, weight: QuantizedWeight, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        products = [
+            self._kernels.quantized_linear(x, part)
+            if isinstance(part, QuantizedTensor)
+            else self._kernels.linear(x, part)
+            for part in weight
+        ]
+        out = products[0] if len(products) == 1 else torch.cat(products, dim=1)
+        return out if bias is None else out + bias
 
     def apply_gated(
         self, weight: QuantizedWeight, x: torch.Tensor, bias: torch.Tensor | None, activation: str
     ) -> torch.Tensor:
-        gate, up = self.apply(weight, x, bias).chunk(2, dim=-1)
-        return ACTIVATIONS[activation](gate) * up
+        return self._kernels.act_and_multiply(self.apply(weight, x, bias), activation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +188,14 @@ class CudaDecoder:
         self._kernels = kernels
         self._communicator = communicator
         first, end = shard_range(config.vocab_size, communicator.rank, communicator.ranks)
-        embedding = weights.take(EMBEDDING, end - first, config.hidden_size)
+        embedding = vocabulary_matrix(method, weights.take(EMBEDDING, end - first, config.hidden_size))
         self._embedding = VocabParallelEmbedding(embedding, config, dtype=dtype, communicator=communicator)
         self._layers = [_LayerWeights(index, config, weights, kernels, method) for index in range(len(config.layers))]
         self._norm = weights.take(FINAL_NORM, config.hidden_size)
         head = embedding
         if not config.tied:
-            head = weights.take(HEAD, end - first, config.hidden_size)
-        own = CudaHead(head.to(dtype), scale=config.logit_scale, softcap=config.logit_softcap, kernels=kernels)
+            head = vocabulary_matrix(method, weights.take(HEAD, end - first, config.hidden_size))
+        own = CudaHead(head, scale=config.logit_scale, softcap=config.logit_softcap, kernels=kernels)
         self._head = VocabParallelHead(own, vocab_size=config.vocab_size, communicator=communicator)
         weights.finish(is_unused=partial(is_unused, config))
         self._tables: dict[RopeConfig, torch.Tensor] = {
@@ -305,12 +333,14 @@ class CudaHead:
     """Computes logits, with the cap that some models put on them.
 
     Args:
-        weight: [vocab, hidden] in the model's dtype.
+        weight: [vocab, hidden] in the model's dtype, or in 8 bits.
         scale: multiplies the logits.
         softcap: logits stay between it and its negative; 0: no cap.
     """
 
-    def __init__(self, weight: torch.Tensor, *, scale: float, softcap: float, kernels: FusedKernels) -> None:
+    def __init__(
+        self, weight: torch.Tensor | QuantizedTensor, *, scale: float, softcap: float, kernels: FusedKernels
+    ) -> None:
         self._weight = weight
         self._scale = scale
         self._softcap = softcap
@@ -320,11 +350,16 @@ class CudaHead:
         """x [L, hidden] → out float32 [L, vocab]"""
         for rows, target in zip(torch.split(x, HEAD_ROWS), torch.split(out, HEAD_ROWS), strict=True):
             if not self._softcap:
-                self._kernels.linear(rows, self._weight, out=target)
+                self._multiply(rows, target)
                 if self._scale != 1.0:
                     target *= self._scale
                 continue
-            logits = self._kernels.linear(rows, self._weight)
+            logits = self._multiply(rows)
             if self._scale != 1.0:
                 logits = logits * self._scale
             target.copy_((logits / self._softcap).tanh() * self._softcap)
+
+    def _multiply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        if isinstance(self._weight, QuantizedTensor):
+            return self._kernels.quantized_linear(x, self._weight, out=out)
+        return self._kernels.linear(x, self._weight, out=out)

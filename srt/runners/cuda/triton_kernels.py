@@ -2,17 +2,20 @@
 
 import triton
 
-from ...kernels.triton.linear import gated, linear
+from ...kernels.triton.linear import act_and_multiply, gated, linear
 from ...kernels.triton.moe import fused_experts, route
 from ...kernels.triton.norm import add_rms_norm, rms_norm
+from ...kernels.triton.reference import quantized_linear
 from ...kernels.triton.rope import rope_and_store
 
 __all__ = [
     "INTERPRETED",
+    "act_and_multiply",
     "add_rms_norm",
     "fused_experts",
     "gated",
     "linear",
+    "quantized_linear",
     "rms_norm",
     "route",
     "rope_and_store",

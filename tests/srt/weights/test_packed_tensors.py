@@ -116,7 +116,7 @@ def test_the_cuda_decoder_keeps_matrices_packed() -> None:
     folder = BY_NAME["compressed, 4 bits, zeros"]
     config, tensors = tiny_model("llama, biases everywhere", num_hidden_layers=1, hidden_size=64, intermediate_size=96)
     stored, values = pack(tensors, folder)
-    packed = on_host(config, read(folder, stored), keeps_packed=True)
+    packed = on_host(config, read(folder, stored), method=QuantizedMethod())
     batch = Sequences([TOKENS], 20).batch([Piece(0, 0, 9)])
     expected = in_torch(config, values).forward(batch).values
     assert relative_error(packed.forward(batch).values, expected) < 1e-4
@@ -149,7 +149,7 @@ def test_maps_with_one_layout_are_one_product_and_others_stay_apart() -> None:
     x = torch.randn(2, 96)
     dense = torch.cat([view[name] for name in maps.weights])
     torch.testing.assert_close(method.apply(weight, x), x @ dense.t(), rtol=1e-4, atol=1e-4)
-    checkpoint.finish()
+    checkpoint.finish(is_unused=lambda name: False)
 
 
 def test_memory_stays_packed() -> None:
@@ -203,7 +203,7 @@ def test_biases_of_zeros_that_converters_add_are_ignored() -> None:
         {"a.bias": torch.zeros(4), "b.bias": torch.ones(4)}, dtype=torch.float32, device=torch.device("cpu")
     )
     with pytest.raises(ModelError, match=r"has 1 tensors this model does not use: b\.bias"):
-        checkpoint.finish()
+        checkpoint.finish(is_unused=lambda name: False)
 
 
 # ------------------------------------------------------------------------------------------ bad input

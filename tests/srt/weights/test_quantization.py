@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -9,13 +10,18 @@ from torch.nn import functional
 from umbel.lang.errors import ModelError, ParameterError
 from umbel.lang.runtime_options import Weights
 from umbel.srt.kernels.cpu.library import load_library
+from umbel.srt.kernels.cpu.quantise import quantise_int4
 from umbel.srt.layers.checkpoint import Checkpoint, LinearTensors
 from umbel.srt.layers.linear import DenseMethod
+from umbel.srt.layers.quantized import Codes, QuantizedTensor, quantise_int8
 from umbel.srt.models.decoder import build_model
+from umbel.srt.models.decoder_config import EMBEDDING, HEAD
+from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.torch_runner import TorchRunner
-from umbel.srt.weights.quantization import FORMATS, cpu_method, require_dense
+from umbel.srt.weights.quantization import FORMATS, Int4Method, cpu_method, require_dense
 
 from ..models.reference import Piece, Sequences, random_tokens, reference_model, relative_error, run_steps, tensors_of
+from ..runners.cuda.engines import in_torch, on_host
 
 MAPS = LinearTensors(("a", "b"), (32, 16), 48, biased=True)
 TENSORS = {
@@ -92,7 +98,7 @@ def test_every_format_of_the_cpu_multiplies_what_it_has_loaded() -> None:
     x, bias = torch.randn(3, 48, generator=torch.Generator().manual_seed(9)), checkpoint.take_bias(MAPS)
     dense = DenseMethod()
     expected = dense.apply(dense.load(checkpoint, MAPS), x, bias)
-    tolerances: dict[Weights, float] = {"float32": 1e-5, "bf16": 0.02, "int8": 0.02}
+    tolerances: dict[Weights, float] = {"float32": 1e-5, "bf16": 0.02, "int8": 0.02, "int4": 0.2}
     assert set(tolerances) == set(FORMATS)
     for name, tolerance in tolerances.items():
         method = cpu_method(name, {}, load_library(), exact=True)
@@ -112,3 +118,49 @@ def test_torch_takes_the_formats_of_its_dtype_only() -> None:
     for name, dtype in (("int8", torch.float32), ("bf16", torch.float32)):
         with pytest.raises(ParameterError, match=f"weights='{name}': torch computes, with weights of the dtype"):
             require_dense(name, dtype, "torch computes")
+
+
+def int4_model() -> tuple[dict[str, Any], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Configuration, tensors, and tensors with the numbers that int4 keeps: 8 bits in the vocabulary."""
+    reference = reference_model("qwen2", num_hidden_layers=2, hidden_size=64, intermediate_size=96)
+    tensors = tensors_of(reference)
+    kept = dict(tensors)
+    for name, tensor in tensors.items():
+        if name.endswith("_proj.weight"):
+            kept[name] = QuantizedTensor(Codes.INT4, *quantise_int4(tensor)).dense()
+        elif name in (EMBEDDING, HEAD):
+            kept[name] = quantise_int8(tensor).dense()
+    return reference.config.to_dict(), tensors, kept
+
+
+def logits_of(runner: Any, count: int = 9) -> torch.Tensor:
+    return run_steps(runner, Sequences([random_tokens(count, 0)], 20), [[Piece(0, 0, count)]])[0]
+
+
+def test_int4_in_torch_is_the_model_with_rounded_matrices() -> None:
+    config, tensors, kept = int4_model()
+    runner = build_runner(config, tensors, num_slots=20, dtype="float32", weights="int4", kernels="torch")
+    exact = build_runner(config, kept, num_slots=20, dtype="float32", kernels="torch")
+    assert relative_error(logits_of(runner), logits_of(exact)) < 1e-4
+    assert runner.facts()["weights"] == "int4"
+
+
+def test_int4_on_the_cpu_kernels_is_close_to_it() -> None:
+    config, tensors, kept = int4_model()
+    runner = build_runner(config, tensors, num_slots=20, dtype="float32", weights="int4", kernels="native")
+    exact = build_runner(config, {**kept, EMBEDDING: tensors[EMBEDDING]}, num_slots=20, dtype="float32")
+    assert relative_error(logits_of(runner), logits_of(exact)) < 0.05  # inputs in 8 bits
+    assert runner.facts()["weights"] == "int4"
+
+
+def test_int4_in_the_cuda_decoder_is_the_model_with_rounded_matrices() -> None:
+    config, tensors, kept = int4_model()
+    batch = Sequences([random_tokens(9, 0)], 20).batch([Piece(0, 0, 9)])
+    expected = in_torch(config, kept).forward(batch).values
+    assert relative_error(on_host(config, tensors, method=Int4Method()).forward(batch).values, expected) < 1e-4
+
+
+def test_models_of_transformers_are_not_rounded() -> None:
+    reference = reference_model("gpt2", n_embd=32, n_layer=1, n_head=2)
+    with pytest.raises(ParameterError, match="weights='int4': 'gpt2' runs in transformers"):
+        build_runner(reference.config.to_dict(), tensors_of(reference), num_slots=20, weights="int4")
