@@ -13,6 +13,7 @@ from .variants import Variant
 def small_variants() -> list[Variant]:
     found = [_norm(hidden) for hidden in (4096, 8192)]
     found += [_add_norm(4096, sandwich=False), _add_norm(2560, sandwich=True)]
+    found += [_add_norm(4096, sandwich=False, scaled=True), _add_norm(4096, sandwich=True, normed=False)]
     found += [_act("bf16"), _act("fp32")]
     found += [
         _heads(64, taken=2, normed=False, pool="bf16"),
@@ -20,6 +21,8 @@ def small_variants() -> list[Variant]:
         _heads(128, taken=8, normed=True, pool="bf16"),
         _heads(128, taken=8, normed=False, pool="fp8e4nv"),
         _heads(256, taken=8, normed=True, pool="bf16"),
+        _heads(128, taken=8, normed=False, pool="bf16", rotated=96),
+        _heads(128, taken=8, normed=False, pool="bf16", rotated=64, interleaved=True),
     ]
     return [replace(variant, fused=False) for variant in found]
 
@@ -40,10 +43,13 @@ def _norm(hidden: int) -> Variant:
     )
 
 
-def _add_norm(hidden: int, *, sandwich: bool) -> Variant:
+def _add_norm(hidden: int, *, sandwich: bool, scaled: bool = False, normed: bool = True) -> Variant:
     block = block_of(hidden)
     return Variant(
-        name=f"add norm {hidden} bf16" + (" sandwich" if sandwich else ""),
+        name=f"add norm {hidden} bf16"
+        + (" sandwich" if sandwich else "")
+        + (" scaled" if scaled else "")
+        + ("" if normed else " after only"),
         kernel=add_and_normalise_rows,
         arguments={
             **dict.fromkeys(("x", "residual", "weight", "after", "out"), "*bf16"),
@@ -53,8 +59,8 @@ def _add_norm(hidden: int, *, sandwich: bool) -> Variant:
         constants={
             "CENTERED": sandwich,
             "SANDWICH": sandwich,
-            "SCALED": False,
-            "NORMED": True,
+            "SCALED": scaled,
+            "NORMED": normed,
             "BLOCK": block,
             "PDL": True,
         },
@@ -73,10 +79,12 @@ def _act(dtype: str) -> Variant:
     )
 
 
-def _heads(head_dim: int, *, taken: int, normed: bool, pool: str) -> Variant:
+def _heads(
+    head_dim: int, *, taken: int, normed: bool, pool: str, rotated: int | None = None, interleaved: bool = False
+) -> Variant:
     half = block_of(head_dim // 2)
     return Variant(
-        name=f"heads d{head_dim} x{taken} bf16/{pool}" + (" normed" if normed else ""),
+        name=f"heads d{head_dim} x{taken} bf16/{pool}" + (" normed" if normed else "") + _part(rotated, interleaved),
         kernel=rope_and_store_heads,
         arguments={
             **dict.fromkeys(("qkv", "table", "query_weight", "key_weight", "queries"), "*bf16"),
@@ -89,8 +97,8 @@ def _heads(head_dim: int, *, taken: int, normed: bool, pool: str) -> Variant:
             "HEAD_NORM": normed,
             "CENTERED": False,
             "FP8": pool == "fp8e4nv",
-            "ROTATED": head_dim,
-            "INTERLEAVED": False,
+            "ROTATED": rotated or head_dim,
+            "INTERLEAVED": interleaved,
             "HEAD_DIM": head_dim,
             "HALF_BLOCK": half,
             "HEADS_BLOCK": taken,
@@ -99,3 +107,7 @@ def _heads(head_dim: int, *, taken: int, normed: bool, pool: str) -> Variant:
         warps=min(max(taken * half // 128, 1), 4),
         aligned=frozenset({"qkv_stride", "slot_stride"}),
     )
+
+
+def _part(rotated: int | None, interleaved: bool) -> str:
+    return ("" if rotated is None else f" of {rotated}") + (" interleaved" if interleaved else "")

@@ -219,7 +219,7 @@ BFLOAT16_TOLERANCE = 0.04
 
 
 @pytest.mark.parametrize("kernels", ["torch", "native"])
-@pytest.mark.parametrize("case", ["llama", "mistral", "qwen 2", "qwen 3", "gemma 3"])
+@pytest.mark.parametrize("case", ["llama", "mistral", "qwen 2", "qwen 3", "gemma 3", "olmo 2", "granite", "glm 4 0414"])
 def test_bfloat16_logits_differ_from_those_of_transformers_by_rounding_only(case: str, kernels: Kernels) -> None:
     model_type, changes = _native_if(kernels, CASES[case])
     reference = reference_model(model_type, **changes)

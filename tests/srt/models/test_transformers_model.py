@@ -65,7 +65,7 @@ UNABLE: dict[str, tuple[dict[str, Any], str]] = {
     "mamba": ({}, "never called for attention"),
     "bloom": ({"n_head": 4, "n_layer": 2}, "never called for attention"),
     "falcon": ({}, "cannot be loaded"),
-    "lfm2": ({"full_attn_idxs": [1]}, "of type 'conv'"),
+    "recurrent_gemma": ({}, "of type 'linear_attention'"),
 }
 
 
