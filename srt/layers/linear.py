@@ -30,6 +30,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
     "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
 }
 
 Weight = TypeVar("Weight")

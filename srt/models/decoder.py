@@ -94,7 +94,7 @@ class TorchAttention:
         method: QuantMethod[Any],  # Any: each method has its own form of weight, and only the method reads it
         adapters: Sequence[Adapter],
     ) -> None:
-        self._index = sum(layer.recurrent is None for layer in config.layers[:index])  # among those of the pool
+        self._index = sum(layer.attends for layer in config.layers[:index])  # among those of the pool
         self._layer = config.layers[index]
         self._config = config
         self._qkv = Linear(method, weights, tensors.qkv, adapters)
@@ -160,7 +160,7 @@ class TorchAttention:
 
 
 class TorchMLP:
-    """Computes down(activation(gate(x)) × up(x)), gate and up with one product."""
+    """Computes down(activation(gate(x)) × up(x)), gate and up with one product, or down(activation(up(x)))."""
 
     def __init__(
         self,
@@ -173,12 +173,15 @@ class TorchMLP:
         self._gate_up = Linear(method, weights, tensors.gate_up, adapters)
         self._down = Linear(method, weights, tensors.down, adapters)
         self._activation = ACTIVATIONS[config.activation]
+        self._gated = config.gated_mlp
 
     def __call__(self, x: torch.Tensor, adapted: AdapterRows | None) -> torch.Tensor:
         if len(x) > MLP_ROWS:
             starts = range(0, len(x), MLP_ROWS)
             parts = [None if adapted is None else adapted.part(start, start + MLP_ROWS) for start in starts]
             return torch.cat([self(*rows) for rows in zip(torch.split(x, MLP_ROWS), parts, strict=True)])
+        if not self._gated:
+            return self._down(self._activation(self._gate_up(x, adapted)), adapted)
         gate, up = self._gate_up(x, adapted).chunk(2, dim=-1)
         return self._down(self._activation(gate).mul_(up), adapted)
 
@@ -186,7 +189,7 @@ class TorchMLP:
 class TorchLayer:
     """Runs attention (or the mixer of a recurrent layer) and MLP, each inside a residual sum.
 
-    Families normalise their inputs, their results, or both.
+    Families normalise their inputs, their results, or both. Some layers are one of the two alone.
     """
 
     def __init__(
@@ -208,18 +211,17 @@ class TorchLayer:
         self.rope = layer.rope
         self._residual_scale = config.residual_scale
         self._communicator = communicator
-        self._before_attention = norm(tensors.before_attention)
-        self._attention: TorchAttention | LatentAttention | RecurrentMixer
+        self._attention: TorchAttention | LatentAttention | RecurrentMixer | None = None
         if layer.recurrent is not None:
             self._attention = build_mixer(index, config, weights, method, adapters)
-        elif config.latent is None:
+        elif layer.mixes and config.latent is None:
             self._attention = TorchAttention(index, tensors, config, weights, method, adapters)
-        else:
+        elif layer.mixes:
             self._attention = LatentAttention(index, tensors, config, weights, method, adapters)
-        self._mlp: TorchMLP | Experts
-        if layer.experts is None:
+        self._mlp: TorchMLP | Experts | None = None
+        if layer.mlp and layer.experts is None:
             self._mlp = TorchMLP(tensors, config, weights, method, adapters)
-        else:
+        elif layer.mlp and layer.experts is not None:
             self._mlp = Experts(
                 tensors.prefix,
                 layer.experts,
@@ -228,9 +230,10 @@ class TorchLayer:
                 activation=config.activation,
                 kernels=expert_kernels(weights.device),
             )
-        self._after_attention = norm(tensors.after_attention)
-        self._before_mlp = norm(tensors.before_mlp)
-        self._after_mlp = norm(tensors.after_mlp)
+        self._before_attention = norm(tensors.before_attention) if layer.mixes else None
+        self._after_attention = norm(tensors.after_attention) if layer.mixes else None
+        self._before_mlp = norm(tensors.before_mlp) if layer.mlp else None
+        self._after_mlp = norm(tensors.after_mlp) if layer.mlp else None
 
     def __call__(
         self,
@@ -239,18 +242,30 @@ class TorchLayer:
         angles: tuple[torch.Tensor, torch.Tensor],
         attention: AttentionStep,
     ) -> torch.Tensor:
-        normed = _normed(self._before_attention, x)
+        if self._attention is not None:
+            attended = self._mixed(_normed(self._before_attention, x), rows, angles, attention)
+            x = self._add(x, self._communicator.all_reduce(attended), self._after_attention)
+        if self._mlp is not None:
+            normed = _normed(self._before_mlp, x)
+            mixed = self._mlp(normed, rows.adapted) if isinstance(self._mlp, TorchMLP) else self._mlp(normed)
+            x = self._add(x, self._communicator.all_reduce(mixed), self._after_mlp)
+        return x
+
+    def _mixed(
+        self,
+        normed: torch.Tensor,
+        rows: Rows,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        attention: AttentionStep,
+    ) -> torch.Tensor:
+        """Computes attention, or the mixer."""
         if isinstance(self._attention, TorchAttention):
-            attended = self._attention(normed, rows, angles, attention)
-        elif isinstance(self._attention, LatentAttention):
-            attended = self._attention(normed, rows.adapted, angles, attention)
-        else:
-            assert rows.states is not None, "the batch of a model with recurrent states has their runs"
-            attended = self._attention(normed, rows.states, rows.adapted)
-        x = self._add(x, self._communicator.all_reduce(attended), self._after_attention)
-        normed = _normed(self._before_mlp, x)
-        mixed = self._mlp(normed, rows.adapted) if isinstance(self._mlp, TorchMLP) else self._mlp(normed)
-        return self._add(x, self._communicator.all_reduce(mixed), self._after_mlp)
+            return self._attention(normed, rows, angles, attention)
+        if isinstance(self._attention, LatentAttention):
+            return self._attention(normed, rows.adapted, angles, attention)
+        assert self._attention is not None, "the layer mixes"
+        assert rows.states is not None, "the batch of a model with recurrent states has their runs"
+        return self._attention(normed, rows.states, rows.adapted)
 
     def _add(self, x: torch.Tensor, update: torch.Tensor, after: RMSNorm | None) -> torch.Tensor:
         update = _normed(after, update)

@@ -33,6 +33,23 @@ class RouterScore(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ProjectionNames:
+    """The linear maps of a layer, by their names in the checkpoint.
+
+    `qkv` and `gate_up` have one name where one tensor holds them all, one above the other in this order.
+    """
+
+    attention: str = "self_attn"  # the module of the following
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    output: str = "o_proj"
+    query_norm: str = "q_norm"
+    key_norm: str = "k_norm"
+    mlp: str = "mlp"  # the module of the following
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    down: str = "down_proj"
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertNames:
     """The tensors of experts, by their names in the checkpoint and by the order of their numbers."""
 
@@ -40,6 +57,7 @@ class ExpertNames:
     router: str = "gate"
     correction: str | None = None  # added to scores where experts are chosen, not where they are weighed
     shared: str = "shared_expert"
+    shared_maps: ProjectionNames | None = None  # of that MLP, where it is a module of the layer; None: of the block
     inputs_first: bool = False  # stacks are [experts, inputs, outputs]
     alternating: bool = False  # outputs of gate and up alternate; else all those of the gate come first
 
@@ -82,7 +100,13 @@ class LayerConfig:
     experts: ExpertsConfig | None = None  # None: the MLP is dense
     query_scale: QueryScale | None = None  # None: queries are not scaled by their position
     bare_head_norm: bool = False  # each head of queries and keys is normalised, without weights
-    recurrent: Recurrent | None = None  # in place of attention, so its window is not used; None: the layer attends
+    recurrent: Recurrent | None = None  # in place of attention, so its window is not used
+    mixes: bool = True  # the layer has attention or a recurrent state; False: it is an MLP alone
+    mlp: bool = True  # the layer has an MLP, or experts
+
+    @property
+    def attends(self) -> bool:
+        return self.mixes and self.recurrent is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,23 +117,6 @@ class NormNames:
     after_attention: str | None = None  # before the residual sum
     before_mlp: str | None = "post_attention_layernorm"  # Llama names it by its place, not its use
     after_mlp: str | None = None  # before the residual sum
-
-
-@dataclass(frozen=True, slots=True)
-class ProjectionNames:
-    """The linear maps of a layer, by their names in the checkpoint.
-
-    `qkv` and `gate_up` have one name where one tensor holds them all, one above the other in this order.
-    """
-
-    attention: str = "self_attn"  # the module of the following
-    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    output: str = "o_proj"
-    query_norm: str = "q_norm"
-    key_norm: str = "k_norm"
-    mlp: str = "mlp"  # the module of the following
-    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
-    down: str = "down_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +174,7 @@ class DecoderConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    gated_mlp: bool = True  # False: the MLP is down(activation(up(x)))
     qk_norm: bool = False  # each head of queries and keys is normalised before its rotary embedding
     gated_attention: bool = False  # each query has a gate next to it, whose sigmoid multiplies the attention's output
     qk_norm_whole: bool = False  # with qk_norm: not each head, but all queries of a row as one, and all its keys
@@ -186,7 +194,7 @@ class DecoderConfig:
     @property
     def windows(self) -> tuple[Window, ...]:
         """Window classes, each once, in the order of the layers."""
-        return tuple(dict.fromkeys(layer.window for layer in self.layers if layer.recurrent is None))
+        return tuple(dict.fromkeys(layer.window for layer in self.layers if layer.attends))
 
     @staticmethod
     def layer_prefix(index: int) -> str:
@@ -200,7 +208,7 @@ class DecoderConfig:
 
     def kv_geometry(self, dtype: torch.dtype) -> KVGeometry:
         """Returns the shape of a pool of `dtype`, which has the layers that attend, in their order."""
-        attending = sum(layer.recurrent is None for layer in self.layers)
+        attending = sum(layer.attends for layer in self.layers)
         if self.latent is not None:
             latents = LayerKV(1, self.latent.key_dim, self.latent.rank, latent=True)
             return KVGeometry((latents,) * attending, dtype)
@@ -282,22 +290,44 @@ def layer_tensors(config: DecoderConfig, index: int) -> LayerTensors:
         ),
         after_attention=norm(config.norms.after_attention),
         before_mlp=norm(config.norms.before_mlp),
-        gate_up=maps(mlp, names.gate_up, (wide, wide), config.mlp_bias),
+        gate_up=maps(mlp, names.gate_up, (wide, wide) if config.gated_mlp else (wide,), config.mlp_bias),
         down=LinearTensors((f"{mlp}.{names.down}",), (hidden,), wide, config.mlp_bias),
         after_mlp=norm(config.norms.after_mlp),
     )
 
 
 def linear_maps(config: DecoderConfig) -> list[LinearTensors]:
-    """Returns the maps that adapters may change: all products but those of experts and of recurrent layers."""
+    """Returns the maps that adapters may change: all products but those of experts."""
     products: list[LinearTensors] = []
     for index, layer in enumerate(config.layers):
         tensors = layer_tensors(config, index)
-        if layer.recurrent is None:
+        products += recurrent_maps(config, index)
+        if layer.attends:
             products += [tensors.qkv, tensors.output]
-        if layer.experts is None:
+        if layer.mlp and layer.experts is None:
             products += [tensors.gate_up, tensors.down]
     return products
+
+
+def recurrent_maps(config: DecoderConfig, index: int) -> list[LinearTensors]:
+    """Returns the products of a layer's recurrent part; none: it has no such part."""
+    recurrent = config.layers[index].recurrent
+    if recurrent is None:
+        return []
+    return recurrent.maps(f"{config.layer_prefix(index)}.{recurrent.name}", config.hidden_size)
+
+
+def torch_only(config: DecoderConfig) -> str | None:
+    """Returns, as a noun, what the decoder has that only the executor in torch computes; None: nothing."""
+    recurrent = sum(layer.recurrent is not None for layer in config.layers)
+    if recurrent:
+        return f"recurrent layers ({recurrent} of {len(config.layers)})"
+    if config.gated_attention:
+        return "gated attention"
+    if not config.gated_mlp:
+        return "MLPs without a gate"
+    alone = sum(not (layer.mixes and layer.mlp) for layer in config.layers)
+    return f"layers of attention or MLP alone ({alone} of {len(config.layers)})" if alone else None
 
 
 def _latent_tensors(config: DecoderConfig, latent: LatentConfig, attention: str) -> LatentTensors:
@@ -324,12 +354,11 @@ def landmarks(config: DecoderConfig, method: QuantMethod[Any]) -> list[str]:
         names.append(HEAD)
     for index, layer in enumerate(config.layers):
         tensors = layer_tensors(config, index)
-        norm = tensors.before_attention or tensors.after_attention
-        first = tensors.qkv
-        if layer.recurrent is not None:
-            first = layer.recurrent.maps(f"{tensors.prefix}.{layer.recurrent.name}", config.hidden_size)[0]
-        names += [method.stored(first)[0]] if norm is None else [norm, method.stored(first)[0]]
-        if layer.experts is None:  # experts are spelled in several ways: see `experts.py`
+        norm = tensors.before_attention or tensors.after_attention if layer.mixes else tensors.before_mlp
+        names += [] if norm is None else [norm]
+        if layer.mixes:
+            names.append(method.stored([*recurrent_maps(config, index), tensors.qkv][0])[0])
+        if layer.mlp and layer.experts is None:  # experts are spelled in several ways: see `experts.py`
             names.append(method.stored(tensors.down)[0])
     return names
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from ..layers.checkpoint import Checkpoint, LinearTensors
-from .decoder_config import ExpertsConfig
+from .decoder_config import ExpertsConfig, ProjectionNames
 
 
 class ExpertTensors:
@@ -28,6 +28,7 @@ class ExpertTensors:
         self._config = config
         self._weights = weights
         self._hidden = hidden
+        self._prefix = prefix
         names, sparse = config.names, f"{prefix}.block_sparse_moe"
         block = sparse if weights.holds(f"{sparse}.gate.weight") else f"{prefix}.{names.block}"
         self._experts, self._shared = f"{block}.experts", f"{block}.{names.shared}"
@@ -61,11 +62,15 @@ class ExpertTensors:
 
     def shared_maps(self) -> tuple[LinearTensors, LinearTensors]:
         """Returns the names of the maps of the MLP that every token uses."""
-        width = self._config.shared_width
-        gate_up = (f"{self._shared}.gate_proj", f"{self._shared}.up_proj")
+        width, names, shared = self._config.shared_width, self._config.names.shared_maps, self._shared
+        if names is None:
+            names = ProjectionNames()
+        else:
+            shared = f"{self._prefix}.{names.mlp}"
+        widths = (width, width) if len(names.gate_up) == 2 else (2 * width,)
         return (
-            LinearTensors(gate_up, (width, width), self._hidden),
-            LinearTensors((f"{self._shared}.down_proj",), (self._hidden,), width),
+            LinearTensors(tuple(f"{shared}.{name}" for name in names.gate_up), widths, self._hidden),
+            LinearTensors((f"{shared}.{names.down}",), (self._hidden,), width),
         )
 
     def shared_gate(self) -> torch.Tensor | None:

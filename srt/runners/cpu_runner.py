@@ -21,6 +21,7 @@ from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config
 from ..layers.low_rank import Adapter
 from ..models.cpu_decoder import CpuDecoder, CpuRows, PoolTable
+from ..models.decoder_config import torch_only
 from ..models.families import is_family, read_config
 from ..multimodal.store import VisionStore
 from ..sampling.sampler import choose_few
@@ -152,12 +153,7 @@ def obstacle(config: Config, *, dtype: torch.dtype, device: torch.device) -> str
         if layer.head_dim % HEAD_DIM_UNIT or layer.value_dim % HEAD_DIM_UNIT:
             sizes = sorted({layer.head_dim, layer.value_dim})
             return f"head_dim={' and '.join(map(str, sizes))} is no multiple of {HEAD_DIM_UNIT}"
-    recurrent = sum(layer.recurrent is not None for layer in model.layers)
-    if recurrent:
-        return f"they run no recurrent layers, and {recurrent} of its {len(model.layers)} layers are"
-    if model.gated_attention:
-        return "they compute no gated attention"
-    return None
+    return None if (parts := torch_only(model)) is None else f"they have no {parts}"
 
 
 def build_cpu_runner(

@@ -11,6 +11,7 @@ from ....lang.errors import ModelError
 from ...layers.config_values import Config
 from ..decoder_config import DecoderConfig
 from . import (
+    bamba,
     deepseek_v3,
     exaone4,
     gemma,
@@ -23,6 +24,7 @@ from . import (
     llama4,
     mistral,
     mixtral,
+    nemotron_h,
     olmo2,
     phi3,
     qwen2,
@@ -69,15 +71,29 @@ FAMILIES: dict[str, Callable[[Config], DecoderConfig]] = {
     "qwen3_5_text": qwen3_next.read_qwen3_5,
     "qwen3_5_moe_text": qwen3_next.read_qwen3_5_moe,
     "lfm2": lfm2.read,
+    "bamba": bamba.read,
+    "nemotron_h": nemotron_h.read,
 }
 
-# model_type → beginnings of names in its checkpoints, and those that stand for them in `decoder_config.py`; the first
-# that fits counts. None: the tensor is not the decoder's.
+# model_type → parts of names in its checkpoints, and what stands for them in `decoder_config.py`; the first one that a
+# name has counts. None: the tensor is not the decoder's.
 SPELLINGS: dict[str, tuple[tuple[str, str | None], ...]] = {
     "qwen3_next": (_MTP,),
     "qwen3_5_text": (_MTP,),
     "qwen3_5_moe_text": (_MTP,),
     "lfm2": (("model.embedding_norm.", "model.norm."),),
+    "bamba": (("model.final_layernorm.", "model.norm."),),
+    "granitemoehybrid": (
+        ("block_sparse_moe.input_linear.weight", "block_sparse_moe.experts.gate_up_proj"),
+        ("block_sparse_moe.output_linear.weight", "block_sparse_moe.experts.down_proj"),
+        ("block_sparse_moe.router.layer.", "block_sparse_moe.router."),
+    ),
+    "nemotron_h": (
+        _MTP,
+        *((f"{root}.embeddings.", "model.embed_tokens.") for root in ("backbone", "model")),
+        *((f"{root}.norm_f.", "model.norm.") for root in ("backbone", "model")),
+        ("backbone.", "model."),
+    ),
 }
 
 
@@ -91,9 +107,9 @@ def our_names(config: Config, stored: Iterable[str]) -> dict[str, str] | None:
 
 
 def _spelled(name: str, spellings: Iterable[tuple[str, str | None]]) -> str | None:
-    for start, ours in spellings:
-        if name.startswith(start):
-            return None if ours is None else ours + name.removeprefix(start)
+    for part, ours in spellings:
+        if part in name:
+            return None if ours is None else name.replace(part, ours)
     return name
 
 

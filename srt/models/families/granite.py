@@ -1,6 +1,6 @@
 """Granite 3 and 4: Llama with factors on embedding, attention, residual sums and logits.
 
-Granite 4's dense models are the hybrid family with attention in every layer and one MLP for all tokens.
+Granite 4 has one MLP for all tokens, next to experts in its larger models, and Mamba 2 layers in its H models.
 """
 
 from dataclasses import replace
@@ -8,8 +8,9 @@ from dataclasses import replace
 from ....lang.errors import ModelError
 from ...layers.config_values import Config, flag, positive_int, positive_number
 from ...layers.rope import RopeConfig, RopeType
-from ..decoder_config import DecoderConfig, LayerConfig, ProjectionNames
-from ..read_fields import FULL, layer_count, read_decoder, read_layers
+from ..decoder_config import DecoderConfig, ExpertNames, ExpertsConfig, LayerConfig, ProjectionNames
+from ..read_fields import FULL, layer_count, read_decoder, read_experts, read_layers
+from ..read_recurrent import LINEAR, MambaKeys, read_mamba, read_step_limits, with_recurrent
 
 SHARED_MLP = ProjectionNames(mlp="shared_mlp", gate_up=("input_linear",), down="output_linear")
 
@@ -20,21 +21,40 @@ def read(config: Config) -> DecoderConfig:
 
 
 def read_hybrid(config: Config) -> DecoderConfig:
-    count = layer_count(config)
-    kinds = config.get("layer_types") or config.get("layers_block_type")
-    if not isinstance(kinds, list) or len(kinds) != count or not set(kinds) <= {"attention", FULL}:
-        raise ModelError(f"layer_types {kinds!r}: layers with states other than keys and values are not implemented")
-    if config.get("num_local_experts") != 0:
-        raise ModelError(
-            f"num_local_experts={config.get('num_local_experts')!r}: experts of Granite 4 are not implemented; "
-            "load a dense one"
-        )
-    layers = read_layers(config, [FULL] * count)
+    kinds = _kinds(config)
+    experts = _experts(config) if config.get("num_local_experts", 8) != 0 else None
+    layers = read_layers(config, kinds, experts=[experts] * len(kinds))
     if config.get("position_embedding_type") != "rope":
         layers = tuple(replace(layer, rope=RopeConfig(RopeType.NONE, theta=1.0)) for layer in layers)
+    if LINEAR in kinds:
+        mamba = read_mamba(config, MambaKeys(), limits=read_step_limits(config), state_size=256)
+        layers = with_recurrent(layers, kinds, LINEAR, mamba)
     decoder = _read(config, layers)
     width = positive_int(config, "shared_intermediate_size", 1024)
     return replace(decoder, projections=SHARED_MLP, intermediate_size=width)
+
+
+def _kinds(config: Config) -> list[str]:
+    """Reads the kinds of layers, which checkpoints spell in their own words."""
+    count, given = layer_count(config), config.get("layer_types") or config.get("layers_block_type")
+    known = {"mamba": LINEAR, LINEAR: LINEAR, "attention": FULL, FULL: FULL}
+    if not isinstance(given, list) or len(given) != count or any(str(kind) not in known for kind in given):
+        raise ModelError(f"layer_types {given!r}: write {count} times 'mamba' or 'attention'")
+    return [known[str(kind)] for kind in given]
+
+
+def _experts(config: Config) -> ExpertsConfig:
+    experts = read_experts(
+        config,
+        width_key="intermediate_size",
+        count=8,
+        chosen=2,
+        renormalise=True,
+        rounded=True,
+        shared_width=positive_int(config, "shared_intermediate_size", 1024),
+    )
+    names = ExpertNames(block="block_sparse_moe", router="router", shared_maps=SHARED_MLP)
+    return replace(experts, shared_gated=False, names=names)
 
 
 def _read(config: Config, layers: tuple[LayerConfig, ...]) -> DecoderConfig:

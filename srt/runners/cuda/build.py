@@ -19,6 +19,7 @@ from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...layers.checkpoint import Tensors
 from ...layers.config_values import Config
 from ...layers.quantized import QuantizedMethod
+from ...models.decoder_config import torch_only
 from ...models.families import is_family, read_config
 from ...multimodal.store import VisionStore
 from .decoder import CudaDecoder, FusedKernels, QuantizedKernelMethod
@@ -99,11 +100,8 @@ def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, devic
         return "they have no attention sinks"
     if any(layer.experts is not None and layer.experts.biased for layer in model.layers):
         return "their experts have no biases"
-    recurrent = sum(layer.recurrent is not None for layer in model.layers)
-    if recurrent:
-        return f"they run no recurrent layers, and {recurrent} of its {len(model.layers)} layers are"
-    if model.gated_attention:
-        return "they compute no gated attention"
+    if (missing := torch_only(model)) is not None:
+        return f"they have no {missing}"
     geometry = model.attention_geometry
     try:
         parts.attention(geometry, device, dtype=dtype, kv_dtype=kv_dtype, tree_attention=True)

@@ -105,11 +105,6 @@ def test_llama_3_states_its_extended_context_itself() -> None:
         ({"model_type": "glm4", "partial_rotary_factor": 2}, "partial_rotary_factor=2.0; write a part"),
         ({"model_type": "smollm3", "no_rope_layers": [1]}, "write 1 .with positions. or 0 for 2 layers"),
         ({"model_type": "granite", "logits_scaling": 0}, "logits_scaling=0; write a positive number"),
-        ({"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"]}, "states other than keys"),
-        (
-            {"model_type": "granitemoehybrid", "layer_types": ["attention"] * 2, "num_local_experts": 4},
-            "experts of Granite 4 are not implemented",
-        ),
         ({"model_type": "exaone4", "sliding_window_pattern": "LLLG"}, "write layer_types, one for each layer"),
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "write null"),
         ({"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 1e4}}, "write them per layer type"),

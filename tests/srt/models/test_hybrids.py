@@ -37,6 +37,17 @@ EXPERTS = {
     "shared_expert_intermediate_size": 24,
 }
 
+MAMBA = {"mamba_n_heads": 6, "mamba_d_head": 16, "mamba_d_state": 5}
+GRANITE = {
+    **MAMBA,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "shared_intermediate_size": 40,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.7,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 2.0,
+}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": (
         "lfm2",
@@ -50,6 +61,30 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen 3 next, some layers dense": ("qwen3_next", {**DELTA_NET, **EXPERTS, "mlp_only_layers": [1]}),
     "qwen 3.5": ("qwen3_5_text", DELTA_NET),
     "qwen 3.5 with experts": ("qwen3_5_moe_text", {**DELTA_NET, **EXPERTS}),
+    "granite 4 h": ("granitemoehybrid", {**GRANITE, "num_local_experts": 0}),
+    "granite 4 h with experts, groups and bounded steps": (
+        "granitemoehybrid",
+        {
+            **GRANITE,
+            "num_local_experts": 5,
+            "mamba_n_groups": 3,
+            "mamba_proj_bias": True,
+            "time_step_limit": [0.3, 0.9],
+        },
+    ),
+    "bamba": ("bamba", {**MAMBA, "attn_layer_indices": [1], "mamba_conv_bias": False}),
+    "nemotron h": (
+        "nemotron_h",
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+            "head_dim": 16,
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 8,
+            "n_groups": 2,
+            "ssm_state_size": 5,
+            "layer_norm_epsilon": 1e-4,
+        },
+    ),
 }
 
 
@@ -77,7 +112,7 @@ def test_logits_equal_those_of_transformers_however_the_prompts_are_cut(case: st
             assert relative_error(actual, logits) < 2e-5, way
 
 
-@pytest.mark.parametrize("case", ["lfm2", "qwen 3 next", "qwen 3.5"])
+@pytest.mark.parametrize("case", ["lfm2", "qwen 3 next", "qwen 3.5", "granite 4 h", "nemotron h"])
 def test_texts_do_not_depend_on_the_schedule(case: str) -> None:
     model_type, changes = CASES[case]
     runner = runner_of(reference_model(model_type, vocab_size=VOCABULARY, **changes), SLOTS)
@@ -130,6 +165,41 @@ def test_checkpoints_may_have_layers_that_predict_several_tokens() -> None:
     build_runner(model.config.to_dict(), tensors, num_slots=20, dtype="float32", kernels="torch")
 
 
+PUBLISHED = {
+    "granite 4 h with experts, groups and bounded steps": {
+        "block_sparse_moe.experts.gate_up_proj": "block_sparse_moe.input_linear.weight",
+        "block_sparse_moe.experts.down_proj": "block_sparse_moe.output_linear.weight",
+        "block_sparse_moe.router.": "block_sparse_moe.router.layer.",
+    },
+    "nemotron h": {"model.": "backbone."},
+}
+
+
+@pytest.mark.parametrize("case", PUBLISHED)
+def test_checkpoints_are_read_as_they_are_published(case: str) -> None:
+    model_type, changes = CASES[case]
+    model = reference_model(model_type, **changes)
+    tensors = {spelled(name, PUBLISHED[case]): tensor for name, tensor in tensors_of(model).items()}
+    assert tensors.keys() != tensors_of(model).keys()
+    runner = build_runner(model.config.to_dict(), tensors, num_slots=NUM_SLOTS, dtype="float32", kernels="torch")
+    assert isinstance(runner, TorchRunner)
+    ours = run_steps(runner, sequences(), WAYS["whole"])
+    assert relative_error(ours[0], reference_logits(model, sequences().token_ids[0].tolist())) < 2e-5
+
+
+def spelled(name: str, names: dict[str, str]) -> str:
+    for ours, published in names.items():
+        name = name.replace(ours, published)
+    return name
+
+
+def test_the_kinds_of_layers_may_be_a_string_of_letters() -> None:
+    model_type, changes = CASES["nemotron h"]
+    config = reference_model(model_type, **changes).config.to_dict()
+    pattern = {key: value for key, value in config.items() if key not in ("layers_block_type", "layer_types")}
+    assert read_config({**pattern, "hybrid_override_pattern": "M-*M-"}) == read_config(config)
+
+
 @pytest.mark.parametrize("kernels", ["native", "triton"])
 def test_other_kernels_say_what_they_do_not_run(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -140,7 +210,7 @@ def test_other_kernels_say_what_they_do_not_run(kernels: Kernels, monkeypatch: p
 
 def test_states_are_not_cut_over_ranks() -> None:
     config = reference_model(*CASES["qwen 3.5"][:1], **CASES["qwen 3.5"][1]).config.to_dict()
-    with pytest.raises(ParameterError, match=r"2 of its 3 layers are recurrent.*write tensor_parallel=1$"):
+    with pytest.raises(ParameterError, match=r"recurrent layers \(2 of 3\).*write tensor_parallel=1$"):
         require_shardable(config, 2)
 
 
@@ -153,6 +223,17 @@ WRONG = {
     ),
     "at least one that attends": ("qwen 3.5", {"layer_types": ["linear_attention"] * 3}),
     "conv_L_cache=1; write 2": ("lfm2", {"conv_L_cache": 1}),
+    "attn_layer_indices=7; write the numbers": ("bamba", {"attn_layer_indices": 7}),
+    "mamba_d_conv=1; write 2": ("bamba", {"mamba_d_conv": 1}),
+    "mamba_n_heads=6 is not a multiple of mamba_n_groups=4": ("bamba", {"mamba_n_groups": 4}),
+    "mamba_n_heads=7 does not divide": ("bamba", {"mamba_n_heads": 7, "mamba_d_head": "auto"}),
+    "hidden_act 'tanh' is not one of": ("bamba", {"hidden_act": "tanh"}),
+    "time_step_limit=.*write two numbers": ("granite 4 h", {"time_step_limit": [0.9, 0.1]}),
+    "write 3 times 'mamba' or 'attention'": ("granite 4 h", {"layer_types": ["mamba", {}, "attention"]}),
+    "1 layers have experts": ("nemotron h", {"layers_block_type": ["mamba", "moe", "attention"]}),
+    "no layer attends": ("nemotron h", {"layers_block_type": ["mamba", "mlp"]}),
+    "write mamba, attention or mlp": ("nemotron h", {"layers_block_type": ["conv"]}),
+    "use_bias and mamba_proj_bias differ": ("nemotron h", {"use_bias": True}),
     "full_attn_idxs='all'; write the numbers": ("lfm2", {"layer_types": None, "full_attn_idxs": "all"}),
 }
 
