@@ -25,6 +25,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 16},
     "gemma3_text": {"head_dim": 32, "sliding_window": 5, "sliding_window_pattern": 3, "intermediate_size": 96},
     "qwen3": {"head_dim": 16, "attention_bias": True},
+    "phi3": {"hidden_size": 64, "pad_token_id": 0},
 }
 
 
