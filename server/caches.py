@@ -118,7 +118,7 @@ async def create(asked: Asked[CacheBody]) -> Reply:
         _seconds(body.ttl),
         front.limits.cache_minimum,
         msgspec.json.encode(KeptTurns(messages=body.messages, tools=body.tools)),
-        front.origin(asked.caller, body.umbel, body.cache_salt),
+        front.origin(asked.caller, body.umbel, body.cache_salt, body.model),
     )
     with front.open():
         made = await ask_caches(front, request)

@@ -259,7 +259,7 @@ def _parser() -> argparse.ArgumentParser:
         group = parser.add_argument_group(title)
         said = _attributes(struct)
         for name, field in fields.items():
-            default = OWN_DEFAULTS.get(name, field.default)
+            default = OWN_DEFAULTS.get(name, "none" if field.default is msgspec.NODEFAULT else field.default)
             described = f"{said.get(name, '').rstrip('.')}; default: {default}".replace("%", "%%")
             group.add_argument(_flag(name), type=_reader(field.type), metavar="VALUE", help=described)
     return parser
@@ -284,11 +284,23 @@ def _flag(name: str) -> str:
 
 
 def _reader(kind: Any) -> Any:
-    """Returns the function that reads an option of the runtime: numbers and switches by their type, else text."""
+    """Returns the function that reads an option of the runtime: numbers and switches by their type, pairs of names and
+    paths, else text."""
+    if get_origin(kind) is dict:
+        return _pairs
     kinds = set(_plain_kinds(kind))
     if bool in kinds:
         return lambda text: {"true": True, "false": False}.get(text.lower(), text)
     return int if int in kinds else float if float in kinds else str
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """Reads NAME=VALUE,NAME=VALUE."""
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    wrong = next((name for name, sign, _ in pairs if not sign), None)
+    if wrong is not None:
+        raise argparse.ArgumentTypeError(f"{wrong!r} has no value; write NAME=PATH, and a comma before the next one")
+    return {name: value for name, _, value in pairs}
 
 
 def _plain_kinds(kind: Any) -> Iterator[Any]:

@@ -31,11 +31,12 @@ from .program_store import OfferedProgram, ProgramStore, SharedPrograms
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """A name that clients may ask for: the model, or a program that is offered as one."""
+    """A name that clients may ask for: the model, one of its adapters, or a program that is offered as one."""
 
     name: str
     created: int  # seconds since 1970, for clients that list models
     program: str = ""  # the name of the program that answers; "" for the model itself
+    adapter: str = ""  # computes its requests; "" for the model as it is
 
 
 class Front:
@@ -101,7 +102,7 @@ class Front:
 
     async def start(self) -> None:
         """Starts the backend and waits for its first token. Raises as `Runtime.start`, and ParameterError for a program
-        that has the model's name."""
+        or an adapter that has the model's name."""
         await self.backend.start()
         self.history = AnswerHistory(most=self.backend.capabilities.cache_maximum)
         own = self.backend.capabilities.name.rpartition(" ")[2]
@@ -109,6 +110,10 @@ class Front:
             if name in self._models:
                 raise ParameterError(f"the model has the name {name!r} twice; write it once")
             self._models[name] = ServedModel(name, self._created)
+        for name in self.backend.capabilities.adapters or ():
+            if name in self._models:
+                raise ParameterError(f"{name!r} is a name of the model itself; give the adapter another one")
+            self._models[name] = ServedModel(name, self._created, adapter=name)
         for program in self.programs:
             self.check_program(program)
         self.started = True
@@ -256,7 +261,7 @@ class Front:
 
     @property
     def models(self) -> list[ServedModel]:
-        """The model under its names, then the programs that are offered as models."""
+        """The model under its names, then its adapters, then the programs that are offered as models."""
         return [*self._models.values(), *(_model_of(each) for each in self.programs if each.parameter)]
 
     def model(self, name: str) -> ServedModel:
@@ -275,7 +280,7 @@ class Front:
     def check_program(self, program: OfferedProgram) -> None:
         """Raises ParameterError for a program that would be a model under a name of the model itself."""
         if program.parameter and program.name in self._models:
-            raise ParameterError(f"{program.name!r} is a name of the model itself; give the program another one")
+            raise ParameterError(f"{program.name!r} is a name of the model or an adapter; give the program another one")
 
     @cached_property
     def token_names(self) -> dict[int, str]:
@@ -292,12 +297,16 @@ class Front:
 
     # ------------------------------------------------------------------ the request's place
 
-    def origin(self, caller: Caller, fields: UmbelFields | None, salt: str | None = None) -> Origin:
-        """Returns where a request stands: its namespace of the cache, its program, priority and deadline.
+    def origin(
+        self, caller: Caller, fields: UmbelFields | None, salt: str | None = None, model: str | None = None
+    ) -> Origin:
+        """Returns where a request stands: its namespace of the cache, its program, priority, deadline and adapter.
 
         Args:
             salt: the caller's `cache_salt`; None where it sent none.
+            model: that the body names; None where it names none.
         """
+        served = self._models.get(model) if model is not None else None
         given = fields or NO_FIELDS
         return Origin(
             program_id=given.program,
@@ -306,6 +315,7 @@ class Front:
             priority=given.priority,
             timeout=given.timeout,
             ahead=given.ahead,
+            adapter="" if served is None else served.adapter,
         )
 
 

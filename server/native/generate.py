@@ -438,7 +438,7 @@ def _query(asked: Asked[GenerateBody], number: int, prompt: tuple[Part, ...], la
         prompt,
         sampling,
         stream=body.stream,
-        origin=front.origin(asked.caller, body.umbel, body.cache_salt),
+        origin=front.origin(asked.caller, body.umbel, body.cache_salt, body.model),
         constraint=constraint or body.constraint,
         token_healing=body.token_healing,
     )

@@ -98,7 +98,7 @@ async def score(asked: Asked[ScoreBody]) -> Reply:
     """Scores choices."""
     body, front = asked.body, asked.front
     check_model(front, body.model)
-    origin = front.origin(asked.caller, body.umbel, body.cache_salt)
+    origin = front.origin(asked.caller, body.umbel, body.cache_salt, body.model)
     prompt = body.prompt(front)
     request = ScoreRequest(asked.id, prompt, body.choices, body.unconditional, origin, body.probability)
     with front.open(len(body.choices)):
@@ -113,7 +113,7 @@ async def tokenize(asked: Asked[TokenizeBody]) -> Reply:
     check_model(front, body.model)
     one_of(prompt=body.prompt, parts=body.parts)
     backend = tokenizing(front)
-    origin = front.origin(asked.caller, body.umbel, body.cache_salt)
+    origin = front.origin(asked.caller, body.umbel, body.cache_salt, body.model)
     texts = (body.prompt,) if isinstance(body.prompt, str) else body.prompt or ()
     prompts = [text_prompt(text) for text in texts] if body.parts is None else [body.parts]
     rows = []

@@ -84,7 +84,7 @@ async def hint(asked: Asked[HintBody]) -> Reply:
     if body.pin is not None and not capabilities.pins:
         raise wrong("pin", f"{capabilities.name} pins nothing; leave it out")
     name = body.id or asked.id
-    origin = front.origin(asked.caller, body.umbel, body.cache_salt)
+    origin = front.origin(asked.caller, body.umbel, body.cache_salt, body.model)
     front.backend.hint(Hint(hint_id(asked.caller.name, name), body.prompt(front), origin, body.pin))
     return Reply(HintAnswer(name))
 

@@ -556,7 +556,7 @@ async def converse(asked: Asked[ChatBody]) -> Answer:
     if body.top_logprobs and not body.logprobs:
         raise wrong("top_logprobs", "it needs logprobs: true")
     _warn(asked)
-    origin = front.origin(asked.caller, body.umbel, body.cache_salt)
+    origin = front.origin(asked.caller, body.umbel, body.cache_salt, body.model)
     cache: CacheObject | None = None
     kept = KeptTurns()
     if body.cached_content is not None:

@@ -129,7 +129,7 @@ class _Completions:
                 prompt,
                 sampling,
                 stream=bool(body.stream),
-                origin=front.origin(asked.caller, body.umbel, body.cache_salt),
+                origin=front.origin(asked.caller, body.umbel, body.cache_salt, body.model),
                 constraint=None if body.regex is None else ConstraintSpec("regex", body.regex),
             )
             for number, prompt in enumerate(prompts)

@@ -14,16 +14,18 @@ class ModelFacts(msgspec.Struct, frozen=True):
     Attributes:
         template: "model" for the model's own chat template, "plain" where it has none: roles are written as lines then.
         program: the program that answers; "" for the model itself.
+        adapter: the adapter that computes its requests; "" for the model as it is.
         images: whether it looks at pictures.
     """
 
     template: str
     program: str = ""
+    adapter: str = ""
     images: bool = False
 
 
 class ModelEntry(msgspec.Struct, frozen=True):
-    """One model, with the fields that both clients require."""
+    """One model, with the fields that both clients require. `parent`: the model that an adapter changes."""
 
     id: str
     object: str
@@ -37,6 +39,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
     max_input_tokens: int | None
     max_tokens: int | None
     umbel: ModelFacts
+    parent: str | None = None
 
 
 class ModelList(msgspec.Struct, frozen=True):
@@ -67,8 +70,10 @@ def _entry(front: Front, model: ServedModel) -> ModelEntry:
         umbel=ModelFacts(
             template="plain" if front.template.source is None else "model",
             program=model.program,
+            adapter=model.adapter,
             images=capabilities.images,
         ),
+        parent=front.models[0].name if model.adapter else None,
     )
 
 

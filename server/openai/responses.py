@@ -763,7 +763,7 @@ async def respond(asked: Asked[ResponsesBody]) -> Answer:
     sampling = body.sampling(
         body.max_output_tokens or CONTEXT_LEFT, logprobs=wanted, top_logprobs=body.top_logprobs or 0
     )
-    origin = front.origin(asked.caller, body.umbel, body.cache_salt)
+    origin = front.origin(asked.caller, body.umbel, body.cache_salt, body.model)
     dialogue = await open_dialogue(front, question, sampling, origin, asked.id, model=model)
     caching = _caching(body, turns, dialogue, front.limits.cache_minimum)
     dialogue.mark(caching, asked.warnings)

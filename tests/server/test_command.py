@@ -319,3 +319,15 @@ def test_ten_servers_start_and_end_and_leave_their_ports_and_nothing_else() -> N
     open_before = len(os.listdir("/proc/self/fd"))
     assert asyncio.run(scenario(ports)) == ports
     assert len(os.listdir("/proc/self/fd")) == open_before
+
+
+def test_adapters_are_pairs_on_the_line_and_a_table_in_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert settings_of(["--adapters", "sql=a/b,law=c"], {}).runtime == {"adapters": {"sql": "a/b", "law": "c"}}
+    file = tmp_path / "serve.toml"
+    file.write_text('[runtime.adapters]\nsql = "a/b"\n', encoding="utf-8")
+    assert settings_of(["--config", str(file)], {}).runtime == {"adapters": {"sql": "a/b"}}
+    with pytest.raises(SystemExit):
+        settings_of(["--adapters", "sql"], {})
+    assert "write NAME=PATH" in capsys.readouterr().err
