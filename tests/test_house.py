@@ -152,7 +152,6 @@ SMALL_FILES = {
     "srt/gateway/engine_client.py": "one life of the engine; the server outlives it",
     "srt/models/cpu_latents.py": "one native structure and its weights, latent.h; the decoder has others",
     "srt/models/cpu_experts.py": "one native structure and its weights, experts.h; the decoder has others",
-    "srt/weights/gguf_tensors.py": "imports torch, which the process that opens a model for its tokenizer must not",
     "srt/weights/mapped_file.py": "files and their mappings, which know nothing of GGUF",
     "srt/runners/cuda/triton_kernels.py": "imports Triton when it is loaded, which needs a GPU",
     "srt/weights/native_rows.py": "one layout translated to another, apart from the methods that choose them",

@@ -20,9 +20,9 @@ from ..cache.kv_pool import KVPool
 from ..core.batch import Given
 from ..kernels.cpu.attention import CpuPlan, LayerArguments, layer_arguments
 from ..kernels.cpu.head import Head
-from ..kernels.cpu.linear import PackedMatrix
+from ..kernels.cpu.linear import BLOCKS, FLOAT_FORMATS, Format, PackedMatrix, give_back
 from ..kernels.cpu.low_rank import AdaptedRows, AdapterGroups, CpuChanges
-from ..layers.checkpoint import BlockTensors, Checkpoint, LinearTensors, Tensors
+from ..layers.checkpoint import Checkpoint, LinearTensors, Tensors
 from ..layers.linear import QuantMethod
 from ..layers.low_rank import Adapter
 from ..layers.rope import Rope, RopeConfig
@@ -54,7 +54,8 @@ class DecoderShape(ctypes.Structure):
         ("activation", ctypes.c_int),
         ("whole_norm", ctypes.c_int),
         ("embedding", _POINTER),
-        ("embedding_is_bf16", ctypes.c_int),
+        ("embedding_format", ctypes.c_int),
+        ("embedding_row_bytes", _LONG),
         ("final_norm", _POINTER),
     ]
 
@@ -184,15 +185,11 @@ class CpuDecoder:
         self.method = method
         self._ropes = {rope: Angles(rope, config) for rope in dict.fromkeys(layer.rope for layer in config.layers)}
 
-        embedding = self._checkpoint.take_as_stored(EMBEDDING, config.vocab_size, config.hidden_size)
-        head = embedding
-        if not config.tied:
-            head = self._checkpoint.take_as_stored(HEAD, config.vocab_size, config.hidden_size)
-        self.head = Head(library, (head_method or method).create([head]), screen=screened)
-        if isinstance(tensors, BlockTensors):
-            embedding = embedding.bfloat16()  # quantised values, of which few need more bits
-        embedding = embedding if embedding.dtype in (torch.float32, torch.bfloat16) else embedding.float()
-        self._kept.append(embedding)
+        head = LinearTensors(
+            ((EMBEDDING if config.tied else HEAD).removesuffix(".weight"),), (config.vocab_size,), config.hidden_size
+        )
+        self.head = Head(library, (head_method or method).load(self._checkpoint, head), screen=screened)
+        self._embedding = EmbeddingRows(self._checkpoint, config.vocab_size, config.hidden_size)
         shape = DecoderShape(
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
@@ -207,8 +204,9 @@ class CpuDecoder:
             residual_scale=config.residual_scale,
             activation=ACTIVATION_CODES[config.activation],
             whole_norm=int(config.qk_norm_whole),
-            embedding=embedding.data_ptr(),
-            embedding_is_bf16=int(embedding.dtype is torch.bfloat16),
+            embedding=self._embedding.address,
+            embedding_format=self._embedding.format.value,
+            embedding_row_bytes=self._embedding.row_bytes,
             # The head multiplies what this norm gives, so scaled weights scale the logits.
             final_norm=self._norm(FINAL_NORM, config.hidden_size, scale=config.logit_scale),
         )
@@ -251,6 +249,7 @@ class CpuDecoder:
             adapted_outputs=adapted_outputs.arguments,
         )
         self._kernel.forward(step)
+        self._embedding.used(len(rows.token_ids))
 
     def _layer(self, index: int) -> DecoderLayer:
         config, layer, tensors = self.config, self.config.layers[index], layer_tensors(self.config, index)
@@ -330,6 +329,36 @@ class CpuDecoder:
         contiguous = tensor.contiguous()
         self._kept.append(contiguous)
         return contiguous.data_ptr()
+
+
+class EmbeddingRows:
+    """The embedding as its file stores it, from which a step reads the rows of its tokens.
+
+    A mapped file's pages are given back after every few rows: the head has a copy of the matrix in another order, and
+    both would stay in memory.
+    """
+
+    GIVEN_BACK_AFTER = 256  # rows; reading one may map 16 pages of 4 KiB around it
+
+    def __init__(self, checkpoint: Checkpoint, vocab_size: int, hidden_size: int) -> None:
+        block = checkpoint.take_block(EMBEDDING, vocab_size, hidden_size)
+        self._block = block if block is not None and block.kind in BLOCKS else None
+        self._used = 0
+        if self._block is not None:
+            rows = self._block.data
+            self.format, self.address, self.row_bytes = Format[self._block.kind], rows.ctypes.data, rows.strides[0]
+            return
+        floats = checkpoint.take_as_stored(EMBEDDING, vocab_size, hidden_size)
+        self._floats = floats if block is None else floats.bfloat16()  # of a type that the kernels do not read
+        self.format, self.address = FLOAT_FORMATS[self._floats.dtype], self._floats.data_ptr()
+        self.row_bytes = self._floats.stride(0) * self._floats.element_size()
+
+    def used(self, rows: int) -> None:
+        """Notes that a step has read so many rows."""
+        self._used += rows
+        if self._block is not None and self._used >= self.GIVEN_BACK_AFTER:
+            give_back(self._block.data)
+            self._used = 0
 
 
 class PoolTable:

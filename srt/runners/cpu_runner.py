@@ -174,13 +174,13 @@ def build_cpu_runner(
     Args:
         num_slots: computes the size of the pool from the geometry of one token.
         dtype: of the KV pool.
-        weights: "auto", "float32", "bf16", "int8" or "int4"; "auto" is bf16 for a checkpoint that stores 16 bits.
+        weights: "auto", "float32", "bf16", "int8" or "int4"; "auto" keeps what the checkpoint stores.
 
     Raises:
         ModelError: configuration or tensors that cannot be used.
         EngineError: there is too little memory for the weights.
     """
-    method = cpu_method(weights, tensors, library, exact=dtype is torch.float32)
+    method = cpu_method(weights, library, exact=dtype is torch.float32)
     model = CpuDecoder(
         read_config(config),
         tensors,

@@ -22,7 +22,7 @@ from ..core.cache_folder import make_private, read_trusted, write_atomically
 from .gguf_file import GgufFile
 from .gguf_tokenizer import tokenizer_config, tokenizer_json
 
-TOKENIZER_FORMAT = 1  # of the tokenizer.json that is made; raised when it would be made differently
+TOKENIZER_FORMAT = 2  # of the tokenizer.json that is made; raised when it would be made differently
 DIGEST_BYTES = 32
 
 

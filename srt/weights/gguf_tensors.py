@@ -35,6 +35,9 @@ class GgufTensors(BlockTensors):
             values = restored(values, parameter.heads)
         return values - parameter.subtract if parameter.subtract else values
 
+    def __contains__(self, name: object) -> bool:  # Mapping's own would make the tensor
+        return name in self._parameters
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._parameters)
 

@@ -1,6 +1,7 @@
 """Defines weight formats by the names that the option `weights` takes, and their classes on each engine.
 
                  torch, Triton       native CPU kernels
+    auto         the dtype           as stored: blocks of a GGUF file, float16, bfloat16, float32
     float32      dtype float32       Format.F32
     bf16         dtype bfloat16      Format.BF16
     int8         no                  Format.INT8: symmetric, one scale for each output
@@ -12,17 +13,21 @@
 """
 
 import ctypes
+import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
 from ...lang.errors import ParameterError
 from ...lang.runtime_options import Weights
-from ..kernels.cpu.linear import Format, Int4Rows, PackedMatrix
+from ..kernels.cpu.linear import BLOCKS, Dequantised, Format, Int4Rows, PackedMatrix, dequantise
+from ..kernels.cpu.linear import Weights as PackedSource
 from ..kernels.cpu.quantise import GROUP as INT4_GROUP
 from ..kernels.cpu.quantise import quantise_int4
-from ..layers.checkpoint import BlockTensors, Checkpoint, LinearTensors, Tensors
+from ..layers.checkpoint import Checkpoint, LinearTensors
 from ..layers.quantized import (
     Codes,
     QuantizedMethod,
@@ -32,8 +37,10 @@ from ..layers.quantized import (
     stacked,
     take_quantized,
 )
-from ..models.decoder_config import EMBEDDING
+from .gguf_tensors import restored
 from .native_rows import is_int8_by_output, native_rows
+
+_log = logging.getLogger("umbel.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,48 +60,64 @@ FORMATS = {
 
 
 class CpuMethod:
-    """Implements `QuantMethod` for the native CPU kernels: matrices packed in one of their formats.
+    """Implements `QuantMethod` for the native CPU kernels. `name` lists the formats of the weights, most bytes first.
 
     Args:
-        form: of matrices that are stored as floats.
+        form: matrices are packed in this format; None: as the checkpoint stores them, each in its own.
         exact: BF16 leaves inputs in float32, see `PackedMatrix`.
-        keeps_packed: matrices that the checkpoint packs stay so; otherwise they are dequantised and stored in `form`.
     """
 
-    def __init__(self, library: ctypes.CDLL, form: Format, *, exact: bool, keeps_packed: bool = False) -> None:
+    def __init__(self, library: ctypes.CDLL, form: Format | None, *, exact: bool) -> None:
         self._library = library
         self._form = form
         self._exact = exact
-        self._keeps_packed = keeps_packed
-        self.name = "packed" if keeps_packed else form.name.lower()
+        self._packed: Counter[str] = Counter()  # bytes by format
+        self.name = ""
 
     @property
     def of_head(self) -> "CpuMethod":
         """The method for the matrix of the vocabulary."""
         return self
 
-    def create(self, sources: Sequence[torch.Tensor]) -> PackedMatrix:
+    def create(self, sources: Sequence[PackedSource]) -> PackedMatrix:
         """Packs the sources, which may be freed afterwards. Raises EngineError when there is no memory."""
-        return PackedMatrix(self._library, list(map(_readable, sources)), self._form, exact=self._exact)
+        return self._create(sources, self._form)
 
     def stored(self, tensors: LinearTensors) -> list[str]:
         return tensors.weights
 
     def load(self, checkpoint: Checkpoint, tensors: LinearTensors) -> PackedMatrix:
-        if not self._keeps_packed:
-            return self.create(checkpoint.take_weights(tensors, as_stored=True))
+        pairs = zip(tensors.weights, tensors.widths, strict=True)
+        if self._form is not None or not is_quantized(checkpoint.tensors):
+            return self.create([self._source(checkpoint, name, width, tensors.inputs) for name, width in pairs])
         parts: list[torch.Tensor | QuantizedTensor] = []
-        for name, width in zip(tensors.weights, tensors.widths, strict=True):
+        for name, width in pairs:
             packed = take_quantized(checkpoint, name, width, tensors.inputs)
             parts.append(checkpoint.take_as_stored(name, width, tensors.inputs) if packed is None else packed)
         matrices = [part for part in parts if isinstance(part, QuantizedTensor)]
         if len(matrices) == len(parts) and all(map(is_int8_by_output, matrices)):
-            return PackedMatrix(self._library, [matrix.dense() for matrix in matrices], Format.INT8, exact=self._exact)
-        sources = [native_rows(part) if isinstance(part, QuantizedTensor) else _readable(part) for part in parts]
-        return PackedMatrix(self._library, sources, self._form, exact=self._exact)
+            return self._create([matrix.dense() for matrix in matrices], Format.INT8)
+        return self.create([native_rows(part) if isinstance(part, QuantizedTensor) else part for part in parts])
 
     def apply(self, weight: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return weight(x, bias)
+
+    def _create(self, sources: Sequence[PackedSource], form: Format | None) -> PackedMatrix:
+        matrix = PackedMatrix(self._library, sources, form, exact=self._exact)
+        for part, size in matrix.sizes:
+            self._packed[_shown(part)] += size
+        self.name = ", ".join(name for name, _ in self._packed.most_common())
+        return matrix
+
+    def _source(self, checkpoint: Checkpoint, name: str, width: int, inputs: int) -> PackedSource:
+        block = checkpoint.take_block(name, width, inputs)
+        if block is None:
+            return checkpoint.take_as_stored(name, width, inputs)
+        if block.kind in BLOCKS:
+            return block if self._form is None else Dequantised(block)
+        _warn_of(block.kind)
+        floats = checkpoint.take_as_stored(name, width, inputs)
+        return floats if self._form is not None else floats.bfloat16()
 
 
 class CpuInt4Method(CpuMethod):
@@ -108,9 +131,16 @@ class CpuInt4Method(CpuMethod):
     def of_head(self) -> CpuMethod:
         return CpuMethod(self._library, self._form, exact=self._exact)
 
-    def create(self, sources: Sequence[torch.Tensor]) -> PackedMatrix:
-        rows = [_int4_rows(_readable(source)) for source in sources]
+    def create(self, sources: Sequence[PackedSource]) -> PackedMatrix:
+        rows = [_int4_rows(self._floats(source)) for source in sources]
         return PackedMatrix(self._library, rows, self._form, exact=self._exact)
+
+    def _floats(self, source: PackedSource) -> torch.Tensor:
+        if isinstance(source, torch.Tensor):
+            return source.float()
+        assert isinstance(source, Dequantised), "matrices that a checkpoint packs are read by name"
+        values = dequantise(self._library, source.block)
+        return values if source.block.heads is None else restored(values, source.block.heads)
 
 
 def _int4_rows(weight: torch.Tensor) -> torch.Tensor | Int4Rows:
@@ -131,26 +161,32 @@ class Int4Method(QuantizedMethod):
             return self.create(checkpoint.take_weights(tensors))
         parts = []
         for weight in checkpoint.take_weights(tensors, as_stored=True):
-            codes, scales = quantise_int4(_readable(weight).cpu())
+            codes, scales = quantise_int4(weight.float().cpu())
             parts.append(QuantizedTensor(Codes.INT4, codes, scales).to(checkpoint.device))
         return (stacked(parts),)
 
 
-def cpu_method(name: Weights, tensors: Tensors, library: ctypes.CDLL, *, exact: bool) -> CpuMethod:
-    """Returns the method of that name; "auto" is bf16 for a checkpoint that stores 16 bits, else float32."""
+def _shown(form: Format) -> str:
+    """Returns a format's name: of blocks as ggml writes it, else as the option `weights` does."""
+    return form.name if form.name in BLOCKS and BLOCKS[form.name][0] > 1 else form.name.lower()
+
+
+@cache
+def _warn_of(kind: str) -> None:
+    """Logs once that a block type has no kernel."""
+    _log.warning(
+        "no kernel multiplies blocks of type %s: they are unpacked when the model is loaded, to up to eight times "
+        "their memory; requantise the model to one of %s",
+        kind,
+        ", ".join(BLOCKS),
+    )
+
+
+def cpu_method(name: Weights, library: ctypes.CDLL, *, exact: bool) -> CpuMethod:
+    """Returns the method of that name; "auto" keeps what the checkpoint stores."""
     if name == "int4":
         return CpuInt4Method(library, exact=exact)
-    if name != "auto":
-        return CpuMethod(library, FORMATS[name].native, exact=exact)
-    if is_quantized(tensors):  # the dtype of what is not packed
-        stored = Format.BF16 if tensors[EMBEDDING].dtype is torch.bfloat16 else Format.F32
-        return CpuMethod(library, stored, exact=exact, keeps_packed=True)
-    probe = "model.layers.0.self_attn.o_proj.weight"
-    if isinstance(tensors, BlockTensors) and probe in tensors and tensors.block(probe) is not None:
-        return CpuMethod(library, Format.BF16, exact=exact)
-    first = tensors.get(probe)
-    stored = Format.BF16 if first is not None and first.dtype is torch.bfloat16 else Format.F32
-    return CpuMethod(library, stored, exact=exact)
+    return CpuMethod(library, None if name == "auto" else FORMATS[name].native, exact=exact)
 
 
 def require_dense(name: Weights, dtype: torch.dtype, who: str) -> None:
@@ -167,8 +203,3 @@ def require_dense(name: Weights, dtype: torch.dtype, who: str) -> None:
             f"weights={name!r}: {who}, with weights of the dtype, {dtype}; leave weights out, or run on the native "
             "CPU kernels"
         )
-
-
-def _readable(weight: torch.Tensor) -> torch.Tensor:
-    """Returns the weight as stored if the kernels read that dtype, else in float32."""
-    return weight if weight.dtype in (torch.float32, torch.bfloat16) else weight.float()

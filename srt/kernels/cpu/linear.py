@@ -13,6 +13,7 @@ import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 
 from ....lang.errors import EngineError, ParameterError
 from ...layers.checkpoint import BlockTensor
+
+Number = TypeVar("Number", bound=np.generic)
 
 _SLICE = 16 << 20  # bytes of a file that are laid out before their pages are given back
 _LARGEST_HALF = 65504.0
@@ -48,7 +51,7 @@ class Format(Enum):
     INT4 = 17  # codes 0..15 with a float16 scale and an integer zero for each group of 32, 64, 128, ... inputs
 
 
-_FLOATS = {torch.float32: Format.F32, torch.bfloat16: Format.BF16, torch.float16: Format.F16}
+FLOAT_FORMATS = {torch.float32: Format.F32, torch.bfloat16: Format.BF16, torch.float16: Format.F16}
 _FORMS = (None, Format.F32, Format.BF16, Format.F16, Format.INT8)
 _SOURCE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # `umbel::Source`
 _SOURCE_OF_KIND = {"F32": 0, "BF16": 1, "F16": 2}
@@ -100,7 +103,19 @@ class Int4Rows:
         return inputs // int(self.scales.shape[1])
 
 
-Weights = torch.Tensor | BlockTensor | Int4Rows
+@dataclass(frozen=True, slots=True, eq=False)
+class Dequantised:
+    """A matrix in blocks that is packed as floats or INT8, a piece at a time."""
+
+    block: BlockTensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, inputs)."""
+        return self.block.shape
+
+
+Weights = torch.Tensor | BlockTensor | Dequantised | Int4Rows
 
 
 class PackedMatrix:
@@ -114,8 +129,8 @@ class PackedMatrix:
         Neighbours in one format become one part. Pages of a mapped file are given back when they have been read.
 
         Args:
-            form: of sources that are tensors: F32, BF16, F16 or INT8; None: the type that they have. Blocks and
-                integers keep theirs.
+            form: of sources that are tensors or dequantised: F32, BF16, F16 or INT8; None: the type that tensors have,
+                F32 of what is dequantised. Blocks and integers keep theirs.
             exact: BF16 leaves x in float32, also where tiles would multiply a rounded x faster.
 
         Raises:
@@ -150,6 +165,8 @@ class PackedMatrix:
         match source:
             case BlockTensor():
                 self._fill_blocks(part, first, source)
+            case Dequantised():
+                self._fill_dequantised(part, first, source.block)
             case Int4Rows():
                 self._fill_int4(part, first, source)
             case _:
@@ -160,11 +177,9 @@ class PackedMatrix:
                 )
 
     def _fill_blocks(self, part: int, first: int, source: BlockTensor) -> None:
-        head_rows = source.shape[0] // source.heads if source.heads else 0
+        head_rows = _head_rows(source)
         row_bytes = source.data.strides[0]
-        step = max(_SLICE // row_bytes, 16) // (head_rows or 16) * (head_rows or 16) or head_rows
-        for begin in range(0, source.shape[0], step):
-            rows = source.data[begin : begin + step]
+        for begin, rows in _slices(source, _SLICE // row_bytes):
             if source.kind in _SOURCE_OF_KIND:
                 plain = _in_order(rows, head_rows)
                 self._library.umbel_matrix_fill(
@@ -175,7 +190,17 @@ class PackedMatrix:
                 self._library.umbel_matrix_fill_blocks(
                     self._handle, part, first + begin, len(rows), rows.ctypes.data, row_bytes, head_rows
                 )
-            _give_back(rows)
+            give_back(rows)
+
+    def _fill_dequantised(self, part: int, first: int, source: BlockTensor) -> None:
+        k = source.shape[1]
+        for begin, rows in _slices(source, _SLICE // (4 * k)):
+            floats = dequantise(self._library, BlockTensor(source.kind, (len(rows), k), rows))
+            plain = _in_order(floats.numpy(), _head_rows(source))
+            self._library.umbel_matrix_fill(
+                self._handle, part, first + begin, len(rows), plain.ctypes.data, _SOURCE[torch.float32], k
+            )
+            give_back(rows)
 
     def _fill_int4(self, part: int, first: int, source: Int4Rows) -> None:
         codes = np.ascontiguousarray(source.codes)
@@ -187,6 +212,12 @@ class PackedMatrix:
             *(self._handle, part, first, len(codes), codes.ctypes.data, scales.ctypes.data),
             None if zeros is None else zeros.ctypes.data,
         )
+
+    @property
+    def sizes(self) -> tuple[tuple[Format, int], ...]:
+        """The parts in order: their formats and bytes."""
+        sizes = (self._library.umbel_matrix_part_bytes(self._handle, index) for index in range(len(self.formats)))
+        return tuple(zip(self.formats, sizes, strict=True))
 
     @property
     def format(self) -> Format:
@@ -292,11 +323,13 @@ def _format_of(source: Weights, form: Format | None) -> tuple[Format, int]:
     match source:
         case BlockTensor():
             return Format[source.kind], 0
+        case Dequantised():
+            return form or Format.F32, 0
         case Int4Rows():
             plain = source.zeros is None and source.group == 32
             return (Format.Q4_0, 0) if plain else (Format.INT4, (source.group // 32).bit_length() - 1)
         case _:
-            return form or _FLOATS[source.dtype], 0
+            return form or FLOAT_FORMATS[source.dtype], 0
 
 
 def _stacked_shape(sources: Sequence[Weights]) -> tuple[int, int]:
@@ -306,6 +339,8 @@ def _stacked_shape(sources: Sequence[Weights]) -> tuple[int, int]:
         match source:
             case BlockTensor():
                 _check_blocks(source)
+            case Dequantised():
+                _check_blocks(source.block)
             case Int4Rows():
                 _check_int4(source)
             case _:
@@ -317,7 +352,7 @@ def _stacked_shape(sources: Sequence[Weights]) -> tuple[int, int]:
 
 
 def _check_floats(source: torch.Tensor) -> None:
-    if source.ndim != 2 or source.dtype not in _FLOATS or source.device.type != "cpu" or not source.numel():
+    if source.ndim != 2 or source.dtype not in FLOAT_FORMATS or source.device.type != "cpu" or not source.numel():
         raise ParameterError(
             f"a weight of shape {tuple(source.shape)}, {source.dtype}, on {source.device}; "
             "give a float32, bfloat16 or float16 matrix on the CPU"
@@ -358,14 +393,27 @@ def _check_int4(source: Int4Rows) -> None:
         raise ParameterError(f"zeros {zeros.dtype} {zeros.shape}; give uint8 {scales.shape}, from 0 to 15")
 
 
-def _in_order(rows: NDArray[np.uint8], head_rows: int) -> NDArray[np.uint8]:
+def _head_rows(source: BlockTensor) -> int:
+    """Returns the rows of a head that are in llama.cpp's order; 0: all rows are in Hugging Face's."""
+    return source.shape[0] // source.heads if source.heads else 0
+
+
+def _slices(source: BlockTensor, rows: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+    """Yields (first row, rows) for about so many rows at a time: whole heads, or whole panels."""
+    unit = _head_rows(source) or 16
+    step = max(rows // unit, 1) * unit
+    for begin in range(0, source.shape[0], step):
+        yield begin, source.data[begin : begin + step]
+
+
+def _in_order(rows: NDArray[Number], head_rows: int) -> NDArray[Number]:
     """Returns rows of whole heads in Hugging Face's order."""
     if not head_rows:
         return rows
     return np.ascontiguousarray(rows.reshape(-1, head_rows // 2, 2, rows.shape[1]).swapaxes(1, 2)).reshape(rows.shape)
 
 
-def _give_back(rows: NDArray[np.uint8]) -> None:
+def give_back(rows: NDArray[np.uint8]) -> None:
     """Lets the system take back pages of a mapped file; they would be read again from the file."""
     owner: object = rows
     while isinstance(owner, np.ndarray):
@@ -406,6 +454,8 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.umbel_matrix_free.restype = None
     library.umbel_matrix_bytes.argtypes = [pointer]
     library.umbel_matrix_bytes.restype = long
+    library.umbel_matrix_part_bytes.argtypes = [pointer, long]
+    library.umbel_matrix_part_bytes.restype = long
     library.umbel_linear.argtypes = [pointer, pointer, long, long, pointer, pointer, long]
     library.umbel_linear.restype = None
     library.umbel_linear_panel.argtypes = [pointer, pointer, long, long, long, pointer]

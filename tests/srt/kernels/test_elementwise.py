@@ -2,9 +2,11 @@
 
 import ctypes
 
+import gguf
 import pytest
 import torch
 from umbel.srt.kernels.cpu.library import load_library
+from umbel.srt.kernels.cpu.linear import Format
 from umbel.srt.layers.linear import ACTIVATIONS, RMSNorm
 from umbel.srt.layers.rope import Rope, RopeConfig, RopeType, apply_rope
 
@@ -131,13 +133,28 @@ def test_heads_are_turned_as_in_torch_and_keys_and_values_lie_in_their_slots(
     assert not pools[0][untouched].any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+FORMATS = {torch.float32: Format.F32, torch.bfloat16: Format.BF16, torch.float16: Format.F16}
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
 def test_embeddings_are_looked_up_and_scaled(library: ctypes.CDLL, dtype: torch.dtype) -> None:
     table = ragged(50, 40).to(dtype)
     tokens = torch.tensor([3, 49, 0, 3])
     out = torch.empty(4, 40)
     library.umbel_embed(
-        *(at(table), int(dtype is torch.bfloat16), at(tokens), ctypes.c_float(25.25), at(out)),
-        *(ctypes.c_long(4), ctypes.c_long(40)),
+        *(at(table), FORMATS[dtype].value, ctypes.c_long(table.nbytes // 50), at(tokens), ctypes.c_float(25.25)),
+        *(at(out), ctypes.c_long(4), ctypes.c_long(40)),
     )
     assert torch.equal(out, table[tokens].float() * 25.25)
+
+
+def test_embeddings_of_blocks_are_what_gguf_dequantises(library: ctypes.CDLL) -> None:
+    kind = gguf.GGMLQuantizationType.Q8_0
+    table = torch.from_numpy(gguf.quants.quantize(ragged(50, 64).numpy(), kind))
+    tokens = torch.tensor([3, 49, 0, 3])
+    out = torch.empty(4, 64)
+    library.umbel_embed(
+        *(at(table), Format.Q8_0.value, ctypes.c_long(table.shape[1]), at(tokens), ctypes.c_float(0.5)),
+        *(at(out), ctypes.c_long(4), ctypes.c_long(64)),
+    )
+    assert torch.equal(out, torch.from_numpy(gguf.quants.dequantize(table.numpy(), kind))[tokens] * 0.5)

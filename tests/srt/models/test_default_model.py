@@ -26,7 +26,7 @@ def _one_thread() -> None:
 @pytest.fixture(scope="module")
 def runner() -> TorchRunner:
     source = open_model("default")
-    return build_runner(source.config, source.tensors, num_slots=NUM_SLOTS, dtype="float32")
+    return build_runner(source.config, source.tensors, num_slots=NUM_SLOTS, dtype="float32", weights="float32")
 
 
 @pytest.fixture(scope="module")

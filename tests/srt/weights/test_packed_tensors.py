@@ -84,7 +84,7 @@ def test_the_cpu_kernels_multiply_packed_matrices(name: str) -> None:
     tensors, values = written(BY_NAME[name], matrix(64, 256))
     view = read(BY_NAME[name], {**tensors, EMBEDDING: torch.zeros(2, 2, dtype=torch.bfloat16)})
     checkpoint = Checkpoint(view, dtype=torch.float32, device=torch.device("cpu"))
-    method = cpu_method("auto", view, load_library(), exact=True)
+    method = cpu_method("auto", load_library(), exact=True)
     weight = method.load(checkpoint, LinearTensors(("a",), (64,), 256))
     x = torch.randn(5, 256, generator=torch.Generator().manual_seed(1))
     assert relative_error(method.apply(weight, x), x @ values.t()) < NATIVE[name]
@@ -101,7 +101,7 @@ def test_a_packed_checkpoint_runs_on_the_cpu_kernels() -> None:
     runner = build_runner(config, stored, num_slots=20, dtype="float32", kernels="native")
     actual = run_steps(runner, Sequences([TOKENS], 20), [[Piece(0, 0, 9)]])[0]  # type: ignore[arg-type]
     assert relative_error(actual, reference_logits(model, TOKENS)) < 0.05  # inputs of 8 bits, in seven products
-    assert runner.facts()["weights"] == "packed"
+    assert runner.facts()["weights"] == "Q4_0, f32"
 
 
 def test_odd_widths_and_large_scales_on_the_cpu_kernels() -> None:

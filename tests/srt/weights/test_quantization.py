@@ -1,9 +1,11 @@
 """The seam of weight formats: a method that no engine knows runs in the torch decoder, and the table of formats."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -11,13 +13,14 @@ from umbel.lang.errors import ModelError, ParameterError
 from umbel.lang.runtime_options import Weights
 from umbel.srt.kernels.cpu.library import load_library
 from umbel.srt.kernels.cpu.quantise import quantise_int4
-from umbel.srt.layers.checkpoint import Checkpoint, LinearTensors
+from umbel.srt.layers.checkpoint import BlockTensor, BlockTensors, Checkpoint, LinearTensors
 from umbel.srt.layers.linear import DenseMethod
 from umbel.srt.layers.quantized import Codes, QuantizedTensor, quantise_int8
 from umbel.srt.models.decoder import build_model
 from umbel.srt.models.decoder_config import EMBEDDING, HEAD
 from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.torch_runner import TorchRunner
+from umbel.srt.weights.gguf_tensors import restored
 from umbel.srt.weights.quantization import FORMATS, Int4Method, cpu_method, require_dense
 
 from ..models.reference import Piece, Sequences, random_tokens, reference_model, relative_error, run_steps, tensors_of
@@ -101,15 +104,84 @@ def test_every_format_of_the_cpu_multiplies_what_it_has_loaded() -> None:
     tolerances: dict[Weights, float] = {"float32": 1e-5, "bf16": 0.02, "int8": 0.02, "int4": 0.2}
     assert set(tolerances) == set(FORMATS)
     for name, tolerance in tolerances.items():
-        method = cpu_method(name, {}, load_library(), exact=True)
+        method = cpu_method(name, load_library(), exact=True)
         assert relative_error(method.apply(method.load(checkpoint, MAPS), x, bias), expected) < tolerance, name
 
 
-def test_auto_keeps_16_bits_where_the_checkpoint_has_them() -> None:
-    name = "model.layers.0.self_attn.o_proj.weight"
-    stored = {name: torch.zeros(2, 2, dtype=torch.bfloat16)}
-    assert cpu_method("auto", stored, load_library(), exact=False).name == "bf16"
-    assert cpu_method("auto", {name: torch.zeros(2, 2)}, load_library(), exact=False).name == "f32"
+@pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, "bf16"), (torch.float16, "f16"), (torch.float32, "f32")])
+def test_auto_keeps_the_floats_that_the_checkpoint_has(dtype: torch.dtype, name: str) -> None:
+    stored = {name: tensor.to(dtype) for name, tensor in TENSORS.items()}
+    checkpoint = Checkpoint(stored, dtype=torch.float32, device=torch.device("cpu"))
+    method = cpu_method("auto", load_library(), exact=True)
+    weight = method.load(checkpoint, MAPS)
+    x = torch.randn(3, 48, generator=torch.Generator().manual_seed(9))
+    expected = x @ torch.cat([stored["a.weight"], stored["b.weight"]]).float().t()
+    assert relative_error(method.apply(weight, x), expected) < 1e-5
+    assert method.name == name
+
+
+class Blocks(BlockTensors):
+    """Matrices of 64 inputs, each in blocks of its own kind."""
+
+    def __init__(self, **matrices: BlockTensor) -> None:
+        self.matrices = {f"{name}.weight": matrix for name, matrix in matrices.items()}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        matrix = self.matrices[name]
+        values = torch.from_numpy(gguf.dequantize(matrix.data, gguf.GGMLQuantizationType[matrix.kind]))
+        return values if matrix.heads is None else restored(values, matrix.heads)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.matrices
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.matrices)
+
+    def __len__(self) -> int:
+        return len(self.matrices)
+
+    def block(self, name: str) -> BlockTensor | None:
+        return self.matrices[name]
+
+
+def in_blocks(kind: str, rows: int, *, seed: int, heads: int | None = None) -> BlockTensor:
+    values = torch.randn(rows, 64, generator=torch.Generator().manual_seed(seed)).numpy()
+    return BlockTensor(kind, (rows, 64), gguf.quantize(values, gguf.GGMLQuantizationType[kind]), heads)
+
+
+MIXED = Blocks(a=in_blocks("Q8_0", 32, seed=1, heads=2), b=in_blocks("Q4_0", 16, seed=2))
+MIXED_MAPS = LinearTensors(("a", "b"), (32, 16), 64)
+
+
+def test_auto_multiplies_blocks_as_they_are_each_in_its_kind() -> None:
+    checkpoint = Checkpoint(MIXED, dtype=torch.float32, device=torch.device("cpu"))
+    method = cpu_method("auto", load_library(), exact=True)
+    weight = method.load(checkpoint, MIXED_MAPS)
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(9))
+    expected = x @ torch.cat([MIXED["a.weight"], MIXED["b.weight"]]).t()
+    assert relative_error(method.apply(weight, x), expected) < 0.02, "inputs are rounded to 8 bits"
+    assert method.name == "Q8_0, Q4_0"
+
+
+def test_every_other_format_dequantises_blocks_and_restores_the_order_of_heads() -> None:
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(9))
+    expected = x @ torch.cat([MIXED["a.weight"], MIXED["b.weight"]]).t()
+    tolerances: dict[Weights, float] = {"float32": 1e-5, "bf16": 0.02, "int8": 0.02, "int4": 0.2}
+    assert set(tolerances) == set(FORMATS)
+    for name, tolerance in tolerances.items():
+        checkpoint = Checkpoint(MIXED, dtype=torch.float32, device=torch.device("cpu"))
+        method = cpu_method(name, load_library(), exact=True)
+        assert relative_error(method.apply(method.load(checkpoint, MIXED_MAPS), x), expected) < tolerance, name
+
+
+def test_blocks_without_a_kernel_are_unpacked_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    tensors = Blocks(a=BlockTensor("TQ2_0", (2, 256), np.full((2, 66), 0x15, np.uint8)))
+    checkpoint = Checkpoint(tensors, dtype=torch.float32, device=torch.device("cpu"))
+    method = cpu_method("auto", load_library(), exact=True)
+    weight = method.load(checkpoint, LinearTensors(("a",), (2,), 256))
+    assert method.name == "bf16"
+    assert "no kernel multiplies blocks of type TQ2_0" in caplog.text
+    assert relative_error(method.apply(weight, torch.eye(256)).t(), tensors["a.weight"]) < 0.01
 
 
 def test_torch_takes_the_formats_of_its_dtype_only() -> None:

@@ -27,7 +27,8 @@ class Decoder {
         float* seen = attended_.take<float>(rows * attended);
         if (!x || !update || !wide || !seen) return false;
 
-        embed(s.embedding, s.embedding_is_bf16, step.token_ids, s.embedding_scale, x, rows, s.hidden);
+        embed(s.embedding, (Format)s.embedding_format, s.embedding_row_bytes, step.token_ids, s.embedding_scale, x, rows,
+              s.hidden);
         for (long i = 0; i < step.given; i++)
             std::memcpy(x + step.given_rows[i] * s.hidden, step.given_values + i * s.hidden, s.hidden * sizeof(float));
         if (!normed_.reset(*layers_[0].qkv, rows)) return false;

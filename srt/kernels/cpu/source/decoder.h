@@ -17,8 +17,9 @@ struct DecoderShape {
     float epsilon, attention_scale, attention_softcap, embedding_scale, residual_scale;
     int activation;
     int whole_norm;  // HeadTurn::whole_norm of all layers
-    const void* embedding;  // [vocabulary, hidden]
-    int embedding_is_bf16;
+    const void* embedding;  // [vocabulary, hidden] as a file stores it
+    int embedding_format;   // Format
+    long embedding_row_bytes;
     const float* final_norm;  // [hidden]
 };
 

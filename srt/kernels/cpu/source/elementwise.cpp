@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "activations.h"
+#include "blocks.h"
 #include "threads.h"
 
 namespace umbel {
@@ -239,17 +240,13 @@ void turn_and_store(const HeadTurn& turn, float* qkv, const int64_t* positions, 
     });
 }
 
-void embed(const void* embedding, bool is_bf16, const int64_t* tokens, float scale, float* out, long rows, long size) {
+void embed(const void* embedding, Format format, long row_bytes, const int64_t* tokens, float scale, float* out,
+           long rows, long size) {
     parallel(rows, row_grain(rows, size), [&](long begin, long end) {
         for (long row = begin; row < end; row++) {
             float* to = out + row * size;
-            if (is_bf16) {
-                const bf16* from = (const bf16*)embedding + tokens[row] * size;
-                for (long i = 0; i < size; i++) to[i] = from_bf16(from[i]) * scale;
-            } else {
-                const float* from = (const float*)embedding + tokens[row] * size;
-                for (long i = 0; i < size; i++) to[i] = from[i] * scale;
-            }
+            dequantise_row(format, (const uint8_t*)embedding + tokens[row] * row_bytes, size, to);
+            for (long i = 0; i < size; i++) to[i] *= scale;
         }
     });
 }
@@ -274,9 +271,9 @@ void umbel_turn_and_store(const HeadTurn* turn, float* qkv, const int64_t* posit
                           void* keys, void* values, int pool_is_bf16) {
     turn_and_store(*turn, qkv, positions, slots, rows, keys, values, pool_is_bf16 != 0);
 }
-void umbel_embed(const void* embedding, int is_bf16, const int64_t* tokens, float scale, float* out, long rows,
-                 long size) {
-    embed(embedding, is_bf16 != 0, tokens, scale, out, rows, size);
+void umbel_embed(const void* embedding, int format, long row_bytes, const int64_t* tokens, float scale, float* out,
+                 long rows, long size) {
+    embed(embedding, (Format)format, row_bytes, tokens, scale, out, rows, size);
 }
 
 }  // extern "C"

@@ -139,11 +139,14 @@ void umbel_matrix_free(void* matrix) {
     delete it;
 }
 
+long umbel_matrix_part_bytes(const void* matrix, long index) {
+    const MatrixPart& part = ((const Matrix*)matrix)->parts[index];
+    return part.data_bytes + (part.scales ? part.panels * PANEL * (long)sizeof(float) : 0);
+}
+
 long umbel_matrix_bytes(const void* matrix) {
-    const Matrix& it = *(const Matrix*)matrix;
     long bytes = 0;
-    for (long i = 0; i < it.count; i++)
-        bytes += it.parts[i].data_bytes + (it.parts[i].scales ? it.parts[i].panels * PANEL * (long)sizeof(float) : 0);
+    for (long i = 0; i < ((const Matrix*)matrix)->count; i++) bytes += umbel_matrix_part_bytes(matrix, i);
     return bytes;
 }
 
