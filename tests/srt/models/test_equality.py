@@ -47,6 +47,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm 3": ("smollm3", {"hidden_size": 64, "no_rope_layers": [1, 0, 1], "pad_token_id": 0}),
     "olmo 3": ("olmo3", {"hidden_size": 64, "sliding_window": 6}),
     "granite": ("granite", {"hidden_size": 64, "residual_multiplier": 0.22, "logits_scaling": 8.0}),
+    "ministral 3": (
+        "ministral3",
+        {
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 700.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 8,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
+    ),
     "glm 4": ("glm4", {"head_dim": 16, "pad_token_id": 0}),
 }
 

@@ -308,8 +308,14 @@ def test_the_last_token_of_a_wholly_cached_prompt_is_computed_again_without_bein
     assert torch.equal(runner.pool.keys[0][1:], keys)
 
 
-def test_greedy_text_equals_that_of_transformers_generate() -> None:
-    reference = reference_model("qwen3", head_dim=16)
+# One of each kind of difference; the logits of all are compared above.
+GREEDY = ("qwen 3", "gemma 2", "phi 4 mini", "smollm 3", "olmo 3", "granite", "glm 4 0414", "ministral 3")
+
+
+@pytest.mark.parametrize("case", GREEDY)
+def test_greedy_text_equals_that_of_transformers_generate(case: str) -> None:
+    model_type, changes = _native_if("native", CASES[case])
+    reference = reference_model(model_type, **changes)
     runner = build_runner(reference.config.to_dict(), tensors_of(reference), num_slots=NUM_SLOTS, dtype="float32")
     prompt = random_tokens(11, 3)
     generated = reference.generate(
