@@ -111,7 +111,8 @@ class Runtime:
         template_options: extra variables of the template, such as `enable_thinking`.
         startup_timeout: seconds until a start counts as failed, the download of a model not counted; otherwise only
             the end or the stop of a process ends a start.
-        progress: prints the phases of a start to standard error; None does so when it is a terminal.
+        progress: prints the phases of a start to standard error; None does so when it is a terminal. The progress of a
+            download is shown in any case.
         address: joins the runtime of another process instead of starting one: the address that its `share()` returned,
             or "tcp://HOST:PORT" of one that listens. Model and options are those of the owner, and only the owner can
             end or restart it.

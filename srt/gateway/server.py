@@ -140,9 +140,13 @@ log = logging.getLogger("umbel.gateway")
 
 
 class GatewayServer:
-    """Connects one `Gateway` to its clients and its engine, and supervises the engine. Made on a running loop."""
+    """Connects one `Gateway` to its clients and its engine, and supervises the engine. Made on a running loop.
 
-    def __init__(self, start: GatewayStart) -> None:
+    Args:
+        umask: of the user, for a model that is downloaded into a cache that other programs share.
+    """
+
+    def __init__(self, start: GatewayStart, umask: int = 0o077) -> None:
         self._options = start.options
         self._program_host = start.program_host
         self._listen = start.listen
@@ -168,6 +172,7 @@ class GatewayServer:
         self._decoder = DecoderProcess(PictureLimits(), self._flush)
         self._startup = Startup(self._clients, self._options, self._limits)
         self._engine: EngineClient | None = None
+        self._umask = umask
         self._model_is_here = not may_be_remote(start.options)  # no engine starts before
         self._generation = 0
         self._ended_because: str | None = None  # set when the gateway ended it
@@ -335,8 +340,12 @@ class GatewayServer:
             phase = f"downloading {name}"
             loop.call_soon_threadsafe(lambda: self._startup.enter(phase, downloading=True))
 
-        if await asyncio.to_thread(fetch_model, self._options, report):
-            self._startup.enter("starting the engine")
+        private = os.umask(self._umask)  # nothing else makes files outside the private folder until the engine starts
+        try:
+            if await asyncio.to_thread(fetch_model, self._options, report):
+                self._startup.enter("starting the engine")
+        finally:
+            os.umask(private)
         self._model_is_here = True
         self._stirred.set()
 
@@ -490,7 +499,7 @@ def _end_process(error: BaseException) -> None:
 def main() -> None:
     start = msgspec.json.decode(read_line(), type=GatewayStart)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; we go when it goes
-    os.umask(0o077)
+    umask = os.umask(0o077)
     logging.basicConfig(
         level=start.options.log_level.upper(),
         stream=sys.stderr,
@@ -507,7 +516,7 @@ def main() -> None:
     watch(start.parent, before_exit)
 
     async def serve() -> None:
-        server.append(GatewayServer(start))
+        server.append(GatewayServer(start, umask))
         await server[0].run()
 
     try:

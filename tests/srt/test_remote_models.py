@@ -23,10 +23,14 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         yield hub
 
 
-def test_a_model_of_the_hub_is_downloaded_and_runs(hub: FakeHub, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_model_of_the_hub_is_downloaded_and_runs(
+    hub: FakeHub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with ul.Runtime("org/tiny", pool_tokens=512, kernels="torch", progress=True) as runtime:
         assert runtime.final_of("the", max_tokens=3, ignore_eos=True).usage.completion_tokens == 3
         assert runtime.capabilities.name == "runtime org/tiny"
+    (weights,) = (tmp_path / "hf" / "hub" / "models--org--tiny" / "snapshots").glob("*/model.safetensors")
+    assert weights.stat().st_mode & 0o777 == 0o644  # as other programs write it
     shown = capfd.readouterr().err
     assert "umbel: downloading org/tiny" in shown
     assert shown.index("100 % of") < shown.index("umbel: loading org/tiny")

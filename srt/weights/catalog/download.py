@@ -29,7 +29,7 @@ from ....lang import __version__
 from ....lang.errors import MissingExtraError, ModelError
 from ...core.cache_folder import locked, write_atomically
 from .names import near_names
-from .places import FoundModel, ModelPlaces, find_in_hubs, read_object, snapshot_of
+from .places import FoundModel, ModelPlaces, find_in_hubs, read_object, snapshot_of, whereabouts
 from .repository import CONFIG, HubName, files_to_download, gigabytes, is_commit
 
 ENDPOINT = "https://huggingface.co"
@@ -127,8 +127,8 @@ def plan_download(name: HubName, places: ModelPlaces) -> DownloadPlan:
     """
     if is_offline():
         raise ModelError(
-            f"{name} is not on this machine (looked in {', '.join(map(str, places.hubs))}), and HF_HUB_OFFLINE forbids "
-            f"to download it: unset it and run: umbel pull {name}. Of models here, {near_names(str(name), places)}"
+            f"{whereabouts(name, places)}, and HF_HUB_OFFLINE forbids to download it: unset it and run: umbel pull "
+            f"{name}. Of models here, {near_names(str(name), places)}"
         )
     api = _hub().HfApi(endpoint=endpoint_of(), library_name="umbel", library_version=__version__)
     with _explained(name, places):
@@ -319,8 +319,8 @@ def _explain(name: HubName, places: ModelPlaces, error: Exception) -> str:
         )
     causes = "; ".join(dict.fromkeys(_first_line(cause) for cause in _chain(error)))
     return (
-        f"{name} is not on this machine (looked in {', '.join(map(str, places.hubs))}), and the connection to {at} "
-        f"failed: {causes[:300]}. Of models here, {near_names(str(name), places)}"
+        f"{whereabouts(name, places)}, and the connection to {at} failed: {causes[:300]}. Of models here, "
+        f"{near_names(str(name), places)}"
     )
 
 

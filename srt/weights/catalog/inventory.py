@@ -181,11 +181,15 @@ def _from_hub(model: FoundModel) -> Removal:
         if revision.snapshot_path.resolve() == snapshot.resolve()
     ]
     if not revisions:
-        raise ModelError(f"{model.name}: huggingface_hub cannot read {snapshot}; look at it, and remove {snapshot}")
+        raise ModelError(
+            f"{model.name}: huggingface_hub cannot read {snapshot.parents[1]}; remove that folder yourself"
+        )
     revision = revisions[0]
     weights = {file.file_path for file in revision.files if file.file_path.suffix in (".gguf", ".safetensors")}
     if weights <= wanted:
         strategy = info.delete_revisions(revision.commit_hash)
+    elif not hasattr(info, "delete_files"):
+        raise ModelError(f"{model.name} lies next to other files; run: pip install -U huggingface_hub, and try again")
     else:
         strategy = info.delete_files(*(file for file in revision.files if file.file_path in wanted))
     return Removal(model.name, IN_HUB, snapshot, strategy.expected_freed_size, strategy.execute)

@@ -6,6 +6,7 @@ LM Studio   <models>/<publisher>/<model>/<file>
 llama.cpp   <cache>/<org>_<repo>_<file>
 """
 
+import os
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -21,6 +22,7 @@ from .places import (
     ModelPlaces,
     gguf_model,
     listing_of,
+    matching,
     models_of,
     read_object,
 )
@@ -55,7 +57,7 @@ def find_in_ollama(name: str, places: ModelPlaces) -> FoundModel:
         for manifests in OLLAMA_MANIFESTS:
             for host in hosts:
                 manifest = store / manifests / host / rest
-                if ".." not in manifest.parts and manifest.is_file():
+                if ".." not in manifest.parts and os.path.isfile(manifest):
                     return read_ollama_model(f"{OLLAMA}{name}", store, manifest)
     known = [model.name for model in ollama_models(places)]
     where = " and ".join(str(store) for store in places.ollama)
@@ -68,11 +70,11 @@ def ollama_models(places: ModelPlaces) -> Iterator[FoundModel]:
     for store in places.ollama:
         for manifests in OLLAMA_MANIFESTS:
             root = store / manifests
-            for path in sorted(root.glob("*/*/*/*")):
+            for path in matching(root, "*/*/*/*"):
                 host, user, model, tag = path.relative_to(root).parts
                 given = f"{model}:{tag}" if user == "library" else f"{user}/{model}:{tag}"
                 name = OLLAMA + (given if host in OLLAMA_HOSTS else f"{host}/{user}/{model}:{tag}")
-                if name in seen or not path.is_file():
+                if name in seen or not os.path.isfile(path):
                     continue
                 seen.add(name)
                 try:
@@ -165,8 +167,8 @@ def lm_studio_models(places: ModelPlaces) -> Iterator[FoundModel]:
 
 
 def _lm_studio_models(places: ModelPlaces) -> list[Path]:
-    found = (folder for models in places.lm_studio for folder in sorted(models.glob("*/*")) if folder.is_dir())
-    return [folder for folder in found if not folder.name.startswith(".")]
+    found = (folder for models in places.lm_studio for folder in matching(models, "*/*"))
+    return [folder for folder in found if os.path.isdir(folder)]
 
 
 def find_in_llama_cpp(name: str, places: ModelPlaces) -> FoundModel:
@@ -191,6 +193,7 @@ def llama_cpp_models(places: ModelPlaces) -> Iterator[FoundModel]:
 
 
 def known_names(name: str, known: list[str]) -> str:
+    """Writes which names a program knows: near ones, or else all."""
     near = get_close_matches(name, known, n=3, cutoff=0.5)
     if near:
         return f"did you mean {' or '.join(map(repr, near))}?"

@@ -10,6 +10,7 @@ programs have not finished they keep under other names, so it is not found.
 """
 
 import contextlib
+import glob
 import json
 import os
 import re
@@ -29,6 +30,7 @@ from .repository import (
     HubName,
     gguf_choices,
     is_commit,
+    listed,
     pick_gguf,
     repository_of,
     the_gguf,
@@ -70,7 +72,7 @@ def model_places(cache: Path | None = None, environment: Mapping[str, str] | Non
 
     hub = path("HF_HUB_CACHE", path("HUGGINGFACE_HUB_CACHE", path("HF_HOME", caches / "huggingface") / "hub"))
     mac = sys.platform == "darwin"
-    llama = path("LLAMA_CACHE", (home / "Library" / "Caches" if mac else caches) / IN_LLAMA_CPP)
+    llama = path("LLAMA_CACHE", (home / "Library" / "Caches" if mac else caches) / "llama.cpp")
     shared = () if mac or given.get("OLLAMA_MODELS") else (Path("/usr/share/ollama/.ollama/models"),)  # of the service
     return ModelPlaces(
         umbel=(cache or cache_folder(given)) / "models",
@@ -105,7 +107,7 @@ class FoundModel:
 
     name: str
     path: Path
-    place: str  # "umbel", IN_HUB, "Ollama", "LM Studio" or "llama.cpp"
+    place: str  # one of the names above; "a file" or "a folder" for a path
     size: int  # bytes
     label: str = ""
     files: tuple[Path, ...] = ()
@@ -114,7 +116,7 @@ class FoundModel:
 
 def umbel_models(places: ModelPlaces) -> Iterator[FoundModel]:
     """Yields the finished models in umbel's folder."""
-    for folder in sorted(places.umbel.glob("[!.]*")):
+    for folder in matching(places.umbel, "*"):
         files = listing_of(folder)
         if CONFIG in files:
             paths = tuple(folder / file for file in files)
@@ -144,6 +146,22 @@ def find_in_hubs(name: HubName, places: ModelPlaces) -> FoundModel | None:
     return gguf_model(str(name), places.llama_cpp, choice, IN_LLAMA_CPP)
 
 
+def whereabouts(name: HubName, places: ModelPlaces) -> str:
+    """Writes what of a model is in the caches, for the error that it cannot be opened."""
+    for hub in places.hubs:
+        snapshot = snapshot_of(name, hub)
+        found = None if snapshot is None else _in_snapshot(name, snapshot)
+        if found is not None and found.gap:
+            return f"{name} is here without {found.gap} (in {found.path})"
+        others = sorted(listing_of(hub / name.folder / "refs"))
+        if snapshot is not None and name.tag:
+            choices = gguf_choices(listing_of(snapshot))
+            return f"{name} is not on this machine: {snapshot} has {listed(choices)}"
+        if others and name.revision not in others:
+            return f"{name} is not on this machine: {hub / name.folder} has the revisions {', '.join(others)}"
+    return f"{name} is not on this machine (looked in {', '.join(map(str, places.hubs))})"
+
+
 def snapshot_of(name: HubName, hub: Path) -> Path | None:
     """Returns the folder of a revision in a cache; None when it is not there."""
     repository = hub / name.folder
@@ -154,7 +172,7 @@ def snapshot_of(name: HubName, hub: Path) -> Path | None:
         except (OSError, ValueError):
             return None
     snapshot = repository / "snapshots" / commit
-    return snapshot if is_commit(commit) and snapshot.is_dir() else None
+    return snapshot if is_commit(commit) and os.path.isdir(snapshot) else None
 
 
 def _in_snapshot(name: HubName, snapshot: Path) -> FoundModel | None:
@@ -214,6 +232,11 @@ def listing_of(folder: Path, *, deep: bool = True) -> dict[str, int]:
     return found
 
 
+def matching(folder: Path, pattern: str) -> list[Path]:
+    """Lists what matches in a folder, without hidden names, by name; [] where the folder cannot be read."""
+    return sorted(folder / name for name in glob.glob(pattern, root_dir=folder))
+
+
 def gguf_model(name: str, folder: Path, choice: GgufChoice, place: str) -> FoundModel:
     paths = tuple(folder / file for file in choice.files)
     return FoundModel(name, paths[0], place, choice.size, choice.label, paths)
@@ -236,15 +259,15 @@ def models_of(folder: Path, name: str, place: str) -> list[FoundModel]:
 
 
 def hub_models(places: ModelPlaces) -> Iterator[FoundModel]:
-    """Yields the models in caches of Hugging Face's layout: the newest snapshot of each revision that has a name."""
+    """Yields the models in caches of Hugging Face's layout, each by the revision that names its commit, or by that."""
     for hub in places.hubs:
-        for repository in sorted(hub.glob("models--*--*")):
+        for repository in matching(hub, "models--*--*"):
             repo = repository_of(repository.name)
             if repo is None:
                 continue
             refs = sorted(listing_of(repository / "refs"), key=lambda ref: (ref != MAIN, ref))
             named = {snapshot_of(HubName(repo, ref), hub): ref for ref in reversed(refs)}
-            for snapshot in sorted((repository / "snapshots").glob("*")):
+            for snapshot in matching(repository / "snapshots", "*"):
                 name = str(HubName(repo, named.get(snapshot, snapshot.name)))
                 yield from models_of(snapshot, name, IN_HUB)
 
@@ -252,7 +275,7 @@ def hub_models(places: ModelPlaces) -> Iterator[FoundModel]:
 def first_part(path: Path) -> Path:
     """Returns the first part of a GGUF file in parts, if it is there, and any other path as it is."""
     first = path.with_name(re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-00001\1", path.name))
-    return first if first.is_file() else path
+    return first if os.path.isfile(first) else path
 
 
 def read_object(path: Path) -> dict[str, Any]:  # Any: JSON

@@ -162,6 +162,12 @@ def test_each_refusal_says_what_to_do(answer: Answer, message: str, machine: Mac
     assert machine.left == []
 
 
+def test_a_model_may_be_gated_at_its_files_only(machine: Machine) -> None:
+    gated = failing(401, "GatedRepo")
+    machine.hub.change = lambda request, right: gated if "/resolve/" in request.path else None
+    assert "org/tiny is gated: accept its terms at" in refused(machine)
+
+
 @pytest.mark.parametrize("path", ["../../x.json", "/etc/x.json", "a/../../x.json", "a\\x.json", ""])
 def test_a_path_that_leads_out_of_the_cache_is_refused(path: str, machine: Machine) -> None:
     machine.hub.repositories["org/tiny"][path] = b"{}"
@@ -285,6 +291,13 @@ def test_offline_says_what_was_looked_for_where_and_what_is_there(
     assert f"org/tinny is not on this machine (looked in {machine.folder / 'hf' / 'hub'})" in message
     assert "HF_HUB_OFFLINE" in message
     assert "did you mean 'org/tiny'?" in message
+    for name, what in (
+        ("org/tiny@v2", "has the revisions main"),
+        ("org/tiny:Q4_0", "has no GGUF file"),
+    ):
+        assert what in refused(machine, name)
+    next(machine.repository.glob("snapshots/*/tokenizer.json")).unlink()
+    assert "org/tiny is here without tokenizer.json (in " in refused(machine)
     assert machine.hub.requests == []
 
 

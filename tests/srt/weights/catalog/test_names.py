@@ -216,6 +216,17 @@ def test_a_digest_leads_to_no_other_file(digest: object, places: ModelPlaces) ->
         locate("ollama:odd", places)
 
 
+def test_a_store_that_cannot_be_read_holds_nothing(places: ModelPlaces, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path, **options: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    stored(places.ollama[0], "registry.ollama.ai/library/tiny/latest")
+    monkeypatch.setattr(Path, "stat", denied)
+    monkeypatch.setattr("os.stat", denied)
+    with pytest.raises(ModelError, match="Ollama has no model 'tiny'"):
+        locate("ollama:tiny", places)
+
+
 def test_an_unknown_model_of_ollama_is_answered_with_those_it_has(places: ModelPlaces) -> None:
     stored(places.ollama[0], "registry.ollama.ai/library/llama3.2/latest")
     with pytest.raises(ModelError, match=r"Ollama has no model 'lama3.2' in .*did you mean 'ollama:llama3.2:latest'\?"):
