@@ -25,6 +25,7 @@ from triton.compiler import ASTSource
 from .attention_variants import attention_variants
 from .linear_variants import linear_variants
 from .moe_variants import moe_variants
+from .quantized_variants import quantized_variants
 from .sampling_variants import sampling_variants
 from .small_variants import small_variants
 from .variants import Variant
@@ -38,6 +39,7 @@ _SETS = {
     "attention": attention_variants,
     "linear": linear_variants,
     "moe": moe_variants,
+    "quantized": quantized_variants,
     "sampling": sampling_variants,
     "small": small_variants,
 }

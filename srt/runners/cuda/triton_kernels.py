@@ -5,7 +5,7 @@ import triton
 from ...kernels.triton.linear import act_and_multiply, gated, linear
 from ...kernels.triton.moe import fused_experts, route
 from ...kernels.triton.norm import add_rms_norm, rms_norm
-from ...kernels.triton.reference import quantized_linear
+from ...kernels.triton.quantized import quantized_linear
 from ...kernels.triton.rope import rope_and_store
 
 __all__ = [

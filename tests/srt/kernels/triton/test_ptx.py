@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[4]
 ATTENTION = ["d128 group 4 fp16"]
 EXPERTS = ["8x7B decode", "gate up 8x7B prefill", "few down 30B"]
 ROWS = ["row 4096 bf16", "row gated", "rows 32 x 4096"]
+CODES = ["codes row int4", "codes rows 64 int4", "codes rows 16 fp8", "codes widen"]
 SMALL = ["norm 8192", "sandwich", "act bf16", "heads d256", "heads d128 x8 bf16/fp8"]
 SAMPLING = ["scan 128256", "select", "summarise"]
 
@@ -22,7 +23,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]
     """Name → what it takes. In a process of its own: kernels that this one interprets cannot be compiled."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     finished = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu.ptx", "--only", *ATTENTION, *EXPERTS, *ROWS, *SMALL, *SAMPLING],
+        [sys.executable, "-m", "benchmarks.gpu.ptx", "--only", *ATTENTION, *EXPERTS, *ROWS, *CODES, *SMALL, *SAMPLING],
         cwd=ROOT,
         env={**environment, "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))},
         capture_output=True,
@@ -36,7 +37,22 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]
 
 def test_no_kernel_spills(found: dict[str, dict[str, int]]) -> None:
     assert {name.split()[0] for name in found} == {
-        *("attend", "gate", "down", "few", "row", "rows", "norm", "add", "act", "heads", "scan", "select", "summarise")
+        *(
+            "attend",
+            "codes",
+            "gate",
+            "down",
+            "few",
+            "row",
+            "rows",
+            "norm",
+            "add",
+            "act",
+            "heads",
+            "scan",
+            "select",
+            "summarise",
+        )
     }
     streamed = {name for name in found if name.startswith("attend few and some")}  # for four programs, not two
     assert [name for name, variant in found.items() if variant["spilled"] > (64 if name in streamed else 0)] == []
@@ -49,6 +65,12 @@ def test_tiles_of_all_kinds_use_tensor_cores_and_read_ahead(found: dict[str, dic
     assert many["wgmma"] > 0
     assert min(few["cp.async"], both["cp.async"], many["cp.async"]) > 0
     assert [few["resident"], both["resident"], many["resident"]] == [4, 4, 2]
+
+
+def test_products_of_codes_use_tensor_cores(found: dict[str, dict[str, int]]) -> None:
+    assert found["codes rows 64 int4"]["wgmma"] > 0
+    assert found["codes rows 16 fp8"]["wgmma"] > 0
+    assert found["codes row int4"]["resident"] >= 3
 
 
 def test_products_of_experts_use_tensor_cores_and_read_ahead(found: dict[str, dict[str, int]]) -> None:

@@ -1,0 +1,332 @@
+"""Multiplies matrices in codes of 4 or 8 bits (`layers.quantized`), which stay packed in memory.
+
+    one row          `multiply_codes_row`: codes become numbers in registers, groups are summed, then scaled
+    up to 64 rows    `multiply_codes_rows`: tiles are widened to the dtype of x in registers, for tensor cores
+    more             `widen_codes` writes the numbers of some outputs, torch multiplies them
+
+Few rows cost reading the codes. In the first form a group costs one product with its scale: Σ (code − zero) · scale · x
+= scale · (Σ code · x − zero · Σ x). The reference is `reference.quantized_linear`.
+"""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch.nn import functional
+
+from ...layers.quantized import TABLES, Codes, QuantizedTensor
+from .jit import block_of, jit, multiplied, pdl_options, rounded, wait_for_previous_kernels
+
+NIBBLES = tl.constexpr(0)
+BYTES = tl.constexpr(1)  # int8 and float8
+TABLE = tl.constexpr(2)
+
+ROW_OUTPUTS = 4  # of the matrix, for each program of one row
+OUTPUTS = 64
+DEPTH = 128
+LEAST_ROWS = 16  # of x in a product of tensor cores
+MOST_ROWS = 64
+WARPS = 4
+STAGES = 3
+WIDENED = 1 << 25  # weights that are widened at a time: 64 MiB in 16 bits
+_UNIT = 32  # least inputs of a group
+
+
+def quantized_linear(x: torch.Tensor, weight: QuantizedTensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """x Wᵀ, rounded to the dtype of x.
+
+    Args:
+        x: [R, inputs] of the model's dtype; rows may lie apart.
+        weight: [outputs, inputs], on the device of x.
+        out: [R, outputs] of that dtype or float32, where the result goes; None: to memory of its own.
+
+    Returns:
+        out, or [R, outputs] in the dtype of x.
+    """
+    if weight.permutation is not None:
+        x = x.index_select(1, weight.permutation)
+    outputs, inputs = weight.shape
+    if out is None:
+        out = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
+    assert out.stride(1) == 1, "the elements of a row lie side by side"
+    if not len(x):
+        return out
+    if not _takes(weight):
+        for first, end, values in weight.pieces():
+            out[:, first:end] = functional.linear(x, values.to(x.dtype))
+        return out
+    x = x if x.stride(1) == 1 else x.contiguous()
+    if len(x) == 1:
+        _multiply_row(x, weight, out)
+    elif len(x) <= MOST_ROWS:
+        _multiply_rows(x, weight, out)
+    else:
+        step = max(OUTPUTS, WIDENED // inputs // OUTPUTS * OUTPUTS)
+        for first in range(0, outputs, step):
+            end = min(first + step, outputs)
+            out[:, first:end] = functional.linear(x, widen(weight, first, end, x.dtype))
+    return out
+
+
+def widen(weight: QuantizedTensor, first: int, end: int, dtype: torch.dtype) -> torch.Tensor:
+    """Returns outputs [first, end) as numbers of a dtype, [end − first, inputs], in the order of the codes."""
+    inputs = weight.shape[1]
+    out = torch.empty((end - first, inputs), dtype=dtype, device=weight.codes.device)
+    part = _rows_of(weight, first, end)
+    widen_codes[(triton.cdiv(end - first, OUTPUTS), triton.cdiv(inputs, DEPTH))](
+        *(*_pointers(part), out, end - first),
+        **_constants(part),
+        BLOCK_N=OUTPUTS,
+        BLOCK_K=DEPTH,
+        SUB=_sub(part, DEPTH),
+        num_warps=WARPS,
+        enable_fp_fusion=False,
+        **pdl_options(out.device),
+    )
+    return out
+
+
+def _takes(weight: QuantizedTensor) -> bool:
+    """Returns whether groups fit into tiles: a power of two of at least 32 inputs, or all inputs."""
+    size, inputs = weight.group_size, weight.shape[1]
+    whole = size == inputs or (size >= _UNIT and size & (size - 1) == 0)
+    return whole and inputs % _UNIT == 0
+
+
+def _multiply_row(x: torch.Tensor, weight: QuantizedTensor, out: torch.Tensor) -> None:
+    outputs, inputs = weight.shape
+    depth = min(4096 if weight.kind.bits == 4 else 2048, block_of(inputs))
+    multiply_codes_row[(triton.cdiv(outputs, ROW_OUTPUTS),)](
+        *(x, *_pointers(weight), out, outputs),
+        **_constants(weight),
+        BLOCK_N=ROW_OUTPUTS,
+        BLOCK_K=depth,
+        SUB=_sub(weight, depth),
+        num_warps=WARPS,
+        enable_fp_fusion=False,
+        **pdl_options(x.device),
+    )
+
+
+def _multiply_rows(x: torch.Tensor, weight: QuantizedTensor, out: torch.Tensor) -> None:
+    outputs = weight.shape[0]
+    multiply_codes_rows[(triton.cdiv(outputs, OUTPUTS),)](
+        *(x, *_pointers(weight), out, 2 * len(x) + 1, outputs, x.stride(0), out.stride(0)),
+        **_constants(weight),
+        BLOCK_M=block_of(len(x), least=LEAST_ROWS),
+        BLOCK_N=OUTPUTS,
+        BLOCK_K=DEPTH,
+        SUB=_sub(weight, DEPTH),
+        num_warps=WARPS,
+        num_stages=STAGES,
+        enable_fp_fusion=False,
+        **pdl_options(x.device),
+    )
+
+
+def _sub(weight: QuantizedTensor, depth: int) -> int:
+    """Returns how many inputs of a tile share a scale."""
+    return depth if weight.group_size == weight.shape[1] else min(depth, weight.group_size)
+
+
+def _rows_of(weight: QuantizedTensor, first: int, end: int) -> QuantizedTensor:
+    zeros = None if weight.zeros is None else weight.zeros[first:end]
+    return QuantizedTensor(weight.kind, weight.codes[first:end], weight.scales[first:end], zeros)
+
+
+def _pointers(weight: QuantizedTensor) -> tuple[torch.Tensor, ...]:
+    """Returns codes, scales, zeros and table; for those that there are not, the scales stand in."""
+    scales = weight.scales
+    zeros = scales if weight.zeros is None else weight.zeros
+    return weight.codes, scales, zeros, _table(weight.kind, scales.device) if weight.kind in TABLES else scales
+
+
+def _constants(weight: QuantizedTensor) -> dict[str, int | bool]:
+    kind = NIBBLES if weight.kind is Codes.INT4 else TABLE if weight.kind in TABLES else BYTES
+    return {
+        "INPUTS": weight.shape[1],
+        "GROUPS": weight.scales.shape[1],
+        "KIND": kind.value,
+        "ZEROS": weight.zeros is not None,
+    }
+
+
+@cache
+def _table(kind: Codes, device: torch.device) -> torch.Tensor:
+    return torch.tensor(TABLES[kind], device=device)
+
+
+@jit
+def numbers_of_codes(  # type: ignore[no-untyped-def]
+    codes: tl.tensor,
+    table: tl.tensor,
+    line: tl.tensor,
+    start: int,
+    INPUTS: tl.constexpr,
+    KIND: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """float32 [lines, BLOCK_K]: the numbers of the codes from input `start` on, before zeros and scales.
+
+    line: int64 [lines, 1] of the matrix; all of them are there.
+    """
+    if KIND == BYTES:
+        depth = start + tl.arange(0, BLOCK_K)[None, :]
+        return tl.load(codes + line * INPUTS + depth, mask=depth < INPUTS, other=0.0).to(tl.float32)
+    else:
+        place = start // 2 + tl.arange(0, BLOCK_K // 2)[None, :]
+        packed = tl.load(codes + line * (INPUTS // 2) + place, mask=place < INPUTS // 2, other=0)
+        low, high = (packed & 15).to(tl.int32), (packed >> 4).to(tl.int32)
+        if KIND == TABLE:
+            numbers = tl.join(tl.load(table + low), tl.load(table + high))
+        else:
+            numbers = tl.join(low.to(tl.float32), high.to(tl.float32)) - 8.0
+        return tl.reshape(numbers, [line.shape[0], BLOCK_K])
+
+
+@jit
+def of_groups(  # type: ignore[no-untyped-def]
+    values: tl.tensor,
+    line: tl.tensor,
+    start: int,
+    INPUTS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SUB: tl.constexpr,
+):
+    """float32 [lines, BLOCK_K / SUB]: the scales or zeros of the groups from input `start` on."""
+    SIZE: tl.constexpr = INPUTS // GROUPS
+    group = (start + SUB * tl.arange(0, BLOCK_K // SUB)[None, :]) // SIZE
+    return tl.load(values + line * GROUPS + group, mask=group < GROUPS, other=0.0).to(tl.float32)
+
+
+@jit
+def weights_of_codes(  # type: ignore[no-untyped-def]
+    codes: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
+    table: tl.tensor,
+    line: tl.tensor,
+    start: int,
+    INPUTS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KIND: tl.constexpr,
+    ZEROS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SUB: tl.constexpr,
+):
+    """float32 [BLOCK_N, BLOCK_K]: the weights from input `start` on; 0 after the last input."""
+    numbers = numbers_of_codes(codes, table, line, start, INPUTS, KIND, BLOCK_K)
+    numbers = tl.reshape(numbers, [BLOCK_N, BLOCK_K // SUB, SUB])
+    if ZEROS:
+        numbers -= of_groups(zeros, line, start, INPUTS, GROUPS, BLOCK_K, SUB)[:, :, None]
+    numbers *= of_groups(scales, line, start, INPUTS, GROUPS, BLOCK_K, SUB)[:, :, None]
+    return tl.reshape(numbers, [BLOCK_N, BLOCK_K])
+
+
+@jit
+def multiply_codes_row(  # type: ignore[no-untyped-def]
+    x: tl.tensor,
+    codes: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
+    table: tl.tensor,
+    out: tl.tensor,
+    outputs: int,
+    INPUTS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KIND: tl.constexpr,
+    ZEROS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SUB: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    line = tl.where(column < outputs, column, 0).to(tl.int64)[:, None]  # what lies after the matrix repeats a row
+    depth = tl.arange(0, BLOCK_K)[None, :]
+    wait_for_previous_kernels(PDL)
+    total = tl.zeros([BLOCK_N, BLOCK_K // SUB], dtype=tl.float32)
+    for start in range(0, INPUTS, BLOCK_K):
+        numbers = numbers_of_codes(codes, table, line, start, INPUTS, KIND, BLOCK_K)
+        row = tl.load(x + start + depth, mask=depth < INPUTS - start, other=0.0).to(tl.float32)
+        sums = tl.sum(tl.reshape(numbers * row, [BLOCK_N, BLOCK_K // SUB, SUB]), axis=2)
+        if ZEROS:
+            own = tl.sum(tl.reshape(row, [1, BLOCK_K // SUB, SUB]), axis=2)
+            sums -= of_groups(zeros, line, start, INPUTS, GROUPS, BLOCK_K, SUB) * own
+        total += sums * of_groups(scales, line, start, INPUTS, GROUPS, BLOCK_K, SUB)
+    result = tl.sum(total, axis=1)
+    tl.store(out + column, rounded(result, x.dtype.element_ty), mask=column < outputs)
+
+
+@jit
+def multiply_codes_rows(  # type: ignore[no-untyped-def]
+    x: tl.tensor,
+    codes: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
+    table: tl.tensor,
+    out: tl.tensor,
+    bound: int,  # 2 rows + 1: odd, or the kernel would be compiled again for 16 rows and for 32
+    outputs: int,
+    x_stride: int,
+    out_stride: int,
+    INPUTS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KIND: tl.constexpr,
+    ZEROS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SUB: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    line = tl.where(column < outputs, column, 0).to(tl.int64)[:, None]
+    depth = tl.arange(0, BLOCK_K)
+    row = tl.arange(0, BLOCK_M)
+    real = 2 * row + 1 < bound
+    numbers_at = x + row.to(tl.int64)[None, :] * x_stride + depth[:, None]
+    dtype: tl.constexpr = x.dtype.element_ty
+    wait_for_previous_kernels(PDL)
+    total = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+    for start in range(0, INPUTS, BLOCK_K):
+        weights = weights_of_codes(
+            codes, scales, zeros, table, line, start, INPUTS, GROUPS, KIND, ZEROS, BLOCK_N, BLOCK_K, SUB
+        )
+        there = (depth < INPUTS - start)[:, None]
+        numbers = tl.load(numbers_at + start, mask=real[None, :] & there, other=0.0)
+        total = multiplied(rounded(weights, dtype), numbers, total, "ieee")
+    inside = (column < outputs)[:, None] & real[None, :]
+    tl.store(out + row.to(tl.int64)[None, :] * out_stride + column[:, None], rounded(total, dtype), mask=inside)
+
+
+@jit
+def widen_codes(  # type: ignore[no-untyped-def]
+    codes: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
+    table: tl.tensor,
+    out: tl.tensor,
+    outputs: int,
+    INPUTS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KIND: tl.constexpr,
+    ZEROS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SUB: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    wait_for_previous_kernels(PDL)  # one of them may still read the memory that `out` takes
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    line = tl.where(column < outputs, column, 0).to(tl.int64)[:, None]
+    start = tl.program_id(1) * BLOCK_K
+    weights = weights_of_codes(
+        codes, scales, zeros, table, line, start, INPUTS, GROUPS, KIND, ZEROS, BLOCK_N, BLOCK_K, SUB
+    )
+    depth = start + tl.arange(0, BLOCK_K)[None, :]
+    inside = (column < outputs)[:, None] & (depth < INPUTS)
+    tl.store(out + line * INPUTS + depth, rounded(weights, out.dtype.element_ty), mask=inside)

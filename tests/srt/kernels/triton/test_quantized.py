@@ -1,0 +1,72 @@
+"""Products with matrices in codes, against the same in torch."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from umbel.srt.kernels.triton import quantized
+from umbel.srt.kernels.triton.quantized import MOST_ROWS, quantized_linear
+from umbel.srt.kernels.triton.reference import quantized_linear as reference
+from umbel.srt.layers.quantized import Codes, QuantizedTensor
+
+from .closeness import TOLERANCES, random, relative_error
+
+
+def codes(kind: Codes, outputs: int, inputs: int, group: int, *, zeros: bool = False) -> QuantizedTensor:
+    generator = torch.Generator().manual_seed(3)
+    if kind is Codes.FLOAT8:
+        numbers = torch.randn(outputs, inputs, generator=generator).to(torch.float8_e4m3fn)
+    elif kind is Codes.INT8:
+        numbers = torch.randint(-128, 128, (outputs, inputs), generator=generator).to(torch.int8)
+    else:
+        numbers = torch.randint(0, 256, (outputs, inputs // 2), generator=generator).to(torch.uint8)
+    scales = torch.rand(outputs, inputs // group, generator=generator) + 0.5
+    points = torch.randint(-8, 8, scales.shape, generator=generator).to(torch.int8) if zeros else None
+    return QuantizedTensor(kind, numbers, scales if kind is Codes.FLOAT8 else scales.half(), points)
+
+
+CASES = {
+    "int4": codes(Codes.INT4, 70, 160, 32),
+    "int4, zeros": codes(Codes.INT4, 70, 256, 128, zeros=True),
+    "int4, a group for all": codes(Codes.INT4, 9, 96, 96),
+    "int8": codes(Codes.INT8, 70, 96, 96),
+    "int8, zeros": codes(Codes.INT8, 70, 128, 64, zeros=True),
+    "float8": codes(Codes.FLOAT8, 70, 256, 128),
+    "nf4": codes(Codes.NF4, 70, 192, 64),
+    "e2m1": codes(Codes.E2M1, 5, 64, 32),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 5, MOST_ROWS + 1])
+@pytest.mark.parametrize("case", CASES)
+def test_products_of_all_kinds_equal_those_of_torch(case: str, rows: int, device: torch.device) -> None:
+    weight = CASES[case].to(device)
+    x = random(rows, weight.shape[1]).to(device)
+    assert relative_error(quantized_linear(x, weight), reference(x, weight)) < 10 * TOLERANCES[torch.float32]
+
+
+@pytest.mark.parametrize("rows", [1, 5, MOST_ROWS + 1])
+def test_sixteen_bits_round_the_result(rows: int, device: torch.device) -> None:
+    weight = CASES["int4, zeros"].to(device)
+    x = random(rows, 256, dtype=torch.bfloat16).to(device)
+    exact = x.double() @ weight.dense().double().t()
+    assert relative_error(quantized_linear(x, weight), exact) < 1.5 * TOLERANCES[torch.bfloat16]
+
+
+def test_inputs_are_permuted_once_and_results_go_where_they_are_asked(device: torch.device) -> None:
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(1))
+    weight = replace(CASES["int4, zeros"], permutation=order).to(device)
+    x, out = random(3, 256).to(device), torch.zeros(3, 100, device=device)
+    quantized_linear(x, weight, out=out[:, 20:90])
+    assert relative_error(out[:, 20:90], x @ weight.dense().t()) < 1e-5
+    assert not out[:, :20].any()
+    assert not out[:, 90:].any()
+
+
+@pytest.mark.parametrize("inputs", [48, 40])
+def test_other_groups_are_left_to_torch(inputs: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = codes(Codes.INT8, 9, inputs, 8).to(device)
+    monkeypatch.setattr(quantized, "_multiply_rows", None)
+    x = random(2, inputs).to(device)
+    torch.testing.assert_close(quantized_linear(x, weight), x @ weight.dense().t(), rtol=1e-4, atol=1e-3)
+    assert quantized_linear(x[:0], weight).shape == (0, 9)
