@@ -87,6 +87,7 @@ class ExpertsConfig:
     scale: float = 1.0  # multiplies the weights
     weigh_input: bool = False  # weights multiply what goes into an expert; else what comes out
     biased: bool = False  # router and experts add biases
+    gated: bool = True  # False: each MLP, the shared one too, is down(activation(up(x)))
     gate: ClampedGate | None = None  # None: the activation of dense MLPs
     names: ExpertNames = ExpertNames()
 

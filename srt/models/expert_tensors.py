@@ -47,7 +47,12 @@ class ExpertTensors:
 
     @property
     def stacked(self) -> bool:
-        return self._weights.holds(f"{self._experts}.gate_up_proj")
+        return self._weights.holds(f"{self._experts}.{self._into}")
+
+    @property
+    def _into(self) -> str:
+        """The name of the stacked maps into the experts."""
+        return "gate_up_proj" if self._config.gated else "up_proj"
 
     def maps(self, expert: int) -> tuple[LinearTensors, LinearTensors]:
         """Returns the names of one expert's maps, gate and up, and down, where they are spelled one by one."""
@@ -55,8 +60,9 @@ class ExpertTensors:
         if self._weights.holds(f"{self._experts}.0.w1.weight"):
             gate, up, down = "w1", "w3", "w2"
         prefix, width = f"{self._experts}.{expert}", self._config.width
+        names = (f"{prefix}.{gate}", f"{prefix}.{up}") if self._config.gated else (f"{prefix}.{up}",)
         return (
-            LinearTensors((f"{prefix}.{gate}", f"{prefix}.{up}"), (width, width), self._hidden),
+            LinearTensors(names, (width,) * len(names), self._hidden),
             LinearTensors((f"{prefix}.{down}",), (self._hidden,), width),
         )
 
@@ -67,9 +73,10 @@ class ExpertTensors:
             names = ProjectionNames()
         else:
             shared = f"{self._prefix}.{names.mlp}"
-        widths = (width, width) if len(names.gate_up) == 2 else (2 * width,)
+        leaves = names.gate_up if self._config.gated else names.gate_up[-1:]
+        widths = (2 * width,) if self._config.gated and len(leaves) == 1 else (width,) * len(leaves)
         return (
-            LinearTensors(tuple(f"{shared}.{name}" for name in names.gate_up), widths, self._hidden),
+            LinearTensors(tuple(f"{shared}.{leaf}" for leaf in leaves), widths, self._hidden),
             LinearTensors((f"{shared}.{names.down}",), (self._hidden,), width),
         )
 
@@ -78,14 +85,17 @@ class ExpertTensors:
         return self._weights.take(f"{self._shared}_gate.weight", 1, self._hidden) if self._config.shared_gated else None
 
     def matrices(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Takes each expert's matrices, gate above up [2 width, hidden] and down [hidden, width], as stored."""
+        """Takes each expert's matrices, gate above up [2 width, hidden] and down [hidden, width], as stored.
+
+        Without gates the former are up alone, [width, hidden].
+        """
         if not self.stacked:
             for expert in range(self._config.count):
                 gate_up, down = (self._weights.take_weights(maps, as_stored=True) for maps in self.maps(expert))
                 yield torch.cat(gate_up), down[0]
             return
         names = self._config.names
-        gate_ups = self._stack("gate_up_proj", 2 * self._config.width, self._hidden)
+        gate_ups = self._stack(self._into, (1 + self._config.gated) * self._config.width, self._hidden)
         downs = self._stack("down_proj", self._hidden, self._config.width)
         for gate_up, down in zip(gate_ups, downs, strict=True):
             yield torch.cat([gate_up[::2], gate_up[1::2]]) if names.alternating else gate_up, down

@@ -81,7 +81,7 @@ class Experts:
         tensors = ExpertTensors(prefix, config, weights, hidden=hidden)
         self._router, self._router_bias, self._correction = tensors.router, tensors.router_bias, tensors.correction
         self._biases = tensors.gate_up_bias, tensors.down_bias
-        self._gate_up = self._router.new_empty((config.count, 2 * config.width, hidden))
+        self._gate_up = self._router.new_empty((config.count, (1 + config.gated) * config.width, hidden))
         self._down = self._router.new_empty((config.count, hidden, config.width))
         for expert, (gate_up, down) in enumerate(tensors.matrices()):  # at most one of them is in memory twice
             self._gate_up[expert], self._down[expert] = gate_up, down
@@ -123,6 +123,8 @@ class Experts:
         return mixed.view(*experts.shape, -1).sum(1)
 
     def _mix(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        if not self._config.gated:
+            return reference.plain_experts(x, self._gate_up, self._down, weights, experts, activation=self._activation)
         gate_up_bias, down_bias = self._biases
         if gate_up_bias is None or down_bias is None:
             return self._kernels.fused_experts(
@@ -149,8 +151,14 @@ class _SharedExpert:
         self._down = weights.take_weights(down)[0]
         self._share = tensors.shared_gate()
         self._activation = ACTIVATIONS[activation]
+        self._gated = len(self._gate_up) == 2 * self._down.shape[1]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = functional.linear(x, self._gate_up).chunk(2, dim=-1)
-        mixed = functional.linear(self._activation(gate) * up, self._down)
+        inner = functional.linear(x, self._gate_up)
+        if self._gated:
+            gate, up = inner.chunk(2, dim=-1)
+            inner = self._activation(gate) * up
+        else:
+            inner = self._activation(inner)
+        mixed = functional.linear(inner, self._down)
         return mixed if self._share is None else functional.linear(x, self._share).sigmoid() * mixed

@@ -119,6 +119,23 @@ def fused_experts(
     return _by_expert(x, weights, experts, len(gate_up), mlp)
 
 
+def plain_experts(
+    x: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    *,
+    activation: str,
+) -> torch.Tensor:
+    """Computes experts without gates, down(activation(up(x))). up: [E, width, hidden]; else as `fused_experts`."""
+
+    def mlp(rows: torch.Tensor, expert: int) -> torch.Tensor:
+        return functional.linear(ACTIVATIONS[activation](functional.linear(rows, up[expert])), down[expert])
+
+    return _by_expert(x, weights, experts, len(up), mlp)
+
+
 def biased_experts(
     x: torch.Tensor,
     gate_up: tuple[torch.Tensor, torch.Tensor],

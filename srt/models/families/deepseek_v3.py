@@ -32,7 +32,7 @@ def _read(
     config: Config, kinds: list[str], groups: int, chosen_groups: int, *, default_eps: float = 1e-6
 ) -> DecoderConfig:
     rope = replace(read_rope(config, default_theta=10_000.0), interleaved=flag(config, "rope_interleave", True))
-    experts = _read_experts(config, groups, chosen_groups) if SPARSE in kinds else None
+    experts = read_grouped_experts(config, groups, chosen_groups) if SPARSE in kinds else None
     layers = tuple(LayerConfig(None, rope, experts if kind == SPARSE else None) for kind in kinds)
     latent = LatentConfig(
         query_rank=0 if config.get("q_lora_rank") is None else positive_int(config, "q_lora_rank"),
@@ -60,7 +60,8 @@ def _read(
     )
 
 
-def _read_experts(config: Config, groups: int, chosen_groups: int) -> ExpertsConfig:
+def read_grouped_experts(config: Config, groups: int, chosen_groups: int) -> ExpertsConfig:
+    """Reads experts that are chosen by sigmoids, from the best groups of them."""
     width = positive_int(config, "moe_intermediate_size")
     count, chosen = positive_int(config, "n_routed_experts"), positive_int(config, "num_experts_per_tok", 8)
     if not 1 <= chosen_groups <= groups or count % groups or (groups > 1 and count // groups < 2):

@@ -48,6 +48,15 @@ GRANITE = {
     "logits_scaling": 2.0,
 }
 
+NEMOTRON = {
+    "head_dim": 16,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 8,
+    "n_groups": 2,
+    "ssm_state_size": 5,
+    "layer_norm_epsilon": 1e-4,
+}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": (
         "lfm2",
@@ -75,14 +84,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bamba": ("bamba", {**MAMBA, "attn_layer_indices": [1], "mamba_conv_bias": False}),
     "nemotron h": (
         "nemotron_h",
+        {**NEMOTRON, "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"]},
+    ),
+    "nemotron h with experts": (
+        "nemotron_h",
         {
-            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
-            "head_dim": 16,
-            "mamba_num_heads": 6,
-            "mamba_head_dim": 8,
-            "n_groups": 2,
-            "ssm_state_size": 5,
-            "layer_norm_epsilon": 1e-4,
+            **NEMOTRON,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            "n_routed_experts": 6,
+            "n_group": 3,
+            "topk_group": 2,
+            "moe_intermediate_size": 20,
+            "moe_shared_expert_intermediate_size": 24,
+            "routed_scaling_factor": 1.7,
         },
     ),
 }
@@ -172,6 +186,7 @@ PUBLISHED = {
         "block_sparse_moe.router.": "block_sparse_moe.router.layer.",
     },
     "nemotron h": {"model.": "backbone."},
+    "nemotron h with experts": {"model.": "backbone."},
 }
 
 
@@ -230,9 +245,12 @@ WRONG = {
     "hidden_act 'tanh' is not one of": ("bamba", {"hidden_act": "tanh"}),
     "time_step_limit=.*write two numbers": ("granite 4 h", {"time_step_limit": [0.9, 0.1]}),
     "write 3 times 'mamba' or 'attention'": ("granite 4 h", {"layer_types": ["mamba", {}, "attention"]}),
-    "1 layers have experts": ("nemotron h", {"layers_block_type": ["mamba", "moe", "attention"]}),
+    "moe_latent_size=8: experts on latents": (
+        "nemotron h",
+        {"layers_block_type": ["mamba", "moe", "attention"], "moe_latent_size": 8},
+    ),
     "no layer attends": ("nemotron h", {"layers_block_type": ["mamba", "mlp"]}),
-    "write mamba, attention or mlp": ("nemotron h", {"layers_block_type": ["conv"]}),
+    "write mamba, attention, mlp or moe": ("nemotron h", {"layers_block_type": ["conv"]}),
     "use_bias and mamba_proj_bias differ": ("nemotron h", {"use_bias": True}),
     "full_attn_idxs='all'; write the numbers": ("lfm2", {"layer_types": None, "full_attn_idxs": "all"}),
 }
