@@ -75,6 +75,20 @@ def test_what_is_pulled_is_listed_and_can_be_removed(
     assert not list(Path(models["org/tiny"]["path"]).parents[1].glob("blobs/*"))
 
 
+def test_a_copy_of_a_repository_with_the_same_commits_is_kept(
+    hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)  # the cache is reached by a link, too
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "link" / "hf"))
+    copies = [f"copy{number}/tiny" for number in range(4)]
+    for copy in copies:
+        hub.repositories[copy] = hub.repositories["org/tiny"]
+    main(["pull", *copies])
+    for number, copy in enumerate(copies, 1):
+        assert main(["rm", copy, "--yes"]) == 0
+        assert set(listed(capsys)) == set(copies[number:])
+
+
 def test_one_file_of_a_repository_is_removed_alone(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
     main(["pull", "org/tiny-GGUF:F32", "org/tiny-GGUF:Q4_0"])
     assert main(["rm", "org/tiny-GGUF:Q4_0", "--yes"]) == 0

@@ -8,7 +8,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -172,26 +172,28 @@ def _from_hub(model: FoundModel) -> Removal:
     except ImportError as error:
         raise MissingExtraError("huggingface_hub", "runtime") from error
     snapshot = next(path for path in model.files[0].parents if path.parent.name == "snapshots")
-    hub, wanted = snapshot.parents[2], set(model.files)
-    info = scan_cache_dir(hub)
-    revisions = [
-        revision
-        for repo in info.repos
+    wanted = {path.relative_to(snapshot) for path in model.files}
+    whole = scan_cache_dir(snapshot.parents[2])
+    found = [
+        (repo, revision)
+        for repo in whole.repos
         for revision in repo.revisions
         if revision.snapshot_path.resolve() == snapshot.resolve()
     ]
-    if not revisions:
+    if not found:
         raise ModelError(
             f"{model.name}: huggingface_hub cannot read {snapshot.parents[1]}; remove that folder yourself"
         )
-    revision = revisions[0]
-    weights = {file.file_path for file in revision.files if file.file_path.suffix in (".gguf", ".safetensors")}
+    repo, revision = found[0]
+    own = replace(whole, repos=frozenset({repo}))  # a copy of a repository has its commits, too
+    files = {file.file_path.relative_to(revision.snapshot_path): file for file in revision.files}
+    weights = {path for path in files if path.suffix in (".gguf", ".safetensors")}
     if weights <= wanted:
-        strategy = info.delete_revisions(revision.commit_hash)
-    elif not hasattr(info, "delete_files"):
+        strategy = own.delete_revisions(revision.commit_hash)
+    elif not hasattr(own, "delete_files"):
         raise ModelError(f"{model.name} lies next to other files; run: pip install -U huggingface_hub, and try again")
     else:
-        strategy = info.delete_files(*(file for file in revision.files if file.file_path in wanted))
+        strategy = own.delete_files(*(file for path, file in files.items() if path in wanted))
     return Removal(model.name, IN_HUB, snapshot, strategy.expected_freed_size, strategy.execute)
 
 
