@@ -28,8 +28,10 @@ from .core.batch import Batch, Runner
 from .kernels.cpu.head import Head
 from .kernels.cpu.linear import PackedMatrix
 from .layers.checkpoint import BlockTensor, BlockTensors, Checkpoint, Tensors
+from .layers.quantized import QuantizedSource, QuantizedTensor
 from .runners.build import build_runner
 from .weights import open_model
+from .weights.packed_tensors import dense_view
 
 if TYPE_CHECKING:
     from .weights import ModelSource
@@ -104,7 +106,7 @@ def evaluate(
     ids = tokenizer.encode(text, first=True)[: settings.tokens]
     if len(ids) < 2:
         raise ParameterError("the text has fewer than 2 tokens; give a longer one, some thousand words")
-    weights = count_weights(source.tensors)
+    weights = count_weights(dense_view(source.config, source.tensors)[1])
     reference = _runner(source, settings.reference, "float32", settings)
     if settings.context > reference.context_length:
         raise ParameterError(
@@ -151,8 +153,12 @@ def count_weights(tensors: Tensors) -> int:
     """Returns how many weights a checkpoint has, however they are stored. Nothing is dequantised."""
     count = 0
     for name in tensors:
-        block = tensors.block(name) if isinstance(tensors, BlockTensors) else None
-        count += tensors[name].numel() if block is None else math.prod(block.shape)
+        stored: BlockTensor | QuantizedTensor | None = None
+        if isinstance(tensors, BlockTensors):
+            stored = tensors.block(name)
+        elif isinstance(tensors, QuantizedSource):
+            stored = tensors.quantized(name)
+        count += tensors[name].numel() if stored is None else math.prod(stored.shape)
     return count
 
 

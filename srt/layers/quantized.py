@@ -8,14 +8,16 @@
     NF4, FP4, E2M1      value = TABLES[kind][nibble]
 
 Inputs may be permuted (GPTQ's act-order), so that those of a group are adjacent: code i is that of input
-permutation[i], and x is permuted once for a product. Readers in `weights/packed_tensors.py` translate to this layout.
+permutation[i], and x is permuted once for a product. Checkpoints that round x as well (W8A8, FP8) are multiplied with
+exact x: a row then has the same numbers in a prompt and alone, and is closer to the model. Readers in
+`weights/packed_tensors.py` translate to this layout.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch.nn import functional
@@ -65,7 +67,6 @@ class QuantizedTensor:
         scales: floats [outputs, groups].
         zeros: int8 [outputs, groups]; None: zero.
         permutation: int64 [inputs]; None: inputs are in order.
-        activations: the type to which the checkpoint was trained or tuned to round each row of x in products.
     """
 
     kind: Codes
@@ -73,7 +74,6 @@ class QuantizedTensor:
     scales: torch.Tensor
     zeros: torch.Tensor | None = None
     permutation: torch.Tensor | None = None
-    activations: Literal["float", "int8", "float8"] = "float"
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -134,7 +134,7 @@ class QuantizedTensor:
         return ordered and self._layout() == other._layout()
 
     def _layout(self) -> tuple[object, ...]:
-        return self.kind, self.shape[1], self.group_size, self.scales.dtype, self.zeros is None, self.activations
+        return self.kind, self.shape[1], self.group_size, self.scales.dtype, self.zeros is None
 
     def _values(self, codes: torch.Tensor) -> torch.Tensor:
         if self.kind.bits == 8:

@@ -22,7 +22,6 @@ from ...lang.errors import ModelError, shown
 from ..layers.config_values import Config, flag, section
 
 Method = Literal["awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4"]
-Activations = Literal["float", "int8", "float8"]
 
 _INSTEAD = "use a checkpoint in another format, the unquantised safetensors, or a GGUF file"
 _AUTO_ROUND: Mapping[str, Method] = {"auto_gptq": "gptq", "auto_awq": "awq"}
@@ -43,7 +42,6 @@ class WeightScheme:
     integer: bool = True
     group: int | None = None
     block: tuple[int, int] | None = None
-    activations: Activations = "float"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +165,8 @@ def _compressed_scheme(name: str, group: object) -> WeightScheme:
         size = None
     if (form := group.get("format")) and form not in _COMPRESSED:
         raise ModelError(f"{where}: format={shown(form)}; umbel reads {', '.join(_COMPRESSED)}: {_INSTEAD}")
-    inputs = section(group, "input_activations")
-    activations: Activations = "float"
-    if inputs:
-        kinds: dict[tuple[object, object], Activations] = {("int", 8): "int8", ("float", 8): "float8"}
-        activations = kinds.get((inputs.get("type", "int"), inputs.get("num_bits", 8)), "float")
     block = _block(weights.get("block_structure"), where) if strategy == "block" else None
-    return WeightScheme(bits, integer=kind == "int", group=size, block=block, activations=activations)
+    return WeightScheme(bits, integer=kind == "int", group=size, block=block)
 
 
 def _fp8(stated: Config) -> PackedConfig:
@@ -182,7 +175,7 @@ def _fp8(stated: Config) -> PackedConfig:
         raise ModelError(f"FP8: fmt={shown(form)}; umbel reads e4m3: {_INSTEAD}")
     stated_block = stated.get("weight_block_size")
     block = None if stated_block is None else _block(stated_block, "FP8")
-    return PackedConfig("fp8", (WeightScheme(8, integer=False, block=block, activations="float8"),))
+    return PackedConfig("fp8", (WeightScheme(8, integer=False, block=block),))
 
 
 def _bitsandbytes(stated: Config) -> PackedConfig:

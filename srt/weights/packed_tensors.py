@@ -250,7 +250,7 @@ def _compressed(parts: _Parts, config: PackedConfig) -> QuantizedTensor:
             raise parts.error("weight_zero_point", f"has shape {list(stored.shape)} or numbers beyond int8")
         zeros = zeros.to(torch.int8).contiguous() if bool(zeros.any()) else None
     kind = Codes.INT8 if scheme.integer else Codes.FLOAT8
-    return QuantizedTensor(kind, codes, scales, zeros, activations=scheme.activations)
+    return QuantizedTensor(kind, codes, scales, zeros)
 
 
 def _compressed_words(parts: _Parts, config: PackedConfig) -> QuantizedTensor:
@@ -280,9 +280,9 @@ def _compressed_words(parts: _Parts, config: PackedConfig) -> QuantizedTensor:
     if bits == 8:
         signed = numbers.bitwise_xor(128).view(torch.int8)
         signed = signed if order is None else signed[:, order]
-        return QuantizedTensor(Codes.INT8, signed, scales, zeros, order, scheme.activations)
+        return QuantizedTensor(Codes.INT8, signed, scales, zeros, order)
     numbers = numbers if order is None else _pack(_nibbles(numbers)[:, order])
-    return QuantizedTensor(Codes.INT4, numbers, scales, zeros, order, scheme.activations)
+    return QuantizedTensor(Codes.INT4, numbers, scales, zeros, order)
 
 
 def _scheme_of(parts: _Parts, config: PackedConfig, bits: int, *, integer: bool) -> WeightScheme:
@@ -300,8 +300,7 @@ def _scheme_of(parts: _Parts, config: PackedConfig, bits: int, *, integer: bool)
     by_size = [scheme for scheme in fitting if (inputs // scheme.group if scheme.group else 1) == count]
     if not by_size:
         raise parts.error("weight_scale", f"has shape {list(scales.shape)}, which fits no group of the configuration")
-    activations = {scheme.activations for scheme in by_size}
-    return by_size[0] if len(activations) == 1 else replace(by_size[0], activations="float")
+    return by_size[0]
 
 
 # ------------------------------------------------------------------------------------------ FP8
@@ -313,7 +312,7 @@ def _fp8(parts: _Parts, config: PackedConfig) -> QuantizedTensor:
     suffix = "weight_scale_inv" if parts.has("weight_scale_inv") else "weight_scale"
     scheme = config.schemes[0]
     scales = _spread_scales(parts, suffix, (len(codes), codes.shape[1]), scheme)
-    return QuantizedTensor(Codes.FLOAT8, codes, scales, activations=scheme.activations)
+    return QuantizedTensor(Codes.FLOAT8, codes, scales)
 
 
 def _spread_scales(parts: _Parts, suffix: str, shape: tuple[int, int], scheme: WeightScheme) -> torch.Tensor:

@@ -12,8 +12,10 @@ from umbel.lang.errors import ParameterError
 from umbel.srt import evaluation
 from umbel.srt.evaluation import EvaluationSettings, FormatResult, count_weights, evaluate, memory_of
 from umbel.srt.weights import ModelSource, open_model
+from umbel.srt.weights.packed_tensors import dense_view
 
 from .models.reference import reference_logits
+from .weights.packed_formats import BY_NAME as BY_FORMAT
 from .weights.tiny import BY_NAME, write_folder
 
 TEXT = "The judge reads the essay, and then says what is good about it. " * 6
@@ -66,6 +68,13 @@ def test_small_steps_give_the_same_figures(
     (pieces,) = measured(tiny[1], "int8")
     assert pieces.perplexity == pytest.approx(whole.perplexity, rel=1e-6)
     assert pieces.kl == pytest.approx(whole.kl, rel=0.01)  # 1e-5: the difference of logs in float32
+
+
+def test_weights_of_packed_matrices_are_counted_as_numbers() -> None:
+    parts, values = BY_FORMAT["gptq"].write(torch.randn(64, 96))
+    stored = {"norm.weight": torch.ones(7), **{f"a.{suffix}": part for suffix, part in parts.items()}}
+    _, tensors = dense_view({"quantization_config": BY_FORMAT["gptq"].config}, stored)
+    assert count_weights(tensors) == values.numel() + 7
 
 
 def test_memory_that_two_parts_share_counts_once() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from umbel.lang.errors import ModelError
+from umbel.lang.runtime_options import Kernels
 from umbel.srt.kernels.cpu.library import load_library
 from umbel.srt.layers.checkpoint import Checkpoint, LinearTensors
 from umbel.srt.layers.quantized import Codes, QuantizedMethod, QuantizedTensor
@@ -102,6 +103,26 @@ def test_a_packed_checkpoint_runs_on_the_cpu_kernels() -> None:
     actual = run_steps(runner, Sequences([TOKENS], 20), [[Piece(0, 0, 9)]])[0]  # type: ignore[arg-type]
     assert relative_error(actual, reference_logits(model, TOKENS)) < 0.05  # inputs of 8 bits, in seven products
     assert runner.facts()["weights"] == "Q4_0, f32"
+
+
+@pytest.mark.parametrize(("kernels", "tolerance"), [("torch", 1e-4), ("native", 0.05)])
+def test_experts_of_a_packed_checkpoint_run(kernels: Kernels, tolerance: float) -> None:
+    folder = BY_NAME["awq"]
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "hidden_size": 64, "head_dim": 16}
+    model = reference_model("qwen3_moe", num_hidden_layers=1, **sizes)
+    tensors = tensors_of(model)
+    for name in [name for name in tensors if ".experts." in name]:  # stacked by transformers, one by one in AWQ's files
+        halves = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[name.rpartition(".")[2]]
+        for expert, matrix in enumerate(tensors.pop(name)):
+            for half, part in zip(halves, matrix.chunk(len(halves)), strict=True):
+                tensors[f"{name.rpartition('.')[0]}.{expert}.{half}.weight"] = part
+    stored, values = pack(tensors, folder)
+    config = {**model.config.to_dict(), "quantization_config": folder.config}
+    runner = build_runner(config, stored, num_slots=20, dtype="float32", kernels=kernels)
+    plain = build_runner(model.config.to_dict(), values, num_slots=20, dtype="float32", kernels="torch")
+    steps = [[Piece(0, 0, 9)]]
+    actual, expected = (run_steps(run, Sequences([TOKENS], 20), steps)[0] for run in (runner, plain))  # type: ignore[arg-type]
+    assert relative_error(actual, expected) < tolerance
 
 
 def test_odd_widths_and_large_scales_on_the_cpu_kernels() -> None:
