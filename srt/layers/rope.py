@@ -25,6 +25,7 @@ class RopeType(Enum):
     LLAMA3 = "llama3"
     YARN = "yarn"
     LONGROPE = "longrope"
+    PROPORTIONAL = "proportional"  # only the first frequencies of a whole head turn; the others are 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class RopeConfig:
 
     def rotated(self, head_dim: int) -> int:
         """Returns the number of dimensions of a head that are rotated, an even number."""
+        if self.type is RopeType.PROPORTIONAL:
+            return head_dim
         return 0 if self.type is RopeType.NONE else int(head_dim * self.fraction)
 
 
@@ -97,6 +100,9 @@ def frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
             return _llama3(plain, config)
         case RopeType.YARN:
             return _yarn(config, exponents)
+        case RopeType.PROPORTIONAL:
+            turning = torch.arange(len(plain)) < int(config.fraction * head_dim // 2)
+            return plain / config.factor * turning
         case RopeType.LONGROPE:
             return 1.0 / (torch.tensor(config.divisors) * config.theta**exponents)
 

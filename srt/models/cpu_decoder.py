@@ -28,6 +28,7 @@ from ..layers.low_rank import Adapter
 from ..layers.rope import Rope, RopeConfig
 from .cpu_experts import CpuExperts
 from .cpu_latents import CpuLatents
+from .cpu_side import CpuSide
 from .decoder_config import (
     EMBEDDING,
     FINAL_NORM,
@@ -48,7 +49,7 @@ class DecoderShape(ctypes.Structure):
     """`DecoderShape` of decoder.h."""
 
     _fields_ = [
-        *((name, _LONG) for name in ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "layers")),
+        *((name, _LONG) for name in ("hidden", "heads", "layers")),
         *((name, _FLOAT) for name in ("epsilon", "attention_scale", "attention_softcap")),
         *((name, _FLOAT) for name in ("embedding_scale", "residual_scale")),
         ("activation", ctypes.c_int),
@@ -57,6 +58,7 @@ class DecoderShape(ctypes.Structure):
         ("embedding_format", ctypes.c_int),
         ("embedding_row_bytes", _LONG),
         ("final_norm", _POINTER),
+        ("side", _POINTER),
     ]
 
 
@@ -64,10 +66,13 @@ class DecoderLayer(ctypes.Structure):
     """`DecoderLayer` of decoder.h. Fields that are left out are null: the layer does not have them."""
 
     _fields_ = [
+        *((name, _LONG) for name in ("kv_heads", "own_kv_heads", "head_dim", "width")),
         *((name, _POINTER) for name in ("qkv", "output", "gate_up", "down")),
         *((name, _POINTER) for name in ("qkv_bias", "output_bias", "gate_up_bias", "down_bias")),
         *((name, _POINTER) for name in ("before_attention", "after_attention", "before_mlp", "after_mlp")),
-        *((name, _POINTER) for name in ("query_norm", "key_norm", "sinks", "latent", "experts")),
+        *((name, _POINTER) for name in ("query_norm", "key_norm", "value_norm", "sinks", "latent", "side")),
+        ("scale", _FLOAT),
+        ("experts", _POINTER),
         ("rope", _LONG),
         ("plan", _LONG),
         ("rotated", _LONG),
@@ -183,19 +188,19 @@ class CpuDecoder:
         self._checkpoint = Checkpoint(tensors, dtype=torch.float32, device=torch.device("cpu"))
         self._checkpoint.require(landmarks(config, method))
         self.method = method
-        self._ropes = {rope: Angles(rope, config) for rope in dict.fromkeys(layer.rope for layer in config.layers)}
+        self._ropes = {angles: Angles(*angles, config.context_length) for angles in config.angles}
 
         head = LinearTensors(
             ((EMBEDDING if config.tied else HEAD).removesuffix(".weight"),), (config.vocab_size,), config.hidden_size
         )
         self.head = Head(library, (head_method or method).load(self._checkpoint, head), screen=screened)
         self._embedding = EmbeddingRows(self._checkpoint, config.vocab_size, config.hidden_size)
+        self._side: CpuSide | None = None
+        if config.side is not None:
+            self._side = CpuSide(config, config.side, self._checkpoint, method=method)
         shape = DecoderShape(
             hidden=config.hidden_size,
-            intermediate=config.intermediate_size,
             heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
             layers=len(config.layers),
             epsilon=config.norm_eps,
             attention_scale=config.attention_scale,
@@ -209,6 +214,7 @@ class CpuDecoder:
             embedding_row_bytes=self._embedding.row_bytes,
             # The head multiplies what this norm gives, so scaled weights scale the logits.
             final_norm=self._norm(FINAL_NORM, config.hidden_size, scale=config.logit_scale),
+            side=None if self._side is None else ctypes.addressof(self._side.arguments),
         )
         layers = [self._layer(index) for index in range(len(config.layers))]
         self._checkpoint.finish(is_unused=partial(is_unused, config))
@@ -254,11 +260,16 @@ class CpuDecoder:
     def _layer(self, index: int) -> DecoderLayer:
         config, layer, tensors = self.config, self.config.layers[index], layer_tensors(self.config, index)
         hidden, scale = config.hidden_size, layer.query_scale
-        query_width = config.head_dim * (config.heads if config.qk_norm_whole else 1)
-        key_width = config.head_dim * (config.kv_heads if config.qk_norm_whole else 1)
+        head_dim, own_kv_heads = config.head_dim_of(index), config.own_kv_heads(index)
+        query_width = head_dim * (config.heads if config.qk_norm_whole else 1)
+        key_width = head_dim * (own_kv_heads if config.qk_norm_whole else 1)
         qkv, qkv_bias = self._linear(tensors.qkv)
         output, output_bias = self._linear(tensors.output)
         native = DecoderLayer(
+            kv_heads=config.kv_heads_of(index),
+            own_kv_heads=own_kv_heads,
+            head_dim=head_dim,
+            width=config.width_of(index),
             qkv=qkv,
             output=output,
             qkv_bias=qkv_bias,
@@ -269,10 +280,12 @@ class CpuDecoder:
             after_mlp=self._norm(tensors.after_mlp, hidden),
             query_norm=self._norm(tensors.query_norm, query_width),
             key_norm=self._norm(tensors.key_norm, key_width),
+            value_norm=self._norm(tensors.value_norm, head_dim),
             sinks=None if tensors.sinks is None else self._keep(self._checkpoint.take(tensors.sinks, config.heads)),
-            rope=list(self._ropes).index(layer.rope),
+            scale=1.0 if tensors.scale is None else float(self._checkpoint.take(tensors.scale, 1)),
+            rope=list(self._ropes).index(config.angles_of(index)),
             plan=self.windows.index(layer.window),
-            rotated=layer.rope.rotated(config.head_dim),
+            rotated=layer.rope.rotated(head_dim),
             interleaved=int(layer.rope.interleaved),
             query_beta=0.0 if scale is None else scale.beta,
             query_length=1 if scale is None else scale.length,
@@ -290,6 +303,8 @@ class CpuDecoder:
             )
             self._kept.append(latents)
             native.latent = ctypes.addressof(latents.arguments)
+        if self._side is not None and tensors.side is not None:
+            native.side = ctypes.addressof(self._side.layer(tensors.side))
         if layer.experts is None:
             native.gate_up, native.gate_up_bias = self._linear(tensors.gate_up)
             native.down, native.down_bias = self._linear(tensors.down)
@@ -375,10 +390,10 @@ class Angles:
     Where only some dimensions of a head are rotated, the places of the others are not used.
     """
 
-    def __init__(self, rope: RopeConfig, config: DecoderConfig) -> None:
-        self._rope = Rope(rope, config.head_dim, "cpu")
-        self._half, self._pairs = config.head_dim // 2, rope.rotated(config.head_dim) // 2
-        self._table = np.zeros((config.context_length, config.head_dim), dtype=np.float32)  # untouched until filled
+    def __init__(self, rope: RopeConfig, head_dim: int, positions: int) -> None:
+        self._rope = Rope(rope, head_dim, "cpu")
+        self._half, self._pairs = head_dim // 2, rope.rotated(head_dim) // 2
+        self._table = np.zeros((positions, head_dim), dtype=np.float32)  # untouched until filled
         self._known = 0
 
     def upto(self, positions: int) -> int:

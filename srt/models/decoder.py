@@ -45,6 +45,7 @@ from .families import is_family, read_config
 from .latent import LatentAttention
 from .mixers import RecurrentMixer, build_mixer
 from .sharding import VocabParallelEmbedding, VocabParallelHead, shard_range
+from .side import SideEmbedding, SideLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,24 +98,29 @@ class TorchAttention:
         self._index = sum(layer.attends for layer in config.layers[:index])  # among those of the pool
         self._layer = config.layers[index]
         self._config = config
+        self._head_dim, self._kv_heads = config.head_dim_of(index), config.own_kv_heads(index)
         self._qkv = Linear(method, weights, tensors.qkv, adapters)
         self._output = Linear(method, weights, tensors.output, adapters)
         self._sinks: torch.Tensor | None = None
         if tensors.sinks is not None:
             self._sinks = weights.take(tensors.sinks, config.heads).float()
+        self._value_norm: RMSNorm | None = None
+        if tensors.value_norm is not None:
+            self._value_norm = self._norm(weights.take(tensors.value_norm, self._head_dim))
         self._head_norm: RMSNorm | None = None
         self._whole_norms: tuple[RMSNorm, RMSNorm] | None = None
-        if tensors.query_norm is None or tensors.key_norm is None:
+        if tensors.query_norm is None:
             return
-        if config.qk_norm_whole:
-            query = weights.take(tensors.query_norm, config.heads * config.head_dim)
-            key = weights.take(tensors.key_norm, config.kv_heads * config.head_dim)
+        if config.qk_norm_whole and tensors.key_norm is not None:
+            query = weights.take(tensors.query_norm, config.heads * self._head_dim)
+            key = weights.take(tensors.key_norm, self._kv_heads * self._head_dim)
             self._whole_norms = self._norm(query), self._norm(key)
         else:
             # The weights of all query heads above those of all key heads: [heads + kv_heads, D].
-            query = weights.take(tensors.query_norm, config.head_dim).expand(config.heads, -1)
-            key = weights.take(tensors.key_norm, config.head_dim).expand(config.kv_heads, -1)
-            self._head_norm = self._norm(torch.cat([query, key]))
+            parts = [weights.take(tensors.query_norm, self._head_dim).expand(config.heads, -1)]
+            if tensors.key_norm is not None:
+                parts.append(weights.take(tensors.key_norm, self._head_dim).expand(self._kv_heads, -1))
+            self._head_norm = self._norm(torch.cat(parts))
 
     def _norm(self, weight: torch.Tensor) -> RMSNorm:
         return RMSNorm(weight, eps=self._config.norm_eps, centered=self._config.centered_norm)
@@ -127,8 +133,8 @@ class TorchAttention:
         attention: AttentionStep,
     ) -> torch.Tensor:
         config = self._config
-        rotated = config.heads + config.kv_heads
-        qkv = self._qkv(x, rows.adapted).view(len(x), -1, config.head_dim)  # [R, heads + 2 kv_heads, D]
+        rotated = config.heads + self._kv_heads
+        qkv = self._qkv(x, rows.adapted).view(len(x), -1, self._head_dim)  # [R, heads + 2 kv_heads, D]
         gates: torch.Tensor | None = None
         if config.gated_attention:  # [R, 2 heads + 2 kv_heads, D], query and gate of a head next to each other
             gates = qkv[:, 1 : 2 * config.heads : 2]
@@ -137,18 +143,20 @@ class TorchAttention:
         if self._head_norm is not None:
             query_key = self._head_norm(query_key)
         if self._whole_norms is not None:
-            parts = torch.split(query_key, [config.heads, config.kv_heads], dim=1)
+            parts = torch.split(query_key, [config.heads, self._kv_heads], dim=1)
             normed = [norm(part.flatten(1)) for norm, part in zip(self._whole_norms, parts, strict=True)]
-            query_key = torch.cat(normed, dim=1).view(len(x), rotated, config.head_dim)
+            query_key = torch.cat(normed, dim=1).view(len(x), rotated, self._head_dim)
         query_key = apply_rope(query_key, angles, interleaved=self._layer.rope.interleaved)
         queries = query_key[:, : config.heads]
         if self._layer.query_scale is not None:
             queries = queries * self._layer.query_scale.at(rows.positions, queries.dtype)
+        if self._value_norm is not None:
+            values = self._value_norm(values)
         attended = attention.attend(
             self._index,
             queries,
-            query_key[:, config.heads :],
-            values,
+            query_key[:, config.heads :] if self._kv_heads else None,
+            values if self._kv_heads else None,
             window=self._layer.window,
             scale=config.attention_scale,
             softcap=config.attention_softcap,
@@ -208,7 +216,7 @@ class TorchLayer:
             return RMSNorm(weight, eps=config.norm_eps, centered=config.centered_norm)
 
         layer, tensors = config.layers[index], layer_tensors(config, index)
-        self.rope = layer.rope
+        self.angles = config.angles_of(index)
         self._residual_scale = config.residual_scale
         self._communicator = communicator
         self._attention: TorchAttention | LatentAttention | RecurrentMixer | None = None
@@ -234,6 +242,10 @@ class TorchLayer:
         self._after_attention = norm(tensors.after_attention) if layer.mixes else None
         self._before_mlp = norm(tensors.before_mlp) if layer.mlp else None
         self._after_mlp = norm(tensors.after_mlp) if layer.mlp else None
+        self._side = None
+        if tensors.side is not None:
+            self._side = SideLayer(tensors.side, config, weights, method)
+        self._scale = None if tensors.scale is None else weights.take(tensors.scale, 1)
 
     def __call__(
         self,
@@ -241,6 +253,7 @@ class TorchLayer:
         rows: Rows,
         angles: tuple[torch.Tensor, torch.Tensor],
         attention: AttentionStep,
+        side: torch.Tensor | None,  # [R, width]
     ) -> torch.Tensor:
         if self._attention is not None:
             attended = self._mixed(_normed(self._before_attention, x), rows, angles, attention)
@@ -249,7 +262,9 @@ class TorchLayer:
             normed = _normed(self._before_mlp, x)
             mixed = self._mlp(normed, rows.adapted) if isinstance(self._mlp, TorchMLP) else self._mlp(normed)
             x = self._add(x, self._communicator.all_reduce(mixed), self._after_mlp)
-        return x
+        if self._side is not None and side is not None:
+            x = x + self._side(x, side)
+        return x if self._scale is None else x * self._scale
 
     def _mixed(
         self,
@@ -318,6 +333,7 @@ class TorchDecoder:
         self._layers = [
             TorchLayer(index, config, weights, communicator, method, adapters) for index in range(len(config.layers))
         ]
+        self._side = None if config.side is None else SideEmbedding(config, config.side, weights, method, dtype=dtype)
         final = weights.take(FINAL_NORM, config.hidden_size)
         self._norm = RMSNorm(final, eps=config.norm_eps, centered=config.centered_norm)
         head = embedding
@@ -329,13 +345,15 @@ class TorchDecoder:
             communicator=communicator,
         )
         weights.finish(is_unused=partial(is_unused, config))
-        self._ropes = {rope: Rope(rope, config.head_dim, device) for rope in {layer.rope for layer in config.layers}}
+        self._ropes = {angles: Rope(*angles, device) for angles in config.angles}
 
     def forward(self, rows: Rows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor:
         x = self._embedding(rows.token_ids, rows.given)  # [R, hidden]
         angles = {config: rope.angles(rows.positions, x.dtype) for config, rope in self._ropes.items()}
-        for layer in self._layers:
-            x = layer(x, rows, angles[layer.rope], attention)
+        sides = None if self._side is None else self._side(rows.token_ids, x)  # [R, layers, width]
+        for index, layer in enumerate(self._layers):
+            side = None if sides is None else sides[:, index]
+            x = layer(x, rows, angles[layer.angles], attention, side)
         x = self._norm(x.index_select(0, rows.logit_rows))  # [L, hidden]
         self._head(x, out)
         return out

@@ -101,6 +101,11 @@ class LayerConfig:
     experts: ExpertsConfig | None = None  # None: the MLP is dense
     query_scale: QueryScale | None = None  # None: queries are not scaled by their position
     bare_head_norm: bool = False  # each head of queries and keys is normalised, without weights
+    head_dim: int | None = None  # this and the following: None: those of the model
+    kv_heads: int | None = None
+    width: int | None = None  # of a dense MLP
+    keys_of: int | None = None  # an earlier layer whose keys and values this one reads; it has no maps of its own
+    values_are_keys: bool = False  # one map gives both, which part in the norms and in the rotation
     recurrent: Recurrent | None = None  # in place of attention, so its window is not used
     mixes: bool = True  # the layer has attention or a recurrent state; False: it is an MLP alone
     mlp: bool = True  # the layer has an MLP, or experts
@@ -158,6 +163,18 @@ class LatentConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SideConfig:
+    """Per-layer embeddings (Gemma 3n): every layer adds what it makes of an embedding of its own.
+
+    side = (token's side embedding · √width + norm(map of the embedding / √hidden)) / √2        [layers, width]
+    after the MLP:  x += norm(map(activation(gate(x)) · side of the layer))
+    """
+
+    width: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """One decoder, whole or the part of one rank. The defaults are those of a plain decoder like Llama's."""
 
@@ -190,6 +207,9 @@ class DecoderConfig:
     logit_softcap: float = 0.0
     latent: LatentConfig | None = None  # not None: kv_heads is 1, and head_dim what is rotated
     layers_after: int = 0  # further layers that the checkpoint may have, of a draft model (multi-token prediction)
+    value_norm: bool = False  # each head of values is normalised, without weights
+    side: SideConfig | None = None  # None: there are no per-layer embeddings
+    layer_scales: bool = False  # the residual is multiplied by a number of the layer after it
     sinks: bool = False  # each head has a logit of its own for a key that every row sees, whose value is zero
 
     @property
@@ -209,16 +229,47 @@ class DecoderConfig:
 
     def kv_geometry(self, dtype: torch.dtype) -> KVGeometry:
         """Returns the shape of a pool of `dtype`, which has the layers that attend, in their order."""
-        attending = sum(layer.attends for layer in self.layers)
+        attending = [index for index, layer in enumerate(self.layers) if layer.attends]
         if self.latent is not None:
             latents = LayerKV(1, self.latent.key_dim, self.latent.rank, latent=True)
-            return KVGeometry((latents,) * attending, dtype)
-        return KVGeometry.uniform(attending, self.kv_heads, self.head_dim, dtype)
+            return KVGeometry((latents,) * len(attending), dtype)
+        places = {index: place for place, index in enumerate(attending)}
+        shapes = []
+        for index in places:
+            head_dim, source = self.head_dim_of(index), self.layers[index].keys_of
+            shared = None if source is None else places[source]
+            shapes.append(LayerKV(self.kv_heads_of(index), head_dim, head_dim, source=shared))
+        return KVGeometry(tuple(shapes), dtype)
 
     def state_geometry(self, dtype: torch.dtype) -> StateGeometry | None:
         """Returns the recurrent state of a sequence in a model of `dtype`; None: all layers attend."""
         states = tuple(layer.recurrent.state(dtype) for layer in self.layers if layer.recurrent is not None)
         return StateGeometry(states) if states else None
+
+    def head_dim_of(self, index: int) -> int:
+        """Returns the head size of a layer."""
+        return self.layers[index].head_dim or self.head_dim
+
+    def kv_heads_of(self, index: int) -> int:
+        """Returns the number of key heads that a layer reads."""
+        return self.layers[index].kv_heads or self.kv_heads
+
+    def own_kv_heads(self, index: int) -> int:
+        """Returns the number of key heads that a layer computes: 0 where it reads those of another."""
+        return self.kv_heads_of(index) if self.layers[index].keys_of is None else 0
+
+    def width_of(self, index: int) -> int:
+        """Returns the width of a layer's dense MLP."""
+        return self.layers[index].width or self.intermediate_size
+
+    def angles_of(self, index: int) -> tuple[RopeConfig, int]:
+        """Returns the frequencies of a layer, and the size of the heads that they rotate."""
+        return self.layers[index].rope, self.head_dim_of(index)
+
+    @property
+    def angles(self) -> tuple[tuple[RopeConfig, int], ...]:
+        """The sets of angles, each once, in the order of the layers."""
+        return tuple(dict.fromkeys(map(self.angles_of, range(len(self.layers)))))
 
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -237,6 +288,20 @@ class LatentTensors:
 
 
 @dataclass(frozen=True, slots=True)
+class SideTensors:
+    """The tensors of a layer for its per-layer embedding."""
+
+    gate: LinearTensors
+    output: LinearTensors
+    norm: str
+
+
+SIDE_EMBEDDING = "model.embed_tokens_per_layer.weight"
+SIDE_MAP = "model.per_layer_model_projection"
+SIDE_NORM = "model.per_layer_projection_norm.weight"
+
+
+@dataclass(frozen=True, slots=True)
 class LayerTensors:
     """The tensors of one layer, by their names in the checkpoint.
 
@@ -249,6 +314,7 @@ class LayerTensors:
     qkv: LinearTensors
     query_norm: str | None
     key_norm: str | None
+    value_norm: str | None
     sinks: str | None  # [heads]
     latent: LatentTensors | None
     output: LinearTensors
@@ -257,17 +323,22 @@ class LayerTensors:
     gate_up: LinearTensors  # this and `down`: of a dense MLP; experts read their own, see `experts.py`
     down: LinearTensors
     after_mlp: str | None
+    side: SideTensors | None
+    scale: str | None  # [1]
 
 
 def layer_tensors(config: DecoderConfig, index: int) -> LayerTensors:
     prefix, names = config.layer_prefix(index), config.projections
     attention, mlp = f"{prefix}.{names.attention}", f"{prefix}.{names.mlp}"
-    hidden, wide = config.hidden_size, config.intermediate_size
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    latent, bare = config.latent, config.layers[index].bare_head_norm
+    hidden, wide, layer = config.hidden_size, config.width_of(index), config.layers[index]
+    queries, keys = config.heads * config.head_dim_of(index), config.own_kv_heads(index) * config.head_dim_of(index)
+    latent = config.latent
 
     def norm(name: str | None) -> str | None:
         return None if name is None else f"{prefix}.{name}.weight"
+
+    def head_norm(name: str) -> str | None:
+        return ONES if layer.bare_head_norm else f"{attention}.{name}.weight" if config.qk_norm else None
 
     def maps(module: str, leaves: tuple[str, ...], widths: tuple[int, ...], biased: bool) -> LinearTensors:
         paths = tuple(f"{module}.{leaf}" for leaf in leaves)
@@ -276,11 +347,12 @@ def layer_tensors(config: DecoderConfig, index: int) -> LayerTensors:
     return LayerTensors(
         prefix=prefix,
         before_attention=norm(config.norms.before_attention),
-        qkv=maps(attention, names.qkv, (queries * (1 + config.gated_attention), keys, keys), config.qkv_bias)
+        qkv=maps(attention, *_qkv(config, layer, queries, keys), config.qkv_bias)
         if latent is None
         else maps(attention, latent.names, (latent.queries(config.heads), latent.key_dim), config.qkv_bias),
-        query_norm=ONES if bare else f"{attention}.{names.query_norm}.weight" if config.qk_norm else None,
-        key_norm=ONES if bare else f"{attention}.{names.key_norm}.weight" if config.qk_norm else None,
+        query_norm=head_norm(names.query_norm),
+        key_norm=head_norm(names.key_norm) if keys else None,
+        value_norm=ONES if config.value_norm and keys else None,
         sinks=f"{attention}.sinks" if config.sinks else None,
         latent=None if latent is None else _latent_tensors(config, latent, attention),
         output=LinearTensors(
@@ -294,6 +366,25 @@ def layer_tensors(config: DecoderConfig, index: int) -> LayerTensors:
         gate_up=maps(mlp, names.gate_up, (wide, wide) if config.gated_mlp else (wide,), config.mlp_bias),
         down=LinearTensors((f"{mlp}.{names.down}",), (hidden,), wide, config.mlp_bias),
         after_mlp=norm(config.norms.after_mlp),
+        side=None if config.side is None else _side_tensors(prefix, hidden, config.side.width),
+        scale=f"{prefix}.layer_scalar" if config.layer_scales else None,
+    )
+
+
+def _qkv(config: DecoderConfig, layer: LayerConfig, queries: int, keys: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Returns the names of the maps of queries, keys and values, and their widths."""
+    names = config.projections.qkv
+    if layer.keys_of is not None:
+        return names[:1], (queries,)
+    widths = (queries * (1 + config.gated_attention), keys, keys)
+    return (*names[:2], names[1]) if layer.values_are_keys else names, widths
+
+
+def _side_tensors(prefix: str, hidden: int, width: int) -> SideTensors:
+    return SideTensors(
+        gate=LinearTensors((f"{prefix}.per_layer_input_gate",), (width,), hidden),
+        output=LinearTensors((f"{prefix}.per_layer_projection",), (hidden,), width),
+        norm=f"{prefix}.post_per_layer_input_norm.weight",
     )
 
 
@@ -366,6 +457,8 @@ def landmarks(config: DecoderConfig, method: QuantMethod[Any]) -> list[str]:
 
 def is_unused(config: DecoderConfig, name: str) -> bool:
     """Returns whether a checkpoint may contain a tensor of this name although the model does not read it."""
+    shared = (index for index, layer in enumerate(config.layers) if layer.keys_of is not None)
+    left = (f"model.layers.{index}.self_attn.{part}" for index in shared for part in ("k_", "v_"))
     first = len(config.layers)
     after = (f"model.layers.{index}." for index in range(first, first + config.layers_after))
-    return (config.tied and name == HEAD) or name.startswith(tuple(after))
+    return (config.tied and name == HEAD) or name.startswith((*after, *left))

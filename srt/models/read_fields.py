@@ -243,6 +243,9 @@ def _read(parameters: Section, config: Config, *, theta: float) -> RopeConfig:
             )
         case RopeType.YARN:
             return _read_yarn(parameters, config, theta)
+        case RopeType.PROPORTIONAL:
+            fraction = positive_number(parameters, "partial_rotary_factor", 1.0)
+            return RopeConfig(kind, theta, fraction=fraction, factor=positive_number(parameters, "factor", 1.0))
         case RopeType.LONGROPE:
             return _read_longrope(parameters, config, theta)
 

@@ -94,6 +94,8 @@ def shard_config(config: Config, ranks: int) -> dict[str, Any]:
 
 def _obstacle(config: DecoderConfig, ranks: int) -> str | None:
     """Returns why a model cannot be split over `ranks` ranks, as a clause; None: it can."""
+    if config.value_norm:
+        return None if ranks == 1 else "its layers differ in heads and share keys, and are not cut"
     if config.latent is not None:
         return None if ranks == 1 else "its latents are those of all heads, and are not cut"
     if config.sinks or any(layer.experts and layer.experts.names != ExpertNames() for layer in config.layers):

@@ -16,6 +16,7 @@ from . import (
     exaone4,
     gemma,
     gemma3,
+    gemma4,
     glm,
     gpt_oss,
     granite,
@@ -62,6 +63,7 @@ FAMILIES: dict[str, Callable[[Config], DecoderConfig]] = {
     "mixtral": mixtral.read,
     "qwen2_moe": qwen2.read_moe,
     "qwen3_moe": qwen3.read_moe,
+    "gemma4_text": gemma4.read,
     "gpt_oss": gpt_oss.read,
     "llama4_text": llama4.read,
     "deepseek_v3": deepseek_v3.read,
@@ -116,6 +118,8 @@ def _spelled(name: str, spellings: Iterable[tuple[str, str | None]]) -> str | No
 def is_family(config: Config) -> bool:
     """Returns whether a model runs on umbel's decoders; the others run in transformers."""
     family = config.get("model_type")
+    if family == "gemma4_text" and gemma4.has_experts(config):
+        return False
     return isinstance(family, str) and family in FAMILIES
 
 

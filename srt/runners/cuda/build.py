@@ -19,7 +19,7 @@ from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...layers.checkpoint import Tensors
 from ...layers.config_values import Config
 from ...layers.quantized import QuantizedMethod
-from ...models.decoder_config import torch_only
+from ...models.decoder_config import DecoderConfig, torch_only
 from ...models.families import is_family, read_config
 from ...multimodal.store import VisionStore
 from .decoder import CudaDecoder, FusedKernels, QuantizedKernelMethod
@@ -94,19 +94,30 @@ def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, devic
     if device.type == "cuda" and (reason := _too_old(device, kv_dtype)) is not None:
         return reason
     model = read_config(config)
-    if model.latent is not None:
-        return "they have no latent attention"
-    if model.sinks:
-        return "they have no attention sinks"
-    if any(layer.experts is not None and layer.experts.biased for layer in model.layers):
-        return "their experts have no biases"
-    if (missing := torch_only(model)) is not None:
-        return f"they have no {missing}"
+    if (reason := _unknown_to_kernels(model)) is not None:
+        return reason
     geometry = model.attention_geometry
     try:
         parts.attention(geometry, device, dtype=dtype, kv_dtype=kv_dtype, tree_attention=True)
     except ParameterError as error:
         return str(error)
+    return None
+
+
+def _unknown_to_kernels(model: DecoderConfig) -> str | None:
+    """Returns the part of a model that the decoder on Triton's kernels does not have; None: it has all."""
+    if model.latent is not None:
+        return "they have no latent attention"
+    if model.sinks:
+        return "they have no attention sinks"
+    if model.side is not None or model.layer_scales:
+        return "they have no per-layer embeddings, and no scales of layers"
+    if model.value_norm or len(set(model.kv_geometry(torch.float32).layers)) > 1:
+        return "all layers have heads of one size there, of their own, whose values are not normalised"
+    if any(layer.experts is not None and layer.experts.biased for layer in model.layers):
+        return "their experts have no biases"
+    if (missing := torch_only(model)) is not None:
+        return f"they have no {missing}"
     return None
 
 

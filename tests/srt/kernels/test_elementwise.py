@@ -23,6 +23,7 @@ class HeadTurn(ctypes.Structure):
         ("head_dim", ctypes.c_long),
         ("query_norm", ctypes.c_void_p),
         ("key_norm", ctypes.c_void_p),
+        ("value_norm", ctypes.c_void_p),
         ("whole_norm", ctypes.c_int),
         ("epsilon", ctypes.c_float),
         ("angles", ctypes.c_void_p),
@@ -118,7 +119,7 @@ def test_heads_are_turned_as_in_torch_and_keys_and_values_lie_in_their_slots(
     values = qkv[:, heads + kv_heads :].clone()
 
     pools = [torch.zeros(rows + 9, kv_heads, head_dim, dtype=dtype) for _ in range(2)]
-    norms = at(weights[0]), at(weights[1]), 0, EPSILON
+    norms = at(weights[0]), at(weights[1]), None, 0, EPSILON
     shape = HeadTurn(heads, kv_heads, head_dim, *norms, at(angles), head_dim, 0, 0.0, 1, 0)
     library.umbel_turn_and_store(
         *(ctypes.byref(shape), at(qkv), at(positions), at(slots), ctypes.c_long(rows)),

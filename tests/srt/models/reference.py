@@ -33,6 +33,9 @@ def reference_model(model_type: str, **changes: Any) -> PreTrainedModel:
                 parameter.normal_(0, 0.15)
             else:  # norm weights and biases: not all ones and zeros, or a missing one would not show
                 parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith(("layer_scalar", "e_score_correction_bias")):  # buffers that checkpoints store
+                buffer.normal_(1.0 if name.endswith("scalar") else 0.0, 0.2)
     return model
 
 

@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
+import torch
 from umbel.lang.errors import ModelError, ParameterError
 from umbel.srt.layers.rope import RopeType
-from umbel.srt.models.families import read_config
+from umbel.srt.models.families import is_family, read_config
 from umbel.srt.models.read_fields import CONTEXT_LENGTH
 from umbel.srt.runners.build import build_runner
 
@@ -132,3 +133,42 @@ def test_options_that_cannot_be_meant_are_refused_before_weights_are_read(
     values = {"num_slots": 10, "config": LLAMA, **options}
     with pytest.raises(error, match=message):
         build_runner(values.pop("config"), {}, **values)
+
+
+def gemma_4(**changes: Any) -> dict[str, Any]:
+    return gemma(model_type="gemma4_text", **changes)
+
+
+def test_gemma_4_reads_the_shapes_of_layers_in_both_spellings() -> None:
+    config = read_config(gemma_4(num_hidden_layers=6, global_head_dim=64, num_global_key_value_heads=1))
+    assert [layer.head_dim for layer in config.layers] == [*[None] * 5, 64]
+    assert [config.kv_heads_of(index) for index in (4, 5)] == [2, 2]  # the other number needs attention_k_eq_v
+    listed = {"5": {"head_dim": 48, "num_key_value_heads": 1}}
+    config = read_config(gemma_4(num_hidden_layers=6, per_layer_config=listed))
+    assert [(config.head_dim_of(index), config.kv_heads_of(index)) for index in (4, 5)] == [(16, 2), (48, 1)]
+
+
+def test_layers_that_share_keys_read_those_of_the_last_of_their_kind() -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    config = read_config(gemma_4(num_hidden_layers=5, layer_types=kinds, num_kv_shared_layers=2))
+    assert [layer.keys_of for layer in config.layers] == [None, None, None, 2, 1]
+    assert config.kv_geometry(torch.float32).bytes_per_slot == 4 * (2 * 2 * 2 * 16 + 2 * 2 * 512)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_bidirectional_attention": "all"}, "makes an encoder"),
+        ({"num_kv_shared_layers": 1}, "num_kv_shared_layers=1: no layer before those has keys of each kind"),
+        ({"num_kv_shared_layers": 2}, "num_kv_shared_layers=2; write a whole number of at least 1, at most 1"),
+        ({"per_layer_config": {"0": {"sliding_window": 3}}}, "write head_dim and num_key_value_heads only"),
+    ],
+)
+def test_what_gemma_4_cannot_have_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read_config(gemma_4(**changes))
+
+
+def test_gemma_4_with_experts_is_left_to_transformers() -> None:
+    assert is_family(gemma_4())
+    assert not is_family(gemma_4(enable_moe_block=True))

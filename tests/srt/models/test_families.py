@@ -45,6 +45,15 @@ ROPE_LONG = {
 PHI = {"hidden_size": 64, "pad_token_id": 0}
 
 # model_type and what differs from the tiny default. Windows are shorter than the sequences.
+GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 5,
+    "num_hidden_layers": 5,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "vocab_size_per_layer_input": 97,
+}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama, biases everywhere": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -169,6 +178,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "exaone 4 without window": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "seed oss": ("seed_oss", {"head_dim": 16, "attention_out_bias": True}),
+    "gemma 4, shared keys and per-layer embeddings": (
+        "gemma4_text",
+        {**GEMMA4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8},
+    ),
+    "gemma 4, values that are keys": (
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
 }
 
 WHOLE = [[Piece(index, 0, length) for index, length in enumerate(LENGTHS)]]

@@ -1,10 +1,12 @@
 #include "decoder.h"
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "linear_float.h"
 #include "memory.h"
+#include "threads.h"
 
 namespace umbel {
 namespace {
@@ -18,25 +20,29 @@ class Decoder {
     // False when there is no memory for the buffers.
     bool forward(const DecoderStep& step) {
         const DecoderShape& s = shape_;
-        const Latent* latents = layers_[0].latent;  // all layers have them, or none
-        long rows = step.rows, turned = (s.heads + 2 * s.kv_heads) * s.head_dim, attended = s.heads * s.head_dim;
-        if (latents) turned = latents->first_width(s.heads), attended = s.heads * latents->value_dim;
+        long rows = step.rows, widest = 0, most_attended = 0;
+        for (const DecoderLayer& layer : layers_) {
+            widest = std::max({widest, turned_of(layer), 2 * layer.width});
+            most_attended = std::max(most_attended, attended_of(layer));
+        }
         float* x = residual_.take<float>(rows * s.hidden);
         float* update = update_.take<float>(rows * s.hidden);
-        float* wide = wide_.take<float>(rows * (turned > 2 * s.intermediate ? turned : 2 * s.intermediate));
-        float* seen = attended_.take<float>(rows * attended);
+        float* wide = wide_.take<float>(rows * widest);
+        float* seen = attended_.take<float>(rows * most_attended);
         if (!x || !update || !wide || !seen) return false;
 
         embed(s.embedding, (Format)s.embedding_format, s.embedding_row_bytes, step.token_ids, s.embedding_scale, x, rows,
               s.hidden);
         for (long i = 0; i < step.given; i++)
             std::memcpy(x + step.given_rows[i] * s.hidden, step.given_values + i * s.hidden, s.hidden * sizeof(float));
+        if (s.side && !sides_.make(*s.side, step.token_ids, x, rows, s.hidden, s.epsilon)) return false;
         if (!normed_.reset(*layers_[0].qkv, rows)) return false;
         rms_norm(x, layers_[0].before_attention, normed_, rows, s.hidden, s.epsilon);
         const AdapterGroups* adapted = &step.adapted;
         for (long index = 0; index < s.layers; index++) {
             const DecoderLayer& layer = layers_[index];
             const LayerPool& pool = step.pools[index];
+            long turned = turned_of(layer), attended = attended_of(layer);
             normed_.multiply(*layer.qkv, layer.qkv_bias, wide, turned);
             if (!low_rank_.add(layer.qkv_changes, *adapted, normed_, wide, turned)) return false;
             bool last = index + 1 == s.layers;
@@ -46,6 +52,7 @@ class Decoder {
             if (last && !step.outputs) return true;  // the keys of a chunk inside a prompt were all that was asked for
             if (last) {  // from here on rows do not see each other: only those that are asked for go on
                 keep(step, x, s.hidden);
+                if (s.side) keep(step, sides_.rows(), sides_.width());
                 rows = step.outputs;
                 adapted = &step.adapted_outputs;
             }
@@ -53,27 +60,56 @@ class Decoder {
             if (!low_rank_.add(layer.output_changes, *adapted, seen, attended, update, s.hidden)) return false;
             if (!(layer.experts ? mix(layer, rows, x, update) : mlp(layer, *adapted, rows, x, update, wide)))
                 return false;
+            const float* after = layer.after_mlp;
+            if (layer.side) {
+                add_and_norm(x, update, after, s.residual_scale, nullptr, update, rows, s.hidden, s.epsilon);
+                if (!sides_.apply(*layer.side, index, (Activation)s.activation, x, rows, s.hidden, update)) return false;
+                after = layer.side->norm;
+            }
+            if (layer.scale != 1.0f) {  // of the sum, which is made without the next norm then
+                add_and_norm(x, update, after, s.residual_scale, nullptr, update, rows, s.hidden, s.epsilon);
+                scale_rows(x, layer.scale, rows * s.hidden, update);
+                after = nullptr;
+            }
             if (last) {
-                add_and_norm(x, update, layer.after_mlp, s.residual_scale, s.final_norm, step.hidden, rows, s.hidden,
+                add_and_norm(x, update, after, s.residual_scale, s.final_norm, step.hidden, rows, s.hidden,
                              s.epsilon);
                 break;
             }
             const DecoderLayer& next = layers_[index + 1];
             if (!normed_.reset(*next.qkv, rows)) return false;
-            add_and_norm(x, update, layer.after_mlp, s.residual_scale, next.before_attention, normed_, rows, s.hidden,
+            add_and_norm(x, update, after, s.residual_scale, next.before_attention, normed_, rows, s.hidden,
                          s.epsilon);
         }
         return true;
     }
 
   private:
+    // Outputs of a layer's first map.
+    long turned_of(const DecoderLayer& layer) const {
+        if (layer.latent) return layer.latent->first_width(shape_.heads);
+        return (shape_.heads + 2 * layer.own_kv_heads) * layer.head_dim;
+    }
+    // Inputs of its output map.
+    long attended_of(const DecoderLayer& layer) const {
+        return shape_.heads * (layer.latent ? layer.latent->value_dim : layer.head_dim);
+    }
+
+    // x *= factor; nothing = 0, which is added next.
+    static void scale_rows(float* x, float factor, long count, float* nothing) {
+        parallel(count, even_grain(count, 1, 1 << 14), [&](long begin, long end) {
+            for (long i = begin; i < end; i++) x[i] *= factor, nothing[i] = 0;
+        });
+    }
+
     HeadTurn turn_of(const DecoderLayer& layer, const DecoderStep& step) const {
         const DecoderShape& s = shape_;
         return {s.heads,
-                s.kv_heads,
-                s.head_dim,
+                layer.own_kv_heads,
+                layer.head_dim,
                 layer.query_norm,
                 layer.key_norm,
+                layer.value_norm,
                 s.whole_norm,
                 s.epsilon,
                 step.angles[layer.rope],
@@ -91,7 +127,7 @@ class Decoder {
         turn_and_store(turn_of(layer, step), wide, step.positions, step.write_slots, step.rows, pool.keys, pool.values,
                        pool.is_bf16);
         if (last && !step.outputs) return true;
-        AttentionShape shape{s.heads,           s.kv_heads,          s.head_dim, s.head_dim,
+        AttentionShape shape{s.heads,           layer.kv_heads,      layer.head_dim, layer.head_dim,
                              s.attention_scale, s.attention_softcap, layer.sinks};
         attend(*step.plans[layer.plan], shape, pool, wide, turned, seen, attended);
         if (last) keep(step, seen, attended);
@@ -143,14 +179,14 @@ class Decoder {
 #if defined(UMBEL_AMX)
         const TiledRows *from = normed_.tiled(), *to = gated_.tiled();
         bool changed = layer.gate_up_changes && adapted.count;
-        if (from && to && shape_.intermediate % TiledRows::K == 0 && !changed) {
+        if (from && to && layer.width % TiledRows::K == 0 && !changed) {
             gated_tiled(*layer.gate_up->plain(), *from, layer.gate_up_bias, activation, *to);
             return true;
         }
 #endif
-        normed_.multiply(*layer.gate_up, layer.gate_up_bias, wide, 2 * shape_.intermediate);
-        if (!low_rank_.add(layer.gate_up_changes, adapted, normed_, wide, 2 * shape_.intermediate)) return false;
-        activate(wide, gated_, rows, shape_.intermediate, activation);
+        normed_.multiply(*layer.gate_up, layer.gate_up_bias, wide, 2 * layer.width);
+        if (!low_rank_.add(layer.gate_up_changes, adapted, normed_, wide, 2 * layer.width)) return false;
+        activate(wide, gated_, rows, layer.width, activation);
         return true;
     }
 
@@ -167,6 +203,7 @@ class Decoder {
     Buffer plain_;    // normed rows of experts
     Buffer latents_;  // what latent attention gives
     LatentHeads latent_heads_;
+    SideEmbeddings sides_;
     Inputs normed_, gated_;
     Mixture mixture_;
     LowRankProducts low_rank_;

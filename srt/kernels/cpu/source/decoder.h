@@ -9,11 +9,12 @@
 #include "latent.h"
 #include "linear.h"
 #include "low_rank.h"
+#include "side.h"
 
 namespace umbel {
 
 struct DecoderShape {
-    long hidden, intermediate, heads, kv_heads, head_dim, layers;
+    long hidden, heads, layers;
     float epsilon, attention_scale, attention_softcap, embedding_scale, residual_scale;
     int activation;
     int whole_norm;  // HeadTurn::whole_norm of all layers
@@ -21,15 +22,20 @@ struct DecoderShape {
     int embedding_format;   // Format
     long embedding_row_bytes;
     const float* final_norm;  // [hidden]
+    const Side* side;         // or nullptr
 };
 
 struct DecoderLayer {
+    long kv_heads, own_kv_heads, head_dim;  // key heads that it reads, and that it computes: as many, or none
+    long width;                             // of the dense MLP
     const Matrix *qkv, *output, *gate_up, *down;
     const float *qkv_bias, *output_bias, *gate_up_bias, *down_bias;      // or nullptr
     const float *before_attention, *after_attention, *before_mlp, *after_mlp;  // or nullptr
-    const float *query_norm, *key_norm;                                  // or nullptr
+    const float *query_norm, *key_norm, *value_norm;                     // or nullptr
     const float* sinks;                                                  // as in AttentionShape
     const Latent* latent;    // its attention is latent; or nullptr
+    const SideLayer* side;   // or nullptr
+    float scale;             // multiplies the residual after the layer
     const Experts* experts;  // instead of the dense MLP, whose fields are null then; or nullptr
     long rope, plan;  // which angles, which attention plan of a step
     long rotated;     // this and the following: as in HeadTurn

@@ -130,10 +130,12 @@ void turn_rows(const HeadTurn& turn, float* qkv, const int64_t* positions, const
     for (long row = begin; row < end; row++) {
         float* queries = qkv + row * width;
         float* key = queries + turn.heads * size;
-        const float* value = key + turn.kv_heads * size;
+        float* value = key + turn.kv_heads * size;
         const float* angles = turn.angles + positions[row] * size;
         turn_heads(turn, turn.heads, turn.query_norm, angles, queries);
         turn_heads(turn, turn.kv_heads, turn.key_norm, angles, key);
+        for (long head = 0; turn.value_norm && head < turn.kv_heads; head++)
+            norm_row(value + head * size, turn.value_norm, value + head * size, size, turn.epsilon);
         if (turn.query_beta != 0) {
             float steps = (float)((positions[row] + turn.query_offset) / turn.query_length);
             float scale = 1.0f + turn.query_beta * std::log1p(steps);

@@ -29,6 +29,7 @@ struct HeadTurn {
     long heads, kv_heads, head_dim;
     const float* query_norm;  // [head_dim], or nullptr: queries are not normalised
     const float* key_norm;
+    const float* value_norm;
     int whole_norm;  // all queries of a row are normalised as one, and all its keys: [heads · head_dim], [kv_heads · ...]
     float epsilon;
     const float* angles;  // [positions, head_dim]: head_dim/2 cosines, then as many sines

@@ -1,0 +1,111 @@
+"""Gemma 4's text decoder: heads that differ between layers, keys that layers share, and per-layer embeddings."""
+
+from dataclasses import replace
+
+from ....lang.errors import ModelError
+from ...layers.config_values import Config, flag, positive_int, positive_number, section
+from ..decoder_config import DecoderConfig, LayerConfig, SideConfig
+from ..read_fields import FULL, SLIDING, layer_count, listed_kinds, read_decoder, read_rope_by_layer_type, read_windows
+from .gemma3 import NORMS
+
+ROPES = {
+    SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+}
+PATTERN = 6  # every sixth layer is full, unless layers are listed
+
+
+def has_experts(config: Config) -> bool:
+    """Returns whether layers have experts next to their MLP: such a model runs in transformers."""
+    return bool(config.get("enable_moe_block"))
+
+
+def read(config: Config) -> DecoderConfig:
+    if config.get("use_bidirectional_attention") == "all":
+        raise ModelError('use_bidirectional_attention="all" makes an encoder; load a text-generating Gemma 4')
+    biased = flag(config, "attention_bias", False)
+    decoder = read_decoder(
+        config,
+        _layers(config),
+        default_head_dim=256,
+        activation_key="hidden_activation",
+        default_activation="gelu_pytorch_tanh",
+        default_tied=True,
+    )
+    softcap = positive_number(config, "final_logit_softcapping") if config.get("final_logit_softcapping") else 0.0
+    return replace(
+        decoder,
+        qk_norm=True,
+        value_norm=True,
+        norms=NORMS,
+        qkv_bias=biased,
+        output_bias=biased,
+        embedding_scale=decoder.hidden_size**0.5,
+        attention_scale=1.0,
+        logit_softcap=softcap,
+        layer_scales=True,
+        side=_side(config),
+    )
+
+
+def _layers(config: Config) -> tuple[LayerConfig, ...]:
+    count = layer_count(config)
+    kinds = listed_kinds(config) or [SLIDING if (index + 1) % PATTERN else FULL for index in range(count)]
+    kinds[-1] = FULL  # as transformers has it, whatever is listed
+    ropes = read_rope_by_layer_type({**config, "rope_parameters": config.get("rope_parameters") or ROPES})
+    shared = _number(config, "num_kv_shared_layers", count - 1)
+    last = {kind: index for index, kind in enumerate(kinds[: count - shared])}  # whose keys are shared
+    if set(last) != set(kinds):
+        raise ModelError(f"num_kv_shared_layers={shared}: no layer before those has keys of each kind; write fewer")
+    width = positive_int(config, "intermediate_size")
+    doubled = 2 * width if flag(config, "use_double_wide_mlp", False) else None
+    alike = flag(config, "attention_k_eq_v", False)
+    layers = []
+    for index, (window, kind) in enumerate(
+        zip(read_windows({"sliding_window": 512, **config}, kinds), kinds, strict=True)
+    ):
+        head_dim, kv_heads = _shape(config, index, kind)
+        reads = last[kind] if index >= count - shared else None
+        layers.append(
+            LayerConfig(
+                window,
+                ropes[kind],
+                head_dim=head_dim,
+                kv_heads=kv_heads,
+                width=doubled if reads is not None else None,
+                keys_of=reads,
+                values_are_keys=alike and kind == FULL,
+            )
+        )
+    return tuple(layers)
+
+
+def _shape(config: Config, index: int, kind: str) -> tuple[int | None, int | None]:
+    """Reads the head size and the key heads of a layer; None: those of the model."""
+    own = section(config, "per_layer_config")
+    if own:
+        layer = section(own, str(index))
+        if set(layer) - {"head_dim", "num_key_value_heads"}:
+            raise ModelError(f"per_layer_config {layer!r}: write head_dim and num_key_value_heads only")
+        head_dim, kv_heads = (
+            positive_int(layer, key) if key in layer else None for key in ("head_dim", "num_key_value_heads")
+        )
+        return head_dim, kv_heads
+    if kind != FULL:
+        return None, None
+    heads = None
+    if flag(config, "attention_k_eq_v", False) and config.get("num_global_key_value_heads") is not None:
+        heads = positive_int(config, "num_global_key_value_heads")
+    return positive_int(config, "global_head_dim", 512), heads
+
+
+def _side(config: Config) -> SideConfig | None:
+    width = _number(config, "hidden_size_per_layer_input", 1 << 20, default=256)
+    return SideConfig(width, positive_int(config, "vocab_size_per_layer_input", 262_144)) if width else None
+
+
+def _number(config: Config, key: str, most: int, *, default: int = 0) -> int:
+    """Reads a whole number that may be 0."""
+    value = config.get(key)
+    value = default if value is None else value
+    return 0 if value == 0 and not isinstance(value, bool) else positive_int(config, key, default or 1, most=most)
