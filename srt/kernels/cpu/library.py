@@ -55,7 +55,10 @@ class Isa(Enum):
     """Instruction sets, slowest first. `AMX_EMULATED` runs the tile code of AMX on any CPU with AVX2, for tests."""
 
     PORTABLE = "portable"
+    NEON = "neon"  # ARM, with dot products of bytes
+    NEON_I8MM = "neon-i8mm"  # also of unsigned with signed bytes
     AVX2 = "avx2"
+    AVX_VNNI = "avx-vnni"  # AVX2 with dot products of bytes
     AVX512 = "avx512"
     AMX = "amx"
     AMX_EMULATED = "amx-emulated"
@@ -68,15 +71,21 @@ class Isa(Enum):
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")  # as /proc/cpuinfo spells them
 _NEEDS: dict[Isa, tuple[str, ...]] = {
     Isa.PORTABLE: (),
+    Isa.NEON: ("asimd", "asimddp"),
+    Isa.NEON_I8MM: ("asimd", "asimddp", "i8mm"),
     Isa.AVX2: ("avx2", "fma", "f16c"),
+    Isa.AVX_VNNI: ("avx2", "fma", "f16c", "avx_vnni"),
     Isa.AVX512: ("avx2", "fma", "f16c", *_AVX512),
     Isa.AMX: ("avx2", "fma", "f16c", *_AVX512, "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
 }
-_WIDEST_FIRST = (Isa.AMX, Isa.AVX512, Isa.AVX2, Isa.PORTABLE)
+_WIDEST_FIRST = (Isa.AMX, Isa.AVX512, Isa.AVX_VNNI, Isa.AVX2, Isa.NEON_I8MM, Isa.NEON, Isa.PORTABLE)
 _VECTOR_512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=512")
 _FLAGS: dict[Isa, tuple[str, ...]] = {
     Isa.PORTABLE: (),
+    Isa.NEON: ("-march=armv8.2-a+dotprod",),
+    Isa.NEON_I8MM: ("-march=armv8.2-a+dotprod+i8mm",),
     Isa.AVX2: ("-mavx2", "-mfma", "-mf16c"),
+    Isa.AVX_VNNI: ("-mavx2", "-mfma", "-mf16c", "-mavxvnni"),
     Isa.AVX512: ("-mavx2", "-mfma", "-mf16c", *_VECTOR_512),
     Isa.AMX: (
         *("-mavx2", "-mfma", "-mf16c", *_VECTOR_512, "-mavx512bf16"),
@@ -93,7 +102,7 @@ def cpu_flags() -> frozenset[str]:
     except OSError:
         return frozenset()
     for line in text.splitlines():
-        if line.startswith("flags"):
+        if line.startswith(("flags", "Features")):  # x86, ARM
             return frozenset(line.split(":", 1)[1].split())
     return frozenset()
 
@@ -119,7 +128,7 @@ def choose_isa(environment: Mapping[str, str] | None = None, flags: frozenset[st
     here = cpu_flags() if flags is None else flags
     asked = (os.environ if environment is None else environment).get("UMBEL_CPU_ISA", "")
     if asked:
-        names = ", ".join(isa.value for isa in Isa)
+        names = ", ".join(isa.value for isa in Isa if usable(isa, here))
         if asked not in {isa.value for isa in Isa}:
             raise ParameterError(f"UMBEL_CPU_ISA={asked}: write one of {names}, or unset it")
         if not usable(Isa(asked), here):

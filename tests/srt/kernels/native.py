@@ -5,13 +5,15 @@ from functools import cache
 
 from umbel.srt.kernels.cpu.library import Isa, WrongKernels, cpu_flags, library_path, usable
 
+BLOCKS_ONLY = Isa.AVX_VNNI  # differs from AVX2 in the products of blocks alone, see test_blocks_elsewhere.py
 WIDE = (Isa.AVX512, Isa.AMX)  # a machine that lists them may still fail their self-check; the runtime then goes without
 
 
 @cache
 def native_isas() -> tuple[Isa, ...]:
     here = cpu_flags()
-    return tuple(isa for isa in Isa if usable(isa, here) and (isa not in WIDE or _works(isa)))
+    known = [isa for isa in Isa if isa is not BLOCKS_ONLY and usable(isa, here)]
+    return tuple(isa for isa in known if isa not in WIDE or _works(isa))
 
 
 def _works(isa: Isa) -> bool:

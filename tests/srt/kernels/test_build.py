@@ -42,6 +42,7 @@ SAPPHIRE_RAPIDS = ICE_LAKE | {"avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"}
         (frozenset(), Isa.PORTABLE),
         (ZEN_3, Isa.AVX2),
         (ZEN_3 | {"avx512f"}, Isa.AVX2),
+        (ZEN_3 | {"avx_vnni"}, Isa.AVX_VNNI),
         (ICE_LAKE, Isa.AVX512),
         (SAPPHIRE_RAPIDS, Isa.AMX),
     ],

@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#if !defined(__AVX2__) && !(defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD))
+#if !defined(__AVX2__) && !defined(__ARM_FEATURE_DOTPROD)
 #define UMBEL_PLAIN_DOT  // no instruction multiplies bytes here
 #endif
 
@@ -97,6 +97,8 @@ UMBEL_INLINE int32_t four_inputs(const int8_t* x) {
 // Whether `dot` takes 128 away from codes of 8 bits, because its instructions want them signed.
 #if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
 constexpr bool DOT_CENTRES_BYTES = true;
+#elif defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr bool DOT_CENTRES_BYTES = true;
 #else
 constexpr bool DOT_CENTRES_BYTES = false;
 #endif
@@ -147,6 +149,28 @@ UMBEL_INLINE vi dot(const vcodes (&codes)[8], const int8_t* x) {
         }
     }
     return (vi)sum;
+#elif defined(__ARM_FEATURE_DOTPROD)
+    vi sum{};
+#pragma GCC unroll 2
+    for (int at = FROM; at < TO; at += 4) {
+        int8x16_t inputs = vld1q_s8(x + 4 * at);
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+        int32x4_t exact = vusdotq_laneq_s32((int32x4_t)sum, (uint8x16_t)codes[at], inputs, 0);
+        exact = vusdotq_laneq_s32(exact, (uint8x16_t)codes[at + 1], inputs, 1);
+        exact = vusdotq_laneq_s32(exact, (uint8x16_t)codes[at + 2], inputs, 2);
+        exact = vusdotq_laneq_s32(exact, (uint8x16_t)codes[at + 3], inputs, 3);
+#else
+        auto signed_codes = [&](int g) {
+            return (int8x16_t)(LARGEST == 255 ? codes[g] ^ 128 : codes[g]);
+        };
+        int32x4_t exact = vdotq_laneq_s32((int32x4_t)sum, signed_codes(at), inputs, 0);
+        exact = vdotq_laneq_s32(exact, signed_codes(at + 1), inputs, 1);
+        exact = vdotq_laneq_s32(exact, signed_codes(at + 2), inputs, 2);
+        exact = vdotq_laneq_s32(exact, signed_codes(at + 3), inputs, 3);
+#endif
+        sum = (vi)exact;
+    }
+    return sum;
 #else
     typedef int16_t vshorts __attribute__((vector_size(VL * 4)));
     vi sum{};
@@ -172,30 +196,35 @@ struct Scales {
     vf zero;  // INT4
 };
 
-UMBEL_INLINE vf load_bytes(const uint8_t* p) {
+UMBEL_INLINE vi widen_bytes(const uint8_t* p) {
 #if defined(__AVX512F__)
-    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
+    return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
 #elif defined(__AVX2__)
-    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+    return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
 #else
     typedef uint8_t vsmall __attribute__((vector_size(VL)));
     vsmall small;
     std::memcpy(&small, p, sizeof small);
-    return __builtin_convertvector(__builtin_convertvector(small, vi), vf);
+    return __builtin_convertvector(small, vi);
 #endif
 }
 
-UMBEL_INLINE vf load_bytes(const int8_t* p) {
+UMBEL_INLINE vi widen_bytes(const int8_t* p) {
 #if defined(__AVX512F__)
-    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+    return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
 #elif defined(__AVX2__)
-    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+    return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
 #else
     typedef int8_t vsmall __attribute__((vector_size(VL)));
     vsmall small;
     std::memcpy(&small, p, sizeof small);
-    return __builtin_convertvector(__builtin_convertvector(small, vi), vf);
+    return __builtin_convertvector(small, vi);
 #endif
+}
+
+template <class Byte>
+UMBEL_INLINE vf load_bytes(const Byte* p) {
+    return __builtin_convertvector(widen_bytes(p), vf);
 }
 
 // Of block `block` (of 32 inputs) of a panel, outputs [lane, lane + VL).
@@ -210,10 +239,9 @@ UMBEL_INLINE Scales load_scales(const uint8_t* scales, long block, long lane, in
         result.scale[0] = load((const f16*)(scales + block * 64) + lane);
         result.min[0] = -load((const f16*)(scales + block * 64 + 32) + lane);
     } else if constexpr (f.scaling == Scaling::EXPONENT) {
-        vi exponent = __builtin_convertvector(load_bytes(scales + block * 16 + lane), vi);
-        vi small = exponent < 2;
-        vi tiny = 0x00200000 * (exponent + 1);  // 2 << 20 or 4 << 20: the numbers below 2^-126
-        result.scale[0] = (vf)(((exponent - 1) << 23 & ~small) | (tiny & small));
+        vi exponent = widen_bytes(scales + block * 16 + lane);
+        vi normal = (exponent - 1) << 23, tiny = 0x00200000 + 0x00200000 * exponent;  // 0 and 1: no normal numbers
+        result.scale[0] = (vf)(exponent < 2 ? tiny : normal);
     } else if constexpr (f.scaling == Scaling::BYTES) {
         const uint8_t* at = scales + block / 8 * (32 + 8 * SUBS * 16);
         vf scale = load((const f16*)at + lane);
@@ -227,7 +255,7 @@ UMBEL_INLINE Scales load_scales(const uint8_t* scales, long block, long lane, in
         const uint8_t* at = scales + block / 8 * 320;
         vf scale = load((const f16*)at + lane), min = load((const f16*)at + 16 + lane);
         for (int sub = 0; sub < SUBS; sub++) {
-            vi both = __builtin_convertvector(load_bytes(at + 64 + (block % 8 * SUBS + sub) * 16 + lane), vi);
+            vi both = widen_bytes(at + 64 + (block % 8 * SUBS + sub) * 16 + lane);
             result.scale[sub] = scale * __builtin_convertvector(both & 15, vf);
             result.min[sub] = min * __builtin_convertvector(both >> 4, vf);
         }
@@ -247,7 +275,7 @@ UMBEL_INLINE vf add_block(vf sum, const vcodes (&codes)[8], const Scales& scales
     auto products = [&]<int FROM, int TO>(float inputs) {
         vf exact = __builtin_convertvector(dot<FROM, TO, f.largest>(codes, x), vf);
         if constexpr (f.scaling == Scaling::GROUPS) return fnma(scales.zero, splat(inputs), exact);
-        if constexpr (f.zero != 0 && !centred) return exact - splat((float)f.zero) * splat(inputs);
+        if constexpr (f.zero != 0 && !centred) return fnma(splat((float)f.zero), splat(inputs), exact);
         return exact;
     };
     vf total;

@@ -5,7 +5,7 @@
 namespace umbel {
 namespace {
 
-constexpr long AHEAD = 2048;  // bytes of a panel that are asked for before their use
+constexpr long AHEAD = 6144;  // bytes of a panel that are asked for before their use
 
 #if !defined(UMBEL_PLAIN_DOT)
 
@@ -70,6 +70,10 @@ void multiply_many(const BlockOperands& operands, float* sums) {
 template <Format F>  // nothing to gain, and much to compile
 constexpr BlockKernels KERNELS{
     {nullptr, multiply_many<F>, multiply_many<F>, multiply_many<F>, multiply_many<F>}, multiply_many<F>};
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+template <Format F>  // of 16 registers the codes of a block take 8
+constexpr BlockKernels KERNELS{
+    {nullptr, multiply_few<F, 1>, multiply_many<F>, multiply_many<F>, multiply_many<F>}, multiply_many<F>};
 #else
 template <Format F>
 constexpr BlockKernels KERNELS{
