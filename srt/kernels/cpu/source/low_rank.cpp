@@ -1,5 +1,6 @@
-// Two loops of the team for each product. In the first an item is some rows of one adapter and some rows of its A; in
-// the second some rows and a run of outputs. Every number is summed within one item, in one order.
+// With many rows an item of the team's loop is a block of rows of one adapter, from x to out. With few rows there are two
+// loops: an item of the first takes some rows of A, of the second a run of outputs. Either way every number is summed
+// within one item, in one order.
 #include "low_rank.h"
 
 #include <vector>
@@ -90,52 +91,92 @@ void up(const Item& item, float* out, long out_stride) {
         up_rows<1, T>(item, out, out_stride);
 }
 
-// The items of one loop: `length` says how many ranks or panels a part has, `step` how many an item takes.
-template <class Length>
-std::vector<Item> items_of(LowRankChanges changes, const AdapterGroups& groups, float* between, long stride, long step,
-                           const Length& length) {
-    std::vector<Item> items;
-    for (long g = 0; g < groups.count; g++) {
-        const LowRankChange& change = changes[groups.adapters[g]];
-        for (long first = groups.starts[g]; first < groups.starts[g + 1]; first += BLOCK) {
-            long count = groups.starts[g + 1] - first < BLOCK ? groups.starts[g + 1] - first : BLOCK, rank = 0;
-            for (long p = 0; p < change.count; p++) {
-                const LowRankPart& part = change.parts[p];
-                for (long begin = 0; begin < length(part); begin += step) {
-                    long end = begin + step < length(part) ? begin + step : length(part);
-                    items.push_back({&part, groups.rows + first, count, between + first * stride + rank, stride, begin,
-                                     end});
-                }
-                rank += part.rank;
-            }
-        }
+long panels_of(const LowRankPart& part) { return (part.width + COLUMNS - 1) / COLUMNS; }
+
+// Some rows of one adapter, and what lies between its A and B for them.
+struct Block {
+    const LowRankChange* change;
+    const int64_t* rows;
+    long count;
+    float* between;
+
+    // Calls function(the part, the place of its first rank).
+    template <class Function>
+    void each_part(const Function& function) const {
+        for (long p = 0, rank = 0; p < change->count; rank += change->parts[p++].rank) function(change->parts[p], rank);
     }
+};
+
+std::vector<Block> blocks_of(LowRankChanges changes, const AdapterGroups& groups, float* between, long stride) {
+    std::vector<Block> blocks;
+    for (long g = 0; g < groups.count; g++)
+        for (long first = groups.starts[g]; first < groups.starts[g + 1]; first += BLOCK) {
+            long left = groups.starts[g + 1] - first;
+            blocks.push_back({&changes[groups.adapters[g]], groups.rows + first, left < BLOCK ? left : BLOCK,
+                              between + first * stride});
+        }
+    return blocks;
+}
+
+// The items of one loop over the blocks' ranks or panels, of which an item takes `step`.
+template <class Length>
+std::vector<Item> items_of(const std::vector<Block>& blocks, long stride, long step, const Length& length) {
+    std::vector<Item> items;
+    for (const Block& block : blocks)
+        block.each_part([&](const LowRankPart& part, long rank) {
+            for (long begin = 0; begin < length(part); begin += step) {
+                long end = begin + step < length(part) ? begin + step : length(part);
+                items.push_back({&part, block.rows, block.count, block.between + rank, stride, begin, end});
+            }
+        });
     return items;
+}
+
+template <class Row>
+void run_down(const Item& item, long k, const Row& row_of) {
+    item.part->is_bf16 ? down<bf16>(item, k, row_of) : down<float>(item, k, row_of);
+}
+
+void run_up(const Item& item, float* out, long out_stride) {
+    item.part->is_bf16 ? up<bf16>(item, out, out_stride) : up<float>(item, out, out_stride);
 }
 
 template <class Row>
 bool add_to(Buffer& memory, LowRankChanges changes, const AdapterGroups& groups, long k, const Row& row_of, float* out,
             long out_stride) {
     if (!changes || !groups.count) return true;
-    long ranks = 0;
+    long stride = 0;  // ranks of the widest change
     for (long g = 0; g < groups.count; g++) {
         long own = 0;
         for (long p = 0; p < changes[groups.adapters[g]].count; p++) own += changes[groups.adapters[g]].parts[p].rank;
-        ranks = own > ranks ? own : ranks;
+        stride = own > stride ? own : stride;
     }
-    if (!ranks) return true;
-    float* between = memory.take<float>(groups.starts[groups.count] * ranks);
+    if (!stride) return true;
+    float* between = memory.take<float>(groups.starts[groups.count] * stride);
     if (!between) return false;
-    auto of_a = items_of(changes, groups, between, ranks, RANKS, [](const LowRankPart& part) { return part.rank; });
+    std::vector<Block> blocks = blocks_of(changes, groups, between, stride);
+    if ((long)blocks.size() >= 2 * team_size()) {
+        parallel((long)blocks.size(), even_grain((long)blocks.size(), 4), [&](long begin, long end) {
+            for (long i = begin; i < end; i++) {
+                const Block& block = blocks[i];
+                block.each_part([&](const LowRankPart& part, long rank) {
+                    run_down({&part, block.rows, block.count, block.between + rank, stride, 0, part.rank}, k, row_of);
+                });
+                block.each_part([&](const LowRankPart& part, long rank) {
+                    run_up({&part, block.rows, block.count, block.between + rank, stride, 0, panels_of(part)}, out,
+                           out_stride);
+                });
+            }
+        });
+        return true;
+    }
+    auto of_a = items_of(blocks, stride, RANKS, [](const LowRankPart& part) { return part.rank; });
     parallel((long)of_a.size(), 1, [&](long begin, long end) {
-        for (long i = begin; i < end; i++)
-            of_a[i].part->is_bf16 ? down<bf16>(of_a[i], k, row_of) : down<float>(of_a[i], k, row_of);
+        for (long i = begin; i < end; i++) run_down(of_a[i], k, row_of);
     });
-    auto of_b = items_of(changes, groups, between, ranks, PANELS,
-                         [](const LowRankPart& part) { return (part.width + COLUMNS - 1) / COLUMNS; });
+    auto of_b = items_of(blocks, stride, PANELS, panels_of);
     parallel((long)of_b.size(), even_grain((long)of_b.size(), 8), [&](long begin, long end) {
-        for (long i = begin; i < end; i++)
-            of_b[i].part->is_bf16 ? up<bf16>(of_b[i], out, out_stride) : up<float>(of_b[i], out, out_stride);
+        for (long i = begin; i < end; i++) run_up(of_b[i], out, out_stride);
     });
     return true;
 }
