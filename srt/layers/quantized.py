@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.nn import functional
@@ -92,11 +92,14 @@ class QuantizedTensor:
         scaled: torch.Tensor = values * self.scales[first:end, :, None].float()
         return scaled.flatten(1)
 
+    def select(self, outputs: torch.Tensor) -> "QuantizedTensor":
+        """Returns some outputs, int64 [n]."""
+        zeros = None if self.zeros is None else self.zeros[outputs]
+        return replace(self, codes=self.codes[outputs], scales=self.scales[outputs], zeros=zeros)
+
     def take(self, outputs: torch.Tensor) -> torch.Tensor:
         """Dequantises some outputs, int64 [n] → float32 [n, inputs], in the order of the codes."""
-        zeros = None if self.zeros is None else self.zeros[outputs]
-        some = replace(self, codes=self.codes[outputs], scales=self.scales[outputs], zeros=zeros)
-        return some.rows(0, len(outputs))
+        return self.select(outputs).rows(0, len(outputs))
 
     def pieces(self) -> Iterator[tuple[int, int, torch.Tensor]]:
         """Yields (first, end, rows) with at most `PIECE` weights at a time."""
@@ -194,6 +197,33 @@ def quantise_int8(weight: torch.Tensor) -> QuantizedTensor:
         steps = scales[first : first + step] = rows.abs().amax(1, keepdim=True) / 127
         codes[first : first + step] = torch.where(steps != 0, rows / steps, 0).round().to(torch.int8)
     return QuantizedTensor(Codes.INT8, codes, scales)
+
+
+@runtime_checkable
+class QuantizedStacks(Protocol):
+    """Tensors of a checkpoint that packs stacks of experts; by name a stack is dequantised."""
+
+    @property
+    def stacked_names(self) -> frozenset[str]:
+        """The names of all packed stacks."""
+
+    def quantized_expert(self, name: str, expert: int, *shape: int) -> QuantizedTensor:
+        """Returns one matrix [outputs, inputs] of a stack as stored.
+
+        Args:
+            shape: (experts, outputs, inputs). Raises ModelError if the stack has another one.
+        """
+
+
+@runtime_checkable
+class KeepsQuantized(Protocol):
+    """A weight format that may keep packed matrices of a checkpoint."""
+
+    @property
+    def keeps_packed(self) -> bool: ...
+
+    def create_quantized(self, source: QuantizedTensor) -> Any:  # Any: only the method reads its weights
+        """Lays out a packed matrix."""
 
 
 QuantizedWeight = tuple[QuantizedTensor | torch.Tensor, ...]  # parts of a product, stacked along the outputs

@@ -7,6 +7,7 @@ import torch
 from ..kernels.cpu.linear import Format, PackedMatrix
 from ..layers.checkpoint import Checkpoint
 from ..layers.linear import QuantMethod
+from ..layers.quantized import KeepsQuantized
 from .decoder_config import ExpertsConfig, RouterScore
 from .expert_tensors import ExpertTensors
 
@@ -47,7 +48,9 @@ class CpuExperts:
     ) -> None:
         self._kept: list[object] = []
         tensors = ExpertTensors(prefix, config, weights, hidden=hidden)
-        if tensors.stacked:
+        if isinstance(method, KeepsQuantized) and method.keeps_packed and (packed := tensors.packed_matrices()):
+            pairs = [(method.create_quantized(gate_up), method.create_quantized(down)) for gate_up, down in packed]
+        elif tensors.stacked:
             pairs = [(method.create([gate_up]), method.create([down])) for gate_up, down in tensors.matrices()]
         else:
             maps = (tensors.maps(expert) for expert in range(config.count))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from ..layers.checkpoint import Checkpoint, LinearTensors
+from ..layers.quantized import QuantizedStacks, QuantizedTensor
 from .decoder_config import ExpertsConfig, ProjectionNames
 
 
@@ -99,6 +100,30 @@ class ExpertTensors:
         downs = self._stack("down_proj", self._hidden, self._config.width)
         for gate_up, down in zip(gate_ups, downs, strict=True):
             yield torch.cat([gate_up[::2], gate_up[1::2]]) if names.alternating else gate_up, down
+
+    def packed_matrices(self) -> Iterator[tuple[QuantizedTensor, QuantizedTensor]] | None:
+        """Takes each expert's matrices as the checkpoint packs them in stacks, one by one; None: it stores floats."""
+        source, width = self._weights.tensors, self._config.width
+        into, down = f"{self._experts}.{self._into}", f"{self._experts}.down_proj"
+        if not isinstance(source, QuantizedStacks) or not {into, down} <= source.stacked_names:
+            return None
+        count, hidden = self._config.count, self._hidden
+        shapes = (count, (1 + self._config.gated) * width, hidden), (count, hidden, width)
+        for name in (into, down):
+            self._weights.mark_taken(name, (), ())
+        return self._packed(source, (into, down), shapes)
+
+    def _packed(
+        self, source: QuantizedStacks, names: tuple[str, str], shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    ) -> Iterator[tuple[QuantizedTensor, QuantizedTensor]]:
+        order = torch.arange(shapes[0][1])
+        for expert in range(self._config.count):
+            gate_up, down = (
+                source.quantized_expert(name, expert, *shape) for name, shape in zip(names, shapes, strict=True)
+            )
+            if self._config.names.alternating:
+                gate_up = gate_up.select(torch.cat([order[::2], order[1::2]]))
+            yield gate_up, down
 
     def _stack(self, name: str, outputs: int, inputs: int) -> torch.Tensor:
         """Takes the maps of all experts, viewed as [E, outputs, inputs]."""

@@ -2,6 +2,7 @@
 
     INT8 with a scale for each output        float32, which the kernels round to Format.INT8
     INT4 in groups of 32, 64, ...            Int4Rows: the same codes and zeros, scales as float16
+    E2M1 in groups of 32                     MXFP4: the same codes, the exponents of the scales
     INT8 without zeros in such groups        Q8_0: the same codes, scales as float16 for each 32 inputs
     FLOAT8, tables, other groups, permuted   Q8_0 of the dequantised numbers: 8 bits for each 32 inputs
     inputs that 32 does not divide           float32
@@ -37,6 +38,8 @@ def native_rows(weight: QuantizedTensor) -> Int4Rows | BlockTensor | torch.Tenso
     if weight.kind is Codes.INT8 and whole and weight.zeros is None:
         blocks = weight.codes.view(len(weight.codes), -1, UNIT)
         return _q8_0(blocks, weight.scales.half().repeat_interleave(weight.group_size // UNIT, 1), weight.shape)
+    if weight.kind is Codes.E2M1 and weight.group_size == UNIT and whole:
+        return _mxfp4(weight)
     return _rounded(weight)
 
 
@@ -67,6 +70,16 @@ def _rounded(weight: QuantizedTensor) -> BlockTensor:
         steps = scales[first:end, :, None].float()
         codes[first:end] = torch.where(steps > 0, blocks / steps, 0).round().clamp(-127, 127).to(torch.int8)
     return _q8_0(codes, scales, weight.shape)
+
+
+def _mxfp4(weight: QuantizedTensor) -> BlockTensor:
+    """Scales are powers of two: blocks of ggml have the exponent, then inputs i and i + 16 in byte i."""
+    codes = weight.codes.view(len(weight.codes), -1, UNIT // 2)
+    nibbles = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(2)
+    data = torch.empty((*codes.shape[:2], 1 + UNIT // 2), dtype=torch.uint8)
+    data[..., 0] = torch.frexp(weight.scales.float()).exponent + 126
+    data[..., 1:] = nibbles[..., : UNIT // 2] | (nibbles[..., UNIT // 2 :] << 4)
+    return BlockTensor("MXFP4", weight.shape, data.flatten(1).numpy())
 
 
 def _q8_0(codes: torch.Tensor, scales: torch.Tensor, shape: tuple[int, int]) -> BlockTensor:

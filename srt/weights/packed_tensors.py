@@ -53,6 +53,24 @@ class PackedTensors(Mapping[str, torch.Tensor]):
             name for name, parts in self._parts.items() if not self._form.stacks and self._is_packed(parts)
         )
 
+    @property
+    def stacked_names(self) -> frozenset[str]:
+        """The names of stacks of experts; see `layers.quantized.QuantizedStacks`."""
+        if not self._form.stacks:
+            return frozenset()
+        return frozenset(name for name, parts in self._parts.items() if self._is_packed(parts))
+
+    def quantized_expert(self, name: str, expert: int, *shape: int) -> QuantizedTensor:
+        """Returns one matrix [outputs, inputs] of a stack. Raises ModelError if the stack has another shape."""
+        blocks, exponents = _mxfp4_parts(_Parts(name, self._tensors, self._parts[name]))
+        count, outputs, groups, _ = blocks.shape
+        if (count, outputs, groups * _MXFP4_GROUP) != shape:
+            raise ModelError(
+                f"tensor {name} has shape {[count, outputs, groups * _MXFP4_GROUP]}, the configuration says "
+                f"{list(shape)}; check that config.json belongs to these weights"
+            )
+        return _mxfp4_expert(name, blocks[expert], exponents[expert])
+
     def quantized(self, name: str) -> QuantizedTensor | None:
         """Returns the matrix as stored; None: it is stored as floats. Raises ModelError for damaged parts."""
         if name not in self.quantized_names:
@@ -403,19 +421,26 @@ def _mxfp4_matrix(parts: _Parts, config: PackedConfig) -> QuantizedTensor:
 def _mxfp4_experts(parts: _Parts) -> torch.Tensor:
     """blocks uint8 [experts, outputs, groups, 16] and scales uint8 [experts, outputs, groups] → bfloat16 [experts,
     inputs, outputs], as gpt-oss multiplies them. Every number is exact in bfloat16."""
+    blocks, exponents = _mxfp4_parts(parts)
+    experts, outputs, groups, _ = blocks.shape
+    out = torch.empty(experts, groups * _MXFP4_GROUP, outputs, dtype=torch.bfloat16)
+    for expert in range(experts):
+        out[expert] = _mxfp4_expert(parts.name, blocks[expert], exponents[expert]).dense().t()
+    return out
+
+
+def _mxfp4_parts(parts: _Parts) -> tuple[torch.Tensor, torch.Tensor]:
     blocks = parts.any("_blocks", torch.uint8)
     if blocks.dim() != 4 or blocks.shape[-1] != _MXFP4_GROUP // 2 or not blocks.numel():
         raise parts.error("_blocks", f"has shape {list(blocks.shape)}; it should be [experts, outputs, groups, 16]")
     experts, outputs, groups, _ = blocks.shape
-    exponents = parts.of_shape("_scales", (experts, outputs, groups), torch.uint8)
+    return blocks, parts.of_shape("_scales", (experts, outputs, groups), torch.uint8)
+
+
+def _mxfp4_expert(name: str, blocks: torch.Tensor, exponents: torch.Tensor) -> QuantizedTensor:
     if bool((exponents == 255).any()):
-        raise parts.error("_scales", "has scales that are no numbers")
-    out = torch.empty(experts, groups * _MXFP4_GROUP, outputs, dtype=torch.bfloat16)
-    for expert in range(experts):
-        scales = torch.exp2(exponents[expert].float() - 127)
-        matrix = QuantizedTensor(Codes.E2M1, blocks[expert].flatten(1).contiguous(), scales)
-        out[expert] = matrix.dense().t()
-    return out
+        raise ModelError(f"tensor {name}_scales has scales that are no numbers; download the model again")
+    return QuantizedTensor(Codes.E2M1, blocks.flatten(1).contiguous(), torch.exp2(exponents.float() - 127))
 
 
 # ------------------------------------------------------------------------------------------ how

@@ -99,6 +99,14 @@ class CpuMethod:
             return self._create([matrix.dense() for matrix in matrices], Format.INT8)
         return self.create([native_rows(part) if isinstance(part, QuantizedTensor) else part for part in parts])
 
+    @property
+    def keeps_packed(self) -> bool:
+        return self._form is None
+
+    def create_quantized(self, source: QuantizedTensor) -> PackedMatrix:
+        """Packs a matrix as its checkpoint stores it."""
+        return self.create([native_rows(source)])
+
     def apply(self, weight: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return weight(x, bias)
 

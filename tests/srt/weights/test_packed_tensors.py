@@ -205,6 +205,33 @@ def test_experts_of_mxfp4_are_stacks_of_exact_numbers() -> None:
     assert torch.equal(view["e.gate_up_proj"].float(), values)
 
 
+@pytest.mark.parametrize(("kernels", "tolerance"), [("torch", 1e-4), ("native", 0.05)])
+def test_gpt_oss_runs_on_mxfp4(kernels: Kernels, tolerance: float) -> None:
+    sizes = {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "head_dim": 16,
+    }
+    model = reference_model("gpt_oss", num_hidden_layers=1, layer_types=["full_attention"], **sizes)
+    values = tensors_of(model)
+    stored = dict(values)
+    for name in [name for name in values if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        parts, values[name] = mxfp4(stored.pop(name))
+        stored |= {f"{name}_{suffix}": part for suffix, part in parts.items()}
+    model.load_state_dict(values)
+    config = {**model.config.to_dict(), "quantization_config": {"quant_method": "mxfp4"}}
+    runner = build_runner(config, stored, num_slots=20, dtype="float32", kernels=kernels)
+    actual = run_steps(runner, Sequences([TOKENS], 20), [[Piece(0, 0, 9)]])[0]  # type: ignore[arg-type]
+    assert relative_error(actual, reference_logits(model, TOKENS)) < tolerance
+    assert ("MXFP4" in str(runner.facts()["weights"])) == (kernels == "native"), "torch widens them to 16 bits"
+    wrong = {**stored, "model.layers.0.mlp.experts.down_proj_blocks": torch.zeros(4, 64, 2, 16, dtype=torch.uint8)}
+    wrong["model.layers.0.mlp.experts.down_proj_scales"] = torch.zeros(4, 64, 2, dtype=torch.uint8)
+    with pytest.raises(ModelError, match=r"check that config\.json belongs to these weights"):
+        build_runner(config, wrong, num_slots=20, dtype="float32", kernels=kernels)
+
+
 def test_a_packed_folder_opens_and_runs(tmp_path: Path) -> None:
     folder = BY_NAME["compressed, 4 bits"]
     model = reference_model("llama", num_hidden_layers=1, **SIZES)
