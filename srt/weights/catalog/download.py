@@ -13,6 +13,7 @@ import contextlib
 import errno
 import hashlib
 import importlib
+import importlib.util
 import logging
 import os
 import re
@@ -240,16 +241,26 @@ def _fault(path: Path, file: RemoteFile) -> str:
 def _refuse_code(name: HubName, config: Mapping[str, Any]) -> None:  # Any: JSON
     """Refuses a model that is defined by code in its repository, before its weights are fetched."""
     family = config.get("model_type")
-    if not isinstance(config.get("auto_map"), dict):
-        return
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-    if family not in CONFIG_MAPPING_NAMES:
+    if isinstance(config.get("auto_map"), dict) and not _is_known(str(family)):
         raise ModelError(
             f"{name} is defined by code in its repository (auto_map in {CONFIG}), which umbel never runs, and "
-            f"transformers does not know its model_type {family!r}; choose a model of a family in: umbel models "
-            "--supported"
+            f"neither umbel nor transformers has its model_type {family!r}; choose a model of another family: "
+            "umbel models --supported"
         )
+
+
+def _is_known(family: str) -> bool:
+    """Looks whether umbel or transformers has a model type, without its code.
+
+    Their tables are read as text: importing them takes torch, which the gateway does not have, and seconds.
+    """
+    tables = [Path(__file__).parents[2] / "models" / "families" / "__init__.py"]
+    found = importlib.util.find_spec("transformers")
+    if found is not None and found.origin is not None:
+        auto = Path(found.origin).parent / "models" / "auto"
+        tables += [auto / "configuration_auto.py", auto / "auto_mappings.py"]
+    texts = [table.read_text(encoding="utf-8") for table in tables if table.is_file()]
+    return bool(family) and any(f'"{family}"' in text for text in texts)
 
 
 def _name_commit(plan: DownloadPlan, places: ModelPlaces) -> None:

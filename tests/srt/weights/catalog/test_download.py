@@ -261,6 +261,14 @@ def test_code_in_a_repository_is_refused_before_its_weights(machine: Machine, ti
     assert not (open_model("org/known").path / "modeling.py").exists()
 
 
+def test_a_model_type_is_known_to_umbel_or_to_transformers() -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from umbel.srt.models.families import FAMILIES
+
+    assert [family for family in (*FAMILIES, *CONFIG_MAPPING_NAMES) if not module._is_known(family)] == []
+    assert not any(module._is_known(family) for family in ("homemade", "internlm2", "", "None"))
+
+
 def test_a_disk_that_is_too_small_is_seen_before_the_download(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
