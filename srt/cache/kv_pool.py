@@ -142,7 +142,7 @@ class KVPool:
     def _zeros(self, shape: tuple[int, int, int]) -> torch.Tensor:
         if self._library is not None:
             return zero_pages(self._library, shape, self.geometry.dtype)
-        return _zeros(shape, self.geometry.dtype, self.device)
+        return lazy_zeros(shape, self.geometry.dtype, self.device)
 
 
 def zero_pages(library: ctypes.CDLL, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -179,7 +179,7 @@ def movable(values: torch.Tensor) -> torch.Tensor:
     return values.view(torch.uint8) if values.dtype is FLOAT8 else values
 
 
-def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Allocates zeros. `torch.zeros` writes every page; numpy's calloc maps a page when it is first touched."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

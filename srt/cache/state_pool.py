@@ -17,6 +17,7 @@ import torch
 
 from ...lang.errors import ParameterError
 from ..core.batch import StateRun
+from .kv_pool import lazy_zeros
 from .state_slots import NO_STATE
 
 States = tuple[torch.Tensor, ...]  # of n sequences in one layer: [n, *part.shape] for each part
@@ -62,7 +63,7 @@ class StatePool:
         self.parts: list[States] = []
         try:
             self.clear()
-        except (RuntimeError, MemoryError, torch.OutOfMemoryError) as error:
+        except (MemoryError, ValueError, RuntimeError) as error:  # ValueError: more than a size can say
             raise ParameterError(
                 f"a pool of {num_states} recurrent states takes {num_states * geometry.bytes_per_slot} bytes, more "
                 "than there is; write a smaller pool_tokens or pool_memory"
@@ -73,7 +74,7 @@ class StatePool:
         self.parts.clear()
         for layer in self.geometry.layers:
             shapes = [((self.num_states, *part.shape), part.dtype) for part in layer]
-            self.parts.append(tuple(torch.zeros(shape, dtype=dtype, device=self.device) for shape, dtype in shapes))
+            self.parts.append(tuple(lazy_zeros(shape, dtype, self.device) for shape, dtype in shapes))
 
 
 @dataclass(frozen=True, slots=True)

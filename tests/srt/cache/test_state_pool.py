@@ -63,6 +63,13 @@ def test_clearing_forgets_all_states() -> None:
     assert not pool.parts[0][0].any()
 
 
+@pytest.mark.parametrize("numbers", [1 << 42, 1 << 62])
+def test_a_pool_that_no_memory_holds_says_what_to_write(numbers: int) -> None:
+    vast = StateGeometry(((StatePart((numbers,), torch.float32),),))
+    with pytest.raises(ParameterError, match="write a smaller pool_tokens or pool_memory"):
+        StatePool(vast, LEAST_STATES, torch.device("cpu"))
+
+
 def test_too_few_bytes_say_how_many_to_give() -> None:
     assert states_for_bytes(SUM, 8 * LEAST_STATES) == LEAST_STATES
     with pytest.raises(ParameterError, match=f"write at least {16 * LEAST_STATES} bytes"):

@@ -126,6 +126,25 @@ def test_logits_equal_those_of_transformers_however_the_prompts_are_cut(case: st
             assert relative_error(actual, logits) < 2e-5, way
 
 
+@pytest.mark.parametrize("case", ["lfm2", "qwen 3.5", "granite 4 h", "nemotron h"])
+def test_bfloat16_logits_are_as_near_to_the_truth_as_those_of_transformers(case: str) -> None:
+    model_type, changes = CASES[case]
+    model = reference_model(model_type, **changes).to(torch.bfloat16)
+    runner = build_runner(
+        model.config.to_dict(), tensors_of(model), num_slots=NUM_SLOTS, dtype="bfloat16", kernels="torch"
+    )
+    assert isinstance(runner, TorchRunner)
+    ours = run_steps(runner, sequences(), WAYS["in chunks"])
+    theirs = [reference_logits(model, ids.tolist()) for ids in sequences().token_ids]
+    model = model.float()
+    truth = [reference_logits(model, ids.tolist()) for ids in sequences().token_ids]
+    ours_off, theirs_off = (
+        torch.cat([(mine - true).flatten() for mine, true in zip(logits, truth, strict=True)]).square().mean()
+        for logits in (ours, theirs)
+    )
+    assert ours_off < 1.5 * theirs_off
+
+
 @pytest.mark.parametrize("case", ["lfm2", "qwen 3 next", "qwen 3.5", "granite 4 h", "nemotron h"])
 def test_texts_do_not_depend_on_the_schedule(case: str) -> None:
     model_type, changes = CASES[case]

@@ -11,6 +11,7 @@ from umbel.srt.core.messages import Ended, EngineControl
 from umbel.srt.testing.oracle import OracleError
 
 from ..engine_harness import POINTS, Engine
+from . import test_choice_search as choosing
 from .test_scheduler_properties import Arrival, arrivals, configs, drive, judge
 
 PREFIX = [1 + i * i % 19 for i in range(400)]
@@ -166,6 +167,18 @@ def test_a_pinned_snapshot_stays_while_others_can_go() -> None:
     engine.generate([*PREFIX[:60], 8, 8], GREEDY)
     engine.run()
     assert engine.count("computed_prompt_tokens") - before == 2
+
+
+def test_a_search_over_choices_gives_the_same_with_states() -> None:
+    choices = [" the thing", "ingesting", "in"]
+    plain, small = choosing.engine(), choosing.engine(states=4, snapshot_gap=2, max_step_tokens=3, pool=60)
+    ids = [choosing.choose(engine, choices) for engine in (plain, small)]
+    for engine in (plain, small):
+        engine.run()
+    truth, found = (choosing.answer(engine, number) for engine, number in zip((plain, small), ids, strict=True))
+    assert found.lower == pytest.approx(truth.lower, abs=1e-6)
+    assert found.upper == pytest.approx(truth.upper, abs=1e-6)
+    assert small.count("snapshot_hits") > 0
 
 
 @pytest.mark.parametrize("verb", ["flush", "failed step"])
