@@ -267,30 +267,42 @@ UMBEL_INLINE Scales load_scales(const uint8_t* scales, long block, long lane, in
     return result;
 }
 
-// sum + the products of 32 inputs of one row with VL outputs. The integers are exact, and so are they as floats.
-template <Format F>
-UMBEL_INLINE vf add_block(vf sum, const vcodes (&codes)[8], const Scales& scales, const int8_t* x, const float* factors) {
+// sum + what integer products of 32 inputs of one row stand for: of all of them, or of both halves. The integers are
+// exact, and so are they as floats. CENTRED: `zero` has been taken away from the codes already.
+template <Format F, bool CENTRED>
+UMBEL_INLINE vf add_products(vf sum, vi first, vi second, const Scales& scales, const float* factors) {
     constexpr BlockFormat f = block_format(F);
-    constexpr bool centred = f.largest == 255 && DOT_CENTRES_BYTES;
-    auto products = [&]<int FROM, int TO>(float inputs) {
-        vf exact = __builtin_convertvector(dot<FROM, TO, f.largest>(codes, x), vf);
+    auto as_floats = [&](vi products, float inputs) {
+        vf exact = __builtin_convertvector(products, vf);
         if constexpr (f.scaling == Scaling::GROUPS) return fnma(scales.zero, splat(inputs), exact);
-        if constexpr (f.zero != 0 && !centred) return fnma(splat((float)f.zero), splat(inputs), exact);
+        if constexpr (f.zero != 0 && !CENTRED) return fnma(splat((float)f.zero), splat(inputs), exact);
         return exact;
     };
     vf total;
     if constexpr (f.sub == 32) {
-        total = products.template operator()<0, 8>(factors[1]) * scales.scale[0];
+        total = as_floats(first, factors[1]) * scales.scale[0];
         if constexpr (f.has_min()) total = fnma(scales.min[0], splat(factors[1]), total);
     } else {
-        total = products.template operator()<0, 4>(factors[2]) * scales.scale[0];
-        total = fma(products.template operator()<4, 8>(factors[3]), scales.scale[1], total);
+        total = as_floats(first, factors[2]) * scales.scale[0];
+        total = fma(as_floats(second, factors[3]), scales.scale[1], total);
         if constexpr (f.has_min()) {
             total = fnma(scales.min[0], splat(factors[2]), total);
             total = fnma(scales.min[1], splat(factors[3]), total);
         }
     }
     return fma(total, splat(factors[0]), sum);
+}
+
+// sum + the products of 32 inputs of one row with VL outputs.
+template <Format F>
+UMBEL_INLINE vf add_block(vf sum, const vcodes (&codes)[8], const Scales& scales, const int8_t* x, const float* factors) {
+    constexpr BlockFormat f = block_format(F);
+    constexpr bool CENTRED = f.largest == 255 && DOT_CENTRES_BYTES;
+    if constexpr (f.sub == 32)
+        return add_products<F, CENTRED>(sum, dot<0, 8, f.largest>(codes, x), vi{}, scales, factors);
+    else
+        return add_products<F, CENTRED>(sum, dot<0, 4, f.largest>(codes, x), dot<4, 8, f.largest>(codes, x), scales,
+                                        factors);
 }
 
 }  // namespace umbel

@@ -1,6 +1,7 @@
 #include "blocks_kernels.h"
 
 #include "blocks_dot.h"
+#include "tiles.h"
 
 namespace umbel {
 namespace {
@@ -66,19 +67,103 @@ void multiply_many(const BlockOperands& operands, float* sums) {
     }
 }
 
-#if defined(UMBEL_PLAIN_DOT)
-template <Format F>  // nothing to gain, and much to compile
-constexpr BlockKernels KERNELS{
-    {nullptr, multiply_many<F>, multiply_many<F>, multiply_many<F>, multiply_many<F>}, multiply_many<F>};
-#elif defined(__AVX2__) && !defined(__AVX512F__)
-template <Format F>  // of 16 registers the codes of a block take 8
-constexpr BlockKernels KERNELS{
-    {nullptr, multiply_few<F, 1>, multiply_many<F>, multiply_many<F>, multiply_many<F>}, multiply_many<F>};
-#else
+#if defined(UMBEL_AMX)
+
+// Rows by tiles, 16 together. A tile has 64 inputs for each row, so one of x holds the 32 of the row and the 32 of the
+// next one, for which the tile of codes has zeros. Sub-blocks of 16 inputs get a tile of codes each, zeros elsewhere.
+// The sums of one block become floats while the tiles multiply the next.
 template <Format F>
-constexpr BlockKernels KERNELS{
-    {nullptr, multiply_few<F, 1>, multiply_few<F, 2>, multiply_few<F, 3>, multiply_few<F, 4>}, multiply_many<F>};
+class TiledPanel {
+  public:
+    explicit TiledPanel(const BlockOperands& operands) : operands_(operands) {}
+
+    void run(float* sums) {
+        for (long block = operands_.begin; block < operands_.end; block++) {
+            multiply(block);
+            if (block > operands_.begin) add(block - 1, sums);
+        }
+        if (operands_.end > operands_.begin) add(operands_.end - 1, sums);
+    }
+
+  private:
+    static constexpr BlockFormat FORM = block_format(F);
+    static constexpr int SUBS = 32 / FORM.sub;
+    static constexpr long MOST_TILES = BlockRows::TILE / TILE_ROWS;
+
+    void multiply(long block) {
+        constexpr long BYTES = FORM.code_bytes();
+        const uint8_t* lines = operands_.codes + block * BYTES;
+        for (long line = 0; line < BYTES; line += 64) prefetch(lines + AHEAD + line);
+        for (int v = 0; v < PANEL; v += VL) {
+            vcodes codes[8];
+            unpack<F>(lines + v * 4, codes);
+            for (int g = 0; g < 8; g++) std::memcpy(codes_[SUBS == 1 ? 0 : g / 4][g] + v * 4, &codes[g], sizeof codes[g]);
+        }
+        tile_load<6>(codes_[0], TILE_BYTES);
+        if constexpr (SUBS == 2) tile_load<7>(codes_[1], TILE_BYTES);
+        const int8_t* x = operands_.values + block * operands_.lanes * 32;
+        auto& exact = exact_[block % 2];
+        for (long tile = 0; tile * TILE_ROWS < operands_.rows; tile++) {
+            tile_load<4>(x + tile * TILE_ROWS * 32, 32);
+            tile_zero<0>();
+            tile_multiply_signed_unsigned<0, 4, 6>();
+            tile_store<0>(exact[0][tile], TILE_BYTES);
+            if constexpr (SUBS == 2) {
+                tile_zero<1>();
+                tile_multiply_signed_unsigned<1, 4, 7>();
+                tile_store<1>(exact[1][tile], TILE_BYTES);
+            }
+        }
+    }
+
+    void add(long block, float* sums) const {
+        const float* factors = operands_.factors + block * operands_.lanes * 4;
+        const auto& exact = exact_[block % 2];
+        for (int v = 0; v < PANEL; v += VL) {
+            Scales scales = load_scales<F>(operands_.scales, block, v, operands_.group_shift);
+            for (long r = 0; r < operands_.rows; r++) {
+                vi products[2]{};
+                for (int sub = 0; sub < SUBS; sub++)
+                    std::memcpy(&products[sub], &exact[sub][r / TILE_ROWS][r % TILE_ROWS * PANEL + v], sizeof(vi));
+                float* sum = sums + r * PANEL + v;
+                store(sum, add_products<F, false>(load(sum), products[0], products[1], scales, factors + r * 4));
+            }
+        }
+    }
+
+    const BlockOperands& operands_;
+    alignas(64) uint8_t codes_[SUBS][TILE_ROWS][TILE_BYTES]{};
+    alignas(64) int32_t exact_[2][SUBS][MOST_TILES][TILE_ROWS * PANEL];
+};
+
+template <Format F>
+void multiply_tiled(const BlockOperands& operands, float* sums) {
+    TiledPanel<F>(operands).run(sums);
+}
+
 #endif
+
+template <Format F>
+constexpr BlockKernels all_kernels() {
+    BlockKernels kernels{};
+    kernels.many = multiply_many<F>;
+    for (int rows = 1; rows <= BlockKernels::FEW; rows++) kernels.few[rows] = kernels.many;
+#if !defined(UMBEL_PLAIN_DOT)  // else nothing to gain, and much to compile
+    kernels.few[1] = multiply_few<F, 1>;
+#endif
+#if defined(__AVX512F__) || defined(__ARM_FEATURE_DOTPROD)  // of 16 registers the codes of a block take 8
+    kernels.few[2] = multiply_few<F, 2>;
+    kernels.few[3] = multiply_few<F, 3>;
+    kernels.few[4] = multiply_few<F, 4>;
+#endif
+#if defined(UMBEL_AMX)
+    kernels.tiled = multiply_tiled<F>;
+#endif
+    return kernels;
+}
+
+template <Format F>
+constexpr BlockKernels KERNELS = all_kernels<F>();
 
 }  // namespace
 

@@ -26,6 +26,9 @@ struct BlockKernels {
     static constexpr int FEW = 4;
     BlockKernel few[FEW + 1];  // by number of rows, whose sums stay in registers
     BlockKernel many;
+#if defined(UMBEL_AMX)
+    BlockKernel tiled;  // where tiles are configured
+#endif
 };
 
 // Of a format of blocks.

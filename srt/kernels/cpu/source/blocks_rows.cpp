@@ -65,7 +65,7 @@ UMBEL_INLINE void round_block(const float* x, int8_t* values, float* factors) {
 BlockRows round_rows(const float* x, long rows, long k, long x_stride) {
     thread_local Buffer values_memory, factors_memory;
     long padded = (rows + 15) / 16 * 16, blocks = k / 32;
-    int8_t* values = values_memory.take<int8_t>(padded * k);
+    int8_t* values = values_memory.take<int8_t>(padded * k + 64);  // a tile reads two rows for its last one
     float* factors = factors_memory.take<float>(padded * blocks * 4);
     BlockRows result{rows, k, values, factors};
     auto round = [&](long row, long begin, long end) {

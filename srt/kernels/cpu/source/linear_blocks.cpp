@@ -3,6 +3,7 @@
 #include "blocks_kernels.h"
 #include "memory.h"
 #include "threads.h"
+#include "tiles.h"
 
 namespace umbel {
 namespace {
@@ -25,6 +26,9 @@ BlockOperands operands_of(const MatrixPart& part, const BlockRows& x, long panel
 }
 
 void multiply(const BlockKernels& kernels, const BlockOperands& operands, float* sums) {
+#if defined(UMBEL_AMX)
+    if (operands.rows > BlockKernels::FEW && tiles_allowed()) return kernels.tiled(operands, sums);
+#endif
     (operands.rows <= BlockKernels::FEW ? kernels.few[operands.rows] : kernels.many)(operands, sums);
 }
 
@@ -49,6 +53,9 @@ void write(const Call& call, const MatrixPart& part, long panel, long tile, cons
 // Panels [begin, end) of one part times a tile of rows, a block of k at a time.
 void multiply_chunk(const Call& call, const MatrixPart& part, long begin, long end, long tile) {
     alignas(64) float sums[CHUNK_PANELS][BlockRows::TILE * PANEL];
+#if defined(UMBEL_AMX)
+    Tiles configured;
+#endif
     const BlockKernels& kernels = block_kernels(part.format);
     long blocks = part.k / 32, rows = call.x.tile_rows(tile);
     long step = rows <= BlockKernels::FEW ? blocks : BLOCK_K;
@@ -67,6 +74,9 @@ void multiply_chunk(const Call& call, const MatrixPart& part, long begin, long e
 
 void multiply_panel(const MatrixPart& part, const BlockRows& x, long panel, float* tile) {
     const BlockKernels& kernels = block_kernels(part.format);
+#if defined(UMBEL_AMX)
+    Tiles configured;
+#endif
     std::memset(tile, 0, x.rows * PANEL * sizeof(float));
     for (long t = 0; t < x.tiles(); t++)
         multiply(kernels, operands_of(part, x, panel, t), tile + t * BlockRows::TILE * PANEL);

@@ -83,6 +83,10 @@ UMBEL_INLINE void tile_multiply_signed() {  // both signed bytes, sums int32
     asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 template <int C, int A, int B>
+UMBEL_INLINE void tile_multiply_signed_unsigned() {  // A signed, B unsigned bytes, sums int32
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+template <int C, int A, int B>
 UMBEL_INLINE void tile_multiply_unsigned_signed() {  // A unsigned, B signed bytes, sums int32
     asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
@@ -154,23 +158,27 @@ void tile_multiply_bf16() {
             std::memcpy(tile_bytes(C)[row] + o * 4, &sum, 4);
         }
 }
-template <class Input, int C, int A, int B>
+template <class Input, class Weight, int C, int A, int B>
 void tile_multiply_bytes() {
     for (long row = 0; row < TILE_ROWS; row++)
         for (long o = 0; o < 16; o++) {
             int32_t sum = tile_element<int32_t>(C, row, o);
             for (long k = 0; k < 64; k++)
-                sum += (int32_t)tile_element<Input>(A, row, k) * tile_element<int8_t>(B, k / 4, 4 * o + k % 4);
+                sum += (int32_t)tile_element<Input>(A, row, k) * tile_element<Weight>(B, k / 4, 4 * o + k % 4);
             std::memcpy(tile_bytes(C)[row] + o * 4, &sum, 4);
         }
 }
 template <int C, int A, int B>
 void tile_multiply_signed() {
-    tile_multiply_bytes<int8_t, C, A, B>();
+    tile_multiply_bytes<int8_t, int8_t, C, A, B>();
+}
+template <int C, int A, int B>
+void tile_multiply_signed_unsigned() {
+    tile_multiply_bytes<int8_t, uint8_t, C, A, B>();
 }
 template <int C, int A, int B>
 void tile_multiply_unsigned_signed() {
-    tile_multiply_bytes<uint8_t, C, A, B>();
+    tile_multiply_bytes<uint8_t, int8_t, C, A, B>();
 }
 
 #endif
