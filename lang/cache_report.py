@@ -100,7 +100,7 @@ class CallReport:
         computed_tokens: of these, not found.
         cause: why the cached part ends where it does.
         miss: where; None for a call without one.
-        salt: of the cache.
+        salt: of the cache; with the adapter, "salt@adapter", where one computed the prompt.
     """
 
     kind: str
@@ -220,7 +220,8 @@ def _call_lines(number: int, call: CallReport) -> Iterator[str]:
     yield f"{number}. {call.label}{where}"
     if call.cause not in (CacheCause.NO_CALL, CacheCause.UNKNOWN):
         parts = f"{call.cached_tokens:,} cached + {call.computed_tokens:,} computed"
-        salt = f", salt {call.salt!r}" if call.salt else ""
+        names = zip(("salt", "adapter"), call.salt.partition("@")[::2], strict=True)
+        salt = "".join(f", {kind} {name!r}" for kind, name in names if name)
         yield f"   {call.prompt_tokens:,} prompt tokens = {parts} ({call.created_tokens:,} newly cached{salt})"
     yield f"   {call.cause}: {call.explanation}"
     if call.miss is not None:

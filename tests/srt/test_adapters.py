@@ -115,6 +115,17 @@ def test_the_beginning_of_a_fork_is_hinted_for_the_adapter_of_its_calls() -> Non
     assert sorted(asked) == ["law"] * 4 + ["sql"] * 2
 
 
+def test_an_explanation_names_the_adapter_that_had_cached_nothing(backend: LocalBackend) -> None:
+    @ul.function
+    def program(s: ul.State) -> None:
+        s += PROMPT + ul.gen("base", max_tokens=2, temperature=0)
+        s += ul.gen("sql", max_tokens=2, temperature=0, adapter="sql")
+
+    report = program.run(backend=backend, salt="s").explain_cache()
+    assert "cached under another salt or adapter" in str(report)
+    assert "newly cached, salt 's', adapter 'sql')" in str(report)
+
+
 def test_a_compiled_program_says_the_same_and_its_file_keeps_the_adapters(backend: LocalBackend) -> None:
     @ul.function(adapter="law")
     def program(s: ul.State, topic: str) -> None:
