@@ -50,7 +50,7 @@ def test_missing_tensors_are_named_before_anything_is_read() -> None:
 
 
 def test_left_over_tensors_are_named() -> None:
-    tensors = {**tensors_of(REFERENCE), "model.layers.0.self_attn.q_proj.bias": torch.zeros(48)}
+    tensors = {**tensors_of(REFERENCE), "model.layers.0.self_attn.q_proj.bias": torch.ones(48)}
     with pytest.raises(
         ModelError, match=r"1 tensors this model does not use: model\.layers\.0\.self_attn\.q_proj\.bias"
     ):
