@@ -255,6 +255,9 @@ def _decayed(
     Returns:
         What the queries read, [n, heads, T, V], and the memory after the last token.
     """
+    if query.shape[2] == 1:
+        memory = decay.exp()[..., None] * memory + key.transpose(-1, -2) @ value
+        return query @ memory, memory
     outputs = []
     for start in range(0, query.shape[2], CHUNK):
         q, k, v = (part[:, :, start : start + CHUNK] for part in (query, key, value))
@@ -276,6 +279,11 @@ def _corrected(
 
     Args: as for `_decayed`, and strength: how far, 0 to 1, [n, heads, T].
     """
+    if query.shape[2] == 1:
+        memory = decay.exp()[..., None] * memory
+        new = strength[..., None] * (value - key @ memory)
+        memory = memory + key.transpose(-1, -2) @ new
+        return query @ memory, memory
     outputs = []
     for start in range(0, query.shape[2], CHUNK):
         q, k, v = (part[:, :, start : start + CHUNK] for part in (query, key, value))
