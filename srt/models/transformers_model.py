@@ -246,6 +246,11 @@ def _parse(config: Config) -> Any:
             f"transformers does not accept the configuration of model_type {model_type!r}: {error}"
         ) from error
     _refuse_growing_rope(parsed)
+    if getattr(parsed, "index_topk", None):
+        raise ModelError(
+            f"model_type {model_type!r} chooses the keys of a row with an indexer, whose own keys our "
+            "KV pool does not hold; load a model without index_topk, such as DeepSeek V3 or GLM 4.7"
+        )
     if type(parsed) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(f"transformers has no causal language model for model_type {model_type!r}")
     return parsed

@@ -62,6 +62,7 @@ ABLE: dict[str, dict[str, Any]] = {
     },
 }
 UNABLE: dict[str, tuple[dict[str, Any], str]] = {
+    "glm_moe_dsa": ({"n_routed_experts": 4, "index_topk": 8}, "chooses the keys of a row with an indexer"),
     "mamba": ({}, "never called for attention"),
     "bloom": ({"n_head": 4, "n_layer": 2}, "never called for attention"),
     "falcon": ({}, "cannot be loaded"),
