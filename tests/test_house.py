@@ -153,8 +153,8 @@ SMALL_FILES = {
     "srt/models/cpu_latents.py": "one native structure and its weights, latent.h; the decoder has others",
     "srt/models/cpu_side.py": "one native structure and its weights, side.h; the decoder has others",
     "srt/models/cpu_experts.py": "one native structure and its weights, experts.h; the decoder has others",
-    "srt/weights/mapped_file.py": "files and their mappings, which know nothing of GGUF",
     "srt/runners/cuda/triton_kernels.py": "imports Triton when it is loaded, which needs a GPU",
+    "srt/weights/folder_tensors.py": "imports torch, which the process that opens a model for its tokenizer must not",
     "srt/weights/native_rows.py": "one layout translated to another, apart from the methods that choose them",
 }
 UNEXPLAINED = 0  # files that need no reason any more are counted, too

@@ -26,7 +26,7 @@ class BlockTensor:
     """A matrix in quantised blocks as its file stores them, mapped: nothing is copied or unpacked.
 
     Attributes:
-        kind: ggml's name of the block type, "Q4_K"; "F16" and "BF16" are types of blocks of one weight.
+        kind: ggml's name of the block type, "Q4_K"; "F32", "F16" and "BF16" are types of blocks of one weight.
         shape: (outputs, inputs).
         data: uint8 [outputs, bytes of a row], the mapped file. The mapping lives as long as this array.
         heads: rows stand in llama.cpp's order within each of so many heads (the two rows that RoPE turns together are
@@ -44,7 +44,7 @@ class BlockTensors(Mapping[str, torch.Tensor]):
 
     @abstractmethod
     def block(self, name: str) -> BlockTensor | None:
-        """Returns the matrix as stored; None for a tensor that the file stores as float32, or as no matrix."""
+        """Returns the matrix as stored; None for a tensor that is no matrix, or of no type of blocks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class GgufTensors(BlockTensors):
     def block(self, name: str) -> BlockTensor | None:
         parameter = self._parameters[name]
         tensor = parameter.source
-        if len(tensor.shape) != 2 or tensor.type_name == "F32":
+        if len(tensor.shape) != 2:
             return None
         return BlockTensor(tensor.type_name, (tensor.shape[0], tensor.shape[1]), tensor.mapped(), parameter.heads)
 

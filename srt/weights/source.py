@@ -52,7 +52,7 @@ class ModelSource:
 
     @cached_property
     def tensors(self) -> "Mapping[str, Tensor]":
-        """Hugging Face parameter name → tensor; `BlockTensors` (layers/checkpoint.py) for a GGUF file."""
+        """Hugging Face parameter name → tensor, as `BlockTensors` (layers/checkpoint.py)."""
         return self.open_tensors()
 
     @property
@@ -234,8 +234,14 @@ def _open_folder(folder: Path, name: str, cache: Path) -> ModelSource:
     preprocessor = read_preprocessor(folder) if sees(config) else {}
     if preprocessor:
         config[PREPROCESSOR] = preprocessor
-    tensors = open_tensors(folder, kinds)
-    return ModelSource(name, FolderDocuments(folder), config, tensors.files, lambda: tensors, cache)
+    found = open_tensors(folder, kinds)
+
+    def tensors() -> "Mapping[str, Tensor]":
+        from .folder_tensors import FolderTensors  # imports torch
+
+        return FolderTensors(found)
+
+    return ModelSource(name, FolderDocuments(folder), config, found.files, tensors, cache)
 
 
 _TOKEN_SECTIONS = ("extra_special_tokens", "model_specific_special_tokens")  # of tokenizer_config.json, by version

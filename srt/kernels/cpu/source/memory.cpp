@@ -8,8 +8,10 @@ namespace umbel {
 namespace {
 
 constexpr size_t PAGE = size_t(2) << 20;
+constexpr size_t SMALL_PAGE = size_t(64) << 10;  // a multiple of every system's
 
-size_t whole_pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
+// The last piece stays in small pages: models of many small matrices would waste a third of their memory.
+size_t whole_pages(size_t bytes) { return (bytes + SMALL_PAGE - 1) / SMALL_PAGE * SMALL_PAGE; }
 
 }  // namespace
 
@@ -22,7 +24,7 @@ void* allocate_pages(size_t bytes) {
     char* end = base + size + PAGE;
     if (end > aligned + size) munmap(aligned + size, end - (aligned + size));
 #ifdef MADV_HUGEPAGE
-    madvise(aligned, size, MADV_HUGEPAGE);
+    if (size >= PAGE) madvise(aligned, size / PAGE * PAGE, MADV_HUGEPAGE);
 #endif
     return aligned;
 }
