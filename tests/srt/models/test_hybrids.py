@@ -1,5 +1,6 @@
 """Models with recurrent layers against transformers, on tiny random models of every family, in float32."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -102,6 +103,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def by_day(*cases: str, others: Iterable[str] = tuple(CASES)) -> list[Any]:
+    """These cases, and the others at night. Any: pytest does not name the type of its parameters."""
+    return [*cases, *(pytest.param(case, marks=pytest.mark.nightly) for case in others if case not in cases)]
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
@@ -126,7 +132,7 @@ def test_logits_equal_those_of_transformers_however_the_prompts_are_cut(case: st
             assert relative_error(actual, logits) < 2e-5, way
 
 
-@pytest.mark.parametrize("case", ["lfm2", "qwen 3.5", "granite 4 h", "nemotron h"])
+@pytest.mark.parametrize("case", by_day("lfm2", "qwen 3.5", others=("granite 4 h", "nemotron h")))
 def test_bfloat16_logits_are_as_near_to_the_truth_as_those_of_transformers(case: str) -> None:
     model_type, changes = CASES[case]
     model = reference_model(model_type, **changes).to(torch.bfloat16)
@@ -145,7 +151,7 @@ def test_bfloat16_logits_are_as_near_to_the_truth_as_those_of_transformers(case:
     assert ours_off < 1.5 * theirs_off
 
 
-@pytest.mark.parametrize("case", ["lfm2", "qwen 3 next", "qwen 3.5", "granite 4 h", "nemotron h"])
+@pytest.mark.parametrize("case", by_day("lfm2", "qwen 3.5", "granite 4 h"))
 def test_texts_do_not_depend_on_the_schedule(case: str) -> None:
     model_type, changes = CASES[case]
     runner = runner_of(reference_model(model_type, vocab_size=VOCABULARY, **changes), SLOTS)
