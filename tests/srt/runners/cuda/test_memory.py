@@ -139,7 +139,7 @@ def test_no_device_is_an_error_that_says_what_to_write() -> None:
     [
         ({"model_type": "gpt2"}, "'gpt2' runs in transformers"),
         ({"head_dim": 12}, "head_dim=12: .* multiples of 16"),
-        ({"model_type": "gpt_oss"}, "they have no attention sinks"),
+        ({"model_type": "gpt_oss", "sliding_window": 128}, "they have no attention sinks"),
         ({"model_type": "gemma4_text", "rope_parameters": None}, "they have no per-layer embeddings"),
     ],
 )
