@@ -26,6 +26,15 @@ struct Item {
     long begin, end;  // of the ranks, or of the panels
 };
 
+// The sum of a vector in four lanes first: A has as many of these sums as ranks, and each is over few products.
+UMBEL_INLINE float folded(vf v) {
+    typedef float v4 __attribute__((vector_size(16)));
+    v4 parts[VL / 4];
+    std::memcpy(parts, &v, sizeof v);
+    for (int i = 1; i < VL / 4; i++) parts[0] += parts[i];
+    return (parts[0][0] + parts[0][1]) + (parts[0][2] + parts[0][3]);
+}
+
 template <int ROWS, class T>
 void dots(const T* weight, const float* const* x, long k, float scale, float* const* out) {
     vf sums[ROWS][4] = {};
@@ -36,7 +45,7 @@ void dots(const T* weight, const float* const* x, long k, float scale, float* co
             for (int r = 0; r < ROWS; r++) sums[r][j] += w * load(x[r] + i + j * VL);
         }
     for (int r = 0; r < ROWS; r++) {
-        float total = sum((sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]));
+        float total = folded((sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]));
         for (long rest = i; rest < k; rest++) {
             T w = weight[rest];
             if constexpr (sizeof(T) == 2)
@@ -78,7 +87,10 @@ void up_rows(const Item& item, float* out, long out_stride) {
         long left = part.width - panel * COLUMNS;
         for (int r = 0; r < ROWS; r++) {
             float* to = out + item.rows[r] * out_stride + part.first + panel * COLUMNS;
-            for (long i = 0; i < COLUMNS && i < left; i++) to[i] += sums[r][i / VL][i % VL];
+            if (left >= COLUMNS)
+                for (int j = 0; j < PARTS; j++) store(to + j * VL, load(to + j * VL) + sums[r][j]);
+            else
+                for (long i = 0; i < left; i++) to[i] += sums[r][i / VL][i % VL];
         }
     }
 }
