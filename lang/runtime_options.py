@@ -372,11 +372,9 @@ def spell_out(function: Callable[..., None], options_at: str = "options") -> Non
     own = [parameter for parameter in signature.parameters.values() if parameter.name != options_at]
     kinds = get_type_hints(RuntimeOptions)
     options = [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=kinds[field.name]
-        )
-        for field in msgspec.structs.fields(RuntimeOptions)
-        if field.name != "model"
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kinds[name])
+        for name, default in msgspec.structs.asdict(RuntimeOptions()).items()
+        if name != "model"
     ]
     groups = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default={}) for name in _GROUPS]
     function.__signature__ = signature.replace(parameters=[*own, *options, *groups])  # type: ignore[attr-defined]

@@ -134,6 +134,7 @@ ACTIVATION_CODES = {
     "gelu_pytorch_tanh": 1,
     "gelu": 2,
     "relu": 3,
+    "relu2": 4,
 }
 ANGLES_AHEAD = 512  # positions whose angles are computed ahead
 

@@ -74,12 +74,13 @@ def facts(meta: Any) -> Any:
 
 def known_facts(expected: Any, found: Any) -> Any:
     """`found` where `expected` has facts. A graph does not tell what a program assigned from what was generated, so
-    `s["x"] = s["x"]` keeps the facts of the call, and a list that a join gathers of branches that all read one call has
-    none."""
+    `s["x"] = s["x"]` keeps the facts of the call, and a list that a join gathers of branches that all read one call, or
+    assign what it gave, has none."""
     if not _has_facts(expected):
         return expected
     if isinstance(expected, list):
-        if found == {} and all(each == expected[0] for each in expected):
+        of_calls = [each for each in expected if _has_facts(each)]
+        if found == {} and all(each == of_calls[0] for each in of_calls):
             return expected
         return [known_facts(*pair) for pair in zip(expected, found, strict=True)]
     return found

@@ -69,7 +69,9 @@ def test_a_runtime_shows_every_option_there_is() -> None:
     described = {*RuntimeOptions.__struct_fields__} - {"model"}
     shown = inspect.signature(Runtime).parameters
     assert described | {"cache", "scheduling"} <= {*shown}
-    assert all(shown[name].default == getattr(RuntimeOptions(), name) for name in described)
+    assert {name: shown[name].default for name in described} == {
+        name: getattr(RuntimeOptions(), name) for name in described
+    }
     assert all(f"\n        {name}: " in (Runtime.__doc__ or "") for name in described)
 
 

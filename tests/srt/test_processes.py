@@ -528,7 +528,7 @@ def test_no_start_of_an_engine_takes_longer_than_the_startup_timeout(monkeypatch
     async def start() -> None:
         link = Link(process, lambda _: None)
         with pytest.raises(EngineError, match=r"not become ready within the startup_timeout of 0\.5 s; it consumed"):
-            await asyncio.wait_for(link.ready(), PATIENCE)
+            await asyncio.wait_for(link.ready(PATIENCE), 2 * PATIENCE)
         await link.close()
 
     try:

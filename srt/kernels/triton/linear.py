@@ -25,6 +25,7 @@ SILU = tl.constexpr(0)
 GELU = tl.constexpr(1)
 GELU_TANH = tl.constexpr(2)
 RELU = tl.constexpr(3)
+RELU_SQUARED = tl.constexpr(4)
 
 # `layers.linear.ACTIVATIONS`, as numbers that kernels are compiled for.
 ACTIVATION_KINDS: dict[str, int] = {
@@ -34,6 +35,7 @@ ACTIVATION_KINDS: dict[str, int] = {
     "gelu_new": GELU_TANH.value,
     "gelu_pytorch_tanh": GELU_TANH.value,
     "relu": RELU.value,
+    "relu2": RELU_SQUARED.value,
 }
 
 ROWS = 4  # of the matrix, for each program
@@ -356,9 +358,11 @@ def activated(x: tl.tensor, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
     elif KIND == GELU_TANH:
         # (1 + tanh u) / 2 is the sigmoid of 2u, and has no cancellation where tanh is near −1.
         return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
-    else:
-        tl.static_assert(KIND == RELU)
+    elif KIND == RELU:
         return tl.maximum(x, 0.0)
+    else:
+        tl.static_assert(KIND == RELU_SQUARED)
+        return tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
 
 
 @jit

@@ -133,7 +133,7 @@ def test_a_step_or_a_row_that_fails_ends_its_requests_only(point: str) -> None:
 class Refusing:
     """An `batch.AsyncRunner` whose steps fail on this rank."""
 
-    vocab_size, context_length, num_slots = 10, 10, 10
+    vocab_size, context_length, num_slots, num_states = 10, 10, 10, 0
     pictures = chooser = trie_walk = None
 
     def forward(self, batch: Batch) -> Logits:

@@ -18,6 +18,7 @@ UMBEL_INLINE vf gelu(vf x) {
     return result;
 }
 UMBEL_INLINE vf relu(vf x) { return max(x, vf{}); }
+UMBEL_INLINE vf relu_squared(vf x) { return relu(x) * relu(x); }
 
 // body(function) with the activation as a function of one vector, which the compiler can put inline.
 template <class Body>
@@ -27,6 +28,7 @@ UMBEL_INLINE void with_activation(Activation activation, Body&& body) {
         case Activation::GELU_TANH: return body([](vf x) { return gelu_tanh(x); });
         case Activation::GELU: return body([](vf x) { return gelu(x); });
         case Activation::RELU: return body([](vf x) { return relu(x); });
+        case Activation::RELU_SQUARED: return body([](vf x) { return relu_squared(x); });
     }
 }
 

@@ -6,7 +6,7 @@
 
 namespace umbel {
 
-enum class Activation : int { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3 };
+enum class Activation : int { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, RELU_SQUARED = 4 };
 
 // out[r] = x[r] / rms(x[r]) · weight; x[r] as it is where there is no weight.
 void rms_norm(const float* x, const float* weight, float* out, long rows, long size, float epsilon);
