@@ -381,9 +381,9 @@ def spell_out(function: Callable[..., None], options_at: str = "options") -> Non
 
 
 def described_options() -> str:
-    """Returns what each option but `model` does: lines for a docstring, indented by 8."""
+    """Returns lines for a docstring, indented by 8, about each option but `model`, the first one."""
     described = (RuntimeOptions.__doc__ or "").partition("Attributes:\n")[2]
-    return described[described.find("        dtype:") :].strip()
+    return described[described.find("\n        adapters:") :].strip()
 
 
 # -------------------------------------------------------------------------------------- the gateway's first line

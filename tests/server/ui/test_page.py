@@ -176,7 +176,7 @@ def test_the_state_has_the_last_minutes_and_no_reading_twice() -> None:
             client.app.front.activity.line(status, now - 1_000 + second)
         state = (await client.get("/ui/state")).json
         assert [each["running"] for each in state["readings"]] == [*range(5, READINGS + 5), 0]
-        later = (await client.get(f"/ui/state?after={state['readings'][-3]['at']:.9f}")).json
+        later = (await client.get(f"/ui/state?after={state['readings'][-3]['at']!r}")).json
         assert [each["running"] for each in later["readings"]][:1] == [READINGS + 4]
 
     on_a_server(work)
