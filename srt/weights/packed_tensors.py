@@ -311,7 +311,7 @@ def _scheme_of(parts: _Parts, config: PackedConfig, bits: int, *, integer: bool)
         raise parts.error("", f"is stored as {kind}, which no group of the configuration has")
     if len(fitting) == 1:
         return fitting[0]
-    # Which modules a group targets is told in patterns; the shape of the scales tells the group's size as well.
+    # A group names its modules in patterns. The shape of the scales gives the group's size without them.
     scales = parts.any("weight_scale", *FLOATS)
     count = scales.shape[1] if scales.dim() == 2 else 1
     inputs = parts.any("").shape[1] if parts.has("") else int(parts.any("weight_shape", torch.int64, torch.int32)[1])

@@ -4,14 +4,9 @@ from dataclasses import replace
 
 from ....lang.errors import ModelError
 from ...layers.config_values import Config, flag, positive_int, positive_number
-from ..decoder_config import DecoderConfig, LayerConfig, NormNames
-from ..read_fields import FULL, SLIDING, layer_count, listed_kinds, read_decoder, read_rope_by_layer_type, read_windows
-
-NORMS = NormNames(
-    after_attention="post_attention_layernorm",
-    before_mlp="pre_feedforward_layernorm",
-    after_mlp="post_feedforward_layernorm",
-)
+from ..decoder_config import DecoderConfig, LayerConfig
+from ..read_fields import FULL, SLIDING, layer_count, listed_kinds, read_rope_by_layer_type, read_windows
+from .gemma import NORMS, read_cap, read_common
 
 
 def read(config: Config) -> DecoderConfig:
@@ -19,27 +14,13 @@ def read(config: Config) -> DecoderConfig:
         raise ModelError("use_bidirectional_attention=true makes an encoder; load a text-generating Gemma 3")
     if config.get("attn_logit_softcapping"):
         raise ModelError("attn_logit_softcapping: Gemma 3 has none (Gemma 2 had); write null")
-    biased = flag(config, "attention_bias", False)
-    decoder = read_decoder(
-        config,
-        _layers(config),
-        default_head_dim=256,
-        activation_key="hidden_activation",
-        default_activation="gelu_pytorch_tanh",
-        default_tied=True,
-    )
-    # A softcap of null means none, and so does an explicit 0.
-    softcap = positive_number(config, "final_logit_softcapping") if config.get("final_logit_softcapping") else 0.0
     return replace(
-        decoder,
+        read_common(config, _layers(config)),
         qk_norm=True,
         norms=NORMS,
         centered_norm=True,
-        qkv_bias=biased,
-        output_bias=biased,
-        embedding_scale=decoder.hidden_size**0.5,
         attention_scale=positive_number(config, "query_pre_attn_scalar", 256.0) ** -0.5,
-        logit_softcap=softcap,
+        logit_softcap=read_cap(config, "final_logit_softcapping"),
     )
 
 

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from ....lang.errors import ModelError
-from ...layers.config_values import Config, flag, positive_int, positive_number, section
+from ...layers.config_values import Config, flag, positive_int, section
 from ..decoder_config import DecoderConfig, LayerConfig, SideConfig
-from ..read_fields import FULL, SLIDING, layer_count, listed_kinds, read_decoder, read_rope_by_layer_type, read_windows
-from .gemma3 import NORMS
+from ..read_fields import FULL, SLIDING, layer_count, listed_kinds, read_rope_by_layer_type, read_windows
+from .gemma import NORMS, read_cap, read_common
 
 ROPES = {
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
@@ -23,26 +23,13 @@ def has_experts(config: Config) -> bool:
 def read(config: Config) -> DecoderConfig:
     if config.get("use_bidirectional_attention") == "all":
         raise ModelError('use_bidirectional_attention="all" makes an encoder; load a text-generating Gemma 4')
-    biased = flag(config, "attention_bias", False)
-    decoder = read_decoder(
-        config,
-        _layers(config),
-        default_head_dim=256,
-        activation_key="hidden_activation",
-        default_activation="gelu_pytorch_tanh",
-        default_tied=True,
-    )
-    softcap = positive_number(config, "final_logit_softcapping") if config.get("final_logit_softcapping") else 0.0
     return replace(
-        decoder,
+        read_common(config, _layers(config)),
         qk_norm=True,
         value_norm=True,
         norms=NORMS,
-        qkv_bias=biased,
-        output_bias=biased,
-        embedding_scale=decoder.hidden_size**0.5,
         attention_scale=1.0,
-        logit_softcap=softcap,
+        logit_softcap=read_cap(config, "final_logit_softcapping"),
         layer_scales=True,
         side=_side(config),
     )

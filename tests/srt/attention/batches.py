@@ -171,7 +171,10 @@ def seen(batch: Batch, window: Window) -> Iterator[np.ndarray]:
 def random_pool(
     num_slots: int, geometry: AttentionGeometry, dtype: torch.dtype, seed: int, layer: LayerKV | None = None
 ) -> KVPool:
-    """One layer, full of values; the dummy slot holds NaN, which must reach nobody. layer: None: by the geometry."""
+    """Makes a pool of one layer, full of values. The dummy slot holds NaN, which must not reach a result.
+
+    layer: None: by the geometry.
+    """
     layer = layer or LayerKV(geometry.kv_heads, geometry.head_dim, geometry.head_dim)
     pool = KVPool(KVGeometry((layer,), dtype), num_slots, "cpu")
     generator = torch.Generator().manual_seed(seed)
