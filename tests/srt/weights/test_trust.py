@@ -211,41 +211,30 @@ def test_no_model_of_another_user_is_opened_by_name(shared: Path) -> None:
     assert as_user(ATTACKER, lambda: open_model("mine", cache=shared / "umbel").path).startswith(str(shared / "umbel"))
 
 
-@as_root
-def test_no_tokenizer_of_another_user_is_read(shared: Path) -> None:
-    write_gguf(shared / "tiny.gguf", BY_NAME["qwen2"])
-    (shared / "tiny.gguf").chmod(0o644)
+def read_tokenizer(folder: Path, cache: Path) -> None:
+    open_model(folder / "tiny.gguf", cache=cache).documents.tokenizer()
 
-    def use() -> str:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            open_model(shared / "tiny.gguf", cache=shared / "umbel").documents.tokenizer()
-        return " ".join(str(warning.message) for warning in caught)
 
-    assert as_user(ATTACKER, use) == ""
-    (kept,) = (shared / "umbel" / "tokenizers").iterdir()
-    for path in (shared / "umbel", kept.parent, kept):
-        path.chmod(0o777)
-    answer = as_user(VICTIM, use)
-    assert "is not kept for the next start" in answer
-    assert "belongs to another user" in answer
-    assert kept.stat().st_uid == ATTACKER, "it was not replaced"
+def read_vocabulary(folder: Path, cache: Path) -> None:
+    open_model(folder, cache=cache).vocabulary()
 
 
 @as_root
-def test_no_vocabulary_of_another_user_is_read(shared: Path) -> None:
+@pytest.mark.parametrize(("kind", "read"), [("tokenizers", read_tokenizer), ("vocabularies", read_vocabulary)])
+def test_no_file_of_another_user_is_read(kind: str, read: Callable[[Path, Path], None], shared: Path) -> None:
     write_folder(shared / "model", BY_NAME["qwen2"])
+    write_gguf(shared / "model" / "tiny.gguf", BY_NAME["qwen2"])
     for path in (shared / "model", *(shared / "model").rglob("*")):
         path.chmod(0o755)
 
     def use() -> str:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            open_model(shared / "model", cache=shared / "umbel").vocabulary()
+            read(shared / "model", shared / "umbel")
         return " ".join(str(warning.message) for warning in caught)
 
     assert as_user(ATTACKER, use) == ""
-    (kept,) = (shared / "umbel" / "vocabularies").iterdir()
+    (kept,) = (shared / "umbel" / kind).iterdir()
     for path in (shared / "umbel", kept.parent, kept):
         path.chmod(0o777)
     answer = as_user(VICTIM, use)
