@@ -9,6 +9,7 @@ Runs take effect in order, and most do not touch each other's slots, so they are
     waves    [A, B]  [C, D]          all of a wave read their states before one of them writes
 """
 
+import ctypes
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import torch
 
 from ...lang.errors import ParameterError
 from ..core.batch import StateRun
-from .kv_pool import lazy_zeros
+from .kv_pool import lazy_zeros, zero_pages
 from .state_slots import NO_STATE
 
 States = tuple[torch.Tensor, ...]  # of n sequences in one layer: [n, *part.shape] for each part
@@ -54,12 +55,18 @@ class StateGeometry:
 
 
 class StatePool:
-    """Holds `parts[layer][i]`, [num_states, *shape]. On the CPU pages are mapped when used."""
+    """Holds `parts[layer][i]`, [num_states, *shape]. On the CPU pages are mapped when used.
 
-    def __init__(self, geometry: StateGeometry, num_states: int, device: torch.device) -> None:
+    library: the native CPU kernels, which allocate larger pages; None: they do not compute.
+    """
+
+    def __init__(
+        self, geometry: StateGeometry, num_states: int, device: torch.device, library: ctypes.CDLL | None = None
+    ) -> None:
         self.geometry = geometry
         self.num_states = num_states
         self.device = device
+        self._library = library
         self.parts: list[States] = []
         try:
             self.clear()
@@ -74,7 +81,12 @@ class StatePool:
         self.parts.clear()
         for layer in self.geometry.layers:
             shapes = [((self.num_states, *part.shape), part.dtype) for part in layer]
-            self.parts.append(tuple(lazy_zeros(shape, dtype, self.device) for shape, dtype in shapes))
+            self.parts.append(tuple(self._zeros(shape, dtype) for shape, dtype in shapes))
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if self._library is not None:
+            return zero_pages(self._library, shape, dtype)
+        return lazy_zeros(shape, dtype, self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +162,29 @@ def waves(runs: Sequence[StateRun]) -> list[list[tuple[int, StateRun]]]:
         read[run.source] = max(read.get(run.source, 0), wave)
         first += run.rows
     return found
+
+
+def independent_groups(runs: Sequence[StateRun]) -> list[list[tuple[int, StateRun]]]:
+    """Divides runs, each with its first row, into groups that touch no slot that another group writes.
+
+    Runs of a group keep their order.
+    """
+    root = {run.target: run.target for run in runs}  # of the slots that are written, towards the one of its group
+
+    def find(slot: int) -> int:
+        while root[slot] != slot:
+            root[slot] = slot = root[root[slot]]
+        return slot
+
+    for run in runs:
+        if run.source in root:
+            root[find(run.source)] = find(run.target)
+    groups: dict[int, list[tuple[int, StateRun]]] = {}
+    first = 0
+    for run in runs:
+        groups.setdefault(find(run.target), []).append((first, run))
+        first += run.rows
+    return list(groups.values())
 
 
 def states_for_bytes(geometry: StateGeometry, budget: int) -> int:

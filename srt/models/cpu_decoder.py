@@ -17,17 +17,19 @@ from numpy.typing import NDArray
 
 from ...lang.errors import EngineError
 from ..cache.kv_pool import KVPool
-from ..core.batch import Given
+from ..core.batch import Given, StateRun
 from ..kernels.cpu.attention import CpuPlan, LayerArguments, layer_arguments
 from ..kernels.cpu.head import Head
 from ..kernels.cpu.linear import BLOCKS, FLOAT_FORMATS, Format, PackedMatrix, give_back
 from ..kernels.cpu.low_rank import AdaptedRows, AdapterGroups, CpuChanges
+from ..kernels.cpu.recurrent import RunTable, StateRuns, StateTable
 from ..layers.checkpoint import Checkpoint, LinearTensors, Tensors
 from ..layers.linear import QuantMethod
 from ..layers.low_rank import Adapter
 from ..layers.rope import Rope, RopeConfig
 from .cpu_experts import CpuExperts
 from .cpu_latents import CpuLatents
+from .cpu_recurrent import CpuRecurrent
 from .cpu_side import CpuSide
 from .decoder_config import (
     EMBEDDING,
@@ -35,6 +37,7 @@ from .decoder_config import (
     HEAD,
     DecoderConfig,
     ExpertsConfig,
+    LayerTensors,
     is_unused,
     landmarks,
     layer_tensors,
@@ -53,7 +56,7 @@ class DecoderShape(ctypes.Structure):
         *((name, _FLOAT) for name in ("epsilon", "attention_scale", "attention_softcap")),
         *((name, _FLOAT) for name in ("embedding_scale", "residual_scale")),
         ("activation", ctypes.c_int),
-        ("whole_norm", ctypes.c_int),
+        *((name, ctypes.c_int) for name in ("whole_norm", "gated_mlp", "gated_attention")),
         ("embedding", _POINTER),
         ("embedding_format", ctypes.c_int),
         ("embedding_row_bytes", _LONG),
@@ -66,11 +69,12 @@ class DecoderLayer(ctypes.Structure):
     """`DecoderLayer` of decoder.h. Fields that are left out are null: the layer does not have them."""
 
     _fields_ = [
-        *((name, _LONG) for name in ("kv_heads", "own_kv_heads", "head_dim", "width")),
+        *((name, _LONG) for name in ("pool", "kv_heads", "own_kv_heads", "head_dim", "width")),
         *((name, _POINTER) for name in ("qkv", "output", "gate_up", "down")),
         *((name, _POINTER) for name in ("qkv_bias", "output_bias", "gate_up_bias", "down_bias")),
         *((name, _POINTER) for name in ("before_attention", "after_attention", "before_mlp", "after_mlp")),
-        *((name, _POINTER) for name in ("query_norm", "key_norm", "value_norm", "sinks", "latent", "side")),
+        *((name, _POINTER) for name in ("query_norm", "key_norm", "value_norm", "sinks")),
+        *((name, _POINTER) for name in ("latent", "recurrent", "side")),
         ("scale", _FLOAT),
         ("experts", _POINTER),
         ("rope", _LONG),
@@ -91,7 +95,9 @@ class DecoderStep(ctypes.Structure):
         ("rows", _LONG),
         ("outputs", _LONG),
         *((name, _POINTER) for name in ("token_ids", "positions", "write_slots", "output_rows")),
-        *((name, _POINTER) for name in ("plans", "pools", "angles", "hidden")),
+        *((name, _POINTER) for name in ("plans", "pools", "states")),
+        ("runs", StateRuns),
+        *((name, _POINTER) for name in ("angles", "hidden")),
         ("given", _LONG),
         *((name, _POINTER) for name in ("given_rows", "given_values")),
         *((name, AdapterGroups) for name in ("adapted", "adapted_outputs")),
@@ -149,6 +155,7 @@ class CpuRows:
     output_rows: NDArray[np.int64]  # [L] ascending
     given: Given | None = None
     adapters: NDArray[np.int32] | None = None  # [R], see `Batch.adapters`
+    runs: Sequence[StateRun] = ()
 
 
 class CpuDecoder:
@@ -183,6 +190,7 @@ class CpuDecoder:
         self.vocab_size = config.vocab_size
         self.context_length = config.context_length
         self.kv_geometry = config.kv_geometry(kv_dtype)
+        self.state_geometry = config.state_geometry(torch.float32)
         self.attention_geometry = config.attention_geometry
         self.windows = config.windows
         self._kept: list[object] = []  # tensors that the native structures point to
@@ -210,6 +218,8 @@ class CpuDecoder:
             residual_scale=config.residual_scale,
             activation=ACTIVATION_CODES[config.activation],
             whole_norm=int(config.qk_norm_whole),
+            gated_mlp=int(config.gated_mlp),
+            gated_attention=int(config.gated_attention),
             embedding=self._embedding.address,
             embedding_format=self._embedding.format.value,
             embedding_row_bytes=self._embedding.row_bytes,
@@ -227,8 +237,13 @@ class CpuDecoder:
         plans: Sequence[CpuPlan],  # by place in `windows`
         pool: "PoolTable",
         hidden: torch.Tensor,  # float32 [L, hidden], written
+        states: StateTable | None = None,  # None: the model has no recurrent states
     ) -> None:
-        """Runs one step: writes keys and values of all rows to the pool, hidden states of output rows to `hidden`."""
+        """Runs one step: writes keys and values of all rows to the pool, hidden states of output rows to `hidden`.
+
+        States move as `rows.runs` say.
+        """
+        runs = RunTable(rows.runs)
         most = int(rows.positions.max()) + 1
         angles = [rope.upto(most) for rope in self._ropes.values()]
         plan_table = _array([ctypes.addressof(plan.arguments) for plan in plans])
@@ -247,6 +262,8 @@ class CpuDecoder:
             output_rows=rows.output_rows.ctypes.data,
             plans=ctypes.addressof(plan_table),
             pools=ctypes.addressof(pool.layers),
+            states=None if states is None else ctypes.addressof(states.layers),
+            runs=runs.arguments,
             angles=ctypes.addressof(angle_table),
             hidden=hidden.data_ptr(),
             given=0 if given_rows is None else len(given_rows),
@@ -260,40 +277,50 @@ class CpuDecoder:
 
     def _layer(self, index: int) -> DecoderLayer:
         config, layer, tensors = self.config, self.config.layers[index], layer_tensors(self.config, index)
-        hidden, scale = config.hidden_size, layer.query_scale
-        head_dim, own_kv_heads = config.head_dim_of(index), config.own_kv_heads(index)
-        query_width = head_dim * (config.heads if config.qk_norm_whole else 1)
-        key_width = head_dim * (own_kv_heads if config.qk_norm_whole else 1)
-        qkv, qkv_bias = self._linear(tensors.qkv)
-        output, output_bias = self._linear(tensors.output)
-        native = DecoderLayer(
-            kv_heads=config.kv_heads_of(index),
-            own_kv_heads=own_kv_heads,
-            head_dim=head_dim,
-            width=config.width_of(index),
-            qkv=qkv,
-            output=output,
-            qkv_bias=qkv_bias,
-            output_bias=output_bias,
-            before_attention=self._norm(tensors.before_attention, hidden),
-            after_attention=self._norm(tensors.after_attention, hidden),
-            before_mlp=self._norm(tensors.before_mlp, hidden),
-            after_mlp=self._norm(tensors.after_mlp, hidden),
-            query_norm=self._norm(tensors.query_norm, query_width),
-            key_norm=self._norm(tensors.key_norm, key_width),
-            value_norm=self._norm(tensors.value_norm, head_dim),
-            sinks=None if tensors.sinks is None else self._keep(self._checkpoint.take(tensors.sinks, config.heads)),
-            scale=1.0 if tensors.scale is None else float(self._checkpoint.take(tensors.scale, 1)),
-            rope=list(self._ropes).index(config.angles_of(index)),
-            plan=self.windows.index(layer.window),
-            rotated=layer.rope.rotated(head_dim),
-            interleaved=int(layer.rope.interleaved),
-            query_beta=0.0 if scale is None else scale.beta,
-            query_length=1 if scale is None else scale.length,
-            query_offset=0 if scale is None else scale.offset,
-            qkv_changes=self._changes(tensors.qkv),
-            output_changes=self._changes(tensors.output),
-        )
+        hidden = config.hidden_size
+        native = DecoderLayer(scale=1.0 if tensors.scale is None else float(self._checkpoint.take(tensors.scale, 1)))
+        if layer.mixes:
+            native.before_attention = self._norm(tensors.before_attention, hidden)
+            native.after_attention = self._norm(tensors.after_attention, hidden)
+        if layer.recurrent is not None:
+            self._add_recurrent(native, index)
+        elif layer.mixes:
+            self._add_attention(native, index, tensors)
+        if self._side is not None and tensors.side is not None:
+            native.side = ctypes.addressof(self._side.layer(tensors.side))
+        if layer.mlp:
+            native.before_mlp = self._norm(tensors.before_mlp, hidden)
+            native.after_mlp = self._norm(tensors.after_mlp, hidden)
+        if layer.mlp and layer.experts is None:
+            native.width = config.width_of(index)
+            native.gate_up, native.gate_up_bias = self._linear(tensors.gate_up)
+            native.down, native.down_bias = self._linear(tensors.down)
+            native.gate_up_changes = self._changes(tensors.gate_up)
+            native.down_changes = self._changes(tensors.down)
+        elif layer.mlp and layer.experts is not None:
+            native.experts = self._experts(tensors.prefix, layer.experts)
+        return native
+
+    def _add_attention(self, native: DecoderLayer, index: int, tensors: LayerTensors) -> None:
+        config, layer = self.config, self.config.layers[index]
+        scale, head_dim, own_kv_heads = layer.query_scale, config.head_dim_of(index), config.own_kv_heads(index)
+        native.pool = sum(before.attends for before in config.layers[:index])
+        native.kv_heads, native.own_kv_heads, native.head_dim = config.kv_heads_of(index), own_kv_heads, head_dim
+        native.qkv, native.qkv_bias = self._linear(tensors.qkv)
+        native.output, native.output_bias = self._linear(tensors.output)
+        native.qkv_changes, native.output_changes = self._changes(tensors.qkv), self._changes(tensors.output)
+        whole = config.qk_norm_whole
+        native.query_norm = self._norm(tensors.query_norm, head_dim * (config.heads if whole else 1))
+        native.key_norm = self._norm(tensors.key_norm, head_dim * (own_kv_heads if whole else 1))
+        native.value_norm = self._norm(tensors.value_norm, head_dim)
+        if tensors.sinks is not None:
+            native.sinks = self._keep(self._checkpoint.take(tensors.sinks, config.heads))
+        native.rope = list(self._ropes).index(config.angles_of(index))
+        native.plan = self.windows.index(layer.window)
+        native.rotated, native.interleaved = layer.rope.rotated(head_dim), int(layer.rope.interleaved)
+        native.query_length = 1
+        if scale is not None:
+            native.query_beta, native.query_length, native.query_offset = scale.beta, scale.length, scale.offset
         if tensors.latent is not None and config.latent is not None:
             latents = CpuLatents(
                 tensors.latent,
@@ -304,16 +331,15 @@ class CpuDecoder:
             )
             self._kept.append(latents)
             native.latent = ctypes.addressof(latents.arguments)
-        if self._side is not None and tensors.side is not None:
-            native.side = ctypes.addressof(self._side.layer(tensors.side))
-        if layer.experts is None:
-            native.gate_up, native.gate_up_bias = self._linear(tensors.gate_up)
-            native.down, native.down_bias = self._linear(tensors.down)
-            native.gate_up_changes = self._changes(tensors.gate_up)
-            native.down_changes = self._changes(tensors.down)
-        else:
-            native.experts = self._experts(tensors.prefix, layer.experts)
-        return native
+
+    def _add_recurrent(self, native: DecoderLayer, index: int) -> None:
+        recurrent = CpuRecurrent(index, self.config, self._checkpoint, ACTIVATION_CODES)
+        self._kept.append(recurrent)
+        native.recurrent = ctypes.addressof(recurrent.arguments)
+        native.pool = sum(before.recurrent is not None for before in self.config.layers[:index])
+        native.qkv, native.qkv_bias = self._linear(recurrent.into)
+        native.output, native.output_bias = self._linear(recurrent.output)
+        native.qkv_changes, native.output_changes = self._changes(recurrent.into), self._changes(recurrent.output)
 
     def _experts(self, prefix: str, config: ExpertsConfig) -> int:
         """Loads the experts of a layer and returns the address of their description."""

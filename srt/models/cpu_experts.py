@@ -21,7 +21,7 @@ class ExpertsArguments(ctypes.Structure):
 
     _fields_ = [
         *((name, _LONG) for name in ("count", "chosen", "width", "groups", "chosen_groups")),
-        *((name, ctypes.c_int) for name in ("sigmoid", "renormalise", "weigh_input")),
+        *((name, ctypes.c_int) for name in ("sigmoid", "renormalise", "weigh_input", "gated")),
         *((name, _FLOAT) for name in ("scale", "limit", "alpha")),
         *((name, _POINTER) for name in ("router", "router_bias", "correction", "gate_up", "down")),
         *((name, _POINTER) for name in ("gate_up_bias", "down_bias")),
@@ -64,6 +64,7 @@ class CpuExperts:
             sigmoid=config.scoring is RouterScore.SIGMOID,
             renormalise=config.renormalise,
             weigh_input=config.weigh_input,
+            gated=config.gated,
             scale=config.scale,
             limit=config.gate.limit if config.gate else 0.0,
             alpha=config.gate.alpha if config.gate else 0.0,

@@ -103,10 +103,10 @@ class _Convolution:
         self._bias = bias
 
     def __call__(self, inputs: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """inputs [n, T, channels], before [n, channels, kernel − 1] → outputs [n, T, channels], and the state after."""
-        whole = torch.cat([before, inputs.transpose(1, 2)], dim=2)
-        out = functional.conv1d(whole, self._weight, self._bias, groups=len(self._weight))
-        return out.transpose(1, 2), whole[..., whole.shape[2] - before.shape[2] :]
+        """inputs [n, T, channels], before [n, kernel − 1, channels] → outputs [n, T, channels], and the state after."""
+        whole = torch.cat([before, inputs], dim=1)
+        out = functional.conv1d(whole.transpose(1, 2), self._weight, self._bias, groups=len(self._weight))
+        return out.transpose(1, 2), whole[:, whole.shape[1] - before.shape[1] :]
 
 
 class ShortConv:

@@ -26,7 +26,7 @@ class ShortConvConfig:
     biased: bool  # its maps and the convolution
 
     def state(self, dtype: torch.dtype) -> tuple[StatePart, ...]:
-        return (StatePart((self.channels, self.kernel - 1), dtype),)
+        return (StatePart((self.kernel - 1, self.channels), dtype),)
 
     def maps(self, prefix: str, hidden: int) -> list[LinearTensors]:
         """Returns the map in, and the map out."""
@@ -65,7 +65,7 @@ class DeltaNetConfig:
 
     def state(self, dtype: torch.dtype) -> tuple[StatePart, ...]:
         memory = (self.value_heads, self.key_dim, self.value_dim)
-        return StatePart((self.channels, self.kernel - 1), dtype), StatePart(memory, torch.float32)
+        return StatePart((self.kernel - 1, self.channels), dtype), StatePart(memory, torch.float32)
 
     def maps(self, prefix: str, hidden: int) -> list[LinearTensors]:
         """Returns the map in, that of strengths and steps, and the map out."""
@@ -107,7 +107,7 @@ class MambaConfig:
 
     def state(self, dtype: torch.dtype) -> tuple[StatePart, ...]:
         memory = (self.heads, self.state_size, self.head_dim)
-        return StatePart((self.channels, self.kernel - 1), dtype), StatePart(memory, torch.float32)
+        return StatePart((self.kernel - 1, self.channels), dtype), StatePart(memory, torch.float32)
 
     def maps(self, prefix: str, hidden: int) -> list[LinearTensors]:
         """Returns the map in, and the map out."""

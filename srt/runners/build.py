@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +22,7 @@ from ..layers.config_values import Config
 from ..layers.low_rank import Adapter
 from ..layers.quantized import QuantizedMethod, is_quantized
 from ..models.decoder import Model, attention_geometry, build_model
-from ..models.families import is_family, our_names
+from ..models.families import is_family, our_names, read_config
 from ..models.read_fields import CONTEXT_LENGTH
 from ..models.sharding import ShardedTensors, shard_config
 from ..models.vision.config import reads_text_only, sees
@@ -33,6 +34,7 @@ from .cuda.device import StepLimits, measured_workspace, pool_slots, probe_slots
 from .torch_runner import TorchRunner
 
 if TYPE_CHECKING:
+    from ..models.cpu_decoder import CpuDecoder
     from .cpu_runner import CpuRunner
     from .cuda.runner import CudaRunner
 
@@ -183,11 +185,13 @@ class _Build:
         except NoKernels as error:
             return str(error)
         library.umbel_set_threads(torch.get_num_threads())
+        recurrent = read_config(self.config).state_geometry(self.dtype) is not None
         return build_cpu_runner(
             self.config,
             self.tensors,
             library=library,
-            num_slots=self._slots,
+            num_slots=partial(self._slots, halved=recurrent),
+            num_states=self._states,
             dtype=self.dtype,
             weights=self.weights,
             tree_attention=self.tree_attention,
@@ -257,7 +261,7 @@ class _Build:
         assert self.kv_bytes is not None, "one of the two is given"
         return slots_for_bytes(geometry, self.kv_bytes // 2 if halved else self.kv_bytes)
 
-    def _states(self, model: Model, slots: int) -> int:
+    def _states(self, model: "Model | CpuDecoder", slots: int) -> int:
         """Returns the size of the pool of states, which has as many bytes as the KV pool of `slots`; 0: no states."""
         if model.state_geometry is None:
             return 0

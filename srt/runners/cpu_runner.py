@@ -12,16 +12,17 @@ from numpy.typing import NDArray
 
 from ...lang.runtime_options import Weights
 from ..cache.kv_pool import KVGeometry, KVPool
+from ..cache.state_pool import StatePool
 from ..core.batch import Batch, Logits, LogitsError, RowNeed, RowRequests, isolate, without_pictures
 from ..kernels.cpu.attention import HEAD_DIM_UNIT, CpuBackend
 from ..kernels.cpu.head import CpuSampling
 from ..kernels.cpu.library import isa_of
+from ..kernels.cpu.recurrent import StateTable
 from ..kernels.cpu.trie_walk import CpuTrieWalk
 from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config
 from ..layers.low_rank import Adapter
 from ..models.cpu_decoder import CpuDecoder, CpuRows, PoolTable
-from ..models.decoder_config import torch_only
 from ..models.families import is_family, read_config
 from ..multimodal.store import VisionStore
 from ..sampling.sampler import choose_few
@@ -35,6 +36,7 @@ class CpuRunner:
     Args:
         model: the decoder.
         num_slots: size of the KV pool, the dummy slot included.
+        num_states: size of the pool of recurrent states, that of zeros included; 0 for a model without.
         tree_attention: read the keys that sequences of a step share once.
         library: the kernels that `model` runs on.
         pictures: the store of pictures in prompts; None: the model reads text only.
@@ -45,6 +47,7 @@ class CpuRunner:
         model: CpuDecoder,
         *,
         num_slots: int,
+        num_states: int = 0,
         tree_attention: bool,
         library: ctypes.CDLL,
         pictures: VisionStore | None = None,
@@ -54,9 +57,15 @@ class CpuRunner:
         self.vocab_size = model.vocab_size
         self.context_length = model.context_length
         self.num_slots = num_slots
-        self.num_states = 0
+        self.num_states = num_states
         self.pool = KVPool(model.kv_geometry, num_slots, "cpu", library=library)
         self._table = PoolTable(self.pool)
+        assert (model.state_geometry is None) == (num_states == 0), "a pool of states belongs to such a model"
+        self.states: StatePool | None = None
+        self._state_table: StateTable | None = None
+        if model.state_geometry is not None:
+            self.states = StatePool(model.state_geometry, num_states, torch.device("cpu"), library)
+            self._state_table = StateTable(self.states)
         self._attention = CpuBackend(model.attention_geometry, library=library, tree_attention=tree_attention)
         self._library = library
         self.chooser = CpuSampling(library)
@@ -72,9 +81,11 @@ class CpuRunner:
         hidden = self._hidden[:count]
         given = self.pictures.given(batch.pictures) if self.pictures is not None and batch.pictures else None
         token_ids = batch.token_ids if given is None else without_pictures(batch.token_ids)
-        rows = CpuRows(token_ids, batch.positions, batch.write_slots, batch.logit_rows, given, batch.adapters)
+        rows = CpuRows(
+            token_ids, batch.positions, batch.write_slots, batch.logit_rows, given, batch.adapters, batch.states
+        )
         plans = [self._attention.plan(batch, window) for window in self.model.windows]
-        self.model.forward(rows, plans, self._table, hidden)
+        self.model.forward(rows, plans, self._table, hidden, self._state_table)
         return self._answer(hidden, batch.row_requests)
 
     def facts(self) -> dict[str, str | int | float]:
@@ -82,6 +93,7 @@ class CpuRunner:
         return {
             "kernels": f"native {isa_of(self._library).value}",
             "weights": self.model.method.name,
+            "state_bytes": 0 if self.states is None else self.num_states * self.states.geometry.bytes_per_slot,
             "keys_read": self._attention.counters.keys_read,
             "keys_saved": self._attention.counters.keys_saved,
             "screened_rows": head.rows - head.fallbacks if self.model.head.screens else 0,
@@ -93,6 +105,9 @@ class CpuRunner:
     def clear(self) -> None:
         self.pool.clear()
         self._table = PoolTable(self.pool)
+        if self.states is not None:
+            self.states.clear()
+            self._state_table = StateTable(self.states)
 
     def _answer(self, hidden: torch.Tensor, row_requests: RowRequests | None) -> Logits:
         """Computes logits for the rows that want them, tokens for the others. hidden: [L, hidden]"""
@@ -153,7 +168,7 @@ def obstacle(config: Config, *, dtype: torch.dtype, device: torch.device) -> str
         if layer.head_dim % HEAD_DIM_UNIT or layer.value_dim % HEAD_DIM_UNIT:
             sizes = sorted({layer.head_dim, layer.value_dim})
             return f"head_dim={' and '.join(map(str, sizes))} is no multiple of {HEAD_DIM_UNIT}"
-    return None if (parts := torch_only(model)) is None else f"they have no {parts}"
+    return None
 
 
 def build_cpu_runner(
@@ -166,6 +181,7 @@ def build_cpu_runner(
     weights: Weights,
     tree_attention: bool,
     screened_head: bool,
+    num_states: Callable[[CpuDecoder, int], int] = lambda model, slots: 0,
     pictures: VisionStore | None = None,
     adapters: Sequence[Adapter] = (),
 ) -> CpuRunner:
@@ -173,6 +189,7 @@ def build_cpu_runner(
 
     Args:
         num_slots: computes the size of the pool from the geometry of one token.
+        num_states: computes the size of the pool of recurrent states from the size of the KV pool.
         dtype: of the KV pool.
         weights: "auto", "float32", "bf16", "int8" or "int4"; "auto" keeps what the checkpoint stores.
 
@@ -191,9 +208,11 @@ def build_cpu_runner(
         library=library,
         adapters=adapters,
     )
+    slots = num_slots(model.kv_geometry)
     return CpuRunner(
         model,
-        num_slots=num_slots(model.kv_geometry),
+        num_slots=slots,
+        num_states=num_states(model, slots),
         tree_attention=tree_attention,
         library=library,
         pictures=pictures,

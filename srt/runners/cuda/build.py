@@ -19,7 +19,7 @@ from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...layers.checkpoint import Tensors
 from ...layers.config_values import Config
 from ...layers.quantized import QuantizedMethod
-from ...models.decoder_config import DecoderConfig, torch_only
+from ...models.decoder_config import DecoderConfig, beyond_triton
 from ...models.families import is_family, read_config
 from ...multimodal.store import VisionStore
 from .decoder import CudaDecoder, FusedKernels, QuantizedKernelMethod
@@ -116,7 +116,7 @@ def _unknown_to_kernels(model: DecoderConfig) -> str | None:
         return "all layers have heads of one size there, of their own, whose values are not normalised"
     if any(layer.experts is not None and layer.experts.biased for layer in model.layers):
         return "their experts have no biases"
-    if (missing := torch_only(model)) is not None:
+    if (missing := beyond_triton(model)) is not None:
         return f"they have no {missing}"
     return None
 

@@ -1,5 +1,7 @@
 """Runs of recurrent states: in waves or one after the other, each begins with what the runs before it have left."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from umbel.srt.cache.state_pool import (
     StatePool,
     States,
     StateStep,
+    independent_groups,
     states_for_bytes,
     waves,
 )
@@ -45,6 +48,24 @@ def test_waves_change_nothing(runs: list[StateRun]) -> None:
     actual = StateStep(pool, runs).scan(0, inputs, add_up)
     assert torch.equal(actual, torch.cat(expected))
     assert torch.equal(pool.parts[0][0], torch.stack(states))
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs=runs)
+def test_groups_touch_nothing_that_others_write(runs: list[StateRun]) -> None:
+    groups = independent_groups(runs)
+    firsts = [0, *itertools.accumulate(run.rows for run in runs)]
+    placed = list(zip(firsts, runs, strict=False))
+    assert sorted(pair for group in groups for pair in group) == sorted(placed)
+    for group in groups:
+        assert group == sorted(group), "runs keep their order"
+        written = {run.target for _, run in group}
+        others = {slot for other in groups if other is not group for _, run in other for slot in run[1:]}
+        assert not written & others
+
+
+def test_sequences_that_begin_with_one_snapshot_are_groups_of_their_own() -> None:
+    assert len(independent_groups([StateRun(1, 9, slot) for slot in range(1, 9)])) == 8
 
 
 def test_sequences_that_share_nothing_are_one_wave() -> None:

@@ -215,7 +215,7 @@ def sequences() -> Sequences:
     return Sequences([random_tokens(length, seed) for seed, length in enumerate(LENGTHS)], NUM_SLOTS)
 
 
-def _native_if(kernels: Kernels, case: tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+def native_if(kernels: Kernels, case: tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
     """The native kernels take head sizes that are multiples of 16."""
     model_type, changes = case
     suits = kernels == "torch" or changes.get("head_dim", changes.get("hidden_size", 48) // 4) % 16 == 0
@@ -225,7 +225,7 @@ def _native_if(kernels: Kernels, case: tuple[str, dict[str, Any]]) -> tuple[str,
 @pytest.mark.parametrize("kernels", ["torch", "native"])
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_those_of_transformers_however_the_prompts_are_cut(case: str, kernels: Kernels) -> None:
-    model_type, changes = _native_if(kernels, CASES[case])
+    model_type, changes = native_if(kernels, CASES[case])
     reference = reference_model(model_type, **changes)
     runner = build_runner(
         reference.config.to_dict(), tensors_of(reference), num_slots=NUM_SLOTS, dtype="float32", kernels=kernels
@@ -244,7 +244,7 @@ BFLOAT16_TOLERANCE = 0.04
 @pytest.mark.parametrize("kernels", ["torch", "native"])
 @pytest.mark.parametrize("case", ["llama", "mistral", "qwen 2", "qwen 3", "gemma 3", "olmo 2", "granite", "glm 4 0414"])
 def test_bfloat16_logits_differ_from_those_of_transformers_by_rounding_only(case: str, kernels: Kernels) -> None:
-    model_type, changes = _native_if(kernels, CASES[case])
+    model_type, changes = native_if(kernels, CASES[case])
     reference = reference_model(model_type, **changes)
     exact = [reference_logits(reference, ids.tolist()) for ids in sequences().token_ids]
     reference = reference.to(torch.bfloat16)
@@ -337,7 +337,7 @@ GREEDY = ("qwen 3", "gemma 2", "phi 4 mini", "smollm 3", "olmo 3", "granite", "g
 
 @pytest.mark.parametrize("case", GREEDY)
 def test_greedy_text_equals_that_of_transformers_generate(case: str) -> None:
-    model_type, changes = _native_if("native", CASES[case])
+    model_type, changes = native_if("native", CASES[case])
     reference = reference_model(model_type, **changes)
     runner = build_runner(reference.config.to_dict(), tensors_of(reference), num_slots=NUM_SLOTS, dtype="float32")
     prompt = random_tokens(11, 3)

@@ -14,12 +14,13 @@ from umbel.srt.core.messages import Ended, EngineGenerate, Schedule
 from umbel.srt.models.families import read_config
 from umbel.srt.models.sharding import require_shardable
 from umbel.srt.runners.build import build_runner
+from umbel.srt.runners.cpu_runner import CpuRunner
 from umbel.srt.runners.torch_runner import TorchRunner
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 
 from .equality import VOCABULARY, assert_texts_do_not_depend_on_the_schedule
 from .reference import random_tokens, reference_logits, reference_model, relative_error, run_steps, tensors_of
-from .test_families import NUM_SLOTS, WAYS, sequences
+from .test_families import NUM_SLOTS, WAYS, native_if, sequences
 
 SLOTS = 66  # of the pool: room for the longest request, and not for two
 
@@ -113,18 +114,21 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def runner_of(model: PreTrainedModel, num_slots: int = NUM_SLOTS) -> TorchRunner:
+def runner_of(
+    model: PreTrainedModel, num_slots: int = NUM_SLOTS, kernels: Kernels = "torch"
+) -> TorchRunner | CpuRunner:
     config, tensors = model.config.to_dict(), tensors_of(model)
-    runner = build_runner(config, tensors, num_slots=num_slots, dtype="float32", kernels="torch")
-    assert isinstance(runner, TorchRunner)
+    runner = build_runner(config, tensors, num_slots=num_slots, dtype="float32", kernels=kernels)
+    assert isinstance(runner, TorchRunner if kernels == "torch" else CpuRunner)
     return runner
 
 
+@pytest.mark.parametrize("kernels", ["torch", "native"])
 @pytest.mark.parametrize("case", CASES)
-def test_logits_equal_those_of_transformers_however_the_prompts_are_cut(case: str) -> None:
-    model_type, changes = CASES[case]
+def test_logits_equal_those_of_transformers_however_the_prompts_are_cut(case: str, kernels: Kernels) -> None:
+    model_type, changes = native_if(kernels, CASES[case])
     reference = reference_model(model_type, **changes)
-    runner = runner_of(reference)
+    runner = runner_of(reference, kernels=kernels)
     expected = [reference_logits(reference, ids.tolist()) for ids in sequences().token_ids]
     for way, steps in WAYS.items():
         runner.clear()
@@ -151,10 +155,11 @@ def test_bfloat16_logits_are_as_near_to_the_truth_as_those_of_transformers(case:
     assert ours_off < 1.5 * theirs_off
 
 
+@pytest.mark.parametrize("kernels", ["torch", "native"])
 @pytest.mark.parametrize("case", by_day("lfm2", "qwen 3.5", "granite 4 h"))
-def test_texts_do_not_depend_on_the_schedule(case: str) -> None:
-    model_type, changes = CASES[case]
-    runner = runner_of(reference_model(model_type, vocab_size=VOCABULARY, **changes), SLOTS)
+def test_texts_do_not_depend_on_the_schedule(case: str, kernels: Kernels) -> None:
+    model_type, changes = native_if(kernels, CASES[case])
+    runner = runner_of(reference_model(model_type, vocab_size=VOCABULARY, **changes), SLOTS, kernels)
     assert_texts_do_not_depend_on_the_schedule(runner)
 
 
@@ -173,7 +178,7 @@ def test_a_fork_of_eight_computes_its_prefix_once(case: str) -> None:
 
 
 def texts_of(
-    runner: TorchRunner, prompts: list[list[int]], **settings: Any
+    runner: TorchRunner | CpuRunner, prompts: list[list[int]], **settings: Any
 ) -> tuple[list[list[int]], dict[str, float]]:
     """The greedy texts of requests that arrive together, and what the scheduler counted."""
     scheduler = Scheduler(runner, lambda _: b"", frozenset(), SchedulerConfig(**settings), VirtualClock())
@@ -240,12 +245,11 @@ def test_the_kinds_of_layers_may_be_a_string_of_letters() -> None:
     assert read_config({**pattern, "hybrid_override_pattern": "M-*M-"}) == read_config(config)
 
 
-@pytest.mark.parametrize("kernels", ["native", "triton"])
-def test_other_kernels_say_what_they_do_not_run(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_says_what_it_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     model = reference_model(*CASES["qwen 3.5"][:1], **CASES["qwen 3.5"][1])
-    with pytest.raises(ParameterError, match=f'kernels="{kernels}": they '):
-        build_runner(model.config.to_dict(), tensors_of(model), num_slots=20, dtype="float32", kernels=kernels)
+    with pytest.raises(ParameterError, match='kernels="triton": they '):
+        build_runner(model.config.to_dict(), tensors_of(model), num_slots=20, dtype="float32", kernels="triton")
 
 
 def test_states_are_not_cut_over_ranks() -> None:

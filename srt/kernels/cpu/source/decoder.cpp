@@ -20,10 +20,15 @@ class Decoder {
     // False when there is no memory for the buffers.
     bool forward(const DecoderStep& step) {
         const DecoderShape& s = shape_;
-        long rows = step.rows, widest = 0, most_attended = 0;
-        for (const DecoderLayer& layer : layers_) {
-            widest = std::max({widest, turned_of(layer), 2 * layer.width});
-            most_attended = std::max(most_attended, attended_of(layer));
+        long rows = step.rows, widest = 0, most_attended = 0, last = -1;
+        for (long index = 0; index < s.layers; index++) {
+            const DecoderLayer& layer = layers_[index];
+            if (layer.qkv) {
+                widest = std::max(widest, first_width_of(layer));
+                most_attended = std::max(most_attended, attended_of(layer));
+                last = index;
+            }
+            widest = std::max(widest, (1 + s.gated_mlp) * layer.width);
         }
         float* x = residual_.take<float>(rows * s.hidden);
         float* update = update_.take<float>(rows * s.hidden);
@@ -36,62 +41,79 @@ class Decoder {
         for (long i = 0; i < step.given; i++)
             std::memcpy(x + step.given_rows[i] * s.hidden, step.given_values + i * s.hidden, s.hidden * sizeof(float));
         if (s.side && !sides_.make(*s.side, step.token_ids, x, rows, s.hidden, s.epsilon)) return false;
-        if (!normed_.reset(*layers_[0].qkv, rows)) return false;
-        rms_norm(x, layers_[0].before_attention, normed_, rows, s.hidden, s.epsilon);
         const AdapterGroups* adapted = &step.adapted;
+        Block block{x, update, false, nullptr};
         for (long index = 0; index < s.layers; index++) {
             const DecoderLayer& layer = layers_[index];
-            const LayerPool& pool = step.pools[index];
-            long turned = turned_of(layer), attended = attended_of(layer);
-            normed_.multiply(*layer.qkv, layer.qkv_bias, wide, turned);
-            if (!low_rank_.add(layer.qkv_changes, *adapted, normed_, wide, turned)) return false;
-            bool last = index + 1 == s.layers;
-            if (!(layer.latent ? see_latents(layer, step, pool, wide, last, seen)
-                               : see(layer, step, pool, wide, turned, last, seen, attended)))
-                return false;
-            if (last && !step.outputs) return true;  // the keys of a chunk inside a prompt were all that was asked for
-            if (last) {  // from here on rows do not see each other: only those that are asked for go on
-                keep(step, x, s.hidden);
-                if (s.side) keep(step, sides_.rows(), sides_.width());
-                rows = step.outputs;
-                adapted = &step.adapted_outputs;
+            if (layer.qkv) {
+                if (!normed_.reset(*layer.qkv, rows)) return false;
+                enter(block, layer.before_attention, normed_, rows);
+                long width = first_width_of(layer), attended = attended_of(layer);
+                normed_.multiply(*layer.qkv, layer.qkv_bias, wide, width);
+                if (!low_rank_.add(layer.qkv_changes, *adapted, normed_, wide, width)) return false;
+                if (!mix(layer, step, wide, index == last, seen)) return false;
+                if (index == last) {  // from here on rows do not see each other: only those that are asked for go on
+                    if (!step.outputs) return true;  // keys and states of a chunk inside a prompt are all it is for
+                    keep(step, x, s.hidden);
+                    if (s.side) keep(step, sides_.rows(), sides_.width());
+                    rows = step.outputs;
+                    adapted = &step.adapted_outputs;
+                }
+                linear(*layer.output, seen, rows, attended, layer.output_bias, update, s.hidden);
+                if (!low_rank_.add(layer.output_changes, *adapted, seen, attended, update, s.hidden)) return false;
+                block.after = layer.after_attention;
             }
-            linear(*layer.output, seen, rows, attended, layer.output_bias, update, s.hidden);
-            if (!low_rank_.add(layer.output_changes, *adapted, seen, attended, update, s.hidden)) return false;
-            if (!(layer.experts ? mix(layer, rows, x, update) : mlp(layer, *adapted, rows, x, update, wide)))
-                return false;
-            const float* after = layer.after_mlp;
+            if (layer.experts || layer.gate_up) {
+                if (!(layer.experts ? mixture(layer, block, rows) : mlp(layer, *adapted, block, rows, wide)))
+                    return false;
+                block.after = layer.after_mlp;
+            }
             if (layer.side) {
-                add_and_norm(x, update, after, s.residual_scale, nullptr, update, rows, s.hidden, s.epsilon);
+                add_and_norm(x, update, block.after, s.residual_scale, nullptr, update, rows, s.hidden, s.epsilon);
                 if (!sides_.apply(*layer.side, index, (Activation)s.activation, x, rows, s.hidden, update)) return false;
-                after = layer.side->norm;
+                block.after = layer.side->norm;
             }
             if (layer.scale != 1.0f) {  // of the sum, which is made without the next norm then
-                add_and_norm(x, update, after, s.residual_scale, nullptr, update, rows, s.hidden, s.epsilon);
+                add_and_norm(x, update, block.after, s.residual_scale, nullptr, update, rows, s.hidden, s.epsilon);
                 scale_rows(x, layer.scale, rows * s.hidden, update);
-                after = nullptr;
+                block.after = nullptr;
             }
-            if (last) {
-                add_and_norm(x, update, after, s.residual_scale, s.final_norm, step.hidden, rows, s.hidden,
-                             s.epsilon);
-                break;
-            }
-            const DecoderLayer& next = layers_[index + 1];
-            if (!normed_.reset(*next.qkv, rows)) return false;
-            add_and_norm(x, update, after, s.residual_scale, next.before_attention, normed_, rows, s.hidden,
-                         s.epsilon);
         }
+        add_and_norm(x, update, block.after, s.residual_scale, s.final_norm, step.hidden, rows, s.hidden, s.epsilon);
         return true;
     }
 
   private:
-    // Outputs of a layer's first map.
-    long turned_of(const DecoderLayer& layer) const {
+    // The residual, and what the attention or MLP before gave, which is added where the next one begins.
+    struct Block {
+        float *x, *update;
+        bool pending;        // false: `x` is the embedding
+        const float* after;  // the norm of `update`, or nullptr
+    };
+
+    // Adds what the block before gave, and norms the inputs of the next one.
+    template <class Rows>
+    void enter(Block& block, const float* norm, Rows& normed, long rows) {
+        const DecoderShape& s = shape_;
+        if (block.pending)
+            add_and_norm(block.x, block.update, block.after, s.residual_scale, norm, normed, rows, s.hidden, s.epsilon);
+        else
+            rms_norm(block.x, norm, normed, rows, s.hidden, s.epsilon);
+        block.pending = true;
+    }
+
+    // Outputs of a layer's first map, and what is left of them without the gates of queries.
+    long first_width_of(const DecoderLayer& layer) const {
+        if (layer.recurrent) return layer.recurrent->first_width;
         if (layer.latent) return layer.latent->first_width(shape_.heads);
+        return turned_of(layer) + (shape_.gated_attention ? shape_.heads * layer.head_dim : 0);
+    }
+    long turned_of(const DecoderLayer& layer) const {
         return (shape_.heads + 2 * layer.own_kv_heads) * layer.head_dim;
     }
     // Inputs of its output map.
     long attended_of(const DecoderLayer& layer) const {
+        if (layer.recurrent) return layer.recurrent->width;
         return shape_.heads * (layer.latent ? layer.latent->value_dim : layer.head_dim);
     }
 
@@ -120,18 +142,48 @@ class Decoder {
                 layer.query_offset};
     }
 
-    // Attention of a layer, from its first map to `seen`: of all rows, or in the last layer of those asked for.
-    bool see(const DecoderLayer& layer, const DecoderStep& step, const LayerPool& pool, float* wide, long turned,
-             bool last, float* seen, long attended) {
+    // From a layer's first map to `seen`, the inputs of its output map: of all rows, or in the last layer of those asked
+    // for.
+    bool mix(const DecoderLayer& layer, const DecoderStep& step, float* wide, bool last, float* seen) {
+        if (!layer.recurrent)
+            return layer.latent ? see_latents(layer, step, step.pools[layer.pool], wide, last, seen)
+                                : see(layer, step, step.pools[layer.pool], wide, last, seen);
+        if (!scan_.run(*layer.recurrent, step.runs, step.states[layer.pool], wide, step.rows, shape_.epsilon, seen))
+            return false;
+        if (last) keep(step, seen, layer.recurrent->width);
+        return true;
+    }
+
+    bool see(const DecoderLayer& layer, const DecoderStep& step, const LayerPool& pool, float* wide, bool last,
+             float* seen) {
         const DecoderShape& s = shape_;
+        long turned = turned_of(layer), attended = attended_of(layer);
+        const float* gates = nullptr;
+        if (s.gated_attention && !(gates = take_gates(wide, step.rows, turned, attended, layer.head_dim))) return false;
         turn_and_store(turn_of(layer, step), wide, step.positions, step.write_slots, step.rows, pool.keys, pool.values,
                        pool.is_bf16);
         if (last && !step.outputs) return true;
         AttentionShape shape{s.heads,           layer.kv_heads,      layer.head_dim, layer.head_dim,
                              s.attention_scale, s.attention_softcap, layer.sinks};
         attend(*step.plans[layer.plan], shape, pool, wide, turned, seen, attended);
+        if (gates) multiply_by_sigmoid(gates, seen, step.rows, attended);
         if (last) keep(step, seen, attended);
         return true;
+    }
+
+    // Moves the gates of queries out of the first map's rows, which become [turned] numbers wide; nullptr: no memory.
+    const float* take_gates(float* wide, long rows, long turned, long attended, long size) {
+        float* gates = gates_.take<float>(rows * attended);
+        for (long row = 0; gates && row < rows; row++) {
+            const float* from = wide + row * (turned + attended);
+            float *to = wide + row * turned, *own = gates + row * attended;
+            for (long head = 0; head < shape_.heads; head++) {
+                std::memcpy(own + head * size, from + (2 * head + 1) * size, size * sizeof(float));
+                std::memmove(to + head * size, from + 2 * head * size, size * sizeof(float));
+            }
+            std::memmove(to + attended, from + 2 * attended, (turned - attended) * sizeof(float));
+        }
+        return gates;
     }
 
     bool see_latents(const DecoderLayer& layer, const DecoderStep& step, const LayerPool& pool, const float* wide,
@@ -152,25 +204,22 @@ class Decoder {
         return true;
     }
 
-    // The residual sum of attention, and the dense MLP: from `update` to `update`.
-    bool mlp(const DecoderLayer& layer, const AdapterGroups& adapted, long rows, float* x, float* update, float* wide) {
-        const DecoderShape& s = shape_;
+    // A dense MLP, from the block before to its `update`.
+    bool mlp(const DecoderLayer& layer, const AdapterGroups& adapted, Block& block, long rows, float* wide) {
         if (!normed_.reset(*layer.gate_up, rows) || !gated_.reset(*layer.down, rows)) return false;
-        add_and_norm(x, update, layer.after_attention, s.residual_scale, layer.before_mlp, normed_, rows, s.hidden,
-                     s.epsilon);
+        enter(block, layer.before_mlp, normed_, rows);
         if (!gate(layer, adapted, rows, wide)) return false;
-        gated_.multiply(*layer.down, layer.down_bias, update, s.hidden);
-        return low_rank_.add(layer.down_changes, adapted, gated_, update, s.hidden);
+        gated_.multiply(*layer.down, layer.down_bias, block.update, shape_.hidden);
+        return low_rank_.add(layer.down_changes, adapted, gated_, block.update, shape_.hidden);
     }
 
     // The same with experts, which read rows of float32.
-    bool mix(const DecoderLayer& layer, long rows, float* x, float* update) {
+    bool mixture(const DecoderLayer& layer, Block& block, long rows) {
         const DecoderShape& s = shape_;
         float* normed = plain_.take<float>(rows * s.hidden);
         if (!normed) return false;
-        add_and_norm(x, update, layer.after_attention, s.residual_scale, layer.before_mlp, normed, rows, s.hidden,
-                     s.epsilon);
-        return mixture_.run(*layer.experts, (Activation)s.activation, normed, rows, s.hidden, update);
+        enter(block, layer.before_mlp, normed, rows);
+        return mixture_.run(*layer.experts, (Activation)s.activation, normed, rows, s.hidden, block.update);
     }
 
     // The first half of an MLP, from `normed_` to `gated_`.
@@ -179,14 +228,18 @@ class Decoder {
 #if defined(UMBEL_AMX)
         const TiledRows *from = normed_.tiled(), *to = gated_.tiled();
         bool changed = layer.gate_up_changes && adapted.count;
-        if (from && to && layer.width % TiledRows::K == 0 && !changed) {
+        if (from && to && layer.width % TiledRows::K == 0 && !changed && shape_.gated_mlp) {
             gated_tiled(*layer.gate_up->plain(), *from, layer.gate_up_bias, activation, *to);
             return true;
         }
 #endif
-        normed_.multiply(*layer.gate_up, layer.gate_up_bias, wide, 2 * layer.width);
-        if (!low_rank_.add(layer.gate_up_changes, adapted, normed_, wide, 2 * layer.width)) return false;
-        activate(wide, gated_, rows, layer.width, activation);
+        long width = (1 + shape_.gated_mlp) * layer.width;
+        normed_.multiply(*layer.gate_up, layer.gate_up_bias, wide, width);
+        if (!low_rank_.add(layer.gate_up_changes, adapted, normed_, wide, width)) return false;
+        if (shape_.gated_mlp)
+            activate(wide, gated_, rows, layer.width, activation);
+        else
+            activate_alone(wide, gated_, rows, layer.width, activation);
         return true;
     }
 
@@ -202,7 +255,9 @@ class Decoder {
     Buffer residual_, update_, wide_, attended_;
     Buffer plain_;    // normed rows of experts
     Buffer latents_;  // what latent attention gives
+    Buffer gates_;    // of queries
     LatentHeads latent_heads_;
+    RecurrentScan scan_;
     SideEmbeddings sides_;
     Inputs normed_, gated_;
     Mixture mixture_;

@@ -9,6 +9,7 @@
 #include "latent.h"
 #include "linear.h"
 #include "low_rank.h"
+#include "recurrent.h"
 #include "side.h"
 
 namespace umbel {
@@ -17,7 +18,9 @@ struct DecoderShape {
     long hidden, heads, layers;
     float epsilon, attention_scale, attention_softcap, embedding_scale, residual_scale;
     int activation;
-    int whole_norm;  // HeadTurn::whole_norm of all layers
+    int whole_norm;       // HeadTurn::whole_norm of all layers
+    int gated_mlp;        // the first map of a dense MLP gives gates, then what they multiply; else the latter alone
+    int gated_attention;  // queries have gates next to them, [heads, 2, head_dim], that multiply what attention gives
     const void* embedding;  // [vocabulary, hidden] as a file stores it
     int embedding_format;   // Format
     long embedding_row_bytes;
@@ -25,7 +28,10 @@ struct DecoderShape {
     const Side* side;         // or nullptr
 };
 
+// A layer that has no attention and no recurrent state has no `qkv` and no `output`; one without MLP has neither
+// `gate_up` nor `experts`.
 struct DecoderLayer {
+    long pool;                              // which keys and values of a step, or which recurrent states
     long kv_heads, own_kv_heads, head_dim;  // key heads that it reads, and that it computes: as many, or none
     long width;                             // of the dense MLP
     const Matrix *qkv, *output, *gate_up, *down;
@@ -34,6 +40,7 @@ struct DecoderLayer {
     const float *query_norm, *key_norm, *value_norm;                     // or nullptr
     const float* sinks;                                                  // as in AttentionShape
     const Latent* latent;    // its attention is latent; or nullptr
+    const Recurrent* recurrent;  // instead of attention, between `qkv` and `output`; or nullptr
     const SideLayer* side;   // or nullptr
     float scale;             // multiplies the residual after the layer
     const Experts* experts;  // instead of the dense MLP, whose fields are null then; or nullptr
@@ -52,7 +59,9 @@ struct DecoderStep {
     const int64_t* write_slots;  // [rows]
     const int64_t* output_rows;  // [outputs] ascending
     const AttentionPlan* const* plans;  // by DecoderLayer::plan
-    const LayerPool* pools;             // by layer
+    const LayerPool* pools;             // by DecoderLayer::pool of layers that attend
+    const LayerStates* states;          // by DecoderLayer::pool of recurrent layers
+    StateRuns runs;                     // of the step's rows through recurrent states
     const float* const* angles;         // by DecoderLayer::rope: [positions, head_dim]
     float* hidden;                      // [outputs, hidden]
     long given;                         // rows whose embeddings come from elsewhere

@@ -17,19 +17,6 @@ long row_grain(long rows, long size) {
     return even > least ? even : least;
 }
 
-float inverse_rms(const float* x, long size, float epsilon) {
-    vf total[4] = {};
-    long i = 0;
-    for (; i + 4 * VL <= size; i += 4 * VL)
-        for (int j = 0; j < 4; j++) {
-            vf v = load(x + i + j * VL);
-            total[j] += v * v;
-        }
-    float rest = sum((total[0] + total[1]) + (total[2] + total[3]));
-    for (; i < size; i++) rest += x[i] * x[i];
-    return 1.0f / std::sqrt(rest / (float)size + epsilon);
-}
-
 // out = x / rms(x) · weight, or x where there is no weight.
 void norm_row(const float* x, const float* weight, float* out, long size, float epsilon) {
     if (!weight) {
@@ -183,6 +170,16 @@ void add_and_norm_rows(float* x, const float* update, const float* after, float 
     });
 }
 
+template <class Rows>
+void activate_all(const float* x, Rows& out, long rows, long size, Activation activation) {
+    parallel(rows, row_grain(rows, 4 * size), [&](long begin, long end) {
+        for (long row = begin; row < end; row++) {
+            activate_values(activation, x + row * size, out.begin_row(row), size);
+            out.end_row(row);
+        }
+    });
+}
+
 // out[i] = activation(gate[i]) · up[i]
 void activate_row(Activation activation, const float* gate, const float* up, float* out, long size) {
     with_activation(activation, [&](auto function) {
@@ -204,6 +201,19 @@ void activate_rows(const float* gate_up, Rows& out, long rows, long size, Activa
 }
 
 }  // namespace
+
+float inverse_rms(const float* x, long size, float epsilon) {
+    vf total[4] = {};
+    long i = 0;
+    for (; i + 4 * VL <= size; i += 4 * VL)
+        for (int j = 0; j < 4; j++) {
+            vf v = load(x + i + j * VL);
+            total[j] += v * v;
+        }
+    float rest = sum((total[0] + total[1]) + (total[2] + total[3]));
+    for (; i < size; i++) rest += x[i] * x[i];
+    return 1.0f / std::sqrt(rest / (float)size + epsilon);
+}
 
 void rms_norm(const float* x, const float* weight, float* out, long rows, long size, float epsilon) {
     Plain to{out, size};
@@ -229,6 +239,30 @@ void activate(const float* gate_up, float* out, long rows, long size, Activation
 }
 void activate(const float* gate_up, Inputs& out, long rows, long size, Activation activation) {
     activate_rows(gate_up, out, rows, size, activation);
+}
+
+void activate_values(Activation activation, const float* x, float* out, long size) {
+    with_activation(activation, [&](auto function) {
+        long i = 0;
+        for (; i + VL <= size; i += VL) store(out + i, function(load(x + i)));
+        for (; i < size; i++) out[i] = function(splat(x[i]))[0];
+    });
+}
+
+void activate_alone(const float* x, float* out, long rows, long size, Activation activation) {
+    Plain to{out, size};
+    activate_all(x, to, rows, size, activation);
+}
+void activate_alone(const float* x, Inputs& out, long rows, long size, Activation activation) {
+    activate_all(x, out, rows, size, activation);
+}
+
+void multiply_by_sigmoid(const float* gates, float* x, long rows, long size) {
+    parallel(rows, row_grain(rows, 4 * size), [&](long begin, long end) {
+        long i = begin * size, last = end * size;
+        for (; i + VL <= last; i += VL) store(x + i, load(x + i) * reciprocal(exp(-load(gates + i)) + 1.0f));
+        for (; i < last; i++) x[i] *= (reciprocal(exp(splat(-gates[i])) + 1.0f))[0];
+    });
 }
 
 void turn_and_store(const HeadTurn& turn, float* qkv, const int64_t* positions, const int64_t* slots, long rows,

@@ -24,6 +24,19 @@ void add_and_norm(float* x, const float* update, const float* after, float scale
 void activate(const float* gate_up, float* out, long rows, long size, Activation activation);
 void activate(const float* gate_up, Inputs& out, long rows, long size, Activation activation);
 
+// out[i] = activation(x[i]); x and out may be the same. Runs on the calling thread.
+void activate_values(Activation activation, const float* x, float* out, long size);
+
+// out[r, i] = activation(x[r, i])
+void activate_alone(const float* x, float* out, long rows, long size, Activation activation);
+void activate_alone(const float* x, Inputs& out, long rows, long size, Activation activation);
+
+// x[r, i] *= sigmoid(gates[r, i])
+void multiply_by_sigmoid(const float* gates, float* x, long rows, long size);
+
+// 1 / sqrt(mean of x² + epsilon)
+float inverse_rms(const float* x, long size, float epsilon);
+
 // What happens to the product [rows, heads + 2 kv_heads, head_dim] of queries, keys and values before attention.
 struct HeadTurn {
     long heads, kv_heads, head_dim;

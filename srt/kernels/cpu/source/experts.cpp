@@ -99,15 +99,23 @@ void clamped(const float* gate_up, float* out, long rows, long size, float limit
     });
 }
 
+// What a map in gave, activated: [rows, width].
+void narrow(const Experts& e, Activation activation, const float* wide, float* out, long rows, long width) {
+    if (e.gated)
+        activate(wide, out, rows, width, activation);
+    else
+        activate_alone(wide, out, rows, width, activation);
+}
+
 }  // namespace
 
 bool Mixture::shared(const Experts& e, Activation activation, const float* x, long rows, long hidden, float* out) {
-    float* wide = wide_.take<float>(rows * 2 * e.shared_width);
+    float* wide = wide_.take<float>(rows * e.shared_wide());
     float* middle = middle_.take<float>(rows * e.shared_width);
     float* share = result_.take<float>(rows);
     if (!wide || !middle || !share) return false;
-    linear(*e.shared_gate_up, x, rows, hidden, nullptr, wide, 2 * e.shared_width);
-    activate(wide, middle, rows, e.shared_width, activation);
+    linear(*e.shared_gate_up, x, rows, hidden, nullptr, wide, e.shared_wide());
+    narrow(e, activation, wide, middle, rows, e.shared_width);
     linear(*e.shared_down, middle, rows, e.shared_width, nullptr, out, hidden);
     if (!e.shared_gate) return true;
     linear(*e.shared_gate, x, rows, hidden, nullptr, share, 1);
@@ -149,7 +157,7 @@ bool Mixture::run(const Experts& e, Activation activation, const float* x, long 
         std::memset(out, 0, rows * hidden * sizeof(float));
     }
     float* taken = taken_.take<float>(most * hidden);
-    float* wide = wide_.take<float>(most * 2 * e.width);
+    float* wide = wide_.take<float>(most * e.wide());
     float* middle = middle_.take<float>(most * e.width);
     float* result = result_.take<float>(most * hidden);
     if (!taken || !wide || !middle || !result) return false;
@@ -164,12 +172,12 @@ bool Mixture::run(const Experts& e, Activation activation, const float* x, long 
                 for (long d = 0; d < hidden; d++) taken[i * hidden + d] = from[d] * factor;
             }
         });
-        const float* bias = e.gate_up_bias ? e.gate_up_bias + expert * 2 * e.width : nullptr;
-        linear(*e.gate_up[expert], taken, count, hidden, bias, wide, 2 * e.width);
+        const float* bias = e.gate_up_bias ? e.gate_up_bias + expert * e.wide() : nullptr;
+        linear(*e.gate_up[expert], taken, count, hidden, bias, wide, e.wide());
         if (e.limit > 0)
             clamped(wide, middle, count, e.width, e.limit, e.alpha);
         else
-            activate(wide, middle, count, e.width, activation);
+            narrow(e, activation, wide, middle, count, e.width);
         bias = e.down_bias ? e.down_bias + expert * hidden : nullptr;
         linear(*e.down[expert], middle, count, e.width, bias, result, hidden);
         parallel(count, ROW_GRAIN, [&](long begin, long end) {
