@@ -326,6 +326,7 @@ class CpuDecoder:
                 tensors.latent,
                 config.latent,
                 self._checkpoint,
+                heads=config.heads,
                 interleaved=layer.rope.interleaved,
                 method=self.method,
             )

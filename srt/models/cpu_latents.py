@@ -8,7 +8,7 @@ from ..kernels.cpu.linear import PackedMatrix
 from ..layers.checkpoint import Checkpoint
 from ..layers.linear import QuantMethod
 from .decoder_config import LatentConfig, LatentTensors
-from .latent import split_expansion
+from .latent import by_head, head_maps, split_expansion
 
 _POINTER = ctypes.c_void_p
 _LONG = ctypes.c_long
@@ -34,11 +34,16 @@ class CpuLatents:
         config: LatentConfig,
         weights: Checkpoint,
         *,
+        heads: int,
         interleaved: bool,
         method: QuantMethod[PackedMatrix],
     ) -> None:
         self._kept: list[object] = []
-        into, out_of = split_expansion(weights.take_weights(tensors.expand)[0], config)
+        if by_head(tensors, weights):
+            into, out_of = ([method.load(weights, map) for map in maps] for maps in head_maps(tensors, config, heads))
+        else:
+            whole = split_expansion(weights.take_weights(tensors.expand)[0], config)
+            into, out_of = ([method.create([head.contiguous()]) for head in maps] for maps in whole)
         self.arguments = LatentArguments(
             query_rank=config.query_rank,
             rank=config.rank,
@@ -47,8 +52,8 @@ class CpuLatents:
             value_dim=config.value_dim,
             interleaved=interleaved,
             epsilon=config.norm_eps,
-            into_latents=self._table(into, method),
-            to_values=self._table(out_of, method),
+            into_latents=self._table(into),
+            to_values=self._table(out_of),
             norm=self._norm(weights.take(tensors.norm, config.rank)),
         )
         if tensors.query is not None and tensors.query_norm is not None:
@@ -57,9 +62,8 @@ class CpuLatents:
             self.arguments.query = query.handle
             self.arguments.query_norm = self._norm(weights.take(tensors.query_norm, config.query_rank))
 
-    def _table(self, heads: torch.Tensor, method: QuantMethod[PackedMatrix]) -> int:
-        """Packs the map of each head, [heads, outputs, inputs], and returns the address of their addresses."""
-        matrices = [method.create([head.contiguous()]) for head in heads]
+    def _table(self, matrices: list[PackedMatrix]) -> int:
+        """Returns the address of the addresses of the maps of the heads, each [outputs, inputs]."""
         table = (_POINTER * len(matrices))(*(matrix.handle for matrix in matrices))
         self._kept += [*matrices, table]
         return ctypes.addressof(table)

@@ -285,6 +285,9 @@ class LatentTensors:
     query: LinearTensors | None
     norm: str  # [rank]
     expand: LinearTensors  # latent → keys and values of all heads, [heads, plain + value_dim]
+    # In place of that, head by head (`NAME.7.weight`): the map of keys, transposed, [rank, plain], and that of values.
+    keys: str
+    values: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,6 +434,8 @@ def _latent_tensors(config: DecoderConfig, latent: LatentConfig, attention: str)
         expand=LinearTensors(
             (f"{attention}.kv_b_proj",), (config.heads * (latent.plain + latent.value_dim),), latent.rank
         ),
+        keys=f"{attention}.k_b_proj",
+        values=f"{attention}.v_b_proj",
     )
 
 

@@ -2,7 +2,7 @@
 
 stacked        mlp.experts.gate_up_proj  [E, 2 width, hidden]     mlp.experts.down_proj  [E, hidden, width]
                or with inputs first, [E, hidden, 2 width] and [E, width, hidden]
-one by one     mlp.experts.3.gate_proj.weight, up_proj, down_proj
+one by one     mlp.experts.3.gate_proj.weight, up_proj, down_proj (GGUF files, whatever the family)
 Mixtral's own  block_sparse_moe.experts.3.w1.weight (gate), w3 (up), w2 (down)
 """
 
@@ -39,12 +39,19 @@ class ExpertTensors:
         self.down_bias: torch.Tensor | None = None  # [E, hidden]
         if config.biased:
             self.router_bias = weights.take(f"{block}.{names.router}.bias", config.count)
-            bias = weights.take(f"{self._experts}.gate_up_proj_bias", config.count, 2 * config.width)
-            self.gate_up_bias = torch.cat([bias[:, ::2], bias[:, 1::2]], dim=1) if names.alternating else bias
+            self.gate_up_bias = self._gate_up_bias()
             self.down_bias = weights.take(f"{self._experts}.down_proj_bias", config.count, hidden)
         self.correction: torch.Tensor | None = None
         if names.correction is not None:
             self.correction = weights.take_as_stored(f"{block}.{names.correction}", config.count).float()
+
+    def _gate_up_bias(self) -> torch.Tensor:
+        count, width = self._config.count, self._config.width
+        parts = [f"{self._experts}.{part}_proj_bias" for part in ("gate", "up")]
+        if self._weights.holds(parts[0]):
+            return torch.cat([self._weights.take(part, count, width) for part in parts], dim=1)
+        bias = self._weights.take(f"{self._experts}.gate_up_proj_bias", count, 2 * width)
+        return torch.cat([bias[:, ::2], bias[:, 1::2]], dim=1) if self._config.names.alternating else bias
 
     @property
     def stacked(self) -> bool:
@@ -70,10 +77,10 @@ class ExpertTensors:
     def shared_maps(self) -> tuple[LinearTensors, LinearTensors]:
         """Returns the names of the maps of the MLP that every token uses."""
         width, names, shared = self._config.shared_width, self._config.names.shared_maps, self._shared
-        if names is None:
-            names = ProjectionNames()
-        else:
+        if names is not None:
             shared = f"{self._prefix}.{names.mlp}"
+        if names is None or self._weights.holds(f"{shared}.gate_proj.weight"):
+            names = ProjectionNames()
         leaves = names.gate_up if self._config.gated else names.gate_up[-1:]
         widths = (2 * width,) if self._config.gated and len(leaves) == 1 else (width,) * len(leaves)
         return (

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from ..attention.backend import AttentionStep
-from ..layers.checkpoint import Checkpoint
+from ..layers.checkpoint import Checkpoint, LinearTensors
 from ..layers.linear import Linear, QuantMethod, RMSNorm
 from ..layers.low_rank import Adapter, AdapterRows
 from ..layers.rope import apply_rope
-from .decoder_config import DecoderConfig, LatentConfig, LayerTensors
+from .decoder_config import DecoderConfig, LatentConfig, LatentTensors, LayerTensors
 
 
 def split_expansion(expand: torch.Tensor, config: LatentConfig) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,6 +27,30 @@ def split_expansion(expand: torch.Tensor, config: LatentConfig) -> tuple[torch.T
     maps = expand.view(-1, config.plain + config.value_dim, config.rank)
     keys, values = maps[:, : config.plain], maps[:, config.plain :]
     return keys.transpose(1, 2), values
+
+
+def head_maps(tensors: LatentTensors, config: LatentConfig, heads: int) -> tuple[list[LinearTensors], ...]:
+    """Returns the names of the same maps where a checkpoint stores them head by head: those of keys, and of values."""
+    keys = [LinearTensors((f"{tensors.keys}.{head}",), (config.rank,), config.plain) for head in range(heads)]
+    values = [LinearTensors((f"{tensors.values}.{head}",), (config.value_dim,), config.rank) for head in range(heads)]
+    return keys, values
+
+
+def by_head(tensors: LatentTensors, weights: Checkpoint) -> bool:
+    """Returns whether a checkpoint stores the maps head by head, as GGUF files do."""
+    return weights.holds(f"{tensors.keys}.0.weight")
+
+
+def take_maps(
+    tensors: LatentTensors, config: LatentConfig, heads: int, weights: Checkpoint
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Takes the maps of all heads, in the shapes of `split_expansion`."""
+    if not by_head(tensors, weights):
+        return split_expansion(weights.take_weights(tensors.expand)[0], config)
+    into, out_of = (
+        torch.stack([weights.take_weights(each)[0] for each in maps]) for maps in head_maps(tensors, config, heads)
+    )
+    return into, out_of
 
 
 class LatentAttention:
@@ -55,7 +79,7 @@ class LatentAttention:
             self._query = Linear(method, weights, tensors.latent.query, adapters)
             self._query_norm = norm(weights.take(tensors.latent.query_norm, config.latent.query_rank))
         self._norm = norm(weights.take(tensors.latent.norm, config.latent.rank))
-        into, out_of = split_expansion(weights.take_weights(tensors.latent.expand)[0], config.latent)
+        into, out_of = take_maps(tensors.latent, config.latent, config.heads, weights)
         self._into_latents, self._to_values = into.contiguous(), out_of.contiguous()
         self._output = Linear(method, weights, tensors.output, adapters)
 

@@ -5,124 +5,89 @@ parameters of Llama 3's precomputed RoPE factors) are derived here too and, wher
 against it.
 """
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ...lang.errors import ModelError
-from .gguf_file import GgufFile, Metadata
-
-Config = dict[str, object]
+from .gguf_architectures import Architecture, Keys, architecture_of
+from .gguf_file import GgufFile
+from .gguf_rope import Config, rope_scaling
 
 GEMMA3_SLIDING_PATTERN = 6  # every sixth layer attends to everything
 GEMMA2_27B_LAYERS = 46  # this and the following: the one size whose queries are not scaled by head_dim
 GEMMA3_27B_LAYERS = 62
 GEMMA3_LOCAL_ROPE = 10_000.0
-LONGROPE_FACTORS = {"rope_factors_long.weight": "long_factor", "rope_factors_short.weight": "short_factor"}
-LLAMA3_CONTEXTS = (8192, 4096, 16384)  # original context lengths that Llama 3 scaling may start from
-
-
-# Norms of a layer: name in GGUF → in Hugging Face.
-LLAMA_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-GEMMA_NORMS = {
-    "attn_norm": "input_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-OLMO_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
-GLM_NORMS = {
-    "attn_norm": "input_layernorm",
-    "post_attention_norm": "post_self_attn_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_mlp_layernorm",
-}
+EXAONE4_32B_LAYERS = 64  # the size that has windows, also where its file does not state them
+LLAMA4_CHUNK = 8192  # of all models, as llama.cpp has it; the length from which queries are scaled, too
+LLAMA4_BARE_EXPERTS = 128  # of the one size whose queries and keys are not normalised
+GLM47_LITE = (154_880, (47, 48))  # tokens and layers of a model whose early files do not state how it scores experts
+SIGMOID = 2  # of `expert_gating_func`
 
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
-    """The differences of one llama.cpp architecture from the others."""
+class FileExperts:
+    """The experts of a file: those of `Architecture.experts`, in numbers."""
 
-    name: str  # in general.architecture
-    model_type: str
-    model_class: str
-    rotates_pairs: bool = False  # llama.cpp interleaved the rows of q and k
-    adds_one_to_norms: bool = False  # the file holds 1 + w where Hugging Face holds w
-    query_key_bias: bool = False
-    query_key_norm: bool = False
-    whole_norm: bool = False  # of all queries of a row, and of all its keys; else of each head
-    fused_qkv: bool = False  # queries, keys and values are one tensor
-    fused_gate_up: bool = False
-    rotates_part: bool = False  # some dimensions of a head, the first ones, are rotated
-    norms: Mapping[str, str] = field(default_factory=lambda: LLAMA_NORMS)
+    count: int
+    chosen: int
+    width: int
+    shared_width: int  # 0: there is no MLP that every token uses
+    first: int  # layers before this one have dense MLPs,
+    step: int  # and so have all but every so-manieth
+
+    def are_in(self, layer: int) -> bool:
+        return layer >= self.first and (layer + 1) % self.step == 0
 
 
-ARCHITECTURES = {
-    architecture.name: architecture
-    for architecture in (
-        Architecture("llama", "llama", "LlamaForCausalLM", rotates_pairs=True),
-        Architecture("mistral", "mistral", "MistralForCausalLM", rotates_pairs=True),
-        Architecture("qwen2", "qwen2", "Qwen2ForCausalLM", query_key_bias=True),
-        Architecture("qwen2vl", "qwen2", "Qwen2ForCausalLM", query_key_bias=True),  # the text part; so is qwen3vl
-        Architecture("qwen3", "qwen3", "Qwen3ForCausalLM", query_key_norm=True),
-        Architecture("qwen3vl", "qwen3", "Qwen3ForCausalLM", query_key_norm=True),
-        Architecture("gemma", "gemma", "GemmaForCausalLM", adds_one_to_norms=True),
-        Architecture("gemma2", "gemma2", "Gemma2ForCausalLM", adds_one_to_norms=True, norms=GEMMA_NORMS),
-        Architecture(
-            "gemma3",
-            "gemma3_text",
-            "Gemma3ForCausalLM",
-            adds_one_to_norms=True,
-            query_key_norm=True,
-            norms=GEMMA_NORMS,
-        ),
-        Architecture("phi3", "phi3", "Phi3ForCausalLM", fused_qkv=True, fused_gate_up=True, rotates_part=True),
-        Architecture("smollm3", "smollm3", "SmolLM3ForCausalLM", rotates_pairs=True),
-        Architecture("olmo2", "olmo2", "Olmo2ForCausalLM", query_key_norm=True, whole_norm=True, norms=OLMO_NORMS),
-        Architecture("granite", "granite", "GraniteForCausalLM", rotates_pairs=True),
-        Architecture(
-            "glm4",
-            "glm4",
-            "Glm4ForCausalLM",
-            query_key_bias=True,
-            fused_gate_up=True,
-            rotates_part=True,
-            norms=GLM_NORMS,
-        ),
+def experts_of(gguf: GgufFile, architecture: Architecture) -> FileExperts | None:
+    """Reads the sizes of the experts; None: all MLPs are dense.
+
+    Raises:
+        ModelError: sizes that are missing or impossible.
+    """
+    spelling = architecture.experts
+    if spelling is None:
+        return None
+    read = Keys(gguf.metadata, architecture.name)
+    width = read.integer("expert_feed_forward_length", read.integer("feed_forward_length", 0))
+    shared_width = 0
+    if spelling.shared is not None and read.has("expert_shared_feed_forward_length"):
+        shared_width = read.integer("expert_shared_feed_forward_length")
+    elif architecture.latent:
+        shared_width = width * read.integer("expert_shared_count")
+    elif spelling.shared is not None and architecture.model_type != "granitemoe":  # which may have none
+        shared_width = width if architecture.model_type == "llama4_text" else read.integer("feed_forward_length")
+    experts = FileExperts(
+        count=read.integer("expert_count"),
+        chosen=read.integer("expert_used_count"),
+        width=width,
+        shared_width=shared_width,
+        first=read.integer("leading_dense_block_count", 0),
+        step=read.integer("interleave_moe_layer_step", 1),
     )
-}
-
-
-def architecture_of(gguf: GgufFile) -> Architecture:
-    """Returns the file's architecture. Raises ModelError for an unknown one and for a mixture of experts."""
-    name = gguf.architecture
-    found = ARCHITECTURES.get(name)
-    if found is None:
+    sound = min(experts.width, experts.chosen, experts.step) > 0 and min(experts.shared_width, experts.first) >= 0
+    if not sound or experts.chosen > experts.count:
         raise ModelError(
-            f"{gguf.path}: architecture {name!r} is not supported as GGUF; supported are "
-            f"{', '.join(ARCHITECTURES)}. Use the model's safetensors folder instead"
+            f"{gguf.path} is damaged: {experts.chosen} of {experts.count} experts of {experts.width} numbers, from "
+            f"layer {experts.first} in steps of {experts.step}; download it again"
         )
-    if gguf.metadata.integer(f"{name}.expert_count", 0) > 0:
-        raise ModelError(
-            f"{gguf.path}: mixtures of experts are not supported as GGUF; use the model's safetensors folder instead"
-        )
-    return found
+    return experts
 
 
 def config_of(gguf: GgufFile) -> Config:
     """Builds the config.json that Hugging Face would have for this file."""
     architecture = architecture_of(gguf)
-    read = _Keys(gguf.metadata, architecture.name)
+    read = Keys(gguf.metadata, architecture.name)
     hidden = read.integer("embedding_length")
     heads = read.integer("attention.head_count")
-    layers = read.integer("block_count")
+    layers = read.integer("block_count") - read.integer("nextn_predict_layers", 0)
     if heads < 1 or hidden < 1 or not 0 < layers <= len(gguf.tensors):
         raise ModelError(
             f"{gguf.path} is damaged: {layers} layers of {heads} attention heads and a width of {hidden} "
             f"in {len(gguf.tensors)} tensors"
         )
     head_dim = read.integer("attention.key_length", read.integer("rope.dimension_count", hidden // heads))
-    _check_head_dim(gguf, read, head_dim, rotates_part=architecture.rotates_part)
+    if not architecture.latent:
+        _check_head_dim(gguf, read, head_dim, rotates_part=architecture.rotates_part)
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelError(f"{gguf.path} holds no embedding 'token_embd.weight'; give a GGUF of a whole language model")
@@ -138,8 +103,8 @@ def config_of(gguf: GgufFile) -> Config:
         "num_key_value_heads": read.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": read.integer("context_length"),
-        "rms_norm_eps": _decimal(read.positive("attention.layer_norm_rms_epsilon")),
-        "rope_theta": _decimal(read.positive("rope.freq_base", 10_000.0)),
+        "rms_norm_eps": read.decimal("attention.layer_norm_rms_epsilon"),
+        "rope_theta": read.decimal("rope.freq_base", 10_000.0),
         "rope_scaling": rope_scaling(gguf, head_dim),
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
         "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
@@ -148,34 +113,12 @@ def config_of(gguf: GgufFile) -> Config:
         key = f"tokenizer.ggml.{theirs}_token_id"
         if key in gguf.metadata:
             config[f"{ours}_token_id"] = gguf.metadata.integer(key)
-    config.update(_particulars(architecture, read, config))
+    experts = experts_of(gguf, architecture)
+    config.update(_particulars(architecture, read, config) if experts is None else _sparse(read, config, experts))
     return config
 
 
-class _Keys:
-    """Reads metadata under the architecture's name."""
-
-    def __init__(self, metadata: Metadata, prefix: str) -> None:
-        self.metadata, self.prefix = metadata, prefix
-
-    def has(self, key: str) -> bool:
-        return f"{self.prefix}.{key}" in self.metadata
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        return self.metadata.integer(f"{self.prefix}.{key}", default)
-
-    def positive(self, key: str, default: float | None = None) -> float:
-        """Reads a finite number above 0, safe as a divisor and for a logarithm."""
-        value = self.metadata.number(f"{self.prefix}.{key}", default)
-        if not 0 < value < math.inf:
-            raise ModelError(f"{self.metadata.path} is damaged: {self.prefix}.{key} is {value}; download it again")
-        return value
-
-    def text(self, key: str, default: str) -> str:
-        return self.metadata.text(f"{self.prefix}.{key}", default)
-
-
-def _particulars(architecture: Architecture, read: _Keys, config: Config) -> Config:
+def _particulars(architecture: Architecture, read: Keys, config: Config) -> Config:
     match architecture.model_type:
         case "llama":
             return {"hidden_act": "silu", "mlp_bias": False}
@@ -204,21 +147,127 @@ def _particulars(architecture: Architecture, read: _Keys, config: Config) -> Con
         case "olmo2":
             return _olmo(read)
         case "granite":
-            return {
-                "hidden_act": "silu",
-                "mlp_bias": False,
-                "embedding_multiplier": _decimal(read.positive("embedding_scale", 1.0)),
-                "residual_multiplier": _decimal(read.positive("residual_scale", 1.0)),
-                "attention_multiplier": _decimal(read.positive("attention.scale", 1.0)),
-                "logits_scaling": _decimal(read.positive("logit_scale", 1.0)),
-            }
+            return {"hidden_act": "silu", "mlp_bias": False, **_granite(read)}
         case "glm4":
             return {"hidden_act": "silu", "partial_rotary_factor": _rotated_part(read, config)}
         case other:
             raise AssertionError(f"no particulars for {other}")
 
 
-def _gemma3(read: _Keys, config: Config) -> Config:
+def _sparse(read: Keys, config: Config, experts: FileExperts) -> Config:
+    """Returns what only models with experts have."""
+    model_type = config["model_type"]
+    count = "n_routed_experts" if model_type == "deepseek_v3" else "num_experts"
+    if model_type in ("mixtral", "granitemoe", "gpt_oss", "llama4_text"):
+        count = "num_local_experts"
+    found: Config = {"hidden_act": "silu", count: experts.count, "num_experts_per_tok": experts.chosen}
+    match model_type:
+        case "mixtral":
+            return {**found, "intermediate_size": experts.width, "sliding_window": None}
+        case "qwen2_moe":
+            shared = {"shared_expert_intermediate_size": experts.shared_width, "qkv_bias": config["attention_bias"]}
+            return {**found, **shared, "moe_intermediate_size": experts.width, "norm_topk_prob": False}
+        case "qwen3_moe":
+            return {**found, "moe_intermediate_size": experts.width, "norm_topk_prob": True}
+        case "granitemoe":
+            kind = {"model_type": "granitemoeshared"} if experts.shared_width else {}
+            sizes = {"intermediate_size": experts.width, "shared_intermediate_size": experts.shared_width}
+            return {**found, **kind, **sizes, **_granite(read)}
+        case "gpt_oss":
+            return {**found, "intermediate_size": experts.width, **_gpt_oss(read, config)}
+        case "llama4_text":
+            return {**found, **_llama4(read, config, experts)}
+        case "deepseek_v3":
+            return {**found, "moe_intermediate_size": experts.width, **_deepseek(read, config, experts)}
+        case other:
+            raise AssertionError(f"no experts for {other}")
+
+
+def _gpt_oss(read: Keys, config: Config) -> Config:
+    scaling = config["rope_scaling"]
+    return {
+        "sliding_window": read.integer("attention.sliding_window"),
+        "layer_types": _sliding_layers(read, 2),
+        "rope_scaling": {**scaling, "truncate": False} if isinstance(scaling, dict) else {"rope_type": "default"},
+    }
+
+
+def _llama4(read: Keys, config: Config, experts: FileExperts) -> Config:
+    layers = read.integer("block_count")
+    chunked = read.integer("attention.sliding_window", LLAMA4_CHUNK) > 0
+    rotates = [not chunked or (layer + 1) % 4 != 0 for layer in range(layers)]
+    return {
+        "intermediate_size": experts.width,
+        "intermediate_size_mlp": config["intermediate_size"],
+        "interleave_moe_layer_step": experts.step,
+        "attention_chunk_size": LLAMA4_CHUNK,
+        "floor_scale": LLAMA4_CHUNK,
+        "no_rope_layers": [int(rotated) for rotated in rotates],
+        "layer_types": ["chunked_attention" if chunked and rotated else "full_attention" for rotated in rotates],
+        "use_qk_norm": experts.count != LLAMA4_BARE_EXPERTS,
+    }
+
+
+def _deepseek(read: Keys, config: Config, experts: FileExperts) -> Config:
+    """Reads latent attention in both layouts: older files have the head sizes of expanded keys, newer ones those of
+    latents, and the former in keys of their own."""
+    rotated = read.integer("rope.dimension_count")
+    key = "attention.key_length_mla" if read.has("attention.key_length_mla") else "attention.key_length"
+    value = "attention.value_length_mla" if read.has("attention.value_length_mla") else "attention.value_length"
+    sizes = {
+        "q_lora_rank": read.integer("attention.q_lora_rank", 0) or None,
+        "kv_lora_rank": read.integer("attention.kv_lora_rank"),
+        "qk_nope_head_dim": read.integer(key) - rotated,
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": read.integer(value),
+    }
+    wrong = next((f"{name}={size}" for name, size in sizes.items() if size is not None and size < 1), None)
+    if wrong is not None or rotated % 2:
+        raise ModelError(
+            f"{read.metadata.path} is damaged: {wrong or f'{rotated} rotated numbers'} of latent attention; "
+            "download it again"
+        )
+    tokens, layers = GLM47_LITE
+    is_glm = config["vocab_size"] == tokens and config["num_hidden_layers"] in layers
+    if read.integer("expert_gating_func", SIGMOID if is_glm else 0) != SIGMOID:
+        raise ModelError(
+            f"{read.metadata.path}: DeepSeek V2, which scores experts by softmax, is not supported as GGUF; use a "
+            "DeepSeek V3 or Kimi K2 file, or the model's safetensors folder"
+        )
+    return {
+        **sizes,
+        "head_dim": rotated,
+        "num_key_value_heads": config["num_attention_heads"],
+        "first_k_dense_replace": min(experts.first, read.integer("block_count")),
+        "n_shared_experts": experts.shared_width // experts.width,
+        "n_group": read.integer("expert_group_count", 1),
+        "topk_group": read.integer("expert_group_used_count", 1),
+        "routed_scaling_factor": read.decimal("expert_weights_scale", 1.0),
+        "norm_topk_prob": read.flag("expert_weights_norm", False),
+        "num_nextn_predict_layers": 0,
+    }
+
+
+def _sliding_layers(read: Keys, period: int) -> list[str]:
+    """Returns the kinds of layers: as listed, or every n-th is full, by the file's n or that of the architecture."""
+    layers = read.integer("block_count")
+    listed = read.flags("attention.sliding_window_pattern", layers)
+    if listed is None:
+        every = read.integer("attention.sliding_window_pattern", period)
+        listed = [every < 1 or (layer + 1) % every != 0 for layer in range(layers)]
+    return ["sliding_attention" if slides else "full_attention" for slides in listed]
+
+
+def _granite(read: Keys) -> Config:
+    return {
+        "embedding_multiplier": read.decimal("embedding_scale", 1.0),
+        "residual_multiplier": read.decimal("residual_scale", 1.0),
+        "attention_multiplier": read.decimal("attention.scale", 1.0),
+        "logits_scaling": read.decimal("logit_scale", 1.0),
+    }
+
+
+def _gemma3(read: Keys, config: Config) -> Config:
     layers = read.integer("block_count")
     heads = read.integer("attention.head_count")
     whole_width_scale = layers == GEMMA3_27B_LAYERS
@@ -238,7 +287,7 @@ def _gemma3(read: _Keys, config: Config) -> Config:
     }
 
 
-def _gemma2(read: _Keys, config: Config) -> Config:
+def _gemma2(read: Keys, config: Config) -> Config:
     layers, heads = read.integer("block_count"), read.integer("attention.head_count")
     whole_width_scale = layers == GEMMA2_27B_LAYERS
     return {
@@ -251,7 +300,7 @@ def _gemma2(read: _Keys, config: Config) -> Config:
     }
 
 
-def _olmo(read: _Keys) -> Config:
+def _olmo(read: Keys) -> Config:
     """OLMo 3 has the architecture of OLMo 2, and a window."""
     if not read.has("attention.sliding_window"):
         return {"hidden_act": "silu"}
@@ -260,13 +309,13 @@ def _olmo(read: _Keys) -> Config:
     )
 
 
-def _rotated_part(read: _Keys, config: Config) -> float:
+def _rotated_part(read: Keys, config: Config) -> float:
     head_dim = config["head_dim"]
     assert isinstance(head_dim, int), "config_of put it there"
     return read.integer("rope.dimension_count", head_dim) / head_dim
 
 
-def _check_head_dim(gguf: GgufFile, read: _Keys, head_dim: int, *, rotates_part: bool) -> None:
+def _check_head_dim(gguf: GgufFile, read: Keys, head_dim: int, *, rotates_part: bool) -> None:
     value_dim = read.integer("attention.value_length", head_dim)
     rotated = read.integer("rope.dimension_count", head_dim)
     if rotates_part and 0 < rotated < head_dim:
@@ -276,104 +325,3 @@ def _check_head_dim(gguf: GgufFile, read: _Keys, head_dim: int, *, rotates_part:
             f"{gguf.path}: heads of {head_dim} for keys, {value_dim} for values and {rotated} rotated dimensions; "
             "umbel runs models where the three are one even number"
         )
-
-
-# ------------------------------------------------------------------------------------------ RoPE
-
-
-def rope_scaling(gguf: GgufFile, head_dim: int) -> Config | None:
-    """Builds the `rope_scaling` of the Hugging Face config; None: plain RoPE."""
-    read = _Keys(gguf.metadata, gguf.architecture)
-    factors = gguf.tensors.get("rope_freqs.weight")
-    if factors is not None:
-        return _llama3_scaling(gguf, head_dim)
-    if any(name in gguf.tensors for name in LONGROPE_FACTORS):
-        return _long_scaling(gguf, read, head_dim)
-    match read.text("rope.scaling.type", "none"):
-        case "none":
-            factor = read.positive("rope.scale_linear", 1.0)  # the older spelling of linear scaling
-            return None if factor == 1.0 else {"rope_type": "linear", "factor": factor}
-        case "linear":
-            factor = read.positive("rope.scaling.factor", 1.0)
-            return None if factor == 1.0 else {"rope_type": "linear", "factor": factor}
-        case "yarn":
-            return _yarn_scaling(read)
-        case other:
-            raise ModelError(
-                f"{gguf.path}: RoPE scaling {other!r} is not supported; supported are none, linear, yarn and llama3"
-            )
-
-
-def _yarn_scaling(read: _Keys) -> Config:
-    factor = read.positive("rope.scaling.factor")
-    scaling: Config = {"rope_type": "yarn", "factor": factor}
-    if read.has("rope.scaling.original_context_length"):
-        scaling["original_max_position_embeddings"] = read.integer("rope.scaling.original_context_length")
-    for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
-        if read.has(f"rope.scaling.{key}"):
-            scaling[name] = read.positive(f"rope.scaling.{key}")
-    multiplier = read.positive("rope.scaling.attn_factor", 1.0)
-    if multiplier != 1.0:  # llama.cpp multiplies YaRN's own attention factor by it
-        scaling["attention_factor"] = multiplier * (0.1 * math.log(factor) + 1.0)
-    return scaling
-
-
-def _long_scaling(gguf: GgufFile, read: _Keys, head_dim: int) -> Config:
-    rotated = read.integer("rope.dimension_count", head_dim)
-    scaling: Config = {"rope_type": "longrope"}
-    for name, key in LONGROPE_FACTORS.items():
-        tensor = gguf.tensors.get(name)
-        if tensor is None or tensor.type_name != "F32" or tensor.shape != (rotated // 2,):
-            raise ModelError(
-                f"{gguf.path} is damaged: {name} is no list of {rotated // 2} factors; download the whole model again"
-            )
-        scaling[key] = list(map(_decimal, tensor.read(0, 1).view("<f4")[0].tolist()))
-    if read.has("rope.scaling.attn_factor"):
-        scaling["attention_factor"] = _decimal(read.positive("rope.scaling.attn_factor"))
-    return scaling
-
-
-def _llama3_scaling(gguf: GgufFile, head_dim: int) -> Config | None:
-    """Finds the parameters that give the factors in `rope_freqs.weight`, by trying the known context lengths."""
-    tensor = gguf.tensors["rope_freqs.weight"]
-    if tensor.type_name != "F32" or tensor.shape != (head_dim // 2,):
-        raise ModelError(f"{gguf.path} is damaged: rope_freqs.weight is {tensor.type_name} of shape {tensor.shape}")
-    found = tensor.read(0, 1).view("<f4")[0].tolist()
-    factor = max(found)
-    if factor == min(found) == 1.0:
-        return None
-    read = _Keys(gguf.metadata, gguf.architecture)
-    theta = read.positive("rope.freq_base", 10_000.0)
-    stated = (read.integer("rope.scaling.original_context_length", 0),)
-    for context in (*stated, *LLAMA3_CONTEXTS):
-        if context and _close(found, llama3_factors(theta, head_dim, factor, context)):
-            return {
-                "rope_type": "llama3",
-                "factor": _decimal(factor),
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": context,
-            }
-    raise ModelError(
-        f"{gguf.path}: the factors in rope_freqs.weight are not those of Llama 3 scaling; use the safetensors folder"
-    )
-
-
-def llama3_factors(theta: float, head_dim: int, factor: float, context: int) -> list[float]:
-    """Computes the divisors of Llama 3 for each RoPE frequency: 1 for short waves, `factor` for long ones."""
-    low, high = 1.0, 4.0
-    factors = []
-    for pair in range(head_dim // 2):
-        turns = context / (2 * math.pi * theta ** (2 * pair / head_dim))  # of this wave in the original context
-        smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
-        factors.append(1 / ((1 - smooth) / factor + smooth))
-    return factors
-
-
-def _close(found: Sequence[float], expected: Sequence[float]) -> bool:
-    return all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(found, expected, strict=True))
-
-
-def _decimal(value: float) -> float:
-    """Returns the short decimal that was rounded to float32: 1e-06, not 9.999999974752427e-07."""
-    return float(f"{value:.7g}")

@@ -26,10 +26,10 @@ class GgufTensors(BlockTensors):
         parameter = self._parameters[name]
         tensor = parameter.source
         values = torch.empty(parameter.shape, dtype=_DTYPES.get(tensor.type_name, torch.float32))
-        rows = values.view(tensor.rows, -1)
+        rows, start = values.view(parameter.rows, -1), parameter.first_row
         step = max(1, CHUNK_ELEMENTS // tensor.shape[-1])
-        for first in range(0, tensor.rows, step):
-            piece = tensor.read(first, min(first + step, tensor.rows))
+        for first in range(0, parameter.rows, step):
+            piece = tensor.read(start + first, start + min(first + step, parameter.rows))
             rows[first : first + step] = dequantised(tensor.type_name, piece)
         if parameter.heads is not None:
             values = restored(values, parameter.heads)
@@ -46,10 +46,11 @@ class GgufTensors(BlockTensors):
 
     def block(self, name: str) -> BlockTensor | None:
         parameter = self._parameters[name]
-        tensor = parameter.source
-        if len(tensor.shape) != 2:
+        if len(parameter.shape) != 2:
             return None
-        return BlockTensor(tensor.type_name, (tensor.shape[0], tensor.shape[1]), tensor.mapped(), parameter.heads)
+        rows, inputs = parameter.shape
+        data = parameter.source.mapped()[parameter.first_row : parameter.first_row + rows]
+        return BlockTensor(parameter.source.type_name, (rows, inputs), data, parameter.heads)
 
 
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16}

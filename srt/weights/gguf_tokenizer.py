@@ -47,21 +47,40 @@ _GPT4O = (
 )
 # Digits are cut out before all else, so blanks in front of one are not divided.
 _REFACT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\p{N}|\s+(?=\p{N})|\s+(?!\S)|\s+"
-_EXPRESSIONS: dict[str, str | None] = {
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "smaug-bpe": _LLAMA3,
-    "dbrx": _LLAMA3,  # Phi 4, OLMo 2
-    "chatglm-bpe": _LLAMA3,
-    "glm4": _LLAMA3,
-    "gpt-4o": _GPT4O,  # Phi-4-mini
-    "refact": _REFACT,  # Granite 3
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "tekken": _TEKKEN,
-    "gpt-2": None,  # the expression built into ByteLevel
-    "default": None,
+_SEED = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
+_NUMBERS = r"\p{N}{1,3}"
+_IDEOGRAPHS = r"[\x{4e00}-\x{9fa5}\x{3040}-\x{30ff}]+"  # with both kana
+_DEEPSEEK = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
+)
+_NO_HAN = r"&&[^\p{Han}]"
+_KIMI = (
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}{_NO_HAN}]*[{_LOWER}{_NO_HAN}]+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}{_NO_HAN}]+[{_LOWER}{_NO_HAN}]*{_CONTRACTIONS}?"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
+# Several expressions cut one after the other: each the pieces that those before it have left.
+_EXPRESSIONS: dict[str, tuple[str, ...]] = {
+    "llama-bpe": (_LLAMA3,),
+    "llama3": (_LLAMA3,),
+    "llama-v3": (_LLAMA3,),
+    "smaug-bpe": (_LLAMA3,),
+    "dbrx": (_LLAMA3,),  # Phi 4, OLMo 2
+    "chatglm-bpe": (_LLAMA3,),
+    "glm4": (_LLAMA3,),
+    "seed-coder": (_SEED,),
+    "deepseek-v3": (_NUMBERS, _IDEOGRAPHS, _DEEPSEEK),
+    "kimi-k2": (_KIMI,),
+    "gpt-4o": (_GPT4O,),  # Phi-4-mini, gpt-oss
+    "llama4": (_GPT4O,),
+    "refact": (_REFACT,),  # Granite 3
+    "qwen2": (_QWEN2,),
+    "deepseek-r1-qwen": (_QWEN2,),
+    "tekken": (_TEKKEN,),
+    "gpt-2": (),  # the expression built into ByteLevel
+    "exaone4": (),
+    "default": (),
 }
 _TURN_ENDS = frozenset(
     {
@@ -77,7 +96,9 @@ _TURN_ENDS = frozenset(
     }
 )
 _BOS_BY_DEFAULT = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
-_WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})  # a word in the vocabulary skips merges
+_WHOLE_WORDS_FIRST = frozenset(
+    {"llama-bpe", "llama3", "llama-v3", "tekken", "glm4"}
+)  # a word in the vocabulary skips merges
 _COMPOSES = frozenset({"qwen2", "deepseek-r1-qwen"})  # Qwen normalises to NFC
 
 
@@ -236,14 +257,17 @@ def recover_merges(tokens: Sequence[str], types: Sequence[int], order: Sequence[
 
 def _byte_level(gguf: GgufFile, tokens: list[str], types: list[int]) -> Json:
     name = gguf.metadata.text("tokenizer.ggml.pre", "default")
-    expression = _EXPRESSIONS[name]
+    expressions = _EXPRESSIONS[name]
     bytes_only: Json = {
         "type": "ByteLevel",
         "add_prefix_space": False,
         "trim_offsets": False,
-        "use_regex": expression is None,
+        "use_regex": not expressions,
     }
-    splitter: Json = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
+    splitters: list[Json] = [
+        {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
+        for expression in expressions
+    ]
     merges = [merge.split(" ") for merge in gguf.metadata.texts("tokenizer.ggml.merges")]
     broken = next((merge for merge in merges if len(merge) != 2), None)
     if broken is not None:
@@ -252,7 +276,7 @@ def _byte_level(gguf: GgufFile, tokens: list[str], types: list[int]) -> Json:
     return {
         **_frame(gguf, tokens, types),
         "normalizer": {"type": "NFC"} if name in _COMPOSES else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [splitter, bytes_only]} if expression else bytes_only,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splitters, bytes_only]} if expressions else bytes_only,
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
         "model": _bpe(vocabulary, merges, unknown=None, byte_fallback=False, whole=name in _WHOLE_WORDS_FIRST),
     }

@@ -24,7 +24,8 @@ from .catalog.places import IN_UMBEL, FoundModel, model_places
 from .catalog.repository import HubName
 from .default_model import DEFAULT_NAME, open_default
 from .documents import Documents, FolderDocuments, GgufDocuments, chat_template_of, read_config
-from .gguf_config import architecture_of, config_of
+from .gguf_architectures import architecture_of
+from .gguf_config import config_of
 from .gguf_file import GgufFile, open_gguf
 from .gguf_parameters import parameters_of
 from .gguf_tokenizer import eos_ids, require_known

@@ -35,6 +35,11 @@ from . import (
 )
 
 _MTP = ("mtp.", None)  # layers that predict several tokens
+_GRANITE = (
+    ("block_sparse_moe.input_linear.weight", "block_sparse_moe.experts.gate_up_proj"),
+    ("block_sparse_moe.output_linear.weight", "block_sparse_moe.experts.down_proj"),
+    ("block_sparse_moe.router.layer.", "block_sparse_moe.router."),
+)
 
 # model_type → its reader
 FAMILIES: dict[str, Callable[[Config], DecoderConfig]] = {
@@ -55,6 +60,8 @@ FAMILIES: dict[str, Callable[[Config], DecoderConfig]] = {
     "olmo2": olmo2.read,
     "olmo3": olmo2.read_olmo3,
     "granite": granite.read,
+    "granitemoe": granite.read_moe,
+    "granitemoeshared": granite.read_moe_shared,
     "granitemoehybrid": granite.read_hybrid,
     "glm": glm.read,
     "glm4": glm.read_glm4,
@@ -85,11 +92,7 @@ SPELLINGS: dict[str, tuple[tuple[str, str | None], ...]] = {
     "qwen3_5_moe_text": (_MTP,),
     "lfm2": (("model.embedding_norm.", "model.norm."),),
     "bamba": (("model.final_layernorm.", "model.norm."),),
-    "granitemoehybrid": (
-        ("block_sparse_moe.input_linear.weight", "block_sparse_moe.experts.gate_up_proj"),
-        ("block_sparse_moe.output_linear.weight", "block_sparse_moe.experts.down_proj"),
-        ("block_sparse_moe.router.layer.", "block_sparse_moe.router."),
-    ),
+    **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoehybrid"), _GRANITE),
     "nemotron_h": (
         _MTP,
         *((f"{root}.embeddings.", "model.embed_tokens.") for root in ("backbone", "model")),

@@ -22,16 +22,31 @@ def read(config: Config) -> DecoderConfig:
 
 def read_hybrid(config: Config) -> DecoderConfig:
     kinds = _kinds(config)
-    experts = _experts(config) if config.get("num_local_experts", 8) != 0 else None
+    width = positive_int(config, "shared_intermediate_size", 1024)
+    experts = _experts(config, width) if config.get("num_local_experts", 8) != 0 else None
     layers = read_layers(config, kinds, experts=[experts] * len(kinds))
     if config.get("position_embedding_type") != "rope":
         layers = tuple(replace(layer, rope=RopeConfig(RopeType.NONE, theta=1.0)) for layer in layers)
     if LINEAR in kinds:
         mamba = read_mamba(config, MambaKeys(), limits=read_step_limits(config), state_size=256)
         layers = with_recurrent(layers, kinds, LINEAR, mamba)
-    decoder = _read(config, layers)
-    width = positive_int(config, "shared_intermediate_size", 1024)
-    return replace(decoder, projections=SHARED_MLP, intermediate_size=width)
+    return replace(_read(config, layers), projections=SHARED_MLP, intermediate_size=width)
+
+
+def read_moe(config: Config) -> DecoderConfig:
+    """Reads Granite 3's models with experts."""
+    return _read_moe(config, shared_width=0)
+
+
+def read_moe_shared(config: Config) -> DecoderConfig:
+    return _read_moe(config, shared_width=positive_int(config, "shared_intermediate_size", 1024))
+
+
+def _read_moe(config: Config, *, shared_width: int) -> DecoderConfig:
+    layers = read_layers(
+        config, [FULL] * layer_count(config), experts=[_experts(config, shared_width)] * layer_count(config)
+    )
+    return _read(config, layers)
 
 
 def _kinds(config: Config) -> list[str]:
@@ -43,7 +58,7 @@ def _kinds(config: Config) -> list[str]:
     return [known[str(kind)] for kind in given]
 
 
-def _experts(config: Config) -> ExpertsConfig:
+def _experts(config: Config, shared_width: int) -> ExpertsConfig:
     experts = read_experts(
         config,
         width_key="intermediate_size",
@@ -51,7 +66,7 @@ def _experts(config: Config) -> ExpertsConfig:
         chosen=2,
         renormalise=True,
         rounded=True,
-        shared_width=positive_int(config, "shared_intermediate_size", 1024),
+        shared_width=shared_width,
     )
     names = ExpertNames(block="block_sparse_moe", router="router", shared_maps=SHARED_MLP)
     return replace(experts, shared_gated=False, names=names)

@@ -92,6 +92,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "swiglu_limit": 0.7,
         },
     ),
+    "granite 3": ("granitemoe", {"num_local_experts": 5, "num_experts_per_tok": 2, "logits_scaling": 3.0}),
+    "granite 3, with an MLP for all": ("granitemoeshared", {"num_local_experts": 4, "shared_intermediate_size": 40}),
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "mixtral with window": ("mixtral", {"num_local_experts": 4, "sliding_window": 7, "head_dim": 20}),
     "qwen 3": ("qwen3_moe", {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16}),

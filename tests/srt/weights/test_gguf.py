@@ -18,8 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from umbel.lang.errors import ModelError, UmbelError
 from umbel.srt.layers.checkpoint import BlockTensors
 from umbel.srt.weights import ModelSource, open_model
-from umbel.srt.weights.gguf_config import llama3_factors
 from umbel.srt.weights.gguf_file import open_gguf, open_pieces, tensor_types
+from umbel.srt.weights.gguf_rope import llama3_factors
 from umbel.srt.weights.gguf_tokenizer import recover_merges, tokenizer_json
 
 from .tiny import BY_NAME, FAMILIES, LLAMA3_ROPE, Family, write_gguf
@@ -155,6 +155,23 @@ def test_words_of_gpt_4o_keep_their_contractions(tmp_path: Path) -> None:
     assert pieces == ["They'll", "Ġsee", "The", "CAMEL", "Ġ", "123", "45", "/"]
 
 
+@pytest.mark.parametrize(
+    ("pre_tokenizer", "pieces"),
+    [
+        ("deepseek-v3", ["It", "'s", " costs", " ", "123", "45", " ", "東京ア", "b", " (", "x", ")\n"]),
+        ("kimi-k2", ["It's", " costs", " ", "123", "45", " ", "東京", "アb", " (", "x", ")\n"]),
+        ("seed-coder", ["It", "'s", " costs", " ", "1", "2", "3", "4", "5", " 東京アb", " (", "x", ")", "\n"]),
+    ],
+)
+def test_text_is_cut_by_the_expressions_of_the_pre_tokenizer(
+    pre_tokenizer: str, pieces: list[str], tmp_path: Path
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", replace(BY_NAME["qwen2"], pre_tokenizer=pre_tokenizer))
+    cut = Tokenizer.from_str(json.dumps(tokenizer_json(open_gguf(tmp_path / "tiny.gguf")))).pre_tokenizer
+    text = "It's costs 12345 東京アb (x)\n"
+    assert [text[start:end] for _, (start, end) in cut.pre_tokenize_str(text)] == pieces
+
+
 def test_a_qwen_tokenizer_composes_characters(tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf", replace(BY_NAME["qwen2"], pre_tokenizer="qwen2"))
     tokenizer = open_model(tmp_path / "tiny.gguf", cache=tmp_path / "cache").tokenizer()
@@ -243,7 +260,7 @@ def rewritten(path: Path, family: str, change: dict[str, object]) -> Path:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"expert_count": 8}, "mixtures of experts"),
+        ({"expert_count": 8}, r"'llama\.expert_used_count' should be an integer"),
         ({"rope.scaling.type": "longrope"}, "RoPE scaling 'longrope'"),
         ({"rope.scaling.type": "yarn", "rope.scaling.factor": 0.0}, r"rope\.scaling\.factor is 0\.0"),
         ({"rope.scaling.type": "yarn"}, r"'llama\.rope\.scaling\.factor' should be a number, it is missing"),
@@ -257,6 +274,12 @@ def test_what_cannot_be_run_is_refused_when_it_is_opened(
     with pytest.raises(ModelError, match=message):
         open_model(path, cache=tmp_path / "cache")
     assert not (tmp_path / "cache").exists(), "nothing is written for a model that cannot be run"
+
+
+def test_experts_of_an_architecture_without_them_are_refused(tmp_path: Path) -> None:
+    path = rewritten(tmp_path / "odd.gguf", "qwen2", {"expert_count": 8})
+    with pytest.raises(ModelError, match="experts of a qwen2 model are not supported as GGUF"):
+        open_model(path, cache=tmp_path / "cache")
 
 
 def test_an_unknown_architecture_is_named_with_the_known_ones(tmp_path: Path) -> None:

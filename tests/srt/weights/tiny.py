@@ -74,7 +74,9 @@ class Family:
     tokenizer: Callable[[], Tokenizer]
     rotates_pairs: bool = False
     adds_one_to_norms: bool = False
-    metadata: dict[str, Any] = field(default_factory=dict)  # Any: values of GGUF metadata
+    metadata: dict[str, Any] = field(default_factory=dict)  # Any: values of GGUF metadata; they replace the usual ones
+    # a tensor of transformers → those of llama.cpp's converter, by names of the library's table or of the file
+    spelled: Callable[[str, torch.Tensor], list[tuple[str, torch.Tensor]]] = lambda name, tensor: [(name, tensor)]
     pre_tokenizer: str = "default"
 
 
@@ -82,7 +84,7 @@ def _llama(**options: Any) -> Callable[[int], PreTrainedModel]:
     return lambda size: LlamaForCausalLM(LlamaConfig(vocab_size=size, **{**SIZES, **options}))
 
 
-def _auto(model_type: str, **options: Any) -> Callable[[int], PreTrainedModel]:
+def auto(model_type: str, **options: Any) -> Callable[[int], PreTrainedModel]:
     sizes = {
         **SIZES,
         "hidden_size": 128,
@@ -165,7 +167,7 @@ FAMILIES = (
     Family(
         "gemma2",
         gguf.MODEL_ARCH.GEMMA2,
-        _auto("gemma2", sliding_window=8, query_pre_attn_scalar=32, tie_word_embeddings=True),
+        auto("gemma2", sliding_window=8, query_pre_attn_scalar=32, tie_word_embeddings=True),
         gemma_like,
         adds_one_to_norms=True,
         metadata={
@@ -177,22 +179,22 @@ FAMILIES = (
     Family(
         "phi3",
         gguf.MODEL_ARCH.PHI3,
-        _auto("phi3", rope_parameters=LONG_ROPE, original_max_position_embeddings=64),
+        auto("phi3", rope_parameters=LONG_ROPE, original_max_position_embeddings=64),
         byte_level,
         metadata={"rope.dimension_count": 24, "rope.scaling.original_context_length": 64},
     ),
     Family(
         "smollm3",
         gguf.MODEL_ARCH.SMOLLM3,
-        _auto("smollm3", num_hidden_layers=4),
+        auto("smollm3", num_hidden_layers=4),
         byte_level,
         rotates_pairs=True,
     ),
-    Family("olmo2", gguf.MODEL_ARCH.OLMO2, _auto("olmo2"), byte_level),
+    Family("olmo2", gguf.MODEL_ARCH.OLMO2, auto("olmo2"), byte_level),
     Family(
         "granite",
         gguf.MODEL_ARCH.GRANITE,
-        _auto(
+        auto(
             "granite",
             embedding_multiplier=12.0,
             residual_multiplier=0.22,
@@ -206,7 +208,7 @@ FAMILIES = (
     Family(
         "glm4",
         gguf.MODEL_ARCH.GLM4,
-        _auto("glm4", head_dim=32),
+        auto("glm4", head_dim=32),
         byte_level,
         metadata={"rope.dimension_count": 16},
     ),
@@ -218,8 +220,9 @@ def random_model(family: Family) -> PreTrainedModel:
     """A model whose every parameter, norms and biases too, is random and exact in bfloat16."""
     torch.manual_seed(7)
     model = family.build(family.tokenizer().get_vocab_size()).eval()
+    corrections = (buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias"))
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in (*model.parameters(), *corrections):
             parameter.copy_(torch.randn_like(parameter).mul(0.2).to(torch.bfloat16).float())
     return model
 
@@ -244,20 +247,28 @@ def write_gguf(path: Path, family: Family, *, kind: str = "F32") -> PreTrainedMo
     config = model.config
     arch = gguf.MODEL_ARCH_NAMES[family.architecture]
     writer = gguf.GGUFWriter(path, arch)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
     head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(_theta(model))
-    for key, value in family.metadata.items():
-        add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]
-        add(f"{arch}.{key}", value)
+    usual = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": _theta(model),
+    }
+    adders = {
+        bool: writer.add_bool,
+        str: writer.add_string,
+        float: writer.add_float32,
+        int: writer.add_uint32,
+        list: writer.add_array,
+    }
+    for key, value in (usual | family.metadata).items():
+        adders[type(value)](f"{arch}.{key}", value)
     add_tokenizer(writer, family.tokenizer(), family.pre_tokenizer)
     _add_tensors(writer, family, model, kind)
     writer.write_header_to_file()
@@ -306,10 +317,11 @@ def _theta(model: PreTrainedModel) -> float:
 def _add_tensors(writer: gguf.GGUFWriter, family: Family, model: PreTrainedModel, kind: str) -> None:
     config = model.config
     names = gguf.get_tensor_name_map(family.architecture, config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        values = tensor.float().numpy()
+    stored = dict(model.state_dict())
+    if config.tie_word_embeddings:
+        del stored["lm_head.weight"]
+    for name, tensor in (pair for entry in stored.items() for pair in family.spelled(*entry)):
+        values = np.ascontiguousarray(tensor.float().numpy())
         if family.rotates_pairs and (".q_proj." in name or ".k_proj." in name):
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
             values = np.ascontiguousarray(
@@ -320,9 +332,9 @@ def _add_tensors(writer: gguf.GGUFWriter, family: Family, model: PreTrainedModel
         if family.adds_one_to_norms and name.endswith("norm.weight"):
             values = values + np.float32(1)
         stem, _, suffix = name.rpartition(".")
-        target = f"{names.get_name(stem)}.{suffix}"
-        quantised = kind if values.ndim == 2 else "F32"
-        raw_type = gguf.GGMLQuantizationType[quantised]
+        target = f"{names.get_name(stem) or stem}.{suffix}"
+        plain = values.ndim < 2 or suffix == "bias" or "ffn_gate_inp" in target
+        raw_type = gguf.GGMLQuantizationType["F32" if plain else kind]
         writer.add_tensor(target, gguf.quants.quantize(values, raw_type), raw_dtype=raw_type)
     rope = config.rope_parameters
     if rope.get("rope_type") == "longrope":

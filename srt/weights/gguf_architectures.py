@@ -1,0 +1,207 @@
+"""Describes the architectures of GGUF files whose tensors are known: how each differs from Llama's.
+
+A line here names the model type whose configuration `gguf_config.py` makes, and the spelling that `gguf_parameters.py`
+reads. Both libraries' names are meant: llama.cpp's in the file, Hugging Face's in the checkpoint that it becomes.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...lang.errors import ModelError
+from .gguf_file import GgufFile, Metadata
+
+# Norms of a layer: name in GGUF → in Hugging Face.
+LLAMA_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+AFTER_ATTENTION = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
+GEMMA_NORMS = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+OLMO_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+GLM_NORMS = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_self_attn_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSpelling:
+    """The tensors of a layer's experts: their names in Hugging Face, and which of them there are."""
+
+    block: str = "mlp"  # the module of the router and of the experts
+    router: str = "gate"
+    shared: str | None = None  # the module of the MLP that every token uses; None: the architecture has none
+    shared_gate: str | None = None  # multiplies that MLP
+    correction: str | None = None  # added to the router's scores
+    biased: bool = False  # router and experts have biases
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """The differences of one llama.cpp architecture from the others."""
+
+    name: str  # in general.architecture
+    model_type: str
+    model_class: str
+    rotates_pairs: bool = False  # llama.cpp interleaved the rows of q and k
+    adds_one_to_norms: bool = False  # the file holds 1 + w where Hugging Face holds w
+    query_key_bias: bool = False  # biases, if there are any, are of queries, keys and values only
+    query_key_norm: bool = False
+    whole_norm: bool = False  # of all queries of a row, and of all its keys; else of each head
+    fused_qkv: bool = False  # queries, keys and values are one tensor
+    fused_gate_up: bool = False
+    rotates_part: bool = False  # some dimensions of a head, the first ones, are rotated
+    latent: bool = False  # latent attention
+    sinks: bool = False
+    mlp: str = "mlp"  # the module of a dense MLP
+    experts: ExpertSpelling | None = None  # None: all MLPs are dense
+    norms: Mapping[str, str] = field(default_factory=lambda: LLAMA_NORMS)
+
+
+_MIXTRAL = Architecture("llama", "mixtral", "MixtralForCausalLM", rotates_pairs=True, experts=ExpertSpelling())
+
+ARCHITECTURES = {
+    architecture.name: architecture
+    for architecture in (
+        Architecture("llama", "llama", "LlamaForCausalLM", rotates_pairs=True),
+        Architecture("mistral", "mistral", "MistralForCausalLM", rotates_pairs=True),
+        Architecture("qwen2", "qwen2", "Qwen2ForCausalLM", query_key_bias=True),
+        Architecture("qwen2vl", "qwen2", "Qwen2ForCausalLM", query_key_bias=True),  # the text part, as of the others
+        Architecture(
+            "qwen2moe",
+            "qwen2_moe",
+            "Qwen2MoeForCausalLM",
+            query_key_bias=True,
+            experts=ExpertSpelling(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"),
+        ),
+        Architecture("qwen3", "qwen3", "Qwen3ForCausalLM", query_key_norm=True),
+        Architecture("qwen3vl", "qwen3", "Qwen3ForCausalLM", query_key_norm=True),
+        Architecture("qwen3moe", "qwen3_moe", "Qwen3MoeForCausalLM", query_key_norm=True, experts=ExpertSpelling()),
+        Architecture("qwen3vlmoe", "qwen3_moe", "Qwen3MoeForCausalLM", query_key_norm=True, experts=ExpertSpelling()),
+        Architecture("gemma", "gemma", "GemmaForCausalLM", adds_one_to_norms=True),
+        Architecture("gemma2", "gemma2", "Gemma2ForCausalLM", adds_one_to_norms=True, norms=GEMMA_NORMS),
+        Architecture(
+            "gemma3",
+            "gemma3_text",
+            "Gemma3ForCausalLM",
+            adds_one_to_norms=True,
+            query_key_norm=True,
+            norms=GEMMA_NORMS,
+        ),
+        Architecture("phi3", "phi3", "Phi3ForCausalLM", fused_qkv=True, fused_gate_up=True, rotates_part=True),
+        Architecture("smollm3", "smollm3", "SmolLM3ForCausalLM", rotates_pairs=True),
+        Architecture("olmo2", "olmo2", "Olmo2ForCausalLM", query_key_norm=True, whole_norm=True, norms=OLMO_NORMS),
+        Architecture("granite", "granite", "GraniteForCausalLM", rotates_pairs=True),
+        Architecture(
+            "granitemoe",
+            "granitemoe",
+            "GraniteMoeForCausalLM",
+            rotates_pairs=True,
+            experts=ExpertSpelling(block="block_sparse_moe", router="router", shared="shared_mlp"),
+        ),
+        Architecture(
+            "glm4",
+            "glm4",
+            "Glm4ForCausalLM",
+            query_key_bias=True,
+            fused_gate_up=True,
+            rotates_part=True,
+            norms=GLM_NORMS,
+        ),
+        Architecture(
+            "llama4",
+            "llama4_text",
+            "Llama4ForCausalLM",
+            mlp="feed_forward",
+            experts=ExpertSpelling(block="feed_forward", router="router", shared="feed_forward.shared_expert"),
+        ),
+        Architecture(
+            "gpt-oss",
+            "gpt_oss",
+            "GptOssForCausalLM",
+            sinks=True,
+            norms=AFTER_ATTENTION,
+            experts=ExpertSpelling(router="router", biased=True),
+        ),
+        Architecture(
+            "deepseek2",
+            "deepseek_v3",
+            "DeepseekV3ForCausalLM",
+            latent=True,
+            experts=ExpertSpelling(shared="mlp.shared_experts", correction="gate.e_score_correction_bias"),
+        ),
+    )
+}
+
+
+def architecture_of(gguf: GgufFile) -> Architecture:
+    """Returns the file's architecture. Raises ModelError for an unknown one, and for experts that it does not have."""
+    name = gguf.architecture
+    found = ARCHITECTURES.get(name)
+    if found is None:
+        raise ModelError(
+            f"{gguf.path}: architecture {name!r} is not supported as GGUF; supported are "
+            f"{', '.join(ARCHITECTURES)}. Use the model's safetensors folder instead"
+        )
+    has_experts = gguf.metadata.integer(f"{name}.expert_count", 0) > 0
+    if name == _MIXTRAL.name and has_experts:
+        return _MIXTRAL
+    if has_experts and found.experts is None:
+        raise ModelError(
+            f"{gguf.path}: experts of a {name} model are not supported as GGUF; use the model's safetensors folder "
+            "instead"
+        )
+    return found
+
+
+class Keys:
+    """Reads metadata under the architecture's name."""
+
+    def __init__(self, metadata: Metadata, prefix: str) -> None:
+        self.metadata, self.prefix = metadata, prefix
+
+    def has(self, key: str) -> bool:
+        return f"{self.prefix}.{key}" in self.metadata
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        return self.metadata.integer(f"{self.prefix}.{key}", default)
+
+    def flag(self, key: str, default: bool) -> bool:
+        return self.metadata.flag(f"{self.prefix}.{key}", default)
+
+    def flags(self, key: str, layers: int) -> list[bool] | None:
+        """Reads a value for each layer; None: the file has no list of them."""
+        if not isinstance(self.metadata.get(f"{self.prefix}.{key}"), np.ndarray):
+            return None
+        found = self.metadata.numbers(f"{self.prefix}.{key}")
+        if len(found) < layers:
+            raise ModelError(
+                f"{self.metadata.path} is damaged: {self.prefix}.{key} lists {len(found)} of {layers} layers"
+            )
+        return [bool(value) for value in found[:layers]]
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """Reads a finite number above 0, safe as a divisor and for a logarithm."""
+        value = self.metadata.number(f"{self.prefix}.{key}", default)
+        if not 0 < value < math.inf:
+            raise ModelError(f"{self.metadata.path} is damaged: {self.prefix}.{key} is {value}; download it again")
+        return value
+
+    def decimal(self, key: str, default: float | None = None) -> float:
+        """Reads as `positive`, and undoes the rounding to float32: 1e-06, not 9.999999974752427e-07."""
+        return decimal(self.positive(key, default))
+
+    def text(self, key: str, default: str) -> str:
+        return self.metadata.text(f"{self.prefix}.{key}", default)
+
+
+def decimal(value: float) -> float:
+    """Returns the short decimal that was rounded to float32."""
+    return float(f"{value:.7g}")

@@ -1,0 +1,314 @@
+"""GGUF files of models with experts compute what transformers does, from the blocks of the file."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from transformers import PreTrainedModel
+from umbel.lang.errors import ModelError
+from umbel.lang.runtime_options import Kernels
+from umbel.srt.layers.checkpoint import BlockTensors
+from umbel.srt.runners.build import build_runner
+from umbel.srt.weights import open_model
+
+from ..models.reference import Piece, Sequences, random_tokens, reference_logits, relative_error, run_steps
+from .tiny import Family, auto, byte_level, write_gguf
+
+SLOTS = 80
+CHUNKS = [[Piece(0, 0, 17)], [Piece(0, 17, 1), Piece(1, 0, 9)], [Piece(0, 18, 5), Piece(1, 9, 8)]]
+
+PARTS = ((0, "gate"), (1, "up"))
+Spelled = list[tuple[str, torch.Tensor]]
+
+
+def apart(name: str, tensor: torch.Tensor) -> Spelled:
+    """Gate and up of all experts are tensors of their own."""
+    if name.endswith("experts.gate_up_proj"):
+        gate, up = tensor.chunk(2, dim=1)
+        return [(name.replace("gate_up", "gate") + ".weight", gate), (name.replace("gate_up", "up") + ".weight", up)]
+    return [(name + ".weight" if name.endswith(("down_proj", "sinks")) else name, tensor)]
+
+
+def fused(name: str, tensor: torch.Tensor) -> Spelled:
+    """Gate and up of an expert are one matrix, as newer converters may write them."""
+    layer = name.removeprefix("model.layers.").partition(".")[0]
+    if name.endswith("experts.gate_up_proj"):
+        return [(f"blk.{layer}.ffn_gate_up_exps.weight", tensor)]
+    return apart(name, tensor)
+
+
+def turned(name: str, tensor: torch.Tensor) -> Spelled:
+    """transformers stores experts with their inputs first."""
+    return apart(name, tensor.transpose(1, 2) if ".experts." in name and tensor.dim() == 3 else tensor)
+
+
+def gpt_oss(name: str, tensor: torch.Tensor) -> Spelled:
+    """Outputs of gate and up alternate."""
+    if name.endswith("down_proj_bias"):
+        return [(name.replace("_bias", ".bias"), tensor)]
+    if name.endswith("gate_up_proj_bias"):
+        return [
+            (name.replace("gate_up_proj_bias", f"{part}_proj.bias"), tensor[:, i::2])
+            for i, part in enumerate(("gate", "up"))
+        ]
+    if name.endswith("gate_up_proj"):
+        return [
+            (name.replace("gate_up", part) + ".weight", tensor.mT[:, i::2]) for i, part in enumerate(("gate", "up"))
+        ]
+    return turned(name, tensor)
+
+
+def granite(name: str, tensor: torch.Tensor) -> Spelled:
+    name = name.replace("block_sparse_moe.router.weight", "block_sparse_moe.router.layer.weight")
+    if name.endswith("shared_mlp.input_linear.weight"):
+        return [
+            (name.replace("input_linear", f"{part}_proj").replace("shared_mlp", "mlp.shared_expert"), half)
+            for part, half in zip(("gate", "up"), tensor.chunk(2), strict=True)
+        ]
+    name = name.replace("shared_mlp.output_linear", "mlp.shared_expert.down_proj")
+    return apart(name.replace("block_sparse_moe.experts", "mlp.experts"), tensor)
+
+
+def latent(name: str, tensor: torch.Tensor) -> Spelled:
+    """The map out of latents in two: of keys, transposed, and of values."""
+    if not name.endswith("kv_b_proj.weight"):
+        return apart(name.replace("gate.e_score_correction_bias", "e_score_correction.bias"), tensor)
+    keys, values = tensor.view(4, -1, 32).split([32, 48], dim=1)
+    return [(name.replace("kv_b", "k_b"), keys.mT), (name.replace("kv_b", "v_b"), values)]
+
+
+def old_latent(name: str, tensor: torch.Tensor) -> Spelled:
+    return apart(name.replace("gate.e_score_correction_bias", "e_score_correction.bias"), tensor)
+
+
+SOME = {"num_experts_per_tok": 2}
+ROUTED: dict[str, Any] = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
+DEEPSEEK: dict[str, Any] = {
+    **SOME,
+    "n_routed_experts": 4,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 48,
+    "head_dim": 16,
+    "first_k_dense_replace": 1,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+        "mscale": 1.5,
+        "mscale_all_dim": 1.5,
+        "original_max_position_embeddings": 128,
+    },
+}
+DEEPSEEK_FILE = {
+    **ROUTED,
+    "attention.head_count_kv": 1,
+    "attention.kv_lora_rank": 32,
+    "attention.q_lora_rank": 64,
+    "attention.key_length": 48,
+    "attention.value_length": 32,
+    "attention.key_length_mla": 48,
+    "attention.value_length_mla": 48,
+    "rope.dimension_count": 16,
+    "leading_dense_block_count": 1,
+    "expert_shared_count": 2,
+    "expert_weights_scale": 2.5,
+    "expert_weights_norm": True,
+    "expert_gating_func": 2,
+    "expert_group_count": 2,
+    "expert_group_used_count": 1,
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 128,
+    "rope.scaling.yarn_log_multiplier": 0.15,
+}
+OLD_LATENTS = {key: value for key, value in DEEPSEEK_FILE.items() if not key.endswith("_mla")}
+
+
+def family(
+    name: str,
+    architecture: gguf.MODEL_ARCH,
+    build: Callable[[int], PreTrainedModel],
+    metadata: dict[str, Any],
+    spelled: Callable[[str, torch.Tensor], Spelled] = apart,
+    *,
+    rotates_pairs: bool = False,
+) -> Family:
+    return Family(name, architecture, build, byte_level, rotates_pairs, metadata=metadata, spelled=spelled)
+
+
+ARCH = gguf.MODEL_ARCH
+QWEN3 = family(
+    "qwen 3",
+    ARCH.QWEN3MOE,
+    auto("qwen3_moe", **SOME, num_experts=4, moe_intermediate_size=32, norm_topk_prob=True),
+    ROUTED,
+)
+GPT_OSS = family(
+    "gpt-oss",
+    ARCH.GPT_OSS,
+    auto(
+        "gpt_oss",
+        **SOME,
+        num_local_experts=4,
+        sliding_window=6,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 4.0,
+            "truncate": False,
+            "original_max_position_embeddings": 128,
+        },
+    ),
+    {
+        **ROUTED,
+        "expert_feed_forward_length": 96,
+        "attention.sliding_window": 6,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 128,
+    },
+    gpt_oss,
+)
+FAMILIES = (
+    QWEN3,
+    replace(QWEN3, name="qwen 3, gate and up fused", spelled=fused),
+    family(
+        "qwen 2",
+        ARCH.QWEN2MOE,
+        auto("qwen2_moe", **SOME, num_experts=4, moe_intermediate_size=32, shared_expert_intermediate_size=64),
+        {**ROUTED, "expert_shared_feed_forward_length": 64},
+        lambda name, tensor: apart(name, tensor[0] if "shared_expert_gate" in name else tensor),
+    ),
+    family(
+        "mixtral",
+        ARCH.LLAMA,
+        auto("mixtral", **SOME, num_local_experts=4),
+        {"expert_count": 4, "expert_used_count": 2},
+        lambda name, tensor: apart(name.replace(".mlp.gate.", ".block_sparse_moe.gate."), tensor),
+        rotates_pairs=True,
+    ),
+    GPT_OSS,
+    family(
+        "llama 4",
+        ARCH.LLAMA4,
+        auto(
+            "llama4_text",
+            num_local_experts=4,
+            intermediate_size=64,
+            intermediate_size_mlp=96,
+            interleave_moe_layer_step=2,
+            num_hidden_layers=4,
+        ),
+        {
+            **ROUTED,
+            "expert_used_count": 1,
+            "expert_feed_forward_length": 64,
+            "feed_forward_length": 96,
+            "interleave_moe_layer_step": 2,
+        },
+        turned,
+    ),
+    family(
+        "granite",
+        ARCH.GRANITE_MOE,
+        auto("granitemoe", **SOME, num_local_experts=4, logits_scaling=4.0, attention_multiplier=0.1),
+        {"expert_count": 4, "expert_used_count": 2, "logit_scale": 4.0, "attention.scale": 0.1},
+        granite,
+        rotates_pairs=True,
+    ),
+    family(
+        "granite, one for all",
+        ARCH.GRANITE_MOE,
+        auto("granitemoeshared", **SOME, num_local_experts=4, shared_intermediate_size=64),
+        {
+            "expert_count": 4,
+            "expert_used_count": 2,
+            "logit_scale": 1.0,
+            "expert_shared_feed_forward_length": 64,
+        },
+        granite,
+        rotates_pairs=True,
+    ),
+    family("deepseek v3", ARCH.DEEPSEEK2, auto("deepseek_v3", **DEEPSEEK), DEEPSEEK_FILE, latent),
+    family(
+        "deepseek v3, as older files have latents",
+        ARCH.DEEPSEEK2,
+        auto(
+            "deepseek_v3",
+            **{**DEEPSEEK, "q_lora_rank": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        ),
+        {
+            **{key: value for key, value in OLD_LATENTS.items() if "scaling" not in key and "q_lora" not in key},
+            "attention.head_count_kv": 4,
+            "attention.value_length": 48,
+        },
+        old_latent,
+    ),
+)
+BY_NAME = {each.name: each for each in FAMILIES}
+
+
+def sequences() -> Sequences:
+    return Sequences([random_tokens(23, 0), random_tokens(17, 1)], SLOTS)
+
+
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+@pytest.mark.parametrize("name", BY_NAME)
+def test_logits_equal_those_of_transformers(name: str, kernels: Kernels, tmp_path: Path) -> None:
+    model = write_gguf(tmp_path / "tiny.gguf", BY_NAME[name])
+    source = open_model(tmp_path / "tiny.gguf", cache=tmp_path / "cache")
+    runner = build_runner(source.config, source.tensors, num_slots=SLOTS, dtype="float32", kernels=kernels)
+    expected = [reference_logits(model, ids.tolist()) for ids in sequences().token_ids]
+    for actual, logits in zip(run_steps(runner, sequences(), CHUNKS), expected, strict=True):
+        assert relative_error(actual, logits) < 1e-4
+
+
+@pytest.mark.parametrize(("name", "kind"), [("qwen 3", "Q8_0"), ("gpt-oss", "MXFP4"), ("deepseek v3", "Q8_0")])
+def test_experts_stay_in_the_blocks_of_the_file(name: str, kind: str, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", BY_NAME[name], kind=kind)
+    source = open_model(tmp_path / "tiny.gguf", cache=tmp_path / "cache")
+    assert isinstance(source.tensors, BlockTensors)
+    expert = source.tensors.block("model.layers.1.mlp.experts.2.down_proj.weight")
+    assert expert is not None
+    assert expert.kind == kind
+    native = build_runner(source.config, source.tensors, num_slots=SLOTS, dtype="float32", kernels="native")
+    assert str(native.facts()["weights"]).startswith(kind)
+    unpacked = {name: source.tensors[name].float() for name in source.tensors}
+    exact = build_runner(source.config, unpacked, num_slots=SLOTS, dtype="float32", kernels="torch")
+    results = (run_steps(runner, sequences(), CHUNKS) for runner in (native, exact))
+    rounded, logits = (torch.cat(each) for each in results)
+    assert (rounded - logits).norm() < 0.03 * logits.norm()  # not of each logit: a token may meet another expert
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("qwen 3", {"expert_count": 1 << 31}, r"'blk\.0\.ffn_gate_inp\.weight' has shape \(4, 128\), not"),
+        ("qwen 3", {"expert_used_count": 5}, "damaged: 5 of 4 experts of 32 numbers"),
+        ("qwen 3", {"expert_feed_forward_length": 64}, r"ffn_down_exps\.weight' has shape \(4, 128, 32\), not"),
+        ("llama 4", {"interleave_moe_layer_step": 0}, "in steps of 0; download it again"),
+        ("deepseek v3", {"expert_gating_func": 1}, "DeepSeek V2, which scores experts by softmax"),
+        ("deepseek v3", {"rope.dimension_count": 48}, r"qk_nope_head_dim=0 of latent attention"),
+        ("deepseek v3", {"leading_dense_block_count": 2}, r"lacks tensor 'blk\.1\.ffn_down\.weight'|not part of"),
+        ("gpt-oss", {"attention.sliding_window_pattern": [True]}, "lists 1 of 2 layers"),
+    ],
+)
+def test_what_does_not_fit_the_experts_is_named(
+    name: str, change: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    family = BY_NAME[name]
+    write_gguf(tmp_path / "odd.gguf", replace(family, metadata={**family.metadata, **change}))
+    with pytest.raises(ModelError, match=message):
+        open_model(tmp_path / "odd.gguf", cache=tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
