@@ -55,6 +55,7 @@ class LinearTensors:
     widths: tuple[int, ...]  # outputs of each
     inputs: int
     biased: bool = False
+    fine_inputs: bool = False  # where products round inputs to 8 bits (blocks on the CPU kernels), these keep 16
 
     @property
     def weights(self) -> list[str]:

@@ -200,7 +200,10 @@ class CpuDecoder:
         self._ropes = {angles: Angles(*angles, config.context_length) for angles in config.angles}
 
         head = LinearTensors(
-            ((EMBEDDING if config.tied else HEAD).removesuffix(".weight"),), (config.vocab_size,), config.hidden_size
+            ((EMBEDDING if config.tied else HEAD).removesuffix(".weight"),),
+            (config.vocab_size,),
+            config.hidden_size,
+            fine_inputs=True,
         )
         self.head = Head(library, (head_method or method).load(self._checkpoint, head), screen=screened)
         self._embedding = EmbeddingRows(self._checkpoint, config.vocab_size, config.hidden_size)

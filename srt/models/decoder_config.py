@@ -343,16 +343,21 @@ def layer_tensors(config: DecoderConfig, index: int) -> LayerTensors:
     def head_norm(name: str) -> str | None:
         return ONES if layer.bare_head_norm else f"{attention}.{name}.weight" if config.qk_norm else None
 
-    def maps(module: str, leaves: tuple[str, ...], widths: tuple[int, ...], biased: bool) -> LinearTensors:
+    def maps(
+        module: str, leaves: tuple[str, ...], widths: tuple[int, ...], biased: bool, *, fine: bool = False
+    ) -> LinearTensors:
         paths = tuple(f"{module}.{leaf}" for leaf in leaves)
-        return LinearTensors(paths, widths if len(leaves) > 1 else (sum(widths),), hidden, biased)
+        return LinearTensors(paths, widths if len(leaves) > 1 else (sum(widths),), hidden, biased, fine)
 
     return LayerTensors(
         prefix=prefix,
         before_attention=norm(config.norms.before_attention),
-        qkv=maps(attention, *_qkv(config, layer, queries, keys), config.qkv_bias)
+        # Fine inputs here and at the head: with 8 bits everywhere the default model in Q8_0 has a KL of 0.0030 to its
+        # exact weights. 16 bits take away: q, k, v 0.0007; output 0.0001; gate and up 0.0008; down 0.0008; head 0.0005.
+        # A product with 16 bits costs up to twice the time in prompts, so the cheapest two bring it below 0.002.
+        qkv=maps(attention, *_qkv(config, layer, queries, keys), config.qkv_bias, fine=True)
         if latent is None
-        else maps(attention, latent.names, (latent.queries(config.heads), latent.key_dim), config.qkv_bias),
+        else maps(attention, latent.names, (latent.queries(config.heads), latent.key_dim), config.qkv_bias, fine=True),
         query_norm=head_norm(names.query_norm),
         key_norm=head_norm(names.key_norm) if keys else None,
         value_norm=ONES if config.value_norm and keys else None,

@@ -5,7 +5,8 @@ row gives the same bits alone and in a batch, with one thread and with many. On 
 to bfloat16 as well, unless the matrix is `exact`. A matrix is a stack of parts, each in a format of its own.
 
 Blocks of a GGUF file keep the numbers of the file in another order, at most 4 % more bytes. Their products round x to
-signed bytes with a float32 scale for each 32 inputs; the products of integers are summed exactly.
+signed bytes with a float32 scale for each 32 inputs; the products of integers are summed exactly. A `fine` matrix
+rounds x to two such rows of bytes, the second for what the first lacks: 16 bits.
 """
 
 import ctypes
@@ -122,7 +123,13 @@ class PackedMatrix:
     """A weight [n, k] in panels of 16 outputs, in memory of its own. Sources may be freed afterwards."""
 
     def __init__(
-        self, library: ctypes.CDLL, sources: Sequence[Weights], form: Format | None = None, *, exact: bool = False
+        self,
+        library: ctypes.CDLL,
+        sources: Sequence[Weights],
+        form: Format | None = None,
+        *,
+        exact: bool = False,
+        fine: bool = False,
     ) -> None:
         """Stacks `sources`, each [n_i, k], along n: the products of q, k and v are one.
 
@@ -132,6 +139,7 @@ class PackedMatrix:
             form: of sources that are tensors or dequantised: F32, BF16, F16 or INT8; None: the type that tensors have,
                 F32 of what is dequantised. Blocks and integers keep theirs.
             exact: BF16 leaves x in float32, also where tiles would multiply a rounded x faster.
+            fine: blocks and integers of 4 bits round x to 16 bits instead of 8.
 
         Raises:
             ParameterError: a source is no float32, bfloat16 or float16 matrix of the CPU, nor a sound one in blocks or
@@ -146,7 +154,7 @@ class PackedMatrix:
         self.n, self.k = _stacked_shape(sources)
         parts = list(_parts(sources, form))
         self.formats = tuple(part.form for part in parts)
-        self._handle = library.umbel_matrix_create(self.k)
+        self._handle = library.umbel_matrix_create(self.k, 2 if fine else 1)
         for index, part in enumerate(parts):
             added = self._handle and library.umbel_matrix_add(
                 self._handle, part.form.value, part.n, part.group_shift, exact
@@ -440,7 +448,7 @@ def _check(name: str, tensor: torch.Tensor, shape: tuple[int, int]) -> None:
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, long, integer = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
-    library.umbel_matrix_create.argtypes = [long]
+    library.umbel_matrix_create.argtypes = [long, integer]
     library.umbel_matrix_create.restype = pointer
     library.umbel_matrix_add.argtypes = [pointer, integer, long, integer, integer]
     library.umbel_matrix_add.restype = integer

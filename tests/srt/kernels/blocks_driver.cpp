@@ -1,5 +1,6 @@
 // Multiplies one matrix in blocks on a foreign instruction set, for `test_blocks_elsewhere.py`: numbers come on the standard
-// input (format, n, k, rows, bytes of a row as int64; the rows of blocks; x as float32), products leave on the output.
+// input (format, n, k, rows, bytes of a row, terms of an input as int64; the rows of blocks; x as float32), products
+// leave on the output.
 #include <cstdio>
 #include <vector>
 
@@ -9,7 +10,7 @@ extern "C" void umbel_set_threads(int count);
 
 int main() {
     using namespace umbel;
-    int64_t head[5];
+    int64_t head[6];
     if (std::fread(head, sizeof head, 1, stdin) != 1) return 1;
     Format format = (Format)head[0];
     long n = head[1], k = head[2], rows = head[3], row_bytes = head[4];
@@ -20,7 +21,7 @@ int main() {
     umbel_set_threads(2);
     MatrixPart part = create_part(format, 0, n, k, false, 0);
     pack_blocks(part, 0, n, blocks.data(), row_bytes, 0);
-    linear(Matrix{n, k, 1, &part}, x.data(), rows, k, nullptr, out.data(), n);
+    linear(Matrix{n, k, 1, &part, (int)head[5]}, x.data(), rows, k, nullptr, out.data(), n);
     umbel_set_threads(1);
     return std::fwrite(out.data(), sizeof(float), out.size(), stdout) == out.size() ? 0 : 1;
 }

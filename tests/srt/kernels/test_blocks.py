@@ -24,6 +24,7 @@ from umbel.srt.layers.checkpoint import BlockTensor
 
 from .native import native_isas
 
+FINE = ("Q4_0", "Q4_K", "Q6_K", "Q8_0")  # one of each way to scale and unpack: what they add is of every format
 FLOATS = ("F32", "F16", "BF16")
 QUANTISED = tuple(kind for kind in BLOCKS if kind not in FLOATS)
 SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))}
@@ -87,6 +88,12 @@ def assert_close(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> No
     assert bool(((out - inputs @ weight.double().T).abs() <= 2e-6 * scale).all())
 
 
+def assert_fine(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
+    """Within what rounding of inputs to 16 bits may lose; 8 bits lose some hundred times as much."""
+    scale = x.double().norm(dim=1, keepdim=True) * weight.norm(dim=1).double()
+    assert bool(((out - x.double() @ weight.double().T).abs() <= 1e-5 * scale).all())
+
+
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_a_product_is_that_of_the_dequantised_weights_and_the_rounded_inputs(library: ctypes.CDLL, kind: str) -> None:
     weight = blocks(kind, 50, 768)
@@ -94,6 +101,23 @@ def test_a_product_is_that_of_the_dequantised_weights_and_the_rounded_inputs(lib
     for rows in (1, 2, 3, 4, 5, 17, 70):
         x = normal(rows, 768, seed=rows)
         assert_close(matrix(x), x, floats)
+
+
+@pytest.mark.parametrize("kind", FINE)
+def test_fine_inputs_have_16_bits(library: ctypes.CDLL, kind: str) -> None:
+    weight, bias = blocks(kind, 50, 768), normal(50, seed=1)
+    matrix, floats, x = PackedMatrix(library, [weight], fine=True), dequantised(weight), normal(70, 768)
+    x[5, 40:50] *= 1000  # spoils the other inputs of two blocks, as far as they count next to it
+    x[6, 64:96] = 0
+    together = matrix(x, bias)
+    assert_fine(together - bias, x, floats)
+    for first, rows in ((5, 1), (3, 2), (60, 3), (20, 40)):
+        assert torch.equal(matrix(x[first : first + rows], bias), together[first : first + rows])
+    assert torch.equal(matrix.panel(x, 1) + bias[16:32], together[:, 16:32])
+    tokens = np.array([49, 0, 17], dtype=np.int32)
+    assert torch.equal(Head(library, matrix).some(x[5:10], tokens) + bias[tokens], together[5:10, tokens])
+    x[7, 5] = float("nan")
+    assert matrix(x).isfinite().all(1).tolist() == [row != 7 for row in range(70)]
 
 
 @pytest.mark.parametrize("kind", QUANTISED)

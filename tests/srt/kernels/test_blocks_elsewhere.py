@@ -14,7 +14,7 @@ import torch
 from umbel.srt.kernels.cpu.library import FLAGS, SOURCES, Isa, cpu_flags, load_library, usable
 from umbel.srt.kernels.cpu.linear import Format, PackedMatrix
 
-from .test_blocks import QUANTISED, assert_close, blocks, dequantised, normal
+from .test_blocks import QUANTISED, assert_close, assert_fine, blocks, dequantised, normal
 
 pytestmark = pytest.mark.nightly
 
@@ -27,8 +27,10 @@ NEEDED = ("blocks*.cpp", "linear*.cpp", "memory.cpp", "threads.cpp", "int8_rows.
 def test_avx_vnni(kind: str) -> None:
     weight = blocks(kind, 50, 768)
     matrix = PackedMatrix(load_library(Isa.AVX_VNNI), [weight])
+    fine = PackedMatrix(load_library(Isa.AVX_VNNI), [weight], fine=True)
     for rows in (1, 5, 70):
         assert_close(matrix(normal(rows, 768)), normal(rows, 768), dequantised(weight))
+        assert_fine(fine(normal(rows, 768)), normal(rows, 768), dequantised(weight))
 
 
 @pytest.fixture(scope="module", params=[Isa.NEON, Isa.NEON_I8MM, Isa.PORTABLE], ids=lambda isa: isa.value)
@@ -58,11 +60,14 @@ def test_arm(driver: Path, kind: str) -> None:
     assert_close(together, normal(70, 768), dequantised(weight))
     for rows in (1, 3, 4, 5):
         assert torch.equal(product(driver, kind, normal(70, 768)[:rows]), together[:rows])
+    fine = product(driver, kind, normal(70, 768), terms=2)
+    assert_fine(fine, normal(70, 768), dequantised(weight))
+    assert torch.equal(product(driver, kind, normal(70, 768)[:3], terms=2), fine[:3])
 
 
-def product(driver: Path, kind: str, x: torch.Tensor) -> torch.Tensor:
+def product(driver: Path, kind: str, x: torch.Tensor, *, terms: int = 1) -> torch.Tensor:
     weight = blocks(kind, 37, 768)
-    head = np.array([Format[kind].value, 37, 768, len(x), weight.data.shape[1]], dtype=np.int64)
+    head = np.array([Format[kind].value, 37, 768, len(x), weight.data.shape[1], terms], dtype=np.int64)
     given = head.tobytes() + weight.data.tobytes() + x.numpy().tobytes()
     done = subprocess.run([EMULATOR, "-cpu", "max", str(driver)], input=given, capture_output=True, check=True)
     return torch.from_numpy(np.frombuffer(done.stdout, dtype=np.float32).reshape(len(x), 37).copy())

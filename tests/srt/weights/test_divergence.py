@@ -62,7 +62,7 @@ def requantised(source: GgufFile, target: Path, kind: str) -> Path:
 @pytest.mark.nightly
 @pytest.mark.model
 def test_the_default_model_in_blocks_says_what_its_dequantised_weights_say() -> None:
-    assert divergence(open_model(), 640) < 0.01  # measured 0.0029
+    assert divergence(open_model(), 640) < 0.01  # measured 0.0017
 
 
 @pytest.mark.nightly
@@ -71,4 +71,4 @@ def test_the_default_model_in_8_bits_says_what_its_dequantised_weights_say(tmp_p
     default = open_pieces(default_pieces(), tmp_path / "default.gguf")
     path = requantised(default, tmp_path / "q8.gguf", "Q8_0")
     source = open_model(path, cache=tmp_path / "cache")
-    assert divergence(source, 640) < 0.004  # measured 0.0030: products round inputs to 8 bits
+    assert divergence(source, 640) < 0.002  # measured 0.0018: products of q, k, v and the head round inputs to 16 bits

@@ -76,8 +76,9 @@ def test_logits_of_a_packed_checkpoint_are_those_of_its_dequantised_weights(fold
     assert runner.facts()["weights"] == "packed"
 
 
-# Of products on the CPU kernels, relative to the largest: kernels round inputs to 8 bits, for INT8 to 16.
-NATIVE = {"awq": 0.02, "gptq, act-order, zeros": 0.02, "compressed, int8": 1e-3, "fp8, blocks": 0.02, "nf4": 0.02}
+# Of products on the CPU kernels, relative to the largest. Inputs have 16 bits; what is not in groups of integers has
+# weights of 8 bits by block.
+NATIVE = {"awq": 3e-4, "gptq, act-order, zeros": 0.01, "compressed, int8": 1e-3, "fp8, blocks": 0.01, "nf4": 0.01}
 
 
 @pytest.mark.parametrize("name", NATIVE)
@@ -93,19 +94,20 @@ def test_the_cpu_kernels_multiply_packed_matrices(name: str) -> None:
     assert torch.equal(method.apply(weight, x[2:3])[0], method.apply(weight, x)[2]), "a row has the same bits alone"
 
 
-def test_a_packed_checkpoint_runs_on_the_cpu_kernels() -> None:
-    folder = BY_NAME["gptq"]
+@pytest.mark.parametrize(("name", "form"), [("gptq", "Q4_0"), ("awq", "int4"), ("compressed, int8", "int8")])
+def test_a_packed_checkpoint_runs_on_the_cpu_kernels(name: str, form: str) -> None:
+    folder = BY_NAME[name]
     model = reference_model("qwen3", num_hidden_layers=2, **SIZES)
     stored, values = pack(tensors_of(model), folder)
     model.load_state_dict(values)
     config = {**model.config.to_dict(), "quantization_config": folder.config}
     runner = build_runner(config, stored, num_slots=20, dtype="float32", kernels="native")
     actual = run_steps(runner, Sequences([TOKENS], 20), [[Piece(0, 0, 9)]])[0]  # type: ignore[arg-type]
-    assert relative_error(actual, reference_logits(model, TOKENS)) < 0.05  # inputs of 8 bits, in seven products
-    assert runner.facts()["weights"] == "Q4_0, f32"
+    assert relative_error(actual, reference_logits(model, TOKENS)) < 1e-3
+    assert runner.facts()["weights"] == f"{form}, f32"
 
 
-@pytest.mark.parametrize(("kernels", "tolerance"), [("torch", 1e-4), ("native", 0.05)])
+@pytest.mark.parametrize(("kernels", "tolerance"), [("torch", 1e-4), ("native", 1e-3)])
 def test_experts_of_a_packed_checkpoint_run(kernels: Kernels, tolerance: float) -> None:
     folder = BY_NAME["awq"]
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "hidden_size": 64, "head_dim": 16}
@@ -205,7 +207,7 @@ def test_experts_of_mxfp4_are_stacks_of_exact_numbers() -> None:
     assert torch.equal(view["e.gate_up_proj"].float(), values)
 
 
-@pytest.mark.parametrize(("kernels", "tolerance"), [("torch", 1e-4), ("native", 0.05)])
+@pytest.mark.parametrize(("kernels", "tolerance"), [("torch", 1e-4), ("native", 1e-3)])
 def test_gpt_oss_runs_on_mxfp4(kernels: Kernels, tolerance: float) -> None:
     sizes = {
         "num_local_experts": 4,

@@ -85,12 +85,15 @@ void pack_int4(MatrixPart& part, long first, long count, const uint8_t* codes, c
 // product and a sum at once. Any format of blocks but INT4, and F32, F16 and BF16.
 void dequantise_row(Format format, const uint8_t* row, long k, float* out);
 
-// Rows of inputs as signed bytes with a float32 scale for each 32 of them: input = scale × byte. Rows are in tiles of
-// 64, each [k / 32][rows of the tile][32]; in the last, AMX has its rows padded to a multiple of 16.
+// Rows of inputs as signed bytes with a float32 scale for each 32 of them: input = scale × byte. With two terms a row of
+// inputs is the sum of two rows next to each other, of which the second has what rounding has taken from the first, with
+// scales of its own: 16 bits. Rows are in tiles of 64, each [k / 32][rows of the tile][32]; in the last, AMX has its
+// rows padded to a multiple of 16.
 struct BlockRows {
     static constexpr long TILE = 64;
 
-    long rows, k;
+    long rows, k;  // rows of bytes
+    int terms;     // of these for each row of inputs: 1 or 2
     const int8_t* values;
     const float* factors;  // like the values, of 4 floats: the scale, the sum of the bytes, and of either half of them
 
@@ -107,13 +110,13 @@ struct BlockRows {
 
 // Into memory of the calling thread, which the next call overwrites. Rows that are not of numbers get scales that are
 // none. Uses the whole team.
-BlockRows round_rows(const float* x, long rows, long k, long x_stride);
+BlockRows round_rows(const float* x, long rows, long k, long x_stride, int terms);
 
 // The parts of `linear` that are blocks, with inputs that are rounded once.
 void linear_blocks(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
                    long out_stride);
 
-// All rows times one panel: tile[r, 0:16], without bias. Runs on the calling thread.
+// All rows of inputs times one panel: tile[r, 0:16], without bias. Runs on the calling thread.
 void multiply_panel(const MatrixPart& part, const BlockRows& x, long panel, float* tile);
 
 }  // namespace umbel

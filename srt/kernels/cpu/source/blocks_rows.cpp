@@ -60,19 +60,33 @@ UMBEL_INLINE void round_block(const float* x, int8_t* values, float* factors) {
     factors[3] = (float)halves[1];
 }
 
+// What the bytes lack of 32 inputs.
+UMBEL_INLINE void take_rounded(const float* x, const int8_t* values, float scale, float* rest) {
+    for (int i = 0; i < STEPS; i++) {
+        vbyte bytes;
+        std::memcpy(&bytes, values + i * VL, VL);
+        store(rest + i * VL, fnma(__builtin_convertvector(bytes, vf), splat(scale), load(x + i * VL)));
+    }
+}
+
 }  // namespace
 
-BlockRows round_rows(const float* x, long rows, long k, long x_stride) {
+BlockRows round_rows(const float* x, long rows, long k, long x_stride, int terms) {
     thread_local Buffer values_memory, factors_memory;
-    long padded = (rows + 15) / 16 * 16, blocks = k / 32;
+    long padded = (rows * terms + 15) / 16 * 16, blocks = k / 32;
     int8_t* values = values_memory.take<int8_t>(padded * k + 64);  // a tile reads two rows for its last one
     float* factors = factors_memory.take<float>(padded * blocks * 4);
-    BlockRows result{rows, k, values, factors};
+    BlockRows result{rows * terms, k, terms, values, factors};
     auto round = [&](long row, long begin, long end) {
-        long tile = row / BlockRows::TILE, first = tile * BlockRows::TILE, lanes = result.lanes(tile);
+        long lane = row * terms, tile = lane / BlockRows::TILE, first = tile * BlockRows::TILE, lanes = result.lanes(tile);
         for (long block = begin; block < end; block++) {
-            long place = first * blocks + block * lanes + (row - first);
-            round_block(x + row * x_stride + block * 32, values + place * 32, factors + place * 4);
+            const float* inputs = x + row * x_stride + block * 32;
+            long place = first * blocks + block * lanes + (lane - first);
+            round_block(inputs, values + place * 32, factors + place * 4);
+            if (terms == 1) continue;
+            alignas(64) float rest[32];
+            take_rounded(inputs, values + place * 32, factors[place * 4], rest);
+            round_block(rest, values + (place + 1) * 32, factors + (place + 1) * 4);
         }
     };
     if (rows == 1) {

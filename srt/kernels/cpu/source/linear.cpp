@@ -111,7 +111,9 @@ extern "C" {
 using namespace umbel;
 
 // Parts are added from the front; the matrix is ready when all have been filled.
-void* umbel_matrix_create(long k) { return new (std::nothrow) Matrix{0, k, 0, nullptr}; }
+void* umbel_matrix_create(long k, int input_terms) {
+    return new (std::nothrow) Matrix{0, k, 0, nullptr, input_terms};
+}
 
 int umbel_matrix_add(void* matrix, int format, long n, int group_shift, int exact) {
     return add_part(*(Matrix*)matrix, (Format)format, n, group_shift, exact != 0);
@@ -157,8 +159,10 @@ void umbel_linear(const void* matrix, const float* x, long rows, long x_stride, 
 
 // Of a matrix of one part.
 void umbel_linear_panel(const void* matrix, const float* x, long rows, long x_stride, long panel, float* tile) {
-    const MatrixPart& part = *((const Matrix*)matrix)->parts;
-    if (is_blocks(part.format)) return multiply_panel(part, round_rows(x, rows, part.k, x_stride), panel, tile);
+    const Matrix& it = *(const Matrix*)matrix;
+    const MatrixPart& part = *it.parts;
+    if (is_blocks(part.format))
+        return multiply_panel(part, round_rows(x, rows, part.k, x_stride, it.input_terms), panel, tile);
     linear_panel(part, x, rows, x_stride, panel, tile);
 }
 

@@ -46,6 +46,7 @@ struct Matrix {
     long n, k;
     long count;
     MatrixPart* parts;
+    int input_terms = 1;  // of blocks: bytes of an input, see BlockRows
 
     // The only part, where that holds floats or INT8: nullptr otherwise.
     const MatrixPart* plain() const { return count == 1 && !is_blocks(parts->format) ? parts : nullptr; }

@@ -40,11 +40,20 @@ struct Call {
     long out_stride;
 };
 
-void write(const Call& call, const MatrixPart& part, long panel, long tile, const float* sums) {
+// Sums of rows of bytes become sums of rows of inputs, at the front.
+void add_terms(int terms, long rows, float* sums) {
+    if (terms == 1) return;
+    for (long row = 0; row < rows / 2; row++)
+        for (long o = 0; o < PANEL; o++) sums[row * PANEL + o] = sums[2 * row * PANEL + o] + sums[(2 * row + 1) * PANEL + o];
+}
+
+void write(const Call& call, const MatrixPart& part, long panel, long tile, float* sums) {
     long width = part.n - panel * PANEL < PANEL ? part.n - panel * PANEL : PANEL;
     long first = part.first + panel * PANEL;
-    for (long row = 0; row < call.x.tile_rows(tile); row++) {
-        float* out = call.out + (tile * BlockRows::TILE + row) * call.out_stride + first;
+    int terms = call.x.terms;
+    add_terms(terms, call.x.tile_rows(tile), sums);
+    for (long row = 0; row < call.x.tile_rows(tile) / terms; row++) {
+        float* out = call.out + (tile * BlockRows::TILE / terms + row) * call.out_stride + first;
         std::memcpy(out, sums + row * PANEL, width * sizeof(float));
         for (long o = 0; call.bias && o < width; o++) out[o] += call.bias[first + o];
     }
@@ -77,14 +86,19 @@ void multiply_panel(const MatrixPart& part, const BlockRows& x, long panel, floa
 #if defined(UMBEL_AMX)
     Tiles configured;
 #endif
-    std::memset(tile, 0, x.rows * PANEL * sizeof(float));
-    for (long t = 0; t < x.tiles(); t++)
-        multiply(kernels, operands_of(part, x, panel, t), tile + t * BlockRows::TILE * PANEL);
+    alignas(64) float sums[BlockRows::TILE * PANEL];
+    for (long t = 0; t < x.tiles(); t++) {
+        long bytes = x.tile_rows(t) * PANEL * (long)sizeof(float);
+        std::memset(sums, 0, bytes);
+        multiply(kernels, operands_of(part, x, panel, t), sums);
+        add_terms(x.terms, x.tile_rows(t), sums);
+        std::memcpy(tile + t * BlockRows::TILE / x.terms * PANEL, sums, bytes / x.terms);
+    }
 }
 
 void linear_blocks(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
                    long out_stride) {
-    BlockRows inputs = round_rows(x, rows, weight.k, x_stride);
+    BlockRows inputs = round_rows(x, rows, weight.k, x_stride, weight.input_terms);
     Call call{weight, inputs, bias, out, out_stride};
     long panels = 0, tiles = inputs.tiles();
     for (long i = 0; i < weight.count; i++)
