@@ -123,7 +123,7 @@ def _decode(step: Step, pool: KVPool, geometry: AttentionGeometry, dtype: torch.
     """All layers of the pool, planned as for a captured graph."""
     backend = TritonBackend(geometry, device, dtype=dtype)
     keys = sum(map(len, step.batch.slots))
-    plan: TritonPlan = backend.reserve(rows=step.batch.rows, keys=keys)
+    plan: TritonPlan = backend.reserve(None, rows=step.batch.rows, keys=keys)
     backend.plan_into(plan, step.batch, None)
     queries = normal(step.batch.rows, geometry.heads, geometry.head_dim, device=device, dtype=dtype)
     out = torch.empty_like(queries)

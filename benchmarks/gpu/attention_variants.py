@@ -2,14 +2,17 @@
 
 import torch
 from umbel.srt.attention.backend import AttentionGeometry
-from umbel.srt.cache.kv_pool import FLOAT8
-from umbel.srt.kernels.triton.attention import attend_items, merge_parts, store_rows, tiles_for
+from umbel.srt.cache.kv_pool import FLOAT8, LayerKV
+from umbel.srt.kernels.triton.attention import HeadShape, attend_items, merge_parts, store_rows, tiles_for, unit_heads
 from umbel.srt.kernels.triton.attention_backend import item_constants, merge_constants, store_constants
 
 from .variants import Variant
 
 EXACT_SPILLS = 2048  # bytes, of both tiles in float32: products without tensor cores are there to be compared with
+MEASURED = 256  # numbers of a head
 SPILLS = 192  # bytes of tiles of more rows: smaller ones spill nothing and take longer, `many` of 256 twice as long
+
+HUGE_SPILLS = 256  # of tiles of 64 vectors of 512 numbers: with fewer there are no warp groups
 
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", FLOAT8: "fp8e4nv"}
 _GEOMETRIES = (
@@ -30,13 +33,25 @@ def attention_variants() -> list[Variant]:
     found += _items(eight, torch.bfloat16, torch.bfloat16, softcap=50.0)
     found += _items(eight, torch.float32, torch.float32)
     found += _items(AttentionGeometry(32, 32, 96), torch.bfloat16, torch.bfloat16)
+    found += _items(AttentionGeometry(64, 8, 64), torch.bfloat16, torch.bfloat16, sinks=True)  # gpt-oss
+    found += _items(AttentionGeometry(16, 2, 512), torch.bfloat16, torch.bfloat16)  # Gemma 4
+    for heads in (128, 20):  # DeepSeek V3, GLM 4.7 Flash
+        layer = LayerKV(1, 576, 512, latent=True)
+        found += _items(AttentionGeometry(heads, 1, 576, latent=True), torch.bfloat16, torch.bfloat16, layer=layer)
     return [*found, _merge(eight, torch.bfloat16), _store(eight, torch.bfloat16), _store(eight, FLOAT8)]
 
 
 def _items(
-    geometry: AttentionGeometry, dtype: torch.dtype, kv_dtype: torch.dtype, softcap: float = 0.0
+    geometry: AttentionGeometry,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    *,
+    softcap: float = 0.0,
+    sinks: bool = False,
+    layer: LayerKV | None = None,
 ) -> list[Variant]:
     tiles = tiles_for(geometry, dtype, kv_dtype)
+    heads = HeadShape.of(geometry.heads, layer or _layer(geometry), unit_heads(geometry, dtype))
     query, key = f"*{_NAMES[dtype]}", f"*{_NAMES[kv_dtype]}"
     arguments = {
         **dict.fromkeys(("queries", "out"), query),
@@ -45,35 +60,40 @@ def _items(
         **dict.fromkeys(("bounds", "items", "slots", "kv_idx"), "*i32"),
         **dict.fromkeys(("query_stride", "out_stride"), "i32"),
         **dict.fromkeys(("scale", "inner_scale"), "fp32"),
+        **({"sinks": "*fp32"} if sinks else {}),
     }
     shape = f"d{geometry.head_dim} group {geometry.group} {_NAMES[dtype]}"
     if kv_dtype is not dtype:
         shape += f"/{_NAMES[kv_dtype]}"
-    if softcap:
-        shape += " softcap"
+    shape += " softcap" * (softcap > 0) + " sinks" * sinks + " latents" * heads.latent
     few, some, many = tiles.few, tiles.some, tiles.many
-    launches = {
-        "few": (few, None, few),
-        "few and some": (few, some, some),
-        "few and many": (few, many, many),
-        "many": (None, many, many),
-    }
+    launches = {"few": (few, None, few), "many": (None, many, many)}
+    launches |= {"some": (None, some, some)} if some.apart else {"few and some": (few, some, some)}
+    large = geometry.head_dim > MEASURED
     return [
         Variant(
             name=f"attend {kind} {shape}",
             kernel=attend_items,
             arguments=arguments,
-            constants={**item_constants(geometry, few, more, softcap=softcap, dtype=dtype), "PDL": True},
+            constants={
+                **item_constants(heads, few, more, softcap=softcap, dtype=dtype),
+                **({} if sinks else {"sinks": None}),
+                "PDL": True,
+            },
             warps=max(few.warps if few else 0, last.warps),
             stages=last.stages,
             aligned=frozenset({"query_stride", "out_stride"}),
             products=dtype is not torch.float32,
             gathers=True,
             registers=last.registers,
-            spills=EXACT_SPILLS if dtype is torch.float32 else SPILLS if more else 0,
+            spills=EXACT_SPILLS if dtype is torch.float32 else HUGE_SPILLS if large else SPILLS if more else 0,
         )
         for kind, (few, more, last) in launches.items()
     ]
+
+
+def _layer(geometry: AttentionGeometry) -> LayerKV:
+    return LayerKV(geometry.kv_heads, geometry.head_dim, geometry.head_dim)
 
 
 def _merge(geometry: AttentionGeometry, dtype: torch.dtype) -> Variant:
@@ -86,14 +106,18 @@ def _merge(geometry: AttentionGeometry, dtype: torch.dtype) -> Variant:
             **dict.fromkeys(("bounds", "merges"), "*i32"),
             "out_stride": "i32",
         },
-        constants={**merge_constants(geometry), "PDL": True},
+        constants={
+            **merge_constants(HeadShape.of(geometry.heads, _layer(geometry), geometry.group)),
+            "sinks": None,
+            "PDL": True,
+        },
         warps=1,
         aligned=frozenset({"out_stride"}),
     )
 
 
 def _store(geometry: AttentionGeometry, kv_dtype: torch.dtype) -> Variant:
-    constants = store_constants(geometry, kv_dtype)
+    constants = store_constants(_layer(geometry), kv_dtype)
     return Variant(
         name=f"store d{geometry.head_dim} bf16/{_NAMES[kv_dtype]}",
         kernel=store_rows,

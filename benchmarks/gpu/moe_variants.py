@@ -83,7 +83,7 @@ def _gate_up(name: str, tiles: MoeTiles, hidden: int, width: int) -> Variant:
             **dict.fromkeys(("rows", "owners", "filled"), "*i32"),
             **dict.fromkeys(("x_stride", "pairs", "top_k"), "i32"),
         },
-        constants={"WIDTH": width, "HIDDEN": hidden, "KIND": SILU.value, **_cut(tiles, tiles.columns)},
+        constants={**_into(hidden, width), **_cut(tiles, tiles.columns)},
         warps=tiles.warps,
         stages=tiles.stages,
         aligned=frozenset({"x_stride"}),
@@ -102,7 +102,7 @@ def _down(name: str, tiles: MoeTiles, hidden: int, width: int) -> Variant:
             **dict.fromkeys(("rows", "owners", "filled"), "*i32"),
             "pairs": "i32",
         },
-        constants={"WIDTH": width, "HIDDEN": hidden, **_cut(tiles, 2 * tiles.columns)},
+        constants={"WIDTH": width, "HIDDEN": hidden, "bias": None, **_cut(tiles, 2 * tiles.columns)},
         warps=tiles.warps,
         stages=tiles.stages,
         products=True,
@@ -121,9 +121,7 @@ def _gate_up_few(name: str, hidden: int, width: int) -> Variant:
             "top_k": "i32",
         },
         constants={
-            "WIDTH": width,
-            "HIDDEN": hidden,
-            "KIND": SILU.value,
+            **_into(hidden, width),
             "BLOCK_N": GATES,
             "BLOCK_K": depth_for(hidden, torch.bfloat16, GATE_WARPS),
             "PDL": True,
@@ -142,6 +140,7 @@ def _down_few(name: str, top_k: int, hidden: int, width: int) -> Variant:
         constants={
             "WIDTH": width,
             "HIDDEN": hidden,
+            "bias": None,
             "TOP_K": top_k,
             "CHOICES": choices,
             "BLOCK_N": max(DOWN_ROWS // choices, 1),
@@ -150,6 +149,18 @@ def _down_few(name: str, top_k: int, hidden: int, width: int) -> Variant:
         },
         warps=DOWN_WARPS,
     )
+
+
+def _into(hidden: int, width: int) -> dict[str, object]:
+    return {
+        "WIDTH": width,
+        "HIDDEN": hidden,
+        "KIND": SILU.value,
+        "GATED": True,
+        "LIMIT": None,
+        "ALPHA": 0.0,
+        "bias": None,
+    }
 
 
 def _cut(tiles: MoeTiles, columns: int) -> dict[str, object]:

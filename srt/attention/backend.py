@@ -4,7 +4,7 @@ A backend cuts a step (`plan`, once per step and window class), writes new keys 
 (`attend`). Every layer stores before it attends, so new keys are read from the pool like all others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...lang.errors import ParameterError
-from ..cache.kv_pool import KVGeometry, KVPool, movable
+from ..cache.kv_pool import KVPool, LayerKV, movable
 from ..core.batch import Batch
 from .plan import AttentionPlan, Cut, Window, make_plan
 
@@ -31,12 +31,14 @@ class AttentionGeometry:
     heads: int
     kv_heads: int
     head_dim: int  # numbers of a key, or of a value if that is larger
+    latent: bool = False  # values lie in their keys
 
     @classmethod
-    def covering(cls, heads: int, layers: KVGeometry) -> "AttentionGeometry":
+    def covering(cls, heads: int, layers: Sequence[LayerKV]) -> "AttentionGeometry":
         """Returns the geometry of the largest group of query heads, and of the largest heads, of any layer."""
-        sizes = [max(layer.head_dim, layer.value_dim) for layer in layers.layers]
-        return cls(heads, min(layer.kv_heads for layer in layers.layers), max(sizes))
+        sizes = [max(layer.head_dim, layer.value_dim) for layer in layers]
+        latent = all(layer.latent for layer in layers)
+        return cls(heads, min(layer.kv_heads for layer in layers), max(sizes), latent)
 
     @property
     def group(self) -> int:

@@ -190,9 +190,10 @@ class RMSNorm:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """The norm of each head of queries and keys. Weights as the checkpoint stores them, in the model's dtype."""
+    """The norm of each head of queries, keys and values. Weights are as stored, in the model's dtype."""
 
     query_weight: torch.Tensor  # [head_dim]
     key_weight: torch.Tensor  # [head_dim]
     eps: float
     centered: bool  # weights are stored minus one
+    value_weight: torch.Tensor | None = None  # [head_dim]; None: values are not normalised

@@ -76,7 +76,7 @@ class Model(Protocol):
 
 
 def attention_geometry(model: Model) -> AttentionGeometry:
-    return AttentionGeometry.covering(model.heads, model.kv_geometry)
+    return AttentionGeometry.covering(model.heads, model.kv_geometry.layers)
 
 
 MLP_ROWS = 1024  # rows of one pass through an MLP, which has by far the widest intermediates
@@ -95,7 +95,7 @@ class TorchAttention:
         method: QuantMethod[Any],  # Any: each method has its own form of weight, and only the method reads it
         adapters: Sequence[Adapter],
     ) -> None:
-        self._index = sum(layer.attends for layer in config.layers[:index])  # among those of the pool
+        self._index = config.place_of(index)
         self._layer = config.layers[index]
         self._config = config
         self._head_dim, self._kv_heads = config.head_dim_of(index), config.own_kv_heads(index)

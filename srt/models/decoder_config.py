@@ -225,7 +225,16 @@ class DecoderConfig:
     @property
     def attention_geometry(self) -> AttentionGeometry:
         """The heads that steps are planned for."""
-        return AttentionGeometry.covering(self.heads, self.kv_geometry(torch.float32))
+        return AttentionGeometry.covering(self.heads, self.kv_geometry(torch.float32).layers)
+
+    @property
+    def geometry_by_window(self) -> dict[Window, AttentionGeometry]:
+        """The heads of the layers of each window class, by which their steps are planned."""
+        layers: dict[Window, list[LayerKV]] = {window: [] for window in self.windows}
+        attending = (layer for layer in self.layers if layer.attends)
+        for layer, shape in zip(attending, self.kv_geometry(torch.float32).layers, strict=True):
+            layers[layer.window].append(shape)
+        return {window: AttentionGeometry.covering(self.heads, shapes) for window, shapes in layers.items()}
 
     def kv_geometry(self, dtype: torch.dtype) -> KVGeometry:
         """Returns the shape of a pool of `dtype`, which has the layers that attend, in their order."""
@@ -240,6 +249,10 @@ class DecoderConfig:
             shared = None if source is None else places[source]
             shapes.append(LayerKV(self.kv_heads_of(index), head_dim, head_dim, source=shared))
         return KVGeometry(tuple(shapes), dtype)
+
+    def place_of(self, index: int) -> int:
+        """Returns the place of a layer among those of the pool."""
+        return sum(layer.attends for layer in self.layers[:index])
 
     def state_geometry(self, dtype: torch.dtype) -> StateGeometry | None:
         """Returns the recurrent state of a sequence in a model of `dtype`; None: all layers attend."""

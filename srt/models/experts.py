@@ -40,6 +40,9 @@ class ExpertKernels(Protocol):
         experts: torch.Tensor,
         *,
         activation: str,
+        gated: bool = True,
+        biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+        clamp: tuple[float, float] | None = None,
     ) -> torch.Tensor: ...
 
 
@@ -80,7 +83,9 @@ class Experts:
         self._kernels = kernels
         tensors = ExpertTensors(prefix, config, weights, hidden=hidden)
         self._router, self._router_bias, self._correction = tensors.router, tensors.router_bias, tensors.correction
-        self._biases = tensors.gate_up_bias, tensors.down_bias
+        self._biases: tuple[torch.Tensor, torch.Tensor] | None = None
+        if tensors.gate_up_bias is not None and tensors.down_bias is not None:
+            self._biases = tensors.gate_up_bias, tensors.down_bias
         self._gate_up = self._router.new_empty((config.count, (1 + config.gated) * config.width, hidden))
         self._down = self._router.new_empty((config.count, hidden, config.width))
         for expert, (gate_up, down) in enumerate(tensors.matrices()):  # at most one of them is in memory twice
@@ -123,22 +128,13 @@ class Experts:
         return mixed.view(*experts.shape, -1).sum(1)
 
     def _mix(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        if not self._config.gated:
-            return reference.plain_experts(x, self._gate_up, self._down, weights, experts, activation=self._activation)
-        gate_up_bias, down_bias = self._biases
-        if gate_up_bias is None or down_bias is None:
-            return self._kernels.fused_experts(
-                x, self._gate_up, self._down, weights, experts, activation=self._activation
-            )
-        assert self._config.gate is not None, "experts with biases have a clamped gate"
-        return reference.biased_experts(
-            x,
-            (self._gate_up, gate_up_bias),
-            (self._down, down_bias),
-            weights,
-            experts,
-            limit=self._config.gate.limit,
-            alpha=self._config.gate.alpha,
+        gate = self._config.gate
+        return self._kernels.fused_experts(
+            *(x, self._gate_up, self._down, weights, experts),
+            activation=self._activation,
+            gated=self._config.gated,
+            biases=self._biases,
+            clamp=None if gate is None else (gate.limit, gate.alpha),
         )
 
 

@@ -16,29 +16,79 @@ whole, without one. Where loading counts, it is one: a second loop would wait fo
 tile are loaded while an earlier tile is computed, so that the copies of its keys and values, which the compiler lets
 run ahead of the products, wait for no address.
 
+A layer's heads are constants that a kernel is compiled for (`HeadShape`). Latents (DeepSeek) are keys whose first
+numbers are their values: a tile of them is loaded once and multiplied twice. Sinks enter the sum of a row's
+exponentials where the row is done: at the end of its only item, or in the merge.
+
 Both kernels are launched with PDL (see jit.py). Before they wait they read the plan's counts, which copies write.
 """
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 import triton.language as tl
 
 from ....lang.errors import ParameterError
 from ...attention.backend import AttentionGeometry
-from ...cache.kv_pool import FLOAT8
+from ...cache.kv_pool import FLOAT8, LayerKV
 from .jit import block_of, jit, wait_for_previous_kernels
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-MOST_HEAD_DIM = 256
+MOST_HEAD_DIM = 640  # 512 of the largest values, and what follows them in keys
+MOST_VALUE_DIM = 512
 HEAD_DIM_UNIT = 16
-MOST_GROUP = 128  # query heads of one KV head, which are in one tile
 TILE_BYTES = 16 << 10  # of keys
 ROOM_FOR_THREE = 128 << 10  # bytes of shared memory; a program on a device with less has two stages
-SMALL_VECTOR, LARGE_VECTOR = 128, 256  # bytes
+SMALL_VECTOR, LARGE_VECTOR, HUGE_VECTOR = 128, 256, 512  # bytes
 STREAM_REGISTERS = 128  # of a thread: a quarter of a multiprocessor's for 128 threads
 ROOM_FOR_LARGE = 196 << 10  # bytes of shared memory, for MANY large vectors and two tiles of 64 keys and values
 FEW, SOME, HALF, MANY = 16, 32, 64, 128  # query vectors
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """The heads of one layer, as its kernels are compiled for them.
+
+    Query heads that share a KV head are in one tile, which reads its keys once. A large group is divided: each unit of
+    work takes `group` heads of it, the last one perhaps fewer.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int  # numbers of a value, and of a key before its tail
+    tail: int  # further numbers of a key
+    latent: bool  # values lie in their keys
+    group: int  # query heads of a unit of work
+
+    @classmethod
+    def of(cls, heads: int, layer: LayerKV, most: int) -> Self:
+        """Returns the shape of a layer. most: query heads of a unit of work."""
+        assert layer.value_dim <= layer.head_dim, "a key has the numbers of a value, and perhaps more"
+        group = divided(heads // layer.kv_heads, most)
+        return cls(heads, layer.kv_heads, layer.value_dim, layer.head_dim - layer.value_dim, layer.latent, group)
+
+    @property
+    def shares(self) -> int:
+        """Units of work of one item and KV head."""
+        return -(-(self.heads // self.kv_heads) // self.group)
+
+    @property
+    def units(self) -> int:
+        """Units of work of one item."""
+        return self.kv_heads * self.shares
+
+
+def divided(group: int, most: int) -> int:
+    """Returns the query heads of each unit of work of a group: as even as they can be, `most` at most."""
+    return -(-group // -(-group // most))
+
+
+def unit_heads(geometry: AttentionGeometry, dtype: torch.dtype) -> int:
+    """Returns the query heads of a unit of work, whose results fit into registers. dtype: of queries."""
+    if geometry.head_dim * dtype.itemsize <= HUGE_VECTOR:
+        return divided(geometry.group, MANY)
+    return divided(geometry.group, FEW if dtype is torch.float32 else HALF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +102,11 @@ class Tile:
     resident: int  # programs on a multiprocessor
     two_loops: bool  # tiles that need no mask are computed without one
     registers: int | None = None  # of a thread, at most; None: as the compiler likes
+    apart: bool = False  # launched apart from items of few rows: together they would share the registers of either
 
-    def rows(self, geometry: AttentionGeometry) -> int:
-        """Most rows of an item."""
-        return self.vectors // geometry.group
+    def rows(self, group: int) -> int:
+        """Returns the most rows of an item, for units of work of `group` query heads."""
+        return self.vectors // group
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +127,10 @@ class AttentionTiles:
     Where products count, a tile has as many keys as leave room for the results in the registers. By the compiler a
     program takes up to 192 KiB of shared memory on Hopper and Blackwell, 104 on an A100. Devices with 99 have one pair
     on its way: 72 KiB. `some` and `many` are never in the same plan.
+
+    Heads of more than 512 bytes (Gemma 4's of 512 numbers, DeepSeek's latents of 576) have tiles of 16 keys and values,
+    or of 32 latents, and results of at most 64 vectors. Their sizes follow from registers and shared memory, and were
+    not measured.
     """
 
     few: Tile
@@ -92,18 +147,13 @@ def tiles_for(
         shared_memory: bytes of it that a program may take on the device; None: as many as it likes.
 
     Raises:
-        ParameterError: a head_dim, a group or a dtype that the kernels do not take.
+        ParameterError: a head_dim or a dtype that the kernels do not take.
     """
-    head_dim, group = geometry.head_dim, geometry.group
-    if head_dim % HEAD_DIM_UNIT or not 0 < head_dim <= MOST_HEAD_DIM:
+    head_dim = geometry.head_dim
+    if head_dim % HEAD_DIM_UNIT or not 0 < head_dim <= (MOST_HEAD_DIM if geometry.latent else MOST_VALUE_DIM):
         raise ParameterError(
-            f"head_dim={head_dim}: the Triton kernels take multiples of {HEAD_DIM_UNIT} up to {MOST_HEAD_DIM}; "
-            'write kernels="torch"'
-        )
-    if group > MOST_GROUP:
-        raise ParameterError(
-            f"{geometry.heads} heads over {geometry.kv_heads} KV heads: the Triton kernels take up to {MOST_GROUP} "
-            'heads for each; write kernels="torch"'
+            f"head_dim={head_dim}: the Triton kernels take multiples of {HEAD_DIM_UNIT} up to {MOST_VALUE_DIM}, of "
+            f'latents {MOST_HEAD_DIM}; write kernels="torch"'
         )
     if dtype not in DTYPES:
         known = ", ".join(map(_name, DTYPES))
@@ -113,9 +163,12 @@ def tiles_for(
             f"keys and values in {_name(kv_dtype)} for queries in {_name(dtype)}: the Triton kernels take a pool of "
             f'the same dtype, or of {_name(FLOAT8)}; write kv_dtype="auto"'
         )
+    heads = unit_heads(geometry, dtype)
+    if head_dim * dtype.itemsize > HUGE_VECTOR:
+        return _huge(heads, latent=geometry.latent, exact=dtype is torch.float32)
+    least = block_of(heads)  # one row at least
     vector = block_of(head_dim, least=HEAD_DIM_UNIT) * dtype.itemsize  # bytes
     keys = min(128, TILE_BYTES // vector)
-    least = block_of(group)  # one row at least
     exact = dtype is torch.float32  # multiplied without tensor cores: operands are in registers
     stages = 3 if shared_memory is None or shared_memory >= ROOM_FOR_THREE else 2
     warps = 8 if exact or least > HALF else 4
@@ -134,11 +187,22 @@ def _many(vector: int, keys: int, least: int, stages: int, shared_memory: int | 
     """`plain` is what was measured on an H100, where the others take from 5 percent longer to twice as long."""
     if vector > LARGE_VECTOR:
         if plain and (shared_memory is None or shared_memory >= ROOM_FOR_LARGE):
-            return Tile(MANY, 64, 8, 2, resident=1, two_loops=True)
-        return Tile(max(HALF, least), keys, 8, stages, resident=1, two_loops=True)
+            return Tile(MANY, 64, 8, 2, resident=1, two_loops=True, apart=True)
+        return Tile(max(HALF, least), keys, 8, stages, resident=1, two_loops=True, apart=True)
     if plain and (least <= HALF or vector <= SMALL_VECTOR):
-        return Tile(MANY if vector <= SMALL_VECTOR else HALF, 64, 4, stages, resident=2, two_loops=True)
-    return Tile(MANY, keys, 8, stages, resident=1, two_loops=True)
+        return Tile(MANY if vector <= SMALL_VECTOR else HALF, 64, 4, stages, resident=2, two_loops=True, apart=True)
+    return Tile(MANY, keys, 8, stages, resident=1, two_loops=True, apart=True)
+
+
+def _huge(heads: int, *, latent: bool, exact: bool) -> AttentionTiles:
+    """Returns the tiles of `heads` heads of more than HUGE_VECTOR bytes. exact: in float32."""
+    least = block_of(heads)
+    keys = 2 * HEAD_DIM_UNIT if latent and not exact else HEAD_DIM_UNIT
+    few = Tile(max(FEW, least), keys, 8 if exact or least > FEW else 4, 2, resident=1, two_loops=False)
+    some = replace(few, vectors=max(FEW if exact else SOME, least), warps=8, apart=True)
+    if exact or (latent and least > heads):  # addresses of rows that begin anywhere in a larger tile spill
+        return AttentionTiles(few, some, some)
+    return AttentionTiles(few, some, replace(some, vectors=max(HALF, least), two_loops=not latent))  # two loops, too
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -146,6 +210,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 LOG2_E = 1.4426950408889634  # softmax is computed with powers of 2
+_LOG2_E = tl.constexpr(LOG2_E)
 ITEM_COLUMNS = tl.constexpr(5)  # first place in slots, places, first key in kv_idx, keys, position of the first key
 SLOT_COLUMNS = tl.constexpr(4)  # row, place among the partial results or −1, first visible position, end of them
 MERGE_COLUMNS = tl.constexpr(3)  # row, first place of its parts, parts
@@ -155,12 +220,13 @@ LOWEST = tl.constexpr(-1.0e30)  # below every logit, and finite: a row may see n
 
 @jit
 def attend_items(  # type: ignore[no-untyped-def]
-    queries: tl.tensor,  # [R, KV_HEADS * GROUP, HEAD_DIM], heads side by side
-    keys: tl.tensor,  # [slots, KV_HEADS, HEAD_DIM]
-    values: tl.tensor,
-    out: tl.tensor,  # as queries
-    part_out: tl.tensor,  # float32 [P, KV_HEADS * GROUP, HEAD_DIM]
-    part_lse: tl.tensor,  # float32 [P, KV_HEADS * GROUP], to the base 2
+    queries: tl.tensor,  # [R, KV_HEADS * HEADS, HEAD_DIM + TAIL], heads side by side
+    keys: tl.tensor,  # [slots, KV_HEADS, HEAD_DIM + TAIL]
+    values: tl.tensor,  # [slots, KV_HEADS, HEAD_DIM]; with LATENT the same memory as keys
+    out: tl.tensor,  # [R, KV_HEADS * HEADS, HEAD_DIM]
+    part_out: tl.tensor,  # float32 [P, KV_HEADS * HEADS, HEAD_DIM]
+    part_lse: tl.tensor,  # float32 [P, KV_HEADS * HEADS], to the base 2
+    sinks: tl.tensor | None,  # float32 [KV_HEADS * HEADS]; None: there are none
     bounds: tl.tensor,  # items of few rows are [0, bounds[0]), those of more [bounds[0], bounds[1])
     items: tl.tensor,  # [I, ITEM_COLUMNS]
     slots: tl.tensor,  # [S, SLOT_COLUMNS]
@@ -170,9 +236,13 @@ def attend_items(  # type: ignore[no-untyped-def]
     scale: float,  # logits → powers of 2; with SOFTCAP: tanh → powers of 2
     inner_scale: float,  # with SOFTCAP: logits → powers of 2 of the tanh
     KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,  # query heads of a KV head
+    GROUP: tl.constexpr,  # those of a unit of work
     HEAD_DIM: tl.constexpr,
+    TAIL: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr,
+    LATENT: tl.constexpr,
     SOFTCAP: tl.constexpr,
     PRODUCT: tl.constexpr,  # dtype of what is multiplied
     FEW_VECTORS: tl.constexpr,  # 0: this launch leaves items of few rows out
@@ -186,30 +256,31 @@ def attend_items(  # type: ignore[no-untyped-def]
     programs = tl.num_programs(0)
     few = tl.load(bounds)
     wait_for_previous_kernels(PDL)
+    UNITS: tl.constexpr = KV_HEADS * ((HEADS + GROUP - 1) // GROUP)  # of an item
     units = 0
     if MORE_VECTORS:
         more = tl.load(bounds + 1) - few
-        units = more * KV_HEADS
+        units = more * UNITS
         for unit in range(program, units, programs):
             if MORE_TWO_LOOPS:  # a head after the other: tiles of a prompt read the same keys, found in the L2 cache
-                kv_head = unit // more
+                part = unit // more
                 item = few + unit % more
             else:  # the heads of an item together: they lie side by side in memory
-                kv_head = unit % KV_HEADS
-                item = few + unit // KV_HEADS
+                part = unit % UNITS
+                item = few + unit // UNITS
             _attend_item(
-                *(queries, keys, values, out, part_out, part_lse, items + item * ITEM_COLUMNS, slots, kv_idx),
-                *(kv_head, query_stride, out_stride, scale, inner_scale, KV_HEADS, GROUP, HEAD_DIM, BLOCK_D, SOFTCAP),
-                *(PRODUCT, MORE_VECTORS, MORE_KEYS, MORE_TWO_LOOPS),
+                *(queries, keys, values, out, part_out, part_lse, sinks, items + item * ITEM_COLUMNS, slots, kv_idx),
+                *(part, query_stride, out_stride, scale, inner_scale, KV_HEADS, HEADS, GROUP, HEAD_DIM, TAIL, BLOCK_D),
+                *(BLOCK_TAIL, LATENT, SOFTCAP, PRODUCT, MORE_VECTORS, MORE_KEYS, MORE_TWO_LOOPS),
             )
     if FEW_VECTORS:
         after = program + tl.cdiv(tl.maximum(units - program, 0), programs) * programs - units
-        for unit in range(after, few * KV_HEADS, programs):
+        for unit in range(after, few * UNITS, programs):
             _attend_item(
-                *(queries, keys, values, out, part_out, part_lse),
-                *(items + unit // KV_HEADS * ITEM_COLUMNS, slots, kv_idx),
-                *(unit % KV_HEADS, query_stride, out_stride, scale, inner_scale, KV_HEADS, GROUP, HEAD_DIM, BLOCK_D),
-                *(SOFTCAP, PRODUCT, FEW_VECTORS, FEW_KEYS, False),
+                *(queries, keys, values, out, part_out, part_lse, sinks),
+                *(items + unit // UNITS * ITEM_COLUMNS, slots, kv_idx),
+                *(unit % UNITS, query_stride, out_stride, scale, inner_scale, KV_HEADS, HEADS, GROUP, HEAD_DIM, TAIL),
+                *(BLOCK_D, BLOCK_TAIL, LATENT, SOFTCAP, PRODUCT, FEW_VECTORS, FEW_KEYS, False),
             )
 
 
@@ -221,27 +292,32 @@ def _attend_item(  # type: ignore[no-untyped-def]
     out: tl.tensor,
     part_out: tl.tensor,
     part_lse: tl.tensor,
+    sinks: tl.tensor | None,
     item: tl.tensor,  # where it is described
     slots: tl.tensor,
     kv_idx: tl.tensor,
-    kv_head: tl.tensor,
+    part: tl.tensor,  # of the item's units of work
     query_stride: int,
     out_stride: int,
     scale: float,
     inner_scale: float,
     KV_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    TAIL: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr,
+    LATENT: tl.constexpr,
     SOFTCAP: tl.constexpr,
     PRODUCT: tl.constexpr,
     BLOCK_M: tl.constexpr,  # query vectors
     BLOCK_N: tl.constexpr,  # keys
     TWO_LOOPS: tl.constexpr,
 ):
-    """Computes one item and one KV head."""
-    HEADS: tl.constexpr = KV_HEADS * GROUP
-    SLOT_STRIDE: tl.constexpr = KV_HEADS * HEAD_DIM
+    """Computes one unit of work: one item, and GROUP query heads of one KV head."""
+    SHARES: tl.constexpr = (HEADS + GROUP - 1) // GROUP
+    KEY_DIM: tl.constexpr = HEAD_DIM + TAIL
     vector = tl.arange(0, BLOCK_M)
     number = tl.arange(0, BLOCK_N)
     at = tl.arange(0, BLOCK_D)
@@ -253,20 +329,28 @@ def _attend_item(  # type: ignore[no-untyped-def]
     index = kv_idx + first_key
     gathered = tl.load(index + tl.minimum(number, length - 1))  # before anything that waits for an address
 
-    real = vector // GROUP < rows
+    kv_head = part // SHARES
+    of_group = part % SHARES * GROUP + vector % GROUP
+    real = (vector // GROUP < rows) & (of_group < HEADS)
     slot = slots + (first_slot + vector // GROUP) * SLOT_COLUMNS
     row = tl.load(slot, mask=real, other=0).to(tl.int64)
     place = tl.load(slot + 1, mask=real, other=-1)
     # What each query vector sees of the run, as numbers of keys; those that are none see all of it.
     low = tl.where(real, tl.load(slot + 2, mask=real, other=0) - position, 0)
     high = tl.where(real, tl.minimum(tl.load(slot + 3, mask=real, other=0) - position, length), length)
-    head = kv_head * GROUP + vector % GROUP
+    head = kv_head * HEADS + of_group
     inside = real[:, None] & (at < HEAD_DIM)[None, :]
-    here = row[:, None] * query_stride + head[:, None] * HEAD_DIM + at[None, :]
-    query = tl.load(queries + here, mask=inside, other=0.0)  # [BLOCK_M, BLOCK_D]
+    here = queries + row[:, None] * query_stride + head[:, None] * KEY_DIM
+    query = tl.load(here + at[None, :], mask=inside, other=0.0)  # [BLOCK_M, BLOCK_D]
+    query_tail = query
+    if TAIL:
+        tail = tl.arange(0, BLOCK_TAIL)
+        query_tail = tl.load(
+            here + HEAD_DIM + tail[None, :], mask=real[:, None] & (tail < TAIL)[None, :], other=0.0
+        )  # [BLOCK_M, BLOCK_TAIL]
 
-    key_at = keys + kv_head * HEAD_DIM + at[None, :]
-    value_at = values + kv_head * HEAD_DIM + at[None, :]
+    key_at = keys + kv_head * KEY_DIM
+    value_at = values + kv_head * HEAD_DIM
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
     top = tl.full([BLOCK_M], LOWEST, dtype=tl.float32)
@@ -284,38 +368,35 @@ def _attend_item(  # type: ignore[no-untyped-def]
     for step in range(tiles - whole):
         tile = tl.where(step < before, step, step + whole)
         following = tl.where(step + 1 < before, step + 1, step + 1 + whole)
-        offset = gathered.to(tl.int64)[:, None] * SLOT_STRIDE
+        slot_of = gathered.to(tl.int64)[:, None] * KV_HEADS
         gathered = tl.load(index + tl.minimum(following * BLOCK_N + number, length - 1))
         acc, total, top = _add_tile(
-            *(acc, total, top, query, key_at + offset, value_at + offset, at, tile * BLOCK_N + number, low, high),
-            *(scale, inner_scale, True, HEAD_DIM, BLOCK_D, SOFTCAP, PRODUCT),
+            *(acc, total, top, query, query_tail, key_at + slot_of * KEY_DIM, value_at + slot_of * HEAD_DIM),
+            *(tile * BLOCK_N + number, low, high, scale, inner_scale, True),
+            *(HEAD_DIM, TAIL, BLOCK_D, BLOCK_TAIL, LATENT, SOFTCAP, PRODUCT),
         )
     if TWO_LOOPS:
         gathered = tl.load(index + tl.minimum(before * BLOCK_N + number, length - 1))
         for tile in range(before, after):
-            offset = gathered.to(tl.int64)[:, None] * SLOT_STRIDE
+            slot_of = gathered.to(tl.int64)[:, None] * KV_HEADS
             gathered = tl.load(index + tl.minimum((tile + 1) * BLOCK_N + number, length - 1))
             acc, total, top = _add_tile(
-                *(
-                    acc,
-                    total,
-                    top,
-                    query,
-                    key_at + offset,
-                    value_at + offset,
-                    at,
-                    tile * BLOCK_N + number,
-                    low,
-                    high,
-                ),
-                *(scale, inner_scale, False, HEAD_DIM, BLOCK_D, SOFTCAP, PRODUCT),
+                *(acc, total, top, query, query_tail, key_at + slot_of * KEY_DIM, value_at + slot_of * HEAD_DIM),
+                *(tile * BLOCK_N + number, low, high, scale, inner_scale, False),
+                *(HEAD_DIM, TAIL, BLOCK_D, BLOCK_TAIL, LATENT, SOFTCAP, PRODUCT),
             )
 
+    if sinks is not None:
+        sink = tl.load(sinks + head, mask=real & (place < 0), other=float("-inf")) * _LOG2_E
+        highest = tl.maximum(top, sink)
+        acc = acc * tl.exp2(top - highest)[:, None]
+        total = total * tl.exp2(top - highest) + tl.exp2(sink - highest)
+        top = highest
     result = acc / total[:, None]
     direct = inside & (place < 0)[:, None]
     there = row[:, None] * out_stride + head[:, None] * HEAD_DIM + at[None, :]
     tl.store(out + there, result.to(out.dtype.element_ty), mask=direct)
-    partial = place.to(tl.int64) * HEADS + head
+    partial = place.to(tl.int64) * (KV_HEADS * HEADS) + head
     tl.store(part_out + partial[:, None] * HEAD_DIM + at[None, :], result, mask=inside & (place >= 0)[:, None])
     tl.store(part_lse + partial, top + tl.log2(total), mask=real & (place >= 0))
 
@@ -326,9 +407,9 @@ def _add_tile(  # type: ignore[no-untyped-def]
     total: tl.tensor,  # float32 [BLOCK_M]
     top: tl.tensor,
     query: tl.tensor,  # [BLOCK_M, BLOCK_D]
-    key_at: tl.tensor,  # [BLOCK_N, BLOCK_D]
+    query_tail: tl.tensor,  # [BLOCK_M, BLOCK_TAIL]
+    key_at: tl.tensor,  # [BLOCK_N, 1], of the first numbers
     value_at: tl.tensor,
-    at: tl.tensor,
     number: tl.tensor,  # [BLOCK_N] of the keys, in the run
     low: tl.tensor,  # [BLOCK_M]
     high: tl.tensor,
@@ -336,19 +417,23 @@ def _add_tile(  # type: ignore[no-untyped-def]
     inner_scale: float,
     MASKED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    TAIL: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr,
+    LATENT: tl.constexpr,
     SOFTCAP: tl.constexpr,
     PRODUCT: tl.constexpr,
 ):
     """One tile of keys and values into the running softmax. Slots beyond the run repeat its last: no foreign value."""
-    if HEAD_DIM == BLOCK_D:
-        key = tl.load(key_at)
-        value = tl.load(value_at)
-    else:
-        key = tl.load(key_at, mask=(at < HEAD_DIM)[None, :], other=0.0)
-        value = tl.load(value_at, mask=(at < HEAD_DIM)[None, :], other=0.0)
+    key = _numbers(key_at, HEAD_DIM, BLOCK_D)
+    value = key
+    if not LATENT:
+        value = _numbers(value_at, HEAD_DIM, BLOCK_D)
     dtype: tl.constexpr = query.dtype
     logits = tl.dot(query.to(PRODUCT), tl.trans(key.to(dtype).to(PRODUCT)), input_precision="ieee")
+    if TAIL:
+        tail = _numbers(key_at + HEAD_DIM, TAIL, BLOCK_TAIL)
+        logits = tl.dot(query_tail.to(PRODUCT), tl.trans(tail.to(dtype).to(PRODUCT)), logits, input_precision="ieee")
     if SOFTCAP:
         logits = 1.0 - 2.0 / (tl.exp2(logits * inner_scale) + 1.0)
     if MASKED:
@@ -364,10 +449,20 @@ def _add_tile(  # type: ignore[no-untyped-def]
 
 
 @jit
+def _numbers(at: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Loads SIZE numbers from each address on, [BLOCK_N, 1] → [BLOCK_N, BLOCK], 0 after them."""
+    number = tl.arange(0, BLOCK)[None, :]
+    if SIZE == BLOCK:
+        return tl.load(at + number)
+    return tl.load(at + number, mask=number < SIZE, other=0.0)
+
+
+@jit
 def merge_parts(  # type: ignore[no-untyped-def]
     part_out: tl.tensor,  # float32 [P, HEADS, HEAD_DIM]
     part_lse: tl.tensor,  # float32 [P, HEADS], to the base 2
     out: tl.tensor,  # [R, HEADS, HEAD_DIM], heads side by side
+    sinks: tl.tensor | None,  # float32 [HEADS]; None: there are none
     bounds: tl.tensor,
     merges: tl.tensor,  # [M, MERGE_COLUMNS]
     out_stride: int,
@@ -403,32 +498,44 @@ def merge_parts(  # type: ignore[no-untyped-def]
             acc = acc * shrink + tl.sum(weight[:, None] * result, 0)
             total = total * shrink + tl.sum(weight, 0)
             top = highest
+        if sinks is not None:
+            sink = tl.load(sinks + head) * _LOG2_E
+            highest = tl.maximum(top, sink)
+            acc = acc * tl.exp2(top - highest)
+            total = total * tl.exp2(top - highest) + tl.exp2(sink - highest)
         there_out = out + row * out_stride + head * HEAD_DIM + at
         tl.store(there_out, (acc / total).to(out.dtype.element_ty), mask=at < HEAD_DIM)
 
 
 @jit
 def store_rows(  # type: ignore[no-untyped-def]
-    keys: tl.tensor,  # [R, WIDTH], rows may lie apart
-    values: tl.tensor,
-    key_pool: tl.tensor,  # [slots, WIDTH]
-    value_pool: tl.tensor,
+    keys: tl.tensor,  # [R, KEY_WIDTH], rows may lie apart
+    values: tl.tensor,  # [R, VALUE_WIDTH]
+    key_pool: tl.tensor,  # [slots, KEY_WIDTH]
+    value_pool: tl.tensor,  # [slots, VALUE_WIDTH]
     slots: tl.tensor,  # int64 [R]
     key_stride: int,
     value_stride: int,
     LARGEST: tl.constexpr,  # of a pool without infinity; None: no number is cut off
-    WIDTH: tl.constexpr,
+    KEY_WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,  # 0: values lie in their keys
     BLOCK: tl.constexpr,
 ):
     """Copies rows to their slots. The dummy slot stays as it is: several rows may have it."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots + row)
+    _store_row(keys + row * key_stride, key_pool + slot * KEY_WIDTH, at, slot, LARGEST, KEY_WIDTH)
+    if VALUE_WIDTH:
+        _store_row(values + row * value_stride, value_pool + slot * VALUE_WIDTH, at, slot, LARGEST, VALUE_WIDTH)
+
+
+@jit
+def _store_row(  # type: ignore[no-untyped-def]
+    source: tl.tensor, target: tl.tensor, at: tl.tensor, slot: tl.tensor, LARGEST: tl.constexpr, WIDTH: tl.constexpr
+):
     inside = at < tl.where(slot == 0, 0, WIDTH)
-    key = tl.load(keys + row * key_stride + at, mask=inside, other=0.0)
-    value = tl.load(values + row * value_stride + at, mask=inside, other=0.0)
+    numbers = tl.load(source + at, mask=inside, other=0.0)
     if LARGEST is not None:
-        key = tl.clamp(key.to(tl.float32), -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
-        value = tl.clamp(value.to(tl.float32), -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(key_pool + slot * WIDTH + at, key.to(key_pool.dtype.element_ty), mask=inside)
-    tl.store(value_pool + slot * WIDTH + at, value.to(value_pool.dtype.element_ty), mask=inside)
+        numbers = tl.clamp(numbers.to(tl.float32), -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(target + at, numbers.to(target.dtype.element_ty), mask=inside)

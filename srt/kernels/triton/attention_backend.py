@@ -5,6 +5,7 @@ launched whole every time, with as many programs as the device runs at once: the
 Other plans are launched kind by kind, those that there are, each with as many programs as it has units of work.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,14 +16,25 @@ import torch
 from ....lang.errors import MissingExtraError
 from ...attention.backend import AttentionCounters, AttentionGeometry
 from ...attention.plan import ITEMS_PER_WORKER, AttentionPlan, Cut, Int32, Window, make_plan
-from ...cache.kv_pool import FLOAT8, KVPool
+from ...cache.kv_pool import FLOAT8, KVPool, LayerKV
 from ...core.batch import Batch
 
 try:
     import triton
     import triton.language as tl
 
-    from .attention import LOG2_E, Tile, attend_items, merge_parts, store_rows, tiles_for
+    from .attention import (
+        HEAD_DIM_UNIT,
+        LOG2_E,
+        AttentionTiles,
+        HeadShape,
+        Tile,
+        attend_items,
+        merge_parts,
+        store_rows,
+        tiles_for,
+        unit_heads,
+    )
     from .jit import block_of, pdl_options, shared_memory
 except ImportError as error:
     raise MissingExtraError("triton", "runtime") from error
@@ -129,6 +141,7 @@ class TritonPlan:
     Args:
         capacity: what it can be filled with.
         tiles: of the two kinds of items, few rows and more.
+        heads: query heads of a unit of work, at most.
         fixed: captured graphs read it, so launches must not depend on what it is filled with.
     """
 
@@ -139,10 +152,12 @@ class TritonPlan:
         geometry: AttentionGeometry,
         device: torch.device,
         *,
+        heads: int,
         fixed: bool,
     ) -> None:
         self.capacity = capacity
         self.tiles = tiles
+        self.heads = heads
         self.fixed = fixed
         self.counts = (0, 0, 0)  # items of few rows, items of more, merged rows
         sizes = (BOUNDS, 5 * capacity.items, 4 * capacity.slots, 3 * capacity.merged, capacity.keys)
@@ -191,16 +206,54 @@ _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32
 _INTERPRETED = not isinstance(attend_items, triton.JITFunction)
 
 
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Describes how steps are cut for layers of one geometry, and the tiles that compute the items."""
+
+    geometry: AttentionGeometry
+    heads: int  # query heads of a unit of work
+    tiles: AttentionTiles
+    cut: Cut
+
+    @classmethod
+    def of(
+        cls,
+        geometry: AttentionGeometry,
+        *,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        tree: bool,
+        multiprocessors: int,
+        shared: int | None,
+    ) -> "Sizes":
+        """Returns the sizes for a device. shared: bytes of shared memory of a program, see `tiles_for`."""
+        tiles, heads = tiles_for(geometry, dtype, kv_dtype, shared_memory=shared), unit_heads(geometry, dtype)
+        units = geometry.kv_heads * -(-geometry.group // heads)  # of work for each item
+        cut = Cut(
+            tiles.many.rows(heads),
+            tree=tree,
+            # The planner makes ITEMS_PER_WORKER items for each worker.
+            workers=max(1, multiprocessors // units),
+            merge_keys=MERGE_KEYS,
+            load_cost=max(1, LOAD_VECTORS // geometry.group),
+            shortest_run=SHORTEST_RUN,
+            run_per_row=RUN_PER_VECTOR * geometry.group,
+            single_run=None,
+        )
+        return cls(geometry, heads, tiles, cut)
+
+
 class TritonBackend:
     """An AttentionBackend (see attention/backend.py) over the Triton kernels.
 
     Args:
-        geometry: heads of the model; head_dim is a multiple of 16 up to 256.
+        geometry: heads of the model; the largest group and heads where layers differ.
         device: where pool and queries are. The CPU works in Triton's interpreter only.
         dtype: of queries and results.
         kv_dtype: of the pool: the same, or float8_e4m3fn; None is the same.
         tree_attention: keys that sequences share are read once for all of them, where it pays.
         multiprocessors: of the device; None asks it.
+        windows: heads of the layers of a window class, where they are not those of the model.
 
     Raises:
         ParameterError: a head_dim or a dtype that the kernels do not take.
@@ -215,50 +268,51 @@ class TritonBackend:
         kv_dtype: torch.dtype | None = None,
         tree_attention: bool = True,
         multiprocessors: int | None = None,
+        windows: Mapping[Window, AttentionGeometry] | None = None,
     ) -> None:
-        self.geometry = geometry
         self.device = torch.device(device)
-        self.tiles = tiles_for(geometry, dtype, kv_dtype or dtype, shared_memory=shared_memory(self.device))
         self.multiprocessors = multiprocessors or _multiprocessors(self.device)
-        self.cut = Cut(
-            self.tiles.many.rows(geometry),
+        sizes = partial(
+            Sizes.of,
+            dtype=dtype,
+            kv_dtype=kv_dtype or dtype,
             tree=tree_attention,
-            # Units of work are items × KV heads; the planner makes ITEMS_PER_WORKER items for each worker.
-            workers=max(1, self.multiprocessors // geometry.kv_heads),
-            merge_keys=MERGE_KEYS,
-            load_cost=max(1, LOAD_VECTORS // geometry.group),
-            shortest_run=SHORTEST_RUN,
-            run_per_row=RUN_PER_VECTOR * geometry.group,
-            single_run=None,
+            multiprocessors=self.multiprocessors,
+            shared=shared_memory(self.device),
         )
+        self.sizes = sizes(geometry)
+        self._by_window = {window: sizes(own) for window, own in (windows or {}).items()}
         self._early = pdl_options(self.device)
         self.counters = AttentionCounters()
 
     def plan(self, batch: Batch, window: Window) -> TritonPlan:
         """On the device when the work that is enqueued now is done; see attention/backend.py."""
-        tiles = (self.tiles.few, self.tiles.many)
-        host = make_plan(batch, window, self.cut)
-        packed = pack(host, tiles[0].rows(self.geometry))
-        plan = TritonPlan(packed.size, tiles, self.geometry, self.device, fixed=False)
+        sizes = self._sizes(window)
+        tiles = (sizes.tiles.few, sizes.tiles.many)
+        host = make_plan(batch, window, sizes.cut)
+        packed = pack(host, tiles[0].rows(sizes.heads))
+        plan = TritonPlan(packed.size, tiles, sizes.geometry, self.device, heads=sizes.heads, fixed=False)
         plan.fill(packed)
         self._count(host)
         return plan
 
-    def reserve(self, *, rows: int, keys: int, wide: bool = False) -> TritonPlan:
+    def reserve(self, window: Window, *, rows: int, keys: int, wide: bool = False) -> TritonPlan:
         """Allocates a plan at fixed addresses, for captured graphs. `attend` with it can be captured.
 
         Args:
+            window: the class of the layers that read it.
             rows: most rows of a step. A step may have fewer: results of the others are not written.
             keys: most keys of a step, those of all sequences together.
             wide: it is for prompts, whose items have many rows of one sequence; else for steps that mostly decode.
         """
-        merged = self.cut.workers * ITEMS_PER_WORKER
+        sizes = self._sizes(window)
+        merged = sizes.cut.workers * ITEMS_PER_WORKER
         # Every row is in an item of its own, and in those of the runs that it shares, some cut. A place takes as
         # much memory as the result of a row in float32, so what is left over by many rows is counted tightly.
         parts = 4 * rows + 12 * min(rows, MANY_PARTS) + 2 * merged
         capacity = Capacity(items=4 * rows + 2 * merged, slots=parts, merged=rows, places=parts, keys=keys)
-        tiles = (self.tiles.few, self.tiles.many if wide else self.tiles.some)
-        return TritonPlan(capacity, tiles, self.geometry, self.device, fixed=True)
+        tiles = (sizes.tiles.few, sizes.tiles.many if wide else sizes.tiles.some)
+        return TritonPlan(capacity, tiles, sizes.geometry, self.device, heads=sizes.heads, fixed=True)
 
     def plan_into(self, plan: TritonPlan, batch: Batch, window: Window) -> bool:
         """Fills a reserved plan with a step of at most its rows and keys.
@@ -266,8 +320,8 @@ class TritonBackend:
         A step whose shared runs need more room than there is, is planned without sharing: a step that only decodes fits
         then. False: another one does not, and the plan is as it was.
         """
-        cut = replace(self.cut, block_rows=plan.tiles[1].rows(self.geometry))
-        few = plan.tiles[0].rows(self.geometry)
+        cut = replace(self._sizes(window).cut, block_rows=plan.tiles[1].rows(plan.heads))
+        few = plan.tiles[0].rows(plan.heads)
         host = make_plan(batch, window, cut)
         packed = pack(host, few)
         if not plan.capacity.holds(packed.size):
@@ -279,15 +333,19 @@ class TritonBackend:
         self._count(host)
         return True
 
+    def _sizes(self, window: Window) -> Sizes:
+        return self._by_window.get(window, self.sizes)
+
     def store(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor | None, pool: KVPool, slots: torch.Tensor
     ) -> None:
         """Writes keys and values [R, kv_heads, head_dim] to `slots` [R], rounded to the pool's dtype."""
-        assert values is not None, "latent values run in torch"
-        keys, values = _rows(keys), _rows(values)
-        constants = store_constants(self.geometry, pool.geometry.dtype)
-        store_rows[(len(keys), triton.cdiv(constants["WIDTH"], constants["BLOCK"]))](
-            *(keys, values, pool.keys[layer], pool.values[layer], slots, keys.stride(0), values.stride(0)), **constants
+        keys, values = _rows(keys), None if values is None else _rows(values)
+        constants = store_constants(pool.geometry.layers[layer], pool.geometry.dtype)
+        store_rows[(len(keys), triton.cdiv(constants["KEY_WIDTH"], constants["BLOCK"]))](
+            *(keys, values, pool.keys[layer], pool.values[layer], slots, keys.stride(0)),
+            0 if values is None else values.stride(0),
+            **constants,
         )
 
     def attend(
@@ -303,31 +361,30 @@ class TritonBackend:
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See attention/backend.py. `scale` is more than 0."""
-        assert sinks is None, "models with sinks run in torch"
         assert scale > 0, "the largest logit is found before it is scaled"
         queries = _rows(queries)
+        shape = HeadShape.of(queries.shape[1], pool.geometry.layers[layer], plan.heads)
         if out is None:
-            out = torch.empty_like(queries, memory_format=torch.contiguous_format)
+            out = queries.new_empty((len(queries), shape.heads, shape.head_dim))
         target = _rows(out)  # itself, where its heads lie side by side
         few, more = plan.tiles
-        launch = partial(self._launch, layer, queries, pool, plan, target, scale, softcap)
-        heads = self.geometry.kv_heads
-        if plan.fixed and more is self.tiles.many:  # together they would share the registers of either
+        launch = partial(self._launch, layer, shape, queries, pool, plan, target, scale, softcap, sinks)
+        if plan.fixed and more.apart:
             launch(few, None, few.resident * self.multiprocessors)
             launch(None, more, more.resident * self.multiprocessors)
         elif plan.fixed:
             launch(few, more, min(few.resident, more.resident) * self.multiprocessors)
         else:
             if plan.counts[0]:
-                launch(few, None, plan.counts[0] * heads)
+                launch(few, None, plan.counts[0] * shape.units)
             if plan.counts[1]:
-                launch(None, more, plan.counts[1] * heads)
-        units = plan.counts[2] * self.geometry.heads
+                launch(None, more, plan.counts[1] * shape.units)
+        units = plan.counts[2] * shape.heads
         programs = MERGE_RESIDENT * self.multiprocessors if plan.fixed else units
         if programs:
             merge_parts[(programs,)](
-                *(plan.part_out, plan.part_lse, target, plan.bounds, plan.merges, target.stride(0)),
-                **merge_constants(self.geometry),
+                *(plan.part_out, plan.part_lse, target, sinks, plan.bounds, plan.merges, target.stride(0)),
+                **merge_constants(shape),
                 **self._early,
                 num_warps=1,
             )
@@ -336,22 +393,24 @@ class TritonBackend:
     def _launch(
         self,
         layer: int,
+        shape: HeadShape,
         queries: torch.Tensor,
         pool: KVPool,
         plan: TritonPlan,
         out: torch.Tensor,
         scale: float,
         softcap: float,
+        sinks: torch.Tensor | None,
         few: Tile | None,
         more: Tile | None,
         programs: int,
     ) -> None:
         launched = [tile for tile in (few, more) if tile]
         attend_items[(programs,)](
-            *(queries, pool.keys[layer], pool.values[layer], out, plan.part_out, plan.part_lse),
+            *(queries, pool.keys[layer], pool.values[layer], out, plan.part_out, plan.part_lse, sinks),
             *(plan.bounds, plan.items, plan.slots, plan.kv_idx, queries.stride(0), out.stride(0)),
             *((softcap or scale) * LOG2_E, 2 * LOG2_E * scale / softcap if softcap else 0.0),
-            **item_constants(self.geometry, few, more, softcap=softcap, dtype=queries.dtype),
+            **item_constants(shape, few, more, softcap=softcap, dtype=queries.dtype),
             **self._early,
             num_warps=max(tile.warps for tile in launched),
             num_stages=launched[-1].stages,  # the larger tile fills shared memory and registers
@@ -365,7 +424,7 @@ class TritonBackend:
 
 # Any, in the four: Triton takes numbers, dtypes and None alike.
 def item_constants(
-    geometry: AttentionGeometry, few: Tile | None, more: Tile | None, *, softcap: float, dtype: torch.dtype
+    shape: HeadShape, few: Tile | None, more: Tile | None, *, softcap: float, dtype: torch.dtype
 ) -> dict[str, Any]:
     """Returns the constants that `attend_items` is compiled for.
 
@@ -374,10 +433,14 @@ def item_constants(
         dtype: of queries.
     """
     return {
-        "KV_HEADS": geometry.kv_heads,
-        "GROUP": geometry.group,
-        "HEAD_DIM": geometry.head_dim,
-        "BLOCK_D": block_of(geometry.head_dim),
+        "KV_HEADS": shape.kv_heads,
+        "HEADS": shape.heads // shape.kv_heads,
+        "GROUP": shape.group,
+        "HEAD_DIM": shape.head_dim,
+        "TAIL": shape.tail,
+        "BLOCK_D": block_of(shape.head_dim),
+        "BLOCK_TAIL": block_of(shape.tail, least=HEAD_DIM_UNIT),
+        "LATENT": shape.latent,
         "SOFTCAP": softcap > 0,
         "PRODUCT": tl.float32 if _INTERPRETED else _DTYPES[dtype],
         "FEW_VECTORS": few.vectors if few else 0,
@@ -388,19 +451,24 @@ def item_constants(
     }
 
 
-def merge_constants(geometry: AttentionGeometry) -> dict[str, Any]:
+def merge_constants(shape: HeadShape) -> dict[str, Any]:
     return {
-        "HEADS": geometry.heads,
-        "HEAD_DIM": geometry.head_dim,
-        "BLOCK_D": block_of(geometry.head_dim),
+        "HEADS": shape.heads,
+        "HEAD_DIM": shape.head_dim,
+        "BLOCK_D": block_of(shape.head_dim),
         "BLOCK_PARTS": BLOCK_PARTS,
     }
 
 
-def store_constants(geometry: AttentionGeometry, kv_dtype: torch.dtype) -> dict[str, Any]:
-    width = geometry.kv_heads * geometry.head_dim
+def store_constants(layer: LayerKV, kv_dtype: torch.dtype) -> dict[str, Any]:
+    key_width, value_width = layer.kv_heads * layer.head_dim, layer.kv_heads * layer.value_dim
     largest = torch.finfo(FLOAT8).max if kv_dtype is FLOAT8 else None
-    return {"LARGEST": largest, "WIDTH": width, "BLOCK": min(block_of(width), STORE_BLOCK)}
+    return {
+        "LARGEST": largest,
+        "KEY_WIDTH": key_width,
+        "VALUE_WIDTH": 0 if layer.latent else value_width,
+        "BLOCK": min(block_of(key_width), STORE_BLOCK),
+    }
 
 
 def _multiprocessors(device: torch.device) -> int:

@@ -6,11 +6,11 @@
                rows    [ 3 7 · · | 0 4 5 9 | 12 · · · | … ]        · = padding, a number after all pairs
                expert      0         2          2                  one for each block
 
-    gate_up    block × columns: act(x Gᵀ) × (x Uᵀ) of the block's expert, written by pair
+    gate_up    block × columns: act(x Gᵀ) × (x Uᵀ) of the block's expert, written by pair; without gates act(x Uᵀ)
     down       block × columns: times Dᵀ, times the router's weight, written by pair
     combine    the k results of a token, summed in the order of its choices
 
-Few tokens take a shorter way, `few_through_experts`: two passes, in which every pair of token and choice reads its
+Few tokens take a shorter way, `_few_through_experts`: two passes, in which every pair of token and choice reads its
 expert for itself. Experts without tokens are not read. Blocks of 16 rows are for decoding, where the weights are what
 costs; larger ones for prompts. How many blocks there are is known on the device only: grids
 have room for the most there can be, and the rest of the programs end at once, so a step can be captured in a graph.
@@ -20,6 +20,7 @@ The references are `reference.route` and `reference.fused_experts`.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -98,25 +99,31 @@ def fused_experts(
     experts: torch.Tensor,
     *,
     activation: str,
+    gated: bool = True,
+    biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+    clamp: tuple[float, float] | None = None,
     tiles: MoeTiles | None = None,
 ) -> torch.Tensor:
     """Runs each token through its experts, and sums their outputs, weighted.
 
     Args:
         x: [T, hidden] of the model's dtype; rows may lie apart.
-        gate_up: [E, 2 width, hidden], gates above ups.
+        gate_up: [E, 2 width, hidden], gates above ups; [E, width, hidden] without gates.
         down: [E, hidden, width].
         weights: [T, top_k] of any floating dtype.
         experts: int32 [T, top_k], each in [0, E).
         activation: one of `linear.ACTIVATIONS`.
+        gated: the activation of gates multiplies ups; else ups are activated.
+        biases: of both maps, [E, 2 width or width] and [E, hidden].
+        clamp: limit and alpha of a clamped gate, which takes the place of the activation: `decoder_config.ClampedGate`.
         tiles: the cut; None: `tiles_for`, or none where tokens are few.
 
     Returns:
         [T, hidden] in the dtype of x. Results of experts are rounded to it, their sum is float32.
     """
     tokens, hidden = x.shape
-    count, width, top_k = len(gate_up), gate_up.shape[1] // 2, experts.shape[1]
-    assert gate_up.shape == (count, 2 * width, hidden), "gates and ups for each expert, over what goes in"
+    count, width, top_k = len(gate_up), down.shape[2], experts.shape[1]
+    assert gate_up.shape == (count, (1 + gated) * width, hidden), "gates and ups for each expert, over what goes in"
     assert down.shape == (count, hidden, width), "a down map for each expert"
     assert gate_up.is_contiguous(), "experts lie one after the other"
     assert down.is_contiguous(), "experts lie one after the other"
@@ -126,8 +133,18 @@ def fused_experts(
     if not tokens:
         return torch.empty_like(x)
     pairs = tokens * top_k
+    into_bias, out_bias = biases or (None, None)
+    limit, alpha = clamp or (None, 0.0)
+    constants = {
+        "WIDTH": width,
+        "HIDDEN": hidden,
+        "KIND": ACTIVATION_KINDS[activation],
+        "GATED": gated,
+        "LIMIT": limit,
+        "ALPHA": alpha,
+    }
     if tiles is None and are_few(pairs, count, top_k):
-        return few_through_experts(x, gate_up, down, weights, experts, activation=activation)
+        return _few_through_experts(x, gate_up, down, weights, experts, into_bias, out_bias, constants)
     cut = tiles_for(pairs, count) if tiles is None else tiles
     out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
     blocks = _Blocks.of(experts, count, cut.rows)
@@ -136,10 +153,8 @@ def fused_experts(
     precision = "ieee" if x.dtype is torch.float32 else "tf32"
     depth = cut.depth * 2 // x.dtype.itemsize
     gate_up_blocks[(blocks.most * triton.cdiv(width, cut.columns),)](
-        *(x, gate_up, middle, blocks.rows, blocks.experts, blocks.count, x.stride(0), pairs, top_k),
-        WIDTH=width,
-        HIDDEN=hidden,
-        KIND=ACTIVATION_KINDS[activation],
+        *(x, gate_up, into_bias, middle, blocks.rows, blocks.experts, blocks.count, x.stride(0), pairs, top_k),
+        **constants,
         PRECISION=precision,
         BLOCK_M=cut.rows,
         BLOCK_N=cut.columns,
@@ -150,7 +165,7 @@ def fused_experts(
         num_stages=cut.stages,
     )
     down_blocks[(blocks.most * triton.cdiv(hidden, 2 * cut.columns),)](
-        *(middle, down, mixed, weights, blocks.rows, blocks.experts, blocks.count, pairs),
+        *(middle, down, out_bias, mixed, weights, blocks.rows, blocks.experts, blocks.count, pairs),
         WIDTH=width,
         HIDDEN=hidden,
         PRECISION=precision,
@@ -208,27 +223,26 @@ def are_few(pairs: int, experts: int, top_k: int) -> bool:
     return pairs <= max(top_k, experts // _SHARE)
 
 
-def few_through_experts(
+def _few_through_experts(
     x: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
     weights: torch.Tensor,
     experts: torch.Tensor,
-    *,
-    activation: str,
+    into_bias: torch.Tensor | None,
+    out_bias: torch.Tensor | None,
+    constants: dict[str, Any],  # Any: Triton takes numbers and None alike
 ) -> torch.Tensor:
-    """See `moe.fused_experts`, which has looked at the arguments."""
+    """See `fused_experts`, which has looked at the arguments."""
     tokens, hidden = x.shape
-    width, top_k = gate_up.shape[1] // 2, experts.shape[1]
+    width, top_k = down.shape[2], experts.shape[1]
     pairs = tokens * top_k
     middle = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
     early = pdl_options(x.device)
     gate_up_pairs[(triton.cdiv(width, GATES), pairs)](
-        *(x, gate_up, middle, experts, x.stride(0), top_k),
-        WIDTH=width,
-        HIDDEN=hidden,
-        KIND=ACTIVATION_KINDS[activation],
+        *(x, gate_up, into_bias, middle, experts, x.stride(0), top_k),
+        **constants,
         BLOCK_N=GATES,
         BLOCK_K=depth_for(hidden, x.dtype, GATE_WARPS),
         num_warps=GATE_WARPS,
@@ -238,7 +252,7 @@ def few_through_experts(
     choices = block_of(top_k)
     columns = max(DOWN_ROWS // choices, 1)
     down_tokens[(triton.cdiv(hidden, columns), tokens)](
-        *(middle, down, out, weights, experts),
+        *(middle, down, out_bias, out, weights, experts),
         WIDTH=width,
         HIDDEN=hidden,
         TOP_K=top_k,
@@ -253,9 +267,25 @@ def few_through_experts(
 
 
 @jit
+def gate_of(  # type: ignore[no-untyped-def]
+    gate: tl.tensor, up: tl.tensor, KIND: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, dtype: tl.constexpr
+):
+    """Computes the activation of gates times ups; both float32, rounded to dtype wherever torch rounds."""
+    if LIMIT is None:
+        product = rounded(activated(gate, KIND), dtype).to(tl.float32) * up
+    else:
+        gate = tl.minimum(gate, LIMIT)
+        up = rounded(tl.minimum(tl.maximum(up, -LIMIT), LIMIT) + 1.0, dtype).to(tl.float32)
+        share = rounded(1.0 / (1.0 + tl.exp(-rounded(gate * ALPHA, dtype).to(tl.float32))), dtype).to(tl.float32)
+        product = up * rounded(gate * share, dtype).to(tl.float32)
+    return rounded(product, dtype)
+
+
+@jit
 def gate_up_pairs(  # type: ignore[no-untyped-def]
     x: tl.tensor,
     weight: tl.tensor,
+    bias: tl.tensor | None,
     middle: tl.tensor,
     experts: tl.tensor,
     x_stride: int,
@@ -263,34 +293,44 @@ def gate_up_pairs(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr,
     HIDDEN: tl.constexpr,
     KIND: tl.constexpr,
+    GATED: tl.constexpr,
+    LIMIT: tl.constexpr,
+    ALPHA: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):
     wait_for_previous_kernels(PDL)
+    PARTS: tl.constexpr = 2 if GATED else 1
     pair = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * BLOCK_N
-    number = tl.arange(0, 2 * BLOCK_N)  # gate 0, up 0, gate 1, up 1, …
-    column = first + number // 2
+    number = tl.arange(0, PARTS * BLOCK_N)  # gate 0, up 0, gate 1, up 1, …; or one after the other
+    column = first + number // PARTS
     expert = tl.load(experts + pair).to(tl.int64)
-    line = expert * (2 * WIDTH) + (number % 2) * WIDTH + column
+    line = expert * (PARTS * WIDTH) + (number % PARTS) * WIDTH + column
     at = weight + line[:, None] * HIDDEN + tl.arange(0, BLOCK_K)[None, :]
     inside = (column < WIDTH)[:, None]
     ahead = weights_of_tile(at, inside, 0, HIDDEN, BLOCK_K)
     row = (x + pair // top_k * x_stride + tl.arange(0, BLOCK_K))[None, :]
-    sums = sums_of_rows(row, at, inside, ahead, HIDDEN, 2 * BLOCK_N, BLOCK_K)
-    gate, up = tl.split(tl.reshape(sums, [BLOCK_N, 2]))
+    sums = sums_of_rows(row, at, inside, ahead, HIDDEN, PARTS * BLOCK_N, BLOCK_K)
+    if bias is not None:
+        sums += tl.load(bias + line, mask=column < WIDTH, other=0.0).to(tl.float32)
     dtype: tl.constexpr = middle.dtype.element_ty
-    acted = rounded(activated(rounded(gate, dtype).to(tl.float32), KIND), dtype).to(tl.float32)
-    product = acted * rounded(up, dtype).to(tl.float32)
+    sums = rounded(sums, dtype).to(tl.float32)
+    if GATED:
+        gate, up = tl.split(tl.reshape(sums, [BLOCK_N, 2]))
+        result = gate_of(gate, up, KIND, LIMIT, ALPHA, dtype)
+    else:
+        result = rounded(activated(sums, KIND), dtype)
     own = first + tl.arange(0, BLOCK_N)
-    tl.store(middle + pair * WIDTH + own, rounded(product, dtype), mask=own < WIDTH)
+    tl.store(middle + pair * WIDTH + own, result, mask=own < WIDTH)
 
 
 @jit
 def down_tokens(  # type: ignore[no-untyped-def]
     middle: tl.tensor,
     weight: tl.tensor,
+    bias: tl.tensor | None,
     out: tl.tensor,
     shares: tl.tensor,
     experts: tl.tensor,
@@ -316,6 +356,8 @@ def down_tokens(  # type: ignore[no-untyped-def]
     wait_for_previous_kernels(PDL)
     row = middle + tl.where(real, pair, 0)[:, None] * WIDTH + depth
     sums = sums_of_rows(row, at, inside, ahead, WIDTH, CHOICES * BLOCK_N, BLOCK_K)
+    if bias is not None:
+        sums += tl.load(bias + expert * HIDDEN + column, mask=real, other=0.0).to(tl.float32)
     dtype: tl.constexpr = out.dtype.element_ty
     result = rounded(sums, dtype).to(tl.float32) * tl.load(shares + pair, mask=real, other=0.0).to(tl.float32)
     results = tl.reshape(rounded(result, dtype).to(tl.float32), [CHOICES, BLOCK_N])
@@ -412,6 +454,7 @@ def _place(blocks: int, columns: int, GROUP: tl.constexpr):  # type: ignore[no-u
 def gate_up_blocks(  # type: ignore[no-untyped-def]
     x: tl.tensor,
     weight: tl.tensor,
+    bias: tl.tensor | None,
     middle: tl.tensor,
     rows: tl.tensor,
     owners: tl.tensor,
@@ -422,6 +465,9 @@ def gate_up_blocks(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr,
     HIDDEN: tl.constexpr,
     KIND: tl.constexpr,
+    GATED: tl.constexpr,
+    LIMIT: tl.constexpr,
+    ALPHA: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -429,6 +475,7 @@ def gate_up_blocks(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,
 ):
     COLUMNS: tl.constexpr = (WIDTH + BLOCK_N - 1) // BLOCK_N
+    LINES: tl.constexpr = 2 * WIDTH if GATED else WIDTH  # of an expert
     blocks = tl.load(filled)
     if tl.program_id(0) < blocks * COLUMNS:
         block, columns = _place(blocks, COLUMNS, GROUP)
@@ -439,7 +486,7 @@ def gate_up_blocks(  # type: ignore[no-untyped-def]
         depth = tl.arange(0, BLOCK_K)
         there = (pair < pairs)[:, None]
         inputs = x + (pair // top_k).to(tl.int64)[:, None] * x_stride + depth[None, :]
-        gates = weight + expert * (2 * WIDTH * HIDDEN) + column[None, :] * HIDDEN + depth[:, None]
+        gates = weight + expert * (LINES * HIDDEN) + column[None, :] * HIDDEN + depth[:, None]
         gate = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
         up = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
         for start in range(0, HIDDEN, BLOCK_K):
@@ -447,18 +494,28 @@ def gate_up_blocks(  # type: ignore[no-untyped-def]
             mask = (column < WIDTH)[None, :] & inside[:, None]
             left = tl.load(inputs + start, mask=there & inside[None, :], other=0.0)
             gate = multiplied(left, tl.load(gates + start, mask=mask, other=0.0), gate, PRECISION)
-            ups = tl.load(gates + WIDTH * HIDDEN + start, mask=mask, other=0.0)
-            up = multiplied(left, ups, up, PRECISION)
-        acted = rounded(activated(rounded(gate, dtype).to(tl.float32), KIND), dtype).to(tl.float32)
-        product = acted * rounded(up, dtype).to(tl.float32)
+            if GATED:
+                ups = tl.load(gates + WIDTH * HIDDEN + start, mask=mask, other=0.0)
+                up = multiplied(left, ups, up, PRECISION)
+        if bias is not None:
+            own = bias + expert * LINES + column
+            gate += tl.load(own, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
+            if GATED:
+                up += tl.load(own + WIDTH, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
+        gate = rounded(gate, dtype).to(tl.float32)
+        if GATED:
+            result = gate_of(gate, rounded(up, dtype).to(tl.float32), KIND, LIMIT, ALPHA, dtype)
+        else:
+            result = rounded(activated(gate, KIND), dtype)
         at = pair.to(tl.int64)[:, None] * WIDTH + column[None, :]
-        tl.store(middle + at, rounded(product, dtype), mask=there & (column < WIDTH)[None, :])
+        tl.store(middle + at, result, mask=there & (column < WIDTH)[None, :])
 
 
 @jit
 def down_blocks(  # type: ignore[no-untyped-def]
     middle: tl.tensor,
     weight: tl.tensor,
+    bias: tl.tensor | None,
     mixed: tl.tensor,
     shares: tl.tensor,
     rows: tl.tensor,
@@ -491,6 +548,9 @@ def down_blocks(  # type: ignore[no-untyped-def]
             left = tl.load(inputs + start, mask=there & inside[None, :], other=0.0)
             right = tl.load(maps + start, mask=(column < HIDDEN)[None, :] & inside[:, None], other=0.0)
             total = multiplied(left, right, total, PRECISION)
+        if bias is not None:
+            own = bias + expert * HIDDEN + column
+            total += tl.load(own, mask=column < HIDDEN, other=0.0).to(tl.float32)[None, :]
         share = tl.load(shares + pair, mask=pair < pairs, other=0.0).to(tl.float32)[:, None]
         at = pair.to(tl.int64)[:, None] * HIDDEN + column[None, :]
         result = rounded(total, dtype).to(tl.float32) * share

@@ -55,8 +55,9 @@ def add_rms_norm(
     centered: bool,
     after: torch.Tensor | None = None,
     scale: float = 1.0,
+    factor: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """residual += scale · x, and the norm of the sum.
+    """residual = factor · (residual + scale · x), and the norm of that.
 
     Args:
         x: [R, hidden], what attention or an MLP gave; rows may lie apart.
@@ -64,6 +65,7 @@ def add_rms_norm(
         weight: [hidden], of the norm of the sum; None: the sum is not normalised.
         after: [hidden], the weight of a norm that x goes through before it is added (Gemma's sandwich).
         scale: multiplies what is added (Granite).
+        factor: [1], multiplies the sum (Gemma 4); None: 1.
 
     Returns:
         [R, hidden] in the dtype of x: the norm of the sum; without one, `residual` itself.
@@ -78,7 +80,7 @@ def add_rms_norm(
     if rows:
         block = block_of(hidden)
         add_and_normalise_rows[(rows,)](
-            *(x, residual, x if weight is None else weight, x if after is None else after, out),
+            *(x, residual, x if weight is None else weight, x if after is None else after, factor, out),
             *(x.stride(0), residual.stride(0), hidden, eps, scale),
             CENTERED=centered,
             SANDWICH=after is not None,
@@ -144,6 +146,7 @@ def add_and_normalise_rows(  # type: ignore[no-untyped-def]
     residual: tl.tensor,
     weight: tl.tensor,
     after: tl.tensor,
+    factor: tl.tensor | None,
     out: tl.tensor,
     x_stride: int,
     residual_stride: int,
@@ -171,6 +174,8 @@ def add_and_normalise_rows(  # type: ignore[no-untyped-def]
     if SCALED:
         added = rounded(added * scale, dtype).to(tl.float32)
     total = rounded(before + added, dtype)
+    if factor is not None:
+        total = rounded(total.to(tl.float32) * tl.load(factor).to(tl.float32), dtype)
     tl.store(residual + row * residual_stride + at, total, mask=inside)
     if NORMED:
         result = normed(total.to(tl.float32), weights, hidden, eps, dtype, CENTERED)

@@ -4,6 +4,7 @@ Nothing here imports Triton.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.nn import functional
@@ -31,10 +32,13 @@ def add_rms_norm(
     centered: bool,
     after: torch.Tensor | None = None,
     scale: float = 1.0,
+    factor: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `norm.add_rms_norm`."""
     added = x if after is None else rms_norm(x, after, eps=eps, centered=centered)
     residual += added if scale == 1.0 else added * scale
+    if factor is not None:
+        residual *= factor
     return residual if weight is None else rms_norm(residual, weight, eps=eps, centered=centered)
 
 
@@ -68,26 +72,30 @@ def rope_and_store(
     positions: torch.Tensor,
     slots: torch.Tensor,
     table: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    keys: torch.Tensor | None,
+    values: torch.Tensor | None,
     *,
     head_norm: HeadNorm | None = None,
     rotated: int | None = None,
     interleaved: bool = False,
+    gated: bool = False,
 ) -> torch.Tensor:
     """See `rope.rope_and_store`."""
-    kv_heads, head_dim = keys.shape[1:]
+    head_dim, kv_heads = table.shape[1], 0 if keys is None else keys.shape[1]
     split = qkv.view(len(qkv), -1, head_dim)
     heads = split.shape[1] - 2 * kv_heads
     queries, new_keys, new_values = torch.split(split, [heads, kv_heads, kv_heads], dim=1)
+    queries = queries[:, :: 2 if gated else 1]
     if head_norm is not None:
-        queries = rms_norm(queries, head_norm.query_weight, eps=head_norm.eps, centered=head_norm.centered)
-        new_keys = rms_norm(new_keys, head_norm.key_weight, eps=head_norm.eps, centered=head_norm.centered)
+        norm = partial(rms_norm, eps=head_norm.eps, centered=head_norm.centered)
+        queries, new_keys = norm(queries, head_norm.query_weight), norm(new_keys, head_norm.key_weight)
+        new_values = new_values if head_norm.value_weight is None else norm(new_values, head_norm.value_weight)
     pairs = (head_dim if rotated is None else rotated) // 2
     cos, sin = (part[..., :pairs] for part in table.index_select(0, positions)[:, None].chunk(2, dim=-1))
     angles = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)  # [R, 1, 2 pairs]
-    for pool, new in ((keys, apply_rope(new_keys, angles, interleaved=interleaved)), (values, new_values)):
-        movable(pool).index_copy_(0, slots, movable(rounded(new, pool.dtype)))
+    if keys is not None and values is not None:
+        for pool, new in ((keys, apply_rope(new_keys, angles, interleaved=interleaved)), (values, new_values)):
+            movable(pool).index_copy_(0, slots, movable(rounded(new, pool.dtype)))
     return apply_rope(queries, angles, interleaved=interleaved).contiguous()
 
 
@@ -110,53 +118,33 @@ def fused_experts(
     experts: torch.Tensor,
     *,
     activation: str,
+    gated: bool = True,
+    biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+    clamp: tuple[float, float] | None = None,
 ) -> torch.Tensor:
     """See `moe.fused_experts`."""
 
+    def bias(which: int, expert: int) -> torch.Tensor | None:
+        return None if biases is None else biases[which][expert]
+
     def mlp(rows: torch.Tensor, expert: int) -> torch.Tensor:
-        return functional.linear(act_and_multiply(functional.linear(rows, gate_up[expert]), activation), down[expert])
+        inner = functional.linear(rows, gate_up[expert], bias(0, expert))
+        if not gated:
+            inner = ACTIVATIONS[activation](inner)
+        elif clamp is None:
+            inner = act_and_multiply(inner, activation)
+        else:
+            inner = _clamped(inner, *clamp)
+        return functional.linear(inner, down[expert], bias(1, expert))
 
     return _by_expert(x, weights, experts, len(gate_up), mlp)
 
 
-def plain_experts(
-    x: torch.Tensor,
-    up: torch.Tensor,
-    down: torch.Tensor,
-    weights: torch.Tensor,
-    experts: torch.Tensor,
-    *,
-    activation: str,
-) -> torch.Tensor:
-    """Computes experts without gates, down(activation(up(x))). up: [E, width, hidden]; else as `fused_experts`."""
-
-    def mlp(rows: torch.Tensor, expert: int) -> torch.Tensor:
-        return functional.linear(ACTIVATIONS[activation](functional.linear(rows, up[expert])), down[expert])
-
-    return _by_expert(x, weights, experts, len(up), mlp)
-
-
-def biased_experts(
-    x: torch.Tensor,
-    gate_up: tuple[torch.Tensor, torch.Tensor],
-    down: tuple[torch.Tensor, torch.Tensor],
-    weights: torch.Tensor,
-    experts: torch.Tensor,
-    *,
-    limit: float,
-    alpha: float,
-) -> torch.Tensor:
-    """Computes experts whose maps have biases, with a clamped gate: see `decoder_config.ClampedGate`.
-
-    gate_up, down: [E, outputs, inputs] and [E, outputs]; the rest as in `fused_experts`.
-    """
-
-    def mlp(rows: torch.Tensor, expert: int) -> torch.Tensor:
-        gate, up = functional.linear(rows, gate_up[0][expert], gate_up[1][expert]).chunk(2, dim=-1)
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-        return functional.linear((up + 1) * (gate * torch.sigmoid(gate * alpha)), down[0][expert], down[1][expert])
-
-    return _by_expert(x, weights, experts, len(gate_up[0]), mlp)
+def _clamped(gate_up: torch.Tensor, limit: float, alpha: float) -> torch.Tensor:
+    """Computes a clamped gate: see `decoder_config.ClampedGate`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * alpha))
 
 
 def _by_expert(

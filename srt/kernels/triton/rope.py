@@ -1,7 +1,7 @@
 """From the product of a layer's queries, keys and values to what attention reads, in one pass.
 
-    qkv row:  [ q0 q1 … | k0 … | v0 … ]      heads of head_dim elements
-                norm      norm                where the model has one
+    qkv row:  [ q0 q1 … | k0 … | v0 … ]      heads of head_dim elements; each query may have a gate after it
+                norm      norm   norm         where the model has one
                 rope      rope                by the row's position
                 queries   the pool's keys and values, at the row's slot
 
@@ -26,12 +26,13 @@ def rope_and_store(
     positions: torch.Tensor,
     slots: torch.Tensor,
     table: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    keys: torch.Tensor | None,
+    values: torch.Tensor | None,
     *,
     head_norm: HeadNorm | None = None,
     rotated: int | None = None,
     interleaved: bool = False,
+    gated: bool = False,
 ) -> torch.Tensor:
     """Stores the keys and values of each row, and returns its queries, rotated.
 
@@ -41,35 +42,36 @@ def rope_and_store(
         slots: int64 [R], of the pool; several rows may have slot 0 and no other.
         table: [P, head_dim] of the model's dtype: `layers.rope.rope_table`.
         keys, values: [slots, kv_heads, head_dim], a layer of the pool, in the model's dtype or float8_e4m3fn, which
-            cuts off at ±448.
-        head_norm: norm of each head of queries and keys before the rotation.
+            cuts off at ±448. None: a row has queries alone.
+        head_norm: norm of each head of queries and keys before the rotation, and of values.
         rotated: dimensions of a head that are rotated, its first ones; None: all. The table's angles of the others
             are zero.
         interleaved: dimension 2i rotates with 2i + 1; else i with i + rotated / 2.
+        gated: a row has 2 · heads where it else has heads: each query, and after it its gate, which is not read.
 
     Returns:
         [R, heads, head_dim] in the dtype of qkv, in one piece.
     """
-    kv_heads, head_dim = keys.shape[1:]
-    rows, heads = len(qkv), qkv.shape[1] // head_dim - 2 * kv_heads
-    _require(qkv, table, keys, values, heads)
+    head_dim, step = table.shape[1], 2 if gated else 1
+    kv_heads = 0 if keys is None else keys.shape[1]
+    rows, heads = len(qkv), (qkv.shape[1] // head_dim - 2 * kv_heads) // step
+    _require(qkv, table, keys, values, heads * step)
     queries = torch.empty((rows, heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if rows:
         taken = _HEADS_OF_FEW if rows <= _FEW_ROWS else _HEADS_OF_MANY
         half_block = block_of(head_dim // 2)
+        weights: tuple[torch.Tensor | None, ...] = (None, None, None)
+        if head_norm is not None:
+            weights = head_norm.query_weight, head_norm.key_weight, head_norm.value_weight
         rope_and_store_heads[(rows, triton.cdiv(heads + 2 * kv_heads, taken))](
-            *(qkv, positions, slots, table),
-            *(
-                table if head_norm is None else head_norm.query_weight,
-                table if head_norm is None else head_norm.key_weight,
-            ),
-            *(queries, keys, values, qkv.stride(0), keys.stride(0), heads, kv_heads),
+            *(qkv, positions, slots, table, *weights),
+            *(queries, keys, values, qkv.stride(0), 0 if keys is None else keys.stride(0), heads, kv_heads),
             0.0 if head_norm is None else head_norm.eps,
-            HEAD_NORM=head_norm is not None,
             CENTERED=head_norm is not None and head_norm.centered,
-            FP8=keys.dtype is torch.float8_e4m3fn,
+            FP8=keys is not None and keys.dtype is torch.float8_e4m3fn,
             ROTATED=head_dim if rotated is None else rotated,
             INTERLEAVED=interleaved,
+            QUERY_STEP=step,
             HEAD_DIM=head_dim,
             HALF_BLOCK=half_block,
             HEADS_BLOCK=taken,
@@ -80,16 +82,19 @@ def rope_and_store(
     return queries
 
 
-def _require(qkv: torch.Tensor, table: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, heads: int) -> None:
+def _require(
+    qkv: torch.Tensor, table: torch.Tensor, keys: torch.Tensor | None, values: torch.Tensor | None, heads: int
+) -> None:
     """Checks what the kernel cannot."""
-    kv_heads, head_dim = keys.shape[1:]
+    head_dim, kv_heads = table.shape[1], 0 if keys is None else keys.shape[1]
     assert heads > 0, "a row of qkv has heads of queries, keys and values"
     assert qkv.shape[1] == (heads + 2 * kv_heads) * head_dim, "a row of qkv has whole heads"
     assert qkv.stride(1) == 1, "the elements of a row lie side by side"
     assert table.is_contiguous(), "a row of the table lies after the other"
-    assert table.shape[1] == head_dim, "half a row of cosines, half a row of sines"
-    assert keys.shape == values.shape, "a slot has keys and values of the same heads"
-    assert keys.stride() == values.stride() == (keys.stride(0), head_dim, 1), "the heads of a slot lie side by side"
+    assert (keys is None) == (values is None), "keys have values"
+    if keys is not None and values is not None:
+        assert keys.shape == values.shape, "a slot has keys and values of the same heads"
+        assert keys.stride() == values.stride() == (keys.stride(0), head_dim, 1), "the heads of a slot lie side by side"
 
 
 @jit
@@ -98,21 +103,22 @@ def rope_and_store_heads(  # type: ignore[no-untyped-def]
     positions: tl.tensor,
     slots: tl.tensor,
     table: tl.tensor,
-    query_weight: tl.tensor,
-    key_weight: tl.tensor,
+    query_weight: tl.tensor | None,  # None: there are no norms of heads
+    key_weight: tl.tensor | None,
+    value_weight: tl.tensor | None,  # None: values are not normalised
     queries: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
+    keys: tl.tensor | None,  # None: rows have queries alone
+    values: tl.tensor | None,
     qkv_stride: int,
     slot_stride: int,
     heads: int,
     kv_heads: int,
     eps: float,
-    HEAD_NORM: tl.constexpr,
     CENTERED: tl.constexpr,
     FP8: tl.constexpr,
     ROTATED: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    QUERY_STEP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
     HEADS_BLOCK: tl.constexpr,
@@ -138,18 +144,19 @@ def rope_and_store_heads(  # type: ignore[no-untyped-def]
         first = tl.where(at < PAIRS, at, at + PAIRS)
         second = tl.where(at < PAIRS, at + PAIRS, at + HALF)
 
-    place = row * qkv_stride + head[:, None] * HEAD_DIM
+    source = tl.where(head < heads, head * QUERY_STEP, head + heads * (QUERY_STEP - 1))
+    place = row * qkv_stride + source[:, None] * HEAD_DIM
     there = (is_query | is_key | is_value) & inside[None, :]
     low = tl.load(qkv + place + first[None, :], mask=there, other=0.0).to(tl.float32)  # [heads, half]
     high = tl.load(qkv + place + second[None, :], mask=there, other=0.0).to(tl.float32)
+    value_low = low
+    value_high = high
 
-    slot = tl.load(slots + row).to(tl.int64)
-    value_at = slot * slot_stride + (head - heads - kv_heads)[:, None] * HEAD_DIM
-    _store(values, value_at + first[None, :], low, is_value & inside[None, :], dtype, FP8)
-    _store(values, value_at + second[None, :], high, is_value & inside[None, :], dtype, FP8)
-
-    if HEAD_NORM:
+    if query_weight is not None:
         scale = tl.rsqrt((tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)) / HEAD_DIM + eps)[:, None]
+        if value_weight is not None:
+            value_low = _weighted(low * scale, value_weight, value_weight, first, is_query, inside, dtype, CENTERED)
+            value_high = _weighted(high * scale, value_weight, value_weight, second, is_query, inside, dtype, CENTERED)
         low = _weighted(low * scale, query_weight, key_weight, first, is_query, inside, dtype, CENTERED)
         high = _weighted(high * scale, query_weight, key_weight, second, is_query, inside, dtype, CENTERED)
 
@@ -162,9 +169,14 @@ def rope_and_store_heads(  # type: ignore[no-untyped-def]
     query_at = (row * heads + head[:, None]) * HEAD_DIM
     tl.store(queries + query_at + first[None, :], rounded(turned_low, dtype), mask=is_query & inside[None, :])
     tl.store(queries + query_at + second[None, :], rounded(turned_high, dtype), mask=is_query & inside[None, :])
-    key_at = slot * slot_stride + (head - heads)[:, None] * HEAD_DIM
-    _store(keys, key_at + first[None, :], turned_low, is_key & inside[None, :], dtype, FP8)
-    _store(keys, key_at + second[None, :], turned_high, is_key & inside[None, :], dtype, FP8)
+    if keys is not None:
+        slot = tl.load(slots + row).to(tl.int64) * slot_stride
+        key_at = slot + (head - heads)[:, None] * HEAD_DIM
+        _store(keys, key_at + first[None, :], turned_low, is_key & inside[None, :], dtype, FP8)
+        _store(keys, key_at + second[None, :], turned_high, is_key & inside[None, :], dtype, FP8)
+        value_at = slot + (head - heads - kv_heads)[:, None] * HEAD_DIM
+        _store(values, value_at + first[None, :], value_low, is_value & inside[None, :], dtype, FP8)
+        _store(values, value_at + second[None, :], value_high, is_value & inside[None, :], dtype, FP8)
 
 
 @jit

@@ -3,7 +3,7 @@
 weights that fit → read, tensor by tensor → the largest step, measured → the pool → graphs
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ import torch
 from ....fsm.tokens.masks import Walk
 from ....lang.errors import ParameterError
 from ...attention.backend import AttentionGeometry
+from ...attention.plan import Window
 from ...cache.kv_pool import FLOAT8, KVGeometry
 from ...core.batch import DUMMY_SLOT, Allowed, Batch, RowNeed, RowRequests
 from ...distributed.communicator import SINGLE_RANK, Communicator
@@ -22,7 +23,7 @@ from ...layers.quantized import QuantizedMethod
 from ...models.decoder_config import DecoderConfig, beyond_triton
 from ...models.families import is_family, read_config
 from ...multimodal.store import VisionStore
-from .decoder import CudaDecoder, FusedKernels, QuantizedKernelMethod
+from .decoder import CudaDecoder
 from .device import (
     Accelerator,
     CudaAccelerator,
@@ -36,6 +37,7 @@ from .device import (
     weight_bytes,
 )
 from .graphs import GraphBackend, graph_logits, graph_plans, graph_rows
+from .kernels import FusedKernels, QuantizedKernelMethod
 from .runner import CudaRunner, DeviceChooser
 
 
@@ -50,6 +52,7 @@ class MakeAttention(Protocol):
         dtype: torch.dtype,
         kv_dtype: torch.dtype,
         tree_attention: bool,
+        windows: Mapping[Window, AttentionGeometry],
     ) -> GraphBackend[Any]: ...  # Any: each backend has its own plans, and only the backend reads them
 
 
@@ -98,7 +101,9 @@ def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, devic
         return reason
     geometry = model.attention_geometry
     try:
-        parts.attention(geometry, device, dtype=dtype, kv_dtype=kv_dtype, tree_attention=True)
+        parts.attention(
+            geometry, device, dtype=dtype, kv_dtype=kv_dtype, tree_attention=True, windows=model.geometry_by_window
+        )
     except ParameterError as error:
         return str(error)
     return None
@@ -106,16 +111,6 @@ def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, devic
 
 def _unknown_to_kernels(model: DecoderConfig) -> str | None:
     """Returns the part of a model that the decoder on Triton's kernels does not have; None: it has all."""
-    if model.latent is not None:
-        return "they have no latent attention"
-    if model.sinks:
-        return "they have no attention sinks"
-    if model.side is not None or model.layer_scales:
-        return "they have no per-layer embeddings, and no scales of layers"
-    if model.value_norm or len(set(model.kv_geometry(torch.float32).layers)) > 1:
-        return "all layers have heads of one size there, of their own, whose values are not normalised"
-    if any(layer.experts is not None and layer.experts.biased for layer in model.layers):
-        return "their experts have no biases"
     if (missing := beyond_triton(model)) is not None:
         return f"they have no {missing}"
     return None
@@ -194,6 +189,7 @@ def build_cuda_runner(
             dtype=dtype,
             kv_dtype=kv_dtype,
             tree_attention=tree_attention,
+            windows=decoder.geometry_by_window,
         )
 
     def runner(slots: int, *, graphs: bool) -> CudaRunner:

@@ -128,8 +128,8 @@ Prepared = TypeVar("Prepared")
 class GraphBackend(AttentionBackend[Prepared], Protocol[Prepared]):
     """An attention backend whose plans can be refilled at fixed addresses. The Triton one is `TritonBackend`."""
 
-    def reserve(self, *, rows: int, keys: int, wide: bool = False) -> Prepared:
-        """Allocates a plan for steps of at most `rows` rows, and `keys` keys of all sequences together.
+    def reserve(self, window: Window, *, rows: int, keys: int, wide: bool = False) -> Prepared:
+        """Allocates a plan of one class for steps of at most `rows` rows, and `keys` keys of all sequences together.
 
         wide: laid out for prefill, else for steps that mostly decode.
         """
@@ -154,7 +154,9 @@ class GraphPlans:
         self._backend = backend
         self._keys = min(keys, MOST_KEYS)
         # A row of padding has a key of its own.
-        self.by_window = {window: backend.reserve(rows=rows, keys=self._keys + rows, wide=wide) for window in windows}
+        self.by_window = {
+            window: backend.reserve(window, rows=rows, keys=self._keys + rows, wide=wide) for window in windows
+        }
 
     def holds(self, batch: Batch) -> bool:
         """Returns whether the sequences of the step have few enough keys."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 from umbel.srt.attention.backend import AttentionGeometry, TorchBackend
-from umbel.srt.cache.kv_pool import KVPool, rounded
+from umbel.srt.cache.kv_pool import KVPool, LayerKV, rounded
 from umbel.srt.core.batch import Batch
 from umbel.srt.kernels.triton.attention import AttentionTiles, Tile
 from umbel.srt.kernels.triton.attention_backend import TritonBackend
@@ -37,16 +37,24 @@ def tiny_backend(
     backend = TritonBackend(
         geometry, device, dtype=dtype, kv_dtype=kv_dtype, tree_attention=tree, multiprocessors=multiprocessors
     )
-    backend.tiles = AttentionTiles(tiny(backend.tiles.few), tiny(backend.tiles.some), tiny(backend.tiles.many))
-    backend.cut = replace(backend.cut, merge_keys=4, shortest_run=shortest_run, run_per_row=0)
+    sizes = backend.sizes
+    tiles = AttentionTiles(tiny(sizes.tiles.few), tiny(sizes.tiles.some), tiny(sizes.tiles.many))
+    cut = replace(sizes.cut, merge_keys=4, shortest_run=shortest_run, run_per_row=0)
+    backend.sizes = replace(sizes, tiles=tiles, cut=cut)
     return backend
 
 
 def pool_for(
-    num_slots: int, geometry: AttentionGeometry, dtype: torch.dtype, device: torch.device, *, seed: int = 3
+    num_slots: int,
+    geometry: AttentionGeometry,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    seed: int = 3,
+    layer: LayerKV | None = None,
 ) -> KVPool:
-    """One layer of random keys and values; the dummy slot holds NaN."""
-    source = random_pool(num_slots, geometry, torch.float32, seed)
+    """One layer of random keys and values, by the geometry or as given; the dummy slot holds NaN."""
+    source = random_pool(num_slots, geometry, torch.float32, seed, layer)
     pool = KVPool(replace(source.geometry, dtype=dtype), num_slots, device)
     pool.keys[0] = rounded(source.keys[0].to(device), dtype)
     pool.values[0] = rounded(source.values[0].to(device), dtype)
@@ -54,11 +62,17 @@ def pool_for(
 
 
 def attend_reference(
-    batch: Batch, pool: KVPool, queries: torch.Tensor, window: int | None, *, softcap: float = 0.0
+    batch: Batch,
+    pool: KVPool,
+    queries: torch.Tensor,
+    window: int | None,
+    *,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The torch backend's answer in float32, without sharing, from the same rounded keys."""
     heads, head_dim = queries.shape[1:]
     geometry = AttentionGeometry(heads, pool.geometry.layers[0].kv_heads, head_dim)
     backend = TorchBackend(geometry, queries.device, tree_attention=False)
     exact = queries.float()
-    return backend.attend(0, exact, pool, backend.plan(batch, window), scale=SCALE, softcap=softcap)
+    return backend.attend(0, exact, pool, backend.plan(batch, window), scale=SCALE, softcap=softcap, sinks=sinks)

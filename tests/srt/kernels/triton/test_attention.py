@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.lang.errors import MissingExtraError, ParameterError
 from umbel.srt.attention.backend import AttentionGeometry, AttentionStep, TorchBackend
-from umbel.srt.cache.kv_pool import FLOAT8, KVPool
+from umbel.srt.cache.kv_pool import FLOAT8, KVGeometry, KVPool, LayerKV
 from umbel.srt.core.batch import DUMMY_SLOT, Batch
 from umbel.srt.kernels.triton import attention_backend
 from umbel.srt.kernels.triton.attention import tiles_for
@@ -67,6 +67,65 @@ def test_attention_is_that_of_torch(
     torch.testing.assert_close(
         result, attend_reference(batch, pool, queries, window, softcap=softcap), rtol=1e-5, atol=1e-5
     )
+
+
+SPLIT = [Sequence(90, 1), Sequence(20, 4), Sequence(3, 1)]
+PLAIN = LayerKV(2, 16, 16)
+SHAPES = {  # query heads, and a layer
+    "sinks alone": (4, PLAIN),
+    "longer keys than values": (4, LayerKV(2, 48, 32)),
+    "latents": (6, LayerKV(1, 64, 48, latent=True)),
+    "a group that is divided unevenly": (21, LayerKV(1, 160, 144, latent=True)),
+}
+
+
+@pytest.mark.parametrize(("shape", "window"), [(shape, None) for shape in SHAPES] + [("sinks alone", 40)])
+def test_layers_of_other_shapes_and_sinks_are_those_of_torch(
+    device: torch.device, shape: str, window: int | None
+) -> None:
+    """Runs of 24 keys are parts, so that sinks come in with the only part of a row, and in the merge of several."""
+    heads, layer = SHAPES[shape]
+    batch, num_slots = make_batch(SPLIT, seed=0, shared=8)
+    geometry = AttentionGeometry.covering(heads, [layer])
+    pool = pool_for(num_slots, geometry, torch.float32, device, layer=layer)
+    queries = normal(batch.rows, heads, layer.head_dim).to(device)
+    sinks = torch.linspace(-4.0, 6.0, heads, device=device)
+    backend = tiny_backend(geometry, device, multiprocessors=40)
+    plan = backend.plan(batch, window)
+    assert plan.counts[2] > 0, "a row has several parts"
+    result = backend.attend(0, queries, pool, plan, scale=SCALE, sinks=sinks)
+    expected = attend_reference(batch, pool, queries, window, sinks=sinks)
+    assert result.shape == (batch.rows, heads, layer.value_dim)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_layers_of_one_window_may_differ(device: torch.device) -> None:
+    """A plan is cut for the largest heads and groups of its layers, and each is computed in its own shape."""
+    layers = (LayerKV(1, 32, 32), LayerKV(4, 16, 16))
+    batch, num_slots = make_batch(SPLIT, seed=0)
+    geometry = AttentionGeometry.covering(4, layers)
+    pool = KVPool(KVGeometry(layers, torch.float32), num_slots, device)
+    for part in (*pool.keys, *pool.values):
+        part.copy_(normal(*part.shape, seed=part.shape[2]))
+    backend, truth = tiny_backend(geometry, device, multiprocessors=40), TorchBackend(geometry, device)
+    ours, theirs = backend.plan(batch, None), truth.plan(batch, None)
+    for layer, shape in enumerate(layers):
+        queries = normal(batch.rows, 4, shape.head_dim).to(device)
+        results = [
+            some.attend(layer, queries, pool, plan, scale=SCALE) for some, plan in ((backend, ours), (truth, theirs))
+        ]
+        torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+
+
+def test_steps_are_cut_for_the_layers_of_their_window(device: torch.device) -> None:
+    wide = AttentionGeometry(16, 1, 512)
+    backend = TritonBackend(
+        wide, device, dtype=torch.bfloat16, windows={None: wide, 512: AttentionGeometry(16, 8, 256)}
+    )
+    batch, _ = make_batch([Sequence(0, 200)], seed=0)
+    assert [backend.plan(batch, window).tiles[1].vectors for window in (None, 512)] == [64, 128]
+    plans = [backend.plan(batch, window) for window in (None, 512)]
+    assert [int(plan.items[1 : 5 * sum(plan.counts[:2]) : 5].max()) for plan in plans] == [4, 64]
 
 
 MIXED = [Sequence(40, 1), Sequence(9, 1), Sequence(30, 21), Sequence(0, 5), Sequence(60, 1, cached=True)]
@@ -132,7 +191,7 @@ def test_many_large_vectors_are_computed_where_they_fit() -> None:
     assert vectors == [64, 64, 128, 128]
 
 
-@pytest.mark.parametrize("group", [1, 5, 7, 16, 20, 71])
+@pytest.mark.parametrize("group", [1, 5, 7, 16, 71, 130])
 def test_groups_of_any_size_are_packed_into_a_tile(device: torch.device, group: int) -> None:
     geometry = AttentionGeometry(group, 1, 16)
     batch, num_slots = make_batch([Sequence(20, 1), Sequence(3, 1), Sequence(5, 9)], seed=0)
@@ -261,8 +320,11 @@ def test_results_go_where_the_caller_wants_them(device: torch.device, side_by_si
             (torch.float32, None),
             r'head_dim=24.*multiples of 16.*kernels="torch"',
         ),
-        (AttentionGeometry(2, 1, 512), (torch.float32, None), r'head_dim=512.*kernels="torch"'),
-        (AttentionGeometry(129, 1, 64), (torch.float32, None), r'129 heads over 1 KV heads.*kernels="torch"'),
+        (
+            AttentionGeometry(2, 1, 528),
+            (torch.float32, None),
+            r'head_dim=528.*up to 512, of latents 640.*kernels="torch"',
+        ),
         (SMALL, (torch.float64, None), r'dtype=float64.*bfloat16, float16, float32.*kernels="torch"'),
         (SMALL, (torch.float16, torch.bfloat16), r'bfloat16 for queries in float16.*kv_dtype="auto"'),
     ],

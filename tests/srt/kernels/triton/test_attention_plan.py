@@ -71,7 +71,7 @@ def decode_batch(prefixes: list[int], *, seed: int) -> tuple[Batch, int]:
 
 def test_a_reserved_plan_is_filled_again_and_again(device: torch.device) -> None:
     backend = tiny_backend(SMALL, device, multiprocessors=3)
-    plan = backend.reserve(rows=8, keys=500)
+    plan = backend.reserve(None, rows=8, keys=500)
     addresses = [array.data_ptr() for array in (plan.bounds, plan.items, plan.slots, plan.kv_idx, plan.part_out)]
     for seed, prefixes in enumerate([[40, 3, 90], [1], [100, 100, 7, 9, 11, 2, 0, 60], [90]]):
         batch, num_slots = decode_batch(prefixes, seed=seed)
@@ -91,7 +91,7 @@ def test_an_empty_reserved_plan_computes_nothing(device: torch.device) -> None:
     queries = normal(2, 4, 16).to(device)
     out = torch.full_like(queries, 7.0)
     pool = pool_for(3, SMALL, torch.float32, device)
-    backend.attend(0, queries, pool, backend.reserve(rows=2, keys=9), scale=SCALE, out=out)
+    backend.attend(0, queries, pool, backend.reserve(None, rows=2, keys=9), scale=SCALE, out=out)
     assert bool((out == 7.0).all())
 
 
@@ -100,7 +100,7 @@ def test_a_reserved_plan_shares_as_any_other_does(device: torch.device) -> None:
     pool = pool_for(num_slots, SMALL, torch.float32, device)
     queries = normal(batch.rows, 4, 16).to(device)
     captured, eager = tiny_backend(SMALL, device), tiny_backend(SMALL, device)
-    plan = captured.reserve(rows=batch.rows, keys=2000)
+    plan = captured.reserve(None, rows=batch.rows, keys=2000)
     captured.plan_into(plan, batch, 50)
     result = captured.attend(0, queries, pool, plan, scale=SCALE)
     expected = eager.attend(0, queries, pool, eager.plan(batch, 50), scale=SCALE)
@@ -113,7 +113,7 @@ def test_a_step_whose_sharing_does_not_fit_is_planned_without(device: torch.devi
     pool = pool_for(num_slots, SMALL, torch.float32, device)
     queries = normal(batch.rows, 4, 16).to(device)
     backend = tiny_backend(SMALL, device)
-    plan = backend.reserve(rows=batch.rows, keys=2000)
+    plan = backend.reserve(None, rows=batch.rows, keys=2000)
     plan.capacity = replace(plan.capacity, slots=batch.rows + 2)
     backend.plan_into(plan, batch, None)
     result = backend.attend(0, queries, pool, plan, scale=SCALE)
@@ -124,7 +124,7 @@ def test_a_step_whose_sharing_does_not_fit_is_planned_without(device: torch.devi
 @pytest.mark.parametrize("wide", [False, True])
 def test_a_reserved_plan_holds_prompts_beside_rows_that_decode(wide: bool, device: torch.device) -> None:
     backend = tiny_backend(SMALL, device, multiprocessors=3)
-    plan = backend.reserve(rows=24, keys=500, wide=wide)
+    plan = backend.reserve(None, rows=24, keys=500, wide=wide)
     batch, num_slots = make_batch([Sequence(90, 1), Sequence(40, 17), Sequence(0, 4), Sequence(3, 1)], seed=0)
     pool = pool_for(num_slots, SMALL, torch.float32, device)
     queries = normal(24, 4, 16).to(device)
@@ -137,7 +137,7 @@ def test_a_reserved_plan_holds_prompts_beside_rows_that_decode(wide: bool, devic
 
 def test_a_step_that_does_not_fit_leaves_the_plan_as_it_was(device: torch.device) -> None:
     backend = tiny_backend(SMALL, device)
-    plan = backend.reserve(rows=4, keys=40)
+    plan = backend.reserve(None, rows=4, keys=40)
     assert backend.plan_into(plan, decode_batch([30], seed=0)[0], None)
     counts = plan.counts
     assert not backend.plan_into(plan, make_batch([Sequence(60, 4)], seed=0)[0], None)
@@ -157,7 +157,7 @@ def test_a_decode_step_without_sharing_always_fits(
     batch, _ = decode_batch(prefixes, seed=0)
     geometry = AttentionGeometry(kv_heads, kv_heads, 16)
     backend = tiny_backend(geometry, torch.device("cpu"), multiprocessors=multiprocessors, shortest_run=256)
-    plan = backend.reserve(rows=len(prefixes), keys=sum(prefixes) + len(prefixes))
+    plan = backend.reserve(None, rows=len(prefixes), keys=sum(prefixes) + len(prefixes))
     assert backend.plan_into(plan, batch, window)
 
 
@@ -165,7 +165,7 @@ def test_a_decode_step_without_sharing_always_fits(
 def test_a_captured_step_attends_to_what_the_plan_says_when_it_is_replayed(device: torch.device) -> None:
     geometry = AttentionGeometry(32, 8, 128)
     backend = tiny_backend(geometry, device, dtype=torch.bfloat16, multiprocessors=132, shortest_run=256)
-    plan = backend.reserve(rows=8, keys=9000)
+    plan = backend.reserve(None, rows=8, keys=9000)
     pool = pool_for(9000, geometry, torch.bfloat16, device)
     queries, out = (torch.zeros(8, 32, 128, device=device, dtype=torch.bfloat16) for _ in range(2))
     backend.plan_into(plan, decode_batch([5], seed=0)[0], None)

@@ -1,6 +1,7 @@
 """Routing, and tokens through their experts, against the references and against plain sums."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -95,6 +96,23 @@ def test_few_tokens_go_through_their_experts_without_being_sorted(
     assert relative_error(actual, sorted_first) < (2e-6 if dtype is torch.float32 else 1e-2)
     exact = reference.fused_experts(x.float(), gate_up.float(), down.float(), weights, chosen, activation="gelu")
     assert relative_error(actual, exact) < 1e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("tokens", [1, 21])
+@pytest.mark.parametrize("kind", ["clamped", "biased", "without gates"])
+def test_experts_of_other_kinds_are_those_of_torch(kind: str, tokens: int, dtype: torch.dtype) -> None:
+    """gpt-oss has biases and clamped gates, Nemotron-H neither gates nor biases. One token takes the shorter way."""
+    x, (gate_up, down) = random(tokens, 40, dtype=dtype) * 3, weights_of(4, 40, 24, dtype)
+    weights, chosen = routed(tokens, 4, 2)
+    options: dict[str, Any] = {"activation": "silu", "biases": (random(4, 48, dtype=dtype), random(4, 40, dtype=dtype))}
+    if kind == "clamped":
+        options["clamp"] = 1.5, 1.702
+    if kind == "without gates":
+        gate_up, options = gate_up[:, :24].contiguous(), {"activation": "relu2", "gated": False}
+    actual = moe.fused_experts(x, gate_up, down, weights, chosen, **options)
+    expected = reference.fused_experts(x, gate_up, down, weights, chosen, **options)
+    assert relative_error(actual, expected) < (2e-6 if dtype is torch.float32 else 1e-2)
 
 
 def test_tokens_are_few_while_hardly_any_share_an_expert() -> None:

@@ -53,6 +53,21 @@ def test_what_is_added_may_be_scaled_and_the_sum_left_without_a_norm(dtype: torc
     assert relative_error(actual, expected) < TOLERANCES[dtype]
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_sum_may_be_multiplied_by_a_factor_of_the_layer(dtype: torch.dtype) -> None:
+    x, residual, weight = (
+        random(3, 40, dtype=dtype),
+        random(3, 40, dtype=dtype, seed=1),
+        random(40, dtype=dtype, seed=2),
+    )
+    factor, sums = torch.tensor([0.37]).to(dtype), [residual.clone(), residual.clone()]
+    actual = norm.add_rms_norm(x, sums[0], weight, eps=EPS, centered=False, factor=factor)
+    expected = reference.add_rms_norm(x, sums[1], weight, eps=EPS, centered=False, factor=factor)
+    assert torch.equal(sums[0], (residual + x) * factor)
+    assert torch.equal(sums[0], sums[1])
+    assert relative_error(actual, expected) < TOLERANCES[dtype]
+
+
 def test_rows_may_be_normalised_in_place() -> None:
     wide, weight = random(4, 200), random(96, seed=2)
     rest, part = wide.clone(), wide[:, 50:146]

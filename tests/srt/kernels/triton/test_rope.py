@@ -1,6 +1,7 @@
 """Queries rotated, keys and values in the pool: against the reference, and against what the torch decoder does."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -81,6 +82,33 @@ def test_some_dimensions_of_a_head_turn_and_neighbours_may_turn_together(
     )
     for got, wanted in zip((actual, *pools), (expected, *expected_pools), strict=True):
         assert relative_error(got, wanted) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_values_are_normed_and_gates_are_passed_over_as_in_torch(dtype: torch.dtype) -> None:
+    qkv = random(5, (2 * 3 + 2) * 16, dtype=dtype)  # three queries, each with a gate
+    table = rope_table(ROPE, 16, POSITIONS, dtype=dtype, device=torch.get_default_device())
+    norm = replace(head_norm(16, dtype, centered=False), value_weight=random(16, dtype=dtype, seed=7))
+    pools, expected_pools = pool(1, 16, dtype), pool(1, 16, dtype)
+    actual = rope.rope_and_store(qkv, *places(), table, *pools, head_norm=norm, gated=True)
+    expected = reference.rope_and_store(qkv, *places(), table, *expected_pools, head_norm=norm, gated=True)
+    assert actual.shape == (5, 3, 16)
+    for got, wanted in zip((actual, *pools), (expected, *expected_pools), strict=True):
+        assert relative_error(got, wanted) < TOLERANCES[dtype]
+    ungated = torch.cat([qkv.view(5, 8, 16)[:, [0, 2, 4]], qkv.view(5, 8, 16)[:, 6:]], dim=1).flatten(1)
+    assert torch.equal(rope.rope_and_store(ungated, *places(), table, *pools, head_norm=norm), actual)
+    values = RMSNorm(norm.value_weight, eps=1e-6, centered=False)(qkv.view(5, 8, 16)[:, 7:])
+    assert relative_error(pools[1][SLOTS_OF_ROWS], values) < TOLERANCES[dtype]
+
+
+def test_rows_of_queries_alone_store_nothing() -> None:
+    qkv, norm = random(5, 3 * 16), head_norm(16, torch.float32, centered=False)
+    table = rope_table(ROPE, 16, POSITIONS, dtype=torch.float32, device=torch.get_default_device())
+    alone = rope.rope_and_store(qkv, *places(), table, None, None, head_norm=norm)
+    assert relative_error(alone, reference.rope_and_store(qkv, *places(), table, None, None, head_norm=norm)) < 1e-6
+    whole = torch.cat([qkv, random(5, 2 * 16, seed=3)], dim=1)
+    queries = rope.rope_and_store(whole, *places(), table, *pool(1, 16, torch.float32), head_norm=norm)
+    assert torch.equal(alone, queries)
 
 
 def test_neighbours_turn_as_complex_numbers() -> None:

@@ -69,6 +69,57 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm 4 0414": ("glm4", {"head_dim": 32, "pad_token_id": 0}),
 }
 
+GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 5,
+    "num_hidden_layers": 5,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "vocab_size_per_layer_input": 97,
+}
+DEEPSEEK = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+}
+
+# Layers whose heads differ, or whose keys are another's or latents; sinks, and experts with biases.
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma 4": (
+        "gemma4_text",
+        {**GEMMA4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 16},
+    ),
+    "gemma 4, values that are keys": (
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            "head_dim": 16,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "deepseek v3": ("deepseek_v3", DEEPSEEK),
+}
+
 EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 7, "head_dim": 16}),
     "qwen 3, experts": (
@@ -102,7 +153,7 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def tiny_model(family: str, **changes: Any) -> tuple[dict[str, Any], Tensors]:
     """Configuration and float32 tensors. changes: of the family's configuration."""
-    model_type, own = {**FAMILIES, **EXPERTS}[family]
+    model_type, own = {**FAMILIES, **SHAPES, **EXPERTS}[family]
     reference = reference_model(model_type, **{**own, **changes})
     return reference.config.to_dict(), tensors_of(reference)
 

@@ -3,6 +3,7 @@
 The references of the decoder's kernels are in `kernels.triton.reference`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -33,7 +34,9 @@ class ReferenceBackend:
         dtype: torch.dtype,
         kv_dtype: torch.dtype,
         tree_attention: bool = True,
+        windows: Mapping[Window, AttentionGeometry] | None = None,
     ) -> None:
+        del windows  # as the largest geometry, which all layers fit
         assert kv_dtype in (dtype, FLOAT8), "keys are as wide as queries, or float8"
         self._torch = TorchBackend(geometry, device, tree_attention=tree_attention)
         self.counters: AttentionCounters = self._torch.counters
@@ -41,8 +44,8 @@ class ReferenceBackend:
     def plan(self, batch: Batch, window: Window) -> HeldPlan:
         return HeldPlan(self._torch.plan(batch, window))
 
-    def reserve(self, *, rows: int, keys: int, wide: bool = False) -> HeldPlan:
-        del wide  # it decides how fast a device is
+    def reserve(self, window: Window, *, rows: int, keys: int, wide: bool = False) -> HeldPlan:
+        del window, wide  # they decide how fast a device is
         assert rows > 0, "a step has rows"
         assert keys >= rows, "every row sees its own key"
         return HeldPlan()

@@ -16,7 +16,7 @@ from umbel.srt.runners.cuda.runner import CudaRunner
 from umbel.srt.sampling.gumbel import draw_keys
 
 from ...models.reference import Piece, relative_error
-from .engines import in_torch, on_host, only_last_rows, sequences, tiny_model
+from .engines import SHAPES, in_torch, on_host, only_last_rows, sequences, tiny_model
 
 PARTS = triton_parts()
 pytestmark = [] if PARTS.anywhere else [pytest.mark.gpu]
@@ -30,7 +30,19 @@ STEPS = [
     [Piece(0, 8, 1)],
 ]
 
-NIGHTLY = ("llama, biases everywhere", "qwen 3", "gemma 2", "phi 4 mini", "olmo 2", "granite", "glm 4 0414")
+KINDS = ("sliding_attention", "full_attention")
+NIGHTLY = (
+    "gemma 4",
+    "gemma 4, values that are keys",
+    "gpt-oss",
+    "llama, biases everywhere",
+    "qwen 3",
+    "gemma 2",
+    "phi 4 mini",
+    "olmo 2",
+    "granite",
+    "glm 4 0414",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -44,13 +56,16 @@ def on_device(config: dict[str, Any], tensors: Tensors, **options: Any) -> CudaR
 
 
 def small(family: str, *, layers: int = 2) -> tuple[dict[str, Any], Tensors]:
-    return tiny_model(family, num_hidden_layers=layers, sliding_window_pattern=2)
+    kinds = {"layer_types": list(KINDS), "num_kv_shared_layers": 0} if family in SHAPES else {}
+    if family == "gemma 4":  # whose last two layers read the keys of the first two
+        layers, kinds = 4, {"layer_types": list(KINDS) * 2}
+    return tiny_model(family, num_hidden_layers=layers, sliding_window_pattern=2, **kinds)
 
 
 @pytest.mark.parametrize(
     "family",
     [
-        *("gemma 3", "mixtral"),
+        *("gemma 3", "mixtral", "deepseek v3"),
         *(pytest.param(name, marks=pytest.mark.nightly) for name in NIGHTLY),
     ],
 )
