@@ -28,7 +28,7 @@ Angles = tuple[RopeConfig, int]  # frequencies, and the size of the heads that t
 
 @dataclass(slots=True)
 class LayerStep:
-    """Carries what layers read of one step besides x. Rows that no attention follows are left out of `sides`."""
+    """Carries what layers read of one step, x apart. Rows that no attention follows are left out of `sides`."""
 
     positions: torch.Tensor  # int64 [R]
     attention: AttentionStep
