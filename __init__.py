@@ -45,6 +45,11 @@ if TYPE_CHECKING:
     from .interpreter.run import flush_cache as flush_cache
     from .interpreter.run import get_server_info as get_server_info
     from .interpreter.run import set_default_backend as set_default_backend
+    from .interpreter.vectors import RankedText as RankedText
+    from .interpreter.vectors import embed as embed
+    from .interpreter.vectors import embed_async as embed_async
+    from .interpreter.vectors import rerank as rerank
+    from .interpreter.vectors import rerank_async as rerank_async
     from .lang.cache_report import CacheCause as CacheCause
     from .lang.cache_report import CacheReport as CacheReport
     from .lang.chat_template import ChatTemplate as ChatTemplate
@@ -122,6 +127,7 @@ _HOMES = {
     "interpreter.estimate": ("Estimate",),
     "interpreter.budget": ("Budget", "Price", "prices"),
     "interpreter.remote_images": ("fetch_image",),
+    "interpreter.vectors": ("RankedText", "embed", "embed_async", "rerank", "rerank_async"),
     "lang.cache_report": ("CacheCause", "CacheReport"),
     "lang.chat_template": ("ChatTemplate", "TemplateWarning"),
     "lang.errors": (

@@ -264,6 +264,23 @@ class ChatTemplate:
             messages, tools, call_format=call_format or self.call_format, generation=generation, options=options
         )
 
+    def pair(self, query: str, text: str) -> tuple[Part, ...]:
+        """Writes a query and a text as a reranker reads them: in turns of the roles "query" and "document".
+
+        Raises:
+            TemplateError: the template does not name these roles, or leaves one out.
+        """
+        turns = [Turn("query", query), Turn("document", text)]
+        rendered = ""
+        if self.source is not None and all(role in self.source for role in _roles(turns)):
+            rendered = self._outline(_roles(turns), generation=True)
+        if any(_PLACEHOLDER.format(index) not in rendered for index in range(len(turns))):
+            raise TemplateError(
+                f"{self.name} has no chat template with the roles query and document; write "
+                "template='Query: {query}\\nDocument: {text}', as the model was trained"
+            )
+        return self._parts(rendered, turns)
+
     async def conversation_away(
         self,
         messages: Sequence["Message"],

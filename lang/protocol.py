@@ -13,6 +13,7 @@ Usage adds up to the cost of a run. Costs are values: one that was read does not
     whole = sum((state.cost for state in states), umbel.Cost())
 """
 
+import struct
 from collections.abc import AsyncIterator
 from enum import StrEnum
 from typing import Annotated, Literal, Protocol, get_args, runtime_checkable
@@ -198,6 +199,35 @@ class ScoreRequest(_Wire, frozen=True):
     caching: Caching | None = None
 
 
+MAX_TEXTS = 2_048  # of one request for vectors or ranks
+
+
+class EmbedRequest(_Wire, frozen=True):
+    """Asks for the embedding of each text. Answered by one `Embedded`.
+
+    `dimensions`: keeps the first so many numbers of each, for models that are trained for it; 0 keeps all.
+    `first`: the place of the first text among those that were given, for messages.
+    """
+
+    id: str
+    texts: Annotated[tuple[Parts, ...], msgspec.Meta(max_length=MAX_TEXTS)]
+    dimensions: int = 0
+    origin: Origin = Origin()
+    first: int = 0
+
+
+class RankRequest(_Wire, frozen=True):
+    """Asks how relevant a text is to a query, for each prompt that holds both as the model wants it.
+
+    Answered by one `Ranked`. `first`: as in EmbedRequest.
+    """
+
+    id: str
+    prompts: Annotated[tuple[Parts, ...], msgspec.Meta(max_length=MAX_TEXTS)]
+    origin: Origin = Origin()
+    first: int = 0
+
+
 class Hint(_Wire, frozen=True):
     """This prefix will be needed by several requests soon: compute it once. Never answered.
 
@@ -350,6 +380,8 @@ CacheRequest = CreateCache | ReadCaches | ExtendCache | DeleteCache
 ToBackend = (
     GenRequest
     | ScoreRequest
+    | EmbedRequest
+    | RankRequest
     | CacheRequest
     | Hint
     | Release
@@ -508,6 +540,27 @@ class Scored(_Wire, frozen=True):
     caching: CachingUsage | None = None
 
 
+class Embedded(_Wire, frozen=True):
+    """The end of an EmbedRequest: a vector for each text, in order, as float32 in little-endian bytes."""
+
+    id: str
+    vectors: tuple[bytes, ...]
+    usage: Usage
+
+
+def floats_of(vector: bytes) -> list[float]:
+    """Returns the numbers of a vector."""
+    return [number for (number,) in struct.iter_unpack("<f", vector)]
+
+
+class Ranked(_Wire, frozen=True):
+    """The end of a RankRequest: for each prompt a relevance between 0 and 1, in order."""
+
+    id: str
+    scores: tuple[float, ...]
+    usage: Usage
+
+
 Facts = dict[str, str | int | float | bool | list[int | str] | None]  # a JSON-like mapping
 
 
@@ -572,7 +625,20 @@ class Failure(_Wire, frozen=True):
         return WIRE_ERRORS.get(self.kind, BackendError)(self.message)
 
 
-Ending = Final | Scored | Caches | Done | Located | Tokenized | Detokenized | StatusRead | Surveyed | Failure
+Ending = (
+    Final
+    | Scored
+    | Embedded
+    | Ranked
+    | Caches
+    | Done
+    | Located
+    | Tokenized
+    | Detokenized
+    | StatusRead
+    | Surveyed
+    | Failure
+)
 FromBackend = Chunk | Ending
 
 # ------------------------------------------------------------------------------------------- the seam
@@ -592,6 +658,20 @@ class VocabularyInfo(msgspec.Struct, frozen=True):
     bos_id: int | None
     eos_ids: tuple[int, ...]
     control: dict[str, int]
+
+
+class VectorInfo(msgspec.Struct, frozen=True):
+    """Describes what a model makes of texts other than more text.
+
+    Attributes:
+        dimensions: of an embedding; 0: it makes none.
+        ranks: it tells how relevant texts are to a query.
+        generates: it continues texts.
+    """
+
+    dimensions: int = 0
+    ranks: bool = False
+    generates: bool = True
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -625,6 +705,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     programs: bool = False  # runs whole programs, see `lang.programs`
     made_up: bool = False  # its texts only count: what they say is not looked at
     adapters: tuple[str, ...] | None = ()  # names that requests may give; None: any
+    embeds: bool = False  # makes embeddings of texts; the backend is an `Embedding`
+    ranks: bool = False  # tells how relevant texts are to a query; the backend is a `Ranking`
 
 
 @runtime_checkable
@@ -682,6 +764,25 @@ class Locating(Protocol):
     """A backend that knows its tokens."""
 
     async def locate(self, question: Locate) -> Located: ...
+
+
+@runtime_checkable
+class Embedding(Protocol):
+    """A backend with the capability `embeds`.
+
+    Raises (its method):
+        CapabilityError: the model makes no embeddings, or not of so many dimensions.
+        ContextLengthError: a text is too long.
+    """
+
+    async def embed(self, request: EmbedRequest) -> Embedded: ...
+
+
+@runtime_checkable
+class Ranking(Protocol):
+    """A backend with the capability `ranks`. Its method raises as `Embedding.embed`."""
+
+    async def rank(self, request: RankRequest) -> Ranked: ...
 
 
 @runtime_checkable

@@ -27,17 +27,22 @@ from ..lang.protocol import (
     Detokenize,
     Detokenized,
     Done,
+    Embedded,
+    EmbedRequest,
     Final,
     GenRequest,
     Hint,
     Locate,
     Located,
+    Ranked,
+    RankRequest,
     ReadStatus,
     Scored,
     ScoreRequest,
     Survey,
     Tokenize,
     Tokenized,
+    VectorInfo,
     VocabularyInfo,
 )
 from ..lang.runtime_options import ORACLE, KeywordOptions, options_of
@@ -48,6 +53,7 @@ from .constraints.matcher import OPENING_POLL
 from .core.config import CompilerLimits, GatewayLimits, PictureLimits
 from .core.instruments import Clock, FaultHook, SystemClock, no_faults
 from .core.messages import FromEngine, ToEngine
+from .core.vectors import NO_VECTORS
 from .gateway.calls import Answer, Client
 from .gateway.gateway import Gateway
 from .gateway.programs import Programs, capabilities_of
@@ -177,6 +183,7 @@ class LocalBackend:
         self._template: ChatTemplate | None = None
         self._name = model
         self._image_tokens = 0  # of a picture at most; 0: the model reads text only, or is not open yet
+        self._vectors = VectorInfo()  # nothing until it is open
         self._engine: Engine | None = None
         self._thread: EngineThread | None = None  # with the engine
         self._gateway: Gateway | None = None
@@ -210,6 +217,8 @@ class LocalBackend:
             programs=True,
             images=self._image_tokens > 0,
             image_tokens=self._image_tokens,
+            embeds=self._vectors.dimensions > 0,
+            ranks=self._vectors.ranks,
         )
 
     @property
@@ -269,6 +278,14 @@ class LocalBackend:
     async def score(self, request: ScoreRequest) -> Scored:
         await self.start()
         return await self._calls.score(request)
+
+    async def embed(self, request: EmbedRequest) -> Embedded:
+        await self.start()
+        return await self._calls.embed(request)
+
+    async def rank(self, request: RankRequest) -> Ranked:
+        await self.start()
+        return await self._calls.rank(request)
 
     def hint(self, hint: Hint) -> None:
         if self._exchange is not None:
@@ -354,8 +371,12 @@ class LocalBackend:
 
     def _open(self) -> None:
         loaded = self._loaded
-        reading = open_tokenizer(self.options) if loaded is None else ModelReading(loaded.name, loaded.tokenizer, None)
-        self._name, tokenizer, form = reading
+        if loaded is None:
+            reading = open_tokenizer(self.options)
+        else:
+            reading = ModelReading(loaded.name, loaded.tokenizer, None, NO_VECTORS)
+        self._name, tokenizer, form, vectors = reading
+        self._vectors = vectors.info
         self._image_tokens = 0 if form is None else most_tokens(form)
         engine = open_engine(self.options, clock=self._clock, faults=self._faults, phase=lambda _: None, loaded=loaded)
         source = self._given_template if self._given_template is not None else tokenizer.chat_template
@@ -378,6 +399,7 @@ class LocalBackend:
                 most_bytes=CompilerLimits().kept_bytes,
             ),
             pictures=None if form is None else PictureCache(form, InlineDecoder(), InlineDigests(), PictureLimits()),
+            vectors=vectors,
         )
         self._gateway.engine_ready(engine.runner.context_length)
         self._engine = engine  # last: other tasks in `start` take it as the sign that all of this is ready

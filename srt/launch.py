@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..lang.errors import MissingExtraError, ModelError, ParameterError
 from ..lang.runtime_options import ORACLE, RuntimeOptions
-from .core.batch import AsyncRunner, Runner
+from .core.batch import AsyncRunner, Runner, VectorHead
 from .core.instruments import Clock, FaultHook
 from .core.messages import Heartbeat
+from .core.vectors import VectorConfig
 from .multimodal.format import PictureFormat
 from .tokenizer.tokenizer import ByteTokenizer, Tokenizer
 
@@ -44,6 +45,7 @@ LEAST_AHEAD = 256
 ORACLE_CONTEXT = 4096
 ORACLE_POOL = 1 << 16
 ORACLE_PICTURES = PictureFormat("fixed", 16, 16, tile_tokens=4, patch_size=8, resize=(16, 16))
+ORACLE_VECTORS = VectorConfig(8, answers=(ord("y"), ord("n")))  # testing.oracle.HIDDEN
 # Letters and spaces: the oracle's texts can be printed. They seldom end by themselves.
 ORACLE_FAVOURITES = (*range(ord("a"), ord("z") + 1), ord(" "))
 CPU_POOL_BYTES = 2 << 30  # at most, unless asked for: other programs need memory too
@@ -93,16 +95,17 @@ class ModelReading(NamedTuple):
     name: str
     tokenizer: Tokenizer
     pictures: PictureFormat | None
+    vectors: VectorConfig
 
 
 def open_tokenizer(options: RuntimeOptions) -> ModelReading:
     """Opens a model's tokenizer and picture format. Raises ModelError or MissingExtraError."""
     if options.model == ORACLE:
-        return ModelReading(ORACLE, ByteTokenizer(), ORACLE_PICTURES)
+        return ModelReading(ORACLE, ByteTokenizer(), ORACLE_PICTURES, ORACLE_VECTORS)
     source = _open_source(options)
     tokenizer = source.tokenizer()
     return_freed_memory()  # twice as much as it keeps
-    return ModelReading(source.name, tokenizer, source.picture_format)
+    return ModelReading(source.name, tokenizer, source.picture_format, source.vectors)
 
 
 def open_engine(
@@ -146,6 +149,7 @@ def open_engine(
     ]
     endings: list[Callable[[], object]] = [partial(opener.shutdown, cancel_futures=True) for opener in openers]
     oracle: OracleRunner | LaunchedOracle | None = None
+    source: ModelSource | None = None
     if options.model == ORACLE:
         tokenizer = ByteTokenizer()
         oracle = OracleRunner(
@@ -185,9 +189,9 @@ def open_engine(
     matcher_cache = _matcher_cache(options, runner, open_tokens, openers, tries, lasting)
     if options.overlap is True and not isinstance(runner, AsyncRunner):
         raise ParameterError('overlap=True: steps on this device are waited for; write overlap="auto"')
-    overlap = options.overlap is not False and isinstance(runner, AsyncRunner)
-    config = _scheduler_config(options, overlap=overlap)
-    scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, matcher_cache)
+    config = _scheduler_config(options, overlap=options.overlap is not False and isinstance(runner, AsyncRunner))
+    head = _vector_head(options, source)
+    scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, matcher_cache, head)
     if oracle is not None:
         oracle.expected = scheduler.planned_tokens  # it compares the content of slots with the expected tokens
     ready = matcher_cache.prepare() if prepare_constraints else None
@@ -209,6 +213,21 @@ def _scheduler_config(options: RuntimeOptions, *, overlap: bool) -> "SchedulerCo
         overlap=overlap,
         **same,
     )
+
+
+def _vector_head(options: RuntimeOptions, source: "ModelSource | None") -> VectorHead | None:
+    """Loads what makes vectors of texts; None: the model makes none. Raises ModelError for wrong tensors.
+
+    source: of a model on disk.
+    """
+    from .models.vision.config import decoder_config
+    from .weights.vector_head import LoadedHead, load_head
+
+    if options.model == ORACLE:
+        return LoadedHead(ORACLE_VECTORS)
+    if source is None or source.vectors.refused:
+        return None
+    return load_head(source.vectors, source.tensors, source.path, decoder_config(source.config).get("hidden_size", 0))
 
 
 def _begun(executor: Executor, make: Callable[[], Tokenizer]) -> Callable[[], Tokenizer]:
@@ -334,6 +353,7 @@ def _model_runner(options: RuntimeOptions, source: "ModelSource", communicator: 
     from .runners.build import build_runner, resolve_device
     from .runners.cuda.device import StepLimits
     from .weights.adapters import read_adapters
+    from .weights.vector_head import decoder_part
 
     if options.threads is not None or communicator.ranks > 1:  # ranks on the CPU share its cores
         torch.set_num_threads(max(1, (options.threads or torch.get_num_threads()) // communicator.ranks))
@@ -348,9 +368,10 @@ def _model_runner(options: RuntimeOptions, source: "ModelSource", communicator: 
         pool_memory = communicator.minimum(
             min(CPU_POOL_BYTES, int(CPU_POOL_SHARE * _free_memory())) // communicator.ranks
         )
+    config, tensors = decoder_part(source.config, source.tensors, source.vectors)
     runner = build_runner(
-        source.config,
-        source.tensors,
+        config,
+        tensors,
         num_slots=slots,
         kv_bytes=pool_memory,
         dtype=options.dtype,

@@ -50,12 +50,16 @@ from ...lang.protocol import (
     Detokenize,
     Detokenized,
     Done,
+    Embedded,
+    EmbedRequest,
     Facts,
     Final,
     GenRequest,
     Hint,
     Locate,
     Located,
+    Ranked,
+    RankRequest,
     Scored,
     ScoreRequest,
     Survey,
@@ -94,7 +98,20 @@ NEEDED_BY_MODELS = ("tokenizers", "safetensors", "gguf")
 
 Show = Callable[[str], None]
 # A str: the verb of a control request.
-R = TypeVar("R", GenRequest, RunProgram, ScoreRequest, CacheRequest, Locate, Tokenize, Detokenize, Survey, str)
+R = TypeVar(
+    "R",
+    GenRequest,
+    RunProgram,
+    ScoreRequest,
+    EmbedRequest,
+    RankRequest,
+    CacheRequest,
+    Locate,
+    Tokenize,
+    Detokenize,
+    Survey,
+    str,
+)
 T = TypeVar("T")
 
 
@@ -215,6 +232,8 @@ class Runtime:
             constraints=get_args(ConstraintKind),
             images=welcome is not None and welcome.image_tokens > 0,
             image_tokens=welcome.image_tokens if welcome else 0,
+            embeds=welcome is not None and welcome.vectors.dimensions > 0,
+            ranks=welcome is not None and welcome.vectors.ranks,
         )
 
     @property
@@ -259,6 +278,14 @@ class Runtime:
 
     async def score(self, request: ScoreRequest) -> Scored:
         return await self._answer(request, Exchange.score)
+
+    async def embed(self, request: EmbedRequest) -> Embedded:
+        """Computes embeddings; `umbel.embed` is the call for programs. Raises as `protocol.Embedding`."""
+        return await self._answer(request, Exchange.embed)
+
+    async def rank(self, request: RankRequest) -> Ranked:
+        """Computes relevances; `umbel.rerank` is the call for programs. Raises as `protocol.Ranking`."""
+        return await self._answer(request, Exchange.rank)
 
     def hint(self, hint: Hint) -> None:
         """Sends a hint when this loop has a socket; a hint never starts the runtime."""

@@ -24,6 +24,8 @@ from ..protocol import (
     Detokenize,
     Detokenized,
     Done,
+    Embedded,
+    EmbedRequest,
     Failure,
     Final,
     FromBackend,
@@ -32,6 +34,8 @@ from ..protocol import (
     Locate,
     Located,
     Origin,
+    Ranked,
+    RankRequest,
     ReadStatus,
     Release,
     Scored,
@@ -56,7 +60,8 @@ T = TypeVar("T")
 
 Incoming = FromBackend | FromPrograms
 Outgoing = ToBackend | RunProgram
-Asked = CacheRequest | ScoreRequest | Control | Locate | Tokenize | Detokenize | Survey  # requests with one answer
+# Requests with one answer.
+Asked = CacheRequest | ScoreRequest | EmbedRequest | RankRequest | Control | Locate | Tokenize | Detokenize | Survey
 
 
 class _Box:
@@ -178,6 +183,14 @@ class Exchange:
     async def score(self, request: ScoreRequest) -> Scored:
         message = await self._ask(request, request.origin)
         return _expect(message, Scored)
+
+    async def embed(self, request: EmbedRequest) -> Embedded:
+        message = await self._ask(request, request.origin)
+        return _expect(message, Embedded)
+
+    async def rank(self, request: RankRequest) -> Ranked:
+        message = await self._ask(request, request.origin)
+        return _expect(message, Ranked)
 
     async def control(self, verb: str) -> Done:
         self._controls += 1

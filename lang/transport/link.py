@@ -14,7 +14,7 @@ import msgspec
 
 from ..errors import ParameterError
 from ..programs import GraphWanted, ProgramEvent, RunProgram
-from ..protocol import FromBackend, ToBackend, VocabularyInfo
+from ..protocol import FromBackend, ToBackend, VectorInfo, VocabularyInfo
 from ..runtime_options import RuntimeOptions
 from ..status import EngineState
 
@@ -82,6 +82,7 @@ class Welcome(_Link, frozen=True):
     image_tokens: int = 0  # of a picture at most, see `Capabilities`; 0: the model reads text only
     options: RuntimeOptions = RuntimeOptions()  # of the owner, for clients that have joined
     listens_on: str = ""  # the TCP address with its port, if there is one
+    vectors: VectorInfo = VectorInfo()
 
 
 class StartFailed(_Link, frozen=True):

@@ -192,10 +192,19 @@ class Batch:
     adapters: NDArray[np.int32] | None = None
     # The runs of all rows, in row order, for a model with recurrent states; such a model takes every token once.
     states: tuple[StateRun, ...] = ()
+    # [H] ascending rows of which the hidden states are needed, none of them a logit row. None: none.
+    hidden_rows: NDArray[np.int64] | None = None
 
     @property
     def rows(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def outputs(self) -> NDArray[np.int64]:
+        """The rows that the last layer computes, ascending: those of logits and of hidden states."""
+        if self.hidden_rows is None:
+            return self.logit_rows
+        return np.sort(np.concatenate([self.logit_rows, self.hidden_rows]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,11 +219,12 @@ class Logits:
     places: NDArray[np.int64]  # [L] index into `values`, −1 = none
     tokens: NDArray[np.int64]  # [L] the token that was chosen, −1 = none; never of a LOGITS row
     errors: Mapping[int, Exception] = field(default_factory=dict)  # logit row → why it has no token
+    hidden: torch.Tensor | None = None  # float32 [H, hidden]: `Batch.hidden_rows` after the final norm
 
     @classmethod
-    def complete(cls, values: torch.Tensor) -> Logits:
+    def complete(cls, values: torch.Tensor, hidden: torch.Tensor | None = None) -> Logits:
         rows = len(values)
-        return cls(values, np.arange(rows, dtype=np.int64), np.full(rows, -1, dtype=np.int64))
+        return cls(values, np.arange(rows, dtype=np.int64), np.full(rows, -1, dtype=np.int64), hidden=hidden)
 
 
 class PictureStore(Protocol):
@@ -268,6 +278,16 @@ class Runner(Protocol):
 
     def clear(self) -> None:
         """Forgets the KV pool's content (after a failed step or a flush)."""
+
+
+class VectorHead(Protocol):
+    """Turns pooled hidden states into vectors. Implemented by `weights.vector_head.LoadedHead`."""
+
+    every_row: bool  # all hidden states of a text are pooled, else the last one is taken
+    dimensions: int  # of a vector
+
+    def vector(self, pooled: torch.Tensor, dimensions: int) -> bytes:
+        """Computes [hidden] float64 → the first `dimensions` numbers (0: all), float32, little-endian."""
 
 
 class Pending(Protocol):

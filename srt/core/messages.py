@@ -6,9 +6,9 @@
 Frames are typed msgpack, capped in size and counted. An unreadable frame is counted and loses its messages only: the
 requests whose messages were lost end by their deadline.
 
-Every `EngineGenerate`, `EngineScore`, `EngineChoose`, `EngineControl` and `EngineSurvey` is ended exactly once, by
-`Ended`, `ScoreEnded`, `ChooseEnded`, `ControlEnded`, `EngineSurveyed` or `EngineFailed` with its id. Ids are made by
-the gateway and never reused.
+Every `EngineGenerate`, `EngineScore`, `EngineChoose`, `EngineEmbed`, `EngineControl` and `EngineSurvey` is ended
+exactly once, by `Ended`, `ScoreEnded`, `ChooseEnded`, `EmbedEnded`, `ControlEnded`, `EngineSurveyed` or `EngineFailed`
+with its id. Ids are made by the gateway and never reused.
 """
 
 from typing import Literal
@@ -125,6 +125,15 @@ class EngineChoose(_Wire, frozen=True):
     marks: list[EngineMark] | None = None
 
 
+class EngineEmbed(_Wire, frozen=True):
+    """Asks for the vector of a text: an embedding, or the logits of a classifier. `dimensions`: 0 is all of them."""
+
+    id: int
+    token_ids: list[int]
+    dimensions: int = 0
+    schedule: Schedule = Schedule()
+
+
 class EnginePrefill(_Wire, frozen=True):
     """Asks to compute a prefix and keep it: a hint. Never answered. `pin`: see lang.protocol.Hint."""
 
@@ -197,6 +206,7 @@ ToEngine = (
     EngineGenerate
     | EngineScore
     | EngineChoose
+    | EngineEmbed
     | EnginePrefill
     | EngineRelease
     | EngineRenew
@@ -278,6 +288,15 @@ class ChooseEnded(_Wire, frozen=True):
     cached_tokens: int
 
 
+class EmbedEnded(_Wire, frozen=True):
+    """Ends an EngineEmbed. `vector`: float32, little-endian."""
+
+    id: int
+    vector: bytes
+    prompt_tokens: int
+    cached_tokens: int
+
+
 class ControlEnded(_Wire, frozen=True):
     id: int
     result: Facts
@@ -336,6 +355,7 @@ FromEngine = (
     | Ended
     | ScoreEnded
     | ChooseEnded
+    | EmbedEnded
     | ControlEnded
     | EngineSurveyed
     | EngineFailed

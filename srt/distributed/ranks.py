@@ -60,6 +60,7 @@ class RankStep(_Message, frozen=True):
     pictures: tuple[tuple[int, int, int, int], ...]
     spans: tuple[tuple[tuple[int, int], ...], ...]
     token_sources: bytearray | None
+    hidden_rows: bytearray | None
 
     @classmethod
     def of(cls, batch: Batch) -> "RankStep":
@@ -76,6 +77,7 @@ class RankStep(_Message, frozen=True):
             batch.pictures,
             batch.spans,
             None if batch.token_sources is None else _bytes(batch.token_sources, np.int64),
+            None if batch.hidden_rows is None else _bytes(batch.hidden_rows, np.int64),
         )
 
     def batch(self) -> Batch:
@@ -95,6 +97,7 @@ class RankStep(_Message, frozen=True):
             pictures=tuple(PictureRows(*rows) for rows in self.pictures),
             spans=self.spans,
             token_sources=None if self.token_sources is None else _longs(self.token_sources),
+            hidden_rows=None if self.hidden_rows is None else _longs(self.hidden_rows),
         )
 
 

@@ -50,6 +50,7 @@ from ..core.messages import (
     Ended,
     EngineChoose,
     EngineControl,
+    EngineEmbed,
     EngineGenerate,
     EngineMark,
     EngineScore,
@@ -95,7 +96,7 @@ class Client:
 
 
 # The engine messages that have an ending.
-Bounded = EngineGenerate | EngineScore | EngineChoose | EngineControl | EngineSurvey
+Bounded = EngineGenerate | EngineScore | EngineChoose | EngineEmbed | EngineControl | EngineSurvey
 TokenBytes = Callable[[int], bytes]
 
 

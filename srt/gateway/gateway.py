@@ -35,6 +35,7 @@ from ...lang.protocol import (
     DeleteCache,
     Detokenize,
     Done,
+    EmbedRequest,
     ExtendCache,
     Facts,
     Failure,
@@ -43,6 +44,7 @@ from ...lang.protocol import (
     Hint,
     Locate,
     Origin,
+    RankRequest,
     ReadCaches,
     ReadStatus,
     Release,
@@ -67,6 +69,7 @@ from ..core.messages import (
     MarksPlaced,
     ToEngine,
 )
+from ..core.vectors import NO_VECTORS, VectorConfig
 from ..multimodal.cache import PictureCache
 from ..tokenizer.prompt import CACHE_BYTES, Prompted, PromptEncoder, Showable
 from ..tokenizer.tokenizer import Tokenizer
@@ -75,11 +78,13 @@ from .calls import CacheCall, CallIndex, CallPhase, Client, ControlCall, GenCall
 from .hints import Hints
 from .images import Images, PictureCall
 from .validation import Question, RequestValidator
+from .vectors import EmbedCall, RankCall
 
 log = logging.getLogger("umbel.gateway")
 
 VERBS = ("flush_cache", "info")
-Arriving = GenRequest | ScoreRequest | CreateCache | Control | Survey  # messages that become calls
+# Messages that become calls.
+Arriving = GenRequest | ScoreRequest | EmbedRequest | RankRequest | CreateCache | Control | Survey
 
 
 class Gateway:
@@ -93,6 +98,8 @@ class Gateway:
         token_cache_bytes: memory for the tokens of earlier texts; 0 encodes every text whole and anew.
         constraints: compiles the constraints of requests; None compiles them inline.
         pictures: decodes and caches the pictures of requests; None for a model that reads text only.
+        adapters: names that requests may give.
+        vectors: how the model makes vectors of texts.
     """
 
     def __init__(
@@ -109,6 +116,7 @@ class Gateway:
         constraints: CompiledCache | None = None,
         pictures: PictureCache | None = None,
         adapters: Sequence[str] = (),
+        vectors: VectorConfig = NO_VECTORS,
     ) -> None:
         self._model = model
         self._to_engine = to_engine
@@ -127,6 +135,7 @@ class Gateway:
             draw_seed=lambda: seeds.getrandbits(63),
             pictures=None if pictures is None else (pictures.form, pictures.limits),
             adapters=adapters,
+            vectors=vectors,
         )
         self._constraints = constraints or CompiledCache(
             InlineCompiler(), "auto", entries=256, most_bytes=CompilerLimits().kept_bytes
@@ -187,7 +196,7 @@ class Gateway:
     def _take(self, client: Client, message: ToBackend) -> None:
         """Handles a message whose media, if any, are decoded."""
         match message:
-            case GenRequest() | ScoreRequest() | CreateCache() | Control() | Survey():
+            case GenRequest() | ScoreRequest() | EmbedRequest() | RankRequest() | CreateCache() | Control() | Survey():
                 self._accept(client, message)
             case Locate() | Tokenize() | Detokenize():
                 self._answer(client, message)
@@ -449,7 +458,7 @@ class Gateway:
         if self._state is EngineState.READY:
             self._dispatch(call)
 
-    def _check_open(self, message: Showable | Control | Survey) -> None:
+    def _check_open(self, message: Showable | EmbedRequest | RankRequest | Control | Survey) -> None:
         if self._state is EngineState.FAILED and not isinstance(message, Control):
             raise self._dead()
         if self.in_flight >= self._limits.max_queue:
@@ -467,6 +476,10 @@ class Gateway:
                 call: PendingCall = self._validator.generate(message, client=client, now=now)
             case ScoreRequest():
                 call = self._validator.score(message, client=client, now=now)
+            case EmbedRequest():
+                call = self._validator.embed(message, client=client, now=now)
+            case RankRequest():
+                call = self._validator.rank(message, client=client, now=now)
             case CreateCache(name=name, origin=Origin(salt=salt)):
                 find = partial(self._caches.find, salt, name)
                 call = self._validator.create_cache(message, client=client, now=now, find=find)
@@ -490,7 +503,9 @@ class Gateway:
         return call
 
     def _check_length(self, call: PendingCall) -> None:
-        if self._context_length is not None and isinstance(call, GenCall | ScoreCall | CacheCall):
+        if self._context_length is not None and isinstance(
+            call, GenCall | ScoreCall | CacheCall | EmbedCall | RankCall
+        ):
             self._validator.check_length(call, self._context_length, self._model)
 
     def _release(self, client: Client, request_id: str) -> None:

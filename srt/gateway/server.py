@@ -25,7 +25,7 @@ from ...lang import __version__
 from ...lang.chat_template import ChatTemplate
 from ...lang.errors import BackendError, CapabilityError, EngineError, OverloadedError, ParameterError, UmbelError
 from ...lang.programs import RunProgram
-from ...lang.protocol import Abort, Failure, Hint, Release
+from ...lang.protocol import Abort, Failure, Hint, Release, VectorInfo
 from ...lang.runtime_options import CLIENTS_SOCKET, GatewayStart, RuntimeOptions
 from ...lang.status import EngineState
 from ...lang.transport.exchange import Outgoing
@@ -75,6 +75,7 @@ class Startup:
         self._model = ""
         self._tokenizer: Tokenizer | None = None
         self._image_tokens = 0
+        self._vectors = VectorInfo()
         self.engine: EngineReady | None = None  # of the running engine
         self.failure: StartFailure | None = None  # why there will be no engine
         self.listens_on = ""
@@ -91,9 +92,10 @@ class Startup:
         for connection in self._clients.waiting():
             self._clients.deliver(connection.client.identity, Progress(phase, downloading))
 
-    def tokenizer_loaded(self, model: str, tokenizer: Tokenizer, image_tokens: int) -> None:
+    def tokenizer_loaded(self, model: str, tokenizer: Tokenizer, image_tokens: int, vectors: VectorInfo) -> None:
         """Takes the model. `image_tokens`: of a picture at most; 0 for a model that reads text only."""
         self._model, self._tokenizer, self._image_tokens = model, tokenizer, image_tokens
+        self._vectors = vectors
         self._answer()
 
     def engine_ready(self, ready: EngineReady) -> None:
@@ -128,6 +130,7 @@ class Startup:
                 image_tokens=self._image_tokens,
                 options=self._options,
                 listens_on=self.listens_on,
+                vectors=self._vectors,
             )
         else:
             return
@@ -284,7 +287,7 @@ class GatewayServer:
     async def _load_tokenizer(self) -> None:
         try:
             await self._fetch_model()
-            model, tokenizer, form = await asyncio.to_thread(open_tokenizer, self._options)
+            model, tokenizer, form, vectors = await asyncio.to_thread(open_tokenizer, self._options)
         except UmbelError as error:
             self._give_up(StartFailure(type(error).__name__, str(error)))
             return
@@ -310,6 +313,7 @@ class GatewayServer:
                 most_bytes=CompilerLimits().kept_bytes,
             ),
             pictures=None if form is None else self._picture_cache(form),
+            vectors=vectors,
         )
         image_tokens = 0 if form is None else most_tokens(form)
         self._long_prompts = LongPrompts(self._core, after=self._flush)
@@ -327,7 +331,7 @@ class GatewayServer:
         elif self._startup.failure is not None:
             self._core.engine_given_up(self._startup.failure.message)
         self._compiler.start()  # while the engine loads, so that it is ready for the first constraint
-        self._startup.tokenizer_loaded(model, tokenizer, image_tokens)
+        self._startup.tokenizer_loaded(model, tokenizer, image_tokens, vectors.info)
         self._flush()
 
     async def _fetch_model(self) -> None:

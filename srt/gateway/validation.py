@@ -32,6 +32,7 @@ from ...lang.protocol import (
     CreateCache,
     Detokenize,
     Detokenized,
+    EmbedRequest,
     ExtendCache,
     FromBackend,
     GenRequest,
@@ -39,6 +40,7 @@ from ...lang.protocol import (
     Locate,
     Located,
     Origin,
+    RankRequest,
     ReadCaches,
     ScoreRequest,
     Survey,
@@ -52,17 +54,20 @@ from ..core.config import MAX_ENGINE_FRAME, GatewayLimits, PictureLimits
 from ..core.messages import (
     NO_ADAPTER,
     EngineChoose,
+    EngineEmbed,
     EngineGenerate,
     EnginePrefill,
     EngineScore,
     EngineSurvey,
     Schedule,
 )
+from ..core.vectors import NO_VECTORS, VectorConfig
 from ..multimodal.format import PictureFormat, check_media
 from ..tokenizer.prompt import Prompted, PromptEncoder, Showable, media_places, prompts_of, text_of, token_places
 from ..tokenizer.tokenizer import CompiledStops, Tokenizer
 from .caches import MarkedPrompt, PromptMark, marked_places
 from .calls import CacheCall, Client, GenCall, ScoreCall, SurveyCall
+from .vectors import EmbedCall, RankCall
 
 Question = Locate | Tokenize | Detokenize  # answered without the engine
 
@@ -84,6 +89,7 @@ class RequestValidator:
         draw_seed: returns a seed for a request without one.
         pictures: the model's picture format, and the limits; None when it reads text only.
         adapters: names, in the order in which the engine has them.
+        vectors: how the model makes vectors of texts.
     """
 
     def __init__(
@@ -95,7 +101,9 @@ class RequestValidator:
         draw_seed: Callable[[], int],
         pictures: tuple[PictureFormat, PictureLimits] | None = None,
         adapters: Sequence[str] = (),
+        vectors: VectorConfig = NO_VECTORS,
     ) -> None:
+        self._vectors = vectors
         self._adapters = {name: index for index, name in enumerate(adapters)}
         self._encoder = encoder
         self._tokenizer = tokenizer = encoder.tokenizer
@@ -122,6 +130,7 @@ class RequestValidator:
         if request.sampling.adapter:
             origin = msgspec.structs.replace(request.origin, adapter=request.sampling.adapter)
             request = msgspec.structs.replace(request, origin=origin)
+        self._check_generates()
         self._check(request.id, request.origin, request.prompt)
         self.check_least(request)
         self._check_sampling(request.sampling)
@@ -165,6 +174,7 @@ class RequestValidator:
 
     def score(self, request: ScoreRequest, *, client: Client, now: float) -> ScoreCall:
         """Raises an UmbelError that says what is wrong with the request."""
+        self._check_generates()
         self._check(request.id, request.origin, request.prompt)
         self.check_least(request)
         self._check_choices(request.choices)
@@ -189,6 +199,66 @@ class RequestValidator:
         if request.caching is not None:
             _, _, call.marked = self._encode_marked(request)
         return call
+
+    def embed(self, request: EmbedRequest, *, client: Client, now: float) -> EmbedCall:
+        """Raises an UmbelError that says what is wrong with the request."""
+        vectors, name = self._vectors, self._tokenizer.name
+        if vectors.labels:
+            raise CapabilityError(f"{name} is a classifier and makes no embeddings; write ul.rerank(query, texts)")
+        if vectors.refused:
+            raise CapabilityError(f"{name} makes no embeddings here: {vectors.refused}; load another model")
+        if not 0 <= request.dimensions <= vectors.dimensions:
+            raise ParameterError(
+                f"dimensions={request.dimensions} is out of range; {name} makes vectors of {vectors.dimensions} numbers"
+            )
+        closing = self._tokenizer.closing_id
+        messages = [
+            EngineEmbed(next(self._ids), _closed(ids, closing), request.dimensions, schedule)
+            for ids, schedule in self._encode_texts(request, request.texts)
+        ]
+        return EmbedCall(client, request.id, tuple(messages), self._deadline(request.origin, now), request.first)
+
+    def rank(self, request: RankRequest, *, client: Client, now: float) -> RankCall:
+        """Raises an UmbelError that says what is wrong with the request."""
+        vectors, name = self._vectors, self._tokenizer.name
+        if vectors.refused or not vectors.ranks:
+            why = f": {vectors.refused}" if vectors.refused else f" of {vectors.labels} labels" * (vectors.labels > 0)
+            raise CapabilityError(
+                f"{name} is no reranker{why}; load one, such as a *ForSequenceClassification checkpoint with 1 or 2 "
+                "labels, or one whose modules.json has a LogitScore"
+            )
+        messages: list[EngineEmbed | EngineScore] = []
+        for ids, schedule in self._encode_texts(request, request.prompts):
+            if vectors.answers is None:
+                messages.append(EngineEmbed(next(self._ids), ids, 0, schedule))
+            else:
+                sequences = [[*ids, answer] for answer in vectors.answers]
+                messages.append(EngineScore(next(self._ids), sequences, len(ids), schedule))
+        return RankCall(client, request.id, tuple(messages), self._deadline(request.origin, now), request.first)
+
+    def _encode_texts(
+        self, request: EmbedRequest | RankRequest, texts: Sequence[Sequence[Part]]
+    ) -> Iterator[tuple[list[int], Schedule]]:
+        """Checks and encodes texts, each with its schedule. Raises an UmbelError that names the text by its place."""
+        if not texts:
+            raise ParameterError("there is no text; give at least one")
+        origin = request.origin
+        for index, text in enumerate(texts, request.first):
+            self._check(request.id, origin, text)
+            for part in text:
+                if isinstance(part, Media):
+                    raise CapabilityError(f"text {index} holds a picture; vectors are made of text only")
+            if not any(part.token_ids if isinstance(part, Generated) else text_of((part,)) for part in text):
+                raise ParameterError(f"text {index} is empty; leave it out")
+            self._check_least_of(text, f"text {index}")
+            yield self._encode(text, origin), self._schedule(text, origin)
+
+    def _check_generates(self) -> None:
+        if not self._vectors.generates:
+            call = "ul.rerank(query, texts)" if self._vectors.labels else "ul.embed(texts)"
+            raise CapabilityError(
+                f"{self._tokenizer.name} has no output head and generates no text; write {call}, or load another model"
+            )
 
     def create_cache(
         self, request: CreateCache, *, client: Client, now: float, find: Callable[[], CacheObject | None]
@@ -234,10 +304,15 @@ class RequestValidator:
         """Returns the bytes of a token; b"" for ids that only pad the model's vocabulary."""
         return self._tokenizer.token_bytes(token_id) if token_id < self._tokenizer.vocab_size else b""
 
-    def check_length(self, call: GenCall | ScoreCall | CacheCall, context_length: int, model: str) -> None:
+    def check_length(
+        self, call: GenCall | ScoreCall | CacheCall | EmbedCall | RankCall, context_length: int, model: str
+    ) -> None:
         """Raises ContextLengthError when a prompt, and one token when one is asked for, do not fit the context."""
-        for message in call.messages:
-            if isinstance(message, EngineGenerate):
+        first = call.first if isinstance(call, EmbedCall | RankCall) else 0
+        for index, message in enumerate(call.messages, first):
+            if isinstance(message, EngineEmbed):
+                length, room, what = len(message.token_ids), 0, f"text {index}"
+            elif isinstance(message, EngineGenerate):
                 length, room = len(message.token_ids), min(1, message.sampling.max_tokens)
                 what = "the prompt"
             elif isinstance(message, EngineChoose):
@@ -260,10 +335,13 @@ class RequestValidator:
             if characters > MOST_TOKENIZED:
                 raise RequestError(f"the prompt has {characters} characters; at most {MOST_TOKENIZED} are tokenized")
             return
-        least = self._encoder.least_tokens(message.prompt)
+        self._check_least_of(message.prompt, "the prompt")
+
+    def _check_least_of(self, prompt: Sequence[Part], what: str) -> None:
+        least = self._encoder.least_tokens(prompt)
         if self.context_length is not None and least > self.context_length:
             raise ContextLengthError(
-                f"the prompt has at least {least} tokens and the context of {self._tokenizer.name} holds "
+                f"{what} has at least {least} tokens and the context of {self._tokenizer.name} holds "
                 f"{self.context_length}; shorten it or load a model with a longer context"
             )
 
@@ -510,6 +588,11 @@ def _start_token(tokenizer: Tokenizer) -> int | None:
         if text in tokenizer.special_ids:
             return tokenizer.special_ids[text]
     return min(tokenizer.eos_ids, default=None)
+
+
+def _closed(token_ids: list[int], closing: int | None) -> list[int]:
+    """Appends the token that ends a text, unless it is there."""
+    return token_ids if closing is None or token_ids[-1] == closing else [*token_ids, closing]
 
 
 def _check_text(what: str, text: str) -> None:

@@ -58,6 +58,7 @@ class Rows:
     given: Given | None = None
     adapted: AdapterRows | None = None  # None: no row uses an adapter
     states: StateStep | None = None  # None: the model has no recurrent states
+    hidden_rows: torch.Tensor | None = None  # int64 [H]; None: no hidden state is asked for
 
 
 class Model(Protocol):
@@ -71,8 +72,11 @@ class Model(Protocol):
     windows: tuple[Window, ...]  # the window classes that it passes to `AttentionStep`
     device: torch.device
 
-    def forward(self, rows: Rows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor:
-        """Computes logits of `rows.logit_rows`, writes them to `out` (float32 [L, vocab_size]) and returns them."""
+    def forward(self, rows: Rows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor | None:
+        """Computes logits of `rows.logit_rows` and writes them to `out` (float32 [L, vocab_size]).
+
+        Returns the hidden states of `rows.hidden_rows` after the final norm, [H, hidden]; None: none are asked for.
+        """
 
 
 def attention_geometry(model: Model) -> AttentionGeometry:
@@ -347,16 +351,16 @@ class TorchDecoder:
         weights.finish(is_unused=partial(is_unused, config))
         self._ropes = {angles: Rope(*angles, device) for angles in config.angles}
 
-    def forward(self, rows: Rows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor:
+    def forward(self, rows: Rows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor | None:
         x = self._embedding(rows.token_ids, rows.given)  # [R, hidden]
         angles = {config: rope.angles(rows.positions, x.dtype) for config, rope in self._ropes.items()}
         sides = None if self._side is None else self._side(rows.token_ids, x)  # [R, layers, width]
         for index, layer in enumerate(self._layers):
             side = None if sides is None else sides[:, index]
             x = layer(x, rows, angles[layer.angles], attention, side)
-        x = self._norm(x.index_select(0, rows.logit_rows))  # [L, hidden]
-        self._head(x, out)
-        return out
+        hidden = None if rows.hidden_rows is None else self._norm(x.index_select(0, rows.hidden_rows))
+        self._head(self._norm(x.index_select(0, rows.logit_rows)), out)
+        return hidden
 
 
 def build_model(

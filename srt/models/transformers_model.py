@@ -152,15 +152,46 @@ class TransformersModel:
         self.state_geometry: StateGeometry | None = None  # a model with other state than keys and values is refused
         self.windows = record.windows
 
-    def forward(self, rows: Rows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor:
+    def forward(self, rows: Rows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor | None:
         assert rows.given is None, "models that see have a decoder of ours"
-        kept = {"logits_to_keep": rows.logit_rows} if self._keeps_rows else {}
-        with self._channel.carry(_LayerMap(attention, self._pool_layer)):
+        outputs = rows.logit_rows if rows.hidden_rows is None else torch.cat([rows.logit_rows, rows.hidden_rows])
+        kept = {"logits_to_keep": outputs} if self._keeps_rows else {}
+        head = _HeadInputs(None if self._keeps_rows else outputs, logits=len(rows.logit_rows))
+        with self._channel.carry(_LayerMap(attention, self._pool_layer)), head.taken_from(self._module):
             result = self._module(
                 input_ids=rows.token_ids[None], position_ids=rows.positions[None], use_cache=False, **kept
             )
-        logits = result.logits[0]
-        return out.copy_(logits if self._keeps_rows else logits.index_select(0, rows.logit_rows))
+        out.copy_(result.logits[0])
+        return head.hidden if rows.hidden_rows is not None else None
+
+
+class _HeadInputs:
+    """Stands before the head of a module: takes hidden states from its input, and leaves it the rows of logits.
+
+    Args:
+        outputs: rows of the input to take, those of logits first; None: the module has taken them.
+        logits: the number of rows of logits.
+    """
+
+    def __init__(self, outputs: torch.Tensor | None, *, logits: int) -> None:
+        self._outputs = outputs
+        self._logits = logits
+        self.hidden: torch.Tensor | None = None  # [H, hidden]
+
+    @contextmanager
+    def taken_from(self, module: Any) -> Iterator[None]:  # Any: transformers is untyped
+        handle = module.get_output_embeddings().register_forward_pre_hook(self._take)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _take(self, _: object, arguments: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        states = arguments[0][0]  # [rows, hidden]
+        if self._outputs is not None:
+            states = states.index_select(0, self._outputs)
+        self.hidden = states[self._logits :]
+        return (states[None, : self._logits],)
 
 
 class _LayerMap:
@@ -420,4 +451,5 @@ def _run(
         logit_rows=torch.from_numpy(batch.logit_rows).to(model.device),
     )
     out = torch.empty((sum(counts), model.vocab_size), device=model.device)
-    return list(torch.split(model.forward(rows, step, out=out), counts))
+    model.forward(rows, step, out=out)
+    return list(torch.split(out, counts))

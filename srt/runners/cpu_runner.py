@@ -5,6 +5,7 @@ The decoder is one native call; then the head computes logits or a token for eac
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -75,18 +76,20 @@ class CpuRunner:
 
     def forward(self, batch: Batch) -> Logits:
         """Runs one step. Logits lie in a buffer that the next step overwrites."""
-        count = len(batch.logit_rows)
-        if count > len(self._hidden):
-            self._hidden = torch.empty((2 * count, self.model.config.hidden_size))
-        hidden = self._hidden[:count]
+        outputs = batch.outputs
+        if len(outputs) > len(self._hidden):
+            self._hidden = torch.empty((2 * len(outputs), self.model.config.hidden_size))
+        hidden = self._hidden[: len(outputs)]
         given = self.pictures.given(batch.pictures) if self.pictures is not None and batch.pictures else None
         token_ids = batch.token_ids if given is None else without_pictures(batch.token_ids)
-        rows = CpuRows(
-            token_ids, batch.positions, batch.write_slots, batch.logit_rows, given, batch.adapters, batch.states
-        )
+        rows = CpuRows(token_ids, batch.positions, batch.write_slots, outputs, given, batch.adapters, batch.states)
         plans = [self._attention.plan(batch, window) for window in self.model.windows]
         self.model.forward(rows, plans, self._table, hidden, self._state_table)
-        return self._answer(hidden, batch.row_requests)
+        if batch.hidden_rows is None:
+            return self._answer(hidden, batch.row_requests)
+        logits = self._answer(_rows(hidden, np.searchsorted(outputs, batch.logit_rows)), batch.row_requests)
+        vectors = hidden[torch.from_numpy(np.searchsorted(outputs, batch.hidden_rows))]
+        return replace(logits, hidden=vectors.div_(self.model.config.logit_scale))  # which the final norm has
 
     def facts(self) -> dict[str, str | int | float]:
         head = self.model.head.counters

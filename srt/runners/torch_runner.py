@@ -93,8 +93,10 @@ class TorchRunner:
                 given=given,
                 adapted=AdapterRows.of(batch.adapters),
                 states=None if self.states is None else StateStep(self.states, batch.states),
+                hidden_rows=None if batch.hidden_rows is None else torch.from_numpy(batch.hidden_rows).to(device),
             )
-            return Logits.complete(self.model.forward(rows, attention, out=out))
+            hidden = self.model.forward(rows, attention, out=out)
+            return Logits.complete(out, None if hidden is None else hidden.float())
 
     def facts(self) -> dict[str, str | int | float]:
         return {

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from ...lang.errors import EngineError
 from ...lang.protocol import FinishReason
 from ..core.batch import Logits, LogitsError, RowNeed, RowRequests, isolate
-from ..core.messages import IdLogprob, MarksPlaced, Tokens
+from ..core.messages import EmbedEnded, IdLogprob, MarksPlaced, Tokens
 from ..sampling.gumbel import SampleRequest
 from ..sampling.sampler import Sampler, Wanted, bits_of, describe, draws_of, look_up
 from .choice_search import ChoiceSearches, questions
 from .constrained import ConstrainedTexts
-from .request import Choosing, Generation, Phase, Prefilling, Request, Scoring, Stop
+from .request import Choosing, Embedding, Generation, Phase, Prefilling, Request, Scoring, Stop
 from .request_table import SchedulerContext, score_ended
 from .step import PlannedRows, StepPlan, allowed_of, forbidden_ends
 
@@ -45,13 +45,14 @@ class StepResult:
 
     `known`: log-probabilities of prompt tokens, in order. `forced`: the same of generated tokens that were appended
     before their rows ran. `sampled`: new tokens. `asked`: log-probabilities for choice searches, in order of the rows.
-    `errors`: why a request fails.
+    `states`: hidden states of an Embedding's rows, [n, hidden]. `errors`: why a request fails.
     """
 
     known: Mapping[int, list[IdLogprob]]
     forced: Mapping[int, list[IdLogprob]]
     sampled: Mapping[int, SampledToken]
     asked: Mapping[int, list[NDArray[np.float64]]]
+    states: Mapping[int, torch.Tensor]
     errors: Mapping[int, Exception]
 
 
@@ -76,7 +77,9 @@ def read_step_result(
     going = {rows.request.number: rows for rows in planned if rows.request.number not in reading.errors}
     telling = {n: rows for n, rows in going.items() if rows.first_logit < min(rows.last_logit, rows.request.length - 1)}
     known, forced = reading.known(telling), reading.forced(telling)
-    result = StepResult(known, forced, reading.sampled(going), reading.asked(going), reading.errors)
+    result = StepResult(
+        known, forced, reading.sampled(going), reading.asked(going), reading.states(going), reading.errors
+    )
     if reading.errors and len(logits.values):
         logits.values[0, 0].item()
     return result
@@ -250,6 +253,19 @@ class _Reading:
         found = iter(look_up(self.logits.values, [entry for own in asked for entry in own], self.sampler.chooser))
         return [[next(found) for _ in own] for own in asked]
 
+    # ---------------------------------------------------------------------------------------- hidden states
+
+    def states(self, planned: _Rows) -> dict[int, torch.Tensor]:
+        """Returns the hidden states of each Embedding's rows."""
+        return self._one_by_one({n: rows for n, rows in self._going(planned).items() if rows.hidden}, self._states)
+
+    def _states(self, rows: PlannedRows) -> torch.Tensor:
+        assert self.logits.hidden is not None, "the step was asked for them"
+        states = self.logits.hidden[rows.hidden_index : rows.hidden_index + rows.hidden]
+        if not bool(states.isfinite().all()):
+            raise LogitsError
+        return states
+
     # ---------------------------------------------------------------------------------------- errors
 
     def _going(self, entries: Mapping[int, P]) -> Mapping[int, P]:
@@ -381,6 +397,9 @@ class Commit:
                 values.extend(entry.logprob for entry in known)
             case Choosing():
                 self._searches.take(request, result.asked.get(request.number, []))
+            case Embedding() as embedding:
+                if (states := result.states.get(request.number)) is not None:
+                    embedding.add(states)
             case Prefilling():
                 pass
             case _:
@@ -440,9 +459,20 @@ class Commit:
                     self._table.end(request.message_id, score_ended(request.message_id, group))
             case Choosing():
                 self._searches.finish(request)
+            case Embedding() as embedding:
+                self._counters.finished += 1
+                self._table.end(request.message_id, self._embedded(request, embedding))
             case Prefilling(pin=seconds):
                 if seconds is not None:
                     self._kv.pin(request, seconds=seconds, now=self._clock.now())
                 self._table.end(request.message_id, None)
             case _:
                 assert_never(request.job)
+
+    def _embedded(self, request: Request, embedding: Embedding) -> EmbedEnded:
+        """Computes the vector from the pooled hidden states."""
+        head = self._context.vectors
+        assert head is not None, "the message was accepted"
+        assert embedding.total is not None, "its rows have run"
+        vector = head.vector(embedding.total / embedding.rows, embedding.dimensions)
+        return EmbedEnded(request.message_id, vector, request.prompt_length, request.cached_tokens)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ...fsm.choice_search import ChoiceSearch, SearchNode
@@ -115,7 +116,26 @@ class Prefilling:
     pin: float | None = None  # seconds for which they are kept
 
 
-Job = Generation | Scoring | Choosing | Prefilling
+@dataclass(slots=True)
+class Embedding:
+    """Pools hidden states to the vector of the text: of its last row, or of all rows.
+
+    `total`: the sum of those that were read, in float64. Rows are read in order, also those whose keys were cached.
+    """
+
+    dimensions: int  # of the vector; 0: all
+    every_row: bool
+    total: torch.Tensor | None = None  # [hidden]
+    rows: int = 0  # in `total`
+
+    def add(self, states: torch.Tensor) -> None:
+        """Adds the hidden states of the next rows, [n, hidden]."""
+        summed = states.double().sum(0)
+        self.total = summed if self.total is None else self.total + summed
+        self.rows += len(states)
+
+
+Job = Generation | Scoring | Choosing | Embedding | Prefilling
 
 
 @dataclass(slots=True)
@@ -344,7 +364,7 @@ class Request:
 
     @property
     def first_logit_row(self) -> int:
-        """First row whose logits are needed: it and later rows must run even if their keys are cached."""
+        """First row whose logits or hidden states are needed: it and later rows run even if their keys are cached."""
         last = self.length - 1 if self.samples else self.length
         match self.job:
             case Generation(sampling=sampling, prompt_logprobs=collected) as generation:
@@ -360,15 +380,23 @@ class Request:
                 return wanted if wanted < self.length - 1 else last
             case Choosing(nodes=nodes, answered=answered):
                 return last - len(nodes) + answered
+            case Embedding(every_row=every_row, rows=read):
+                return min(read, last) if every_row else self.length - 1
             case Prefilling():
                 return last
 
     def logit_rows(self, start: int, end: int) -> tuple[int, int]:
         """Returns the interval of rows in [start, end) whose logits are needed; they lie at the end."""
+        if isinstance(self.job, Embedding):
+            return end, end
         first = max(start, self.first_logit_row)
         if not (self.samples or isinstance(self.job, Choosing)):
             end = min(end, self.length - 1)  # the last row predicts nothing that is asked for
         return (first, end) if first < end else (end, end)
+
+    def hidden_rows(self, start: int, end: int) -> int:
+        """Returns the number of rows in [start, end) whose hidden states are needed; they lie at the end."""
+        return max(0, end - max(start, self.first_logit_row)) if isinstance(self.job, Embedding) else 0
 
     @property
     def rank(self) -> tuple[int, int]:

@@ -14,16 +14,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...lang.errors import WIRE_ERRORS, ContextLengthError, EngineError, RequestError, UmbelError
+from ...lang.errors import WIRE_ERRORS, CapabilityError, ContextLengthError, EngineError, RequestError, UmbelError
 from ...lang.protocol import FinishReason
 from ..cache.slot_allocator import IntegrityError
 from ..constraints.matcher import MatcherCache
-from ..core.batch import PICTURE_BASE, PICTURE_END, LogitsError, PictureStore, picture_spans
+from ..core.batch import PICTURE_BASE, PICTURE_END, LogitsError, PictureStore, VectorHead, picture_spans
 from ..core.instruments import Clock, Counters, FaultHook
 from ..core.messages import (
     NO_ADAPTER,
     Ended,
     EngineChoose,
+    EngineEmbed,
     EngineFailed,
     EngineGenerate,
     EngineMark,
@@ -37,7 +38,7 @@ from ..multimodal.sequence import NO_PICTURES, SequencePictures
 from ..tokenizer.tokenizer import CompiledStops
 from .kv_manager import KVManager
 from .policy import SchedulerConfig
-from .request import Choosing, Generation, Job, Phase, Prefilling, Request, ScoreGroup, Scoring, Stop, accept
+from .request import Choosing, Embedding, Generation, Job, Phase, Prefilling, Request, ScoreGroup, Scoring, Stop, accept
 from .timing import Timing
 
 
@@ -244,6 +245,7 @@ class RequestFactory:
         context_length, pool_size, most_of_salt: a sequence may have as many tokens as the smallest of them.
         eos_ids: tokens with which the model ends its text.
         pictures: the store of pictures that prompts may hold; None: the model reads text only.
+        vectors: turns hidden states into vectors; None: texts get none.
     """
 
     def __init__(
@@ -255,6 +257,7 @@ class RequestFactory:
         most_of_salt: int,
         eos_ids: frozenset[int],
         pictures: PictureStore | None = None,
+        vectors: VectorHead | None = None,
     ) -> None:
         self.longest = min(context_length, pool_size, most_of_salt)
         if context_length == self.longest:
@@ -268,6 +271,7 @@ class RequestFactory:
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(token for token in eos_ids if token < vocab_size)  # a model may lack some
         self._pictures = pictures
+        self._vectors = vectors
         self._arrived = 0
         self._stops = CompiledStops()
 
@@ -353,6 +357,17 @@ class RequestFactory:
         tokens = np.array(token_ids, dtype=np.int32)
         return self._request(request.message_id, tokens, request.pictures, job, request.schedule, request.arrival)
 
+    def embed(self, message: EngineEmbed, now: float) -> Request:
+        """Raises CapabilityError where nothing turns hidden states into a vector."""
+        if self._vectors is None:
+            raise CapabilityError("this runtime gives no hidden states of its model, which embeddings are made of")
+        tokens, pictures = self._sequence(message.token_ids, "the text")
+        if len(tokens) > self.longest:
+            raise ContextLengthError(f"the text has {len(tokens)} tokens, {self._too_long}")
+        assert 0 <= message.dimensions <= self._vectors.dimensions, "the gateway has checked it"
+        job = Embedding(message.dimensions, self._vectors.every_row)
+        return self._request(message.id, tokens, pictures, job, message.schedule, now)
+
     def prefill(self, message: EnginePrefill, now: float) -> Request:
         tokens, pictures = self._sequence(message.token_ids, "the hinted prefix")
         if len(tokens) > self.longest:
@@ -424,6 +439,7 @@ class SchedulerContext:
     Attributes:
         token_bytes: the bytes of a token, b"" for control tokens.
         constraints: opens constraints and has the vocabulary's trie; None: requests that need either are refused.
+        vectors: turns hidden states into vectors; None: requests for them are refused.
     """
 
     config: SchedulerConfig
@@ -436,6 +452,7 @@ class SchedulerContext:
     faults: FaultHook
     token_bytes: Callable[[int], bytes]
     constraints: MatcherCache | None
+    vectors: VectorHead | None
 
     def append_token(self, request: Request, token: int) -> Stop | None:
         """Appends a sampled or forced token to a text; returns a Stop if the text ends with it."""

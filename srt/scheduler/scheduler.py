@@ -21,13 +21,14 @@ from numpy.typing import NDArray
 from ...lang.errors import CapabilityError, DeadlineError, ParameterError, UmbelError
 from ..cache.slot_allocator import IntegrityError
 from ..constraints.matcher import MatcherCache
-from ..core.batch import AsyncRunner, Runner
+from ..core.batch import AsyncRunner, Runner, VectorHead
 from ..core.instruments import Clock, Counters, FaultHook, no_faults
 from ..core.messages import (
     ControlEnded,
     EngineAbort,
     EngineChoose,
     EngineControl,
+    EngineEmbed,
     EngineForget,
     EngineGenerate,
     EnginePicture,
@@ -69,6 +70,7 @@ class Scheduler:
         faults: visited at engine.plan, engine.sample and engine.commit (once for each request), memory.allocate (once
             for each allocation), engine.forward (once for each step).
         constraints: opens the constraints of requests; None: such requests are refused.
+        vectors: turns hidden states into vectors; None: requests for embeddings are refused.
 
     Raises:
         ParameterError: overlap with a runner that is no `batch.AsyncRunner`.
@@ -83,6 +85,7 @@ class Scheduler:
         clock: Clock,
         faults: FaultHook = no_faults,
         constraints: MatcherCache | None = None,
+        vectors: VectorHead | None = None,
     ) -> None:
         if config.overlap and not isinstance(runner, AsyncRunner):
             raise ParameterError(f"overlap=True: {type(runner).__name__} waits for its steps; write overlap=False")
@@ -113,6 +116,7 @@ class Scheduler:
             most_of_salt=self.kv.most_of_salt,
             eos_ids=eos_ids,
             pictures=runner.pictures,
+            vectors=vectors,
         )
         context = SchedulerContext(
             config,
@@ -125,6 +129,7 @@ class Scheduler:
             faults,
             token_bytes=vocabulary_bytes,
             constraints=constraints,
+            vectors=vectors,
         )
         self._constrained = ConstrainedTexts(context)
         self._searches = ChoiceSearches(context)
@@ -157,7 +162,7 @@ class Scheduler:
             case EngineForget(number):
                 if self._pictures is not None:
                     self._pictures.forget(number)
-            case EngineGenerate() | EngineScore() | EngineChoose() | EnginePrefill():
+            case EngineGenerate() | EngineScore() | EngineChoose() | EngineEmbed() | EnginePrefill():
                 if message.id in self._table.alive:
                     raise ParameterError(f"request id {message.id} is in use; give every request its own")
                 self._accept(message)
@@ -308,7 +313,7 @@ class Scheduler:
 
     # ----------------------------------------------------------------------------------------- messages
 
-    def _accept(self, message: EngineGenerate | EngineScore | EngineChoose | EnginePrefill) -> None:
+    def _accept(self, message: EngineGenerate | EngineScore | EngineChoose | EngineEmbed | EnginePrefill) -> None:
         now = self._clock.now()
         try:
             match message:
@@ -321,6 +326,8 @@ class Scheduler:
                 case EngineChoose():
                     requests = [self._factory.choose(message, now)]
                     self._searches.hold(requests[0], message)
+                case EngineEmbed():
+                    requests = [self._factory.embed(message, now)]
                 case EnginePrefill():
                     requests = [self._factory.prefill(message, now)]
                 case _:

@@ -70,6 +70,8 @@ class PlannedRows(NamedTuple):  # a frozen dataclass takes four times as long to
     `known`: keys of rows before it are already in the pool; those rows write to no slot of a request.
     `first_index`: index of row first_logit among the step's logit rows.
     `states`: the runs of the rows, for a model with recurrent states.
+    `hidden`: the number of rows, the last ones, whose hidden states are needed; `hidden_index`: index of the first of
+    them among the step's.
     """
 
     request: Request
@@ -80,6 +82,8 @@ class PlannedRows(NamedTuple):  # a frozen dataclass takes four times as long to
     last_logit: int
     first_index: int
     states: tuple[StateRun, ...] = ()
+    hidden: int = 0
+    hidden_index: int = 0
 
     @property
     def logits_of_last(self) -> int:
@@ -98,6 +102,7 @@ class StepPlan:
     logits_left: int
     planned: list[PlannedRows] = field(default_factory=list)
     logit_rows: int = 0
+    hidden_rows: int = 0
 
     @property
     def full(self) -> bool:
@@ -122,8 +127,12 @@ class StepPlan:
         start = request.computed
         assert start < end <= request.kv_length, "rows run after their slots are there"
         first, last = request.logit_rows(start, end)
-        self.planned.append(PlannedRows(request, start, end, known, first, last, self.logit_rows, states))
+        hidden = request.hidden_rows(start, end)
+        self.planned.append(
+            PlannedRows(request, start, end, known, first, last, self.logit_rows, states, hidden, self.hidden_rows)
+        )
         self.logit_rows += last - first
+        self.hidden_rows += hidden
         self.logits_left -= last - first
         if self.rows_left is not None:
             self.rows_left = max(0, self.rows_left - (end - start))
@@ -170,6 +179,7 @@ class StepPlan:
             spans=_spans(rows) if seeing else (),
             adapters=np.repeat(adapters, counts) if (adapters != NO_ADAPTER).any() else None,
             states=tuple(run for r in rows for run in r.states),
+            hidden_rows=_hidden_rows(rows, offsets + counts) if self.hidden_rows else None,
         )
 
 
@@ -191,6 +201,12 @@ def _ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.
     """Concatenates the intervals [start, start + count)."""
     offsets = np.cumsum(counts) - counts
     return np.repeat(starts - offsets, counts) + np.arange(int(counts.sum()), dtype=np.int64)
+
+
+def _hidden_rows(planned: list[PlannedRows], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the step's rows whose hidden states are needed: [H]. ends: of each request's rows."""
+    asked = np.array([rows.hidden for rows in planned], dtype=np.int64)
+    return _ranges(ends - asked, asked)
 
 
 def _generated(planned: list[PlannedRows], counts: NDArray[np.int64]) -> NDArray[np.int32]:

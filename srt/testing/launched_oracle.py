@@ -73,7 +73,7 @@ class StepChain:
                 errors[row] = answer
             else:
                 tokens[row] = answer
-        return Logits(logits.values, logits.places, tokens, errors)
+        return replace(logits, tokens=tokens, errors=errors)
 
 
 def _narrowed(row_requests: RowRequests) -> RowRequests:

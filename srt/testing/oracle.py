@@ -12,7 +12,7 @@ is the fingerprint of the history only if every token was fed once and in order,
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from ..sampling.gumbel import SampleRequest, gumbel
 from ..sampling.sampler import Sampler, choose_few
 
 _REMEMBERED = 1_024  # steps
+HIDDEN = 8  # numbers of a hidden state
 _LARGEST_VOCABULARY = 1 << 12  # 12 bits of id and 10 of hash: every logit is exact in float32 and unique in its row
 
 
@@ -84,6 +85,11 @@ class OracleModel:
             favoured = choices[(_mix(fingerprints + np.uint64(number)) % np.uint64(len(choices))).astype(np.int64)]
             values[rows, favoured] = np.maximum(values[rows, favoured], base[rows, favoured] + (bonus << 20))
         return (values.astype(np.float64) / (1 << 20)).astype(np.float32)
+
+    def hidden(self, fingerprints: NDArray[np.uint64]) -> NDArray[np.float32]:
+        """Computes [n] fingerprints → [n, HIDDEN] hidden states, between -1 and 1."""
+        hashed = _mix(_mix(fingerprints)[:, None] ^ _mix(np.arange(HIDDEN, dtype=np.uint64))[None, :])
+        return ((hashed >> np.uint64(40)).astype(np.float64) / (1 << 23) - 1.0).astype(np.float32)
 
     def reference(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Computes next-token logits of a whole sequence, without any cache."""
@@ -174,9 +180,12 @@ class OracleRunner:
         if self.num_states:
             of_rows = self._feed(batch)
         logits = self.model.logits(of_rows[batch.logit_rows])
+        hidden = None
+        if batch.hidden_rows is not None:
+            hidden = torch.from_numpy(self.model.hidden(of_rows[batch.hidden_rows]))
         if batch.row_requests is None or not self.picks_tokens:
-            return Logits.complete(torch.from_numpy(logits))
-        return _answer_picks(logits, batch.row_requests)
+            return Logits.complete(torch.from_numpy(logits), hidden)
+        return replace(_answer_picks(logits, batch.row_requests), hidden=hidden)
 
     def _feed(self, batch: Batch) -> NDArray[np.uint64]:
         """Feeds the rows to the states, run by run, and returns the state after each row."""

@@ -229,3 +229,17 @@ def adds_bos(file: TokenizerFile, config: Mapping[str, Any], bos: str | None) ->
             case {"type": "BertProcessing" | "RobertaProcessing", "cls": [first, _]}:
                 return bool(first == bos)
     return False
+
+
+def closing_token(file: TokenizerFile, config: Mapping[str, Any]) -> str | None:
+    """Returns the token that ends a text of which a vector is made: the post-processor's, else EOS if it is added.
+
+    None: a text ends with its own last token.
+    """
+    for part in components(file.post_processor):
+        match part:
+            case {"type": "TemplateProcessing", "single": [*_, {"SpecialToken": {"id": str(last)}}] as single}:
+                return last if len(single) > 1 and "Sequence" in single[-2] else None
+    eos = config.get("eos_token")
+    eos = eos.get("content") if isinstance(eos, dict) else eos
+    return eos if config.get("add_eos_token") is True and isinstance(eos, str) else None

@@ -16,7 +16,7 @@ import msgspec
 
 from ...lang.errors import MissingExtraError, ModelError, ParameterError, RequestError
 from .boundaries import find_boundary as boundary_of
-from .file import Component, TokenizerFile, adds_bos, members_key, unknown_id
+from .file import Component, TokenizerFile, adds_bos, closing_token, members_key, unknown_id
 from .vocabulary import Vocabulary
 
 LONG_PIECE = 16_384  # characters; they take about 10 ms of CPU time
@@ -69,6 +69,7 @@ class HFTokenizer:
         self.chat_template = chat_template
         bos = self.template_tokens.get("bos_token")
         self.bos_id = self.special_ids.get(bos) if bos and adds_bos(file, config, bos) else None
+        self.closing_id = self.special_ids.get(closing_token(file, config) or "")
         self._control = frozenset(self.special_ids.values()) - {unknown_id(file, path)}
         bare, self._prefix, self._prefix_text = _without_prefix(file)
         self._tokenizer = _build(bare, path)

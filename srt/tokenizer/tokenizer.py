@@ -26,6 +26,7 @@ class Tokenizer(Protocol):
     vocab_size: int
     bos_id: int | None
     eos_ids: frozenset[int]
+    closing_id: int | None  # ends a text of which a vector is made; None: nothing does
     special_ids: dict[str, int]  # text of control tokens → id
     chat_template: str | None  # Jinja source
     template_tokens: dict[str, str]  # variables of the template: bos_token, eos_token, …
@@ -57,6 +58,7 @@ class ByteTokenizer:
     name = "byte tokenizer"
     bos_id: int | None = 256
     eos_ids = frozenset({257})
+    closing_id: int | None = None
     chat_template: str | None = None
     boundary: re.Pattern[str] | None = re.compile(r"(?<=[a-zA-Z0-9,]) ")  # one merge ends in a space: ". "
 

@@ -19,11 +19,18 @@ import msgspec
 
 from ...lang.errors import ModelError
 from ..core.cache_folder import make_private, read_trusted, write_atomically
+from .gguf_config import pooling_of
 from .gguf_file import GgufFile
 from .gguf_tokenizer import tokenizer_config, tokenizer_json
 
 TOKENIZER_FORMAT = 2  # of the tokenizer.json that is made; raised when it would be made differently
 DIGEST_BYTES = 32
+_POOLED = json.dumps(
+    [
+        {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
+        {"type": "sentence_transformers.models.Normalize"},  # as llama.cpp does
+    ]
+)
 
 
 class Documents(Protocol):
@@ -98,10 +105,16 @@ class GgufDocuments:
         return self.path
 
     def read(self, name: str) -> dict[str, Any]:
-        return tokenizer_config(self._gguf) if name == "tokenizer_config.json" else {}
+        match name:
+            case "tokenizer_config.json":
+                return tokenizer_config(self._gguf)
+            case "1_Pooling/config.json":
+                return {"pooling_mode": pooling_of(self._gguf)}
+            case _:
+                return {}
 
     def text(self, name: str) -> str | None:
-        return None
+        return _POOLED if name == "modules.json" and pooling_of(self._gguf) is not None else None
 
     def tokenizer(self) -> bytes:
         with contextlib.suppress(OSError, ModelError):  # missing or not trusted: it is made, and replaced

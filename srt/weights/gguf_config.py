@@ -118,6 +118,15 @@ def config_of(gguf: GgufFile) -> Config:
     return config
 
 
+_POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken", 4: "rank"}
+
+
+def pooling_of(gguf: GgufFile) -> str | None:
+    """Returns how a file's vectors are pooled, as modules.json spells it; None: it does not say."""
+    stated = gguf.metadata.integer(f"{gguf.architecture}.pooling_type", 0)
+    return _POOLINGS.get(stated, str(stated)) if stated else None
+
+
 def _particulars(architecture: Architecture, read: Keys, config: Config) -> Config:
     match architecture.model_type:
         case "llama":

@@ -141,7 +141,11 @@ def tokenizer_config(gguf: GgufFile) -> Json:
     """Builds the content of tokenizer_config.json."""
     metadata = gguf.metadata
     tokens = metadata.texts("tokenizer.ggml.tokens")
-    config: Json = {"add_bos_token": adds_bos(gguf), "clean_up_tokenization_spaces": False}
+    config: Json = {
+        "add_bos_token": adds_bos(gguf),
+        "add_eos_token": metadata.flag("tokenizer.ggml.add_eos_token", False),
+        "clean_up_tokenization_spaces": False,
+    }
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         full = f"tokenizer.ggml.{key}_token_id"
         if full in metadata:

@@ -4,7 +4,7 @@ import contextlib
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...lang.errors import ModelError
 from ..core.cache_folder import cache_folder, make_private, read_trusted, trusted, write_atomically
+from ..core.vectors import VectorConfig
 from ..models.vision.config import decoder_config, sees
 from ..models.vision.preprocessor import PREPROCESSOR, read_picture_format
 from ..multimodal.format import PictureFormat
@@ -31,6 +32,7 @@ from .gguf_parameters import parameters_of
 from .gguf_tokenizer import eos_ids, require_known
 from .packed_config import read_packed_config
 from .safetensors_folder import FLOATS, PACKED, open_tensors
+from .vector_config import read_vectors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +52,7 @@ class ModelSource:
     files: tuple[Path, ...] = field(repr=False)  # of the weights
     open_tensors: "Callable[[], Mapping[str, Tensor]]" = field(repr=False)
     cache: Path = field(repr=False)
+    names: Collection[str] = field(repr=False)  # of its tensors; of a GGUF file none are listed
 
     @cached_property
     def tensors(self) -> "Mapping[str, Tensor]":
@@ -76,6 +79,11 @@ class ModelSource:
         """Rows of the embedding by the config; 0 when it does not state them."""
         size = self._text_config.get("vocab_size", 0)
         return size if isinstance(size, int) else 0
+
+    @cached_property
+    def vectors(self) -> VectorConfig:
+        """Describes the vectors that it makes of texts."""
+        return read_vectors(self.config, self._text_config, self.documents, self.names)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -215,7 +223,7 @@ def _source(gguf: GgufFile, name: str, cache: Path) -> ModelSource:
 
         return GgufTensors(parameters)
 
-    return ModelSource(name, GgufDocuments(gguf, cache), config, gguf.files, open_tensors, cache)
+    return ModelSource(name, GgufDocuments(gguf, cache), config, gguf.files, open_tensors, cache, ())
 
 
 def _open_folder(folder: Path, name: str, cache: Path) -> ModelSource:
@@ -242,7 +250,7 @@ def _open_folder(folder: Path, name: str, cache: Path) -> ModelSource:
 
         return FolderTensors(found)
 
-    return ModelSource(name, FolderDocuments(folder), config, found.files, tensors, cache)
+    return ModelSource(name, FolderDocuments(folder), config, found.files, tensors, cache, found.places.keys())
 
 
 _TOKEN_SECTIONS = ("extra_special_tokens", "model_specific_special_tokens")  # of tokenizer_config.json, by version

@@ -38,9 +38,11 @@ class DeviceRows:
 
     token_ids: torch.Tensor  # int64 [R]
     positions: torch.Tensor  # int64 [R]
-    logit_rows: torch.Tensor | None  # int64 [L] ascending; None: all
+    output_rows: torch.Tensor | None  # int64 [O] ascending: what the last layer computes; None: all
     given: Given | None = None
     states: StateStep | None = None  # None: the model has no recurrent states
+    # Places among the outputs, of the rows of logits and of hidden states; None: all are rows of logits.
+    hidden: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class CudaDecoder:
@@ -108,8 +110,11 @@ class CudaDecoder:
                 for angles in config.angles
             }
 
-    def forward(self, rows: DeviceRows, attention: AttentionStep, *, out: torch.Tensor) -> None:
-        """Writes keys and values of all rows to the pool, and logits to `out` (float32 [L, vocab])."""
+    def forward(self, rows: DeviceRows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor | None:
+        """Writes keys and values of all rows to the pool, and logits to `out` (float32 [L, vocab]).
+
+        Returns hidden states after the final norm, [H, hidden]; None: `rows.hidden` asks for none.
+        """
         config, kernels = self.config, self._kernels
         residual = self._embedding(rows.token_ids, rows.given)  # [R, hidden]
         step = LayerStep(rows.positions, attention, self._tables, rows.states)
@@ -120,7 +125,7 @@ class CudaDecoder:
             x = kernels.rms_norm(residual, first, eps=config.norm_eps, centered=config.centered_norm)
         followers = [*(block.before for block in self._blocks[1:]), self._norm]
         for block, before in zip(self._blocks, followers, strict=True):
-            kept = rows.logit_rows if block is self._last else None
+            kept = rows.output_rows if block is self._last else None
             x = block.compute(x, step, kept)
             if kept is not None:
                 residual = residual.index_select(0, kept)
@@ -135,7 +140,12 @@ class CudaDecoder:
                 scale=block.scale,
                 factor=block.factor,
             )
-        self._head(x, out)
+        if rows.hidden is None:
+            self._head(x, out)
+            return None
+        logits, hidden = rows.hidden
+        self._head(x.index_select(0, logits), out)
+        return x.index_select(0, hidden)
 
 
 class CudaHead:

@@ -178,7 +178,7 @@ class StepInputs:
     token_ids: torch.Tensor  # int64 [R]
     positions: torch.Tensor  # int64 [R]
     write_slots: torch.Tensor  # int64 [R]
-    logit_rows: torch.Tensor | None  # int64 [L] ascending; None: all
+    output_rows: torch.Tensor | None  # int64 [O] ascending: what the last layer computes; None: all
     plans: dict[Window, Any]  # window class → prepared plan; Any: only the backend that made it reads it
 
 
@@ -219,7 +219,7 @@ class CapturedSteps:
     def __init__(
         self,
         accelerator: Accelerator,
-        compute: Callable[[StepInputs, torch.Tensor], None],
+        compute: Callable[[StepInputs, torch.Tensor], object],
         backend: GraphBackend[Any],  # Any: as in StepInputs
         windows: tuple[Window, ...],
         *,
@@ -247,7 +247,9 @@ class CapturedSteps:
 
     def takes(self, batch: Batch) -> bool:
         logits = min(batch.rows, len(batch.logit_rows))
-        if batch.pictures or batch.rows > self._graphs.most_rows or logits > self._most_logits:
+        if batch.pictures or batch.hidden_rows is not None:
+            return False
+        if batch.rows > self._graphs.most_rows or logits > self._most_logits:
             return False
         return self._plans_for(self._graphs.size_for(batch.rows)).holds(batch)
 

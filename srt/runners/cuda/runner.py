@@ -71,6 +71,7 @@ class Answer:
     host_tokens: torch.Tensor = field(repr=False)  # int64 [n] in pinned memory, full after the mark
     mark: Mark
     finished: Callable[[], None] = field(repr=False)  # called after the mark
+    hidden: torch.Tensor | None = None  # float32 [H, hidden] on the device
 
     def result(self) -> Logits:
         """Waits for the step and returns its result."""
@@ -81,7 +82,7 @@ class Answer:
         tokens[has_token] = self.host_tokens.numpy()[self.chosen.places[has_token]]
         without = np.flatnonzero(has_token & (tokens < 0)).tolist()
         errors = {row: self.errors.get(row) or LogitsError() for row in without}
-        return Logits(self.values, self.value_places, tokens, errors)
+        return Logits(self.values, self.value_places, tokens, errors, self.hidden)
 
 
 class Answers:
@@ -97,13 +98,22 @@ class Answers:
         self._staging = Staging(accelerator, 1 << 12)
         self.device_seconds = 0.0  # run time of the steps whose results were read
 
-    def begin(self, logits: torch.Tensor, row_requests: RowRequests | None, *, began: Mark, kept: bool) -> Answer:
+    def begin(
+        self,
+        logits: torch.Tensor,
+        row_requests: RowRequests | None,
+        *,
+        began: Mark,
+        kept: bool,
+        hidden: torch.Tensor | None = None,
+    ) -> Answer:
         """Enqueues the choice of tokens and their copies, and returns the pending answer.
 
         Args:
             logits: float32 [L, vocab] on the device.
             began: the mark before the step's work.
             kept: the logits' memory belongs to this step alone; otherwise rows that want logits get a copy.
+            hidden: float32 [H, hidden] on the device, of rows that want hidden states.
         """
         count = len(logits)
         picked, whole = _wants(row_requests, count)
@@ -131,6 +141,7 @@ class Answers:
             host_tokens=host_tokens,
             mark=mark,
             finished=finished,
+            hidden=hidden,
         )
 
     def _choose(
@@ -238,8 +249,10 @@ class CudaRunner:
         self._accelerator.use()
         captured = self._captured
         replayed = captured.run(batch, self._resolve) if captured is not None and captured.takes(batch) else None
-        logits = self._run(batch) if replayed is None else replayed
-        answer = self._answers.begin(logits, batch.row_requests, began=self._began, kept=replayed is None)
+        logits, hidden = self._run(batch) if replayed is None else (replayed, None)
+        answer = self._answers.begin(
+            logits, batch.row_requests, began=self._began, kept=replayed is None, hidden=hidden
+        )
         self._chosen = answer.chosen
         return answer
 
@@ -272,8 +285,8 @@ class CudaRunner:
 
     # ------------------------------------------------------------------------------------------ how
 
-    def _run(self, batch: Batch) -> torch.Tensor:
-        """Runs any step kernel by kernel, and returns its logits in new memory."""
+    def _run(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Runs any step kernel by kernel → its logits in new memory, and its hidden states if any are asked for."""
         self._eager_steps += 1
         given = None
         token_ids = batch.token_ids
@@ -281,16 +294,19 @@ class CudaRunner:
             with torch.inference_mode():
                 given = self.pictures.given(batch.pictures)
             token_ids = without_pictures(token_ids)
-        arrays = [token_ids, batch.positions, batch.write_slots, batch.logit_rows]
-        ids, positions, write_slots, logit_rows = self._staging.send(arrays)
+        outputs, asked = batch.outputs, batch.hidden_rows
+        arrays = [token_ids, batch.positions, batch.write_slots, outputs]
+        if asked is not None:
+            arrays += [np.searchsorted(outputs, batch.logit_rows), np.searchsorted(outputs, asked)]
+        ids, positions, write_slots, output_rows, *places = self._staging.send(arrays)
         plans = {window: self._backend.plan(batch, window) for window in self.model.windows}
-        every = len(batch.logit_rows) == batch.rows
-        inputs = StepInputs(ids, positions, write_slots, None if every else logit_rows, plans)
+        every = len(outputs) == batch.rows
+        inputs = StepInputs(ids, positions, write_slots, None if every else output_rows, plans)
         self._resolve(batch, inputs.token_ids)
         # Outside inference mode: a sampler may write to it.
         out = torch.empty((len(batch.logit_rows), self.vocab_size), device=self._device)
-        self._compute(inputs, given, out)
-        return out
+        hidden = self._compute(inputs, given, out, (places[0], places[1]) if places else None)
+        return out, None if hidden is None else hidden.float()
 
     def _resolve(self, batch: Batch, token_ids: torch.Tensor) -> None:
         """Fills in the previous step's tokens, after the host's work for a step and before the device's."""
@@ -314,14 +330,19 @@ class CudaRunner:
         # A token is −1 where none could be chosen. That text ends; its row in this step only needs a valid id.
         token_ids.index_copy_(0, targets, self._chosen.tokens.index_select(0, sources).clamp_min_(0))
 
-    def _compute(self, inputs: StepInputs, given: Given | None, out: torch.Tensor) -> None:
+    def _compute(
+        self,
+        inputs: StepInputs,
+        given: Given | None,
+        out: torch.Tensor,
+        hidden: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor | None:
         attention = AttentionStep(
             backend=self._backend, pool=self.pool, plans=inputs.plans, write_slots=inputs.write_slots
         )
         with torch.inference_mode():
-            self.model.forward(
-                DeviceRows(inputs.token_ids, inputs.positions, inputs.logit_rows, given), attention, out=out
-            )
+            rows = DeviceRows(inputs.token_ids, inputs.positions, inputs.output_rows, given, hidden=hidden)
+            return self.model.forward(rows, attention, out=out)
 
 
 def _name(dtype: torch.dtype) -> str:

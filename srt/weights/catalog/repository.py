@@ -31,7 +31,10 @@ _LABEL = re.compile(
     r"(?<![A-Za-z0-9])(?:UD-)?(?:I?Q\d|TQ\d|MXFP\d|NVFP\d|BF16|FP?16|FP?32)(?:_[A-Z0-9]+)*", re.IGNORECASE
 )
 # Next to the weights; what a repository has of them is downloaded. Code (.py) and pickles (.bin, .pt) never are.
-_SMALL = re.compile(r"[^/]+\.(?:json|jinja|model)|(?:merges|vocab)\.txt|chat_templates?/[^/]+\.jinja")
+_SMALL = re.compile(
+    r"[^/]+\.(?:json|jinja|model)|(?:merges|vocab)\.txt|chat_templates?/[^/]+\.jinja"
+    r"|\d+_[A-Za-z]+/(?:config\.json|model\.safetensors)"  # how vectors are made, see `vector_config.py`
+)
 _UNREAD = re.compile(r"(?i)(?:mmproj|.*\bimatrix\b).*")  # GGUF files that are no language model
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 

@@ -19,6 +19,7 @@ import msgspec
 from .....lang import checks
 from .....lang.chat_template import ChatTemplate, read_chat_template
 from .....lang.errors import ParameterError, RequestError
+from .....lang.protocol import Capabilities, Embedded, EmbedRequest
 from .....lang.runtime_options import MAX_MODEL_LENGTH
 from .. import conversation
 from ..backend import ConnectionOptions
@@ -27,6 +28,7 @@ from ..session import Environment, Timeouts
 from ..transport import checked_address, checked_headers, checked_key, http_library, open_client, secrets_of
 from . import profiles
 from .dialect import OpenAIDialect
+from .embeddings import embeddings
 from .profiles import AskedMode, Profile
 
 if TYPE_CHECKING:
@@ -336,6 +338,20 @@ class OpenAI(OpenAIDialect["AsyncOpenAI"]):
             with contextlib.suppress(TimeoutError):  # bytes are a bound as well
                 async with asyncio.timeout(_MOST_SECONDS_FOR_TOKENIZER):
                     self._count = await asyncio.to_thread(conversation.token_counter, self.model)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return msgspec.structs.replace(super().capabilities, embeds=True)
+
+    async def embed(self, request: EmbedRequest) -> Embedded:
+        """Computes embeddings; `umbel.embed` is the call for programs. A model without any is refused by the server.
+
+        Raises:
+            CapabilityError: a text is more than text.
+            RequestError: the model makes no embeddings, or none of so many dimensions.
+        """
+        self._calls += 1
+        return await embeddings(self._session, self._provider, self.model, request, self._extra)
 
     def open_client(self) -> "AsyncOpenAI":
         return self._endpoint.open(self._timeouts, self._concurrency, self._environment)

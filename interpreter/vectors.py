@@ -1,0 +1,262 @@
+"""`embed` and `rerank`: calls that turn texts into vectors, and order texts by their relevance to a query.
+
+    vectors = ul.embed(["a text", "another"])
+    best = ul.rerank("a question", documents, top=3)
+
+Texts travel in requests of a few, which a backend computes together: the runtime in the batches of its other requests.
+"""
+
+import asyncio
+import itertools
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from ..lang import checks
+from ..lang.chat_template import ChatTemplate
+from ..lang.errors import CapabilityError, ParameterError, shown
+from ..lang.prompt import Part, Text
+from ..lang.protocol import (
+    Backend,
+    Embedding,
+    EmbedRequest,
+    Origin,
+    Ranking,
+    RankRequest,
+    floats_of,
+)
+from . import loop
+from .run import chosen_backend, not_while_recording
+
+MOST_TEXTS = 1 << 20  # of one call
+MOST_CHARACTERS = 1 << 26  # of one text; the model's context is far shorter
+TOGETHER = 32  # texts of one request
+CHARACTERS_TOGETHER = 1 << 16  # of one request, unless one text has more
+MOST_DIMENSIONS = 1 << 16
+_FIELD = re.compile(r"\{(query|text)\}")
+_numbers = itertools.count(1)
+
+Answer = TypeVar("Answer")
+
+
+class RankedText(msgspec.Struct, frozen=True):
+    """A text with its relevance to the query.
+
+    Attributes:
+        index: its place among the texts that were given, counted from 0.
+        score: between 0 and 1; comparable for one query and model.
+    """
+
+    index: int
+    score: float
+    text: str
+
+
+def embed(
+    texts: Iterable[str],
+    *,
+    dimensions: int | None = None,
+    backend: Backend | None = None,
+    timeout: float | None = None,
+) -> list[list[float]]:
+    """Returns the embedding of each text, in order. Blocks.
+
+    The runtime computes them as the checkpoint says: pooled over the last token or over all, and normalised. A model
+    that generates and was not trained for embeddings gives poor ones.
+
+    Args:
+        texts: none of them empty. Instructions that a model expects before a query are part of the text.
+        dimensions: keeps the first so many numbers, for models that are trained for it; None keeps all.
+        backend: a Runtime, or a hosted model with embeddings; None is the default backend.
+        timeout: seconds for all texts.
+
+    Raises:
+        CapabilityError: the backend makes no embeddings.
+        ContextLengthError: a text is too long.
+        ParameterError: an empty list or text, or dimensions out of range.
+    """
+    asked, chosen = _asked_to_embed(texts, dimensions), _backend_and_timeout(backend, timeout)
+    return loop.streams.run(_embedded(*asked, *chosen))
+
+
+async def embed_async(
+    texts: Iterable[str],
+    *,
+    dimensions: int | None = None,
+    backend: Backend | None = None,
+    timeout: float | None = None,
+) -> list[list[float]]:
+    """Returns the embedding of each text; see `embed`."""
+    asked, chosen = _asked_to_embed(texts, dimensions), _backend_and_timeout(backend, timeout)
+    return await _embedded(*asked, *chosen)
+
+
+def rerank(
+    query: str,
+    texts: Iterable[str],
+    *,
+    top: int | None = None,
+    template: str | None = None,
+    backend: Backend | None = None,
+    timeout: float | None = None,
+) -> list[RankedText]:
+    """Returns texts by their relevance to a query, the most relevant first; of equal ones the earlier first. Blocks.
+
+    Takes a reranker: a classifier with one or two labels, or a model whose checkpoint names the tokens it answers with.
+
+    Args:
+        texts: none of them empty.
+        top: how many are returned; None returns all.
+        template: the prompt, with {query} and {text} in it. Names of control tokens in it become these tokens, those in
+            query and texts do not. None takes the model's chat template, which then knows these two roles.
+        backend: a Runtime; None is the default backend.
+        timeout: seconds for all texts.
+
+    Raises:
+        CapabilityError: the model is no reranker.
+        ContextLengthError: a text is too long.
+        ParameterError: an empty list or text, or a template that is needed or wrong.
+    """
+    asked, chosen = _asked_to_rank(query, texts, top, template), _backend_and_timeout(backend, timeout)
+    return loop.streams.run(_ranked(*asked, *chosen))
+
+
+async def rerank_async(
+    query: str,
+    texts: Iterable[str],
+    *,
+    top: int | None = None,
+    template: str | None = None,
+    backend: Backend | None = None,
+    timeout: float | None = None,
+) -> list[RankedText]:
+    """Returns texts by their relevance to a query; see `rerank`."""
+    asked, chosen = _asked_to_rank(query, texts, top, template), _backend_and_timeout(backend, timeout)
+    return await _ranked(*asked, *chosen)
+
+
+# -------------------------------------------------------------------------------- what is asked
+
+
+def _asked_to_embed(texts: object, dimensions: object) -> tuple[tuple[str, ...], int]:
+    not_while_recording("embed()", "call it outside of the program, and pass the vectors as an argument")
+    if dimensions is not None:
+        dimensions = checks.integer("dimensions", dimensions, 1, MOST_DIMENSIONS)
+    return _checked_texts(texts), dimensions if isinstance(dimensions, int) else 0
+
+
+def _asked_to_rank(
+    query: object, texts: object, top: object, template: object
+) -> tuple[str, tuple[str, ...], int | None, str | None]:
+    not_while_recording("rerank()", "call it outside of the program, and pass its texts as an argument")
+    asked = checks.text("query", query, MOST_CHARACTERS)
+    most = None if top is None else checks.integer("top", top, 1, MOST_TEXTS)
+    if template is not None:
+        template = checks.text("template", template, MOST_CHARACTERS)
+        if {"query", "text"} - set(_FIELD.findall(template)):
+            raise ParameterError(f"template={shown(template)} must hold {{query}} and {{text}}")
+    return asked, _checked_texts(texts), most, template if isinstance(template, str) else None
+
+
+def _checked_texts(texts: object) -> tuple[str, ...]:
+    listed = checks.members("texts", texts, MOST_TEXTS, "a list of strings; write [text] for one")
+    if not listed:
+        raise ParameterError("texts is empty; give at least one")
+    return tuple(checks.text(f"texts[{index}]", text, MOST_CHARACTERS) for index, text in enumerate(listed))
+
+
+def _backend_and_timeout(backend: object, timeout: object) -> tuple[Backend, float | None]:
+    return chosen_backend(backend), None if timeout is None else checks.seconds("timeout", timeout)
+
+
+# -------------------------------------------------------------------------------- how
+
+
+async def _embedded(
+    texts: Sequence[str], dimensions: int, backend: Backend, timeout: float | None
+) -> list[list[float]]:
+    await backend.start()
+    if not backend.capabilities.embeds or not isinstance(backend, Embedding):
+        raise CapabilityError(
+            f"{backend.capabilities.name} makes no embeddings; give backend= a Runtime with an embedding model, or "
+            "ul.OpenAI('text-embedding-3-small')"
+        )
+
+    async def one(given: Sequence[str], first: int, origin: Origin) -> Sequence[bytes]:
+        request = EmbedRequest(_label(), tuple((Text(text),) for text in given), dimensions, origin, first)
+        return (await backend.embed(request)).vectors
+
+    vectors = await _together(list(texts), len, one, timeout)
+    return [floats_of(vector) for vector in vectors]
+
+
+async def _ranked(
+    query: str,
+    texts: Sequence[str],
+    top: int | None,
+    template: str | None,
+    backend: Backend,
+    timeout: float | None,
+) -> list[RankedText]:
+    await backend.start()
+    if not backend.capabilities.ranks or not isinstance(backend, Ranking):
+        raise CapabilityError(
+            f"{backend.capabilities.name} is no reranker; give backend= a Runtime with one, such as a "
+            "*ForSequenceClassification checkpoint with 1 or 2 labels"
+        )
+    write = await _writer(query, template, backend.chat_template)
+
+    async def one(given: Sequence[str], first: int, origin: Origin) -> Sequence[float]:
+        request = RankRequest(_label(), tuple(write(text) for text in given), origin, first)
+        return (await backend.rank(request)).scores
+
+    scores = await _together(list(texts), lambda text: len(text) + len(query), one, timeout)
+    ranked = [RankedText(index, score, text) for index, (score, text) in enumerate(zip(scores, texts, strict=True))]
+    ranked.sort(key=lambda one: (-one.score, one.index))
+    return ranked[:top]
+
+
+async def _writer(query: str, template: str | None, chat: ChatTemplate) -> Callable[[str], tuple[Part, ...]]:
+    """Returns the function that writes a text and the query as a prompt."""
+    if template is None:
+        await chat.away(chat.pair, query, "")  # rendered once, perhaps in another process
+        return lambda text: chat.pair(query, text)
+    pieces = _FIELD.split(template)  # scaffolding, and names of fields between
+    return lambda text: tuple(
+        Text(query if piece == "query" else text) if place % 2 else Text(piece, control=True)
+        for place, piece in enumerate(pieces)
+        if piece
+    )
+
+
+async def _together(
+    texts: Sequence[str],
+    size: Callable[[str], int],
+    ask: Callable[[Sequence[str], int, Origin], Awaitable[Sequence[Answer]]],
+    timeout: float | None,
+) -> list[Answer]:
+    """Asks for texts in requests of a few, all at once → the answers, in order. A failure cancels the others."""
+    origin = Origin(timeout=timeout)
+    tasks = [asyncio.ensure_future(ask(some, first, origin)) for first, some in _parted(texts, size)]
+    try:
+        return [answer for answers in await asyncio.gather(*tasks) for answer in answers]
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _parted(texts: Sequence[str], size: Callable[[str], int]) -> Iterator[tuple[int, Sequence[str]]]:
+    """Divides texts into requests, bounded by number and by characters → the place of the first text, and the texts."""
+    first = characters = 0
+    for index, text in enumerate(texts):
+        if index > first and (index - first == TOGETHER or characters + size(text) > CHARACTERS_TOGETHER):
+            yield first, texts[first:index]
+            first, characters = index, 0
+        characters += size(text)
+    yield first, texts[first:]
+
+
+def _label() -> str:
+    return f"texts-{next(_numbers)}"
