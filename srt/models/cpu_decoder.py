@@ -20,7 +20,7 @@ from ..cache.kv_pool import KVPool
 from ..core.batch import Given, StateRun
 from ..kernels.cpu.attention import CpuPlan, LayerArguments, layer_arguments
 from ..kernels.cpu.head import Head
-from ..kernels.cpu.linear import BLOCKS, FLOAT_FORMATS, Format, PackedMatrix, give_back
+from ..kernels.cpu.linear import PackedMatrix
 from ..kernels.cpu.low_rank import AdaptedRows, AdapterGroups, CpuChanges
 from ..kernels.cpu.recurrent import RunTable, StateRuns, StateTable
 from ..layers.checkpoint import Checkpoint, LinearTensors, Tensors
@@ -30,7 +30,7 @@ from ..layers.rope import Rope, RopeConfig
 from .cpu_experts import CpuExperts
 from .cpu_latents import CpuLatents
 from .cpu_recurrent import CpuRecurrent
-from .cpu_side import CpuSide
+from .cpu_side import CpuSide, EmbeddingRows
 from .decoder_config import (
     EMBEDDING,
     FINAL_NORM,
@@ -206,7 +206,7 @@ class CpuDecoder:
             fine_inputs=True,
         )
         self.head = Head(library, (head_method or method).load(self._checkpoint, head), screen=screened)
-        self._embedding = EmbeddingRows(self._checkpoint, config.vocab_size, config.hidden_size)
+        self._embedding = EmbeddingRows(self._checkpoint, EMBEDDING, config.vocab_size, config.hidden_size)
         self._side: CpuSide | None = None
         if config.side is not None:
             self._side = CpuSide(config, config.side, self._checkpoint, method=method)
@@ -277,6 +277,8 @@ class CpuDecoder:
         )
         self._kernel.forward(step)
         self._embedding.used(len(rows.token_ids))
+        if self._side is not None:
+            self._side.embedding.used(len(rows.token_ids))
 
     def _layer(self, index: int) -> DecoderLayer:
         config, layer, tensors = self.config, self.config.layers[index], layer_tensors(self.config, index)
@@ -375,36 +377,6 @@ class CpuDecoder:
         contiguous = tensor.contiguous()
         self._kept.append(contiguous)
         return contiguous.data_ptr()
-
-
-class EmbeddingRows:
-    """The embedding as its file stores it, from which a step reads the rows of its tokens.
-
-    A mapped file's pages are given back after every few rows: the head has a copy of the matrix in another order, and
-    both would stay in memory.
-    """
-
-    GIVEN_BACK_AFTER = 256  # rows; reading one may map 16 pages of 4 KiB around it
-
-    def __init__(self, checkpoint: Checkpoint, vocab_size: int, hidden_size: int) -> None:
-        block = checkpoint.take_block(EMBEDDING, vocab_size, hidden_size)
-        self._block = block if block is not None and block.kind in BLOCKS else None
-        self._used = 0
-        if self._block is not None:
-            rows = self._block.data
-            self.format, self.address, self.row_bytes = Format[self._block.kind], rows.ctypes.data, rows.strides[0]
-            return
-        floats = checkpoint.take_as_stored(EMBEDDING, vocab_size, hidden_size)
-        self._floats = floats if block is None else floats.bfloat16()  # of a type that the kernels do not read
-        self.format, self.address = FLOAT_FORMATS[self._floats.dtype], self._floats.data_ptr()
-        self.row_bytes = self._floats.stride(0) * self._floats.element_size()
-
-    def used(self, rows: int) -> None:
-        """Notes that a step has read so many rows."""
-        self._used += rows
-        if self._block is not None and self._used >= self.GIVEN_BACK_AFTER:
-            give_back(self._block.data)
-            self._used = 0
 
 
 class PoolTable:

@@ -60,6 +60,7 @@ class Architecture:
     rotates_part: bool = False  # some dimensions of a head, the first ones, are rotated
     latent: bool = False  # latent attention
     sinks: bool = False
+    layers_differ: bool = False  # in their heads, and some have tensors that others lack
     mlp: str = "mlp"  # the module of a dense MLP
     experts: ExpertSpelling | None = None  # None: all MLPs are dense
     norms: Mapping[str, str] = field(default_factory=lambda: LLAMA_NORMS)
@@ -95,9 +96,20 @@ ARCHITECTURES = {
             query_key_norm=True,
             norms=GEMMA_NORMS,
         ),
+        Architecture(
+            "gemma4",
+            "gemma4_text",
+            "Gemma4ForCausalLM",
+            query_key_norm=True,
+            layers_differ=True,
+            norms=GEMMA_NORMS,
+        ),
         Architecture("phi3", "phi3", "Phi3ForCausalLM", fused_qkv=True, fused_gate_up=True, rotates_part=True),
         Architecture("smollm3", "smollm3", "SmolLM3ForCausalLM", rotates_pairs=True),
         Architecture("olmo2", "olmo2", "Olmo2ForCausalLM", query_key_norm=True, whole_norm=True, norms=OLMO_NORMS),
+        Architecture("exaone4", "exaone4", "Exaone4ForCausalLM", query_key_norm=True, norms=OLMO_NORMS),
+        Architecture("mistral3", "mistral", "MistralForCausalLM", rotates_pairs=True),  # or Ministral 3
+        Architecture("seed_oss", "seed_oss", "SeedOssForCausalLM", query_key_bias=True, norms=AFTER_ATTENTION),
         Architecture("granite", "granite", "GraniteForCausalLM", rotates_pairs=True),
         Architecture(
             "granitemoe",
@@ -175,6 +187,16 @@ class Keys:
 
     def flag(self, key: str, default: bool) -> bool:
         return self.metadata.flag(f"{self.prefix}.{key}", default)
+
+    def by_layer(self, key: str, layers: int, default: int | None = None) -> list[int]:
+        """Reads a whole number for each layer, which may be one for all."""
+        name = f"{self.prefix}.{key}"
+        if not isinstance(self.metadata.get(name), np.ndarray):
+            return [self.integer(key, default)] * layers
+        found = self.metadata.numbers(name)
+        if len(found) < layers or not np.issubdtype(found.dtype, np.integer):
+            raise ModelError(f"{self.metadata.path} is damaged: {name} lists no {layers} whole numbers")
+        return [int(value) for value in found[:layers]]
 
     def flags(self, key: str, layers: int) -> list[bool] | None:
         """Reads a value for each layer; None: the file has no list of them."""

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from ...lang.errors import ModelError
 from .gguf_architectures import Architecture, Keys, architecture_of
 from .gguf_file import GgufFile
-from .gguf_rope import Config, rope_scaling
+from .gguf_rope import Config, proportional_part, rope_scaling
 
 GEMMA3_SLIDING_PATTERN = 6  # every sixth layer attends to everything
 GEMMA2_27B_LAYERS = 46  # this and the following: the one size whose queries are not scaled by head_dim
 GEMMA3_27B_LAYERS = 62
 GEMMA3_LOCAL_ROPE = 10_000.0
 EXAONE4_32B_LAYERS = 64  # the size that has windows, also where its file does not state them
+EXAONE4_32B_WINDOW = 4096
 LLAMA4_CHUNK = 8192  # of all models, as llama.cpp has it; the length from which queries are scaled, too
 LLAMA4_BARE_EXPERTS = 128  # of the one size whose queries and keys are not normalised
 GLM47_LITE = (154_880, (47, 48))  # tokens and layers of a model whose early files do not state how it scores experts
@@ -86,26 +87,30 @@ def config_of(gguf: GgufFile) -> Config:
             f"in {len(gguf.tensors)} tensors"
         )
     head_dim = read.integer("attention.key_length", read.integer("rope.dimension_count", hidden // heads))
-    if not architecture.latent:
+    if not architecture.latent and not architecture.layers_differ:
         _check_head_dim(gguf, read, head_dim, rotates_part=architecture.rotates_part)
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelError(f"{gguf.path} holds no embedding 'token_embd.weight'; give a GGUF of a whole language model")
+    widths, kv_heads = (
+        read.by_layer(key, layers, default) if architecture.layers_differ else [read.integer(key, default)]
+        for key, default in (("feed_forward_length", None), ("attention.head_count_kv", heads))
+    )
     config: Config = {
         "architectures": [architecture.model_class],
         "model_type": architecture.model_type,
         "torch_dtype": "bfloat16",
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
-        "intermediate_size": read.integer("feed_forward_length"),
+        "intermediate_size": widths[0],
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": read.integer("attention.head_count_kv", heads),
+        "num_key_value_heads": kv_heads[0],
         "head_dim": head_dim,
         "max_position_embeddings": read.integer("context_length"),
         "rms_norm_eps": read.decimal("attention.layer_norm_rms_epsilon"),
         "rope_theta": read.decimal("rope.freq_base", 10_000.0),
-        "rope_scaling": rope_scaling(gguf, head_dim),
+        "rope_scaling": None if architecture.layers_differ else rope_scaling(gguf, head_dim),
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
         "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
     }
@@ -114,7 +119,7 @@ def config_of(gguf: GgufFile) -> Config:
         if key in gguf.metadata:
             config[f"{ours}_token_id"] = gguf.metadata.integer(key)
     experts = experts_of(gguf, architecture)
-    config.update(_particulars(architecture, read, config) if experts is None else _sparse(read, config, experts))
+    config.update(_particulars(gguf, architecture, read, config) if experts is None else _sparse(read, config, experts))
     return config
 
 
@@ -127,10 +132,12 @@ def pooling_of(gguf: GgufFile) -> str | None:
     return _POOLINGS.get(stated, str(stated)) if stated else None
 
 
-def _particulars(architecture: Architecture, read: Keys, config: Config) -> Config:
+def _particulars(gguf: GgufFile, architecture: Architecture, read: Keys, config: Config) -> Config:
     match architecture.model_type:
         case "llama":
             return {"hidden_act": "silu", "mlp_bias": False}
+        case "mistral" if read.has("attention.temperature_scale"):
+            return _ministral3(read, config)
         case "mistral":
             window = read.integer("attention.sliding_window", 0)
             return {"hidden_act": "silu", "sliding_window": window or None}
@@ -142,6 +149,15 @@ def _particulars(architecture: Architecture, read: Keys, config: Config) -> Conf
             return _gemma2(read, config)
         case "gemma3_text":
             return _gemma3(read, config)
+        case "gemma4_text":
+            return _gemma4(gguf, read)
+        case "exaone4":
+            usual = EXAONE4_32B_WINDOW if config["num_hidden_layers"] == EXAONE4_32B_LAYERS else 0
+            window = read.integer("attention.sliding_window", usual)
+            kinds = _sliding_layers(read, 4 if window else 1)
+            return {"hidden_act": "silu", "sliding_window": window or None, "layer_types": kinds}
+        case "seed_oss":
+            return {"hidden_act": "silu", "attention_out_bias": False, "mlp_bias": False}
         case "phi3":
             window = read.integer("attention.sliding_window", 0)
             original = read.integer("rope.scaling.original_context_length", read.integer("context_length"))
@@ -154,7 +170,7 @@ def _particulars(architecture: Architecture, read: Keys, config: Config) -> Conf
         case "smollm3":
             return {"hidden_act": "silu", "mlp_bias": False, "use_sliding_window": False}
         case "olmo2":
-            return _olmo(read)
+            return _olmo(read, config)
         case "granite":
             return {"hidden_act": "silu", "mlp_bias": False, **_granite(read)}
         case "glm4":
@@ -309,13 +325,86 @@ def _gemma2(read: Keys, config: Config) -> Config:
     }
 
 
-def _olmo(read: Keys) -> Config:
-    """OLMo 3 has the architecture of OLMo 2, and a window."""
-    if not read.has("attention.sliding_window"):
+def _olmo(read: Keys, config: Config) -> Config:
+    """Reads OLMo 2, and OLMo 3, which has its architecture and a window."""
+    window = read.integer("attention.sliding_window", 0)
+    if not window:
         return {"hidden_act": "silu"}
-    raise ModelError(
-        f"{read.metadata.path}: OLMo 3 is not supported as GGUF; use the model's safetensors folder instead"
+    scaling, plain = config["rope_scaling"], {"rope_type": "default", "rope_theta": config["rope_theta"]}
+    return {
+        "rope_scaling": None,
+        "rope_parameters": {
+            "full_attention": {**plain, **scaling} if isinstance(scaling, dict) else plain,
+            "sliding_attention": plain,
+        },
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        "hidden_act": "silu",
+        "sliding_window": window,
+        "layer_types": _sliding_layers(read, 4),
+    }
+
+
+def _ministral3(read: Keys, config: Config) -> Config:
+    scaling = config["rope_scaling"]
+    if not isinstance(scaling, dict) or "original_max_position_embeddings" not in scaling:
+        raise ModelError(
+            f"{read.metadata.path} scales queries by their position, and states no original context length with YaRN; "
+            "convert the model again with a current llama.cpp"
+        )
+    return {
+        "architectures": ["Ministral3ForCausalLM"],
+        "model_type": "ministral3",
+        "hidden_act": "silu",
+        "sliding_window": None,
+        "rope_scaling": {**scaling, "llama_4_scaling_beta": read.decimal("attention.temperature_scale")},
+    }
+
+
+def _gemma4(gguf: GgufFile, read: Keys) -> Config:
+    """Reads Gemma 4, whose layers differ: the head size that others call theirs is that of full layers here."""
+    layers = read.integer("block_count")
+    kinds = _sliding_layers(read, 6)
+    kv_heads = read.by_layer("attention.head_count_kv", layers)
+    widths = read.by_layer("feed_forward_length", layers)
+    full, sliding = (
+        {kv_heads[layer] for layer, kind in enumerate(kinds) if kind == wanted}
+        for wanted in ("full_attention", "sliding_attention")
     )
+    shared = read.integer("attention.shared_kv_layers", 0)
+    if len(full) != 1 or len(sliding) != 1 or kinds[-1] != "full_attention" or not 0 <= shared < layers:
+        raise ModelError(
+            f"{gguf.path}: layers of a Gemma 4 are of two kinds, each with one number of key heads, and the last is "
+            f"full; this file has {len(full)} and {len(sliding)}, {shared} of {layers} layers without keys of their own"
+        )
+    first_full = kinds.index("full_attention")
+    tables = gguf.tensors.get("per_layer_token_embd.weight")
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "head_dim": read.integer("attention.key_length_swa"),
+        "global_head_dim": read.integer("attention.key_length"),
+        "num_key_value_heads": sliding.pop(),
+        "num_global_key_value_heads": full.pop(),
+        "attention_k_eq_v": f"blk.{first_full}.attn_v.weight" not in gguf.tensors,
+        "num_kv_shared_layers": shared,
+        "use_double_wide_mlp": widths[-1] == 2 * widths[0],
+        "sliding_window": read.integer("attention.sliding_window"),
+        "layer_types": kinds,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": read.decimal("rope.freq_base", 1_000_000.0),
+                "partial_rotary_factor": proportional_part(gguf, read.integer("attention.key_length")),
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": read.decimal("rope.freq_base_swa", 10_000.0)},
+        },
+        "final_logit_softcapping": (
+            read.decimal("final_logit_softcapping") if read.has("final_logit_softcapping") else None
+        ),
+        "hidden_size_per_layer_input": read.integer("embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": tables.shape[0] if tables is not None else 1,
+        "enable_moe_block": False,
+    }
 
 
 def _rotated_part(read: Keys, config: Config) -> float:

@@ -85,9 +85,11 @@ def parameters_of(gguf: GgufFile, architecture: Architecture, config: Config) ->
     for index in range(sizes("num_hidden_layers")):
         layer = _of_layer(gguf, architecture, config, experts, index)
         expected |= {f"blk.{index}.{source}": (f"model.layers.{index}.", stored) for source, stored in layer.items()}
-    drafts = range(sizes("num_hidden_layers"), Keys(gguf.metadata, architecture.name).integer("block_count"))
+    layers, shared = sizes("num_hidden_layers"), config.get("num_kv_shared_layers", 0)
+    keyless = range(layers - (shared if isinstance(shared, int) else 0), layers)
+    drafts = range(layers, Keys(gguf.metadata, architecture.name).integer("block_count"))
     others = (name for name in gguf.tensors if name not in expected)
-    unknown = sorted(name for name in others if not _is_no_parameter(name, architecture, drafts))
+    unknown = sorted(name for name in others if not _is_no_parameter(name, architecture, drafts, keyless))
     if unknown:
         raise ModelError(
             f"{gguf.path}: tensor {unknown[0]!r} (and {len(unknown) - 1} more) is not part of a "
@@ -117,10 +119,12 @@ class _Sizes:
         return value
 
 
-def _is_no_parameter(name: str, architecture: Architecture, drafts: range) -> bool:
-    """Returns whether a tensor is a table, of a layer of a draft model, or there in another form, too."""
-    block = name.removeprefix("blk.").partition(".")[0]
-    if name.startswith("blk.") and block.isdecimal() and int(block) in drafts:
+def _is_no_parameter(name: str, architecture: Architecture, drafts: range, keyless: range) -> bool:
+    """Returns whether a tensor is a table, of a layer of a draft model, there in another form too, or of a layer that
+    reads the keys of another."""
+    block, _, rest = name.removeprefix("blk.").partition(".")
+    layer = int(block) if name.startswith("blk.") and block.isdecimal() else -1
+    if layer in drafts or (layer in keyless and rest.startswith(("attn_k", "attn_v"))):
         return True
     return name in _NOT_PARAMETERS or (architecture.latent and name.endswith(".attn_kv_b.weight"))
 
@@ -133,6 +137,18 @@ def _of_model(sizes: _Sizes, config: Config) -> _Table:
     }
     if not config["tie_word_embeddings"]:
         table["output.weight"] = _Stored(("lm_head.weight",), vocabulary)
+    width = config.get("hidden_size_per_layer_input", 0)
+    if isinstance(width, int) and width:
+        all_layers = width * sizes("num_hidden_layers")
+        table |= {
+            "per_layer_token_embd.weight": _Stored(
+                ("model.embed_tokens_per_layer.weight",), (sizes("vocab_size_per_layer_input"), all_layers)
+            ),
+            "per_layer_model_proj.weight": _Stored(
+                ("model.per_layer_model_projection.weight",), (all_layers, sizes("hidden_size"))
+            ),
+            "per_layer_proj_norm.weight": _Stored(("model.per_layer_projection_norm.weight",), (width,)),
+        }
     return table
 
 
@@ -145,13 +161,19 @@ def _of_layer(
     def stored(name: str) -> bool:
         return f"blk.{index}.{name}" in gguf.tensors
 
-    table = _latent_attention(sizes, config, stored) if architecture.latent else _attention(architecture, sizes, config)
+    if architecture.latent:
+        table = _latent_attention(sizes, config, stored)
+    elif architecture.layers_differ:
+        table = _differing_attention(sizes, config, index)
+    else:
+        table = _attention(architecture, sizes, config)
     if experts is not None and experts.are_in(index):
         assert architecture.experts is not None, "experts_of found them"
         table |= _experts(architecture.experts, experts, hidden, stored)
     else:
         inner = sizes("intermediate_size_mlp" if "intermediate_size_mlp" in config else "intermediate_size")
-        table |= _mlp(architecture, inner, hidden)
+        doubled = config.get("use_double_wide_mlp") is True and not _has_keys(sizes, config, index)
+        table |= _mlp(architecture, 2 * inner if doubled else inner, hidden)
     for theirs, ours in architecture.norms.items():
         table[f"{theirs}.weight"] = _Stored((f"{ours}.weight",), (hidden,))
     if architecture.sinks:
@@ -181,6 +203,37 @@ def _attention(architecture: Architecture, sizes: _Sizes, config: Config) -> _Ta
         widths = (query, key) if architecture.whole_norm else (head_dim, head_dim)
         table["attn_q_norm.weight"] = _Stored(("self_attn.q_norm.weight",), widths[:1])
         table["attn_k_norm.weight"] = _Stored(("self_attn.k_norm.weight",), widths[1:])
+    return table
+
+
+def _has_keys(sizes: _Sizes, config: Config, index: int) -> bool:
+    """Returns whether a layer computes keys, of a model in which some read those of others."""
+    return index < sizes("num_hidden_layers") - sizes("num_kv_shared_layers")
+
+
+def _differing_attention(sizes: _Sizes, config: Config, index: int) -> _Table:
+    """Lists Gemma 4's attention and what else only its layers have."""
+    hidden, heads, kinds = sizes("hidden_size"), sizes("num_attention_heads"), config["layer_types"]
+    assert isinstance(kinds, list), "config_of made it"
+    full = kinds[index] == "full_attention"
+    head_dim = sizes("global_head_dim" if full else "head_dim")
+    keys = sizes("num_global_key_value_heads" if full else "num_key_value_heads") * head_dim
+    table = {
+        "attn_q.weight": _Stored(("self_attn.q_proj.weight",), (heads * head_dim, hidden)),
+        "attn_q_norm.weight": _Stored(("self_attn.q_norm.weight",), (head_dim,)),
+        "attn_output.weight": _Stored(("self_attn.o_proj.weight",), (hidden, heads * head_dim)),
+        "layer_output_scale.weight": _Stored(("layer_scalar",), (1,)),
+    }
+    if _has_keys(sizes, config, index):
+        table["attn_k.weight"] = _Stored(("self_attn.k_proj.weight",), (keys, hidden))
+        table["attn_k_norm.weight"] = _Stored(("self_attn.k_norm.weight",), (head_dim,))
+        if not (full and config["attention_k_eq_v"]):
+            table["attn_v.weight"] = _Stored(("self_attn.v_proj.weight",), (keys, hidden))
+    width = sizes("hidden_size_per_layer_input")
+    if width:
+        table["inp_gate.weight"] = _Stored(("per_layer_input_gate.weight",), (width, hidden))
+        table["proj.weight"] = _Stored(("per_layer_projection.weight",), (hidden, width))
+        table["post_norm.weight"] = _Stored(("post_per_layer_input_norm.weight",), (hidden,))
     return table
 
 

@@ -97,6 +97,19 @@ def _llama3_scaling(gguf: GgufFile, head_dim: int) -> Config | None:
     )
 
 
+def proportional_part(gguf: GgufFile, head_dim: int) -> float:
+    """Finds the part of each head that turns, by the divisors in `rope_freqs.weight`: 1, and for the rest a number by
+    which no angle is left."""
+    tensor = gguf.tensors.get("rope_freqs.weight")
+    if tensor is None or tensor.type_name != "F32" or tensor.shape != (head_dim // 2,):
+        raise ModelError(f"{gguf.path} is damaged: rope_freqs.weight lists no {head_dim // 2} divisors")
+    found: list[float] = tensor.read(0, 1).view("<f4")[0].tolist()
+    turning = found.count(1.0)
+    if found != [1.0] * turning + found[turning:] or not turning or any(value < 1e20 for value in found[turning:]):
+        raise ModelError(f"{gguf.path}: the divisors in rope_freqs.weight are not those of Gemma 4")
+    return turning / len(found)
+
+
 def llama3_factors(theta: float, head_dim: int, factor: float, context: int) -> list[float]:
     """Computes the divisors of Llama 3 for each RoPE frequency: 1 for short waves, `factor` for long ones."""
     low, high = 1.0, 4.0

@@ -82,6 +82,7 @@ _EXPRESSIONS: dict[str, tuple[str, ...]] = {
     "exaone4": (),
     "default": (),
 }
+_PIECES = ("llama", "gemma4")  # kinds of SentencePiece; the latter's files hold the merges
 _TURN_ENDS = frozenset(
     {
         "<|end|>",
@@ -91,6 +92,7 @@ _TURN_ENDS = frozenset(
         "<|eot_id|>",
         "<|eom_id|>",
         "<end_of_turn>",
+        "<turn|>",
         "<eos>",
         "</s>",
     }
@@ -112,7 +114,7 @@ def tokenizer_json(gguf: GgufFile) -> Json:
     tokens = list(metadata.texts("tokenizer.ggml.tokens"))
     types = _types(gguf, len(tokens)).tolist()
     require_known(gguf)
-    if metadata.text("tokenizer.ggml.model") == "llama":
+    if metadata.text("tokenizer.ggml.model") in _PIECES:
         return _sentencepiece(gguf, tokens, types)
     return _byte_level(gguf, tokens, types)
 
@@ -124,9 +126,9 @@ def require_known(gguf: GgufFile) -> None:
         ModelError: the kind of tokenizer or the pre-tokenizer is unknown.
     """
     kind = gguf.metadata.text("tokenizer.ggml.model")
-    if kind not in ("llama", "gpt2"):
+    if kind not in (*_PIECES, "gpt2"):
         raise ModelError(
-            f"{gguf.path}: tokenizer model {kind!r} is not supported as GGUF (supported: llama, gpt2); "
+            f"{gguf.path}: tokenizer model {kind!r} is not supported as GGUF (supported: {', '.join(_PIECES)}, gpt2); "
             "use the model's safetensors folder, which holds tokenizer.json"
         )
     name = gguf.metadata.text("tokenizer.ggml.pre", "default")
@@ -173,7 +175,7 @@ def eos_ids(gguf: GgufFile) -> list[int]:
 def adds_bos(gguf: GgufFile) -> bool:
     """Returns whether this tokenizer begins every sequence with BOS. In older files its kind decides."""
     metadata = gguf.metadata
-    sentencepiece = metadata.text("tokenizer.ggml.model") == "llama"
+    sentencepiece = metadata.text("tokenizer.ggml.model") in _PIECES
     usual = sentencepiece or metadata.text("tokenizer.ggml.pre", "default") in _BOS_BY_DEFAULT
     return metadata.flag("tokenizer.ggml.add_bos_token", usual) and "tokenizer.ggml.bos_token_id" in metadata
 
@@ -202,9 +204,13 @@ def _sentencepiece(gguf: GgufFile, tokens: list[str], types: list[int]) -> Json:
     if gemma:  # the file writes runs of spaces as spaces, and only those
         tokens = [SPACE * len(token) if token and not token.strip(" ") else token for token in tokens]
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    order = _merge_order(gguf, tokens, by_position=gemma)
-    merges = recover_merges(tokens, types, order)
-    prefix = gguf.metadata.flag("tokenizer.ggml.add_space_prefix", True)
+    if "tokenizer.ggml.merges" in gguf.metadata:
+        merges = _stored_merges(gguf)
+    else:
+        merges = recover_merges(tokens, types, _merge_order(gguf, tokens, by_position=gemma))
+    prefix = gguf.metadata.flag(
+        "tokenizer.ggml.add_space_prefix", gguf.metadata.text("tokenizer.ggml.model") != "gemma4"
+    )
     replace: Json = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     prepend: Json = {"type": "Prepend", "prepend": SPACE}
     decoders: list[Json] = [
@@ -272,10 +278,7 @@ def _byte_level(gguf: GgufFile, tokens: list[str], types: list[int]) -> Json:
         {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
         for expression in expressions
     ]
-    merges = [merge.split(" ") for merge in gguf.metadata.texts("tokenizer.ggml.merges")]
-    broken = next((merge for merge in merges if len(merge) != 2), None)
-    if broken is not None:
-        raise ModelError(f"{gguf.path} is damaged: merge {' '.join(broken)[:40]!r} is not two pieces")
+    merges = _stored_merges(gguf)
     vocabulary = {token: index for index, token in enumerate(tokens)}
     return {
         **_frame(gguf, tokens, types),
@@ -287,6 +290,14 @@ def _byte_level(gguf: GgufFile, tokens: list[str], types: list[int]) -> Json:
 
 
 # ------------------------------------------------------------------------------------ both kinds
+
+
+def _stored_merges(gguf: GgufFile) -> list[list[str]]:
+    merges = [merge.split(" ") for merge in gguf.metadata.texts("tokenizer.ggml.merges")]
+    broken = next((merge for merge in merges if len(merge) != 2), None)
+    if broken is not None:
+        raise ModelError(f"{gguf.path} is damaged: merge {' '.join(broken)[:40]!r} is not two pieces")
+    return merges
 
 
 def _frame(gguf: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> Json:

@@ -22,7 +22,7 @@ from umbel.srt.weights.gguf_file import open_gguf, open_pieces, tensor_types
 from umbel.srt.weights.gguf_rope import llama3_factors
 from umbel.srt.weights.gguf_tokenizer import recover_merges, tokenizer_json
 
-from .tiny import BY_NAME, FAMILIES, LLAMA3_ROPE, Family, write_gguf
+from .tiny import BY_NAME, FAMILIES, GEMMA4, LLAMA3_ROPE, Family, write_gguf
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,14 @@ def test_the_tokenizer_encodes_as_the_one_it_was_written_from(opened: Opened) ->
     assert tokenizer.eos_ids == {original.token_to_id("</s>"), original.token_to_id("<|im_end|>")}
     assert tokenizer.chat_template == "{{ messages }}"
     assert tokenizer.template_tokens["bos_token"] == "<s>"
+
+
+def test_a_tokenizer_of_gemma_4_has_the_merges_of_its_file(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", GEMMA4)
+    tokenizer = open_model(tmp_path / "tiny.gguf", cache=tmp_path / "cache").tokenizer()
+    original = GEMMA4.tokenizer()
+    for text in ("The capital of France is Paris.", "naïve\n\n  spaces"):
+        assert tokenizer.encode(text, first=True) == original.encode(text, add_special_tokens=False).ids
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])
@@ -290,7 +298,7 @@ def test_an_unknown_architecture_is_named_with_the_known_ones(tmp_path: Path) ->
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ModelError, match=r"'bloom' is not supported.*llama, mistral, qwen2, .*, gemma3, phi3"):
+    with pytest.raises(ModelError, match=r"'bloom' is not supported.*llama, mistral, qwen2, .*, gemma3, gemma4, phi3"):
         open_model(path, cache=tmp_path / "cache")
 
 

@@ -1,4 +1,4 @@
-"""GGUF files of models with experts compute what transformers does, from the blocks of the file."""
+"""GGUF files with experts, latents, or layers that differ compute what transformers does, from the file's blocks."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,7 @@ from umbel.srt.runners.build import build_runner
 from umbel.srt.weights import open_model
 
 from ..models.reference import Piece, Sequences, random_tokens, reference_logits, relative_error, run_steps
-from .tiny import Family, auto, byte_level, write_gguf
+from .tiny import GEMMA4, Family, auto, byte_level, write_gguf
 
 SLOTS = 80
 CHUNKS = [[Piece(0, 0, 17)], [Piece(0, 17, 1), Piece(1, 0, 9)], [Piece(0, 18, 5), Piece(1, 9, 8)]]
@@ -256,7 +256,7 @@ FAMILIES = (
         old_latent,
     ),
 )
-BY_NAME = {each.name: each for each in FAMILIES}
+BY_NAME = {each.name: each for each in (*FAMILIES, GEMMA4)}
 
 
 def sequences() -> Sequences:
@@ -274,14 +274,22 @@ def test_logits_equal_those_of_transformers(name: str, kernels: Kernels, tmp_pat
         assert relative_error(actual, logits) < 1e-4
 
 
-@pytest.mark.parametrize(("name", "kind"), [("qwen 3", "Q8_0"), ("gpt-oss", "MXFP4"), ("deepseek v3", "Q8_0")])
-def test_experts_stay_in_the_blocks_of_the_file(name: str, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind", "matrix"),
+    [
+        ("qwen 3", "Q8_0", "layers.1.mlp.experts.2.down_proj"),
+        ("gpt-oss", "MXFP4", "layers.1.mlp.experts.3.gate_proj"),
+        ("deepseek v3", "Q8_0", "layers.0.self_attn.k_b_proj.2"),
+        ("gemma4", "Q8_0", "embed_tokens_per_layer"),
+    ],
+)
+def test_matrices_stay_in_the_blocks_of_the_file(name: str, kind: str, matrix: str, tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf", BY_NAME[name], kind=kind)
     source = open_model(tmp_path / "tiny.gguf", cache=tmp_path / "cache")
     assert isinstance(source.tensors, BlockTensors)
-    expert = source.tensors.block("model.layers.1.mlp.experts.2.down_proj.weight")
-    assert expert is not None
-    assert expert.kind == kind
+    block = source.tensors.block(f"model.{matrix}.weight")
+    assert block is not None
+    assert block.kind == kind
     native = build_runner(source.config, source.tensors, num_slots=SLOTS, dtype="float32", kernels="native")
     assert str(native.facts()["weights"]).startswith(kind)
     unpacked = {name: source.tensors[name].float() for name in source.tensors}
@@ -301,6 +309,8 @@ def test_experts_stay_in_the_blocks_of_the_file(name: str, kind: str, tmp_path: 
         ("deepseek v3", {"expert_gating_func": 1}, "DeepSeek V2, which scores experts by softmax"),
         ("deepseek v3", {"rope.dimension_count": 48}, r"qk_nope_head_dim=0 of latent attention"),
         ("deepseek v3", {"leading_dense_block_count": 2}, r"lacks tensor 'blk\.1\.ffn_down\.weight'|not part of"),
+        ("gemma4", {"attention.head_count_kv": [2, 1, 1, 1, 1]}, r"this file has 1 and 2, 2 of 5 layers"),
+        ("gemma4", {"attention.head_count_kv": [2, 1]}, "lists no 5 whole numbers"),
         ("gpt-oss", {"attention.sliding_window_pattern": [True]}, "lists 1 of 2 layers"),
     ],
 )

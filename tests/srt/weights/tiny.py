@@ -61,6 +61,7 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 8192,
 }
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 128}
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
 
 
@@ -116,11 +117,7 @@ FAMILIES = (
         _llama(rope_parameters=YARN_ROPE),
         byte_level,
         rotates_pairs=True,
-        metadata={
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 4.0,
-            "rope.scaling.original_context_length": 128,
-        },
+        metadata=YARN,
     ),
     Family(
         "llama, linear rope",
@@ -192,6 +189,54 @@ FAMILIES = (
     ),
     Family("olmo2", gguf.MODEL_ARCH.OLMO2, auto("olmo2"), byte_level),
     Family(
+        "olmo3",
+        gguf.MODEL_ARCH.OLMO2,
+        auto(
+            "olmo3",
+            num_hidden_layers=4,
+            sliding_window=8,
+            rope_parameters={
+                "full_attention": YARN_ROPE,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e6},
+            },
+        ),
+        byte_level,
+        metadata={"attention.sliding_window": 8, "attention.sliding_window_pattern": [True, True, True, False], **YARN},
+    ),
+    Family(
+        "exaone4",
+        gguf.MODEL_ARCH.EXAONE4,
+        auto("exaone4", num_hidden_layers=4, sliding_window=8, rope_parameters=LLAMA3_ROPE),
+        byte_level,
+        metadata={"attention.sliding_window": 8},
+    ),
+    Family(
+        "exaone4, no window",
+        gguf.MODEL_ARCH.EXAONE4,
+        auto("exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
+        byte_level,
+    ),
+    Family("seed_oss", gguf.MODEL_ARCH.SEED_OSS, auto("seed_oss", attention_bias=True), byte_level),
+    Family(
+        "mistral small 3",
+        gguf.MODEL_ARCH.MISTRAL3,
+        auto("mistral", sliding_window=None),
+        byte_level,
+        rotates_pairs=True,
+    ),
+    Family(
+        "ministral 3",
+        gguf.MODEL_ARCH.MISTRAL3,
+        auto(
+            "ministral3",
+            sliding_window=None,
+            rope_parameters={**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+        ),
+        byte_level,
+        rotates_pairs=True,
+        metadata={**YARN, "attention.temperature_scale": 0.1, "rope.scaling.yarn_log_multiplier": 1.0},
+    ),
+    Family(
         "granite",
         gguf.MODEL_ARCH.GRANITE,
         auto(
@@ -213,6 +258,45 @@ FAMILIES = (
         metadata={"rope.dimension_count": 16},
     ),
 )
+# Its configuration differs by layer, which transformers does not give as one set of values.
+GEMMA4 = Family(
+    "gemma4",
+    gguf.MODEL_ARCH.GEMMA4,
+    auto(
+        "gemma4_text",
+        global_head_dim=64,
+        allow_global_per_layer_attribute_access=True,
+        num_hidden_layers=5,
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=32,
+        vocab_size_per_layer_input=300,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        sliding_window=8,
+        final_logit_softcapping=30.0,
+        tie_word_embeddings=True,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"] + ["full_attention"] * 2,
+    ),
+    gemma_like,
+    metadata={
+        "attention.head_count_kv": [2, 1, 2, 1, 1],
+        "feed_forward_length": [96, 96, 96, 192, 192],
+        "attention.key_length": 64,
+        "attention.value_length": 64,
+        "attention.key_length_swa": 32,
+        "attention.value_length_swa": 32,
+        "rope.freq_base": 1_000_000.0,
+        "rope.freq_base_swa": 10_000.0,
+        "attention.shared_kv_layers": 2,
+        "attention.sliding_window": 8,
+        "attention.sliding_window_pattern": [True, False, True, False, False],
+        "embedding_length_per_layer_input": 32,
+        "final_logit_softcapping": 30.0,
+    },
+    pre_tokenizer="gemma4",
+    spelled=lambda name, tensor: [(name + ".weight" if name.endswith("layer_scalar") else name, tensor)],
+)
 BY_NAME = {family.name: family for family in FAMILIES}
 
 
@@ -220,9 +304,10 @@ def random_model(family: Family) -> PreTrainedModel:
     """A model whose every parameter, norms and biases too, is random and exact in bfloat16."""
     torch.manual_seed(7)
     model = family.build(family.tokenizer().get_vocab_size()).eval()
-    corrections = (buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias"))
+    stored = ("e_score_correction_bias", "layer_scalar")
+    buffers = (buffer for name, buffer in model.named_buffers() if name.endswith(stored))
     with torch.no_grad():
-        for parameter in (*model.parameters(), *corrections):
+        for parameter in (*model.parameters(), *buffers):
             parameter.copy_(torch.randn_like(parameter).mul(0.2).to(torch.bfloat16).float())
     return model
 
@@ -291,12 +376,13 @@ def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer, pre_tokenizer: 
         else:
             is_byte = not byte_level_kind and piece.startswith("<0x") and len(piece) == 6
             types.append(gguf.TokenType.BYTE if is_byte else gguf.TokenType.NORMAL)
-    writer.add_tokenizer_model("gpt2" if byte_level_kind else "llama")
+    gemma4 = pre_tokenizer == "gemma4"
+    writer.add_tokenizer_model("gpt2" if byte_level_kind else "gemma4" if gemma4 else "llama")
     writer.add_tokenizer_pre(pre_tokenizer)
     writer.add_token_list([piece for piece, _ in pieces])
     writer.add_token_types(types)
     merges = [tuple(merge) for merge in spec["model"]["merges"]]
-    if byte_level_kind:
+    if byte_level_kind or gemma4:
         writer.add_token_merges([" ".join(merge) for merge in merges])
     else:  # SentencePiece keeps the rank of the merge as the score of what it makes
         rank = {left + right: place for place, (left, right) in reversed(list(enumerate(merges)))}
@@ -337,6 +423,11 @@ def _add_tensors(writer: gguf.GGUFWriter, family: Family, model: PreTrainedModel
         raw_type = gguf.GGMLQuantizationType["F32" if plain else kind]
         writer.add_tensor(target, gguf.quants.quantize(values, raw_type), raw_dtype=raw_type)
     rope = config.rope_parameters
+    proportional = rope.get("full_attention", {})
+    if proportional.get("rope_type") == "proportional":
+        half, part = family.metadata["attention.key_length"] // 2, proportional["partial_rotary_factor"]
+        divisors = [1.0] * int(half * part) + [1e30] * (half - int(half * part))
+        writer.add_tensor("rope_freqs.weight", np.array(divisors, dtype=np.float32))
     if rope.get("rope_type") == "longrope":
         for name in ("long", "short"):
             writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], dtype=np.float32))
