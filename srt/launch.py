@@ -187,15 +187,22 @@ def open_engine(
         runner = _runner_of_all_ranks(options, source, rendezvous, phase)
         vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.config.get("bos_token_id")
     matcher_cache = _matcher_cache(options, runner, open_tokens, openers, tries, lasting)
-    if options.overlap is True and not isinstance(runner, AsyncRunner):
-        raise ParameterError('overlap=True: steps on this device are waited for; write overlap="auto"')
-    config = _scheduler_config(options, overlap=options.overlap is not False and isinstance(runner, AsyncRunner))
+    config = _scheduler_config(options, overlap=_overlaps(options, runner))
     head = _vector_head(options, source)
     scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, matcher_cache, head)
     if oracle is not None:
         oracle.expected = scheduler.planned_tokens  # it compares the content of slots with the expected tokens
     ready = matcher_cache.prepare() if prepare_constraints else None
     return Engine(scheduler, runner, first if isinstance(first, int) else 0, ready, tuple(endings))
+
+
+def _overlaps(options: RuntimeOptions, runner: Runner) -> bool:
+    """Returns whether steps are planned while others run. Raises ParameterError where they cannot be and are to be."""
+    possible = isinstance(runner, AsyncRunner) and not runner.num_states
+    if options.overlap is True and not possible:
+        waits = "of a model with recurrent states" if runner.num_states else "on this device"
+        raise ParameterError(f'overlap=True: steps {waits} are waited for; write overlap="auto"')
+    return options.overlap is not False and possible
 
 
 def _scheduler_config(options: RuntimeOptions, *, overlap: bool) -> "SchedulerConfig":

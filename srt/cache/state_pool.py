@@ -13,6 +13,7 @@ import ctypes
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -58,18 +59,26 @@ class StatePool:
     """Holds `parts[layer][i]`, [num_states, *shape]. On the CPU pages are mapped when used.
 
     library: the native CPU kernels, which allocate larger pages; None: they do not compute.
+    fixed: the tensors never move; captured graphs hold their addresses.
     """
 
     def __init__(
-        self, geometry: StateGeometry, num_states: int, device: torch.device, library: ctypes.CDLL | None = None
+        self,
+        geometry: StateGeometry,
+        num_states: int,
+        device: torch.device,
+        library: ctypes.CDLL | None = None,
+        *,
+        fixed: bool = False,
     ) -> None:
         self.geometry = geometry
         self.num_states = num_states
         self.device = device
         self._library = library
+        self._fixed = fixed
         self.parts: list[States] = []
         try:
-            self.clear()
+            self._allocate()
         except (MemoryError, ValueError, RuntimeError) as error:  # ValueError: more than a size can say
             raise ParameterError(
                 f"a pool of {num_states} recurrent states takes {num_states * geometry.bytes_per_slot} bytes, more "
@@ -78,6 +87,14 @@ class StatePool:
 
     def clear(self) -> None:
         """Forgets all states."""
+        if self._fixed:
+            for parts in self.parts:
+                for part in parts:
+                    part.zero_()
+        else:
+            self._allocate()
+
+    def _allocate(self) -> None:
         self.parts.clear()
         for layer in self.geometry.layers:
             shapes = [((self.num_states, *part.shape), part.dtype) for part in layer]
@@ -98,6 +115,44 @@ class _Group:
     targets: torch.Tensor  # int64 [n]
 
 
+class StepStates(Protocol):
+    """The recurrent states of one step: read and moved by the layers that have some."""
+
+    def scan(self, layer: int, inputs: torch.Tensor, scan: Scan) -> torch.Tensor:
+        """Runs a layer on all rows, [R, C] → [R, D], and moves its states.
+
+        layer: its number among the layers of the pool.
+        """
+
+
+class StateRows:
+    """The states of a step in which every row is the next token of a sequence of its own.
+
+    Nothing depends on the host but the content of the indices, so such a step can be captured.
+
+    Args:
+        sources, targets: int64 [R], slots of the state before and after each row; rows that share a target are padding.
+    """
+
+    def __init__(self, pool: StatePool, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        self._pool = pool
+        self._sources = sources
+        self._targets = targets
+
+    def scan(self, layer: int, inputs: torch.Tensor, scan: Scan) -> torch.Tensor:
+        """See `StepStates`."""
+        parts = self._pool.parts[layer]
+        out, after = scan(inputs[:, None], tuple(part.index_select(0, self._sources) for part in parts))
+        for part, values in zip(parts, after, strict=True):
+            part.index_copy_(0, self._targets, values.to(part.dtype))
+        return out[:, 0]
+
+
+def are_single_rows(runs: Sequence[StateRun]) -> bool:
+    """Returns whether `StateRows` computes the runs: each has one row, and none reads what another writes."""
+    return all(run.rows == 1 for run in runs) and len(waves(runs)) == 1
+
+
 class StateStep:
     """The runs of one step on a pool."""
 
@@ -106,10 +161,7 @@ class StateStep:
         self._waves = [self._groups(wave) for wave in waves(runs)]
 
     def scan(self, layer: int, inputs: torch.Tensor, scan: Scan) -> torch.Tensor:
-        """Runs a layer on all rows, [R, C] → [R, D], and moves its states.
-
-        layer: its number among the layers of the pool.
-        """
+        """See `StepStates`."""
         parts = self._pool.parts[layer]
         outputs: torch.Tensor | None = None
         for wave in self._waves:

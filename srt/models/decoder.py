@@ -21,7 +21,7 @@ from ...lang.errors import ModelError, ParameterError
 from ..attention.backend import AttentionGeometry, AttentionStep
 from ..attention.plan import Window
 from ..cache.kv_pool import KVGeometry
-from ..cache.state_pool import StateGeometry, StateStep
+from ..cache.state_pool import StateGeometry, StepStates
 from ..core.batch import Given
 from ..distributed.communicator import SINGLE_RANK, Communicator
 from ..layers.checkpoint import Checkpoint, Tensors
@@ -57,7 +57,7 @@ class Rows:
     logit_rows: torch.Tensor  # int64 [L]
     given: Given | None = None
     adapted: AdapterRows | None = None  # None: no row uses an adapter
-    states: StateStep | None = None  # None: the model has no recurrent states
+    states: StepStates | None = None  # None: the model has no recurrent states
     hidden_rows: torch.Tensor | None = None  # int64 [H]; None: no hidden state is asked for
 
 

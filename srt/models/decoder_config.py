@@ -430,8 +430,8 @@ def recurrent_maps(config: DecoderConfig, index: int) -> list[LinearTensors]:
     return recurrent.maps(f"{config.layer_prefix(index)}.{recurrent.name}", config.hidden_size)
 
 
-def beyond_triton(config: DecoderConfig) -> str | None:
-    """Returns, as a noun, a part that Triton's executor does not compute and ranks do not cut; None: there is none."""
+def uncut_part(config: DecoderConfig) -> str | None:
+    """Returns, as a noun, a part that is not cut for several ranks; None: there is none."""
     recurrent = sum(layer.recurrent is not None for layer in config.layers)
     if recurrent:
         return f"recurrent layers ({recurrent} of {len(config.layers)})"

@@ -28,7 +28,7 @@ from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config
 from ..layers.linear import HEAD_ROWS
 from ..layers.quantized import QuantizedTensor
-from .decoder_config import DecoderConfig, ExpertNames, beyond_triton
+from .decoder_config import DecoderConfig, ExpertNames, uncut_part
 from .families import FAMILIES, is_family, read_config
 
 MOST_RANKS = 64
@@ -100,7 +100,7 @@ def _obstacle(config: DecoderConfig, ranks: int) -> str | None:
         return None if ranks == 1 else "its latents are those of all heads, and are not cut"
     if config.sinks or any(layer.experts and layer.experts.names != ExpertNames() for layer in config.layers):
         return None if ranks == 1 else "its attention sinks, or experts with names of their own, are not cut"
-    if (parts := beyond_triton(config)) is not None and ranks > 1:
+    if (parts := uncut_part(config)) is not None and ranks > 1:
         return f"it has {parts}, which are not cut"
     if config.heads % ranks:
         return f"its {config.heads} attention heads cannot be dealt out to {ranks} ranks evenly"

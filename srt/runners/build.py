@@ -36,6 +36,7 @@ from .torch_runner import TorchRunner
 if TYPE_CHECKING:
     from ..models.cpu_decoder import CpuDecoder
     from .cpu_runner import CpuRunner
+    from .cuda.decoder import CudaDecoder
     from .cuda.runner import CudaRunner
 
 _log = logging.getLogger(__name__)
@@ -161,7 +162,8 @@ class _Build:
             accelerator=accelerator_for(self.device),
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
-            num_slots=self._slots if self._sized else None,
+            num_slots=partial(self._slots, halved=self._recurrent) if self._sized else None,
+            num_states=self._states,
             limits=self.limits,
             tree_attention=self.tree_attention,
             cuda_graphs=cuda_graphs,
@@ -185,12 +187,11 @@ class _Build:
         except NoKernels as error:
             return str(error)
         library.umbel_set_threads(torch.get_num_threads())
-        recurrent = read_config(self.config).state_geometry(self.dtype) is not None
         return build_cpu_runner(
             self.config,
             self.tensors,
             library=library,
-            num_slots=partial(self._slots, halved=recurrent),
+            num_slots=partial(self._slots, halved=self._recurrent),
             num_states=self._states,
             dtype=self.dtype,
             weights=self.weights,
@@ -250,6 +251,11 @@ class _Build:
         return QuantizedMethod() if self.weights == "auto" and is_quantized(self.tensors) else None
 
     @property
+    def _recurrent(self) -> bool:
+        """Returns whether the model, one of a family, has recurrent states."""
+        return read_config(self.config).state_geometry(self.dtype) is not None
+
+    @property
     def _sized(self) -> bool:
         """Returns whether the pool's size is given; otherwise it takes all memory that is left."""
         return self.kv_bytes is not None or self.num_slots is not None
@@ -261,7 +267,7 @@ class _Build:
         assert self.kv_bytes is not None, "one of the two is given"
         return slots_for_bytes(geometry, self.kv_bytes // 2 if halved else self.kv_bytes)
 
-    def _states(self, model: "Model | CpuDecoder", slots: int) -> int:
+    def _states(self, model: "Model | CpuDecoder | CudaDecoder", slots: int) -> int:
         """Returns the size of the pool of states, which has as many bytes as the KV pool of `slots`; 0: no states."""
         if model.state_geometry is None:
             return 0

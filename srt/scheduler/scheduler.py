@@ -90,7 +90,7 @@ class Scheduler:
         if config.overlap and not isinstance(runner, AsyncRunner):
             raise ParameterError(f"overlap=True: {type(runner).__name__} waits for its steps; write overlap=False")
         self.config = config
-        assert not (config.overlap and runner.num_states), "no AsyncRunner has recurrent states"
+        assert not (config.overlap and runner.num_states), "a state that a step ahead has moved cannot be taken back"
         self._runner = runner
         self._async_runner = runner if config.overlap and isinstance(runner, AsyncRunner) else None
         self._in_flight: deque[InFlightStep] = deque()  # oldest first; between steps one at most

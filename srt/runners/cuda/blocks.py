@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...attention.backend import AttentionStep
-from ...cache.state_pool import StateStep
+from ...cache.state_pool import StepStates
 from ...layers.checkpoint import Checkpoint
 from ...layers.linear import ACTIVATIONS, HeadNorm, Linear
 from ...layers.rope import RopeConfig
@@ -33,7 +33,7 @@ class LayerStep:
     positions: torch.Tensor  # int64 [R]
     attention: AttentionStep
     tables: Mapping[Angles, torch.Tensor]
-    states: StateStep | None  # None: the model has no recurrent states
+    states: StepStates | None  # None: the model has no recurrent states
     angles: Mapping[Angles, tuple[torch.Tensor, torch.Tensor]] | None = None  # of latent attention
     sides: torch.Tensor | None = None  # [R, layers, width] per-layer embeddings
 

@@ -15,12 +15,12 @@ from ....lang.errors import ParameterError
 from ...attention.backend import AttentionGeometry
 from ...attention.plan import Window
 from ...cache.kv_pool import FLOAT8, KVGeometry
-from ...core.batch import DUMMY_SLOT, Allowed, Batch, RowNeed, RowRequests
+from ...cache.state_slots import NO_STATE
+from ...core.batch import DUMMY_SLOT, Allowed, Batch, RowNeed, RowRequests, StateRun
 from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...layers.checkpoint import Tensors
 from ...layers.config_values import Config
 from ...layers.quantized import QuantizedMethod
-from ...models.decoder_config import DecoderConfig, beyond_triton
 from ...models.families import is_family, read_config
 from ...multimodal.store import VisionStore
 from .decoder import CudaDecoder
@@ -97,8 +97,6 @@ def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, devic
     if device.type == "cuda" and (reason := _too_old(device, kv_dtype)) is not None:
         return reason
     model = read_config(config)
-    if (reason := _unknown_to_kernels(model)) is not None:
-        return reason
     geometry = model.attention_geometry
     try:
         parts.attention(
@@ -106,13 +104,6 @@ def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, devic
         )
     except ParameterError as error:
         return str(error)
-    return None
-
-
-def _unknown_to_kernels(model: DecoderConfig) -> str | None:
-    """Returns the part of a model that the decoder on Triton's kernels does not have; None: it has all."""
-    if (missing := beyond_triton(model)) is not None:
-        return f"they have no {missing}"
     return None
 
 
@@ -140,6 +131,7 @@ def build_cuda_runner(
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
     num_slots: Callable[[KVGeometry], int] | None = None,
+    num_states: Callable[[CudaDecoder, int], int] | None = None,
     limits: StepLimits,
     tree_attention: bool = True,
     cuda_graphs: bool = True,
@@ -153,6 +145,8 @@ def build_cuda_runner(
 
     Args:
         num_slots: computes the size of the pool from the geometry of one token; None: all memory that is left.
+        num_states: computes the size of the pool of recurrent states, which has as many bytes as that of keys, from the
+            model and the slots of that; None: the model has no such states.
         limits: the size of the largest step.
         pictures, trie_walk: see `CudaRunner`.
         parts: kernels; None: those in Triton.
@@ -198,6 +192,7 @@ def build_cuda_runner(
             accelerator,
             name=parts.name,
             num_slots=slots,
+            num_states=0 if num_states is None else num_states(model, slots),
             backend=attention(),
             chooser=chooser,
             limits=limits,
@@ -216,6 +211,7 @@ def build_cuda_runner(
             workspace += workspace * graph_rows(limits) // limits.rows
             workspace += graph_bytes(model, attention(), accelerator, limits)
         slots = communicator.minimum(pool_slots(model.kv_geometry, accelerator, workspace=workspace))
+        slots //= 1 if model.state_geometry is None else 2  # the other half is that of states
     built = runner(slots, graphs=cuda_graphs)
     if accelerator.device.type == "cuda":  # elsewhere nothing is compiled, and a graph saves nothing
         built.capture_graphs()
@@ -284,6 +280,7 @@ def _prompt(rows: int, logits: int) -> Batch:
         query_lengths=np.array([rows], dtype=np.int32),
         prefix_lengths=np.zeros(1, dtype=np.int32),
         slots=(np.full(rows, DUMMY_SLOT, dtype=np.int32),),
+        states=(StateRun(rows, NO_STATE, NO_STATE + 1),),
         logit_rows=np.arange(rows - logits, rows),
     )
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ...attention.backend import AttentionStep
-from ...cache.state_pool import StateStep
+from ...cache.state_pool import StepStates
 from ...core.batch import Given
 from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...layers.checkpoint import Checkpoint, Tensors
@@ -40,7 +40,7 @@ class DeviceRows:
     positions: torch.Tensor  # int64 [R]
     output_rows: torch.Tensor | None  # int64 [O] ascending: what the last layer computes; None: all
     given: Given | None = None
-    states: StateStep | None = None  # None: the model has no recurrent states
+    states: StepStates | None = None  # None: the model has no recurrent states
     # Places among the outputs, of the rows of logits and of hidden states; None: all are rows of logits.
     hidden: tuple[torch.Tensor, torch.Tensor] | None = None
 

@@ -23,9 +23,12 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...attention.backend import AttentionBackend
 from ...attention.plan import Window
+from ...cache.state_pool import StatePool, StateRows, StepStates, are_single_rows
+from ...cache.state_slots import NO_STATE
 from ...core.batch import DUMMY_SLOT, Batch
 from .device import Accelerator, Graph, Staging, StepLimits
 
@@ -105,6 +108,10 @@ class StepGraphs:
     def most_rows(self) -> int:
         return self.sizes[-1]
 
+    def holds(self, size: int) -> bool:
+        """Returns whether the graph of a size is captured."""
+        return size in self._graphs
+
     def size_for(self, rows: int) -> int:
         """Returns the smallest size of at least `rows` rows, which are at most `most_rows`."""
         return self.sizes[bisect_left(self.sizes, rows)]
@@ -180,6 +187,7 @@ class StepInputs:
     write_slots: torch.Tensor  # int64 [R]
     output_rows: torch.Tensor | None  # int64 [O] ascending: what the last layer computes; None: all
     plans: dict[Window, Any]  # window class → prepared plan; Any: only the backend that made it reads it
+    states: StepStates | None = None  # None: the model has no recurrent states
 
 
 def graph_rows(limits: StepLimits) -> int:
@@ -214,6 +222,8 @@ class CapturedSteps:
         compute: the captured call; writes the logits of a step to the second argument.
         limits: the size of the largest step.
         context_length: most keys of one row.
+        states: the pool of recurrent states, whose last slot is that of padding; None: the model has none. With states
+            steps are captured in which every row is a sequence: how runs of more rows are computed depends on them.
     """
 
     def __init__(
@@ -226,12 +236,16 @@ class CapturedSteps:
         limits: StepLimits,
         context_length: int,
         vocab_size: int,
+        states: StatePool | None = None,
     ) -> None:
+        if states is not None:
+            limits = replace(limits, rows=min(limits.rows, limits.sequences))
         most, self._most_logits = graph_rows(limits), graph_logits(limits)
+        self._states = states
         self._compute = compute
         self._graphs = StepGraphs(accelerator, sizes_upto(most), self._work)
         self._small, self._large = graph_plans(backend, windows, limits, context_length)
-        self._staging = Staging(accelerator, 3 * 8 * (most + 1) + 8 * (self._most_logits + 1))
+        self._staging = Staging(accelerator, 5 * 8 * (most + 1) + 8 * (self._most_logits + 1))
         self._some_rows = Staging(accelerator, 8 * (self._most_logits + 1))
         self._inputs: dict[int, StepInputs] = {}  # by size, at the same addresses every time
         self._logits = torch.empty((self._most_logits, vocab_size), device=accelerator.device)
@@ -251,6 +265,8 @@ class CapturedSteps:
             return False
         if batch.rows > self._graphs.most_rows or logits > self._most_logits:
             return False
+        if self._states is not None and not are_single_rows(batch.states):
+            return False
         return self._plans_for(self._graphs.size_for(batch.rows)).holds(batch)
 
     def run(self, batch: Batch, resolve: Callable[[Batch, torch.Tensor], None]) -> torch.Tensor | None:
@@ -260,6 +276,8 @@ class CapturedSteps:
         on the device only.
         """
         size = self._graphs.size_for(batch.rows)
+        if self._states is not None:
+            self._capture(size)
         if not self._send(padded(batch, size)):
             return None
         resolve(batch, self._inputs[size].token_ids)
@@ -272,6 +290,11 @@ class CapturedSteps:
     def capture_all(self) -> None:
         """Captures all graphs now, the largest first: the smaller ones reuse its memory."""
         for size in reversed(self._graphs.sizes):
+            self._capture(size)
+
+    def _capture(self, size: int) -> None:
+        """Captures a graph with rows of padding: a capture runs them, and would move the states of others twice."""
+        if not self._graphs.holds(size):
             fits = self._send(idle(size))
             assert fits, "a row that sees its own key needs one item"
             self._graphs.capture(size)
@@ -284,12 +307,27 @@ class CapturedSteps:
         if self._knows_rows(size):
             wanted = np.zeros(self._most_logits, dtype=np.int64)  # padding asks for a row again
             wanted[: len(batch.logit_rows)] = batch.logit_rows
-        sent = self._staging.send([batch.token_ids, batch.positions, batch.write_slots, wanted])
-        token_ids, positions, write_slots, logit_rows = sent
+        arrays = [batch.token_ids, batch.positions, batch.write_slots, wanted, *self._state_slots(batch)]
+        token_ids, positions, write_slots, logit_rows, sources, targets = self._staging.send(arrays)
         self._inputs[size] = StepInputs(
-            token_ids, positions, write_slots, logit_rows if self._knows_rows(size) else None, plans.by_window
+            token_ids,
+            positions,
+            write_slots,
+            logit_rows if self._knows_rows(size) else None,
+            plans.by_window,
+            None if self._states is None else StateRows(self._states, sources, targets),
         )
         return True
+
+    def _state_slots(self, batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the slots of the states before and after each row; padding begins with zeros, as a first token."""
+        if self._states is None:
+            return (np.zeros(0, dtype=np.int64),) * 2
+        sources = np.full(batch.rows, NO_STATE, dtype=np.int64)
+        targets = np.full(batch.rows, self._states.num_states - 1, dtype=np.int64)
+        for row, run in enumerate(batch.states):
+            sources[row], targets[row] = run.source, run.target
+        return sources, targets
 
     def _plans_for(self, size: int) -> GraphPlans:
         return self._small if size <= FEW_ROWS else self._large

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ....fsm.tokens.masks import Walk
 from ...attention.backend import AttentionStep
 from ...cache.kv_pool import KVPool
+from ...cache.state_pool import StatePool, StateStep
 from ...core.batch import (
     Batch,
     Chooser,
@@ -185,6 +186,7 @@ class CudaRunner:
         accelerator: the device.
         name: of the kernels, for `facts`.
         num_slots: size of the KV pool, the dummy slot included.
+        num_states: size of the pool of recurrent states, that of zeros included; 0 for a model without.
         backend: attention kernels.
         chooser: chooses tokens on the device.
         limits: the size of the largest step.
@@ -201,6 +203,7 @@ class CudaRunner:
         *,
         name: str,
         num_slots: int,
+        num_states: int = 0,
         # Any: each backend prepares plans in its own form, and only the backend reads it.
         backend: GraphBackend[Any],
         chooser: DeviceChooser,
@@ -217,7 +220,11 @@ class CudaRunner:
         self.vocab_size = model.vocab_size
         self.context_length = model.context_length
         self.num_slots = num_slots
-        self.num_states = 0
+        self.num_states = num_states
+        assert (model.state_geometry is None) == (num_states == 0), "a pool of states belongs to such a model"
+        self.states: StatePool | None = None
+        if model.state_geometry is not None:  # with a slot that the rows of padding move
+            self.states = StatePool(model.state_geometry, num_states + 1, accelerator.device, fixed=True)
         self.pool = KVPool(model.kv_geometry, num_slots, accelerator.device, fixed=True)
         self._communicator = communicator
         self._name = name
@@ -240,6 +247,7 @@ class CudaRunner:
                 limits=limits,
                 context_length=min(model.context_length, num_slots),
                 vocab_size=model.vocab_size,
+                states=self.states,
             )
 
     # ------------------------------------------------------------------------------------------ a step
@@ -271,6 +279,7 @@ class CudaRunner:
             "kernels": self._name,
             "weights": _name(self.model.dtype) if self.model.method.name == "dense" else self.model.method.name,
             "kv_dtype": _name(self.model.kv_geometry.dtype),
+            "state_bytes": 0 if self.states is None else self.num_states * self.states.geometry.bytes_per_slot,
             "keys_read": self._backend.counters.keys_read,
             "keys_saved": self._backend.counters.keys_saved,
             "graphs": captured.graphs if captured else 0,
@@ -282,6 +291,8 @@ class CudaRunner:
 
     def clear(self) -> None:
         self.pool.clear()
+        if self.states is not None:
+            self.states.clear()
 
     # ------------------------------------------------------------------------------------------ how
 
@@ -301,7 +312,8 @@ class CudaRunner:
         ids, positions, write_slots, output_rows, *places = self._staging.send(arrays)
         plans = {window: self._backend.plan(batch, window) for window in self.model.windows}
         every = len(outputs) == batch.rows
-        inputs = StepInputs(ids, positions, write_slots, None if every else output_rows, plans)
+        states = None if self.states is None else StateStep(self.states, batch.states)
+        inputs = StepInputs(ids, positions, write_slots, None if every else output_rows, plans, states)
         self._resolve(batch, inputs.token_ids)
         # Outside inference mode: a sampler may write to it.
         out = torch.empty((len(batch.logit_rows), self.vocab_size), device=self._device)
@@ -341,7 +353,7 @@ class CudaRunner:
             backend=self._backend, pool=self.pool, plans=inputs.plans, write_slots=inputs.write_slots
         )
         with torch.inference_mode():
-            rows = DeviceRows(inputs.token_ids, inputs.positions, inputs.output_rows, given, hidden=hidden)
+            rows = DeviceRows(inputs.token_ids, inputs.positions, inputs.output_rows, given, inputs.states, hidden)
             return self.model.forward(rows, attention, out=out)
 
 

@@ -245,13 +245,6 @@ def test_the_kinds_of_layers_may_be_a_string_of_letters() -> None:
     assert read_config({**pattern, "hybrid_override_pattern": "M-*M-"}) == read_config(config)
 
 
-def test_triton_says_what_it_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    model = reference_model(*CASES["qwen 3.5"][:1], **CASES["qwen 3.5"][1])
-    with pytest.raises(ParameterError, match='kernels="triton": they '):
-        build_runner(model.config.to_dict(), tensors_of(model), num_slots=20, dtype="float32", kernels="triton")
-
-
 def test_states_are_not_cut_over_ranks() -> None:
     config = reference_model(*CASES["qwen 3.5"][:1], **CASES["qwen 3.5"][1]).config.to_dict()
     with pytest.raises(ParameterError, match=r"recurrent layers \(2 of 3\).*write tensor_parallel=1$"):

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from umbel.srt.core.batch import Batch
 from umbel.srt.layers.checkpoint import Tensors
+from umbel.srt.models.families import our_names
+from umbel.srt.models.vision.sight import Renamed
 from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cuda.build import Parts, build_cuda_runner
 from umbel.srt.runners.cuda.device import Accelerator, HostAccelerator, StepLimits
@@ -18,6 +20,7 @@ from ...models.reference import Piece, Sequences, random_tokens, reference_model
 from .reference import reference_parts
 
 NUM_SLOTS = 200
+NUM_STATES = 12
 LENGTHS = (23, 9, 31)
 
 # Windows are shorter than the sequences.
@@ -120,6 +123,47 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek v3": ("deepseek_v3", DEEPSEEK),
 }
 
+DELTA_NET = {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+
+# Layers with a recurrent state, of one part, with gated attention, and experts and MLPs without gates.
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8, "hidden_size": 64}),
+    "qwen 3.5": ("qwen3_5_text", DELTA_NET),
+    "qwen 3 next": (
+        "qwen3_next",
+        {
+            **DELTA_NET,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24,
+        },
+    ),
+    "nemotron h": (
+        "nemotron_h",
+        {
+            "head_dim": 16,
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 8,
+            "n_groups": 2,
+            "ssm_state_size": 5,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+            "n_routed_experts": 6,
+            "n_group": 3,
+            "topk_group": 2,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 24,
+        },
+    ),
+}
+
 EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 7, "head_dim": 16}),
     "qwen 3, experts": (
@@ -153,7 +197,7 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def tiny_model(family: str, **changes: Any) -> tuple[dict[str, Any], Tensors]:
     """Configuration and float32 tensors. changes: of the family's configuration."""
-    model_type, own = {**FAMILIES, **SHAPES, **EXPERTS}[family]
+    model_type, own = {**FAMILIES, **SHAPES, **HYBRIDS, **EXPERTS}[family]
     reference = reference_model(model_type, **{**own, **changes})
     return reference.config.to_dict(), tensors_of(reference)
 
@@ -176,6 +220,8 @@ def on_host(
         parts: kernels; None takes the references.
         rows: of the largest step that runs as a graph; None: as many as sequences.
     """
+    if (names := our_names(config, tensors)) is not None:
+        tensors = Renamed(tensors, names)
     return build_cuda_runner(
         config,
         tensors,
@@ -183,6 +229,7 @@ def on_host(
         dtype=dtype,
         kv_dtype=kv_dtype or dtype,
         num_slots=lambda geometry: num_slots,
+        num_states=lambda model, slots: 0 if model.state_geometry is None else NUM_STATES,
         limits=StepLimits(rows=rows or max_running, sequences=max_running, logits=max_running),
         parts=parts or reference_parts(),
         **switches,

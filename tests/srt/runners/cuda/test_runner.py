@@ -12,7 +12,18 @@ from umbel.srt.runners.torch_runner import TorchRunner
 
 from ...attention.batches import Branch, branches, make_tree_batch, radix_paths
 from ...models.reference import Piece, Sequences, relative_error
-from .engines import EXPERTS, FAMILIES, SHAPES, in_torch, mixed_steps, on_host, only_last_rows, sequences, tiny_model
+from .engines import (
+    EXPERTS,
+    FAMILIES,
+    HYBRIDS,
+    SHAPES,
+    in_torch,
+    mixed_steps,
+    on_host,
+    only_last_rows,
+    sequences,
+    tiny_model,
+)
 
 TREE_SLOTS = 1000
 
@@ -27,7 +38,7 @@ def last_logits(runner: CudaRunner, batch: Batch) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("cuda_graphs", [True, False])
-@pytest.mark.parametrize("family", [*FAMILIES, *SHAPES, *EXPERTS])
+@pytest.mark.parametrize("family", [*FAMILIES, *SHAPES, *EXPERTS, *HYBRIDS])
 def test_logits_equal_those_of_torch(family: str, cuda_graphs: bool) -> None:
     config, tensors = tiny_model(family)
     truth, runner = in_torch(config, tensors), on_host(config, tensors, cuda_graphs=cuda_graphs)

@@ -11,6 +11,7 @@ from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.core.messages import Ended, EngineGenerate, EngineScore, Schedule, ScoreEnded
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 
+from ...models.equality import VOCABULARY, assert_texts_do_not_depend_on_the_schedule
 from .engines import in_torch, on_host, tiny_model
 
 EOS = frozenset({0})
@@ -80,6 +81,14 @@ def test_texts_are_those_of_torch(family: str, overlap: bool, cuda_graphs: bool)
     assert int(facts["eager_steps"]) > 2
     assert (scheduler.counters["overlapped_steps"] > 20) is overlap
     assert scheduler.counters["picked_rows"] > 50
+
+
+@pytest.mark.parametrize("family", ["lfm2", pytest.param("qwen 3.5", marks=pytest.mark.nightly)])
+def test_texts_of_models_with_states_do_not_depend_on_the_schedule(family: str) -> None:
+    runner = on_host(*tiny_model(family, vocab_size=VOCABULARY), num_slots=66)
+    assert_texts_do_not_depend_on_the_schedule(runner)
+    assert int(runner.facts()["graph_replays"]) > 50
+    assert int(runner.facts()["eager_steps"]) > 20
 
 
 def test_texts_do_not_change_where_the_pool_is_so_small_that_requests_wait_again() -> None:
