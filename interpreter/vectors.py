@@ -25,6 +25,7 @@ from ..lang.protocol import (
     Origin,
     Ranking,
     RankRequest,
+    Usage,
     floats_of,
 )
 from . import loop
@@ -155,8 +156,6 @@ def _asked_to_rank(
     most = None if top is None else checks.integer("top", top, 1, MOST_TEXTS)
     if template is not None:
         template = checks.text("template", template, MOST_CHARACTERS)
-        if {"query", "text"} - set(_FIELD.findall(template)):
-            raise ParameterError(f"template={shown(template)} must hold {{query}} and {{text}}")
     return asked, _checked_texts(texts), most, template if isinstance(template, str) else None
 
 
@@ -178,17 +177,7 @@ async def _embedded(
     texts: Sequence[str], dimensions: int, backend: Backend, timeout: float | None
 ) -> list[list[float]]:
     await backend.start()
-    if not backend.capabilities.embeds or not isinstance(backend, Embedding):
-        raise CapabilityError(
-            f"{backend.capabilities.name} makes no embeddings; give backend= a Runtime with an embedding model, or "
-            "ul.OpenAI('text-embedding-3-small')"
-        )
-
-    async def one(given: Sequence[str], first: int, origin: Origin) -> Sequence[bytes]:
-        request = EmbedRequest(_label(), tuple((Text(text),) for text in given), dimensions, origin, first)
-        return (await backend.embed(request)).vectors
-
-    vectors = await _together(list(texts), len, one, timeout)
+    vectors, _ = await embedded(backend, [(Text(text),) for text in texts], Origin(timeout=timeout), dimensions)
     return [floats_of(vector) for vector in vectors]
 
 
@@ -201,6 +190,31 @@ async def _ranked(
     timeout: float | None,
 ) -> list[RankedText]:
     await backend.start()
+    ranked, _ = await ranked_by(backend, query, texts, Origin(timeout=timeout), template)
+    return ranked[:top]
+
+
+async def embedded(
+    backend: Backend, texts: Sequence[tuple[Part, ...]], origin: Origin, dimensions: int = 0
+) -> tuple[list[bytes], Usage]:
+    """Returns the vectors of texts, as `Embedded` has them, and what they cost. Raises as `embed`."""
+    if not backend.capabilities.embeds or not isinstance(backend, Embedding):
+        raise CapabilityError(
+            f"{backend.capabilities.name} makes no embeddings; give backend= a Runtime with an embedding model, or "
+            "ul.OpenAI('text-embedding-3-small')"
+        )
+
+    async def one(given: Sequence[tuple[Part, ...]], first: int) -> tuple[Sequence[bytes], Usage]:
+        answer = await backend.embed(EmbedRequest(_label(), tuple(given), dimensions, origin, first))
+        return answer.vectors, answer.usage
+
+    return await _together(texts, one)
+
+
+async def ranked_by(
+    backend: Backend, query: str, texts: Sequence[str], origin: Origin, template: str | None = None
+) -> tuple[list[RankedText], Usage]:
+    """Returns texts in the order of `rerank`, and what they cost. Raises as `rerank`."""
     if not backend.capabilities.ranks or not isinstance(backend, Ranking):
         raise CapabilityError(
             f"{backend.capabilities.name} is no reranker; give backend= a Runtime with one, such as a "
@@ -208,21 +222,22 @@ async def _ranked(
         )
     write = await _writer(query, template, backend.chat_template)
 
-    async def one(given: Sequence[str], first: int, origin: Origin) -> Sequence[float]:
-        request = RankRequest(_label(), tuple(write(text) for text in given), origin, first)
-        return (await backend.rank(request)).scores
+    async def one(given: Sequence[tuple[Part, ...]], first: int) -> tuple[Sequence[float], Usage]:
+        answer = await backend.rank(RankRequest(_label(), tuple(given), origin, first))
+        return answer.scores, answer.usage
 
-    scores = await _together(list(texts), lambda text: len(text) + len(query), one, timeout)
+    scores, usage = await _together([write(text) for text in texts], one)
     ranked = [RankedText(index, score, text) for index, (score, text) in enumerate(zip(scores, texts, strict=True))]
-    ranked.sort(key=lambda one: (-one.score, one.index))
-    return ranked[:top]
+    return sorted(ranked, key=lambda each: (-each.score, each.index)), usage
 
 
 async def _writer(query: str, template: str | None, chat: ChatTemplate) -> Callable[[str], tuple[Part, ...]]:
-    """Returns the function that writes a text and the query as a prompt."""
+    """Returns the function that writes a text and the query as a prompt. Raises ParameterError for a wrong template."""
     if template is None:
         await chat.away(chat.pair, query, "")  # rendered once, perhaps in another process
         return lambda text: chat.pair(query, text)
+    if {"query", "text"} - set(_FIELD.findall(template)):
+        raise ParameterError(f"template={shown(template)} must hold {{query}} and {{text}}")
     pieces = _FIELD.split(template)  # scaffolding, and names of fields between
     return lambda text: tuple(
         Text(query if piece == "query" else text) if place % 2 else Text(piece, control=True)
@@ -232,29 +247,28 @@ async def _writer(query: str, template: str | None, chat: ChatTemplate) -> Calla
 
 
 async def _together(
-    texts: Sequence[str],
-    size: Callable[[str], int],
-    ask: Callable[[Sequence[str], int, Origin], Awaitable[Sequence[Answer]]],
-    timeout: float | None,
-) -> list[Answer]:
+    texts: Sequence[tuple[Part, ...]],
+    ask: Callable[[Sequence[tuple[Part, ...]], int], Awaitable[tuple[Sequence[Answer], Usage]]],
+) -> tuple[list[Answer], Usage]:
     """Asks for texts in requests of a few, all at once → the answers, in order. A failure cancels the others."""
-    origin = Origin(timeout=timeout)
-    tasks = [asyncio.ensure_future(ask(some, first, origin)) for first, some in _parted(texts, size)]
+    tasks = [asyncio.ensure_future(ask(some, first)) for first, some in _parted(texts)]
     try:
-        return [answer for answers in await asyncio.gather(*tasks) for answer in answers]
+        answered = await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
+    return [answer for answers, _ in answered for answer in answers], sum((usage for _, usage in answered), Usage())
 
 
-def _parted(texts: Sequence[str], size: Callable[[str], int]) -> Iterator[tuple[int, Sequence[str]]]:
+def _parted(texts: Sequence[tuple[Part, ...]]) -> Iterator[tuple[int, Sequence[tuple[Part, ...]]]]:
     """Divides texts into requests, bounded by number and by characters → the place of the first text, and the texts."""
     first = characters = 0
     for index, text in enumerate(texts):
-        if index > first and (index - first == TOGETHER or characters + size(text) > CHARACTERS_TOGETHER):
+        size = sum(len(part.text) for part in text if isinstance(part, Text))
+        if index > first and (index - first == TOGETHER or characters + size > CHARACTERS_TOGETHER):
             yield first, texts[first:index]
             first, characters = index, 0
-        characters += size(text)
+        characters += size
     yield first, texts[first:]
 
 

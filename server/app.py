@@ -17,7 +17,7 @@ from .errors import Dialect, HttpError
 from .front import Front
 from .http import JSON, Application, Asked, Endpoint, Reply, present
 from .native import generate, questions, runtime, runtime_messages
-from .openai import chat, completions, models, responses
+from .openai import chat, completions, embeddings, models, responses
 from .ui import page
 
 # The log has the cause; the route is open to all.
@@ -57,6 +57,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *completions.ENDPOINTS,
     *chat.ENDPOINTS,
     *responses.ENDPOINTS,
+    *embeddings.ENDPOINTS,
     *models.ENDPOINTS,
     *messages.ENDPOINTS,
     *programs.ENDPOINTS,

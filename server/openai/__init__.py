@@ -1,1 +1,1 @@
-"""Speaks OpenAI's HTTP API: models, completions, chat completions, responses."""
+"""Speaks OpenAI's HTTP API: models, completions, chat completions, responses, embeddings; and reranking."""

@@ -5,7 +5,7 @@ Special tokens in a prompt are read as such: the prompt is the caller's own, as 
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 
@@ -21,24 +21,24 @@ from ...lang.protocol import (
     TokenLogprob,
     Usage,
 )
-from ..bodies import Regex, TokenCount, TokenId, TopLogprobs, wrong
+from ..bodies import Regex, TokenCount, TopLogprobs, wrong
 from ..front import Front
 from ..http import DONE, JSON_OR_EVENTS, Answer, Asked, Endpoint, EventStream, Reply, sse
-from ..limits import MAX_BATCH
 from ..tokens import check_ids, tokenizing
 from .fields import (
     NOT_OFFERED,
     GenerationFields,
+    TextsOrTokens,
     TokenLists,
     TokenUsage,
     TokenWriter,
     characters,
     finish_reason,
+    parts_of,
     token_usage,
 )
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
-TokenList = Annotated[tuple[TokenId, ...], msgspec.Meta(min_length=1, max_length=1 << 20)]
 
 
 class CompletionBody(GenerationFields, frozen=True):
@@ -53,7 +53,7 @@ class CompletionBody(GenerationFields, frozen=True):
         regex: a regular expression that each text matches.
     """
 
-    prompt: str | Annotated[tuple[str | TokenId | TokenList, ...], msgspec.Meta(max_length=1 << 20)] | None = None
+    prompt: TextsOrTokens | None = None
     max_tokens: TokenCount | None = None
     echo: bool | None = None
     logprobs: TopLogprobs | None = None
@@ -80,29 +80,6 @@ class CompletionAnswer(msgspec.Struct, frozen=True):
     choices: Sequence[CompletionChoice]
     object: Literal["text_completion"] = "text_completion"
     usage: TokenUsage | msgspec.UnsetType | None = msgspec.UNSET
-
-
-def _prompts(body: CompletionBody) -> list[tuple[Part, ...]]:
-    """Returns the prompts as parts.
-
-    Raises:
-        HttpError: a mixed list, or too many prompts.
-    """
-    given = body.prompt
-    if given is None:
-        given = ""
-    if isinstance(given, str):
-        return [(Text(given, control=True),)]
-    if not given:
-        raise wrong("prompt", "the list is empty; write a text, or token ids")
-    kinds = {type(each) for each in given}
-    if len(kinds) != 1:
-        raise wrong("prompt", "write texts, or token ids, or lists of token ids, not several of them")
-    if isinstance(given[0], int):
-        return [(Generated("", given),)]  # type: ignore[arg-type]
-    if len(given) > MAX_BATCH:
-        raise wrong("prompt", f"{len(given)} prompts; at most {MAX_BATCH} are taken at once")
-    return [(Text(each, control=True) if isinstance(each, str) else Generated("", each),) for each in given]  # type: ignore[arg-type]
 
 
 class _Completions:
@@ -287,7 +264,7 @@ async def complete(asked: Asked[CompletionBody]) -> Answer:
         raise wrong("model", f"{model.name!r} is a program; ask it by /v1/chat/completions or /v1/programs")
     if body.best_of not in (None, body.count):
         raise wrong("best_of", "texts are not ranked; leave it out, or give the value of n")
-    prompts = _prompts(body)
+    prompts = parts_of("prompt", "" if body.prompt is None else body.prompt, control=True)
     job = _Completions(asked, prompts, await _texts(asked, prompts))
     return EventStream(job.stream()) if body.stream else Reply(await job.whole())
 

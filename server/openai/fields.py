@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from ...lang.prompt import Generated, Part, Text
 from ...lang.protocol import Completion, FinishReason, TokenLogprob, Usage
 from ...lang.sampling import MAX_SEED, SamplingParams
 from ..bodies import (
@@ -24,23 +25,52 @@ from ..bodies import (
     StopTokens,
     Temperature,
     TokenCount,
+    TokenId,
     TopK,
     TopP,
     UmbelBody,
     wrong,
 )
+from ..limits import MAX_BATCH
 from ..tokens import spelled
 
 Metadata = Annotated[
     dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
     msgspec.Meta(max_length=16),
 ]
+TokenList = Annotated[tuple[TokenId, ...], msgspec.Meta(min_length=1, max_length=1 << 20)]
+# A text, a list of texts, token ids, or a list of those.
+TextsOrTokens = str | Annotated[tuple[str | TokenId | TokenList, ...], msgspec.Meta(max_length=1 << 20)]
 SGLANG_NOT_OFFERED = {
     "no_stop_trim": "stop texts are never part of the answer; leave it out",
     "return_hidden_states": "hidden states are not given; leave it out",
     "skip_special_tokens": "special tokens have no text here; leave it out",
 }
 NOT_OFFERED = {"stream_options": "it is for streams; write stream: true, or leave it out", **SGLANG_NOT_OFFERED}
+
+
+def parts_of(field: str, given: TextsOrTokens, *, control: bool) -> list[tuple[Part, ...]]:
+    """Returns texts and token ids as parts of prompts.
+
+    Args:
+        field: that has them.
+        control: names of control tokens in texts become these tokens.
+
+    Raises:
+        HttpError: a mixed list, or too many texts.
+    """
+    if isinstance(given, str):
+        return [(Text(given, control=control),)]
+    if not given:
+        raise wrong(field, "the list is empty; write a text, or token ids")
+    kinds = {type(each) for each in given}
+    if len(kinds) != 1:
+        raise wrong(field, "write texts, or token ids, or lists of token ids, not several of them")
+    if isinstance(given[0], int):
+        return [(Generated("", given),)]  # type: ignore[arg-type]
+    if len(given) > MAX_BATCH:
+        raise wrong(field, f"{len(given)} texts; at most {MAX_BATCH} are taken at once")
+    return [(Text(each, control=control) if isinstance(each, str) else Generated("", each),) for each in given]  # type: ignore[arg-type]
 
 
 class StreamOptions(Body, frozen=True):

@@ -101,6 +101,15 @@ GOOD: dict[tuple[str, str], tuple[dict[str, Any], ...]] = {
         {"model": "oracle", "prompt": [[1, 2], [3]], "max_tokens": 3, "n": 2, "stop": ["zz"], "seed": 3,
          "logit_bias": {"97": 1}, "stream": True, "stream_options": {"include_usage": True}},
     ),
+    ("POST", "/v1/embeddings"): (
+        {"model": "oracle", "input": ["hello", "you"], "encoding_format": "base64", "dimensions": 4, "user": "u",
+         "cache_salt": "s", "umbel": {"priority": 1, "timeout": 9.5}},
+        {"model": "oracle", "input": [[1, 2], [3]]},
+    ),
+    ("POST", "/v1/rerank"): (
+        {"model": "oracle", "query": "which", "documents": ["a", {"text": "b"}], "template": "{query}{text}",
+         "top_n": 1, "return_documents": True},
+    ),
     ("POST", "/v1/chat/completions"): (
         {"model": "oracle", "max_tokens": 4, "messages": [
             {"role": "system", "content": "be short", "name": "n"},

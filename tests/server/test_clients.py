@@ -90,6 +90,22 @@ def test_the_model_is_listed(strict: openai.OpenAI) -> None:
     assert (listed.id, listed.object, listed.owned_by) == ("oracle", "model", "umbel")
 
 
+# ---------------------------------------------------------------------------------------------- embeddings
+
+
+def test_embeddings(strict: openai.OpenAI, client: openai.OpenAI) -> None:
+    """The client asks for base64 unless it is told otherwise, and decodes it; a strict one takes numbers alone."""
+    answer = client.embeddings.create(model="oracle", input=["hello", "you"], dimensions=4)
+    plain = strict.embeddings.create(model="oracle", input=["hello", "you"], dimensions=4, encoding_format="float")
+    assert (answer.object, answer.model, [each.index for each in answer.data]) == ("list", "oracle", [0, 1])
+    for packed, floats in zip(answer.data, plain.data, strict=True):
+        assert len(floats.embedding) == 4
+        assert packed.embedding == pytest.approx(floats.embedding)
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens == 10
+    with pytest.raises(openai.BadRequestError, match="vectors of 8 numbers"):
+        strict.embeddings.create(model="oracle", input="hello", dimensions=9)
+
+
 # ---------------------------------------------------------------------------------------------- completions
 
 
@@ -326,8 +342,8 @@ def test_errors(
 
 
 def test_a_route_that_is_none(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="no route '/v1/embeddings'"):
-        client.embeddings.create(model="oracle", input="x")
+    with pytest.raises(openai.NotFoundError, match="no route '/v1/moderations'"):
+        client.moderations.create(model="oracle", input="x")
 
 
 def test_a_full_server_is_asked_again(
