@@ -109,36 +109,36 @@ struct Panel {
 
 // key · memory
 void read_panel(const Panel& memory, const float* key, long keys, float* out) {
-    vf total[2][VECTORS] = {};
-    long i = 0;
-    for (; i + 2 <= keys; i += 2)
-        for (int half = 0; half < 2; half++)
-            for (int v = 0; v < VECTORS; v++)
-                total[half][v] = fma(load(memory.row(i + half) + v * VL), splat(key[i + half]), total[half][v]);
-    for (; i < keys; i++)
-        for (int v = 0; v < VECTORS; v++) total[0][v] = fma(load(memory.row(i) + v * VL), splat(key[i]), total[0][v]);
-    for (int v = 0; v < VECTORS; v++) store(out + v * VL, total[0][v] + total[1][v]);
+    vf even[VECTORS] = {}, odd[VECTORS] = {};
+    const float* row = memory.data;
+    long i = 0, stride = memory.stride;
+    for (; i + 2 <= keys; i += 2, row += 2 * stride) {
+        vf first = splat(key[i]), second = splat(key[i + 1]);
+        for (int v = 0; v < VECTORS; v++) even[v] = fma(load(row + v * VL), first, even[v]);
+        for (int v = 0; v < VECTORS; v++) odd[v] = fma(load(row + stride + v * VL), second, odd[v]);
+    }
+    if (i < keys)
+        for (int v = 0; v < VECTORS; v++) even[v] = fma(load(row + v * VL), splat(key[i]), even[v]);
+    for (int v = 0; v < VECTORS; v++) store(out + v * VL, even[v] + odd[v]);
 }
 
 // to = left · from + keyᵀ added; out = query · to
 void move_panel(const Panel& from, const Panel& to, const float* key, const float* query, long keys, float left,
                 const float* added, float* out) {
-    vf total[2][VECTORS] = {}, fresh[VECTORS];
+    vf total[VECTORS] = {}, fresh[VECTORS], kept = splat(left);
     for (int v = 0; v < VECTORS; v++) fresh[v] = load(added + v * VL);
-    auto one = [&](long i, vf* sums) __attribute__((always_inline)) {
+    const float* before = from.data;
+    float* after = to.data;
+    long before_stride = from.stride, after_stride = to.stride;
+    for (long i = 0; i < keys; i++, before += before_stride, after += after_stride) {
+        vf k = splat(key[i]), q = splat(query[i]);
         for (int v = 0; v < VECTORS; v++) {
-            vf value = fma(fresh[v], splat(key[i]), load(from.row(i) + v * VL) * left);
-            store(to.row(i) + v * VL, value);
-            sums[v] = fma(value, splat(query[i]), sums[v]);
+            vf value = fma(fresh[v], k, load(before + v * VL) * kept);
+            store(after + v * VL, value);
+            total[v] = fma(value, q, total[v]);
         }
-    };
-    long i = 0;
-    for (; i + 2 <= keys; i += 2) {
-        one(i, total[0]);
-        one(i + 1, total[1]);
     }
-    for (; i < keys; i++) one(i, total[0]);
-    for (int v = 0; v < VECTORS; v++) store(out + v * VL, total[0][v] + total[1][v]);
+    for (int v = 0; v < VECTORS; v++) store(out + v * VL, total[v]);
 }
 
 // Some columns of the memory of one head, and what its tokens read there.
