@@ -9,6 +9,7 @@ from ...lang.errors import ModelError, shown
 Config = Mapping[str, Any]
 
 
+GGUF_LAYOUT = "runtime_gguf_layout"  # the key of configurations that are made for GGUF files of hybrids
 MOST_LAYERS = 4096  # the deepest models have some hundred; each is described before any weight is read
 _LARGEST = 2**31 - 1  # of any other size: no dimension is larger
 _LARGEST_NUMBER = 1e30  # float32 holds it

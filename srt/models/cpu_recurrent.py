@@ -32,7 +32,10 @@ class RecurrentArguments(ctypes.Structure):
         *((name, _POINTER) for name in ("taps", "bias", "columns")),
         ("column_count", _LONG),
         ("activation", ctypes.c_int),
-        *((name, _LONG) for name in ("heads", "groups", "key_dim", "value_dim", "queries", "keys", "values")),
+        ("heads", _LONG),
+        ("groups", _LONG),
+        ("tiled", ctypes.c_int),
+        *((name, _LONG) for name in ("key_dim", "value_dim", "queries", "keys", "values")),
         *((name, _POINTER) for name in ("gates", "steps", "strengths", "step_bias", "decay", "through")),
         ("least_step", _FLOAT),
         ("most_step", _FLOAT),
@@ -90,13 +93,17 @@ class CpuRecurrent:
                 for index in range(groups)
             ]
             gates = _heads(groups, group, 2 * key + group * value, stride, value)
-            strengths = _heads(groups, group, rates, 2 * group, 1)
         else:
             columns = [(0, 0, net.channels)]
             gates = _heads(1, heads, net.channels, 0, value)
+        if net.interleaved_rates:
+            strengths = _heads(groups, group, rates, 2 * group, 1)
+            steps = strengths + group
+        else:
             strengths = _heads(1, heads, rates, 0, 1)
-        steps = strengths + (group if net.interleaved else heads)
+            steps = strengths + heads
         self.arguments.kind = _DELTA_NET
+        self.arguments.tiled = net.tiled
         self.arguments.norm = self._take("norm.weight", value)
         self._convolution("conv1d", net, columns, biased=False)
         self._memory((heads, groups, key, value), (0, net.keys, 2 * net.keys), activation)

@@ -158,15 +158,16 @@ class GatedDeltaNet:
         """Returns queries, keys and values [R, channels], gates [R, values], strengths and steps [R, value heads]."""
         config, rows = self._config, len(x)
         whole, rates = self._into(x, adapted), self._rates(x, adapted)
+        if config.interleaved_rates:
+            rates = rates.view(rows, config.key_heads, -1)
+        strength, step = (part.reshape(rows, -1) for part in rates.chunk(2, dim=-1))
         if not config.interleaved:
             mixed, gates = torch.split(whole, [config.channels, config.values], dim=-1)
-            strength, step = rates.chunk(2, dim=-1)
             return mixed, gates, strength, step
         group = config.value_heads // config.key_heads  # value heads of a key head
         sizes = [config.key_dim, config.key_dim, group * config.value_dim, group * config.value_dim]
         parts = torch.split(whole.view(rows, config.key_heads, -1), sizes, dim=-1)
         query, key, value, gates = (part.reshape(rows, -1) for part in parts)
-        strength, step = (part.reshape(rows, -1) for part in rates.view(rows, config.key_heads, -1).chunk(2, dim=-1))
         return torch.cat([query, key, value], dim=-1), gates, strength, step
 
     def _scan(self, inputs: torch.Tensor, states: States) -> tuple[torch.Tensor, States]:
@@ -179,7 +180,11 @@ class GatedDeltaNet:
             self._activation(mixed).float(), [config.keys, config.keys, config.values], dim=-1
         )
         group = heads // config.key_heads
-        query, key = (_normalised(_heads(part, config.key_heads)).repeat_interleave(group, 1) for part in (query, key))
+        query, key = (_normalised(_heads(part, config.key_heads)) for part in (query, key))
+        if config.tiled:
+            query, key = (part.repeat(1, group, 1, 1) for part in (query, key))
+        else:
+            query, key = (part.repeat_interleave(group, 1) for part in (query, key))
         query = query * config.key_dim**-0.5
         decay, strength = decay.transpose(1, 2), strength.transpose(1, 2)  # [n, heads, T]
         out, memory = _corrected(query, key, _heads(value, heads), decay, strength, states[1])

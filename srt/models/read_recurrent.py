@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...lang.errors import ModelError
-from ..layers.config_values import Config, flag, positive_int
+from ..layers.config_values import GGUF_LAYOUT, Config, flag, positive_int
 from ..layers.linear import ACTIVATIONS
 from .decoder_config import LayerConfig
 from .recurrent_config import DeltaNetConfig, MambaConfig, Recurrent
@@ -34,7 +34,12 @@ def read_kernel(config: Config, key: str, default: int) -> int:
 
 
 def read_delta_net(config: Config, *, interleaved: bool) -> DeltaNetConfig:
-    """Reads the gated delta nets of Qwen's configurations."""
+    """Reads the gated delta nets of Qwen's configurations.
+
+    Args:
+        interleaved: checkpoints of the family are, see `DeltaNetConfig`.
+    """
+    of_file = config.get(GGUF_LAYOUT, False) is True
     net = DeltaNetConfig(
         name="linear_attn",
         key_heads=positive_int(config, "linear_num_key_heads", 16, most=_MOST),
@@ -42,7 +47,9 @@ def read_delta_net(config: Config, *, interleaved: bool) -> DeltaNetConfig:
         key_dim=positive_int(config, "linear_key_head_dim", 128, most=_MOST),
         value_dim=positive_int(config, "linear_value_head_dim", 128, most=_MOST),
         kernel=read_kernel(config, "linear_conv_kernel_dim", 4),
-        interleaved=interleaved,
+        interleaved=interleaved and not of_file,
+        interleaved_rates=interleaved,
+        tiled=of_file and not interleaved,
     )
     if net.value_heads % net.key_heads:
         raise ModelError(

@@ -38,7 +38,10 @@ class ShortConvConfig:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNetConfig:
-    """A gated delta net (arXiv:2412.06464). Value heads share key heads in groups of consecutive ones."""
+    """A gated delta net (arXiv:2412.06464). Value heads share key heads in groups.
+
+    Checkpoints differ in the order of outputs: `interleaved` ones have what belongs to a key head next to each other.
+    """
 
     name: str  # as above
     key_heads: int
@@ -46,9 +49,9 @@ class DeltaNetConfig:
     key_dim: int  # numbers of a key head
     value_dim: int  # numbers of a value head
     kernel: int
-    interleaved: (
-        bool  # one map has queries, keys, values and gates of a key head next to each other; else four have them
-    )
+    interleaved: bool  # of one map: queries, keys, values and gates; else two have them, each of all heads
+    interleaved_rates: bool  # of one map: strengths and steps; else two have them
+    tiled: bool = False  # a group is every `key_heads`-th value head; else consecutive ones
 
     @property
     def keys(self) -> int:
@@ -72,10 +75,12 @@ class DeltaNetConfig:
         heads = self.value_heads
         if self.interleaved:
             into = LinearTensors((f"{prefix}.in_proj_qkvz",), (self.channels + self.values,), hidden)
-            rates = LinearTensors((f"{prefix}.in_proj_ba",), (2 * heads,), hidden)
         else:
             names = f"{prefix}.in_proj_qkv", f"{prefix}.in_proj_z"
             into = LinearTensors(names, (self.channels, self.values), hidden)
+        if self.interleaved_rates:
+            rates = LinearTensors((f"{prefix}.in_proj_ba",), (2 * heads,), hidden)
+        else:
             rates = LinearTensors((f"{prefix}.in_proj_b", f"{prefix}.in_proj_a"), (heads, heads), hidden)
         return [into, rates, LinearTensors((f"{prefix}.out_proj",), (hidden,), self.values)]
 

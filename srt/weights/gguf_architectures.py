@@ -7,6 +7,8 @@ reads. Both libraries' names are meant: llama.cpp's in the file, Hugging Face's 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +45,14 @@ class ExpertSpelling:
     biased: bool = False  # router and experts have biases
 
 
+class RecurrentKind(Enum):
+    """The recurrent layers of an architecture."""
+
+    CONVOLUTION = "short convolutions"
+    MAMBA = "Mamba 2"
+    DELTA_NET = "gated delta nets"
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """The differences of one llama.cpp architecture from the others."""
@@ -61,12 +71,40 @@ class Architecture:
     latent: bool = False  # latent attention
     sinks: bool = False
     layers_differ: bool = False  # in their heads, and some have tensors that others lack
+    recurrent: RecurrentKind | None = None  # of some layers, in place of attention
+    gated_attention: bool = False
+    gated_mlp: bool = True
+    parts_alone: bool = False  # a layer is a mixer or an MLP
     mlp: str = "mlp"  # the module of a dense MLP
     experts: ExpertSpelling | None = None  # None: all MLPs are dense
     norms: Mapping[str, str] = field(default_factory=lambda: LLAMA_NORMS)
+    final_norms: tuple[str, ...] = ("output_norm.weight",)  # in the file, the first one that it has
+    renamed: Mapping[str, str] = field(default_factory=dict)  # parts of Hugging Face's names → this architecture's own
 
 
-_MIXTRAL = Architecture("llama", "mixtral", "MixtralForCausalLM", rotates_pairs=True, experts=ExpertSpelling())
+_QWEN_EXPERTS = ExpertSpelling(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate")
+_GRANITE_EXPERTS = ExpertSpelling(block="block_sparse_moe", router="router", shared="shared_mlp")
+# Architectures whose files have experts or dense MLPs, as they are with experts.
+_SPARSE = {
+    "llama": Architecture("llama", "mixtral", "MixtralForCausalLM", rotates_pairs=True, experts=ExpertSpelling()),
+    "granitehybrid": Architecture(
+        "granitehybrid",
+        "granitemoehybrid",
+        "GraniteMoeHybridForCausalLM",
+        rotates_pairs=True,
+        recurrent=RecurrentKind.MAMBA,
+        experts=_GRANITE_EXPERTS,
+    ),
+}
+
+_QWEN_HYBRID: Any = {  # Any: fields of several types
+    "adds_one_to_norms": True,
+    "query_key_norm": True,
+    "rotates_part": True,
+    "recurrent": RecurrentKind.DELTA_NET,
+    "gated_attention": True,
+    "norms": AFTER_ATTENTION,
+}
 
 ARCHITECTURES = {
     architecture.name: architecture
@@ -80,7 +118,7 @@ ARCHITECTURES = {
             "qwen2_moe",
             "Qwen2MoeForCausalLM",
             query_key_bias=True,
-            experts=ExpertSpelling(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"),
+            experts=_QWEN_EXPERTS,
         ),
         Architecture("qwen3", "qwen3", "Qwen3ForCausalLM", query_key_norm=True),
         Architecture("qwen3vl", "qwen3", "Qwen3ForCausalLM", query_key_norm=True),
@@ -116,7 +154,7 @@ ARCHITECTURES = {
             "granitemoe",
             "GraniteMoeForCausalLM",
             rotates_pairs=True,
-            experts=ExpertSpelling(block="block_sparse_moe", router="router", shared="shared_mlp"),
+            experts=_GRANITE_EXPERTS,
         ),
         Architecture(
             "glm4",
@@ -149,6 +187,46 @@ ARCHITECTURES = {
             latent=True,
             experts=ExpertSpelling(shared="mlp.shared_experts", correction="gate.e_score_correction_bias"),
         ),
+        Architecture(
+            "lfm2",
+            "lfm2",
+            "Lfm2ForCausalLM",
+            query_key_norm=True,
+            recurrent=RecurrentKind.CONVOLUTION,
+            norms={"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"},
+            final_norms=("token_embd_norm.weight", "output_norm.weight"),
+            renamed={
+                "self_attn.o_proj.": "self_attn.out_proj.",
+                "self_attn.q_norm.": "self_attn.q_layernorm.",
+                "self_attn.k_norm.": "self_attn.k_layernorm.",
+                "mlp.gate_proj.": "feed_forward.w1.",
+                "mlp.up_proj.": "feed_forward.w3.",
+                "mlp.down_proj.": "feed_forward.w2.",
+            },
+        ),
+        Architecture(
+            "granitehybrid",
+            "granitemoehybrid",
+            "GraniteMoeHybridForCausalLM",
+            rotates_pairs=True,
+            recurrent=RecurrentKind.MAMBA,
+            mlp="shared_mlp",
+        ),
+        Architecture(
+            "nemotron_h",
+            "nemotron_h",
+            "NemotronHForCausalLM",
+            rotates_pairs=True,
+            rotates_part=True,  # none, whatever the file states
+            recurrent=RecurrentKind.MAMBA,
+            gated_mlp=False,
+            parts_alone=True,
+            norms={"attn_norm": "norm"},
+            renamed={"self_attn.": "mixer.", "mlp.": "mixer."},
+        ),
+        Architecture("qwen3next", "qwen3_next", "Qwen3NextForCausalLM", experts=_QWEN_EXPERTS, **_QWEN_HYBRID),
+        Architecture("qwen35", "qwen3_5_text", "Qwen3_5ForCausalLM", **_QWEN_HYBRID),
+        Architecture("qwen35moe", "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", experts=_QWEN_EXPERTS, **_QWEN_HYBRID),
     )
 }
 
@@ -163,8 +241,8 @@ def architecture_of(gguf: GgufFile) -> Architecture:
             f"{', '.join(ARCHITECTURES)}. Use the model's safetensors folder instead"
         )
     has_experts = gguf.metadata.integer(f"{name}.expert_count", 0) > 0
-    if name == _MIXTRAL.name and has_experts:
-        return _MIXTRAL
+    if has_experts and name in _SPARSE:
+        return _SPARSE[name]
     if has_experts and found.experts is None:
         raise ModelError(
             f"{gguf.path}: experts of a {name} model are not supported as GGUF; use the model's safetensors folder "

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ...lang.errors import ModelError
 from .gguf_architectures import Architecture, Keys, architecture_of
 from .gguf_file import GgufFile
+from .gguf_hybrids import hybrid_config
 from .gguf_rope import Config, proportional_part, rope_scaling
 
 GEMMA3_SLIDING_PATTERN = 6  # every sixth layer attends to everything
@@ -92,8 +93,10 @@ def config_of(gguf: GgufFile) -> Config:
     embedding = gguf.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelError(f"{gguf.path} holds no embedding 'token_embd.weight'; give a GGUF of a whole language model")
+    recurrent = architecture.recurrent is not None
+    by_layer = architecture.layers_differ or recurrent
     widths, kv_heads = (
-        read.by_layer(key, layers, default) if architecture.layers_differ else [read.integer(key, default)]
+        read.by_layer(key, layers, default) if by_layer else [read.integer(key, default)]
         for key, default in (("feed_forward_length", None), ("attention.head_count_kv", heads))
     )
     config: Config = {
@@ -102,7 +105,7 @@ def config_of(gguf: GgufFile) -> Config:
         "torch_dtype": "bfloat16",
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
-        "intermediate_size": widths[0],
+        "intermediate_size": max(widths) if recurrent else widths[0],
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads[0],
@@ -120,6 +123,8 @@ def config_of(gguf: GgufFile) -> Config:
             config[f"{ours}_token_id"] = gguf.metadata.integer(key)
     experts = experts_of(gguf, architecture)
     config.update(_particulars(gguf, architecture, read, config) if experts is None else _sparse(read, config, experts))
+    if recurrent:
+        config.update(hybrid_config(architecture, read, layers))
     return config
 
 
@@ -175,6 +180,16 @@ def _particulars(gguf: GgufFile, architecture: Architecture, read: Keys, config:
             return {"hidden_act": "silu", "mlp_bias": False, **_granite(read)}
         case "glm4":
             return {"hidden_act": "silu", "partial_rotary_factor": _rotated_part(read, config)}
+        case "lfm2":
+            return {}
+        case "nemotron_h":
+            return {"mlp_hidden_act": "relu2"}
+        case "granitemoehybrid":
+            width = read.integer("expert_shared_feed_forward_length", read.integer("feed_forward_length", 0))
+            sizes = {"intermediate_size": width, "shared_intermediate_size": width}
+            return {"hidden_act": "silu", "num_local_experts": 0, **sizes, **_granite(read)}
+        case "qwen3_5_text":
+            return {"hidden_act": "silu", "partial_rotary_factor": _rotated_part(read, config)}
         case other:
             raise AssertionError(f"no particulars for {other}")
 
@@ -183,7 +198,7 @@ def _sparse(read: Keys, config: Config, experts: FileExperts) -> Config:
     """Returns what only models with experts have."""
     model_type = config["model_type"]
     count = "n_routed_experts" if model_type == "deepseek_v3" else "num_experts"
-    if model_type in ("mixtral", "granitemoe", "gpt_oss", "llama4_text"):
+    if model_type in ("mixtral", "granitemoe", "granitemoehybrid", "gpt_oss", "llama4_text"):
         count = "num_local_experts"
     found: Config = {"hidden_act": "silu", count: experts.count, "num_experts_per_tok": experts.chosen}
     match model_type:
@@ -198,6 +213,13 @@ def _sparse(read: Keys, config: Config, experts: FileExperts) -> Config:
             kind = {"model_type": "granitemoeshared"} if experts.shared_width else {}
             sizes = {"intermediate_size": experts.width, "shared_intermediate_size": experts.shared_width}
             return {**found, **kind, **sizes, **_granite(read)}
+        case "granitemoehybrid":
+            sizes = {"intermediate_size": experts.width, "shared_intermediate_size": experts.shared_width}
+            return {**found, **sizes, **_granite(read)}
+        case "qwen3_next" | "qwen3_5_moe_text":
+            shared = {"shared_expert_intermediate_size": experts.shared_width, "norm_topk_prob": True}
+            rotated = {"partial_rotary_factor": _rotated_part(read, config)}
+            return {**found, **shared, **rotated, "moe_intermediate_size": experts.width}
         case "gpt_oss":
             return {**found, "intermediate_size": experts.width, **_gpt_oss(read, config)}
         case "llama4_text":

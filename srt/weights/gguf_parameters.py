@@ -7,13 +7,15 @@ layer, and the maps of heads in latent attention, are one tensor in the file and
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+from typing import assert_never
 
 from ...lang.errors import ModelError
-from .gguf_architectures import Architecture, ExpertSpelling, Keys
+from .gguf_architectures import Architecture, ExpertSpelling, Keys, RecurrentKind
 from .gguf_config import FileExperts, experts_of
 from .gguf_file import GgufFile, GgufTensor
+from .gguf_hybrids import LayerKind, layer_kinds
 from .gguf_rope import LONGROPE_FACTORS, Config
 
 # Read by llama.cpp, but no parameters in Hugging Face: RoPE tables, whose parameters are in the config.
@@ -33,10 +35,12 @@ class Parameter:
     heads: int | None = None
     subtract: float = 0.0
     first_row: int = 0
+    negative_exponential: bool = False  # the file has −exp(w)
 
     @property
     def rows(self) -> int:
-        return prod(self.shape[:-1])
+        """Rows of the source, which may be of another shape."""
+        return prod(self.shape) // self.source.shape[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +52,22 @@ class _Stored:
             high. In a stack `{}` stands for the number of the matrix.
         shape: in the file.
         heads: as of `Parameter`.
-        own_shape: of the parameter, where the file may leave out a dimension.
+        own_shape: of the parameter, where the file may have more or fewer dimensions.
+        negative_exponential: as of `Parameter`.
     """
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
     heads: int | None = None
     own_shape: tuple[int, ...] | None = None
+    negative_exponential: bool = False
 
     def parameters(self, source: GgufTensor, prefix: str, subtract: float) -> Iterator[Parameter]:
         if len(self.shape) < 3:
             assert len(self.names) == 1, "only stacks have several names"
             shape = self.own_shape or self.shape
-            yield Parameter(prefix + self.names[0], shape, source, self.heads, subtract)
+            name, exponential = prefix + self.names[0], self.negative_exponential
+            yield Parameter(name, shape, source, self.heads, subtract, negative_exponential=exponential)
             return
         count, high, inputs = self.shape
         rows = high // len(self.names)
@@ -81,9 +88,10 @@ def parameters_of(gguf: GgufFile, architecture: Architecture, config: Config) ->
     """
     sizes = _Sizes(config)
     experts = experts_of(gguf, architecture)
-    expected = {source: ("", stored) for source, stored in _of_model(sizes, config).items()}
-    for index in range(sizes("num_hidden_layers")):
-        layer = _of_layer(gguf, architecture, config, experts, index)
+    expected = {source: ("", stored) for source, stored in _of_model(gguf, architecture, config).items()}
+    kinds = layer_kinds(architecture, Keys(gguf.metadata, architecture.name), sizes("num_hidden_layers"))
+    for index, kind in enumerate(kinds):
+        layer = _of_layer(gguf, architecture, config, experts, index, kind)
         expected |= {f"blk.{index}.{source}": (f"model.layers.{index}.", stored) for source, stored in layer.items()}
     layers, shared = sizes("num_hidden_layers"), config.get("num_kv_shared_layers", 0)
     keyless = range(layers - (shared if isinstance(shared, int) else 0), layers)
@@ -102,7 +110,7 @@ def parameters_of(gguf: GgufFile, architecture: Architecture, config: Config) ->
             raise ModelError(f"{gguf.path} lacks tensor {source_name!r}; download the whole model again")
         if tensor.shape not in (stored.shape, stored.own_shape):
             raise ModelError(f"{gguf.path} is damaged: {source_name!r} has shape {tensor.shape}, not {stored.shape}")
-        shifted = architecture.adds_one_to_norms and source_name.endswith("norm.weight")
+        shifted = architecture.adds_one_to_norms and source_name.endswith("norm.weight") and "ssm_" not in source_name
         parameters += stored.parameters(tensor, prefix, 1.0 if shifted else 0.0)
     return parameters
 
@@ -129,11 +137,13 @@ def _is_no_parameter(name: str, architecture: Architecture, drafts: range, keyle
     return name in _NOT_PARAMETERS or (architecture.latent and name.endswith(".attn_kv_b.weight"))
 
 
-def _of_model(sizes: _Sizes, config: Config) -> _Table:
+def _of_model(gguf: GgufFile, architecture: Architecture, config: Config) -> _Table:
+    sizes = _Sizes(config)
     vocabulary = sizes("vocab_size"), sizes("hidden_size")
+    norm = next((name for name in architecture.final_norms if name in gguf.tensors), architecture.final_norms[0])
     table = {
         "token_embd.weight": _Stored(("model.embed_tokens.weight",), vocabulary),
-        "output_norm.weight": _Stored(("model.norm.weight",), (sizes("hidden_size"),)),
+        norm: _Stored(("model.norm.weight",), (sizes("hidden_size"),)),
     }
     if not config["tie_word_embeddings"]:
         table["output.weight"] = _Stored(("lm_head.weight",), vocabulary)
@@ -153,7 +163,12 @@ def _of_model(sizes: _Sizes, config: Config) -> _Table:
 
 
 def _of_layer(
-    gguf: GgufFile, architecture: Architecture, config: Config, experts: FileExperts | None, index: int
+    gguf: GgufFile,
+    architecture: Architecture,
+    config: Config,
+    experts: FileExperts | None,
+    index: int,
+    kind: LayerKind,
 ) -> _Table:
     sizes = _Sizes(config)
     hidden = sizes("hidden_size")
@@ -161,13 +176,18 @@ def _of_layer(
     def stored(name: str) -> bool:
         return f"blk.{index}.{name}" in gguf.tensors
 
-    if architecture.latent:
+    table: _Table = {}
+    if kind is LayerKind.RECURRENT:
+        table = _recurrent(architecture, config, stored)
+    elif architecture.latent:
         table = _latent_attention(sizes, config, stored)
     elif architecture.layers_differ:
         table = _differing_attention(sizes, config, index)
-    else:
+    elif kind is LayerKind.ATTENTION:
         table = _attention(architecture, sizes, config)
-    if experts is not None and experts.are_in(index):
+    if architecture.parts_alone and kind is not LayerKind.MLP:
+        pass  # the layer has no MLP
+    elif experts is not None and experts.are_in(index):
         assert architecture.experts is not None, "experts_of found them"
         table |= _experts(architecture.experts, experts, hidden, stored)
     else:
@@ -178,19 +198,27 @@ def _of_layer(
         table[f"{theirs}.weight"] = _Stored((f"{ours}.weight",), (hidden,))
     if architecture.sinks:
         table["attn_sinks.weight"] = _Stored(("self_attn.sinks",), (sizes("num_attention_heads"),))
-    return table
+    return {source: _renamed(stored, architecture) for source, stored in table.items()}
+
+
+def _renamed(stored: _Stored, architecture: Architecture) -> _Stored:
+    names = stored.names
+    for ours, theirs in architecture.renamed.items():
+        names = tuple(name.replace(ours, theirs) for name in names)
+    return replace(stored, names=names)
 
 
 def _attention(architecture: Architecture, sizes: _Sizes, config: Config) -> _Table:
     hidden, head_dim = sizes("hidden_size"), sizes("head_dim")
     heads, kv_heads = sizes("num_attention_heads"), sizes("num_key_value_heads")
     query, key = heads * head_dim, kv_heads * head_dim
+    gated_query = 2 * query if architecture.gated_attention else query
     turned, turned_keys = (heads, kv_heads) if architecture.rotates_pairs else (None, None)
     table = {"attn_output.weight": _Stored(("self_attn.o_proj.weight",), (hidden, query))}
     if architecture.fused_qkv:
         table["attn_qkv.weight"] = _Stored(("self_attn.qkv_proj.weight",), (query + 2 * key, hidden))
     else:
-        table["attn_q.weight"] = _Stored(("self_attn.q_proj.weight",), (query, hidden), turned)
+        table["attn_q.weight"] = _Stored(("self_attn.q_proj.weight",), (gated_query, hidden), turned)
         table["attn_k.weight"] = _Stored(("self_attn.k_proj.weight",), (key, hidden), turned_keys)
         table["attn_v.weight"] = _Stored(("self_attn.v_proj.weight",), (key, hidden))
     if config["attention_bias"]:
@@ -263,14 +291,92 @@ def _latent_attention(sizes: _Sizes, config: Config, stored: Callable[[str], boo
     return table
 
 
+def _recurrent(architecture: Architecture, config: Config, stored: Callable[[str], bool]) -> _Table:
+    """Lists the tensors of a recurrent layer. stored: whether the file has a tensor of the layer."""
+    sizes = _Sizes(config)
+    match architecture.recurrent:
+        case RecurrentKind.CONVOLUTION:
+            return _convolution_tensors(sizes)
+        case RecurrentKind.MAMBA:
+            return _mamba_tensors(architecture, sizes)
+        case RecurrentKind.DELTA_NET:
+            return _delta_net_tensors(architecture, sizes, stored)
+        case None:
+            raise AssertionError("called for recurrent layers")
+        case other:
+            assert_never(other)
+
+
+def _convolution_tensors(sizes: _Sizes) -> _Table:
+    hidden, kernel = sizes("hidden_size"), sizes("conv_L_cache")
+    return {
+        "shortconv.in_proj.weight": _Stored(("conv.in_proj.weight",), (3 * hidden, hidden)),
+        "shortconv.conv.weight": _Stored(("conv.conv.weight",), (hidden, kernel), own_shape=(hidden, 1, kernel)),
+        "shortconv.out_proj.weight": _Stored(("conv.out_proj.weight",), (hidden, hidden)),
+    }
+
+
+def _state_tensors(module: str, channels: int, kernel: int, heads: int) -> _Table:
+    """Lists what Mamba 2 and delta nets have in common."""
+    decay = _Stored((f"{module}.A_log",), (heads, 1), own_shape=(heads,), negative_exponential=True)
+    return {
+        "ssm_conv1d.weight": _Stored((f"{module}.conv1d.weight",), (channels, kernel), own_shape=(channels, 1, kernel)),
+        "ssm_dt.bias": _Stored((f"{module}.dt_bias",), (heads,)),
+        "ssm_a": decay,
+    }
+
+
+def _mamba_tensors(architecture: Architecture, sizes: _Sizes) -> _Table:
+    hidden = sizes("hidden_size")
+    if architecture.model_type == "nemotron_h":
+        module, keys = "mixer", ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
+    else:
+        module = "mamba"
+        keys = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
+    heads, head_dim, groups, states, kernel = map(sizes, keys)
+    width = heads * head_dim
+    channels = width + 2 * groups * states
+    return _state_tensors(module, channels, kernel, heads) | {
+        "ssm_in.weight": _Stored((f"{module}.in_proj.weight",), (width + channels + heads, hidden)),
+        "ssm_conv1d.bias": _Stored((f"{module}.conv1d.bias",), (channels,)),
+        "ssm_d": _Stored((f"{module}.D",), (heads, 1), own_shape=(heads,)),
+        "ssm_norm.weight": _Stored((f"{module}.norm.weight",), (groups, width // max(groups, 1)), own_shape=(width,)),
+        "ssm_out.weight": _Stored((f"{module}.out_proj.weight",), (hidden, width)),
+    }
+
+
+def _delta_net_tensors(architecture: Architecture, sizes: _Sizes, stored: Callable[[str], bool]) -> _Table:
+    hidden, module = sizes("hidden_size"), "linear_attn"
+    heads, value_dim = sizes("linear_num_value_heads"), sizes("linear_value_head_dim")
+    values = heads * value_dim
+    channels = 2 * sizes("linear_num_key_heads") * sizes("linear_key_head_dim") + values
+    table = _state_tensors(module, channels, sizes("linear_conv_kernel_dim"), heads) | {
+        "ssm_norm.weight": _Stored((f"{module}.norm.weight",), (value_dim,)),
+        "ssm_out.weight": _Stored((f"{module}.out_proj.weight",), (hidden, values)),
+        "attn_qkv.weight": _Stored((f"{module}.in_proj_qkv.weight",), (channels, hidden)),
+        "attn_gate.weight": _Stored((f"{module}.in_proj_z.weight",), (values, hidden)),
+    }
+    if architecture.model_type == "qwen3_next":
+        if stored("ssm_in.weight"):
+            raise ModelError(
+                "an early GGUF of Qwen3-Next, with one first map; convert it again with a current llama.cpp"
+            )
+        table["ssm_ba.weight"] = _Stored((f"{module}.in_proj_ba.weight",), (2 * heads, hidden))
+        return table
+    table["ssm_beta.weight"] = _Stored((f"{module}.in_proj_b.weight",), (heads, hidden))
+    table["ssm_alpha.weight"] = _Stored((f"{module}.in_proj_a.weight",), (heads, hidden))
+    return table
+
+
 def _mlp(architecture: Architecture, inner: int, hidden: int) -> _Table:
     block = architecture.mlp
     table = {"ffn_down.weight": _Stored((f"{block}.down_proj.weight",), (hidden, inner))}
     if architecture.fused_gate_up:
         table["ffn_up.weight"] = _Stored((f"{block}.gate_up_proj.weight",), (2 * inner, hidden))
-    else:
+        return table
+    table["ffn_up.weight"] = _Stored((f"{block}.up_proj.weight",), (inner, hidden))
+    if architecture.gated_mlp:
         table["ffn_gate.weight"] = _Stored((f"{block}.gate_proj.weight",), (inner, hidden))
-        table["ffn_up.weight"] = _Stored((f"{block}.up_proj.weight",), (inner, hidden))
     return table
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...lang.errors import ModelError
 from ..layers.checkpoint import BlockTensor, BlockTensors
 from .gguf_parameters import Parameter
 
@@ -33,6 +34,12 @@ class GgufTensors(BlockTensors):
             rows[first : first + step] = dequantised(tensor.type_name, piece)
         if parameter.heads is not None:
             values = restored(values, parameter.heads)
+        if parameter.negative_exponential:
+            if not (values < 0).all():
+                raise ModelError(
+                    f"{name}: the file should hold numbers below 0, the decay of a state; download it again"
+                )
+            values = (-values).log()
         return values - parameter.subtract if parameter.subtract else values
 
     def __contains__(self, name: object) -> bool:  # Mapping's own would make the tensor

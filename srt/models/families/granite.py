@@ -6,7 +6,7 @@ Granite 4 has one MLP for all tokens, next to experts in its larger models, and 
 from dataclasses import replace
 
 from ....lang.errors import ModelError
-from ...layers.config_values import Config, flag, positive_int, positive_number
+from ...layers.config_values import GGUF_LAYOUT, Config, flag, positive_int, positive_number
 from ...layers.rope import RopeConfig, RopeType
 from ..decoder_config import DecoderConfig, ExpertNames, ExpertsConfig, LayerConfig, ProjectionNames
 from ..read_fields import FULL, layer_count, read_decoder, read_experts, read_layers
@@ -30,7 +30,8 @@ def read_hybrid(config: Config) -> DecoderConfig:
     if LINEAR in kinds:
         mamba = read_mamba(config, MambaKeys(), limits=read_step_limits(config), state_size=256)
         layers = with_recurrent(layers, kinds, LINEAR, mamba)
-    return replace(_read(config, layers), projections=SHARED_MLP, intermediate_size=width)
+    names = ProjectionNames(mlp=SHARED_MLP.mlp) if config.get(GGUF_LAYOUT) is True else SHARED_MLP
+    return replace(_read(config, layers), projections=names, intermediate_size=width)
 
 
 def read_moe(config: Config) -> DecoderConfig:

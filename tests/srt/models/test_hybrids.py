@@ -123,9 +123,27 @@ def runner_of(
     return runner
 
 
-@pytest.mark.parametrize("kernels", ["torch", "native"])
+NATIVE_BY_DAY = by_day(
+    "lfm2, biases, longer convolution",
+    "qwen 3 next",
+    "qwen 3.5",
+    "granite 4 h with experts, groups and bounded steps",
+    "nemotron h with experts",
+)
+
+
+@pytest.mark.parametrize("case", NATIVE_BY_DAY)
+def test_native_logits_equal_those_of_transformers(case: str) -> None:
+    assert_logits_equal_those_of_transformers(case, "native")
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_logits_equal_those_of_transformers_however_the_prompts_are_cut(case: str, kernels: Kernels) -> None:
+def test_logits_equal_those_of_transformers(case: str) -> None:
+    assert_logits_equal_those_of_transformers(case, "torch")
+
+
+def assert_logits_equal_those_of_transformers(case: str, kernels: Kernels) -> None:
+    """However the prompts are cut."""
     model_type, changes = native_if(kernels, CASES[case])
     reference = reference_model(model_type, **changes)
     runner = runner_of(reference, kernels=kernels)

@@ -342,7 +342,7 @@ def write_gguf(path: Path, family: Family, *, kind: str = "F32") -> PreTrainedMo
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
         "rope.freq_base": _theta(model),
     }
     adders = {
@@ -353,7 +353,8 @@ def write_gguf(path: Path, family: Family, *, kind: str = "F32") -> PreTrainedMo
         list: writer.add_array,
     }
     for key, value in (usual | family.metadata).items():
-        adders[type(value)](f"{arch}.{key}", value)
+        if value is not None:
+            adders[type(value)](f"{arch}.{key}", value)
     add_tokenizer(writer, family.tokenizer(), family.pre_tokenizer)
     _add_tensors(writer, family, model, kind)
     writer.write_header_to_file()
@@ -396,7 +397,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer, pre_tokenizer: 
 
 
 def _theta(model: PreTrainedModel) -> float:
-    rope = model.config.rope_parameters
+    rope = getattr(model.config, "rope_parameters", None) or {"rope_theta": 10_000.0}  # written where nothing rotates
     return float((rope.get("full_attention") or rope)["rope_theta"])
 
 
@@ -415,14 +416,14 @@ def _add_tensors(writer: gguf.GGUFWriter, family: Family, model: PreTrainedModel
                 .swapaxes(1, 2)
                 .reshape(values.shape)
             )
-        if family.adds_one_to_norms and name.endswith("norm.weight"):
+        if family.adds_one_to_norms and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
             values = values + np.float32(1)
         stem, _, suffix = name.rpartition(".")
         target = f"{names.get_name(stem) or stem}.{suffix}"
-        plain = values.ndim < 2 or suffix == "bias" or "ffn_gate_inp" in target
+        plain = values.ndim < 2 or values.shape[-1] % 32 or suffix == "bias" or "ffn_gate_inp" in target
         raw_type = gguf.GGMLQuantizationType["F32" if plain else kind]
         writer.add_tensor(target, gguf.quants.quantize(values, raw_type), raw_dtype=raw_type)
-    rope = config.rope_parameters
+    rope = getattr(config, "rope_parameters", None) or {}
     proportional = rope.get("full_attention", {})
     if proportional.get("rope_type") == "proportional":
         half, part = family.metadata["attention.key_length"] // 2, proportional["partial_rotary_factor"]

@@ -172,7 +172,7 @@ class Column {
     }
 
     void token(const Panel& before, const Panel& after, const float* mixed, const Rate& rate, float* out) const {
-        long group = head_ / (r_.heads / r_.groups);
+        long group = r_.tiled ? head_ % r_.groups : head_ / (r_.heads / r_.groups);
         const float *key = mixed + r_.keys + group * r_.key_dim, *query = mixed + r_.queries + group * r_.key_dim;
         float values[PANEL_WIDTH] = {}, added[PANEL_WIDTH], read[PANEL_WIDTH];
         std::memcpy(values, mixed + r_.values + head_ * r_.value_dim + first_, count_ * sizeof(float));

@@ -25,7 +25,8 @@ struct Recurrent {
     long column_count;
     // Short convolutions have no more: their first map gives factors before, factors after, and values.
     int activation;             // of what the convolution gives
-    long heads, groups;         // consecutive heads share queries and keys in groups
+    long heads, groups;         // heads share queries and keys in groups,
+    int tiled;                  // every `groups`-th one; else consecutive ones
     long key_dim, value_dim;    // of a head's memory, [key_dim, value_dim]
     long queries, keys, values; // the channels where they begin
     const int64_t* gates;       // [heads] this and the following: columns of the first map
