@@ -36,6 +36,7 @@ _log = logging.getLogger("umbel.engine")
 SOURCES = Path(__file__).parent / "source"
 LIBRARY = "umbel-kernels.so"
 SEAL = "umbel-kernels.json"  # length and digest of the library
+PRECOMPILED = "precompiled.h"
 FLAGS = ("-O3", "-std=c++20", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi")
 COMPILE_SECONDS = 300.0
 CHECK_SECONDS = 60.0
@@ -246,6 +247,8 @@ def _build(folder: Path, recipe: _Recipe, compiler: str) -> None:
     flags = [*FLAGS, *recipe.flags, f'-DUMBEL_ISA="{recipe.name}"']
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         sources = sorted(SOURCES.glob(recipe.pattern))
+        if len(sources) > 1:
+            flags += _precompiled(Path(scratch), [compiler, *flags])
         objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
             list(
@@ -260,6 +263,16 @@ def _build(folder: Path, recipe: _Recipe, compiler: str) -> None:
     except _Failed as error:
         raise WrongKernels(f"the {recipe.name} kernels fail their self-check: {error}") from error
     (folder / SEAL).write_bytes(msgspec.json.encode(_seal((folder / LIBRARY).read_bytes())))
+
+
+def _precompiled(scratch: Path, command: list[str]) -> list[str]:
+    """Compiles the system headers that most sources include, and returns the flags that make sources use them.
+
+    g++ and clang++ read `NAME.gch` in place of the header NAME, and the header itself where the flags do not fit.
+    """
+    header = Path(shutil.copy(SOURCES / PRECOMPILED, scratch))
+    _compile([*command, "-x", "c++-header", str(header), "-o", f"{header}.gch"])
+    return ["-include", str(header)]
 
 
 class _Failed(Exception):

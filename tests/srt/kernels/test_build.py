@@ -3,6 +3,7 @@
 import ctypes
 import os
 import stat
+import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -132,6 +133,14 @@ def test_the_walk_is_compiled_without_the_other_kernels(tmp_path: Path) -> None:
     library = ctypes.CDLL(str(walk_path(environment)))
     assert hasattr(library, "umbel_walk_trie")
     assert not hasattr(library, "umbel_linear")
+
+
+def test_sources_are_compiled_with_the_precompiled_headers(tmp_path: Path) -> None:
+    command = [find_compiler(), *library.FLAGS]
+    command += library._precompiled(tmp_path, command)
+    (tmp_path / library.PRECOMPILED).write_text("#error the header is read again")
+    source = str(library.SOURCES / "memory.cpp")
+    subprocess.run([*command, "-c", source, "-o", str(tmp_path / "memory.o")], check=True)
 
 
 def test_narrower_instruction_sets_are_those_of_the_cpu() -> None:
