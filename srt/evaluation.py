@@ -6,7 +6,8 @@ MiB of logits, so memory does not grow with the text.
 
     KL            mean over tokens of Σ p log(p / q): p with exact weights, q in the format; 0 for equal models
     same token    share of the positions at which both find the same token most probable
-    bits/weight   memory of all tensors and packed matrices in the model, over its number of weights
+    bits/weight   memory of the model's weights, each counted once, over their number
+    MB            memory of everything the model keeps: copies of weights in another order, and tables, too
 """
 
 import argparse
@@ -29,6 +30,11 @@ from .kernels.cpu.head import Head
 from .kernels.cpu.linear import PackedMatrix
 from .layers.checkpoint import BlockTensor, BlockTensors, Checkpoint, Tensors
 from .layers.quantized import QuantizedSource, QuantizedTensor
+from .layers.rope import Rope
+from .models.cpu_decoder import Angles
+from .models.cpu_side import EmbeddingRows
+from .models.decoder_config import DecoderConfig
+from .models.sharding import VocabParallelEmbedding
 from .runners.build import build_runner
 from .weights import open_model
 from .weights.packed_tensors import dense_view
@@ -120,7 +126,6 @@ def evaluate(
         candidate = _runner(source, name, settings.dtype, settings)
         loaded = time.perf_counter() - began
         figures = _compare(reference, candidate, windows)
-        size = memory_of(candidate.model)
         results.append(
             FormatResult(
                 weights=name,
@@ -131,8 +136,8 @@ def evaluate(
                 tokens=figures.count,
                 load_seconds=loaded,
                 tokens_per_second=sum(map(len, windows)) / figures.seconds,
-                bits_per_weight=8 * size / weights,
-                resident_bytes=size,
+                bits_per_weight=8 * weight_bytes(candidate.model) / weights,
+                resident_bytes=memory_of(candidate.model),
                 kernels=str(candidate.facts()["kernels"]),
             )
         )
@@ -162,21 +167,40 @@ def count_weights(tensors: Tensors) -> int:
     return count
 
 
+# Any: as below.
+def weight_bytes(model: Any) -> int:
+    """Returns the bytes of a model's weights, each counted once.
+
+    Tables of angles and the copy that a head screens are left out, and so is the embedding where the head multiplies
+    the same weights: it reads them from the file, or from a copy in another order.
+    """
+    config, head = getattr(model, "config", None), getattr(model, "head", None)
+    without: tuple[type, ...] = (Angles, Rope)
+    if isinstance(config, DecoderConfig) and config.tied:
+        without += (EmbeddingRows, VocabParallelEmbedding)
+    return memory_of(model, without) - (head.bytes if isinstance(head, Head) else 0)
+
+
 # Any: models of every kind, whose attributes are walked.
-def memory_of(model: Any) -> int:
+def memory_of(model: Any, without: tuple[type, ...] = ()) -> int:
     """Returns the bytes of all tensors and packed matrices that an object reaches; memory that two share counts once.
 
     Pages of a mapped file count as the part of it that a tensor covers.
+
+    Args:
+        without: classes of parts that do not count.
     """
     sizes: dict[int, int] = {}  # address → bytes
     seen: set[int] = set()
     left: list[Any] = [model]
     while left:
         part = left.pop()
-        if id(part) in seen or isinstance(part, (str, bytes, int, float, type, Checkpoint)):
+        if id(part) in seen or isinstance(part, (str, bytes, int, float, type, Checkpoint, *without)):
             continue  # a checkpoint refers to files, not to what the model keeps of them
         seen.add(id(part))
-        if isinstance(part, torch.Tensor):
+        if isinstance(part, torch.Tensor) and part.is_mkldnn:  # laid out for oneDNN: no pointer to its memory
+            sizes[id(part)] = part.numel() * part.element_size()
+        elif isinstance(part, torch.Tensor):
             sizes[part.data_ptr()] = max(part.nbytes, sizes.get(part.data_ptr(), 0))
         elif isinstance(part, np.ndarray):
             sizes[part.ctypes.data] = max(part.nbytes, sizes.get(part.ctypes.data, 0))
