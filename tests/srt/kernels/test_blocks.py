@@ -227,18 +227,19 @@ def test_memory_is_hardly_more_than_the_file(library: ctypes.CDLL, kind: str, mo
 
 
 @pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("group", [32, 64, 128, 512])
 def test_integers_of_4_bits(library: ctypes.CDLL, group: int, zeros: bool) -> None:
     random = np.random.default_rng(group)
-    codes = random.integers(0, 16, (40, 256), dtype=np.uint8)
-    scales = random.uniform(0.01, 0.1, (40, 256 // group)).astype(np.float16)
+    k = max(256, 2 * group)
+    codes = random.integers(0, 16, (40, k), dtype=np.uint8)
+    scales = random.uniform(0.01, 0.1, (40, k // group)).astype(np.float16)
     zero = random.integers(0, 16, scales.shape, dtype=np.uint8) if zeros else None
     source = Int4Rows(codes[:, ::2] | codes[:, 1::2] << 4, scales, zero)
     spread = np.repeat(np.full(scales.shape, 8) if zero is None else zero, group, axis=1)
     weight = torch.from_numpy(np.repeat(scales.astype(np.float32), group, axis=1) * (codes - spread.astype(np.int16)))
     matrix = PackedMatrix(library, [source, source])
     for rows in (1, 20):
-        x = normal(rows, 256)
+        x = normal(rows, k)
         assert_close(matrix(x), x, torch.cat([weight, weight]))
 
 

@@ -3,7 +3,8 @@
 // A part keeps the numbers of its file, to the bit, in another order: 16 outputs side by side, so that one vector holds
 // several outputs × 4 inputs and products need no horizontal sums.
 //
-//   panel = [scales of all blocks][codes of all blocks]
+//   panel = units of 256 inputs, so that memory is read from the front; the last may have fewer
+//   unit = [scales][codes of its blocks of 32 inputs], the scales padded to a multiple of 32 bytes
 //   codes of 32 inputs (8 groups of 4) = lines of 64 bytes, byte 4 · output + input of the group:
 //     nibbles    4 lines: line l has group l in its lower and group l + 4 in its upper half bytes
 //     two bits   2 lines: line l has group 4 · l + j in bits 2j and 2j + 1
@@ -65,11 +66,31 @@ constexpr BlockFormat block_format(Format format) {
     }
 }
 
+constexpr long UNIT = 8;  // blocks of 32 inputs
+
+// Bytes of the scales of a unit of so many blocks. Groups of more inputs than a unit has are repeated in each.
+constexpr long unit_scale_bytes(BlockFormat f, int group_shift, long blocks) {
+    long bytes = 0;
+    switch (f.scaling) {
+        case Scaling::HALF: bytes = blocks * 32; break;
+        case Scaling::HALF_MIN: bytes = blocks * 64; break;
+        case Scaling::EXPONENT: bytes = blocks * 16; break;
+        case Scaling::BYTES: bytes = 32 + 256 / f.sub * 16; break;
+        case Scaling::BYTES_MIN:
+        case Scaling::NIBBLES_MIN: bytes = 320; break;
+        case Scaling::GROUPS: bytes = (((blocks - 1) >> group_shift) + 1) * 48; break;
+    }
+    return (bytes + 31) / 32 * 32;
+}
+
+constexpr long unit_bytes(BlockFormat f, int group_shift, long blocks = UNIT) {
+    return unit_scale_bytes(f, group_shift, blocks) + blocks * f.code_bytes();
+}
+
 constexpr int8_t IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int8_t MXFP4_VALUES[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // doubled
 
-// Bytes of one panel's scales, and of a whole panel.
-long block_scale_bytes(const MatrixPart& part);
+// Bytes of one panel.
 long block_panel_bytes(const MatrixPart& part);
 
 // Fills outputs [first, first + count) from rows of a file, `row_bytes` apart. `head_rows` > 0: each so many rows are in

@@ -227,9 +227,23 @@ UMBEL_INLINE vf load_bytes(const Byte* p) {
     return __builtin_convertvector(widen_bytes(p), vf);
 }
 
-// Of block `block` (of 32 inputs) of a panel, outputs [lane, lane + VL).
+// What the scales of all blocks of a unit are multiplied with, where a format has that.
+struct UnitScales {
+    vf scale, min;
+};
+
 template <Format F>
-UMBEL_INLINE Scales load_scales(const uint8_t* scales, long block, long lane, int group_shift) {
+UMBEL_INLINE UnitScales load_unit_scales(const uint8_t* scales, long lane) {
+    constexpr BlockFormat f = block_format(F);
+    UnitScales result{};
+    if constexpr (f.inputs == 256) result.scale = load((const f16*)scales + lane);
+    if constexpr (f.inputs == 256 && f.has_min()) result.min = load((const f16*)scales + 16 + lane);
+    return result;
+}
+
+// Of block `block` of a unit, outputs [lane, lane + VL).
+template <Format F>
+UMBEL_INLINE Scales load_scales(const uint8_t* scales, UnitScales unit, long block, long lane, int group_shift) {
     constexpr BlockFormat f = block_format(F);
     constexpr int SUBS = 32 / f.sub;
     Scales result;
@@ -243,21 +257,16 @@ UMBEL_INLINE Scales load_scales(const uint8_t* scales, long block, long lane, in
         vi normal = (exponent - 1) << 23, tiny = 0x00200000 + 0x00200000 * exponent;  // 0 and 1: no normal numbers
         result.scale[0] = (vf)(exponent < 2 ? tiny : normal);
     } else if constexpr (f.scaling == Scaling::BYTES) {
-        const uint8_t* at = scales + block / 8 * (32 + 8 * SUBS * 16);
-        vf scale = load((const f16*)at + lane);
         for (int sub = 0; sub < SUBS; sub++)
-            result.scale[sub] = scale * load_bytes((const int8_t*)at + 32 + (block % 8 * SUBS + sub) * 16 + lane);
+            result.scale[sub] = unit.scale * load_bytes((const int8_t*)scales + 32 + (block * SUBS + sub) * 16 + lane);
     } else if constexpr (f.scaling == Scaling::BYTES_MIN) {
-        const uint8_t* at = scales + block / 8 * 320;
-        result.scale[0] = load((const f16*)at + lane) * load_bytes(at + 64 + block % 8 * 32 + lane);
-        result.min[0] = load((const f16*)at + 16 + lane) * load_bytes(at + 64 + block % 8 * 32 + 16 + lane);
+        result.scale[0] = unit.scale * load_bytes(scales + 64 + block * 32 + lane);
+        result.min[0] = unit.min * load_bytes(scales + 64 + block * 32 + 16 + lane);
     } else if constexpr (f.scaling == Scaling::NIBBLES_MIN) {
-        const uint8_t* at = scales + block / 8 * 320;
-        vf scale = load((const f16*)at + lane), min = load((const f16*)at + 16 + lane);
         for (int sub = 0; sub < SUBS; sub++) {
-            vi both = widen_bytes(at + 64 + (block % 8 * SUBS + sub) * 16 + lane);
-            result.scale[sub] = scale * __builtin_convertvector(both & 15, vf);
-            result.min[sub] = min * __builtin_convertvector(both >> 4, vf);
+            vi both = widen_bytes(scales + 64 + (block * SUBS + sub) * 16 + lane);
+            result.scale[sub] = unit.scale * __builtin_convertvector(both & 15, vf);
+            result.min[sub] = unit.min * __builtin_convertvector(both >> 4, vf);
         }
     } else {
         const uint8_t* at = scales + (block >> group_shift) * 48;

@@ -8,6 +8,44 @@ namespace {
 
 constexpr long AHEAD = 6144;  // bytes of a panel that are asked for before their use
 
+// The units that are asked for, one after the other: blocks [first, first + count) of the panel.
+template <Format F>
+struct Units {
+    static constexpr BlockFormat FORM = block_format(F);
+
+    const long end, shift;
+    long first, count;
+    const uint8_t *scales, *lines;
+
+    explicit Units(const BlockOperands& operands)
+        : end(operands.end),
+          shift(operands.group_shift),
+          first(operands.begin),
+          scales(operands.panel + operands.begin / UNIT * unit_bytes(FORM, operands.group_shift)) {
+        find_lines();
+    }
+    bool left() const { return first < end; }
+    void next() {
+        first += UNIT;
+        scales += unit_bytes(FORM, shift);
+        find_lines();
+    }
+
+  private:
+    void find_lines() {
+        count = end - first < UNIT ? end - first : UNIT;
+        lines = scales + unit_scale_bytes(FORM, shift, count);
+    }
+};
+
+// Asks for the bytes that a block of a unit takes, its share of the scales among them, AHEAD of them.
+template <Format F>
+UMBEL_INLINE void fetch_block(const uint8_t* scales, long block) {
+    constexpr BlockFormat f = block_format(F);
+    constexpr long BYTES = unit_bytes(f, 0) / UNIT;  // of INT4 somewhat more than it takes
+    for (long line = 0; line < BYTES; line += 64) prefetch(scales + AHEAD + block * BYTES + line);
+}
+
 #if !defined(UMBEL_PLAIN_DOT)
 
 // Reads memory once, from the front: the panel that comes next follows this one.
@@ -20,23 +58,29 @@ void multiply_few(const BlockOperands& operands, float* sums) {
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < WIDE; v++) total[r][v] = load(sums + r * PANEL + v * VL);
-    const uint8_t* lines = operands.codes + operands.begin * BYTES;
     const int8_t* x = operands.values + operands.begin * operands.lanes * 32;
     const float* factors = operands.factors + operands.begin * operands.lanes * 4;
-    for (long block = operands.begin; block < operands.end; block++) {
-        for (long line = 0; line < BYTES; line += 64) prefetch(lines + AHEAD + line);
+    for (Units<F> units(operands); units.left(); units.next()) {
+        UnitScales shared[WIDE];
 #pragma GCC unroll 4
-        for (int v = 0; v < WIDE; v++) {
-            vcodes codes[8];
-            unpack<F>(lines + v * VL * 4, codes);
-            Scales scales = load_scales<F>(operands.scales, block, v * VL, operands.group_shift);
+        for (int v = 0; v < WIDE; v++) shared[v] = load_unit_scales<F>(units.scales, v * VL);
+        const uint8_t* lines = units.lines;
+#pragma GCC unroll 1
+        for (long block = 0; block < units.count; block++) {
+            fetch_block<F>(units.scales, block);
 #pragma GCC unroll 4
-            for (int r = 0; r < R; r++)
-                total[r][v] = add_block<F>(total[r][v], codes, scales, x + r * 32, factors + r * 4);
+            for (int v = 0; v < WIDE; v++) {
+                vcodes codes[8];
+                unpack<F>(lines + v * VL * 4, codes);
+                Scales scales = load_scales<F>(units.scales, shared[v], block, v * VL, operands.group_shift);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++)
+                    total[r][v] = add_block<F>(total[r][v], codes, scales, x + r * 32, factors + r * 4);
+            }
+            lines += BYTES;
+            x += operands.lanes * 32;
+            factors += operands.lanes * 4;
         }
-        lines += BYTES;
-        x += operands.lanes * 32;
-        factors += operands.lanes * 4;
     }
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
@@ -50,21 +94,22 @@ void multiply_few(const BlockOperands& operands, float* sums) {
 template <Format F>
 void multiply_many(const BlockOperands& operands, float* sums) {
     constexpr long BYTES = block_format(F).code_bytes();
-    for (long block = operands.begin; block < operands.end; block++) {
-        const int8_t* x = operands.values + block * operands.lanes * 32;
-        const float* factors = operands.factors + block * operands.lanes * 4;
-        const uint8_t* lines = operands.codes + block * BYTES;
-        for (long line = 0; line < BYTES; line += 64) prefetch(lines + AHEAD + line);
-        for (int v = 0; v < PANEL; v += VL) {
-            vcodes codes[8];
-            unpack<F>(lines + v * 4, codes);
-            Scales scales = load_scales<F>(operands.scales, block, v, operands.group_shift);
-            for (long r = 0; r < operands.rows; r++) {
-                float* sum = sums + r * PANEL + v;
-                store(sum, add_block<F>(load(sum), codes, scales, x + r * 32, factors + r * 4));
+    for (Units<F> units(operands); units.left(); units.next())
+        for (long block = 0; block < units.count; block++) {
+            const int8_t* x = operands.values + (units.first + block) * operands.lanes * 32;
+            const float* factors = operands.factors + (units.first + block) * operands.lanes * 4;
+            fetch_block<F>(units.scales, block);
+            for (int v = 0; v < PANEL; v += VL) {
+                vcodes codes[8];
+                unpack<F>(units.lines + block * BYTES + v * 4, codes);
+                UnitScales shared = load_unit_scales<F>(units.scales, v);
+                Scales scales = load_scales<F>(units.scales, shared, block, v, operands.group_shift);
+                for (long r = 0; r < operands.rows; r++) {
+                    float* sum = sums + r * PANEL + v;
+                    store(sum, add_block<F>(load(sum), codes, scales, x + r * 32, factors + r * 4));
+                }
             }
         }
-    }
 }
 
 #if defined(UMBEL_AMX)
@@ -78,11 +123,15 @@ class TiledPanel {
     explicit TiledPanel(const BlockOperands& operands) : operands_(operands) {}
 
     void run(float* sums) {
-        for (long block = operands_.begin; block < operands_.end; block++) {
-            multiply(block);
-            if (block > operands_.begin) add(block - 1, sums);
-        }
-        if (operands_.end > operands_.begin) add(operands_.end - 1, sums);
+        Place before{};
+        for (Units<F> units(operands_); units.left(); units.next())
+            for (long block = 0; block < units.count; block++) {
+                Place place{units.scales, units.lines + block * FORM.code_bytes(), units.first, block};
+                multiply(place);
+                if (before.scales) add(before, sums);
+                before = place;
+            }
+        if (before.scales) add(before, sums);
     }
 
   private:
@@ -90,19 +139,22 @@ class TiledPanel {
     static constexpr int SUBS = 32 / FORM.sub;
     static constexpr long MOST_TILES = BlockRows::TILE / TILE_ROWS;
 
-    void multiply(long block) {
-        constexpr long BYTES = FORM.code_bytes();
-        const uint8_t* lines = operands_.codes + block * BYTES;
-        for (long line = 0; line < BYTES; line += 64) prefetch(lines + AHEAD + line);
+    struct Place {  // a block
+        const uint8_t *scales, *lines;  // of its unit, and its own
+        long first, block;              // of its unit in the panel, and its own in the unit
+    };
+
+    void multiply(const Place& place) {
+        fetch_block<F>(place.scales, place.block);
         for (int v = 0; v < PANEL; v += VL) {
             vcodes codes[8];
-            unpack<F>(lines + v * 4, codes);
+            unpack<F>(place.lines + v * 4, codes);
             for (int g = 0; g < 8; g++) std::memcpy(codes_[SUBS == 1 ? 0 : g / 4][g] + v * 4, &codes[g], sizeof codes[g]);
         }
         tile_load<6>(codes_[0], TILE_BYTES);
         if constexpr (SUBS == 2) tile_load<7>(codes_[1], TILE_BYTES);
-        const int8_t* x = operands_.values + block * operands_.lanes * 32;
-        auto& exact = exact_[block % 2];
+        const int8_t* x = operands_.values + (place.first + place.block) * operands_.lanes * 32;
+        auto& exact = exact_[place.block % 2];
         for (long tile = 0; tile * TILE_ROWS < operands_.rows; tile++) {
             tile_load<4>(x + tile * TILE_ROWS * 32, 32);
             tile_zero<0>();
@@ -116,11 +168,12 @@ class TiledPanel {
         }
     }
 
-    void add(long block, float* sums) const {
-        const float* factors = operands_.factors + block * operands_.lanes * 4;
-        const auto& exact = exact_[block % 2];
+    void add(const Place& place, float* sums) const {
+        const float* factors = operands_.factors + (place.first + place.block) * operands_.lanes * 4;
+        const auto& exact = exact_[place.block % 2];
         for (int v = 0; v < PANEL; v += VL) {
-            Scales scales = load_scales<F>(operands_.scales, block, v, operands_.group_shift);
+            UnitScales shared = load_unit_scales<F>(place.scales, v);
+            Scales scales = load_scales<F>(place.scales, shared, place.block, v, operands_.group_shift);
             for (long r = 0; r < operands_.rows; r++) {
                 vi products[2]{};
                 for (int sub = 0; sub < SUBS; sub++)

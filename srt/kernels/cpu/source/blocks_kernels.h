@@ -7,10 +7,9 @@
 
 namespace umbel {
 
-// What a kernel reads: blocks of 32 inputs [begin, end) of one panel, and rows of one tile.
+// What a kernel reads: blocks of 32 inputs [begin, end) of one panel, whole units of it, and rows of one tile.
 struct BlockOperands {
-    const uint8_t* scales;  // of the panel, block 0
-    const uint8_t* codes;   // of the panel, block 0
+    const uint8_t* panel;
     long begin, end;
     int group_shift;
     const int8_t* values;  // [k / 32][lanes][32], from the first row on

@@ -147,7 +147,7 @@ UMBEL_INLINE void put_codes(const uint8_t* codes, uint8_t* out) {
     }
 }
 
-// The scales of one block of the file for one output, `number` blocks of that size into the panel.
+// The scales of one block of the file for one output, `number` blocks of that size into the unit.
 template <Format F>
 void put_scales(const Block& block, long number, long output, uint8_t* scales) {
     constexpr BlockFormat f = block_format(F);
@@ -160,35 +160,48 @@ void put_scales(const Block& block, long number, long output, uint8_t* scales) {
     } else if constexpr (f.scaling == Scaling::EXPONENT) {
         scales[number * 16 + output] = block.exponent;
     } else if constexpr (f.scaling == Scaling::BYTES) {
-        uint8_t* at = scales + number * (32 + 256 / f.sub * 16);
-        put_half(at, block.scale);
-        for (long sub = 0; sub < 256 / f.sub; sub++) at[32 + sub * 16 + output] = (uint8_t)block.scales[sub];
+        put_half(scales, block.scale);
+        for (long sub = 0; sub < 256 / f.sub; sub++) scales[32 + sub * 16 + output] = (uint8_t)block.scales[sub];
     } else {
-        uint8_t* at = scales + number * 320;
-        put_half(at, block.scale);
-        put_half(at + 32, block.min);
+        put_half(scales, block.scale);
+        put_half(scales + 32, block.min);
         for (long sub = 0; sub < 256 / f.sub; sub++) {
             if constexpr (f.scaling == Scaling::BYTES_MIN) {
-                at[64 + sub * 32 + output] = (uint8_t)block.scales[sub];
-                at[64 + sub * 32 + 16 + output] = block.mins[sub];
+                scales[64 + sub * 32 + output] = (uint8_t)block.scales[sub];
+                scales[64 + sub * 32 + 16 + output] = block.mins[sub];
             } else {
-                at[64 + sub * 16 + output] = (uint8_t)(block.scales[sub] | block.mins[sub] << 4);
+                scales[64 + sub * 16 + output] = (uint8_t)(block.scales[sub] | block.mins[sub] << 4);
             }
         }
+    }
+}
+
+// body(scales, codes, first, count) for the units of a panel, each with blocks [first, first + count) of 32 inputs.
+template <class Body>
+void each_unit(const MatrixPart& part, long panel, Body&& body) {
+    BlockFormat f = block_format(part.format);
+    uint8_t* scales = (uint8_t*)part.panel(panel);
+    for (long first = 0, blocks = part.k / 32; first < blocks; first += UNIT) {
+        long count = blocks - first < UNIT ? blocks - first : UNIT;
+        body(scales, scales + unit_scale_bytes(f, part.group_shift, count), first, count);
+        scales += unit_bytes(f, part.group_shift);
     }
 }
 
 template <Format F>
 void pack_row(const MatrixPart& part, long output, const uint8_t* row) {
     constexpr BlockFormat f = block_format(F);
-    uint8_t* scales = (uint8_t*)part.panel(output / PANEL);
-    uint8_t* codes = scales + block_scale_bytes(part) + output % PANEL * 4;
-    Block block;
-    for (long number = 0; number < part.k / f.inputs; number++) {
-        read_block<F>(row + number * f.bytes, block);
-        put_scales<F>(block, number, output % PANEL, scales);
-        for (long at = 0; at < f.inputs; at += 32, codes += f.code_bytes()) put_codes<f.bits>(block.codes + at, codes);
-    }
+    long lane = output % PANEL;
+    each_unit(part, output / PANEL, [&](uint8_t* scales, uint8_t* codes, long, long count) {
+        Block block;
+        codes += lane * 4;
+        for (long number = 0; number < count * 32 / f.inputs; number++, row += f.bytes) {
+            read_block<F>(row, block);
+            put_scales<F>(block, number, lane, scales);
+            for (long at = 0; at < f.inputs; at += 32, codes += f.code_bytes())
+                put_codes<f.bits>(block.codes + at, codes);
+        }
+    });
 }
 
 template <Format F>
@@ -250,23 +263,11 @@ long place_of(long row, long head_rows) {
 
 }  // namespace
 
-long block_scale_bytes(const MatrixPart& part) {
-    BlockFormat f = block_format(part.format);
-    long blocks = part.k / f.inputs, bytes = 0;
-    switch (f.scaling) {
-        case Scaling::HALF: bytes = blocks * 32; break;
-        case Scaling::HALF_MIN: bytes = blocks * 64; break;
-        case Scaling::EXPONENT: bytes = blocks * 16; break;
-        case Scaling::BYTES: bytes = blocks * (32 + 256 / f.sub * 16); break;
-        case Scaling::BYTES_MIN:
-        case Scaling::NIBBLES_MIN: bytes = blocks * 320; break;
-        case Scaling::GROUPS: bytes = (((blocks - 1) >> part.group_shift) + 1) * 48; break;
-    }
-    return (bytes + 63) / 64 * 64;
-}
-
 long block_panel_bytes(const MatrixPart& part) {
-    return block_scale_bytes(part) + part.k / 32 * block_format(part.format).code_bytes();
+    BlockFormat f = block_format(part.format);
+    long blocks = part.k / 32, bytes = blocks / UNIT * unit_bytes(f, part.group_shift);
+    if (blocks % UNIT) bytes += unit_bytes(f, part.group_shift, blocks % UNIT);
+    return (bytes + 63) / 64 * 64;
 }
 
 void pack_blocks(MatrixPart& part, long first, long count, const uint8_t* rows, long row_bytes, long head_rows) {
@@ -280,26 +281,31 @@ void pack_blocks(MatrixPart& part, long first, long count, const uint8_t* rows, 
 
 void pack_int4(MatrixPart& part, long first, long count, const uint8_t* codes, const f16* scales, const uint8_t* zeros) {
     long blocks = part.k / 32, groups = ((blocks - 1) >> part.group_shift) + 1;
-    parallel(count, even_grain(count, 8, PANEL), [&](long begin, long end) {
-        for (long row = begin; row < end; row++) {
-            long output = first + row, lane = output % PANEL;
-            uint8_t* panel = (uint8_t*)part.panel(output / PANEL);
-            uint8_t* out = panel + block_scale_bytes(part) + lane * 4;
-            uint8_t unpacked[32];
-            for (long block = 0; block < blocks; block++, out += block_format(Format::INT4).code_bytes()) {
-                const uint8_t* from = codes + (row * blocks + block) * 16;
+    auto pack = [&](long row) {
+        long lane = (first + row) % PANEL;
+        const uint8_t* from = codes + row * blocks * 16;
+        each_unit(part, (first + row) / PANEL, [&](uint8_t* own_scales, uint8_t* out, long block, long width) {
+            long group = row * groups + (block >> part.group_shift);
+            for (long i = 0; i <= (width - 1) >> part.group_shift; i++) {
+                uint8_t* at = own_scales + i * (zeros ? 48 : 32);
+                std::memcpy(at + lane * 2, scales + group + i, 2);
+                if (zeros) at[32 + lane] = zeros[group + i];
+            }
+            out += lane * 4;
+            for (long end = block + width; block < end; block++) {
+                uint8_t unpacked[32];
                 for (long i = 0; i < 16; i++) {
                     unpacked[2 * i] = from[i] & 15;
                     unpacked[2 * i + 1] = from[i] >> 4;
                 }
                 put_codes<4>(unpacked, out);
+                from += 16;
+                out += block_format(Format::INT4).code_bytes();
             }
-            for (long group = 0; group < groups; group++) {
-                uint8_t* at = panel + group * (zeros ? 48 : 32);
-                std::memcpy(at + lane * 2, scales + row * groups + group, 2);
-                if (zeros) at[32 + lane] = zeros[row * groups + group];
-            }
-        }
+        });
+    };
+    parallel(count, even_grain(count, 8, PANEL), [&](long begin, long end) {
+        for (long row = begin; row < end; row++) pack(row);
     });
 }
 

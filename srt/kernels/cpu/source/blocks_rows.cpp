@@ -1,5 +1,6 @@
 // Rounds rows of inputs to signed bytes with a scale for each 32.
 #include <limits>
+#include <utility>
 
 #include "blocks.h"
 #include "memory.h"
@@ -13,16 +14,26 @@ constexpr float SHIFT = 12582912.0f;  // 1.5 · 2^23: the fraction is rounded aw
 constexpr int STEPS = 32 / VL;
 typedef int8_t vbyte __attribute__((vector_size(VL)));
 
+template <int BY, int... Lane>
+UMBEL_INLINE vi rotated(vi v, std::integer_sequence<int, Lane...>) {
+    return __builtin_shufflevector(v, v, (Lane + BY) % VL...);
+}
+
+// All lanes of v taken together, in halves: lane by lane takes several times as long as what is rounded.
+template <int BY = VL / 2, class Take>
+UMBEL_INLINE int32_t fold(vi v, Take&& take) {
+    if constexpr (BY == 0)
+        return v[0];
+    else
+        return fold<BY / 2>(take(v, rotated<BY>(v, std::make_integer_sequence<int, VL>{})), take);
+}
+
 UMBEL_INLINE int32_t largest_of(vi v) {
-    int32_t most = v[0];
-    for (int i = 1; i < VL; i++) most = v[i] > most ? v[i] : most;
-    return most;
+    return fold(v, [](vi a, vi b) { return a > b ? a : b; });
 }
 
 UMBEL_INLINE int32_t sum_of(vi v) {
-    int32_t sum = 0;
-    for (int i = 0; i < VL; i++) sum += v[i];
-    return sum;
+    return fold(v, [](vi a, vi b) { return a + b; });
 }
 
 // 32 inputs.

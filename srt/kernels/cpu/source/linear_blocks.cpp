@@ -9,13 +9,12 @@ namespace umbel {
 namespace {
 
 constexpr long CHUNK_PANELS = 16;  // most: a thread that loses its core delays a loop little
+constexpr long FEW_PANELS = 2;     // of few rows, which have nothing to share but what they wait for
 constexpr long BLOCK_K = 64;       // blocks of 32 inputs that are multiplied at a time, most: their inputs stay near
 
 BlockOperands operands_of(const MatrixPart& part, const BlockRows& x, long panel, long tile) {
     long first = tile * BlockRows::TILE;
-    const uint8_t* scales = (const uint8_t*)part.panel(panel);
-    return {scales,
-            scales + block_scale_bytes(part),
+    return {(const uint8_t*)part.panel(panel),
             0,
             part.k / 32,
             part.group_shift,
@@ -103,8 +102,8 @@ void linear_blocks(const Matrix& weight, const float* x, long rows, long x_strid
     long panels = 0, tiles = inputs.tiles();
     for (long i = 0; i < weight.count; i++)
         if (is_blocks(weight.parts[i].format)) panels += weight.parts[i].panels;
-    long group = even_grain(panels * tiles, 8);
-    if (group > CHUNK_PANELS) group = CHUNK_PANELS;
+    long group = even_grain(panels * tiles, 8), most = inputs.rows <= BlockKernels::FEW ? FEW_PANELS : CHUNK_PANELS;
+    if (group > most) group = most;
     long groups = 0;
     for (long i = 0; i < weight.count; i++)
         if (is_blocks(weight.parts[i].format)) groups += (weight.parts[i].panels + group - 1) / group;

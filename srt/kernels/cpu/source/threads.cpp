@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -21,6 +20,34 @@ inline void pause() {
 
 thread_local int rank_here = 0;
 
+// The chunks [first, end) of a loop that are left of one thread's run. Its owner takes the first, the others the last.
+class alignas(64) Run {
+  public:
+    void reset(uint32_t first, uint32_t end) { span_.store(pack(first, end), std::memory_order_release); }
+
+    bool take_first(long& chunk) {
+        return take([&](uint32_t first, uint32_t end) { return chunk = first, pack(first + 1, end); });
+    }
+    bool take_last(long& chunk) {
+        return take([&](uint32_t first, uint32_t end) { return chunk = end - 1, pack(first, end - 1); });
+    }
+
+  private:
+    static uint64_t pack(uint32_t first, uint32_t end) { return (uint64_t)end << 32 | first; }
+
+    template <class Rest>
+    bool take(Rest&& rest) {
+        uint64_t span = span_.load(std::memory_order_acquire);
+        while ((uint32_t)span < span >> 32) {
+            uint64_t left = rest((uint32_t)span, (uint32_t)(span >> 32));
+            if (span_.compare_exchange_weak(span, left, std::memory_order_acq_rel)) return true;
+        }
+        return false;
+    }
+
+    std::atomic<uint64_t> span_{0};
+};
+
 class Team {
   public:
     ~Team() { resize(1); }
@@ -32,8 +59,9 @@ class Team {
         for (std::thread& thread : threads_) thread.join();
         threads_.clear();
         stopping_.store(false);
-        for (int rank = 1; rank < size; rank++) threads_.emplace_back([this, rank] { work(rank); });
         size_ = size;
+        runs_ = std::vector<Run>(size);
+        for (int rank = 1; rank < size; rank++) threads_.emplace_back([this, rank] { work(rank); });
     }
 
     int size() const { return size_; }
@@ -42,10 +70,11 @@ class Team {
         body_ = body;
         context_ = context;
         finished_.store(0, std::memory_order_relaxed);
-        left_.store(chunks, std::memory_order_release);
+        for (int rank = 0; rank < size_; rank++)
+            runs_[rank].reset((uint32_t)(chunks * rank / size_), (uint32_t)(chunks * (rank + 1) / size_));
         epoch_.fetch_add(1, std::memory_order_release);
         epoch_.notify_all();
-        while (claim()) {
+        while (claim(0)) {
         }
         long done;
         for (int spin = 0; (done = finished_.load(std::memory_order_acquire)) < chunks; spin++) {
@@ -58,24 +87,22 @@ class Team {
 
   private:
     // A claim takes a chunk of the loop that runs now: the next loop starts only when every claimed chunk has finished.
-    bool claim() {
-        long left = left_.load(std::memory_order_acquire);
-        while (left > 0) {
-            if (left_.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel)) {
-                body_(context_, left - 1);
-                finished_.fetch_add(1, std::memory_order_acq_rel);
-                finished_.notify_one();
-                return true;
-            }
-        }
-        return false;
+    bool claim(int rank) {
+        long chunk;
+        bool found = runs_[rank].take_first(chunk);
+        for (int other = 1; !found && other < size_; other++) found = runs_[(rank + other) % size_].take_last(chunk);
+        if (!found) return false;
+        body_(context_, chunk);
+        finished_.fetch_add(1, std::memory_order_acq_rel);
+        finished_.notify_one();
+        return true;
     }
 
     void work(int rank) {
         rank_here = rank;
         uint32_t seen = epoch_.load(std::memory_order_acquire);
         while (!stopping_.load(std::memory_order_acquire)) {
-            while (claim()) {
+            while (claim(rank)) {
             }
             int spin = 0;
             while (epoch_.load(std::memory_order_acquire) == seen && spin++ < SPINS) pause();
@@ -86,9 +113,9 @@ class Team {
 
     int size_ = 1;
     std::vector<std::thread> threads_;
+    std::vector<Run> runs_{1};
     std::atomic<bool> stopping_{false};
     alignas(64) std::atomic<uint32_t> epoch_{0};
-    alignas(64) std::atomic<long> left_{0};
     alignas(64) std::atomic<long> finished_{0};
     void (*body_)(void*, long) = nullptr;
     void* context_ = nullptr;

@@ -1,5 +1,6 @@
-// A team of threads that share loops. Chunks are claimed one by one, so a thread that has lost its core to another
-// process delays a loop by one chunk at most, and a thread that sleeps delays it not at all.
+// A team of threads that share loops. Every thread has a run of neighbouring chunks, so that it reads memory from the
+// front, and claims them one by one; one that has finished takes chunks from the ends of the others' runs. So a thread
+// that has lost its core to another process delays a loop by one chunk at most, and a thread that sleeps not at all.
 #pragma once
 
 #include <type_traits>
