@@ -150,7 +150,6 @@ SMALL_FILES = {
     "lang/templates/child.py": "a process started as a module: it loads jinja2, msgspec and nothing of its parent",
     "server/history.py": "a cache with its own bounds, tested by itself; a front has one",
     "srt/constraints/compiler_worker.py": "a process, started as a module, that loads the automata and no torch",
-    "srt/gateway/engine_client.py": "one life of the engine; the server outlives it",
     "srt/models/cpu_latents.py": "one native structure and its weights, latent.h; the decoder has others",
     "srt/models/cpu_experts.py": "one native structure and its weights, experts.h; the decoder has others",
     "srt/runners/cuda/triton_kernels.py": "imports Triton when it is loaded, which needs a GPU",

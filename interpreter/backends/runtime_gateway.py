@@ -186,7 +186,7 @@ class GatewayProcess(LocalGateway):
             lock = _hold_lock(self.folder)
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "umbel.srt.gateway.server"],
+                    [sys.executable, "-P", "-m", "umbel.srt.gateway"],
                     stdin=subprocess.PIPE,
                     stdout=2,  # libraries must not print into the program's output
                     pass_fds=(lock,),

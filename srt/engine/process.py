@@ -25,7 +25,8 @@ from ...lang.transport.inlet import prepare
 from ...lang.transport.lifeline import read_line, watch
 from ...lang.transport.link import FrameError, Inbound, Outbound
 from ..constraints.matcher import OPENING_POLL
-from ..core.config import MAX_ENGINE_FRAME, MAX_PULSE_FRAME, SupervisionLimits, fault_hook
+from ..core.config import MAX_ENGINE_FRAME, MAX_PULSE_FRAME, SupervisionLimits
+from ..core.environment import fault_hook
 from ..core.instruments import SystemClock
 from ..core.messages import (
     Ended,
@@ -208,7 +209,11 @@ def _ours_to_explain(error: Exception | None) -> Exception | None:
 
 
 def main() -> None:
-    start = msgspec.json.decode(read_line(), type=EngineStart)
+    gc.disable()  # what a start makes stays: collections would only walk it, for a seventh of the time of all imports
+    line = read_line()
+    if not line:
+        return  # the gateway ended before it had an engine started
+    start = msgspec.json.decode(line, type=EngineStart)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; this process ends when it ends
     child.die_with_parent_thread(start.parent)
     watch(start.parent, lambda: None)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +14,13 @@ import zmq
 from ...lang.runtime_options import RuntimeOptions
 from ...lang.transport.inlet import Inlet, prepare
 from ...lang.transport.link import FrameError, Inbound, Outbound
-from ...lang.transport.process_life import exit_in_words, memory_kills
-from ..core.config import MAX_ENGINE_FRAME, MAX_PULSE_FRAME, engine_environment
+from ..core.config import MAX_ENGINE_FRAME, MAX_PULSE_FRAME
 from ..core.messages import EngineFrame, EngineStart, ToEngine, from_engine_codec, to_engine_codec
+from .engine_process import EngineProcess
 
 
 class EngineClient:
-    """Starts one engine process and talks to it, on one loop. A restart is another object with other addresses.
+    """Talks to one engine process, on one loop. A restart is another object with other addresses.
 
     Args:
         on_events: called with the engine's messages; unreadable frames are counted.
@@ -50,39 +50,45 @@ class EngineClient:
         pulse_inbound: Inbound[EngineFrame] = Inbound(from_engine_codec(), Counter())  # lost beats are not counted
         self._outbound: Outbound[ToEngine] = Outbound(to_engine_codec())
         self._outbox: list[ToEngine] = []
-        self._process: asyncio.subprocess.Process | None = None
-        self._memory_kills = memory_kills()
+        self._process: EngineProcess | None = None
         self._inlets = (
             Inlet(self._events, lambda messages: on_events(self, _read(messages, inbound)), on_error),
             Inlet(self._pulse, lambda messages: on_heartbeats(self, _read(messages, pulse_inbound)), on_error),
         )
 
-    async def start(self, options: RuntimeOptions) -> None:
-        """Starts the process. Raises OSError when none can be made."""
+    def start(self, options: RuntimeOptions, process: EngineProcess | None = None) -> None:
+        """Takes a process that waits for its first line, or starts one. Raises OSError when none can be made."""
+        self._process = process or EngineProcess()
         events, pulse = (f"ipc://{path}" for path in self._paths)
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "umbel.srt.engine.process"),
-            stdin=asyncio.subprocess.PIPE,
-            env=engine_environment(),
-            stdout=2,  # libraries must not print into the program's output
-        )
-        assert self._process.stdin is not None
         start = EngineStart(os.getpid(), events, pulse, str(self._rendezvous), options)
-        self._process.stdin.write(msgspec.json.encode(start) + b"\n")
+        self._process.tell(msgspec.json.encode(start))
 
     @property
     def process_id(self) -> int | None:
-        return self._process.pid if self._process is not None else None
+        return self._process.process_id if self._process is not None else None
 
     async def exit_reason(self) -> str:
         """Waits for the exit → the reason, in words."""
-        assert self._process is not None, "waiting for a process that was not started"
-        return exit_in_words(await self._process.wait(), self._memory_kills)
+        process, loop = self._process, asyncio.get_running_loop()
+        assert process is not None, "waiting for a process that was not started"
+        exited: asyncio.Future[str] = loop.create_future()
+
+        def note(reason: str) -> None:
+            if not exited.done():
+                exited.set_result(reason)
+
+        def wait() -> None:
+            reason = process.wait()
+            with contextlib.suppress(RuntimeError):  # the loop has ended first
+                loop.call_soon_threadsafe(note, reason)
+
+        # A thread of its own: a loop that ends waits for the threads of its executor.
+        threading.Thread(target=wait, name="engine exit", daemon=True).start()
+        return await exited
 
     def kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+        if self._process is not None:
+            self._process.kill()
 
     # ------------------------------------------------------------------ messages
 
@@ -112,6 +118,8 @@ class EngineClient:
         return self._lost - before
 
     def close(self) -> None:
+        if self._process is not None:
+            self._process.close()
         for inlet in self._inlets:
             inlet.close()
         for socket in (self._events, self._pulse):

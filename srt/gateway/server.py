@@ -46,7 +46,8 @@ from ...lang.transport.link import (
 from ...lang.transport.process_life import machine_in_words, read_process, read_this_thread
 from ..constraints.compiler import CompiledCache
 from ..constraints.compiler_process import CompilerProcess
-from ..core.config import CompilerLimits, GatewayLimits, PictureLimits, SupervisionLimits, fault_hook
+from ..core.config import CompilerLimits, GatewayLimits, PictureLimits, SupervisionLimits
+from ..core.environment import fault_hook
 from ..core.instruments import SystemClock
 from ..core.messages import EngineFrame, EnginePhase, EngineReady, EngineStartFailed, Heartbeat, ToEngine
 from ..launch import fetch_model, may_be_remote, open_tokenizer
@@ -58,6 +59,7 @@ from ..tokenizer.tokenizer import Tokenizer, vocabulary_info
 from .calls import Client
 from .clients import Clients, Connection, LongPrompts, Received, Router
 from .engine_client import EngineClient
+from .engine_process import EngineProcess
 from .gateway import Gateway
 from .programs import Programs, capabilities_of
 from .remote import Admission, CurveRouter, Ownership, of_the_owner, open_port
@@ -147,9 +149,10 @@ class GatewayServer:
 
     Args:
         umask: of the user, for a model that is downloaded into a cache that other programs share.
+        waiting: a process for the first engine.
     """
 
-    def __init__(self, start: GatewayStart, umask: int = 0o077) -> None:
+    def __init__(self, start: GatewayStart, umask: int, waiting: EngineProcess | None) -> None:
         self._options = start.options
         self._program_host = start.program_host
         self._listen = start.listen
@@ -175,6 +178,7 @@ class GatewayServer:
         self._decoder = DecoderProcess(PictureLimits(), self._flush)
         self._startup = Startup(self._clients, self._options, self._limits)
         self._engine: EngineClient | None = None
+        self._waiting = waiting  # until an engine starts
         self._umask = umask
         self._model_is_here = not may_be_remote(start.options)  # no engine starts before
         self._generation = 0
@@ -185,8 +189,8 @@ class GatewayServer:
 
     def child_process_ids(self) -> list[int]:
         """Returns the ids of the processes of the engine, the constraint compilers and the picture decoder that run."""
-        engine = self._engine.process_id if self._engine is not None else None
-        found = [engine, *self._compiler.process_ids, self._decoder.process_id]
+        engine = self._engine or self._waiting
+        found = [None if engine is None else engine.process_id, *self._compiler.process_ids, self._decoder.process_id]
         return [process_id for process_id in found if process_id is not None]
 
     async def run(self) -> None:
@@ -376,7 +380,7 @@ class GatewayServer:
                 self._observe(self._engine)
             match self._supervisor.decide():
                 case Start() if self._startup.failure is None and self._model_is_here:
-                    await self._start_engine()
+                    self._start_engine()
                 case Kill(reason):
                     self._end_engine(reason)
                 case Start() | None:
@@ -407,7 +411,7 @@ class GatewayServer:
         self._ended_because = f"{reason}; {machine_in_words()}"
         self._engine.kill()
 
-    async def _start_engine(self) -> None:
+    def _start_engine(self) -> None:
         self._generation += 1
         self._ended_because = None
         self._engine = EngineClient(
@@ -419,8 +423,9 @@ class GatewayServer:
             on_error=_end_process,
         )
         self._supervisor.started()
+        process, self._waiting = self._waiting, None
         try:
-            await self._engine.start(self._options)
+            self._engine.start(self._options, process)
         except OSError as error:
             self._engine_gone(self._engine, f"no process could be made: {error.strerror}")
             return
@@ -500,10 +505,10 @@ def _end_process(error: BaseException) -> None:
     os._exit(1)
 
 
-def main() -> None:
+def run(umask: int, waiting: EngineProcess | None) -> None:
+    """Runs the gateway until the process ends. Arguments: as `GatewayServer`."""
     start = msgspec.json.decode(read_line(), type=GatewayStart)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; we go when it goes
-    umask = os.umask(0o077)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; this process ends when it ends
     logging.basicConfig(
         level=start.options.log_level.upper(),
         stream=sys.stderr,
@@ -520,15 +525,11 @@ def main() -> None:
     watch(start.parent, before_exit)
 
     async def serve() -> None:
-        server.append(GatewayServer(start, umask))
+        server.append(GatewayServer(start, umask, waiting))
         await server[0].run()
 
     try:
         asyncio.run(serve())
     finally:
         before_exit()
-        os._exit(1)  # `run` ends only by an error, which has been printed
-
-
-if __name__ == "__main__":
-    main()
+        os._exit(1)  # `serve` ends only by an error, which has been printed

@@ -25,7 +25,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from ...lang.transport.process_life import ProcessSample, ProcessState, read_process
-from ..core.config import WorkerLimits, worker_environment
+from ..core.config import WorkerLimits
+from ..core.environment import worker_environment
 from .child import HEADER, OUT_OF_MEMORY
 
 log = logging.getLogger("umbel.gateway")

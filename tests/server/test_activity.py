@@ -160,7 +160,7 @@ def test_health_follows_an_engine_that_is_stopped_and_a_gateway_that_is_killed()
     serving = Serving("--model", "oracle").ready()
     try:
         serving.ask("/v1/completions", COMPLETION)
-        gateway = child(serving.process.pid, "umbel.srt.gateway.server")
+        gateway = child(serving.process.pid, "umbel.srt.gateway")
         assert gateway is not None
         engine = child(gateway.pid, "umbel.srt.engine.process")
         assert engine is not None

@@ -12,7 +12,7 @@ import psutil
 
 from ..serving import PATIENCE, ServerProcess
 
-_ENGINE, _GATEWAY = "umbel.srt.engine.process", "umbel.srt.gateway.server"
+_ENGINE, _GATEWAY = "umbel.srt.engine.process", "umbel.srt.gateway"
 
 
 @dataclass

@@ -25,7 +25,8 @@ from umbel.srt.constraints.compiler import (
 )
 from umbel.srt.constraints.compiler_process import CompilerProcess, explained
 from umbel.srt.constraints.compiler_worker import CompileJob, compile_within
-from umbel.srt.core.config import CompilerLimits, WorkerLimits, worker_environment
+from umbel.srt.core.config import CompilerLimits, WorkerLimits
+from umbel.srt.core.environment import worker_environment
 from umbel.srt.processes.child import HEADER, OUT_OF_MEMORY, cpu_limit
 from umbel.srt.processes.worker import Cause, Trouble
 

@@ -10,7 +10,7 @@ import torch
 import umbel as ul
 from umbel.lang.errors import EngineError, ModelError, ParameterError
 from umbel.lang.runtime_options import RuntimeOptions
-from umbel.srt.core.config import engine_environment
+from umbel.srt.core.environment import engine_environment
 from umbel.srt.core.instruments import SystemClock, no_faults
 from umbel.srt.distributed import launch
 from umbel.srt.distributed.communicator import TorchCommunicator

@@ -23,7 +23,7 @@ from umbel.srt.multimodal.stills import FORMATS
 from .samples import bomb, media, noise, saved
 
 MUTATED = 1000
-PROCESSES = ("umbel.srt.gateway.server", "umbel.srt.engine.process", "decode_worker")
+PROCESSES = ("umbel.srt.gateway", "umbel.srt.engine.process", "decode_worker")
 
 
 def mutated(seed: int) -> list[bytes]:

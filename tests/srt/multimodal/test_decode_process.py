@@ -10,7 +10,8 @@ import msgspec
 import psutil
 import pytest
 from umbel.lang.errors import RequestError
-from umbel.srt.core.config import PictureLimits, WorkerLimits, worker_environment
+from umbel.srt.core.config import PictureLimits, WorkerLimits
+from umbel.srt.core.environment import worker_environment
 from umbel.srt.multimodal.decode import (
     Answer,
     Decoded,
