@@ -112,8 +112,8 @@ class Masks:
         self._serials = itertools.count()
         self._kept: OrderedDict[tuple[int, int], Mask] = OrderedDict()
         self._making: OrderedDict[tuple[int, int], _MaskWork] = OrderedDict()
-        self._most_plain = int(vocabulary.plain_characters.max(initial=0))
-        self._plain = _plain_bits(vocabulary, min(self._most_plain, MOST_COUNTED))
+        self._most_plain = int(self.trie.plain.max(initial=0))
+        self._plain = _plain_bits(self.trie.plain, vocabulary.words, min(self._most_plain, MOST_COUNTED))
         self._words: dict[bytes, NDArray[np.uint32]] = {b"": np.zeros(vocabulary.words, np.uint32)}
 
     def register(self) -> int:
@@ -232,13 +232,12 @@ class _MaskWork:
         return WORD_BYTES[live].tobytes() if back else b""
 
 
-def _plain_bits(vocabulary: Vocabulary, counted: int) -> list[NDArray[np.uint32]]:
+def _plain_bits(characters: NDArray[np.int32], words: int, counted: int) -> list[NDArray[np.uint32]]:
     """Returns the plain tokens of at most 0, 1, 2, ... `counted` characters, and all of them."""
-    counts = vocabulary.plain_characters
-    bits = [np.zeros(vocabulary.words, np.uint32)]
-    for characters in range(1, counted + 1):
-        bits.append(bits[-1] | pack(np.flatnonzero(counts == characters).astype(np.int32), vocabulary.words))
-    return [*bits, bits[-1] | pack(np.flatnonzero(counts > counted).astype(np.int32), vocabulary.words)]
+    bits = [np.zeros(words, np.uint32)]
+    for number in range(1, counted + 1):
+        bits.append(bits[-1] | pack(np.flatnonzero(characters == number).astype(np.int32), words))
+    return [*bits, bits[-1] | pack(np.flatnonzero(characters > counted).astype(np.int32), words)]
 
 
 def _trim(entries: OrderedDict[tuple[int, int], Any], most: int) -> None:  # Any: whatever the entries are

@@ -43,7 +43,7 @@ NO_TOKEN = -1
 EVERYTHING, NOT_WORDS, NOT_PLAIN = 0, 1, 2  # sections; after them the plain tokens by their number of characters
 PLAIN_CLASSES = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # most characters of a class; the last class has no end
 _DIGEST = 32  # bytes, before the arrays
-_FORMAT = 2  # to be raised when nodes or sections change their meaning
+_FORMAT = 3  # to be raised when nodes or sections change their meaning
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,7 @@ class Trie:
     leaves: NDArray[np.int32]  # [texts] their nodes in the trie of all
     sections: tuple[Section, ...]  # EVERYTHING, NOT_WORDS, NOT_PLAIN, the plain ones by PLAIN_CLASSES
     depth: int  # of the deepest node
+    plain: NDArray[np.int32]  # `Vocabulary.plain_characters`
 
     @property
     def everything(self) -> Section:
@@ -127,7 +128,8 @@ class Trie:
 
     @property
     def nbytes(self) -> int:
-        return self.nodes.nbytes + self.groups.nbytes + self.texts.nbytes + self.leaves.nbytes
+        arrays = (self.nodes, self.groups, self.texts, self.leaves, self.plain)
+        return sum(array.nbytes for array in arrays)
 
 
 def build_trie(vocabulary: Vocabulary) -> Trie:
@@ -151,10 +153,11 @@ def build_trie(vocabulary: Vocabulary) -> Trie:
         np.concatenate(parts),
         np.concatenate(groups),
         whole.texts,
-        list(map(vocabulary.token_bytes, whole.texts.tolist())),
+        vocabulary.spellings(whole.texts),
         whole.leaves,
         tuple(sections),
         vocabulary.longest,
+        vocabulary.plain_characters,
     )
 
 
@@ -361,10 +364,11 @@ def _read(vocabulary: Vocabulary, path: Path, read: Callable[[Path], bytes]) -> 
                 nodes=file["nodes"],
                 groups=file["groups"],
                 texts=texts,
-                spellings=list(map(vocabulary.token_bytes, texts.tolist())),
+                spellings=vocabulary.spellings(texts),
                 leaves=file["leaves"],
                 sections=tuple(Section(begin, end) for begin, end in file["sections"].tolist()),
                 depth=vocabulary.longest,
+                plain=file["plain"],
             )
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
@@ -373,13 +377,14 @@ def _read(vocabulary: Vocabulary, path: Path, read: Callable[[Path], bytes]) -> 
 
 def _sound(trie: Trie, vocabulary: Vocabulary) -> bool:
     """Checks what a walk relies on without looking: the file has a digest, so this is about files of another kind."""
-    arrays = (trie.nodes, trie.groups, trie.texts, trie.leaves)
+    arrays = (trie.nodes, trie.groups, trie.texts, trie.leaves, trie.plain)
     if any(array.dtype != np.int32 for array in arrays) or trie.nodes.shape[1:] != (3,) or not trie.sections:
         return False
     count = len(trie.nodes)
     ends, depths = trie.nodes[:, END], trie.nodes[:, STEP] >> 8
     return bool(
-        len(trie.texts) == len(trie.leaves) <= vocabulary.size
+        len(trie.texts) == len(trie.leaves) <= vocabulary.size == len(trie.plain)
+        and (trie.plain >= 0).all()
         and (ends > np.arange(count)).all()
         and (ends <= count).all()
         and (depths <= trie.depth).all()
@@ -394,9 +399,8 @@ def _write(trie: Trie, path: Path) -> None:
         with os.fdopen(handle, "wb") as file:
             sections = np.array([(section.begin, section.end) for section in trie.sections], np.int64)
             archive = io.BytesIO()
-            np.savez(
-                archive, nodes=trie.nodes, groups=trie.groups, texts=trie.texts, leaves=trie.leaves, sections=sections
-            )
+            arrays = {name: getattr(trie, name) for name in ("nodes", "groups", "texts", "leaves", "plain")}
+            np.savez(archive, sections=sections, **arrays)
             file.write(sha256(archive.getbuffer()).digest())
             file.write(archive.getbuffer())
         os.replace(name, path)

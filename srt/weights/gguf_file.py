@@ -17,10 +17,10 @@ A model in several files comes in two forms:
 
 import re
 import struct
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from hashlib import sha256
 from math import prod
 from pathlib import Path
@@ -29,7 +29,7 @@ from typing import NoReturn, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ...lang.errors import MissingExtraError, ModelError
+from ...lang.errors import ModelError
 from .mapped_file import MappedFile
 
 MAGIC = b"GGUF"
@@ -47,13 +47,34 @@ _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<
 _STRING = 8
 _ARRAY = 9
 
-# Tensor types that can be dequantised.
-# fmt: off
-_TYPE_NAMES = (
-    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
-    "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4",
-)
-# fmt: on
+# Tensor types that can be dequantised, by number: name, elements of a block, bytes of a block.
+TENSOR_TYPES = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+}
 
 
 class Texts(Sequence[str]):
@@ -62,9 +83,9 @@ class Texts(Sequence[str]):
     Raises ModelError when a string that is read is not UTF-8.
     """
 
-    def __init__(self, path: Path, data: memoryview, places: list[int], end: int) -> None:
+    def __init__(self, path: Path, data: memoryview, places: "array[int]") -> None:
         self._path, self._data = path, data
-        self._places = [*places, end + 8]  # of the first character of each; eight bytes of length precede it
+        self._places = places  # of the first character of each, eight bytes of length before it; and of one more
 
     def __len__(self) -> int:
         return len(self._places) - 1
@@ -342,7 +363,7 @@ class _Reader:
     def _texts(self, count: int) -> Texts:
         """Walks through an array of strings by their lengths; a vocabulary takes 50 ms."""
         data, position, size, length_at = self.data, self.position, self.size, struct.Struct("<Q").unpack_from
-        places = []
+        places = array("Q")  # a list would take five times the memory
         for _ in range(count):
             if position + 8 > size:
                 break
@@ -351,7 +372,8 @@ class _Reader:
         if len(places) < count or position > size:
             raise self._truncated(position, 8)
         self.position = position
-        return Texts(self.path, data, places, position)
+        places.append(position + 8)
+        return Texts(self.path, data, places)
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string()
@@ -365,11 +387,11 @@ class _Reader:
     def _place(
         self, name: str, shape: tuple[int, ...], type_number: int, start: int, offset: int, alignment: int
     ) -> GgufTensor:
-        known = tensor_types().get(type_number)
+        known = TENSOR_TYPES.get(type_number)
         if known is None:
             raise ModelError(
                 f"{self.path}: tensor {name!r} has type number {type_number}, which cannot be dequantised here; "
-                f"requantise the model to one of {', '.join(_TYPE_NAMES)}"
+                f"requantise the model to one of {', '.join(name for name, _, _ in TENSOR_TYPES.values())}"
             )
         type_name, block, block_bytes = known
         if min(shape) < 1 or shape[-1] % block:
@@ -418,14 +440,3 @@ class _Reader:
 
 def _damaged(path: Path, what: str) -> ModelError:
     return ModelError(f"{path} is damaged: {what}; download it again")
-
-
-@cache
-def tensor_types() -> dict[int, tuple[str, int, int]]:
-    """Returns type number → (name, elements per block, bytes per block), for types that can be dequantised."""
-    try:
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-    except ImportError as error:
-        raise MissingExtraError("gguf", "runtime") from error
-    kinds = ((name, GGMLQuantizationType[name]) for name in _TYPE_NAMES)
-    return {int(kind): (name, *GGML_QUANT_SIZES[kind]) for name, kind in kinds}

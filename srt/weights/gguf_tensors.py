@@ -66,12 +66,12 @@ _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
 def dequantised(kind: str, raw: NDArray[np.uint8]) -> torch.Tensor:
     """Dequantises rows of bytes [rows, row_bytes] of a block type → [rows, columns]: float16 and bfloat16 as they are,
     else float32."""
-    from gguf import GGMLQuantizationType, dequantize
-
     if kind in _DTYPES:
         return torch.from_numpy(raw).view(_DTYPES[kind])
     if kind == "F32":
         return torch.from_numpy(raw).view(torch.float32)
+    from gguf import GGMLQuantizationType, dequantize  # the kernels read most types by themselves
+
     return torch.from_numpy(np.asarray(dequantize(raw, GGMLQuantizationType[kind]), np.float32))
 
 

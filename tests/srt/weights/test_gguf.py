@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from umbel.lang.errors import ModelError, UmbelError
 from umbel.srt.layers.checkpoint import BlockTensors
 from umbel.srt.weights import ModelSource, open_model
-from umbel.srt.weights.gguf_file import open_gguf, open_pieces, tensor_types
+from umbel.srt.weights.gguf_file import TENSOR_TYPES, open_gguf, open_pieces
 from umbel.srt.weights.gguf_rope import llama3_factors
 from umbel.srt.weights.gguf_tokenizer import recover_merges, tokenizer_json
 
@@ -106,10 +106,12 @@ def test_quantised_tensors_come_back_as_the_gguf_library_dequantises_them(kind: 
 
 
 def test_every_type_that_is_listed_as_readable_can_be_dequantised() -> None:
-    for name, block, block_bytes in tensor_types().values():
+    for number, (name, block, block_bytes) in TENSOR_TYPES.items():
+        kind = gguf.GGMLQuantizationType(number)
+        assert (kind.name, gguf.GGML_QUANT_SIZES[kind]) == (name, (block, block_bytes))
         if name not in ("F32", "F16"):
             zeros = np.zeros((1, block_bytes), np.uint8)
-            assert gguf.quants.dequantize(zeros, gguf.GGMLQuantizationType[name]).shape == (1, block)
+            assert gguf.quants.dequantize(zeros, kind).shape == (1, block)
 
 
 def test_llama3_factors_are_those_of_transformers() -> None:
