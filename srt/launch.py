@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,10 +23,11 @@ from .core.instruments import Clock, FaultHook
 from .core.messages import Heartbeat
 from .core.vectors import VectorConfig
 from .multimodal.format import PictureFormat
-from .tokenizer.tokenizer import ByteTokenizer, Tokenizer
+from .tokenizer.tokenizer import ByteTokenizer, Tokenizer, VocabularyTokenizer
 
 if TYPE_CHECKING:
     from .constraints.matcher import MatcherCache
+    from .constraints.matcher_factory import ConstraintVocabulary
     from .distributed.communicator import Communicator
     from .scheduler.policy import SchedulerConfig
     from .scheduler.scheduler import Scheduler
@@ -54,6 +56,7 @@ WHOLE_PROMPT = 8192  # tokens that memory is planned for where prompts are not c
 MOST_LOGITS = 256  # rows of one step with logits, or max_running where that is more
 
 Phase = Callable[[str], None]
+OpenVocabulary = Callable[[int], "ConstraintVocabulary"]  # from the width of the model's logits
 
 log = logging.getLogger("umbel.engine")
 
@@ -65,6 +68,7 @@ class Engine:
     scheduler: "Scheduler"
     runner: Runner
     first_token: int  # a token that may begin a text, for the warm-up
+    constraints: "MatcherCache"
     constraints_ready: Future[None] | None  # set by prepare_constraints, see `open_engine`
     endings: tuple[Callable[[], object], ...]  # of its own threads
 
@@ -122,8 +126,8 @@ def open_engine(
     """Loads the model and makes its scheduler.
 
     Args:
-        prepare_constraints: makes the vocabulary's trie and masks in threads while the model is loaded, not at the
-            first constraint. It may not be finished when this returns: `Engine.constraints_ready`.
+        prepare_constraints: opens the vocabulary and makes masks in threads while the model is loaded, not at the first
+            constraint. It may not be finished when this returns: `Engine.constraints_ready`.
         lasting: called after each large object that lasts as long as the engine. A process that ends with its engine
             freezes its objects there, so that no collection walks them. Any other process must not: frozen objects
             would never be freed, because an engine has reference cycles.
@@ -141,8 +145,8 @@ def open_engine(
     from .testing.launched_oracle import LaunchedOracle, Slowed
     from .testing.oracle import OracleRunner
 
-    # One thread opens constraints, after making the vocabulary's trie once. Another one opens those of llguidance,
-    # which may take seconds.
+    # One thread opens constraints, after opening the vocabulary once. Another one opens those of llguidance, which may
+    # take seconds.
     openers: list[Executor] = [
         ImmediateExecutor() if options.model == ORACLE else ThreadPoolExecutor(1, thread_name_prefix=name)
         for name in ("constraints", "llguidance")
@@ -163,37 +167,32 @@ def open_engine(
         runner: Runner = Slowed(oracle, options.debug.step_delay) if options.debug.step_delay else oracle
         vocabulary, eos_ids, first = tokenizer.token_bytes, tokenizer.eos_ids, tokenizer.bos_id
 
-        tries: Path | None = None
-
-        def open_tokens() -> Tokenizer:
-            return tokenizer
-
+        open_words: OpenVocabulary = partial(_open_vocabulary, lambda: tokenizer, None)
     elif loaded is not None:
         if options.adapters:
             raise ParameterError("adapters are read for a model on disk; build the runner of the loaded one with them")
         given = loaded.tokenizer
-        runner, tries = loaded.runner, None
+        runner = loaded.runner
         vocabulary, eos_ids, first = given.token_bytes, given.eos_ids, given.bos_id
-
-        def open_tokens() -> Tokenizer:
-            return given
-
+        open_words = partial(_open_vocabulary, lambda: given, None)
     else:
         source = _open_source(options)
         phase(f"loading {source.name}")
-        open_tokens, tries = partial(source.tokenizer, find_boundary=False), _tries_folder()
+        open_words = partial(_open_vocabulary, source.constraint_tokenizer, _tries_folder())
         if prepare_constraints:
-            open_tokens = _begun(openers[0], open_tokens)
+            import_module(".runners.build", __package__)  # before the thread, which would share the interpreter lock
+            open_words = _begun(openers[0], open_words, source.vocab_size)
         runner = _runner_of_all_ranks(options, source, rendezvous, phase)
         vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.config.get("bos_token_id")
-    matcher_cache = _matcher_cache(options, runner, open_tokens, openers, tries, lasting)
+    matcher_cache = _matcher_cache(options, runner, open_words, openers, lasting)
     config = _scheduler_config(options, overlap=_overlaps(options, runner))
     head = _vector_head(options, source)
     scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, matcher_cache, head)
     if oracle is not None:
         oracle.expected = scheduler.planned_tokens  # it compares the content of slots with the expected tokens
     ready = matcher_cache.prepare() if prepare_constraints else None
-    return Engine(scheduler, runner, first if isinstance(first, int) else 0, ready, tuple(endings))
+    first_token = first if isinstance(first, int) else 0
+    return Engine(scheduler, runner, first_token, matcher_cache, ready, tuple(endings))
 
 
 def _overlaps(options: RuntimeOptions, runner: Runner) -> bool:
@@ -237,33 +236,45 @@ def _vector_head(options: RuntimeOptions, source: "ModelSource | None") -> Vecto
     return load_head(source.vectors, source.tensors, source.path, decoder_config(source.config).get("hidden_size", 0))
 
 
-def _begun(executor: Executor, make: Callable[[], Tokenizer]) -> Callable[[], Tokenizer]:
-    """Starts `make` in the executor → a function that returns its result; it calls `make` again after a failure."""
-    begun = executor.submit(make)
-    return lambda: begun.result() if begun.exception() is None else make()
+def _open_vocabulary(
+    open_tokenizer: Callable[[], VocabularyTokenizer], tries: Path | None, vocab_size: int
+) -> "ConstraintVocabulary":
+    """Opens a vocabulary for constraints. tries: folder that keeps the vocabulary's trie."""
+    from .constraints.matcher_factory import open_vocabulary  # with the automata, at the first constraint
+
+    opened = open_vocabulary(open_tokenizer, tries, vocab_size)
+    return_freed_memory()  # twice as much as it keeps
+    return opened
+
+
+def _begun(executor: Executor, make: OpenVocabulary, vocab_size: int) -> OpenVocabulary:
+    """Starts `make` in the executor → a function that returns its result; it calls `make` again after a failure, and
+    for a model that has another size than its configuration says."""
+    begun = executor.submit(make, vocab_size)
+
+    def finish(size: int) -> "ConstraintVocabulary":
+        return begun.result() if size == vocab_size and begun.exception() is None else make(size)
+
+    return finish
 
 
 def _matcher_cache(
     options: RuntimeOptions,
     runner: Runner,
-    open_tokens: Callable[[], Tokenizer],
+    open_vocabulary: OpenVocabulary,
     openers: list[Executor],
-    tries: Path | None,
     lasting: Callable[[], object] | None,
 ) -> "MatcherCache":
-    """Makes the cache of open constraints. tries: folder that keeps the vocabulary's trie."""
+    """Makes the cache of open constraints."""
     from .constraints.matcher import MatcherCache, MatcherFactory
 
     def load() -> MatcherFactory:
-        from .constraints.matcher_factory import (
-            VocabularyMatcherFactory,  # imported with the first constraint
-        )
+        from .constraints.matcher_factory import VocabularyMatcherFactory  # with the automata, at the first constraint
 
-        opener = VocabularyMatcherFactory(open_tokens, runner.vocab_size, walk=runner.trie_walk, folder=tries)
-        return_freed_memory()  # twice as much as it keeps
+        factory = VocabularyMatcherFactory(open_vocabulary(runner.vocab_size), runner.trie_walk)
         if lasting is not None:
             lasting()  # a vocabulary and its tokenizer are many objects
-        return opener
+        return factory
 
     return MatcherCache(load, *openers, entries=options.constraint_cache)
 

@@ -351,7 +351,10 @@ class MatcherFactory(Protocol):
         """Opens a constraint. Raises fsm's ConstraintRefused."""
 
     def prepare(self) -> None:
-        """Makes in advance what the first constraint of each kind needs."""
+        """Makes in advance what the first constraint of our own engine needs."""
+
+    def prepare_llguidance(self) -> None:
+        """Makes in advance what the first constraint of llguidance needs."""
 
 
 class ImmediateExecutor(Executor):
@@ -372,9 +375,10 @@ MEASURED_EVERY = 256  # requests: measuring 256 constraints takes about as long 
 class MatcherCache:
     """Keeps open constraints; evicts the least recently used. An evicted one lives on while requests use it.
 
-    Opening one needs the vocabulary's trie and the tokenizer. Making them takes a second or two for a large model, and
-    the tokenizers library holds the interpreter lock for most of it. So an engine process makes them before it is ready
-    (`prepare`); the in-process backend does so at the first constrained request.
+    Opening one needs the vocabulary's trie and a tokenizer, which are opened before an engine process is ready
+    (`prepare`). Those of llguidance need its view of the vocabulary. Making it holds the interpreter lock for half a
+    second with a large vocabulary, so an engine makes it when it has been idle for a while (`prepare_llguidance`), or
+    at the first such constraint. The in-process backend makes everything at the first constrained request.
 
     Args:
         load: makes the matcher factory; called once, unless it fails.
@@ -433,6 +437,10 @@ class MatcherCache:
     def prepare(self) -> Future[None]:
         """Makes the factory, and what the first constraints need, before they come. They repeat what fails here."""
         return self._executors["llguidance"].submit(lambda: self._loaded().prepare())
+
+    def prepare_llguidance(self) -> Future[None]:
+        """Makes llguidance's view of the vocabulary, if it is installed and has none."""
+        return self._executors["llguidance"].submit(lambda: self._loaded().prepare_llguidance())
 
     def _trim(self, entries: int) -> None:
         """Evicts until at most `entries` are kept, and they take at most `most_bytes`."""

@@ -5,6 +5,7 @@
 <cache>/kernels/.<name>.lock      held by the process that makes it
 <cache>/tokenizers/<digest>       tokenizer.json of a GGUF file, see srt/weights/documents.py
 <cache>/vocabularies/<digest>     byte tables, see srt/tokenizer/vocabulary.py
+<cache>/merges/<digest>           merges of a BPE tokenizer, see srt/tokenizer/merges.py
 <cache>/compared/<digest>         notes that the default model was compared with its digest
 <cache>/models/<name>/            models that were put there, opened by name
 

@@ -163,7 +163,7 @@ def warm_up(engine: Engine) -> None:
 
 
 def await_constraints(engine: Engine) -> None:
-    """Waits for the vocabulary of constraints before the engine is "ready": making it holds the interpreter lock long.
+    """Waits for the vocabulary of constraints before the engine is "ready": opening it slows steps.
 
     Where it fails, the first constraint tries it again; other requests do not need it."""
     if engine.constraints_ready is None:
@@ -186,10 +186,15 @@ def serve(engine: Engine, link: EngineLink, pulse: Pulse) -> None:
     logged: Exception | None = None
     collector = StepCollector()
     collector.begin()
+    prepared = False
     while True:
         resting = scheduler.idle and not scheduler.unchecked
         patience = IDLE_POLL if resting else round(1000 * OPENING_POLL) if scheduler.opening else 0
-        for message in link.receive(patience):
+        messages = link.receive(patience)
+        if resting and not messages and not prepared:
+            prepared = True
+            engine.constraints.prepare_llguidance()  # a request that comes just then waits for it, once
+        for message in messages:
             scheduler.handle_message(message)
         pulse.beat = engine.heartbeat()  # before the step: a long one shows as busy
         events = scheduler.step()

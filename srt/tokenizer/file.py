@@ -130,14 +130,24 @@ def unknown_id(file: TokenizerFile, path: Path) -> int | None:
     return next((added.id for added in file.added_tokens if added.content == unknown.unk_token), None)
 
 
+def model_type(file: TokenizerFile, path: Path) -> str:
+    """Returns "BPE" or "Unigram". Raises ModelError for any other model."""
+    return _kind(_model(file, path), path)
+
+
+def _kind(model: _Model, path: Path) -> str:
+    kind = model.type or ("BPE" if isinstance(model.vocab, dict) else "Unigram")
+    if kind not in ("BPE", "Unigram") or model.continuing_subword_prefix or model.end_of_word_suffix:
+        raise ModelError(f"{path}: a {kind} tokenizer of this kind is not supported; use a BPE or Unigram tokenizer")
+    return kind
+
+
 def _model(file: TokenizerFile, path: Path) -> _Model:
     try:
         model = msgspec.json.decode(file.model, type=_Model)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(f"{path}: its model cannot be read ({error}); use a BPE or Unigram tokenizer") from error
-    kind = model.type or ("BPE" if isinstance(model.vocab, dict) else "Unigram")
-    if kind not in ("BPE", "Unigram") or model.continuing_subword_prefix or model.end_of_word_suffix:
-        raise ModelError(f"{path}: a {kind} tokenizer of this kind is not supported; use a BPE or Unigram tokenizer")
+    _kind(model, path)
     return model
 
 

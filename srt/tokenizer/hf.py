@@ -71,8 +71,8 @@ class HFTokenizer:
         self.bos_id = self.special_ids.get(bos) if bos and adds_bos(file, config, bos) else None
         self.closing_id = self.special_ids.get(closing_token(file, config) or "")
         self._control = frozenset(self.special_ids.values()) - {unknown_id(file, path)}
-        bare, self._prefix, self._prefix_text = _without_prefix(file)
-        self._tokenizer = _build(bare, path)
+        bare, self._prefix, self._prefix_text = without_prefix(file)
+        self._tokenizer = library_tokenizer(msgspec.json.encode(bare), path)
         self.boundary = boundary_of(bare, vocabulary, self._encode_plain) if find_boundary else None
 
     def encode(self, text: str, *, first: bool) -> list[int]:
@@ -153,13 +153,19 @@ def template_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------ how
 
 
-def _build(file: TokenizerFile, path: Path) -> Any:  # Any: tokenizers.Tokenizer, a compiled class without types
+def library_tokenizer(content: bytes, path: Path) -> Any:  # Any: tokenizers.Tokenizer, a compiled class without types
+    """Makes the library's tokenizer from the content of tokenizer.json, whose file is `path`.
+
+    Raises:
+        ModelError: the library refuses the content.
+        MissingExtraError: the library is not installed.
+    """
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise MissingExtraError("tokenizers", "runtime") from error
     try:
-        tokenizer = Tokenizer.from_str(msgspec.json.encode(file).decode("utf-8"))
+        tokenizer = Tokenizer.from_str(content.decode("utf-8"))
     except BaseException as error:  # plain Exception, and for some files its panic, which is not one
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
@@ -168,7 +174,7 @@ def _build(file: TokenizerFile, path: Path) -> Any:  # Any: tokenizers.Tokenizer
     return tokenizer
 
 
-def _without_prefix(file: TokenizerFile) -> tuple[TokenizerFile, Prefix, str]:
+def without_prefix(file: TokenizerFile) -> tuple[TokenizerFile, Prefix, str]:
     """Removes first space, post-processor, truncation and padding → the file, rule and text of the first space."""
     found: list[tuple[Prefix, str]] = []
     bare = msgspec.structs.replace(

@@ -19,20 +19,12 @@ from ...lang.protocol import VocabularyInfo
 from ...lang.sampling import SamplingParams
 
 
-class Tokenizer(Protocol):
-    """A tokenizer as the runtime uses it. The fake is `ByteTokenizer`."""
+class VocabularyTokenizer(Protocol):
+    """A tokenizer as constraints use it."""
 
-    name: str
     vocab_size: int
-    bos_id: int | None
     eos_ids: frozenset[int]
-    closing_id: int | None  # ends a text of which a vector is made; None: nothing does
     special_ids: dict[str, int]  # text of control tokens → id
-    chat_template: str | None  # Jinja source
-    template_tokens: dict[str, str]  # variables of the template: bos_token, eos_token, …
-    # Matches a place of a text (the beginning of the match; it may look at the character before) where the text can
-    # be cut: encode(a + b, first=f) == encode(a, first=f) + encode(b, first=False). None: no such place is certain.
-    boundary: re.Pattern[str] | None
 
     def encode(self, text: str, *, first: bool) -> list[int]:
         """Encodes plain text → ids; control tokens in the text stay text. `first`: the text starts the sequence
@@ -40,6 +32,19 @@ class Tokenizer(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes:
         """Returns the bytes of a token; b"" for control tokens."""
+
+
+class Tokenizer(VocabularyTokenizer, Protocol):
+    """A tokenizer as the runtime uses it. The fake is `ByteTokenizer`."""
+
+    name: str
+    bos_id: int | None
+    closing_id: int | None  # ends a text of which a vector is made; None: nothing does
+    chat_template: str | None  # Jinja source
+    template_tokens: dict[str, str]  # variables of the template: bos_token, eos_token, …
+    # Matches a place of a text (the beginning of the match; it may look at the character before) where the text can
+    # be cut: encode(a + b, first=f) == encode(a, first=f) + encode(b, first=False). None: no such place is certain.
+    boundary: re.Pattern[str] | None
 
 
 def vocabulary_info(tokenizer: Tokenizer, model_size: int) -> VocabularyInfo:

@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,9 @@ from ..models.vision.preprocessor import PREPROCESSOR, read_picture_format
 from ..multimodal.format import PictureFormat
 from ..tokenizer.file import read_tokenizer_file, token_table
 from ..tokenizer.hf import HFTokenizer
+from ..tokenizer.merges import FORMAT as MERGES_FORMAT
+from ..tokenizer.merges import MergeTables, MergeTokenizer, merge_tables
+from ..tokenizer.tokenizer import VocabularyTokenizer
 from ..tokenizer.vocabulary import Vocabulary
 from .catalog.names import DEFAULT, DEFAULT_NAMES, locate
 from .catalog.places import IN_UMBEL, FoundModel, model_places
@@ -123,6 +126,36 @@ class ModelSource:
             path=path,
             find_boundary=find_boundary,
         )
+
+    def constraint_tokenizer(self) -> VocabularyTokenizer:
+        """Makes the tokenizer of forced texts: from merge tables that are kept in the cache folder, or else the whole
+        one, which takes a second of the interpreter lock and 100 MB for a large vocabulary."""
+        tables = self._merge_tables()
+        if tables is None:
+            return self.tokenizer(find_boundary=False)
+        return MergeTokenizer(
+            tables,
+            self.vocabulary(),
+            eos_ids=self.eos_ids,
+            path=self.documents.tokenizer_path,
+            open_whole=partial(self.tokenizer, find_boundary=False),
+        )
+
+    def _merge_tables(self) -> MergeTables | None:
+        key = sha256(f"{MERGES_FORMAT}/{self.documents.tokenizer_digest()}".encode())
+        kept = self.cache / "merges" / key.hexdigest()
+        with contextlib.suppress(
+            OSError, ModelError, ValueError
+        ):  # missing, not trusted or damaged: made, and replaced
+            return MergeTables.of_bytes(read_trusted(kept))
+        path = self.documents.tokenizer_path
+        tables = merge_tables(read_tokenizer_file(self.documents.tokenizer(), path), path)
+        if tables is not None:
+            try:
+                write_atomically(make_private(kept.parent) / kept.name, tables.to_bytes())
+            except (OSError, ModelError) as error:
+                warnings.warn(f"the merges of {self.name} are not kept for the next start: {error}", stacklevel=2)
+        return tables
 
     @cached_property
     def chat_template(self) -> str | None:

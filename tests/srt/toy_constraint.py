@@ -180,6 +180,9 @@ class ToyOpener:
     def prepare(self) -> None:
         pass
 
+    def prepare_llguidance(self) -> None:
+        pass
+
     def open(self, compiled: EngineConstraint) -> ToyConstraint:
         cost, *allowed = msgspec.msgpack.decode(compiled.data)
         return ToyConstraint(cost, allowed)

@@ -11,13 +11,14 @@ from umbel.fsm.tokens.vocabulary import unpack
 from umbel.lang.protocol import ConstraintSpec
 from umbel.lang.runtime_options import RuntimeOptions
 from umbel.srt.constraints.compiler import Compiled, compile_constraint
-from umbel.srt.constraints.matcher_factory import VocabularyMatcherFactory
+from umbel.srt.constraints.matcher_factory import VocabularyMatcherFactory, open_vocabulary
 from umbel.srt.core.instruments import SystemClock, no_faults
 from umbel.srt.engine.process import await_constraints
 from umbel.srt.kernels.cpu.library import NoKernels, load_walk
 from umbel.srt.kernels.cpu.trie_walk import CpuTrieWalk
 from umbel.srt.launch import Engine, open_engine
 from umbel.srt.tokenizer.hf import HFTokenizer
+from umbel.srt.tokenizer.merges import MergeTokenizer
 
 MODEL = Path(__file__).parents[2] / "models" / "shapes" / "model"
 LONGEST = 0.2  # seconds of CPU time in which one thread may keep the interpreter's lock
@@ -100,7 +101,7 @@ def full(cache: Path) -> None:
     (kept / "taken").mkdir(parents=True)
 
 
-@pytest.mark.filterwarnings("ignore:the vocabulary of")
+@pytest.mark.filterwarnings("ignore:the (vocabulary|merges) of")
 @pytest.mark.parametrize("spoil", [nothing, others, full])
 def test_an_engine_starts_and_prepares_in_memory_where_nothing_can_be_kept(
     cache: Path, spoil: Callable[[Path], None]
@@ -124,15 +125,30 @@ def test_an_engine_starts_though_constraints_cannot_be_prepared(
 
 
 def test_a_tokenizer_that_fails_early_is_opened_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode, failures = HFTokenizer.__init__, [OSError("no room")]
+    encode, failures = MergeTokenizer.__init__, [OSError("no room")]
 
-    def fail(self: HFTokenizer, *arguments: object, **options: object) -> None:
+    def fail(self: MergeTokenizer, *arguments: object, **options: object) -> None:
         if failures:
             raise failures.pop()
         encode(self, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(HFTokenizer, "__init__", fail)
+    monkeypatch.setattr(MergeTokenizer, "__init__", fail)
     prepared(opened())
+    assert not failures
+
+
+def test_an_engine_opens_no_tokenizer_of_the_whole_vocabulary(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HFTokenizer, "__init__", None)
+    prepared(opened())
+
+
+def test_damaged_merges_are_made_again(cache: Path) -> None:
+    prepared(opened())
+    (kept,) = (cache / "merges").iterdir()
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-1])
+    prepared(opened())
+    assert kept.read_bytes() == whole
 
 
 # ------------------------------------------------------------------------------------------ the default model
@@ -173,10 +189,9 @@ def opener() -> VocabularyMatcherFactory:
     except NoKernels as error:
         pytest.skip(str(error))
     source = open_model()
-    made = VocabularyMatcherFactory(
-        lambda: source.tokenizer(find_boundary=False), source.vocab_size, walk=walk, folder=None
-    )
+    made = VocabularyMatcherFactory(open_vocabulary(source.constraint_tokenizer, None, source.vocab_size), walk)
     made.prepare()
+    made.prepare_llguidance()
     return made
 
 

@@ -72,6 +72,14 @@ def ticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+async def begin(runtime: Runtime) -> None:
+    """llguidance's view of the vocabulary holds the lock for half a second, once: at the first constraint of it, or
+    when the engine has been idle for a second."""
+    spec = ConstraintSpec("lark", 'start: "a"')
+    async for _ in runtime.generate(GenRequest("first", (Text("b"),), SamplingParams(max_tokens=2), constraint=spec)):
+        pass
+
+
 async def serve(runtime: Runtime) -> None:
     """Plain, many, long, too long, scored and constrained; a schema and a regex that no other has."""
 
@@ -98,7 +106,7 @@ async def serve(runtime: Runtime) -> None:
 @pytest.mark.parametrize("model", ["oracle", pytest.param("default", marks=pytest.mark.model)])
 def test_nothing_that_is_served_holds_the_interpreter_lock_for_long(model: str, ticks: Path) -> None:
     with Runtime(model, context_length=16_384 if model == "oracle" else None) as runtime:
-        runtime.wait_ready()
+        asyncio.run(begin(runtime))
         since = time.monotonic()
         asyncio.run(serve(runtime))
     modules = {file.name for file in ticks.parent.iterdir()}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from umbel.lang.errors import WIRE_ERRORS, RequestError
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.constraints.matcher import ImmediateExecutor, MatcherCache
-from umbel.srt.constraints.matcher_factory import VocabularyMatcherFactory
+from umbel.srt.constraints.matcher_factory import VocabularyMatcherFactory, open_vocabulary
 from umbel.srt.core.messages import ChooseEnded, EngineAbort, EngineChoose, EngineFailed, Schedule
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
@@ -22,7 +22,7 @@ PROMPT = [256, *TOKENIZER.encode("who sings", first=False)]
 
 def shelf(size: int = TOKENIZER.vocab_size) -> MatcherCache:
     return MatcherCache(
-        lambda: VocabularyMatcherFactory(lambda: TOKENIZER, size, walk=None, folder=None),
+        lambda: VocabularyMatcherFactory(open_vocabulary(lambda: TOKENIZER, None, size), None),
         ImmediateExecutor(),
         ImmediateExecutor(),
         entries=4,

@@ -16,7 +16,7 @@ import pytest
 from umbel.lang.errors import RequestError
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.constraints.matcher import ImmediateExecutor, MatcherCache
-from umbel.srt.constraints.matcher_factory import VocabularyMatcherFactory
+from umbel.srt.constraints.matcher_factory import VocabularyMatcherFactory, open_vocabulary
 from umbel.srt.core.batch import Draws, RowRequests
 from umbel.srt.core.messages import EngineAbort, EngineChoose, EngineFailed, Schedule
 from umbel.srt.sampling.gumbel import SampleRequest, draw_key
@@ -73,7 +73,7 @@ def engine(*, searches: bool = False, **settings: object) -> Engine:
     shelf = toy_shelf()
     if searches:
         shelf = MatcherCache(
-            lambda: VocabularyMatcherFactory(lambda: TOKENIZER, TOKENIZER.vocab_size, walk=None, folder=None),
+            lambda: VocabularyMatcherFactory(open_vocabulary(lambda: TOKENIZER, None, TOKENIZER.vocab_size), None),
             ImmediateExecutor(),
             ImmediateExecutor(),
             entries=4,

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.constraints.matcher import ImmediateExecutor, MatcherCache
-from umbel.srt.constraints.matcher_factory import VocabularyMatcherFactory
+from umbel.srt.constraints.matcher_factory import VocabularyMatcherFactory, open_vocabulary
 from umbel.srt.core.batch import picture_tokens
 from umbel.srt.core.messages import (
     ChooseEnded,
@@ -191,7 +191,7 @@ def test_a_search_for_choices_begins_behind_a_picture() -> None:
         token_bytes=TOKENIZER.token_bytes,
         eos_ids=TOKENIZER.eos_ids,
         constraints=MatcherCache(
-            lambda: VocabularyMatcherFactory(lambda: TOKENIZER, TOKENIZER.vocab_size, walk=None, folder=None),
+            lambda: VocabularyMatcherFactory(open_vocabulary(lambda: TOKENIZER, None, TOKENIZER.vocab_size), None),
             ImmediateExecutor(),
             ImmediateExecutor(),
             entries=4,

@@ -4,6 +4,7 @@ import json
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from umbel.lang.errors import ModelError, ParameterError, RequestError
 from umbel.lang.prompt import Generated, Text
 from umbel.srt.tokenizer.file import read_tokenizer_file, token_table
-from umbel.srt.tokenizer.hf import LONG_PIECE, HFTokenizer, _build
+from umbel.srt.tokenizer.hf import LONG_PIECE, HFTokenizer, library_tokenizer
 from umbel.srt.tokenizer.prompt import PromptEncoder
 from umbel.srt.tokenizer.vocabulary import Vocabulary
 
@@ -272,7 +273,7 @@ def test_a_file_that_makes_the_library_panic_is_a_model_error() -> None:
     file = {"model": {**model, "continuing_subword_prefix": "longer than b"}}
     read = read_tokenizer_file(json.dumps(file).encode(), Path("tokenizer.json"))
     with pytest.raises(ModelError, match="refused by the tokenizers library"):
-        _build(read, Path("tokenizer.json"))
+        library_tokenizer(msgspec.json.encode(read), Path("tokenizer.json"))
 
 
 @settings(max_examples=300, deadline=None)
