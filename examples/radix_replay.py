@@ -36,7 +36,8 @@ STEPS: list[tuple[str, list[str], list[int]]] = [  # what happens, the prompts, 
 class Reciter:
     """A runner whose KV pool holds words: it reads what the slots say, so a wrong reuse would change its answer."""
 
-    vocab_size, context_length, num_slots, num_states, chooser, trie_walk, pictures = len(WORDS), 59, 60, 0, *[None] * 3
+    vocab_size, context_length, num_slots, num_states = len(WORDS), 59, 60, 0
+    window_pool, chooser, trie_walk, pictures = [None] * 4
 
     def clear(self) -> None:
         self.pool: dict[int, str] = {}
@@ -71,8 +72,7 @@ def replay() -> Iterator[tuple[str, list[tuple[int, str]]]]:
 
 def main() -> None:
     for number, (story, tree) in enumerate(replay(), start=1):
-        print(f"({number}) {story}")
-        print("".join(f"      {'    ' * depth}└── {words}\n" for depth, words in tree))
+        print(f"({number}) {story}", *(f"      {'    ' * depth}└── {words}" for depth, words in tree), "", sep="\n")
 
 
 if __name__ == "__main__":

@@ -140,7 +140,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         context_length: most tokens of prompt and answer together; None takes the model's own.
         max_running: requests computed together in one step.
         chunk_size: most prompt tokens computed in one step; None computes prompts whole.
-        pool_tokens: tokens the KV pool holds; None derives it from pool_memory.
+        pool_tokens: tokens the KV pool holds; None derives it from pool_memory. Layers that see a window of tokens keep
+            fewer, where that is enough for max_running requests.
         pool_memory: bytes for the KV pool, of each rank; None takes a share of what is free.
         policy: order of waiting requests: "lpm" (longest cached prefix first) or "fcfs" (arrival).
         radix_cache: keep and reuse prefixes.

@@ -65,6 +65,7 @@ class PoolGauges(msgspec.Struct, frozen=True, omit_defaults=True):
         pinned: of the cached ones, those kept from eviction by a pin.
         pins: how many pins there are.
         kept: of the pinned ones, those that explicit caching keeps; they never give way.
+        window_total, window_free: the slots of window layers, where these have a pool of their own; else 0.
     """
 
     total: int = 0
@@ -73,6 +74,8 @@ class PoolGauges(msgspec.Struct, frozen=True, omit_defaults=True):
     pinned: int = 0
     pins: int = 0
     kept: int = 0
+    window_total: int = 0
+    window_free: int = 0
 
 
 # Upper bounds of the buckets in which durations are counted, in seconds.

@@ -101,6 +101,14 @@ class Snapshot(Collector):
         for state, count in (("free", pool.free), ("cached", pool.cached), ("pinned", pool.pinned)):
             slots.add_metric([state], count)
         yield slots
+        windows = GaugeMetricFamily(
+            "umbel_window_slots",
+            "Slots of layers that see a window of tokens; none: they have no own.",
+            labels=["state"],
+        )
+        for state, count in (("free", pool.window_free), ("used", pool.window_total - pool.window_free)):
+            windows.add_metric([state], count)
+        yield windows
         yield GaugeMetricFamily("umbel_pool_size", "All slots of the KV pool.", value=pool.total)
         yield GaugeMetricFamily("umbel_running", "Requests that the engine computes.", value=status.running)
         yield GaugeMetricFamily("umbel_waiting", "Requests that wait in the engine.", value=status.waiting)

@@ -228,6 +228,7 @@ def _runner(source: "ModelSource", weights: Weights, dtype: DType, settings: Eva
         source.config,
         source.tensors,
         num_slots=settings.context + 1,
+        window_slots=0,
         dtype=dtype,
         device=settings.device,
         kernels=settings.kernels,

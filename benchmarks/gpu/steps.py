@@ -91,6 +91,7 @@ def random_runner(
         shape.config,
         weights,
         num_slots=slots,
+        window_slots=0,  # batches are made by hand, with the same slots in all layers
         dtype=dtype,
         device=device.type,
         kernels=kernels,  # type: ignore[arg-type]

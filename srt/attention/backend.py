@@ -100,6 +100,13 @@ class AttentionStep:
     pool: KVPool
     plans: Mapping[Window, Any]  # window class → prepared plan; Any: as above
     write_slots: torch.Tensor  # int64 [R]
+    window_write_slots: torch.Tensor | None = None  # the same in window layers; None: as in all others
+
+    def write_slots_of(self, window: Window) -> torch.Tensor:
+        """Returns where the rows write in layers of a window class."""
+        if window is None or self.window_write_slots is None:
+            return self.write_slots
+        return self.window_write_slots
 
     def attend(
         self,
@@ -115,7 +122,7 @@ class AttentionStep:
     ) -> torch.Tensor:
         """Stores the new keys and values of this layer, then attends to everything that each row may see."""
         if keys is not None:
-            self.backend.store(layer, keys, values, self.pool, self.write_slots)
+            self.backend.store(layer, keys, values, self.pool, self.write_slots_of(window))
         return self.backend.attend(
             layer, queries, self.pool, self.plans[window], scale=scale, softcap=softcap, sinks=sinks
         )

@@ -185,7 +185,7 @@ def make_plan(batch: Batch, window: Window, cut: Cut) -> AttentionPlan:
     return _assemble(
         row_lo,
         row_hi,
-        kv_idx=np.concatenate(batch.slots),
+        kv_idx=np.concatenate(batch.slots_of(windowed=window is not None)),
         item_pos=item_pos,
         item_kv=np.stack([item_pos, item_end], axis=1) + tiles.offset[item_tile][:, None],
         slot_item=slot_item,
@@ -440,7 +440,8 @@ def generated_apart(batch: Batch) -> Batch:
         return batch
     query: list[int] = []
     prefix: list[int] = []
-    slots = []
+    slots: list[Int32] = []
+    window_slots: list[Int32] = []
     paths = []
     spans: list[tuple[tuple[int, int], ...]] = []
     for index, split in enumerate(apart.tolist()):
@@ -452,6 +453,8 @@ def generated_apart(batch: Batch) -> Batch:
             query.append(count)
             prefix.append(before + start)
             slots.append(batch.slots[index][: before + end])
+            if batch.window_slots is not None:
+                window_slots.append(batch.window_slots[index][: before + end])
             paths.append(path if end == rows else ())
             spans.append(batch.spans[index] if batch.spans and start < first else ())
     return replace(
@@ -459,6 +462,7 @@ def generated_apart(batch: Batch) -> Batch:
         query_lengths=np.array(query, dtype=np.int32),
         prefix_lengths=np.array(prefix, dtype=np.int32),
         slots=tuple(slots),
+        window_slots=None if batch.window_slots is None else tuple(window_slots),
         paths=tuple(paths) if batch.paths else (),
         spans=tuple(spans) if batch.spans else (),
         generated=None,

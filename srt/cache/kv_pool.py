@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from ...lang.errors import ParameterError
+from ..core.batch import WindowPool
 
 FLOAT8 = torch.float8_e4m3fn
 
@@ -36,6 +37,7 @@ class LayerKV:
     value_dim: int  # numbers of a value
     latent: bool = False  # values are the first numbers of their keys, and take no memory of their own
     source: int | None = None  # an earlier layer whose keys and values this one reads; it stores none
+    windowed: bool = False  # its rows see the last `KVGeometry.reach` tokens at most
 
     def __post_init__(self) -> None:
         assert not self.latent or (self.kv_heads == 1 and self.value_dim <= self.head_dim), "values lie in their keys"
@@ -54,6 +56,8 @@ class KVGeometry:
 
     layers: tuple[LayerKV, ...]
     dtype: torch.dtype
+    reach: int = 0  # tokens that a row sees in windowed layers, its own included; 0: there are no such layers
+    window_share: float = 1.0  # window slots for each slot, where windowed layers have a pool of their own
 
     @classmethod
     def uniform(cls, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> "KVGeometry":
@@ -62,20 +66,44 @@ class KVGeometry:
 
     @property
     def bytes_per_slot(self) -> int:
+        """Bytes of a token in all layers."""
         return sum(layer.stored for layer in self.layers) * self.dtype.itemsize
+
+    @property
+    def bytes_per_window_slot(self) -> int:
+        """Bytes of a token in windowed layers."""
+        return sum(layer.stored for layer in self.layers if layer.windowed) * self.dtype.itemsize
+
+    def bytes_of(self, size: "PoolSize") -> int:
+        """Returns the bytes of a pool."""
+        windows = self.bytes_per_window_slot
+        return size.slots * (self.bytes_per_slot - windows) + (size.window_slots or size.slots) * windows
 
     def rounded_to(self, dtype: torch.dtype | None) -> "KVGeometry":
         """Returns the same geometry in another dtype; None: in this one."""
         return self if dtype is None else replace(self, dtype=dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """The size of a pool. Both include the dummy slot."""
+
+    slots: int
+    window_slots: int = 0  # of windowed layers; 0: they have no slots of their own
+
+    def window_pool(self, geometry: KVGeometry) -> WindowPool | None:
+        """Returns the pool of windowed layers; None: all layers have the same slots."""
+        return WindowPool(self.window_slots, geometry.reach) if self.window_slots else None
+
+
 class KVPool:
     """Holds `keys[layer]`, [slots, kv_heads, head_dim], and `values[layer]`, [slots, kv_heads, value_dim].
 
     Layers that read the keys of another hold the tensors of that layer. Latent values are a view of their keys. On the
-    CPU pages are mapped when used.
+    CPU pages are mapped when used. Windowed layers may have fewer slots.
 
     Args:
+        size: of the pool; a number of slots is that of all layers.
         library: the CPU kernels, if available: with them the pool lies in 2 MiB pages.
         fixed: the tensors never move; captured graphs hold their addresses.
     """
@@ -83,12 +111,14 @@ class KVPool:
     def __init__(
         self,
         geometry: KVGeometry,
-        num_slots: int,
+        size: PoolSize | int,
         device: torch.device | str,
         *,
         library: ctypes.CDLL | None = None,
         fixed: bool = False,
     ) -> None:
+        self.size = PoolSize(size) if isinstance(size, int) else size
+        num_slots = self.size.slots
         if num_slots < 2:
             raise ParameterError(f"num_slots={num_slots}: write at least 2, the dummy slot and one token")
         self.geometry = geometry
@@ -102,7 +132,7 @@ class KVPool:
             self._allocate()
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise ParameterError(
-                f"a KV pool of {num_slots - 1} tokens takes {num_slots * geometry.bytes_per_slot} bytes, more than "
+                f"a KV pool of {num_slots - 1} tokens takes {geometry.bytes_of(self.size)} bytes, more than "
                 "there is; write a smaller pool_tokens or pool_memory"
             ) from error
 
@@ -132,12 +162,13 @@ class KVPool:
                 self.keys.append(self.keys[layer.source])
                 self.values.append(self.values[layer.source])
                 continue
-            keys = self._zeros((self.num_slots, layer.kv_heads, layer.head_dim))
+            slots = self.size.window_slots if layer.windowed and self.size.window_slots else self.num_slots
+            keys = self._zeros((slots, layer.kv_heads, layer.head_dim))
             self.keys.append(keys)
             if layer.latent:
                 self.values.append(keys[..., : layer.value_dim])
             else:
-                self.values.append(self._zeros((self.num_slots, layer.kv_heads, layer.value_dim)))
+                self.values.append(self._zeros((slots, layer.kv_heads, layer.value_dim)))
 
     def _zeros(self, shape: tuple[int, int, int]) -> torch.Tensor:
         if self._library is not None:
@@ -187,17 +218,51 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
     return torch.from_numpy(untouched).view(dtype).view(shape)
 
 
-def slots_for_bytes(geometry: KVGeometry, budget: int, *, minimum_tokens: int = 256) -> int:
-    """Returns the number of slots, the dummy included, that fit into `budget` bytes.
+LEAST_GAIN = 1.25  # tokens with a pool for windowed layers for each token without, or it is not worth its costs
+
+
+def size_for_bytes(
+    geometry: KVGeometry, budget: int, *, least_windows: int = 0, one_pool: bool = False, minimum_tokens: int = 256
+) -> PoolSize:
+    """Returns the size of a pool that fits into `budget` bytes.
+
+    Windowed layers get slots of their own, `window_share` of the others', where that makes room for many more tokens.
+
+    Args:
+        least_windows: window slots that there must be in a pool of their own.
+        one_pool: they get no pool of their own.
 
     Raises:
         ParameterError: fewer than `minimum_tokens` fit; the message says how many bytes to give.
     """
-    slots = budget // geometry.bytes_per_slot
-    if slots < minimum_tokens + 1:
+    size = PoolSize(budget // geometry.bytes_per_slot)
+    if geometry.reach and not one_pool:
+        windows = geometry.bytes_per_window_slot
+        rest = geometry.bytes_per_slot - windows
+        slots = int(budget / (rest + geometry.window_share * windows))
+        window_slots = max(int(slots * geometry.window_share), least_windows)
+        if rest:
+            slots = max(0, budget - window_slots * windows) // rest
+        if window_slots * windows <= budget and slots >= LEAST_GAIN * size.slots:
+            size = PoolSize(slots, window_slots)
+    if size.slots < minimum_tokens + 1:
         needed = (minimum_tokens + 1) * geometry.bytes_per_slot
         raise ParameterError(
-            f"a KV pool of {budget} bytes holds {max(slots - 1, 0)} tokens of this model "
+            f"a KV pool of {budget} bytes holds {max(size.slots - 1, 0)} tokens of this model "
             f"({geometry.bytes_per_slot} bytes each); write at least {needed} bytes for {minimum_tokens} tokens"
         )
-    return slots
+    return size
+
+
+def size_for_slots(geometry: KVGeometry, slots: int, *, least_windows: int, sequences: int) -> PoolSize:
+    """Returns the size of a pool of so many slots, the dummy included.
+
+    Windowed layers get slots of their own where fewer than all are enough for the windows of `sequences` requests.
+
+    Args:
+        least_windows: window slots beyond those windows.
+    """
+    if not geometry.reach:
+        return PoolSize(slots)
+    windows = max(int(slots * geometry.window_share), sequences * geometry.reach + least_windows)
+    return PoolSize(slots, windows) if windows * LEAST_GAIN <= slots else PoolSize(slots)

@@ -20,6 +20,7 @@ from ..core.instruments import FaultHook, no_faults
 
 if TYPE_CHECKING:
     from .radix_cache import EvictionPolicy, RadixNode
+    from .window_slots import WindowSlots
 
 
 Slots = NDArray[np.int32]
@@ -39,12 +40,14 @@ class SlotAllocator:
     Args:
         num_slots: size of the runner's pool, the dummy slot included.
         faults: visited at `memory.allocate`.
+        windows: the window slots that these slots have; None: window layers have no slots of their own.
     """
 
-    def __init__(self, num_slots: int, faults: FaultHook = no_faults) -> None:
+    def __init__(self, num_slots: int, faults: FaultHook = no_faults, windows: WindowSlots | None = None) -> None:
         assert num_slots > FIRST_SLOT, "a pool needs a slot after the dummy"
         self.num_slots = num_slots
         self._faults = faults
+        self._windows = windows
         self.clear()
 
     def clear(self) -> None:
@@ -55,6 +58,8 @@ class SlotAllocator:
         self._taken = 0
         self._released: list[Slots] = []
         self._released_count = 0
+        if self._windows is not None:
+            self._windows.clear()
 
     @property
     def total(self) -> int:
@@ -65,7 +70,7 @@ class SlotAllocator:
         return len(self._sorted) - self._taken + self._released_count
 
     def allocate(self, count: int) -> Slots:
-        """Allocates `count` free slots, ascending. The caller has made room before."""
+        """Allocates `count` free slots, ascending, each with a window slot. The caller has made room before."""
         self._faults("memory.allocate")
         assert count <= self.free, f"{count} slots asked for, {self.free} are free: the caller must evict first"
         if count > len(self._sorted) - self._taken:
@@ -73,6 +78,8 @@ class SlotAllocator:
         slots = self._sorted[self._taken : self._taken + count].copy()
         self._taken += count
         self._is_free[slots] = False
+        if self._windows is not None:
+            self._windows.attach(slots)
         return slots
 
     def release(self, slots: Slots) -> None:
@@ -81,6 +88,8 @@ class SlotAllocator:
             return
         if self._is_free[slots].any() or slots.min() < FIRST_SLOT:
             raise IntegrityError("a slot was released twice, or never handed out")
+        if self._windows is not None:
+            self._windows.detach(slots)
         self._is_free[slots] = True
         self._released.append(slots.copy())
         self._released_count += len(slots)
@@ -110,11 +119,13 @@ class SlotAllocator:
             )
 
     def _check_free(self) -> NDArray[np.int64]:
-        """Checks that the free list agrees with the free map, and returns each slot's count in the free list."""
+        """Checks the free list against the free map, and the window slots; returns each slot's count in the list."""
         listed = np.concatenate([self._sorted[self._taken :], *self._released])
         frees = np.bincount(listed, minlength=self.num_slots)
         if not np.array_equal(frees.astype(np.bool_), self._is_free) or frees.max(initial=0) > 1:
             raise IntegrityError("the free list and the free map disagree")
+        if self._windows is not None:
+            self._windows.check(self._is_free)
         return frees
 
     def check(self, held: Iterable[Slots]) -> None:

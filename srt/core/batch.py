@@ -143,6 +143,14 @@ def picture_spans(
     return tuple(spans)
 
 
+@dataclass(frozen=True, slots=True)
+class WindowPool:
+    """The pool of the layers that see a window of tokens only, where they have slots of their own."""
+
+    num_slots: int  # including DUMMY_SLOT
+    reach: int  # tokens that a row sees in such layers, its own included
+
+
 class PictureRows(NamedTuple):
     """Rows [first, first + rows) of a step are tokens [offset, offset + rows) of a picture."""
 
@@ -194,6 +202,10 @@ class Batch:
     states: tuple[StateRun, ...] = ()
     # [H] ascending rows of which the hidden states are needed, none of them a logit row. None: none.
     hidden_rows: NDArray[np.int64] | None = None
+    # As `slots` and `write_slots`, of window layers with a pool of their own: the slots that the rows see, 0 before
+    # them. None: all layers have the same slots.
+    window_slots: tuple[NDArray[np.int32], ...] | None = None
+    window_write_slots: NDArray[np.int64] | None = None
 
     @property
     def rows(self) -> int:
@@ -205,6 +217,14 @@ class Batch:
         if self.hidden_rows is None:
             return self.logit_rows
         return np.sort(np.concatenate([self.logit_rows, self.hidden_rows]))
+
+    def slots_of(self, *, windowed: bool) -> tuple[NDArray[np.int32], ...]:
+        """Returns the slots in layers that are `windowed`, or in the others."""
+        return self.window_slots if windowed and self.window_slots is not None else self.slots
+
+    def write_slots_of(self, *, windowed: bool) -> NDArray[np.int64]:
+        """Returns the write slots in layers that are `windowed`, or in the others."""
+        return self.window_write_slots if windowed and self.window_write_slots is not None else self.write_slots
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -252,6 +272,7 @@ class Runner(Protocol):
     context_length: int
     num_slots: int  # including DUMMY_SLOT
     num_states: int  # slots of recurrent states, that of zeros included; 0: the model has none
+    window_pool: WindowPool | None  # None: all layers have the same slots
 
     @property
     def pictures(self) -> PictureStore | None:

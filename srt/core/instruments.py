@@ -87,6 +87,8 @@ class Counters:
     snapshots_taken: int = 0  # of recurrent states
     snapshot_hits: int = 0  # requests that went on from one, each time
     snapshot_misses: int = 0  # cached tokens computed again because no snapshot was near
+    window_misses: int = 0  # cached tokens computed again because window layers had lost them
+    window_slots_reclaimed: int = 0
     evicted_tokens: int = 0
     discarded_tokens: int = 0  # because the logits of their rows were not numbers
     pins_placed: int = 0  # = those that hold + released + expired + given way + lost

@@ -61,6 +61,8 @@ class RankStep(_Message, frozen=True):
     spans: tuple[tuple[tuple[int, int], ...], ...]
     token_sources: bytearray | None
     hidden_rows: bytearray | None
+    window_slots: bytearray | None
+    window_write_slots: bytearray | None
 
     @classmethod
     def of(cls, batch: Batch) -> "RankStep":
@@ -78,6 +80,8 @@ class RankStep(_Message, frozen=True):
             batch.spans,
             None if batch.token_sources is None else _bytes(batch.token_sources, np.int64),
             None if batch.hidden_rows is None else _bytes(batch.hidden_rows, np.int64),
+            None if batch.window_slots is None else _bytes(np.concatenate(batch.window_slots), np.int32),
+            None if batch.window_write_slots is None else _bytes(batch.window_write_slots, np.int64),
         )
 
     def batch(self) -> Batch:
@@ -98,6 +102,8 @@ class RankStep(_Message, frozen=True):
             spans=self.spans,
             token_sources=None if self.token_sources is None else _longs(self.token_sources),
             hidden_rows=None if self.hidden_rows is None else _longs(self.hidden_rows),
+            window_slots=None if self.window_slots is None else tuple(np.split(_ints(self.window_slots), ends[:-1])),
+            window_write_slots=None if self.window_write_slots is None else _longs(self.window_write_slots),
         )
 
 
@@ -254,6 +260,7 @@ class LeaderRunner:
         self.context_length = runner.context_length
         self.num_slots = runner.num_slots
         self.num_states = runner.num_states
+        self.window_pool = runner.window_pool
 
     @property
     def pictures(self) -> PictureStore | None:

@@ -152,7 +152,7 @@ class CpuRows:
 
     token_ids: NDArray[np.int64]  # [R]
     positions: NDArray[np.int64]  # [R]
-    write_slots: NDArray[np.int64]  # [R]
+    write_slots: Sequence[NDArray[np.int64]]  # [R] for each window class, by place in `windows`
     output_rows: NDArray[np.int64]  # [L] ascending
     given: Given | None = None
     adapters: NDArray[np.int32] | None = None  # [R], see `Batch.adapters`
@@ -251,6 +251,7 @@ class CpuDecoder:
         most = int(rows.positions.max()) + 1
         angles = [rope.upto(most) for rope in self._ropes.values()]
         plan_table = _array([ctypes.addressof(plan.arguments) for plan in plans])
+        write_table = _array([slots.ctypes.data for slots in rows.write_slots])
         angle_table = _array(angles)
         given_rows = given_values = None
         if rows.given is not None:
@@ -262,7 +263,7 @@ class CpuDecoder:
             outputs=len(rows.output_rows),
             token_ids=rows.token_ids.ctypes.data,
             positions=rows.positions.ctypes.data,
-            write_slots=rows.write_slots.ctypes.data,
+            write_slots=ctypes.addressof(write_table),
             output_rows=rows.output_rows.ctypes.data,
             plans=ctypes.addressof(plan_table),
             pools=ctypes.addressof(pool.layers),

@@ -16,13 +16,18 @@ from typing import Any
 import torch
 
 from ..attention.backend import AttentionGeometry
-from ..attention.plan import Window
+from ..attention.plan import Chunk, Window
 from ..cache.kv_pool import KVGeometry, LayerKV
 from ..cache.state_pool import StateGeometry
 from ..layers.checkpoint import ONES, LinearTensors
 from ..layers.linear import QuantMethod
 from ..layers.rope import QueryScale, RopeConfig
 from .recurrent_config import Recurrent
+
+LEAST_WINDOW_SHARE = 0.2
+# Tokens of a usual sequence: a quarter of the context, but within these.
+SHORT_SEQUENCE = 8192
+LONG_SEQUENCE = 32768
 
 
 class RouterScore(Enum):
@@ -243,12 +248,40 @@ class DecoderConfig:
             latents = LayerKV(1, self.latent.key_dim, self.latent.rank, latent=True)
             return KVGeometry((latents,) * len(attending), dtype)
         places = {index: place for place, index in enumerate(attending)}
+        reach = self._reach
         shapes = []
         for index in places:
             head_dim, source = self.head_dim_of(index), self.layers[index].keys_of
             shared = None if source is None else places[source]
-            shapes.append(LayerKV(self.kv_heads_of(index), head_dim, head_dim, source=shared))
-        return KVGeometry(tuple(shapes), dtype)
+            windowed = reach > 0 and self.layers[index].window is not None
+            shapes.append(LayerKV(self.kv_heads_of(index), head_dim, head_dim, source=shared, windowed=windowed))
+        return KVGeometry(tuple(shapes), dtype, reach, self._window_share(reach))
+
+    @property
+    def _reach(self) -> int:
+        """The tokens that a row sees in layers with a window; 0: they cannot have a pool of their own.
+
+        They cannot where other layers read their keys, or next to recurrent states.
+        """
+        attending = [layer for layer in self.layers if layer.attends]
+        windows = [layer.window for layer in attending if layer.window is not None]
+        reach = max((window.size if isinstance(window, Chunk) else window for window in windows), default=0)
+        apart = all(
+            (layer.window is None) == (self.layers[layer.keys_of].window is None)
+            for layer in attending
+            if layer.keys_of is not None
+        )
+        recurrent = any(layer.recurrent is not None for layer in self.layers)
+        return reach if apart and not recurrent and reach < self.context_length else 0
+
+    def _window_share(self, reach: int) -> float:
+        """Returns the number of window slots for each slot: for two windows in each sequence of a usual length.
+
+        Twice, because the tree keeps windows of earlier requests. Short sequences are all window, so it is never below
+        a fifth.
+        """
+        usual = min(self.context_length, max(SHORT_SEQUENCE, min(self.context_length // 4, LONG_SEQUENCE)))
+        return min(1.0, max(LEAST_WINDOW_SHARE, 2 * reach / usual))
 
     def place_of(self, index: int) -> int:
         """Returns the place of a layer among those of the pool."""

@@ -12,7 +12,7 @@ from ...fsm.tokens.masks import Walk
 from ...lang.errors import ModelError, ParameterError
 from ...lang.runtime_options import Kernels, KVDType, Weights
 from ..attention.backend import TorchBackend
-from ..cache.kv_pool import FLOAT8, KVGeometry, slots_for_bytes
+from ..cache.kv_pool import FLOAT8, KVGeometry, PoolSize, size_for_bytes, size_for_slots
 from ..cache.state_pool import LEAST_STATES, MOST_STATES, states_for_bytes
 from ..distributed.communicator import SINGLE_RANK, Communicator
 from ..kernels.cpu.library import NoKernels, load_library, load_walk
@@ -30,7 +30,7 @@ from ..models.vision.sight import Renamed, build_vision, text_part, wrapped_text
 from ..multimodal.store import VisionStore
 from ..weights.packed_tensors import dense_view
 from ..weights.quantization import Int4Method, require_dense
-from .cuda.device import StepLimits, measured_workspace, pool_slots, probe_slots
+from .cuda.device import StepLimits, least_windows, measured_workspace, pool_size, probe_size
 from .torch_runner import TorchRunner
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def build_runner(
     *,
     kv_bytes: int | None = None,
     num_slots: int | None = None,
+    window_slots: int | None = None,
     dtype: str = "auto",
     kv_dtype: KVDType = "auto",
     device: str = "cpu",
@@ -65,7 +66,8 @@ def build_runner(
     adapters: Sequence[Adapter] = (),
 ) -> "TorchRunner | CpuRunner | CudaRunner":
     """Builds model, pool and kernels. Give the pool's size as `kv_bytes` or as `num_slots`. On a CUDA device it may be
-    left out: the pool then takes the memory that the weights and the largest step leave.
+    left out: the pool then takes the memory that the weights and the largest step leave. `window_slots` of it are for
+    layers with a window; None: as many as are useful; 0: these layers have the slots of the others.
 
     With kernels "auto", a model that the device's own kernels cannot run runs in torch, and a warning says why. `pack`
     chooses torch's layout of the weights. The tower of a vision model runs in torch. No sequence will be longer than
@@ -108,6 +110,7 @@ def build_runner(
         kv_dtype=FLOAT8 if kv_dtype == "fp8" else resolved,
         kv_bytes=kv_bytes,
         num_slots=num_slots,
+        window_slots=window_slots,
         weights=weights,
         tree_attention=tree_attention,
         limits=limits or StepLimits(),
@@ -139,6 +142,7 @@ class _Build:
     kv_dtype: torch.dtype
     kv_bytes: int | None
     num_slots: int | None
+    window_slots: int | None
     weights: Weights
     tree_attention: bool
     limits: StepLimits
@@ -162,7 +166,7 @@ class _Build:
             accelerator=accelerator_for(self.device),
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
-            num_slots=partial(self._slots, halved=self._recurrent) if self._sized else None,
+            size=partial(self._size, halved=self._recurrent) if self._sized else None,
             num_states=self._states,
             limits=self.limits,
             tree_attention=self.tree_attention,
@@ -191,7 +195,7 @@ class _Build:
             self.config,
             self.tensors,
             library=library,
-            num_slots=partial(self._slots, halved=self._recurrent),
+            size=partial(self._size, halved=self._recurrent),
             num_states=self._states,
             dtype=self.dtype,
             weights=self.weights,
@@ -221,12 +225,13 @@ class _Build:
             method=method,
         )
 
-        def runner(slots: int) -> TorchRunner:
+        def runner(size: PoolSize) -> TorchRunner:
             backend = TorchBackend(attention_geometry(model), model.device, tree_attention=self.tree_attention)
             return TorchRunner(
                 model,
-                num_slots=slots,
-                num_states=self._states(model, slots),
+                num_slots=size.slots,
+                window_slots=size.window_slots,
+                num_states=self._states(model, size.slots),
                 backend=backend,
                 pictures=self.pictures,
                 kv_dtype=self.kv_dtype,
@@ -235,13 +240,17 @@ class _Build:
 
         geometry = model.kv_geometry.rounded_to(self.kv_dtype)
         if self._sized:
-            return runner(self._slots(geometry, halved=model.state_geometry is not None))
+            return runner(self._size(geometry, halved=model.state_geometry is not None))
         from .cuda.build import accelerator_for
 
         accelerator = accelerator_for(self.device)
-        workspace = measured_workspace(runner(probe_slots(self.limits)), accelerator, self.limits, self.pictures)
-        slots = self.communicator.minimum(pool_slots(geometry, accelerator, workspace=workspace))
-        return runner(slots if model.state_geometry is None else slots // 2)
+        workspace = measured_workspace(runner(probe_size(self.limits)), accelerator, self.limits, self.pictures)
+        one_pool = self.window_slots == 0
+        free = pool_size(geometry, accelerator, workspace=workspace, limits=self.limits, one_pool=one_pool)
+        slots = self.communicator.minimum(free.slots)
+        if model.state_geometry is not None:
+            return runner(PoolSize(slots // 2))
+        return runner(PoolSize(slots, self.communicator.minimum(free.window_slots)))
 
     @property
     def _quantized(self) -> QuantizedMethod | None:
@@ -260,12 +269,17 @@ class _Build:
         """Returns whether the pool's size is given; otherwise it takes all memory that is left."""
         return self.kv_bytes is not None or self.num_slots is not None
 
-    def _slots(self, geometry: KVGeometry, *, halved: bool = False) -> int:
+    def _size(self, geometry: KVGeometry, *, halved: bool = False) -> PoolSize:
         """Returns the size of the pool. halved: the other half of its bytes is that of recurrent states."""
+        limits, given = self.limits, self.window_slots
+        if self.num_slots is not None and given is not None:
+            return PoolSize(self.num_slots, given)
         if self.num_slots is not None:
-            return self.num_slots
+            return size_for_slots(geometry, self.num_slots, least_windows=limits.rows, sequences=limits.sequences)
         assert self.kv_bytes is not None, "one of the two is given"
-        return slots_for_bytes(geometry, self.kv_bytes // 2 if halved else self.kv_bytes)
+        budget = self.kv_bytes // 2 if halved else self.kv_bytes
+        least = least_windows(geometry, limits)
+        return size_for_bytes(geometry, budget, least_windows=least, one_pool=given == 0)
 
     def _states(self, model: "Model | CpuDecoder | CudaDecoder", slots: int) -> int:
         """Returns the size of the pool of states, which has as many bytes as the KV pool of `slots`; 0: no states."""

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...lang.runtime_options import Weights
-from ..cache.kv_pool import KVGeometry, KVPool
+from ..cache.kv_pool import KVGeometry, KVPool, PoolSize
 from ..cache.state_pool import StatePool
 from ..core.batch import Batch, Logits, LogitsError, RowNeed, RowRequests, isolate, without_pictures
 from ..kernels.cpu.attention import HEAD_DIM_UNIT, CpuBackend
@@ -36,7 +36,7 @@ class CpuRunner:
 
     Args:
         model: the decoder.
-        num_slots: size of the KV pool, the dummy slot included.
+        size: of the KV pool.
         num_states: size of the pool of recurrent states, that of zeros included; 0 for a model without.
         tree_attention: read the keys that sequences of a step share once.
         library: the kernels that `model` runs on.
@@ -47,7 +47,7 @@ class CpuRunner:
         self,
         model: CpuDecoder,
         *,
-        num_slots: int,
+        size: PoolSize,
         num_states: int = 0,
         tree_attention: bool,
         library: ctypes.CDLL,
@@ -57,9 +57,10 @@ class CpuRunner:
         self.pictures = pictures
         self.vocab_size = model.vocab_size
         self.context_length = model.context_length
-        self.num_slots = num_slots
+        self.num_slots = size.slots
         self.num_states = num_states
-        self.pool = KVPool(model.kv_geometry, num_slots, "cpu", library=library)
+        self.window_pool = size.window_pool(model.kv_geometry)
+        self.pool = KVPool(model.kv_geometry, size, "cpu", library=library)
         self._table = PoolTable(self.pool)
         assert (model.state_geometry is None) == (num_states == 0), "a pool of states belongs to such a model"
         self.states: StatePool | None = None
@@ -76,13 +77,15 @@ class CpuRunner:
 
     def forward(self, batch: Batch) -> Logits:
         """Runs one step. Logits lie in a buffer that the next step overwrites."""
+        assert (batch.window_slots is None) == (self.window_pool is None), "slots outside a pool are never read"
         outputs = batch.outputs
         if len(outputs) > len(self._hidden):
             self._hidden = torch.empty((2 * len(outputs), self.model.config.hidden_size))
         hidden = self._hidden[: len(outputs)]
         given = self.pictures.given(batch.pictures) if self.pictures is not None and batch.pictures else None
         token_ids = batch.token_ids if given is None else without_pictures(batch.token_ids)
-        rows = CpuRows(token_ids, batch.positions, batch.write_slots, outputs, given, batch.adapters, batch.states)
+        writes = [batch.write_slots_of(windowed=window is not None) for window in self.model.windows]
+        rows = CpuRows(token_ids, batch.positions, writes, outputs, given, batch.adapters, batch.states)
         plans = [self._attention.plan(batch, window) for window in self.model.windows]
         self.model.forward(rows, plans, self._table, hidden, self._state_table)
         if batch.hidden_rows is None:
@@ -179,7 +182,7 @@ def build_cpu_runner(
     tensors: Tensors,
     *,
     library: ctypes.CDLL,
-    num_slots: Callable[[KVGeometry], int],
+    size: Callable[[KVGeometry], PoolSize],
     dtype: torch.dtype,
     weights: Weights,
     tree_attention: bool,
@@ -191,7 +194,7 @@ def build_cpu_runner(
     """Packs the weights and makes the pool.
 
     Args:
-        num_slots: computes the size of the pool from the geometry of one token.
+        size: computes the size of the pool from the geometry of one token.
         num_states: computes the size of the pool of recurrent states from the size of the KV pool.
         dtype: of the KV pool.
         weights: "auto", "float32", "bf16", "int8" or "int4"; "auto" keeps what the checkpoint stores.
@@ -211,11 +214,11 @@ def build_cpu_runner(
         library=library,
         adapters=adapters,
     )
-    slots = num_slots(model.kv_geometry)
+    pool = size(model.kv_geometry)
     return CpuRunner(
         model,
-        num_slots=slots,
-        num_states=num_states(model, slots),
+        size=pool,
+        num_states=num_states(model, pool.slots),
         tree_attention=tree_attention,
         library=library,
         pictures=pictures,

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from ..attention.backend import AttentionBackend, AttentionStep, TorchBackend
-from ..cache.kv_pool import KVPool
+from ..cache.kv_pool import KVPool, PoolSize
 from ..cache.state_pool import StatePool, StateStep
 from ..core.batch import Batch, Logits, without_pictures
 from ..layers.low_rank import AdapterRows
@@ -36,6 +36,7 @@ class TorchRunner:
     Args:
         model: the model.
         num_slots: size of the KV pool, the dummy slot included.
+        window_slots: size of the pool of layers with a window, the dummy slot included; 0: they have no own pool.
         num_states: size of the pool of recurrent states, that of zeros included; 0 for a model without.
         backend: attention kernels; None: in torch.
         pictures: the store of pictures in prompts; None: the model reads text only.
@@ -51,6 +52,7 @@ class TorchRunner:
         model: Model,
         *,
         num_slots: int,
+        window_slots: int = 0,
         num_states: int = 0,
         # Any: each backend prepares plans in its own form, and only the backend reads it.
         backend: AttentionBackend[Any] | None = None,
@@ -62,19 +64,22 @@ class TorchRunner:
         self.pictures = pictures
         self.vocab_size = model.vocab_size
         self.context_length = model.context_length
+        size = PoolSize(num_slots, window_slots)
         self.num_slots = num_slots
+        self.window_pool = size.window_pool(model.kv_geometry)
         self.num_states = num_states
         assert (model.state_geometry is None) == (num_states == 0), "a pool of states belongs to such a model"
         self.states: StatePool | None = None
         if model.state_geometry is not None:
             self.states = StatePool(model.state_geometry, num_states, model.device)
-        self.pool = KVPool(model.kv_geometry.rounded_to(kv_dtype), num_slots, model.device)
+        self.pool = KVPool(model.kv_geometry.rounded_to(kv_dtype), size, model.device)
         self.backend: AttentionBackend[Any] = backend or TorchBackend(attention_geometry(model), model.device)
         self._logits = LogitsBuffer(self.vocab_size, model.device)
         self._weights = weights or str(model.kv_geometry.dtype).removeprefix("torch.")
 
     def forward(self, batch: Batch) -> Logits:
         """Runs one step and returns all logits of every logit row, in a buffer that the next step overwrites."""
+        assert (batch.window_slots is None) == (self.window_pool is None), "slots outside a pool are never read"
         device = self.model.device
         out = self._logits.take(len(batch.logit_rows))  # outside inference mode: a sampler may write to it
         with torch.inference_mode():
@@ -85,6 +90,9 @@ class TorchRunner:
                 pool=self.pool,
                 plans={window: self.backend.plan(batch, window) for window in self.model.windows},
                 write_slots=torch.from_numpy(batch.write_slots).to(device),
+                window_write_slots=None
+                if batch.window_write_slots is None
+                else torch.from_numpy(batch.window_write_slots).to(device),
             )
             rows = Rows(
                 token_ids=torch.from_numpy(token_ids).to(device),

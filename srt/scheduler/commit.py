@@ -355,7 +355,11 @@ class Commit:
             counters.computed_prompt_tokens += max(0, min(rows.end, request.prompt_length) - new)
             counters.recomputed_tokens += min(rows.end, new) - rows.start
             counters.duplicate_rows += max(0, min(rows.known, rows.end) - rows.start)
-            counters.snapshot_misses += max(0, min(rows.known, rows.first_logit) - rows.start) if rows.states else 0
+            again = max(0, min(rows.known, rows.first_logit) - rows.start)
+            if rows.states:
+                counters.snapshot_misses += again
+            else:
+                counters.window_misses += again
             request.computed = rows.end
             request.reached = max(request.reached, rows.end)
 

@@ -22,12 +22,14 @@ from ...lang.status import PoolGauges, TreeNode, TreeSurvey
 from ..cache.radix_cache import Match, RadixCache, RadixRoot
 from ..cache.slot_allocator import IntegrityError, SlotAllocator, Slots
 from ..cache.state_slots import StateSlots
-from ..core.batch import StateRun
+from ..cache.window_slots import WindowSlots
+from ..core.batch import StateRun, WindowPool
 from ..core.instruments import Clock, Counters, FaultHook, Stopwatch
 from ..core.messages import EngineMark
 from .policy import SchedulerConfig
 from .request import Generation, Request
 from .state_manager import StateManager
+from .window_manager import WindowManager
 
 
 @dataclass(slots=True)
@@ -236,6 +238,7 @@ class KVManager:
         most_of_salt: slots that one salt may own.
         limited: these are fewer than all.
         states: manages recurrent states; None: the model has none.
+        windows: manages the slots of window layers; None: they have none of their own.
         longest: tokens of the longest sequence: those of the context, as far as the share of a salt holds them. Kept
             prefixes leave room for one.
     """
@@ -250,8 +253,10 @@ class KVManager:
         *,
         context_length: int,
         num_states: int = 0,
+        window_pool: WindowPool | None = None,
     ) -> None:
-        self.pool = SlotAllocator(num_slots, faults)
+        window_slots = None if window_pool is None else WindowSlots(num_slots, window_pool)
+        self.pool = SlotAllocator(num_slots, faults, window_slots)
         slots = StateSlots(num_states) if num_states else None
         self.most_of_salt = most_of_salt(config.salt_share, self.pool.total)
         self.limited = self.most_of_salt < self.pool.total
@@ -261,6 +266,9 @@ class KVManager:
         share = int(config.pin_share * self.pool.total)
         most_kept = min(share, self.pool.total - self.longest)
         self.pins = Pins(self.cache, counters, share, most_kept, self.most_of_salt - self.longest)
+        self.windows: WindowManager | None = None
+        if window_slots is not None:
+            self.windows = WindowManager(window_slots, config, counters, lambda: (*self.pins.matches, *self.pins.kept))
         self.tree_time = Stopwatch(clock)
         self._counters = counters
         self._reuse = config.radix_cache
@@ -291,6 +299,8 @@ class KVManager:
             pinned=cache.pinned_tokens,
             pins=len(self.pins),
             kept=cache.kept_tokens,
+            window_total=0 if self.windows is None else self.windows.slots.total,
+            window_free=0 if self.windows is None else self.windows.slots.free,
         )
 
     def survey(self, most: int, shown: int) -> tuple[TreeSurvey, list[list[int]]]:
@@ -314,6 +324,8 @@ class KVManager:
 
     def begin_step(self) -> None:
         self._step += 1
+        if self.windows is not None:
+            self.windows.begin_step()
 
     def peek(self, request: Request) -> int:
         """Returns the number of cached tokens of a waiting request."""
@@ -332,6 +344,8 @@ class KVManager:
             match = self.cache.match(known, request.schedule.salt, request.schedule.private)
             self.cache.lock(match)
         self._take_match(request, match)
+        if self.windows is not None:
+            self.windows.open(request)
 
     def advance(self, request: Request) -> None:
         """Extends the match by what other requests have cached since, while this one was computing its prompt."""
@@ -343,12 +357,20 @@ class KVManager:
         self._take_match(request, match)
 
     def skip_cached_rows(self, request: Request) -> None:
-        """Skips rows whose keys are in the pool and whose logits are not needed, as far as a snapshot lets them."""
+        """Skips rows whose keys are in the pool and whose logits are not needed.
+
+        Only as far as a snapshot lets them, or a window that is whole.
+        """
         following = min(request.kv_length, request.first_logit_row)
         if self.states is not None:
             following = self.states.seek(request)
         if following <= request.computed:
             return
+        if self.windows is not None:
+            following = self.windows.usable(request)
+            if following <= request.computed:
+                return
+            self.windows.use(request, following)
         first = max(request.computed, request.reached)
         last = min(following, request.prompt_length)
         if first < last:
@@ -361,7 +383,21 @@ class KVManager:
 
     def reusable(self, request: Request) -> int:
         """Returns the number of tokens of an opened request that need not be computed."""
+        if self.windows is not None:
+            return self.windows.usable(request)
         return request.kv_length if self.states is None else self.states.reusable(request)
+
+    def window_fits(self, request: Request) -> bool:
+        """Returns whether the windows of an opened request and of those that run fit together."""
+        return self.windows is None or self.windows.fits(request, lambda other: self.missing(other, other.length))
+
+    def most_rows(self, request: Request) -> int | None:
+        """Returns the most rows of a request that can run in one step; None: any number that has slots."""
+        return None if self.windows is None else self.windows.most_rows(request)
+
+    def rows_that_fit(self, request: Request, end: int) -> int:
+        """Returns the exclusive end of the rows up to `end` of a prompt for which there is room in window layers."""
+        return end if self.windows is None else self.windows.rows_that_fit(request, end)
 
     def begin_state(self, request: Request) -> bool:
         """Gives an opened request its recurrent state; False: there is no slot for it."""
@@ -381,12 +417,19 @@ class KVManager:
         """Returns the number of slots to allocate before rows up to `end` can run."""
         return max(0, end - request.slot_end)
 
-    def make_room(self, request: Request, count: int) -> bool:
+    def has_slots(self, request: Request, count: int) -> bool:
+        """Returns whether `count` slots for a request are free, or can be by eviction."""
+        return count <= self.available and self.narrow(request, count) is None
+
+    def make_room(self, request: Request, end: int, count: int) -> bool:
         """Evicts until `count` slots are free for a request; False if even an empty cache would leave too few.
 
-        What its salt has too much goes first, then the leaves of all.
+        What its salt has too much goes first, then the leaves of all. Makes room in window layers, too, for all rows up
+        to `end`.
         """
-        if count > self.available or self.narrow(request, count) is not None:
+        if not self.has_slots(request, count):
+            return False
+        if self.windows is not None and not self.windows.make_room(request, end, count):
             return False
         if self.limited and (excess := _root(request).owned + count - self.most_of_salt) > 0:
             with self.tree_time:
@@ -414,27 +457,34 @@ class KVManager:
         still need, but few when the pool is nearly full."""
         assert isinstance(request.job, Generation), "only generations decode"
         wanted = min(self._run, request.job.sampling.max_tokens - request.generated)
-        many = wanted * _SPARE_SHARE
-        return wanted if many <= self.available and self.narrow(request, many) is None else 1
+        if self.windows is not None and wanted > self.windows.slots.free:
+            return 1
+        return wanted if self.has_slots(request, wanted * _SPARE_SHARE) else 1
 
-    def place(self, request: Request, end: int, slots: Slots) -> None:
+    def place(self, request: Request, end: int, slots: Slots) -> int:
         """Places the keys of rows before `end` in the spare slots and in new ones after them.
+
+        Returns the first row that writes to a slot of window layers, where these have slots of their own.
 
         Prompt tokens go into the tree at once: every layer stores its keys before it attends, so a request planned
         later in this step may already read them. Tokens after private ones do not: the tree may have received the same
         tokens since, and their slots would be written twice.
         """
         follows_tree = request.tree_length == request.kv_length
+        first_write = 0 if self.windows is None else self.windows.fill(request, end)
         if len(slots):
             request.set_slots(request.slot_end, slots)
             request.slot_end += len(slots)
+        if self.windows is not None:
+            self.windows.mark(request, end)
         if end <= request.kv_length:
-            return
+            return first_write
         if not request.decoding:
             self._placed_in[request.slots(request.kv_length, end)] = self._step
         request.kv_length = end
         if self._share_in_step and follows_tree and not request.decoding:
             self.adopt(request, end)
+        return first_write
 
     def pin(self, request: Request, *, seconds: float, now: float) -> None:
         """Pins the request's tokens in the tree. Its rows have run, and it is still open."""
@@ -481,8 +531,11 @@ class KVManager:
             match = self.cache.advance(held, tokens, request.schedule.private)
             self.cache.move_lock(held, match)
             if match.length > held.length:
-                self._release(request, request.slots(held.length, match.length))
-                request.set_slots(held.length, match.slots(held.length))
+                own, cached = request.slots(held.length, match.length), match.slots(held.length)
+                if self.windows is not None:
+                    self.windows.slots.move(own, cached)
+                self._release(request, own)
+                request.set_slots(held.length, cached)
             if match.length < end:
                 own = request.slots(match.length, end)
                 schedule = request.schedule
@@ -497,6 +550,8 @@ class KVManager:
         if request.match is None:
             return
         self.adopt(request, min(request.computed, request.kv_length, request.length))
+        if self.windows is not None:
+            self.windows.end(request)
         self._release(request, request.private_slots)
         with self.tree_time:
             if self.states is not None:
@@ -519,9 +574,10 @@ class KVManager:
             self._counters.discarded_tokens += self.cache.discard(request.match)
         self.detach(request)
 
-    @staticmethod
-    def detach(request: Request) -> None:
+    def detach(self, request: Request) -> None:
         """Forgets the request's slots without releasing them (they were released, or the pool was cleared)."""
+        if self.windows is not None:
+            self.windows.detach(request)
         request.match = request.state = None
         request.kv_length = request.slot_end = request.computed = 0
 
@@ -571,6 +627,8 @@ class KVManager:
         self.cache.check(held, self.pins.matches, self.pins.kept)
         if self.states is not None:
             self.states.check(running)
+        if self.windows is not None:
+            self.windows.check(running)
         in_tree = [node.slots for _, node in self.cache.walk()]
         self.pool.check(in_tree + [request.private_slots for request in running])
         private: Counter[RadixRoot] = Counter()

@@ -150,7 +150,7 @@ class Planner:
         while needed > self._kv.available:
             if hint or (self._table.running and not aged) or not self._kv.pins.give_way():
                 return "pool"
-        return None if self._kv.begin_state(request) else "pool"
+        return None if self._kv.window_fits(request) and self._kv.begin_state(request) else "pool"
 
     def _promised(self, running: Collection[Request]) -> int:
         """Returns the slots that running requests still need, plus the headroom of each.
@@ -196,12 +196,9 @@ class Planner:
         # A failure from here on concerns more than one request: the tree would have keys that are never computed.
         end, slots = claim
         known = request.kv_length
-        self._kv.place(request, end, slots)
-        self._add(request, end, known)
-
-    def _add(self, request: Request, end: int, known: int) -> None:
+        first_write = self._kv.place(request, end, slots)
         self._policy.usage.add(request, end - request.computed)
-        self.current.add(request, end, known, self._kv.run_state(request, end, known, self._others))
+        self.current.add(request, end, known, first_write, self._kv.run_state(request, end, known, self._others))
 
     def _claim(self, request: Request) -> tuple[int, Slots] | None:
         """Returns the exclusive end of the request's rows in this step, and slots for those that need one.
@@ -218,13 +215,18 @@ class Planner:
         if not request.remaining_rows:
             self._commit.finish(request)
             return None
-        end = min(request.computed + 1, last) if request.decoding else self.current.reachable(request, last)
+        if request.decoding:
+            end = min(request.computed + 1, last)
+        else:
+            end = self.current.reachable(request, last, self._kv.most_rows(request))
+            if end > request.computed:
+                end = self._kv.rows_that_fit(request, end)
         if end <= request.computed or not self._ensure_room(request, end):
             return None
         count = self._kv.missing(request, end)
         if request.decoding and count:
             count = self._kv.run_length(request)
-            self._kv.make_room(request, count)
+            self._kv.make_room(request, end, count)
         return end, self._kv.allocate(request, count)
 
     def _ensure_room(self, request: Request, end: int) -> bool:
@@ -234,7 +236,7 @@ class Planner:
         share, only requests and pins of that salt make room.
         """
         count = self._kv.missing(request, end)
-        while not self._kv.make_room(request, count):
+        while not self._kv.make_room(request, end, count):
             full = self._kv.narrow(request, count)
             salt = request.schedule.salt
             rivals = [other for other in self._table.running.values() if full is None or other.schedule.salt == salt]
@@ -243,7 +245,7 @@ class Planner:
             if self._step_running:
                 self.short = True
                 return False
-            if self._kv.pins.give_way(full):
+            if not self._kv.has_slots(request, count) and self._kv.pins.give_way(full):
                 continue
             planned = {rows.request.number for rows in self.current.planned}
             candidates = [other for other in rivals if other.number not in planned]

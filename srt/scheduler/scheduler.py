@@ -106,6 +106,7 @@ class Scheduler:
             faults,
             context_length=runner.context_length,
             num_states=runner.num_states,
+            window_pool=runner.window_pool,
         )
         self._timing = Timing(clock)
         self._table = RequestTable(self.kv, self._counters, self._timing)
@@ -294,6 +295,8 @@ class Scheduler:
             "longest": self._factory.longest,
             "state_slots": 0 if self.kv.states is None else self.kv.states.slots.total,
             "snapshots": 0 if self.kv.states is None else self.kv.states.slots.snapshots,
+            "window_slots": pool.window_total,
+            "free_window_slots": pool.window_free,
         }
 
     def _check_some(self) -> None:
@@ -429,7 +432,8 @@ class Scheduler:
         launcher, asked = self._async_runner, NO_REQUESTS
         if self.config.partial_logits:
             asked = build_row_requests(plan.planned, plan.logit_rows, launched=launcher is not None)
-        batch = plan.build(asked.row_requests)
+        windows = self.kv.windows
+        batch = plan.build(asked.row_requests, None if windows is None else windows.slots)
         started = self._clock.now()
         self._faults("engine.forward")
         pending = FinishedStep(self._runner.forward(batch)) if launcher is None else launcher.launch(batch)

@@ -56,6 +56,7 @@ from numpy.typing import NDArray
 
 from ...fsm.tokens.vocabulary import pack
 from ...lang.sampling import SamplingParams
+from ..cache.window_slots import WindowSlots
 from ..core.batch import DUMMY_SLOT, Allowed, Batch, Logits, Pending, PictureRows, RowNeed, RowRequests, StateRun
 from ..core.messages import NO_ADAPTER
 from ..multimodal.sequence import NO_PICTURES
@@ -72,6 +73,7 @@ class PlannedRows(NamedTuple):  # a frozen dataclass takes four times as long to
     `states`: the runs of the rows, for a model with recurrent states.
     `hidden`: the number of rows, the last ones, whose hidden states are needed; `hidden_index`: index of the first of
     them among the step's.
+    `first_write`: rows before it write to no slot of window layers, where these have slots of their own.
     """
 
     request: Request
@@ -84,6 +86,7 @@ class PlannedRows(NamedTuple):  # a frozen dataclass takes four times as long to
     states: tuple[StateRun, ...] = ()
     hidden: int = 0
     hidden_index: int = 0
+    first_write: int = 0
 
     @property
     def logits_of_last(self) -> int:
@@ -108,8 +111,10 @@ class StepPlan:
     def full(self) -> bool:
         return self.rows_left == 0 or not self.logits_left
 
-    def reachable(self, request: Request, last: int) -> int:
+    def reachable(self, request: Request, last: int, most_rows: int | None = None) -> int:
         """Returns the exclusive end of the rows that the limits on rows and logits allow now, at most `last`.
+
+        most_rows: of the request, in any step; None: it has no limit of its own.
 
         A picture whose rows must run together may exceed the limit of rows, or it would never fit into a step. So a
         step exceeds its limit by less than one picture, and the plan is full then. Rows that need logits come after all
@@ -118,18 +123,23 @@ class StepPlan:
         end = last
         if self.rows_left is not None:
             end = min(end, request.computed + self.rows_left)
+        if most_rows is not None:
+            end = min(end, request.computed + most_rows)
         first, stop = request.logit_rows(request.computed, end)
         if stop - first > self.logits_left:
             end = first + self.logits_left
         return request.pictures.stop(request.computed, end, last) if request.pictures.both_ways else end
 
-    def add(self, request: Request, end: int, known: int, states: tuple[StateRun, ...] = ()) -> None:
+    def add(
+        self, request: Request, end: int, known: int, first_write: int = 0, states: tuple[StateRun, ...] = ()
+    ) -> None:
         start = request.computed
         assert start < end <= request.kv_length, "rows run after their slots are there"
         first, last = request.logit_rows(start, end)
         hidden = request.hidden_rows(start, end)
+        logits = (first, last, self.logit_rows)
         self.planned.append(
-            PlannedRows(request, start, end, known, first, last, self.logit_rows, states, hidden, self.hidden_rows)
+            PlannedRows(request, start, end, known, *logits, states, hidden, self.hidden_rows, first_write)
         )
         self.logit_rows += last - first
         self.hidden_rows += hidden
@@ -144,8 +154,11 @@ class StepPlan:
         self.logit_rows += 1
         self.logits_left -= 1
 
-    def build(self, row_requests: RowRequests | None = None) -> Batch:
-        """Builds the batch. It reads paths last: no node of the tree is split between now and the forward pass."""
+    def build(self, row_requests: RowRequests | None = None, windows: WindowSlots | None = None) -> Batch:
+        """Builds the batch. It reads paths last: no node of the tree is split between now and the forward pass.
+
+        windows: the slots of window layers; None: these have none of their own.
+        """
         rows = self.planned
         starts = np.array([r.start for r in rows], dtype=np.int64)
         counts = np.array([r.end for r in rows], dtype=np.int64) - starts
@@ -180,7 +193,35 @@ class StepPlan:
             adapters=np.repeat(adapters, counts) if (adapters != NO_ADAPTER).any() else None,
             states=tuple(run for r in rows for run in r.states),
             hidden_rows=_hidden_rows(rows, offsets + counts) if self.hidden_rows else None,
+            window_slots=None if windows is None else _window_slots(rows, windows),
+            window_write_slots=None if windows is None else _window_write_slots(rows, windows),
         )
+
+
+def _window_slots(planned: list[PlannedRows], windows: WindowSlots) -> tuple[NDArray[np.int32], ...]:
+    """Returns the slots of each sequence in window layers.
+
+    Those before the window of every row of the step are left at 0. Sequences that share keys may read each other's
+    slots, so they all begin at one position.
+    """
+    seen = [start for rows in planned for start, _ in rows.request.pictures.seen_whole(rows.start, rows.end)]
+    first = max(0, min([rows.start - windows.reach + 1 for rows in planned] + seen))
+    found = []
+    for rows in planned:
+        slots = np.zeros(rows.end, dtype=np.int32)
+        slots[first:] = windows.of(rows.request.slots(first, rows.end))
+        found.append(slots)
+    return tuple(found)
+
+
+def _window_write_slots(planned: list[PlannedRows], windows: WindowSlots) -> NDArray[np.int64]:
+    """Returns where each row's key goes in window layers: [R]"""
+    found = []
+    for rows in planned:
+        slots = windows.of(rows.request.slots(rows.start, rows.end)).astype(np.int64)
+        slots[: max(0, rows.first_write - rows.start)] = DUMMY_SLOT
+        found.append(slots)
+    return np.concatenate(found)
 
 
 def _sources(

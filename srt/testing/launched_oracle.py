@@ -148,6 +148,7 @@ class LaunchedOracle:
         self.context_length = oracle.context_length
         self.num_slots = oracle.num_slots
         self.num_states = oracle.num_states
+        self.window_pool = oracle.window_pool
         self.pictures = oracle.pictures
         self._chain = StepChain(oracle)
         self._computes = computes
@@ -200,6 +201,7 @@ class Slowed:
         self.context_length = runner.context_length
         self.num_slots = runner.num_slots
         self.num_states = runner.num_states
+        self.window_pool = runner.window_pool
         self.chooser = runner.chooser
         self.trie_walk = runner.trie_walk
         self.pictures = runner.pictures

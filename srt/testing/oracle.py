@@ -6,6 +6,8 @@ position) for a wrong token, a wrong position, a slot that was never written, or
 another prefix. Logits are a hash of the gathered history, so an undetected wrong reuse would still change the text,
 and `reference_generate` computes the right text without any cache.
 
+With a `window_pool` it has the same keys once more, in window slots, of which it reads those that a row sees.
+
 With `num_states` it has a recurrent state as well: the sum of the tokens that were fed to it, and how many they are. It
 is the fingerprint of the history only if every token was fed once and in order, and the logits are taken from it.
 """
@@ -22,7 +24,17 @@ from ...lang.errors import EngineError, RequestError
 from ...lang.protocol import FinishReason
 from ...lang.sampling import SamplingParams
 from ..cache.state_slots import NO_STATE
-from ..core.batch import DUMMY_SLOT, PICTURE_BASE, Batch, Logits, PictureRows, PictureSpan, RowNeed, RowRequests
+from ..core.batch import (
+    DUMMY_SLOT,
+    PICTURE_BASE,
+    Batch,
+    Logits,
+    PictureRows,
+    PictureSpan,
+    RowNeed,
+    RowRequests,
+    WindowPool,
+)
 from ..core.messages import NO_ADAPTER, EnginePicture
 from ..multimodal.sequence import HeldPictures
 from ..sampling.gumbel import SampleRequest, gumbel
@@ -107,6 +119,7 @@ class OracleRunner:
         both_ways: rows of a picture attend to all of it.
         num_states: slots of recurrent states, that of zeros included; 0: no such state. Pictures that are attended to
             both ways are no part of it.
+        window_pool: the slots of window layers; None: they have none of their own.
     """
 
     chooser = None
@@ -123,12 +136,14 @@ class OracleRunner:
         picks_tokens: bool = False,
         both_ways: bool = False,
         num_states: int = 0,
+        window_pool: WindowPool | None = None,
     ) -> None:
         assert not (both_ways and num_states), "a state takes one token after the other"
         self.vocab_size = vocab_size
         self.context_length = context_length
         self.num_slots = num_slots
         self.num_states = num_states
+        self.window_pool = window_pool
         self.model = OracleModel(vocab_size, None if favourites is None else tuple(favourites))
         self.expected = expected
         self.picks_tokens = picks_tokens
@@ -143,6 +158,7 @@ class OracleRunner:
         self._tokens = np.full(self.num_slots, -1, dtype=np.int64)
         self._positions = np.full(self.num_slots, -1, dtype=np.int64)
         self._histories = np.zeros(self.num_slots, dtype=np.uint64)
+        self._window_histories = np.zeros(0 if self.window_pool is None else self.window_pool.num_slots, np.uint64)
         self._states: list[tuple[int, np.uint64] | None] = [(0, np.uint64(0)), *[None] * (self.num_states - 1)]
 
     def forward(self, batch: Batch) -> Logits:
@@ -174,6 +190,8 @@ class OracleRunner:
                 raise OracleError(
                     f"sequence {index}, position {int(wrong.argmax())}: the key was computed after another prefix"
                 )
+        if self.window_pool is not None:
+            self._check_windows(batch, self.window_pool.reach, fingerprints)
         of_rows = np.concatenate(
             [own[-count:] for own, count in zip(fingerprints, batch.query_lengths.tolist(), strict=True)]
         )
@@ -208,6 +226,25 @@ class OracleRunner:
             first += run.rows
             self._states[run.target] = (before[0] + run.rows, states[first - 1])
         return states
+
+    def _check_windows(self, batch: Batch, reach: int, fingerprints: Sequence[NDArray[np.uint64]]) -> None:
+        """Writes the rows to their window slots, and checks all that rows see there."""
+        if batch.window_slots is None or batch.window_write_slots is None:
+            raise OracleError("the batch has no slots of window layers")
+        counts = batch.query_lengths.tolist()
+        of_rows = np.concatenate([own[-count:] for own, count in zip(fingerprints, counts, strict=True)])
+        writes = batch.window_write_slots != DUMMY_SLOT
+        written = batch.window_write_slots[writes]
+        if len(np.unique(written)) != len(written):
+            raise OracleError("two rows of one step write to the same window slot")
+        self._window_histories[written] = of_rows[writes]
+        for index, (own, slots, count) in enumerate(zip(fingerprints, batch.window_slots, counts, strict=True)):
+            first = max(0, len(own) - count - reach + 1)
+            seen = slots[first:]
+            wrong = (self._window_histories[seen] != own[first:]) | (seen == DUMMY_SLOT)
+            if len(slots) != len(own) or wrong.any():
+                position = first + int(wrong.argmax())
+                raise OracleError(f"sequence {index}, position {position}: window slot {int(slots[position])} is wrong")
 
     def _gather(self, batch: Batch, index: int) -> NDArray[np.int64]:
         """Gathers the tokens in the sequence's slots, checked against its own rows and its positions."""

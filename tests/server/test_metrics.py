@@ -63,6 +63,7 @@ def test_what_requests_cost_is_counted() -> None:
             assert after["umbel_ready"] == 1
             free, cached = (after[f"umbel_pool_slots{{state={state}}}"] for state in ("free", "cached"))
             assert free + cached == after["umbel_pool_size"]
+            assert after["umbel_window_slots{state=free}"] == after["umbel_window_slots{state=used}"] == 0
             assert all(after[name] >= count for name, count in before.items() if name.endswith("_total"))
 
     run(scenario)

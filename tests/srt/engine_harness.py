@@ -6,6 +6,7 @@ import numpy as np
 from umbel.lang.protocol import FinishReason
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.constraints.matcher import MatcherCache
+from umbel.srt.core.batch import WindowPool
 from umbel.srt.core.instruments import FaultHook, VirtualClock, no_faults
 from umbel.srt.core.messages import (
     ControlEnded,
@@ -57,11 +58,21 @@ class Engine:
         computes: Computes = "when asked",
         forward_seconds: float = 0.0,
         states: int = 0,
+        windows: tuple[int, int] | None = None,
         **settings: object,
     ) -> None:
-        """`computes`, `forward_seconds`: of a LaunchedOracle, which runs the steps where they overlap, or take time."""
+        """`computes`, `forward_seconds`: of a LaunchedOracle, which runs the steps where they overlap, or take time.
+
+        `windows`: window slots, without the dummy, and how far rows see in window layers.
+        """
         self.clock = VirtualClock()
-        self.runner = OracleRunner(vocabulary, context, pool + 1, num_states=states + 1 if states else 0)
+        self.runner = OracleRunner(
+            vocabulary,
+            context,
+            pool + 1,
+            num_states=states + 1 if states else 0,
+            window_pool=None if windows is None else WindowPool(windows[0] + 1, windows[1]),
+        )
         config = SchedulerConfig(**{"check_every_step": True, **settings})  # type: ignore[arg-type]
         steps: OracleRunner | LaunchedOracle = self.runner
         if config.overlap or forward_seconds:

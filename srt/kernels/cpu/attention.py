@@ -127,19 +127,22 @@ class _BatchArrays:
     batch: Batch
     apart: Batch  # its generated rows are sequences of their own
     kv_idx: NDArray[np.int32]
+    window_kv_idx: NDArray[np.int32]  # of window layers
     path_ptr: NDArray[np.int64] | None  # None: nothing is shared
     path: NDArray[np.int64] | None
 
     @classmethod
     def of(cls, batch: Batch, *, tree: bool) -> "_BatchArrays":
         apart = generated_apart(batch)
-        kv_idx = np.concatenate(apart.slots)
+        kv_idx = window_kv_idx = np.concatenate(apart.slots)
+        if apart.window_slots is not None:
+            window_kv_idx = np.concatenate(apart.window_slots)
         if not (tree and len(batch.paths) > 1):
-            return cls(batch, apart, kv_idx, None, None)
+            return cls(batch, apart, kv_idx, window_kv_idx, None, None)
         path_ptr = np.zeros(len(apart.paths) + 1, dtype=np.int64)
         np.cumsum([len(path) for path in apart.paths], out=path_ptr[1:])
         numbers = chain.from_iterable(chain.from_iterable(apart.paths))
-        return cls(batch, apart, kv_idx, path_ptr, np.fromiter(numbers, np.int64, 3 * int(path_ptr[-1])))
+        return cls(batch, apart, kv_idx, window_kv_idx, path_ptr, np.fromiter(numbers, np.int64, 3 * int(path_ptr[-1])))
 
     def plan(self, library: ctypes.CDLL, cut: Cut, window: Window) -> CpuPlan:
         # The planner knows rows that see all before them, and windows that slide. Other intervals are computed here.
@@ -153,7 +156,7 @@ class _BatchArrays:
             self.apart.prefix_lengths.ctypes.data,
             None if self.path_ptr is None else self.path_ptr.ctypes.data,
             None if self.path is None else self.path.ctypes.data,
-            self.kv_idx.ctypes.data,
+            (self.kv_idx if window is None else self.window_kv_idx).ctypes.data,
             window if isinstance(window, int) else 0,
             cut.block_rows,
             cut.split or 0,

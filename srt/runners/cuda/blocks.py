@@ -171,7 +171,7 @@ class AttentionBlock:
             self._kernels.rms_norm(part, weight, eps=config.norm_eps, centered=config.centered_norm, out=part)
             begin += len(weight)
         queries = self._kernels.rope_and_store(
-            *(qkv, step.positions, attention.write_slots, step.tables[self._angles]),
+            *(qkv, step.positions, attention.write_slots_of(layer.window), step.tables[self._angles]),
             *((attention.pool.keys[self._place], attention.pool.values[self._place]) if self._stores else (None, None)),
             head_norm=self._head_norm,
             rotated=self._rotated,

@@ -14,7 +14,7 @@ from ....fsm.tokens.masks import Walk
 from ....lang.errors import ParameterError
 from ...attention.backend import AttentionGeometry
 from ...attention.plan import Window
-from ...cache.kv_pool import FLOAT8, KVGeometry
+from ...cache.kv_pool import FLOAT8, KVGeometry, PoolSize
 from ...cache.state_slots import NO_STATE
 from ...core.batch import DUMMY_SLOT, Allowed, Batch, RowNeed, RowRequests, StateRun
 from ...distributed.communicator import SINGLE_RANK, Communicator
@@ -30,8 +30,8 @@ from .device import (
     HostAccelerator,
     StepLimits,
     measured_workspace,
-    pool_slots,
-    probe_slots,
+    pool_size,
+    probe_size,
     require_room_for_weights,
     shortage,
     weight_bytes,
@@ -130,7 +130,7 @@ def build_cuda_runner(
     accelerator: Accelerator,
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
-    num_slots: Callable[[KVGeometry], int] | None = None,
+    size: Callable[[KVGeometry], PoolSize] | None = None,
     num_states: Callable[[CudaDecoder, int], int] | None = None,
     limits: StepLimits,
     tree_attention: bool = True,
@@ -144,7 +144,7 @@ def build_cuda_runner(
     """Loads the weights, measures, makes the pool, captures the graphs and warms up.
 
     Args:
-        num_slots: computes the size of the pool from the geometry of one token; None: all memory that is left.
+        size: computes the size of the pool from the geometry of one token; None: all memory that is left.
         num_states: computes the size of the pool of recurrent states, which has as many bytes as that of keys, from the
             model and the slots of that; None: the model has no such states.
         limits: the size of the largest step.
@@ -186,13 +186,13 @@ def build_cuda_runner(
             windows=decoder.geometry_by_window,
         )
 
-    def runner(slots: int, *, graphs: bool) -> CudaRunner:
+    def runner(pool: PoolSize, *, graphs: bool) -> CudaRunner:
         return CudaRunner(
             model,
             accelerator,
             name=parts.name,
-            num_slots=slots,
-            num_states=0 if num_states is None else num_states(model, slots),
+            size=pool,
+            num_states=0 if num_states is None else num_states(model, pool.slots),
             backend=attention(),
             chooser=chooser,
             limits=limits,
@@ -202,17 +202,18 @@ def build_cuda_runner(
             communicator=communicator,
         )
 
-    if num_slots is not None:
-        slots = num_slots(model.kv_geometry)
+    if size is not None:
+        pool = size(model.kv_geometry)
     else:
-        workspace = measured_workspace(runner(probe_slots(limits), graphs=False), accelerator, limits, pictures)
+        workspace = measured_workspace(runner(probe_size(limits), graphs=False), accelerator, limits, pictures)
         if cuda_graphs:
             # Graphs have memory of their own, as much as the largest of them needs.
             workspace += workspace * graph_rows(limits) // limits.rows
             workspace += graph_bytes(model, attention(), accelerator, limits)
-        slots = communicator.minimum(pool_slots(model.kv_geometry, accelerator, workspace=workspace))
-        slots //= 1 if model.state_geometry is None else 2  # the other half is that of states
-    built = runner(slots, graphs=cuda_graphs)
+        free = pool_size(model.kv_geometry, accelerator, workspace=workspace, limits=limits)
+        slots = communicator.minimum(free.slots) // (1 if model.state_geometry is None else 2)  # half: of states
+        pool = PoolSize(slots, communicator.minimum(free.window_slots))
+    built = runner(pool, graphs=cuda_graphs)
     if accelerator.device.type == "cuda":  # elsewhere nothing is compiled, and a graph saves nothing
         built.capture_graphs()
         warm_up(built, limits)

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from ....lang.errors import ModelError, ParameterError
-from ...cache.kv_pool import KVGeometry, slots_for_bytes
+from ...cache.kv_pool import KVGeometry, PoolSize, size_for_bytes
 from ...cache.state_slots import NO_STATE
 from ...core.batch import Batch, Runner, StateRun
 from ...layers.quantized import QuantizedSource
@@ -283,7 +283,7 @@ def measured_workspace(
     """Measures the bytes that the largest step takes, on a probe that is discarded afterwards.
 
     Args:
-        probe: the model with a pool of `probe_slots(limits)`.
+        probe: the model with a pool of `probe_size(limits)`.
         pictures: the store with the vision tower; None: the model reads text only.
     """
     step = largest_step(limits, probe.context_length)
@@ -296,8 +296,8 @@ def measured_workspace(
     return workspace + len(step.logit_rows) * probe.vocab_size * 4
 
 
-def probe_slots(limits: StepLimits) -> int:
-    return limits.rows + 1
+def probe_size(limits: StepLimits) -> PoolSize:
+    return PoolSize(limits.rows + 1)
 
 
 def largest_step(limits: StepLimits, context_length: int) -> Batch:
@@ -319,21 +319,31 @@ def largest_step(limits: StepLimits, context_length: int) -> Batch:
     )
 
 
-def pool_slots(geometry: KVGeometry, accelerator: Accelerator, *, workspace: int) -> int:
-    """Returns the number of slots of the KV pool when no option gives it, with the weights loaded.
+def pool_size(
+    geometry: KVGeometry, accelerator: Accelerator, *, workspace: int, limits: StepLimits, one_pool: bool = False
+) -> PoolSize:
+    """Returns the size of the KV pool when no option gives it, with the weights loaded.
 
     Args:
         workspace: bytes to leave for steps.
+        limits: the size of the largest step.
+        one_pool: layers with a window have the slots of the others.
 
     Raises:
         ParameterError: there is too little memory for a usable pool.
     """
     free = accelerator.free_memory()
     try:
-        slots = slots_for_bytes(geometry, int(POOL_SHARE * max(0, free - workspace)))
+        budget = int(POOL_SHARE * max(0, free - workspace))
+        size = size_for_bytes(geometry, budget, least_windows=least_windows(geometry, limits), one_pool=one_pool)
     except ParameterError as error:
         raise ParameterError(
             f"{accelerator.name} has {free} bytes free after the weights, and the largest step takes {workspace} of "
             f'them: {error}; make room by a smaller chunk_size or max_running, by kv_dtype="fp8" or by tensor_parallel'
         ) from error
-    return min(slots, MOST_POOL_TOKENS + 1)
+    return PoolSize(min(size.slots, MOST_POOL_TOKENS + 1), size.window_slots)
+
+
+def least_windows(geometry: KVGeometry, limits: StepLimits) -> int:
+    """Returns the fewest window slots of a pool: for the largest step after a window, and for a picture in it."""
+    return 2 * geometry.reach + limits.rows

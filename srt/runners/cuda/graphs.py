@@ -50,6 +50,10 @@ def padded(batch: Batch, rows: int) -> Batch:
         query_lengths=np.pad(batch.query_lengths, (0, more), constant_values=1),
         prefix_lengths=np.pad(batch.prefix_lengths, (0, more)),
         slots=batch.slots + (_OWN_KEY,) * more,
+        window_slots=batch.window_slots and batch.window_slots + (_OWN_KEY,) * more,
+        window_write_slots=None
+        if batch.window_write_slots is None
+        else np.pad(batch.window_write_slots, (0, more), constant_values=DUMMY_SLOT),
         paths=batch.paths and batch.paths + (nothing,) * more,
         generated=None if batch.generated is None else np.pad(batch.generated, (0, more)),
         spans=batch.spans and batch.spans + (nothing,) * more,
@@ -185,6 +189,7 @@ class StepInputs:
     token_ids: torch.Tensor  # int64 [R]
     positions: torch.Tensor  # int64 [R]
     write_slots: torch.Tensor  # int64 [R]
+    window_write_slots: torch.Tensor  # int64 [R], in window layers
     output_rows: torch.Tensor | None  # int64 [O] ascending: what the last layer computes; None: all
     plans: dict[Window, Any]  # window class → prepared plan; Any: only the backend that made it reads it
     states: StepStates | None = None  # None: the model has no recurrent states
@@ -245,7 +250,7 @@ class CapturedSteps:
         self._compute = compute
         self._graphs = StepGraphs(accelerator, sizes_upto(most), self._work)
         self._small, self._large = graph_plans(backend, windows, limits, context_length)
-        self._staging = Staging(accelerator, 5 * 8 * (most + 1) + 8 * (self._most_logits + 1))
+        self._staging = Staging(accelerator, 6 * 8 * (most + 1) + 8 * (self._most_logits + 1))
         self._some_rows = Staging(accelerator, 8 * (self._most_logits + 1))
         self._inputs: dict[int, StepInputs] = {}  # by size, at the same addresses every time
         self._logits = torch.empty((self._most_logits, vocab_size), device=accelerator.device)
@@ -307,12 +312,14 @@ class CapturedSteps:
         if self._knows_rows(size):
             wanted = np.zeros(self._most_logits, dtype=np.int64)  # padding asks for a row again
             wanted[: len(batch.logit_rows)] = batch.logit_rows
-        arrays = [batch.token_ids, batch.positions, batch.write_slots, wanted, *self._state_slots(batch)]
-        token_ids, positions, write_slots, logit_rows, sources, targets = self._staging.send(arrays)
+        writes = (batch.write_slots, batch.write_slots_of(windowed=True))
+        arrays = [batch.token_ids, batch.positions, *writes, wanted, *self._state_slots(batch)]
+        token_ids, positions, write_slots, window_writes, logit_rows, sources, targets = self._staging.send(arrays)
         self._inputs[size] = StepInputs(
             token_ids,
             positions,
             write_slots,
+            window_writes,
             logit_rows if self._knows_rows(size) else None,
             plans.by_window,
             None if self._states is None else StateRows(self._states, sources, targets),

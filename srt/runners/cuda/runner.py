@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ....fsm.tokens.masks import Walk
 from ...attention.backend import AttentionStep
-from ...cache.kv_pool import KVPool
+from ...cache.kv_pool import KVPool, PoolSize
 from ...cache.state_pool import StatePool, StateStep
 from ...core.batch import (
     Batch,
@@ -185,7 +185,7 @@ class CudaRunner:
         model: what to run.
         accelerator: the device.
         name: of the kernels, for `facts`.
-        num_slots: size of the KV pool, the dummy slot included.
+        size: of the KV pool.
         num_states: size of the pool of recurrent states, that of zeros included; 0 for a model without.
         backend: attention kernels.
         chooser: chooses tokens on the device.
@@ -202,7 +202,7 @@ class CudaRunner:
         accelerator: Accelerator,
         *,
         name: str,
-        num_slots: int,
+        size: PoolSize,
         num_states: int = 0,
         # Any: each backend prepares plans in its own form, and only the backend reads it.
         backend: GraphBackend[Any],
@@ -219,13 +219,14 @@ class CudaRunner:
         self.trie_walk = trie_walk
         self.vocab_size = model.vocab_size
         self.context_length = model.context_length
-        self.num_slots = num_slots
+        self.num_slots = size.slots
+        self.window_pool = size.window_pool(model.kv_geometry)
         self.num_states = num_states
         assert (model.state_geometry is None) == (num_states == 0), "a pool of states belongs to such a model"
         self.states: StatePool | None = None
         if model.state_geometry is not None:  # with a slot that the rows of padding move
             self.states = StatePool(model.state_geometry, num_states + 1, accelerator.device, fixed=True)
-        self.pool = KVPool(model.kv_geometry, num_slots, accelerator.device, fixed=True)
+        self.pool = KVPool(model.kv_geometry, size, accelerator.device, fixed=True)
         self._communicator = communicator
         self._name = name
         self._accelerator = accelerator
@@ -245,7 +246,7 @@ class CudaRunner:
                 backend,
                 model.windows,
                 limits=limits,
-                context_length=min(model.context_length, num_slots),
+                context_length=min(model.context_length, size.slots),
                 vocab_size=model.vocab_size,
                 states=self.states,
             )
@@ -306,14 +307,15 @@ class CudaRunner:
                 given = self.pictures.given(batch.pictures)
             token_ids = without_pictures(token_ids)
         outputs, asked = batch.outputs, batch.hidden_rows
-        arrays = [token_ids, batch.positions, batch.write_slots, outputs]
+        writes = (batch.write_slots, batch.write_slots_of(windowed=True))
+        arrays = [token_ids, batch.positions, *writes, outputs]
         if asked is not None:
             arrays += [np.searchsorted(outputs, batch.logit_rows), np.searchsorted(outputs, asked)]
-        ids, positions, write_slots, output_rows, *places = self._staging.send(arrays)
+        ids, positions, write_slots, window_writes, output_rows, *places = self._staging.send(arrays)
         plans = {window: self._backend.plan(batch, window) for window in self.model.windows}
         every = len(outputs) == batch.rows
         states = None if self.states is None else StateStep(self.states, batch.states)
-        inputs = StepInputs(ids, positions, write_slots, None if every else output_rows, plans, states)
+        inputs = StepInputs(ids, positions, write_slots, window_writes, None if every else output_rows, plans, states)
         self._resolve(batch, inputs.token_ids)
         # Outside inference mode: a sampler may write to it.
         out = torch.empty((len(batch.logit_rows), self.vocab_size), device=self._device)
@@ -350,7 +352,11 @@ class CudaRunner:
         hidden: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor | None:
         attention = AttentionStep(
-            backend=self._backend, pool=self.pool, plans=inputs.plans, write_slots=inputs.write_slots
+            backend=self._backend,
+            pool=self.pool,
+            plans=inputs.plans,
+            write_slots=inputs.write_slots,
+            window_write_slots=inputs.window_write_slots,
         )
         with torch.inference_mode():
             rows = DeviceRows(inputs.token_ids, inputs.positions, inputs.output_rows, given, inputs.states, hidden)

@@ -134,6 +134,7 @@ class Refusing:
     """An `batch.AsyncRunner` whose steps fail on this rank."""
 
     vocab_size, context_length, num_slots, num_states = 10, 10, 10, 0
+    window_pool = None
     pictures = chooser = trie_walk = None
 
     def forward(self, batch: Batch) -> Logits:

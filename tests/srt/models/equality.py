@@ -66,10 +66,13 @@ def answers(runner: Runner, requests: list[Request], **settings: object) -> tupl
     return [ended[number] for number in range(len(requests))], scheduler
 
 
-def assert_texts_do_not_depend_on_the_schedule(runner: Runner, *, seed: int = 0) -> None:
-    """Chunks, forks, cuts, constraints and retractions against one request after another, without a cache."""
+def assert_texts_do_not_depend_on_the_schedule(runner: Runner, *, seed: int = 0, plain: Runner | None = None) -> None:
+    """Chunks, forks, cuts, constraints and retractions against one request after another, without a cache.
+
+    plain: computes the texts to compare with; None: the runner does.
+    """
     requests = traffic(seed)
-    truth, _ = answers(runner, requests, radix_cache=False, max_running=1, max_step_tokens=None)
+    truth, _ = answers(plain or runner, requests, radix_cache=False, max_running=1, max_step_tokens=None)
     runner.clear()
     actual, scheduler = answers(runner, requests, max_running=6, max_step_tokens=7, headroom=0)
     for number, (text, expected) in enumerate(zip(actual, truth, strict=True)):
@@ -77,3 +80,5 @@ def assert_texts_do_not_depend_on_the_schedule(runner: Runner, *, seed: int = 0)
     counters = scheduler.counters
     assert counters["retractions"] > 0, "the pool is too large: nothing was retracted"
     assert counters["cached_tokens"] > 0, "nothing was shared"
+    if runner.window_pool is not None:
+        assert counters["window_slots_reclaimed"] > 0, "the pool of windows is too large: none was reclaimed"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from umbel.srt.cache.kv_pool import PoolSize
 from umbel.srt.kernels.cpu.library import load_library
 from umbel.srt.models.families import our_names
 from umbel.srt.runners.cpu_runner import CpuRunner, build_cpu_runner
@@ -66,7 +67,7 @@ def runner_of(reference: Any, library: ctypes.CDLL, dtype: torch.dtype) -> CpuRu
         config,
         tensors,
         library=library,
-        num_slots=lambda geometry: NUM_SLOTS,
+        size=lambda geometry: PoolSize(NUM_SLOTS),
         num_states=lambda model, slots: 80 if model.state_geometry else 0,
         dtype=dtype,
         weights="bf16",

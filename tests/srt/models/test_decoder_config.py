@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from umbel.lang.errors import ModelError, ParameterError
+from umbel.srt.cache.kv_pool import PoolSize, size_for_bytes, size_for_slots
 from umbel.srt.layers.rope import RopeType
 from umbel.srt.models.families import is_family, read_config
 from umbel.srt.models.read_fields import CONTEXT_LENGTH
@@ -172,3 +173,61 @@ def test_what_gemma_4_cannot_have_is_refused(changes: dict[str, Any], message: s
 def test_gemma_4_with_experts_is_left_to_transformers() -> None:
     assert is_family(gemma_4())
     assert not is_family(gemma_4(enable_moe_block=True))
+
+
+# Layers, key heads, window and context of models as published.
+GEMMA_3 = {"270M": (18, 1, 512, 32_768), "1B": (26, 1, 512, 32_768), "4B": (34, 4, 1024, 131_072)}
+GIGABYTE = 10**9
+
+
+def pool_of(config: dict[str, Any], budget: int = GIGABYTE) -> tuple[PoolSize, int]:
+    """Returns the size of a pool of so many bytes, and the tokens of one in which layers have the same slots."""
+    geometry = read_config(config).kv_geometry(torch.bfloat16)
+    size = size_for_bytes(geometry, budget, least_windows=2 * geometry.reach + 576)
+    assert 0.99 * budget < geometry.bytes_of(size) <= budget
+    return size, size_for_bytes(geometry, budget, one_pool=True).slots
+
+
+@pytest.mark.parametrize("name", GEMMA_3)
+def test_a_pool_for_gemma_3_holds_about_three_times_the_tokens(name: str) -> None:
+    layers, kv_heads, window, context = GEMMA_3[name]
+    size, plain = pool_of(
+        gemma(
+            num_hidden_layers=layers,
+            num_key_value_heads=kv_heads,
+            head_dim=256,
+            sliding_window=window,
+            max_position_embeddings=context,
+        )
+    )
+    assert 2.9 < size.slots / plain < 3.3
+    texts = min(size.slots // 8192, (size.window_slots - 1) // window)
+    assert texts >= 2.5 * (plain // 8192), "texts of 8,192 tokens, each with the window before its end"
+
+
+def test_layers_have_the_same_slots_where_windows_save_little() -> None:
+    half = ["sliding_attention", "full_attention"] * 13
+    gemma_2 = {"model_type": "gemma2", "num_hidden_layers": 26, "layer_types": half, "max_position_embeddings": 8192}
+    for config in (
+        {**LLAMA, "head_dim": 16, **gemma_2, "sliding_window": 4096},
+        {**LLAMA, "model_type": "mistral", "max_position_embeddings": 32_768, "sliding_window": 4096},
+        gemma(num_hidden_layers=6, max_position_embeddings=256, sliding_window=512),
+        LLAMA,
+    ):
+        size, plain = pool_of(config, 10**8)
+        assert size == PoolSize(plain)
+
+
+def test_a_pool_of_given_tokens_has_windows_for_all_requests_or_no_pool_of_windows() -> None:
+    geometry = read_config(gemma(num_hidden_layers=6, max_position_embeddings=8192, sliding_window=512)).kv_geometry(
+        torch.bfloat16
+    )
+    assert size_for_slots(geometry, 4001, least_windows=576, sequences=64) == PoolSize(4001)
+    assert size_for_slots(geometry, 100_001, least_windows=576, sequences=64) == PoolSize(100_001, 64 * 512 + 576)
+    assert size_for_slots(geometry, 400_001, least_windows=576, sequences=64) == PoolSize(400_001, 80_000)
+
+
+def test_a_pool_too_small_for_windows_has_one_kind_of_slots() -> None:
+    config = gemma(num_hidden_layers=6, head_dim=256, max_position_embeddings=8192, sliding_window=512)
+    size, plain = pool_of(config, 12_288 * 600)
+    assert size == PoolSize(plain)

@@ -85,3 +85,30 @@ def test_texts_do_not_depend_on_the_schedule(case: str, kernels: Kernels) -> Non
     model = reference_model(model_type, vocab_size=VOCABULARY, **changes)
     runner = build_runner(model.config.to_dict(), tensors_of(model), num_slots=SLOTS, dtype="float32", kernels=kernels)
     assert_texts_do_not_depend_on_the_schedule(runner)
+
+
+WINDOW_SLOTS = 40  # for a few windows, and a chunk of 7
+
+
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+@pytest.mark.parametrize(
+    "case", ["gpt-oss", "gemma 3", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("llama 4", "gemma 4"))]
+)
+def test_texts_are_those_of_one_pool(case: str, kernels: Kernels) -> None:
+    torch.set_num_threads(1)
+    model_type, changes = CASES[case]
+    model = reference_model(model_type, vocab_size=VOCABULARY, **changes)
+    runner, plain = (
+        build_runner(
+            model.config.to_dict(),
+            tensors_of(model),
+            num_slots=SLOTS,
+            window_slots=window_slots,
+            dtype="float32",
+            kernels=kernels,
+        )
+        for window_slots in (WINDOW_SLOTS, 0)
+    )
+    assert runner.window_pool is not None
+    assert plain.window_pool is None
+    assert_texts_do_not_depend_on_the_schedule(runner, plain=plain)

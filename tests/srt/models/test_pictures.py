@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.attention.backend import TorchBackend
+from umbel.srt.cache.kv_pool import PoolSize
 from umbel.srt.core.batch import PICTURE_BASE, Batch, Runner, picture_spans, picture_tokens
 from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.core.messages import Ended, EngineGenerate
@@ -75,7 +76,7 @@ def runner_of(reference: PreTrainedModel, engine: str, store: VisionStore) -> To
             accelerator=HostAccelerator(),
             dtype=torch.float32,
             kv_dtype=torch.float32,
-            num_slots=lambda geometry: NUM_SLOTS,
+            size=lambda geometry: PoolSize(NUM_SLOTS),
             limits=StepLimits(rows=32, sequences=8),
             pictures=store,
             parts=reference_parts(),
@@ -88,7 +89,7 @@ def runner_of(reference: PreTrainedModel, engine: str, store: VisionStore) -> To
         config,
         tensors,
         library=load_library(),
-        num_slots=lambda geometry: NUM_SLOTS,
+        size=lambda geometry: PoolSize(NUM_SLOTS),
         dtype=torch.float32,
         weights="float32",
         tree_attention=True,

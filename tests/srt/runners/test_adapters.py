@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from umbel.lang.runtime_options import Kernels
+from umbel.srt.cache.kv_pool import PoolSize
 from umbel.srt.kernels.cpu.library import Isa, load_library
 from umbel.srt.layers.low_rank import Adapter, AdapterRows, LowRank
 from umbel.srt.models.decoder_config import linear_maps
@@ -118,7 +119,7 @@ def test_a_row_has_the_same_bits_alone_and_among_rows_of_other_adapters(isa: Isa
         config,
         {name: tensor.bfloat16() for name, tensor in tensors_of(reference).items()},
         library=library,
-        num_slots=lambda geometry: NUM_SLOTS,
+        size=lambda geometry: PoolSize(NUM_SLOTS),
         dtype=dtype,
         weights="bf16",
         tree_attention=True,

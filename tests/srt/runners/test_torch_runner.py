@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from umbel.lang.errors import ParameterError
-from umbel.srt.cache.kv_pool import KVGeometry, KVPool, slots_for_bytes
+from umbel.srt.cache.kv_pool import KVGeometry, KVPool, size_for_bytes
 from umbel.srt.core.batch import Runner
 from umbel.srt.layers import linear
 from umbel.srt.layers.linear import can_pack
@@ -142,7 +142,7 @@ def test_the_pool_takes_as_many_slots_as_its_bytes_hold() -> None:
 
 def test_too_little_memory_for_the_pool_says_how_much_to_write() -> None:
     with pytest.raises(ParameterError, match=f"holds 9 tokens .* write at least {257 * 768} bytes for 256 tokens"):
-        slots_for_bytes(GEOMETRY, 10 * 768)
+        size_for_bytes(GEOMETRY, 10 * 768)
 
 
 def test_a_pool_without_a_usable_slot_is_refused() -> None:

@@ -380,6 +380,8 @@ NOT_OF_ONE_ROW = {  # function, or Class.* for all of its methods → why it is 
     "scheduler.step:_generated": "of all rows, within `StepPlan.build`",
     "scheduler.step:_pictures": "of all rows, within `StepPlan.build`",
     "scheduler.step:_spans": "of all rows, within `StepPlan.build`",
+    "scheduler.step:_window_slots": "of all rows, within `StepPlan.build`",
+    "scheduler.step:_window_write_slots": "of all rows, within `StepPlan.build`",
     "scheduler.step:_path": "within `StepPlan.build`",
     "scheduler.step:build_row_requests": "of all rows: `_choice_of` is that of one",
 }

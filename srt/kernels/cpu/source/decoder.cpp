@@ -160,8 +160,8 @@ class Decoder {
         long turned = turned_of(layer), attended = attended_of(layer);
         const float* gates = nullptr;
         if (s.gated_attention && !(gates = take_gates(wide, step.rows, turned, attended, layer.head_dim))) return false;
-        turn_and_store(turn_of(layer, step), wide, step.positions, step.write_slots, step.rows, pool.keys, pool.values,
-                       pool.is_bf16);
+        turn_and_store(turn_of(layer, step), wide, step.positions, step.write_slots[layer.plan], step.rows, pool.keys,
+                       pool.values, pool.is_bf16);
         if (last && !step.outputs) return true;
         AttentionShape shape{s.heads,           layer.kv_heads,      layer.head_dim, layer.head_dim,
                              s.attention_scale, s.attention_softcap, layer.sinks};
@@ -190,8 +190,8 @@ class Decoder {
                      bool last, float* seen) {
         const DecoderShape& s = shape_;
         const Latent& latent = *layer.latent;
-        const float* queries = latent_heads_.queries(latent, s.heads, wide, step.rows, step.positions, step.write_slots,
-                                                     step.angles[layer.rope], pool);
+        const float* queries = latent_heads_.queries(latent, s.heads, wide, step.rows, step.positions,
+                                                     step.write_slots[layer.plan], step.angles[layer.rope], pool);
         if (!queries) return false;
         if (last && !step.outputs) return true;
         long width = s.heads * latent.rank;

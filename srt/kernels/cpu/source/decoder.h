@@ -56,8 +56,8 @@ struct DecoderStep {
     long rows, outputs;
     const int64_t* token_ids;    // [rows]
     const int64_t* positions;    // [rows]
-    const int64_t* write_slots;  // [rows]
-    const int64_t* output_rows;  // [outputs] ascending
+    const int64_t* const* write_slots;  // by DecoderLayer::plan: [rows]
+    const int64_t* output_rows;         // [outputs] ascending
     const AttentionPlan* const* plans;  // by DecoderLayer::plan
     const LayerPool* pools;             // by DecoderLayer::pool of layers that attend
     const LayerStates* states;          // by DecoderLayer::pool of recurrent layers

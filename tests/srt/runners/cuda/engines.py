@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from umbel.srt.cache.kv_pool import PoolSize
 from umbel.srt.core.batch import Batch
 from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.models.families import our_names
@@ -211,6 +212,7 @@ def on_host(
     parts: Parts | None = None,
     accelerator: Accelerator | None = None,
     num_slots: int = NUM_SLOTS,
+    window_slots: int = 0,
     max_running: int = 8,
     rows: int | None = None,
     **switches: bool,
@@ -228,7 +230,7 @@ def on_host(
         accelerator=accelerator or HostAccelerator(),
         dtype=dtype,
         kv_dtype=kv_dtype or dtype,
-        num_slots=lambda geometry: num_slots,
+        size=lambda geometry: PoolSize(num_slots, window_slots),
         num_states=lambda model, slots: 0 if model.state_geometry is None else NUM_STATES,
         limits=StepLimits(rows=rows or max_running, sequences=max_running, logits=max_running),
         parts=parts or reference_parts(),

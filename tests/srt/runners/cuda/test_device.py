@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from umbel.lang.errors import UmbelError
+from umbel.srt.cache.kv_pool import PoolSize
 from umbel.srt.core.batch import AsyncRunner
 from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.runners.build import build_runner
@@ -36,7 +37,7 @@ def on_device(config: dict[str, Any], tensors: Tensors, **switches: Any) -> Cuda
         accelerator=CudaAccelerator(torch.device("cuda")),
         dtype=torch.float32,
         kv_dtype=torch.float32,
-        num_slots=lambda geometry: NUM_SLOTS,
+        size=lambda geometry: PoolSize(NUM_SLOTS),
         limits=StepLimits(rows=32, sequences=8),
         **switches,
     )

@@ -19,8 +19,8 @@ from umbel.srt.runners.cuda.device import (
     StepLimits,
     largest_step,
     measured_workspace,
-    pool_slots,
-    probe_slots,
+    pool_size,
+    probe_size,
     weight_bytes,
 )
 from umbel.srt.runners.cuda.runner import CudaRunner
@@ -66,12 +66,13 @@ def test_the_pool_is_a_share_of_what_the_largest_step_leaves(model: tuple[dict[s
 
 
 def test_a_pool_is_no_larger_than_it_can_be_checked() -> None:
-    assert pool_slots(GEOMETRY, HostAccelerator(free=1 << 50), workspace=0) == device.MOST_POOL_TOKENS + 1
+    size = pool_size(GEOMETRY, HostAccelerator(free=1 << 50), workspace=0, limits=LIMITS)
+    assert size.slots == device.MOST_POOL_TOKENS + 1
 
 
 def test_too_little_memory_for_a_pool_names_numbers_and_remedies() -> None:
     with pytest.raises(ParameterError, match=r"the host has 100000 bytes free .* takes 60000 of them: .* chunk_size"):
-        pool_slots(GEOMETRY, HostAccelerator(free=100_000), workspace=60_000)
+        pool_size(GEOMETRY, HostAccelerator(free=100_000), workspace=60_000, limits=LIMITS)
 
 
 def test_weights_that_do_not_fit_are_not_read(model: tuple[dict[str, Any], Tensors]) -> None:
@@ -107,14 +108,14 @@ def test_the_largest_step_has_all_rows_at_positions_that_there_are() -> None:
 
 
 def test_the_step_of_another_runner_can_be_measured(model: tuple[dict[str, Any], Tensors]) -> None:
-    probe = in_torch(*model, num_slots=probe_slots(LIMITS))
+    probe = in_torch(*model, num_slots=probe_size(LIMITS).slots)
     assert measured_workspace(probe, HostAccelerator(peak=1000), LIMITS) == 1000 + LIMITS.logits * 97 * 4
 
 
 def test_a_tower_has_room_for_its_largest_picture_and_for_what_is_kept_of_others(
     model: tuple[dict[str, Any], Tensors],
 ) -> None:
-    probe, tower = in_torch(*model, num_slots=probe_slots(LIMITS)), ToyVision()
+    probe, tower = in_torch(*model, num_slots=probe_size(LIMITS).slots), ToyVision()
     store = VisionStore(tower, feature_bytes=5000)
 
     class Measuring(HostAccelerator):

@@ -101,6 +101,17 @@ def test_texts_do_not_change_where_the_pool_is_so_small_that_requests_wait_again
     assert scheduler.counters["retractions"] > 0
 
 
+@pytest.mark.parametrize("cuda_graphs", [True, False])
+def test_texts_do_not_change_where_window_layers_have_few_slots(cuda_graphs: bool) -> None:
+    config, tensors = tiny_model("gemma 3")
+    questions = traffic(16)
+    truth, _ = answers(in_torch(config, tensors), questions, radix_cache=False, max_running=1)
+    runner = on_host(config, tensors, window_slots=40, cuda_graphs=cuda_graphs)
+    texts, scheduler = answers(runner, questions, max_running=8, overlap=True)
+    assert texts == truth
+    assert scheduler.counters["window_slots_reclaimed"] > 0
+
+
 def test_no_switch_of_the_engine_changes_a_text() -> None:
     config, tensors = tiny_model("gemma 3")
     questions = traffic(16)
