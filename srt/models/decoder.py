@@ -13,6 +13,7 @@ are summed over the ranks; everything else is the same on all of them.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import NormalDist
 from typing import Any, Protocol
 
 import torch
@@ -46,6 +47,7 @@ from .latent import LatentAttention
 from .mixers import RecurrentMixer, build_mixer
 from .sharding import VocabParallelEmbedding, VocabParallelHead, shard_range
 from .side import SideEmbedding, SideLayer
+from .streams import HALF_ROOT, LayerStreams, StreamEnds
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +183,12 @@ class TorchMLP:
         weights: Checkpoint,
         method: QuantMethod[Any],  # Any: as above
         adapters: Sequence[Adapter],
+        *,
+        sparsity: float,
     ) -> None:
+        self._deviations: float | None = None  # above the mean, from which on the gate's numbers count
+        if sparsity:
+            self._deviations = NormalDist().inv_cdf(sparsity)
         self._gate_up = Linear(method, weights, tensors.gate_up, adapters)
         self._down = Linear(method, weights, tensors.down, adapters)
         self._activation = ACTIVATIONS[config.activation]
@@ -195,6 +202,9 @@ class TorchMLP:
         if not self._gated:
             return self._down(self._activation(self._gate_up(x, adapted)), adapted)
         gate, up = self._gate_up(x, adapted).chunk(2, dim=-1)
+        if self._deviations is not None:
+            deviation = gate.std(dim=-1, keepdim=True, unbiased=False)
+            gate = (gate - (gate.mean(dim=-1, keepdim=True) + deviation * self._deviations)).relu()
         return self._down(self._activation(gate).mul_(up), adapted)
 
 
@@ -232,7 +242,7 @@ class TorchLayer:
             self._attention = LatentAttention(index, tensors, config, weights, method, adapters)
         self._mlp: TorchMLP | Experts | None = None
         if layer.mlp and layer.experts is None:
-            self._mlp = TorchMLP(tensors, config, weights, method, adapters)
+            self._mlp = TorchMLP(tensors, config, weights, method, adapters, sparsity=layer.sparsity)
         elif layer.mlp and layer.experts is not None:
             self._mlp = Experts(
                 tensors.prefix,
@@ -250,6 +260,9 @@ class TorchLayer:
         if tensors.side is not None:
             self._side = SideLayer(tensors.side, config, weights, method)
         self._scale = None if tensors.scale is None else weights.take(tensors.scale, 1)
+        self._streams: LayerStreams | None = None
+        if config.streams is not None:
+            self._streams = LayerStreams(tensors.prefix, config, config.streams, weights, method)
 
     def __call__(
         self,
@@ -259,6 +272,8 @@ class TorchLayer:
         attention: AttentionStep,
         side: torch.Tensor | None,  # [R, width]
     ) -> torch.Tensor:
+        if self._streams is not None:
+            return self._with_streams(self._streams, x, rows, angles, attention, side)
         if self._attention is not None:
             attended = self._mixed(_normed(self._before_attention, x), rows, angles, attention)
             x = self._add(x, self._communicator.all_reduce(attended), self._after_attention)
@@ -269,6 +284,26 @@ class TorchLayer:
         if self._side is not None and side is not None:
             x = x + self._side(x, side)
         return x if self._scale is None else x * self._scale
+
+    def _with_streams(
+        self,
+        streams: LayerStreams,
+        x: torch.Tensor,  # [R, N, hidden]
+        rows: Rows,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        attention: AttentionStep,
+        side: torch.Tensor | None,
+    ) -> torch.Tensor:
+        assert isinstance(self._mlp, TorchMLP), "models with streams have dense MLPs"
+        predicted, active = streams.predict(x)
+        normed = _normed(self._before_attention, active)
+        attended = active + _normed(self._after_attention, self._mixed(normed, rows, angles, attention))
+        joined = (attended + streams.residual(normed)) * HALF_ROOT
+        mixed = self._mlp(_normed(self._before_mlp, joined), rows.adapted)
+        x = streams.correct(predicted, joined + _normed(self._after_mlp, mixed))
+        if self._side is not None and side is not None:
+            x[:, 1:] += self._side(streams.scaled(x), side)[:, None]
+        return x
 
     def _mixed(
         self,
@@ -338,6 +373,9 @@ class TorchDecoder:
             TorchLayer(index, config, weights, communicator, method, adapters) for index in range(len(config.layers))
         ]
         self._side = None if config.side is None else SideEmbedding(config, config.side, weights, method, dtype=dtype)
+        self._streams: StreamEnds | None = None
+        if config.streams is not None:
+            self._streams = StreamEnds(config, config.streams, weights, method)
         final = weights.take(FINAL_NORM, config.hidden_size)
         self._norm = RMSNorm(final, eps=config.norm_eps, centered=config.centered_norm)
         head = embedding
@@ -355,12 +393,17 @@ class TorchDecoder:
         x = self._embedding(rows.token_ids, rows.given)  # [R, hidden]
         angles = {config: rope.angles(rows.positions, x.dtype) for config, rope in self._ropes.items()}
         sides = None if self._side is None else self._side(rows.token_ids, x)  # [R, layers, width]
+        if self._streams is not None:
+            x = self._streams.enter(x)
         for index, layer in enumerate(self._layers):
             side = None if sides is None else sides[:, index]
             x = layer(x, rows, angles[layer.angles], attention, side)
-        hidden = None if rows.hidden_rows is None else self._norm(x.index_select(0, rows.hidden_rows))
-        self._head(self._norm(x.index_select(0, rows.logit_rows)), out)
+        hidden = None if rows.hidden_rows is None else self._final(x.index_select(0, rows.hidden_rows))
+        self._head(self._final(x.index_select(0, rows.logit_rows)), out)
         return hidden
+
+    def _final(self, x: torch.Tensor) -> torch.Tensor:
+        return self._norm(x if self._streams is None else self._streams.leave(x))
 
 
 def build_model(

@@ -110,6 +110,7 @@ class LayerConfig:
     kv_heads: int | None = None
     width: int | None = None  # of a dense MLP
     keys_of: int | None = None  # an earlier layer whose keys and values this one reads; it has no maps of its own
+    sparsity: float = 0.0  # the part of the gate's numbers that are cut to zero in a dense MLP, as if they were normal
     values_are_keys: bool = False  # one map gives both, which part in the norms and in the rotation
     recurrent: Recurrent | None = None  # in place of attention, so its window is not used
     mixes: bool = True  # the layer has attention or a recurrent state; False: it is an MLP alone
@@ -180,6 +181,22 @@ class SideConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamsConfig:
+    """Residual streams in parallel, of which a layer reads and updates one (alternating updates, Gemma 3n).
+
+    predicted = streams + coefficients(streams[active]) · streams
+    updated = the layer of predicted[active], in which attention's residual is averaged with x + norm(low rank map of x)
+    streams = predicted + (updated − predicted[active]) · (1 + coefficients(updated))
+    and what per-layer embeddings add, gated by streams[active] · scale, is added to all streams but the first
+    """
+
+    count: int
+    active: int
+    scaled: bool  # False: that scale is one
+    residual_rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
     """One decoder, whole or the part of one rank. The defaults are those of a plain decoder like Llama's."""
 
@@ -214,6 +231,7 @@ class DecoderConfig:
     layers_after: int = 0  # further layers that the checkpoint may have, of a draft model (multi-token prediction)
     value_norm: bool = False  # each head of values is normalised, without weights
     side: SideConfig | None = None  # None: there are no per-layer embeddings
+    streams: StreamsConfig | None = None  # None: there is one residual
     layer_scales: bool = False  # the residual is multiplied by a number of the layer after it
     sinks: bool = False  # each head has a logit of its own for a key that every row sees, whose value is zero
 
@@ -345,6 +363,7 @@ class SideTensors:
     norm: str
 
 
+PARALLEL_STREAMS = "residual streams in parallel (AltUp)"  # what only the executor in torch has, for messages
 SIDE_EMBEDDING = "model.embed_tokens_per_layer.weight"
 SIDE_MAP = "model.per_layer_model_projection"
 SIDE_NORM = "model.per_layer_projection_norm.weight"
@@ -465,6 +484,8 @@ def recurrent_maps(config: DecoderConfig, index: int) -> list[LinearTensors]:
 
 def uncut_part(config: DecoderConfig) -> str | None:
     """Returns, as a noun, a part that is not cut for several ranks; None: there is none."""
+    if config.streams is not None:
+        return PARALLEL_STREAMS
     recurrent = sum(layer.recurrent is not None for layer in config.layers)
     if recurrent:
         return f"recurrent layers ({recurrent} of {len(config.layers)})"

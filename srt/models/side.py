@@ -44,7 +44,8 @@ class SideEmbedding:
         self._map_scale = config.hidden_size**-0.5
 
     def __call__(self, token_ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        of_tokens = functional.embedding(token_ids, self._table).to(x.dtype) * self._scale
+        known = torch.where(token_ids < len(self._table), token_ids, 0)  # tokens of pictures and sound are past its end
+        of_tokens = functional.embedding(known, self._table).to(x.dtype) * self._scale
         of_context = (self._map(x) * self._map_scale).view(len(x), -1, self._width)
         return (self._norm(of_context) + of_tokens.view_as(of_context)) * HALF_ROOT
 

@@ -21,6 +21,7 @@ from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...layers.checkpoint import Tensors
 from ...layers.config_values import Config
 from ...layers.quantized import QuantizedMethod
+from ...models.decoder_config import PARALLEL_STREAMS
 from ...models.families import is_family, read_config
 from ...multimodal.store import VisionStore
 from .decoder import CudaDecoder
@@ -97,6 +98,8 @@ def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, devic
     if device.type == "cuda" and (reason := _too_old(device, kv_dtype)) is not None:
         return reason
     model = read_config(config)
+    if model.streams is not None:
+        return f"they have no {PARALLEL_STREAMS}"
     geometry = model.attention_geometry
     try:
         parts.attention(

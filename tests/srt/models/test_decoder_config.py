@@ -1,5 +1,6 @@
 """Configurations: what is read, and what is refused with the value and the remedy."""
 
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from umbel.srt.layers.rope import RopeType
 from umbel.srt.models.families import is_family, read_config
 from umbel.srt.models.read_fields import CONTEXT_LENGTH
 from umbel.srt.runners.build import build_runner
+from umbel.srt.runners.cpu_runner import obstacle
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -231,3 +233,33 @@ def test_a_pool_too_small_for_windows_has_one_kind_of_slots() -> None:
     config = gemma(num_hidden_layers=6, head_dim=256, max_position_embeddings=8192, sliding_window=512)
     size, plain = pool_of(config, 12_288 * 600)
     assert size == PoolSize(plain)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"altup_active_idx": 4}, "altup_active_idx=4 of altup_num_inputs=4; write a number below"),
+        ({"activation_sparsity_pattern": [0.5]}, "write 6 numbers of at least 0 and below 1"),
+        ({"activation_sparsity_pattern": [1.0] * 6}, "write 6 numbers of at least 0 and below 1"),
+        ({"intermediate_size": [64, 64]}, "intermediate_size lists 2 numbers; write one, or 6"),
+        ({"num_kv_shared_layers": 4, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]}, "write fewer"),
+    ],
+)
+def test_what_gemma_3n_cannot_have_is_refused(changes: dict[str, Any], message: str) -> None:
+    shape = {"num_hidden_layers": 6, "num_kv_shared_layers": 0}
+    with pytest.raises(ModelError, match=message):
+        read_config(gemma(model_type="gemma3n_text", **{**shape, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "reason"),
+    [
+        ("gemma3n_text", {"num_kv_shared_layers": 0}, r"they have no residual streams in parallel \(AltUp\)"),
+        ("gemma4_text", {"vocab_size_per_layer_input": 10}, "per-layer embeddings are of 10 of 97 tokens"),
+    ],
+)
+def test_the_native_kernels_say_what_they_do_not_have(model_type: str, changes: dict[str, Any], reason: str) -> None:
+    config = gemma(model_type=model_type, **changes)
+    found = obstacle(config, dtype=torch.float32, device=torch.device("cpu"))
+    assert found is not None
+    assert re.match(reason, found)

@@ -38,15 +38,19 @@ ABLE: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 48, "n_head": 4, "n_layer": 2, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 1},
     "vaultgemma": {"head_dim": 12, "sliding_window": 6, "attn_logit_softcapping": 2.0},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
-    # Layers that differ in heads and share keys.
-    "gemma3n_text": {
+    # Layers that differ in heads and share keys, and experts next to MLPs.
+    "gemma4_text": {
         "head_dim": 16,
+        "global_head_dim": 32,
         "sliding_window": 5,
         "hidden_size_per_layer_input": 8,
         "vocab_size_per_layer_input": 97,
         "num_kv_shared_layers": 1,
         "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-        "activation_sparsity_pattern": [0.5, 0.0, 0.0],
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 24,
     },
     # Sinks, and values smaller than their keys.
     "mimo_v2_flash": {
