@@ -142,6 +142,16 @@ def test_a_prompt_goes_on_in_chunks_that_fit() -> None:
     assert max(engine.runner.batches) == 40 - 31
 
 
+def test_rows_that_are_planned_keep_their_window_slots_in_the_step() -> None:
+    engine = long_engine(windows=(20, 4), max_step_tokens=None, headroom=0)
+    prompts = [[branch, *PREFIX[:11]] for branch in range(2)]
+    ids = [engine.generate(prompt, GREEDY) for prompt in prompts]
+    engine.run()
+    assert engine.runner.batches[0] == 20, "the second prompt begins with a chunk of what is left"
+    for message_id, prompt in zip(ids, prompts, strict=True):
+        engine.assert_equals_reference(message_id, prompt, GREEDY)
+
+
 @pytest.mark.parametrize("verb", ["flush", "failed step"])
 def test_forgetting_the_cache_forgets_its_windows(verb: str) -> None:
     fault = FailAt("engine.forward", 9 if verb == "failed step" else 1 << 30, OracleError("injected"))
