@@ -4,14 +4,19 @@
     INT4 in groups of 32, 64, ...            Int4Rows: the same codes and zeros, scales as float16
     E2M1 in groups of 32                     MXFP4: the same codes, the exponents of the scales
     INT8 without zeros in such groups        Q8_0: the same codes, scales as float16 for each 32 inputs
-    FLOAT8, tables, other groups, permuted   Q8_0 of the dequantised numbers: 8 bits for each 32 inputs
+    FLOAT8, tables, other groups             Q8_0 of the dequantised numbers: 8 bits for each 32 inputs
+    permuted (GPTQ's act-order)              as without, and products permute inputs; stacked with others: Q8_0
     inputs that 32 does not divide           float32
 
 Int4Rows and BlockTensor are what `PackedMatrix` takes (kernels/cpu/linear.py).
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...lang.errors import ModelError
 from ..kernels.cpu.linear import Int4Rows
@@ -41,6 +46,23 @@ def native_rows(weight: QuantizedTensor) -> Int4Rows | BlockTensor | torch.Tenso
     if weight.kind is Codes.E2M1 and weight.group_size == UNIT and whole:
         return _mxfp4(weight)
     return _rounded(weight)
+
+
+def native_stack(
+    weights: Sequence[QuantizedTensor],
+) -> tuple[list[Int4Rows | BlockTensor | torch.Tensor], NDArray[np.int32] | None]:
+    """Returns matrices that one product multiplies, and the order of their inputs, int32 [inputs].
+
+    The order is None where inputs are in order, or where each matrix has an order of its own.
+
+    Raises:
+        ModelError: as `native_rows`.
+    """
+    order = weights[0].permutation
+    orders = [weight.permutation for weight in weights]
+    if order is None or weights[0].shape[1] % UNIT or not all(own is not None and order.equal(own) for own in orders):
+        return [native_rows(weight) for weight in weights], None
+    return [native_rows(replace(weight, permutation=None)) for weight in weights], order.int().numpy()
 
 
 def is_int8_by_output(weight: QuantizedTensor) -> bool:

@@ -19,7 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...lang.errors import ParameterError
 from ...lang.runtime_options import Weights
@@ -38,7 +40,7 @@ from ..layers.quantized import (
     take_quantized,
 )
 from .gguf_tensors import restored
-from .native_rows import is_int8_by_output, native_rows
+from .native_rows import is_int8_by_output, native_rows, native_stack
 
 _log = logging.getLogger("umbel.engine")
 
@@ -102,6 +104,8 @@ class CpuMethod:
         matrices = [part for part in parts if isinstance(part, QuantizedTensor)]
         if len(matrices) == len(parts) and all(map(is_int8_by_output, matrices)):
             return self._create([matrix.dense() for matrix in matrices], Format.INT8)
+        if len(matrices) == len(parts):
+            return self._create_stack(matrices)
         rows = [native_rows(part) if isinstance(part, QuantizedTensor) else part for part in parts]
         return self.create(rows, fine=True)
 
@@ -111,13 +115,24 @@ class CpuMethod:
 
     def create_quantized(self, source: QuantizedTensor) -> PackedMatrix:
         """Packs a matrix as its checkpoint stores it."""
-        return self.create([native_rows(source)], fine=True)
+        return self._create_stack([source])
 
     def apply(self, weight: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return weight(x, bias)
 
-    def _create(self, sources: Sequence[PackedSource], form: Format | None, *, fine: bool = False) -> PackedMatrix:
-        matrix = PackedMatrix(self._library, sources, form, exact=self._exact, fine=fine)
+    def _create_stack(self, matrices: Sequence[QuantizedTensor]) -> PackedMatrix:
+        rows, order = native_stack(matrices)
+        return self._create(rows, self._form, fine=True, order=order)
+
+    def _create(
+        self,
+        sources: Sequence[PackedSource],
+        form: Format | None,
+        *,
+        fine: bool = False,
+        order: NDArray[np.int32] | None = None,
+    ) -> PackedMatrix:
+        matrix = PackedMatrix(self._library, sources, form, exact=self._exact, fine=fine, order=order)
         for part, size in matrix.sizes:
             self._packed[_shown(part)] += size
         self.name = ", ".join(name for name, _ in self._packed.most_common())

@@ -130,6 +130,7 @@ class PackedMatrix:
         *,
         exact: bool = False,
         fine: bool = False,
+        order: NDArray[np.int32] | None = None,
     ) -> None:
         """Stacks `sources`, each [n_i, k], along n: the products of q, k and v are one.
 
@@ -140,10 +141,11 @@ class PackedMatrix:
                 F32 of what is dequantised. Blocks and integers keep theirs.
             exact: BF16 leaves x in float32, also where tiles would multiply a rounded x faster.
             fine: blocks and integers of 4 bits round x to 16 bits instead of 8.
+            order: int32 [k], of blocks and integers of 4 bits: input i of the sources is input order[i] of x.
 
         Raises:
             ParameterError: a source is no float32, bfloat16 or float16 matrix of the CPU, nor a sound one in blocks or
-                integers of 4 bits, or their widths differ.
+                integers of 4 bits, their widths differ, or the order is none of their inputs.
             EngineError: there is no memory.
         """
         self._library = _declare(library)
@@ -154,7 +156,11 @@ class PackedMatrix:
         self.n, self.k = _stacked_shape(sources)
         parts = list(_parts(sources, form))
         self.formats = tuple(part.form for part in parts)
-        self._handle = library.umbel_matrix_create(self.k, 2 if fine else 1)
+        if order is not None:
+            _check_order(order, self.k, self.formats)
+        self._handle = library.umbel_matrix_create(
+            self.k, 2 if fine else 1, None if order is None else np.ascontiguousarray(order).ctypes.data
+        )
         for index, part in enumerate(parts):
             added = self._handle and library.umbel_matrix_add(
                 self._handle, part.form.value, part.n, part.group_shift, exact
@@ -401,6 +407,16 @@ def _check_int4(source: Int4Rows) -> None:
         raise ParameterError(f"zeros {zeros.dtype} {zeros.shape}; give uint8 {scales.shape}, from 0 to 15")
 
 
+def _check_order(order: NDArray[np.int32], k: int, formats: Sequence[Format]) -> None:
+    """Checks what the kernels rely on: they read x where the order says."""
+    plain = [form.name for form in formats if form in (*FLOAT_FORMATS.values(), Format.INT8)]
+    if plain or order.dtype != np.int32 or order.shape != (k,) or order.min() < 0 or order.max() >= k:
+        raise ParameterError(
+            f"order {order.dtype} {order.shape} of {k} inputs, with parts in {', '.join(plain) or 'blocks'}; "
+            f"give int32 [{k}] of numbers below {k}, and blocks or integers of 4 bits alone"
+        )
+
+
 def _head_rows(source: BlockTensor) -> int:
     """Returns the rows of a head that are in llama.cpp's order; 0: all rows are in Hugging Face's."""
     return source.shape[0] // source.heads if source.heads else 0
@@ -448,7 +464,7 @@ def _check(name: str, tensor: torch.Tensor, shape: tuple[int, int]) -> None:
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, long, integer = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
-    library.umbel_matrix_create.argtypes = [long, integer]
+    library.umbel_matrix_create.argtypes = [long, integer, pointer]
     library.umbel_matrix_create.restype = pointer
     library.umbel_matrix_add.argtypes = [pointer, integer, long, integer, integer]
     library.umbel_matrix_add.restype = integer

@@ -243,6 +243,19 @@ def test_integers_of_4_bits(library: ctypes.CDLL, group: int, zeros: bool) -> No
         assert_close(matrix(x), x, torch.cat([weight, weight]))
 
 
+@pytest.mark.parametrize("fine", [False, True])
+def test_inputs_are_multiplied_in_the_order_of_the_weights(library: ctypes.CDLL, fine: bool) -> None:
+    source, x = blocks("Q4_K", 40, 512), normal(70, 512)
+    order = np.random.default_rng(0).permutation(512).astype(np.int32)
+    matrix, plain = PackedMatrix(library, [source], fine=fine, order=order), PackedMatrix(library, [source], fine=fine)
+    permuted = x[:, torch.from_numpy(order)]
+    for rows in (1, 3, 70):
+        assert torch.equal(matrix(x[:rows]), plain(permuted[:rows]))
+    assert torch.equal(matrix.panel(x, 1), plain.panel(permuted, 1))
+    tokens = np.array([3, 39], dtype=np.int32)
+    assert torch.equal(Head(library, matrix).some(x, tokens), Head(library, plain).some(permuted, tokens))
+
+
 def test_a_head_in_blocks_gives_all_logits(library: ctypes.CDLL) -> None:
     matrix, x = PackedMatrix(library, [blocks("Q6_K", 700, 256)]), normal(5, 256)
     head = Head(library, matrix)
@@ -292,6 +305,14 @@ def test_what_is_no_sound_matrix_is_refused(library: ctypes.CDLL) -> None:
     ):
         with pytest.raises(ParameterError, match=message):
             PackedMatrix(library, [wrong])
+    for order, parts, message in (
+        (np.full(512, 512, np.int32), [source], r"order int32 \(512,\) of 512 inputs, with parts in blocks"),
+        (np.zeros(511, np.int32), [source], "of numbers below 512"),
+        (np.zeros(512, np.int64), [source], "order int64"),
+        (np.zeros(512, np.int32), [source, normal(3, 512)], "parts in F32"),
+    ):
+        with pytest.raises(ParameterError, match=message):
+            PackedMatrix(library, parts, order=order)
     with pytest.raises(ParameterError, match="from 6 to 6 of 6"):
         dequantise(library, source, np.array([6]))
     codes, scales = np.zeros((4, 32), np.uint8), np.ones((4, 2), np.float32)

@@ -78,7 +78,7 @@ def test_logits_of_a_packed_checkpoint_are_those_of_its_dequantised_weights(fold
 
 # Of products on the CPU kernels, relative to the largest. Inputs have 16 bits; what is not in groups of integers has
 # weights of 8 bits by block.
-NATIVE = {"awq": 3e-4, "gptq, act-order, zeros": 0.01, "compressed, int8": 1e-3, "fp8, blocks": 0.01, "nf4": 0.01}
+NATIVE = {"awq": 3e-4, "gptq, act-order, zeros": 3e-4, "compressed, int8": 1e-3, "fp8, blocks": 0.01, "nf4": 0.01}
 
 
 @pytest.mark.parametrize("name", NATIVE)
@@ -94,7 +94,10 @@ def test_the_cpu_kernels_multiply_packed_matrices(name: str) -> None:
     assert torch.equal(method.apply(weight, x[2:3])[0], method.apply(weight, x)[2]), "a row has the same bits alone"
 
 
-@pytest.mark.parametrize(("name", "form"), [("gptq", "Q4_0"), ("awq", "int4"), ("compressed, int8", "int8")])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("gptq, act-order, zeros", "int4"), ("gptq", "Q4_0"), ("awq", "int4"), ("compressed, int8", "int8")],
+)
 def test_a_packed_checkpoint_runs_on_the_cpu_kernels(name: str, form: str) -> None:
     folder = BY_NAME[name]
     model = reference_model("qwen3", num_hidden_layers=2, **SIZES)

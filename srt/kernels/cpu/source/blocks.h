@@ -129,9 +129,9 @@ struct BlockRows {
     }
 };
 
-// Into memory of the calling thread, which the next call overwrites. Rows that are not of numbers get scales that are
+// Rows of inputs [rows, k] for `weight`, into memory of the calling thread, which the next call overwrites. Rows that are not of numbers get scales that are
 // none. Uses the whole team.
-BlockRows round_rows(const float* x, long rows, long k, long x_stride, int terms);
+BlockRows round_rows(const Matrix& weight, const float* x, long rows, long x_stride);
 
 // The parts of `linear` that are blocks, with inputs that are rounded once.
 void linear_blocks(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,

@@ -82,8 +82,10 @@ UMBEL_INLINE void take_rounded(const float* x, const int8_t* values, float scale
 
 }  // namespace
 
-BlockRows round_rows(const float* x, long rows, long k, long x_stride, int terms) {
+BlockRows round_rows(const Matrix& weight, const float* x, long rows, long x_stride) {
     thread_local Buffer values_memory, factors_memory;
+    long k = weight.k;
+    int terms = weight.input_terms;
     long padded = (rows * terms + 15) / 16 * 16, blocks = k / 32;
     int8_t* values = values_memory.take<int8_t>(padded * k + 64);  // a tile reads two rows for its last one
     float* factors = factors_memory.take<float>(padded * blocks * 4);
@@ -92,10 +94,14 @@ BlockRows round_rows(const float* x, long rows, long k, long x_stride, int terms
         long lane = row * terms, tile = lane / BlockRows::TILE, first = tile * BlockRows::TILE, lanes = result.lanes(tile);
         for (long block = begin; block < end; block++) {
             const float* inputs = x + row * x_stride + block * 32;
+            alignas(64) float ordered[32], rest[32];
+            if (weight.order) {
+                for (long i = 0; i < 32; i++) ordered[i] = x[row * x_stride + weight.order[block * 32 + i]];
+                inputs = ordered;
+            }
             long place = first * blocks + block * lanes + (lane - first);
             round_block(inputs, values + place * 32, factors + place * 4);
             if (terms == 1) continue;
-            alignas(64) float rest[32];
             take_rounded(inputs, values + place * 32, factors[place * 4], rest);
             round_block(rest, values + (place + 1) * 32, factors + (place + 1) * 4);
         }

@@ -111,8 +111,18 @@ extern "C" {
 using namespace umbel;
 
 // Parts are added from the front; the matrix is ready when all have been filled.
-void* umbel_matrix_create(long k, int input_terms) {
-    return new (std::nothrow) Matrix{0, k, 0, nullptr, input_terms};
+// `order`: [k], copied; or null.
+void* umbel_matrix_create(long k, int input_terms, const int32_t* order) {
+    Matrix* matrix = new (std::nothrow) Matrix{0, k, 0, nullptr, input_terms};
+    if (!matrix || !order) return matrix;
+    int32_t* own = new (std::nothrow) int32_t[k];
+    if (!own) {
+        delete matrix;
+        return nullptr;
+    }
+    std::memcpy(own, order, k * sizeof(int32_t));
+    matrix->order = own;
+    return matrix;
 }
 
 int umbel_matrix_add(void* matrix, int format, long n, int group_shift, int exact) {
@@ -138,6 +148,7 @@ void umbel_matrix_free(void* matrix) {
     if (!it) return;
     for (long i = 0; i < it->count; i++) free_part(it->parts[i]);
     delete[] it->parts;
+    delete[] it->order;
     delete it;
 }
 
@@ -162,7 +173,7 @@ void umbel_linear_panel(const void* matrix, const float* x, long rows, long x_st
     const Matrix& it = *(const Matrix*)matrix;
     const MatrixPart& part = *it.parts;
     if (is_blocks(part.format))
-        return multiply_panel(part, round_rows(x, rows, part.k, x_stride, it.input_terms), panel, tile);
+        return multiply_panel(part, round_rows(it, x, rows, x_stride), panel, tile);
     linear_panel(part, x, rows, x_stride, panel, tile);
 }
 

@@ -46,7 +46,8 @@ struct Matrix {
     long n, k;
     long count;
     MatrixPart* parts;
-    int input_terms = 1;  // of blocks: bytes of an input, see BlockRows
+    int input_terms = 1;             // of blocks: bytes of an input, see BlockRows
+    const int32_t* order = nullptr;  // [k] of blocks: weight i is multiplied with input order[i]; the matrix owns it
 
     // The only part, where that holds floats or INT8: nullptr otherwise.
     const MatrixPart* plain() const { return count == 1 && !is_blocks(parts->format) ? parts : nullptr; }

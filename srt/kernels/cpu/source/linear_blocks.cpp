@@ -97,7 +97,7 @@ void multiply_panel(const MatrixPart& part, const BlockRows& x, long panel, floa
 
 void linear_blocks(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
                    long out_stride) {
-    BlockRows inputs = round_rows(x, rows, weight.k, x_stride, weight.input_terms);
+    BlockRows inputs = round_rows(weight, x, rows, x_stride);
     Call call{weight, inputs, bias, out, out_stride};
     long panels = 0, tiles = inputs.tiles();
     for (long i = 0; i < weight.count; i++)
