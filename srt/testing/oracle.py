@@ -239,7 +239,8 @@ class OracleRunner:
             raise OracleError("two rows of one step write to the same window slot")
         self._window_histories[written] = of_rows[writes]
         for index, (own, slots, count) in enumerate(zip(fingerprints, batch.window_slots, counts, strict=True)):
-            first = max(0, len(own) - count - reach + 1)
+            whole = [start for start, _ in batch.spans[index]] if batch.spans else []
+            first = max(0, min(len(own) - count - reach + 1, *whole, len(own)))
             seen = slots[first:]
             wrong = (self._window_histories[seen] != own[first:]) | (seen == DUMMY_SLOT)
             if len(slots) != len(own) or wrong.any():

@@ -346,12 +346,16 @@ prompts = st.builds(
 @given(
     config=configs,
     both_ways=st.booleans(),
+    windows=st.sampled_from([None, (18, 3), (20, 5), (40, 6)]),  # with room for a window and two pictures
     events=st.lists(st.tuples(arrivals, prompts), min_size=1, max_size=10),
 )
 def test_every_request_with_pictures_equals_the_run_without_cache(
-    config: dict[str, object], both_ways: bool, events: list[tuple[Arrival, list[int]]]
+    config: dict[str, object],
+    both_ways: bool,
+    windows: tuple[int, int] | None,
+    events: list[tuple[Arrival, list[int]]],
 ) -> None:
-    engine = engine_with(both_ways=both_ways, **config)
+    engine = engine_with(both_ways=both_ways, windows=windows, **config)
     shown = [replace(arrival, prompt=prompt) for arrival, prompt in events]
     judge(engine, drive(engine, shown))
 
