@@ -1,6 +1,7 @@
 """Products of few rows as Llama 3 8B launches them: projections, the output map, gates; on Hopper they start early."""
 
 import torch
+from umbel.srt.kernels.triton import low_rank
 from umbel.srt.kernels.triton.linear import (
     DEPTH,
     GATES,
@@ -14,6 +15,8 @@ from umbel.srt.kernels.triton.linear import (
     multiply_few_rows,
     multiply_row,
 )
+from umbel.srt.kernels.triton.low_rank import low_rank_down, low_rank_up
+from umbel.srt.layers.low_rank import TILE_OUTPUTS
 
 from .variants import Variant
 
@@ -23,7 +26,50 @@ _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 def linear_variants() -> list[Variant]:
     found = [_linear("bf16", _HIDDEN), _linear("bf16", _WIDTH), _linear("fp32", _HIDDEN), _gate("bf16")]
-    return found + [_rows(rows, gated=gated) for rows in (16, 32) for gated in (False, True)]
+    found += [_rows(rows, gated=gated) for rows in (16, 32) for gated in (False, True)]
+    return [*found, _low_rank_down(64), _low_rank_up(64)]
+
+
+def _low_rank_down(rank: int) -> Variant:
+    return Variant(
+        name=f"low rank {rank} down",
+        kernel=low_rank_down,
+        arguments={
+            **dict.fromkeys(("x", "down", "hidden"), "*bf16"),
+            "scales": "*fp32",
+            **dict.fromkeys(("rows", "owners", "filled"), "*i32"),
+            **dict.fromkeys(("x_stride", "count"), "i32"),
+        },
+        constants={"INPUTS": _HIDDEN, **_low_rank(rank), "BLOCK_K": low_rank.DEPTH},
+        aligned=frozenset({"x_stride"}),
+        warps=low_rank.WARPS,
+        stages=low_rank.STAGES,
+        products=True,
+        gathers=True,
+        fused=False,
+    )
+
+
+def _low_rank_up(rank: int) -> Variant:
+    return Variant(
+        name=f"low rank {rank} up",
+        kernel=low_rank_up,
+        arguments={
+            **dict.fromkeys(("hidden", "up", "out"), "*bf16"),
+            **dict.fromkeys(("tiles", "rows", "owners", "filled"), "*i32"),
+            **dict.fromkeys(("out_stride", "count"), "i32"),
+        },
+        constants={"OUTPUTS": _HIDDEN + 2 * 1024, **_low_rank(rank), "BLOCK_N": TILE_OUTPUTS},
+        aligned=frozenset({"out_stride"}),
+        warps=low_rank.WARPS,
+        products=True,
+        fused=False,
+    )
+
+
+def _low_rank(rank: int) -> dict[str, object]:
+    """Queries, keys and values in one product."""
+    return {"RANK": rank, "PARTS": 3, "PRECISION": "tf32", "BLOCK_M": low_rank.BLOCK_ROWS}
 
 
 def _linear(dtype: str, inputs: int) -> Variant:

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from .checkpoint import Checkpoint, LinearTensors
-from .low_rank import Adapter, AdapterRows, LowRankChanges
+from .low_rank import Adapter, AdapterBlocks, AdapterRows, changes_of
 from .quantized import QuantizedMethod, QuantizedTensor
 
 HEAD_ROWS = 64  # rows of one product with the vocabulary
@@ -122,9 +122,9 @@ class Linear:
         self._method = method
         self._weight = method.load(checkpoint, tensors)
         self._bias = checkpoint.take_bias(tensors)
-        self._changes = LowRankChanges(adapters, tensors, dtype=checkpoint.dtype, device=checkpoint.device)
+        self._changes = changes_of(method, adapters, tensors, dtype=checkpoint.dtype, device=checkpoint.device)
 
-    def __call__(self, x: torch.Tensor, adapted: AdapterRows | None = None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, adapted: AdapterRows | AdapterBlocks | None = None) -> torch.Tensor:
         """x [R, inputs] → [R, outputs]. `adapted`: the rows that use adapters; None: no row does."""
         out = self._method.apply(self._weight, x, self._bias)
         if adapted is not None:

@@ -6,8 +6,9 @@ Weights are never merged, so rows of different adapters, and rows of none, share
 computes several maps at once (queries, keys and values) has a change for each of them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -82,8 +83,9 @@ class LowRankChanges:
             for adapter in adapters
         ]
 
-    def add(self, x: torch.Tensor, out: torch.Tensor, rows: AdapterRows) -> None:
+    def add(self, x: torch.Tensor, out: torch.Tensor, rows: "AdapterRows | AdapterBlocks") -> None:
         """Adds the changes of x [R, inputs] to out [R, outputs], in the rows of each adapter."""
+        assert isinstance(rows, AdapterRows), "rows that the host knows"
         for index, chosen in rows.groups:
             parts = self._parts[index]
             if not parts:
@@ -93,3 +95,102 @@ class LowRankChanges:
             for first, down, up, scale in parts:
                 change = (inputs @ down.T).mul_(scale) @ up.T
                 out[:, first : first + len(up)].index_add_(0, places, change)
+
+
+RANK_UNIT = 16  # ranks are filled up with zeros to powers of two of at least this, which tensor cores multiply
+TILE_OUTPUTS = 64  # of one map
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterBlocks:
+    """The rows of a step by adapter, on the device, in blocks of rows that each have one adapter."""
+
+    adapters: torch.Tensor  # int32 [R]; the number of adapters where a row uses none
+    rows: torch.Tensor  # int32 [blocks · rows of a block]; R is padding
+    owners: torch.Tensor  # int32 [blocks] adapter of each block
+    filled: torch.Tensor  # int32 [1] blocks that there are
+    most: int  # blocks there can be
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRankStack:
+    """The changes that A adapters make to the P maps of one product. Where there is none, scale and matrices are 0."""
+
+    down: torch.Tensor  # [A, P, rank, inputs]
+    up: torch.Tensor  # [A, outputs, rank]
+    scales: torch.Tensor  # float32 [A, P]
+    tiles: torch.Tensor  # int32 [tiles, 3]: first output, one past the last, and their map; TILE_OUTPUTS at most
+
+    @classmethod
+    def of(
+        cls, adapters: Sequence[Adapter], tensors: LinearTensors, *, dtype: torch.dtype, device: torch.device
+    ) -> "LowRankStack | None":
+        """Returns None where no adapter changes a map."""
+        changes = [dict(adapter.of(tensors)) for adapter in adapters]  # by the first output of the map
+        ranks = [len(low.down) for own in changes for low in own.values()]
+        if not ranks:
+            return None
+        rank = max(RANK_UNIT, 1 << (max(ranks) - 1).bit_length())
+        parts, outputs = len(tensors.widths), sum(tensors.widths)
+        down = torch.zeros((len(adapters), parts, rank, tensors.inputs), dtype=dtype, device=device)
+        up = torch.zeros((len(adapters), outputs, rank), dtype=dtype, device=device)
+        scales = torch.zeros((len(adapters), parts))
+        tiles: list[tuple[int, int, int]] = []
+        first = 0
+        for part, width in enumerate(tensors.widths):
+            for index, own in enumerate(changes):
+                low = own.get(first)
+                if low is not None:
+                    down[index, part, : len(low.down)] = low.down.to(device, dtype)
+                    up[index, first : first + width, : len(low.down)] = low.up.to(device, dtype)
+                    scales[index, part] = low.scale
+            end = first + width
+            tiles += [(start, min(start + TILE_OUTPUTS, end), part) for start in range(first, end, TILE_OUTPUTS)]
+            first = end
+        return cls(down, up, scales.to(device), torch.tensor(tiles, dtype=torch.int32, device=device))
+
+
+class StackedChanges:
+    """The changes that all adapters make to one product, multiplied by two kernels.
+
+    Args:
+        stack: None: no adapter changes the product.
+        add: adds the changes of x to out; see `kernels.triton.low_rank`.
+    """
+
+    def __init__(
+        self,
+        stack: LowRankStack | None,
+        add: Callable[[torch.Tensor, torch.Tensor, AdapterBlocks, LowRankStack], None],
+    ) -> None:
+        self._stack = stack
+        self._add = add
+
+    def add(self, x: torch.Tensor, out: torch.Tensor, rows: AdapterRows | AdapterBlocks) -> None:
+        """Adds the changes of x [R, inputs] to out [R, outputs], in the rows of each adapter."""
+        assert isinstance(rows, AdapterBlocks), "rows that are on the device"
+        if self._stack is not None:
+            self._add(x, out, rows, self._stack)
+
+
+@runtime_checkable
+class StacksChanges(Protocol):
+    """A weight format whose products have kernels for adapters."""
+
+    def changes(
+        self, adapters: Sequence[Adapter], tensors: LinearTensors, *, dtype: torch.dtype, device: torch.device
+    ) -> StackedChanges:
+        """Lays out the changes that adapters make to one product."""
+
+
+def changes_of(
+    method: object,
+    adapters: Sequence[Adapter],
+    tensors: LinearTensors,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> LowRankChanges | StackedChanges:
+    """Lays out the changes that adapters make to one product, as its weight format computes them."""
+    make = method.changes if isinstance(method, StacksChanges) else LowRankChanges
+    return make(adapters, tensors, dtype=dtype, device=device)

@@ -13,7 +13,7 @@ import torch
 from ..attention.backend import AttentionStep
 from ..layers.checkpoint import Checkpoint, LinearTensors
 from ..layers.linear import Linear, QuantMethod, RMSNorm
-from ..layers.low_rank import Adapter, AdapterRows
+from ..layers.low_rank import Adapter, AdapterBlocks, AdapterRows
 from ..layers.rope import apply_rope
 from .decoder_config import DecoderConfig, LatentConfig, LatentTensors, LayerTensors
 
@@ -86,7 +86,7 @@ class LatentAttention:
     def __call__(
         self,
         x: torch.Tensor,
-        adapted: AdapterRows | None,
+        adapted: AdapterRows | AdapterBlocks | None,
         angles: tuple[torch.Tensor, torch.Tensor],
         attention: AttentionStep,
     ) -> torch.Tensor:

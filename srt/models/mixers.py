@@ -23,7 +23,7 @@ from torch.nn import functional
 from ..cache.state_pool import States, StepStates
 from ..layers.checkpoint import Checkpoint
 from ..layers.linear import ACTIVATIONS, Linear, QuantMethod
-from ..layers.low_rank import Adapter, AdapterRows
+from ..layers.low_rank import Adapter, AdapterBlocks, AdapterRows
 from .decoder_config import DecoderConfig
 from .recurrent_config import DeltaNetConfig, MambaConfig, Recurrent, ShortConvConfig
 
@@ -33,7 +33,9 @@ CHUNK = 64  # tokens that are taken into a memory together
 class RecurrentMixer(Protocol):
     """The recurrent part of a layer, in place of its attention."""
 
-    def __call__(self, x: torch.Tensor, states: StepStates, adapted: AdapterRows | None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, states: StepStates, adapted: AdapterRows | AdapterBlocks | None
+    ) -> torch.Tensor:
         """[R, hidden] → [R, hidden]"""
 
 
@@ -117,7 +119,9 @@ class ShortConv:
         self._into, self._out = tensors.maps(config)
         self._convolution = tensors.convolution("conv", config.channels, config.kernel, biased=config.biased)
 
-    def __call__(self, x: torch.Tensor, states: StepStates, adapted: AdapterRows | None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, states: StepStates, adapted: AdapterRows | AdapterBlocks | None
+    ) -> torch.Tensor:
         before, after, values = self._into(x, adapted).chunk(3, dim=-1)
         return self._out(after * states.scan(self._number, before * values, self._scan), adapted)
 
@@ -141,7 +145,9 @@ class GatedDeltaNet:
         self._decay = -tensors.take_float("A_log", heads).exp()
         self._norm = tensors.take("norm.weight", config.value_dim)
 
-    def __call__(self, x: torch.Tensor, states: StepStates, adapted: AdapterRows | None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, states: StepStates, adapted: AdapterRows | AdapterBlocks | None
+    ) -> torch.Tensor:
         config = self._config
         mixed, gates, strength, step = self._projected(x, adapted)
         decay = self._decay * functional.softplus(step.float() + self._step_bias)  # log of what is left, [R, heads]
@@ -153,7 +159,7 @@ class GatedDeltaNet:
         return self._out(((self._norm * out.to(x.dtype)) * gates).to(x.dtype).flatten(1), adapted)
 
     def _projected(
-        self, x: torch.Tensor, adapted: AdapterRows | None
+        self, x: torch.Tensor, adapted: AdapterRows | AdapterBlocks | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns queries, keys and values [R, channels], gates [R, values], strengths and steps [R, value heads]."""
         config, rows = self._config, len(x)
@@ -207,7 +213,9 @@ class Mamba2:
         self._through = tensors.take("D", heads)
         self._norm = tensors.take("norm.weight", config.width)
 
-    def __call__(self, x: torch.Tensor, states: StepStates, adapted: AdapterRows | None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, states: StepStates, adapted: AdapterRows | AdapterBlocks | None
+    ) -> torch.Tensor:
         config = self._config
         whole = self._into(x, adapted)
         gates, inputs = torch.split(whole, [config.width, config.channels + config.heads], dim=-1)

@@ -154,8 +154,6 @@ class _Build:
         """Returns a runner on the Triton kernels, or why they cannot run this model."""
         from .cuda.build import accelerator_for, build_cuda_runner, obstacle
 
-        if self.adapters:
-            return "they compute no adapters"
         reason = obstacle(self.config, dtype=self.dtype, kv_dtype=self.kv_dtype, device=self.device)
         if reason is not None:
             return reason
@@ -175,6 +173,7 @@ class _Build:
             trie_walk=_host_walk(),
             communicator=self.communicator,
             method=self._quantized,
+            adapters=self.adapters,
         )
 
     def on_native(self, *, screened_head: bool) -> "CpuRunner | str":

@@ -147,7 +147,7 @@ def fused_experts(
         return _few_through_experts(x, gate_up, down, weights, experts, into_bias, out_bias, constants)
     cut = tiles_for(pairs, count) if tiles is None else tiles
     out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
-    blocks = _Blocks.of(experts, count, cut.rows)
+    blocks = arranged(experts, count, cut.rows)
     middle = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     mixed = torch.empty((pairs, hidden), dtype=x.dtype, device=x.device)
     precision = "ieee" if x.dtype is torch.float32 else "tf32"
@@ -184,7 +184,7 @@ def fused_experts(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Blocks:
+class Blocks:
     """Pairs by expert, in blocks that each have one expert."""
 
     rows: torch.Tensor  # int32 [most · block rows]: token · top_k + choice; the number of pairs is padding
@@ -192,23 +192,24 @@ class _Blocks:
     count: torch.Tensor  # int32 [1] blocks there are
     most: int  # blocks there can be
 
-    @classmethod
-    def of(cls, experts: torch.Tensor, count: int, block_rows: int) -> "_Blocks":
-        pairs = experts.numel()
-        # c pairs of an expert fill ⌈c / rows⌉ ≤ (c + rows − 1) / rows blocks.
-        most = min(pairs, (pairs + min(count, pairs) * (block_rows - 1)) // block_rows)
-        memory = torch.empty(most * (block_rows + 1) + 1, dtype=torch.int32, device=experts.device)
-        rows, owners, filled = torch.split(memory, [most * block_rows, most, 1])
-        arrange_pairs[(count,)](
-            *(experts, rows, owners, filled, pairs),
-            EXPERTS=count,
-            BINS=block_of(count + 1),  # one more, for what lies after the last pair
-            BLOCK_M=block_rows,
-            TILE=min(_PAIRS, block_of(pairs, least=16)),
-            num_warps=4,
-            enable_fp_fusion=False,
-        )
-        return cls(rows, owners, filled, most)
+
+def arranged(experts: torch.Tensor, count: int, block_rows: int) -> Blocks:
+    """Sorts pairs by expert. experts: int32, each in [0, count); pairs of expert `count` are left out."""
+    pairs = experts.numel()
+    # c pairs of an expert fill ⌈c / rows⌉ ≤ (c + rows − 1) / rows blocks.
+    most = min(pairs, (pairs + min(count, pairs) * (block_rows - 1)) // block_rows)
+    memory = torch.empty(most * (block_rows + 1) + 1, dtype=torch.int32, device=experts.device)
+    rows, owners, filled = torch.split(memory, [most * block_rows, most, 1])
+    arrange_pairs[(count,)](
+        *(experts, rows, owners, filled, pairs),
+        EXPERTS=count,
+        BINS=block_of(count + 1),  # one more, for what is left out and what lies after the last pair
+        BLOCK_M=block_rows,
+        TILE=min(_PAIRS, block_of(pairs, least=16)),
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+    return Blocks(rows, owners, filled, most)
 
 
 GATES = 4  # of a program, and as many ups

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from ...cache.kv_pool import movable, rounded
 from ...layers.linear import ACTIVATIONS, HeadNorm, RMSNorm
+from ...layers.low_rank import AdapterBlocks, LowRankStack
 from ...layers.quantized import QuantizedTensor, multiply
 from ...layers.rope import apply_rope
 
@@ -145,6 +146,22 @@ def _clamped(gate_up: torch.Tensor, limit: float, alpha: float) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return (up + 1) * (gate * torch.sigmoid(gate * alpha))
+
+
+def adapter_blocks(adapters: torch.Tensor, count: int) -> AdapterBlocks:
+    """See `low_rank.adapter_blocks`; what the reference does not read is empty."""
+    nothing = adapters.new_empty(0)
+    return AdapterBlocks(adapters, nothing, nothing, nothing, 0)
+
+
+def add_low_rank(x: torch.Tensor, out: torch.Tensor, blocks: AdapterBlocks, stack: LowRankStack) -> None:
+    """See `low_rank.add_low_rank`. Every row multiplies by the matrices of its own."""
+    count = len(stack.down)
+    own = blocks.adapters.clamp(max=count - 1).long()  # of rows without an adapter the last one, times 0
+    scales = stack.scales[own] * (blocks.adapters < count)[:, None]  # [R, maps]
+    hidden = (torch.einsum("ri,rpki->rpk", x, stack.down[own]) * scales[..., None]).to(x.dtype)
+    for first, end, part in stack.tiles.tolist():
+        out[:, first:end] += torch.einsum("rk,rok->ro", hidden[:, part], stack.up[own, first:end])
 
 
 def _by_expert(

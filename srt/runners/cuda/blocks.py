@@ -6,7 +6,7 @@ The norms, where a family has them, are fused with the sum (`CudaDecoder.forward
 and experts are those of the decoder in torch, over the kernels of `kernels.py`. R rows, D = head_dim.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from ...attention.backend import AttentionStep
 from ...cache.state_pool import StepStates
 from ...layers.checkpoint import Checkpoint
 from ...layers.linear import ACTIVATIONS, HeadNorm, Linear
+from ...layers.low_rank import Adapter, AdapterBlocks
 from ...layers.rope import RopeConfig
 from ...models.decoder_config import DecoderConfig, LayerTensors, SideTensors, layer_tensors
 from ...models.experts import Experts
@@ -36,6 +37,8 @@ class LayerStep:
     states: StepStates | None  # None: the model has no recurrent states
     angles: Mapping[Angles, tuple[torch.Tensor, torch.Tensor]] | None = None  # of latent attention
     sides: torch.Tensor | None = None  # [R, layers, width] per-layer embeddings
+    adapted: AdapterBlocks | None = None  # None: no row uses an adapter
+    adapted_after: AdapterBlocks | None = None  # of the rows that continue after the last attention
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +64,13 @@ class LayerBlocks:
 
     # Any: each method has its own form of weight, and only the method reads it.
     def __init__(
-        self, index: int, config: DecoderConfig, weights: Checkpoint, kernels: FusedKernels, method: FusedMethod[Any]
+        self,
+        index: int,
+        config: DecoderConfig,
+        weights: Checkpoint,
+        kernels: FusedKernels,
+        method: FusedMethod[Any],
+        adapters: Sequence[Adapter],
     ) -> None:
         self._index = index
         self._config = config
@@ -70,6 +79,7 @@ class LayerBlocks:
         self._weights = weights
         self._kernels = kernels
         self._method = method
+        self._adapters = adapters
 
     def blocks(self) -> Iterator[Block]:
         """Reads the weights of the blocks, in their order."""
@@ -92,7 +102,7 @@ class LayerBlocks:
         return None if name is None else self._weights.take(name, self._config.hidden_size)
 
     def _mixing(self) -> Callable[[torch.Tensor, LayerStep, torch.Tensor | None], torch.Tensor]:
-        arguments = (self._index, self._config, self._weights, self._method)
+        arguments = (self._index, self._config, self._weights, self._method, self._adapters)
         if self._layer.recurrent is not None:
             return RecurrentBlock(*arguments)
         if self._config.latent is not None:
@@ -102,7 +112,7 @@ class LayerBlocks:
     def _mlp(self) -> Callable[[torch.Tensor, LayerStep, torch.Tensor | None], torch.Tensor]:
         layer, config = self._layer, self._config
         if layer.experts is None:
-            return MLPBlock(self._tensors, config, self._weights, self._method)
+            return MLPBlock(self._tensors, config, self._weights, self._method, self._adapters, kernels=self._kernels)
         experts = Experts(
             self._tensors.prefix,
             layer.experts,
@@ -123,6 +133,7 @@ class AttentionBlock:
         config: DecoderConfig,
         weights: Checkpoint,
         method: FusedMethod[Any],  # Any: as above
+        adapters: Sequence[Adapter],
         *,
         kernels: FusedKernels,
     ) -> None:
@@ -133,11 +144,11 @@ class AttentionBlock:
         self._angles = config.angles_of(index)
         self._stores = config.own_kv_heads(index) > 0
         self._rotated = self._layer.rope.rotated(config.head_dim_of(index))
-        self._qkv = Linear(method, weights, tensors.qkv)
+        self._qkv = Linear(method, weights, tensors.qkv, adapters)
         self._head_norm: HeadNorm | None = None
         self._whole_norms: tuple[torch.Tensor, ...] = ()  # of all queries of a row, and of all its keys
         self._take_norms(index, tensors, weights)
-        self._output = Linear(method, weights, tensors.output)
+        self._output = Linear(method, weights, tensors.output, adapters)
         self._sinks: torch.Tensor | None = None
         if tensors.sinks is not None:
             self._sinks = weights.take(tensors.sinks, config.heads).float()
@@ -164,7 +175,7 @@ class AttentionBlock:
 
     def __call__(self, x: torch.Tensor, step: LayerStep, kept: torch.Tensor | None) -> torch.Tensor:
         config, layer, attention = self._config, self._layer, step.attention
-        qkv = self._qkv(x)
+        qkv = self._qkv(x, step.adapted)
         begin = 0
         for weight in self._whole_norms:  # in place
             part = qkv[:, begin : begin + len(weight)]
@@ -190,20 +201,29 @@ class AttentionBlock:
             gates = qkv.view(len(qkv), -1, attended.shape[2])[:, 1 : 2 * config.heads : 2]
             attended *= gates.sigmoid()
         attended = attended.flatten(1)
-        return self._output(attended if kept is None else attended.index_select(0, kept))
+        if kept is None:
+            return self._output(attended, step.adapted)
+        return self._output(attended.index_select(0, kept), step.adapted_after)
 
 
 class LatentBlock:
     """Latent attention: see `models.latent`."""
 
     # Any: as above.
-    def __init__(self, index: int, config: DecoderConfig, weights: Checkpoint, method: FusedMethod[Any]) -> None:
-        self._attention = LatentAttention(index, layer_tensors(config, index), config, weights, method, ())
+    def __init__(
+        self,
+        index: int,
+        config: DecoderConfig,
+        weights: Checkpoint,
+        method: FusedMethod[Any],
+        adapters: Sequence[Adapter],
+    ) -> None:
+        self._attention = LatentAttention(index, layer_tensors(config, index), config, weights, method, adapters)
         self._angles = config.angles_of(index)
 
     def __call__(self, x: torch.Tensor, step: LayerStep, kept: torch.Tensor | None) -> torch.Tensor:
         assert step.angles is not None, "a model with latents has angles"
-        mixed = self._attention(x, None, step.angles[self._angles], step.attention)
+        mixed = self._attention(x, step.adapted, step.angles[self._angles], step.attention)
         return mixed if kept is None else mixed.index_select(0, kept)
 
 
@@ -211,12 +231,19 @@ class RecurrentBlock:
     """A layer with a recurrent state: see `models.mixers`."""
 
     # Any: as above.
-    def __init__(self, index: int, config: DecoderConfig, weights: Checkpoint, method: FusedMethod[Any]) -> None:
-        self._mixer = build_mixer(index, config, weights, method, ())
+    def __init__(
+        self,
+        index: int,
+        config: DecoderConfig,
+        weights: Checkpoint,
+        method: FusedMethod[Any],
+        adapters: Sequence[Adapter],
+    ) -> None:
+        self._mixer = build_mixer(index, config, weights, method, adapters)
 
     def __call__(self, x: torch.Tensor, step: LayerStep, kept: torch.Tensor | None) -> torch.Tensor:
         assert step.states is not None, "the batch of a model with recurrent states has their runs"
-        mixed = self._mixer(x, step.states, None)
+        mixed = self._mixer(x, step.states, step.adapted)
         return mixed if kept is None else mixed.index_select(0, kept)
 
 
@@ -229,18 +256,28 @@ class MLPBlock:
         config: DecoderConfig,
         weights: Checkpoint,
         method: FusedMethod[Any],  # Any: as above
+        adapters: Sequence[Adapter],
+        *,
+        kernels: FusedKernels,
     ) -> None:
         self._method = method
+        self._kernels = kernels
         self._gate_up = method.load(weights, tensors.gate_up)
         self._gate_up_bias = weights.take_bias(tensors.gate_up)
-        self._down = Linear(method, weights, tensors.down)
+        self._changes = method.changes(adapters, tensors.gate_up, dtype=weights.dtype, device=weights.device)
+        self._down = Linear(method, weights, tensors.down, adapters)
         self._activation = config.activation
         self._gated = config.gated_mlp
 
     def __call__(self, x: torch.Tensor, step: LayerStep, kept: torch.Tensor | None) -> torch.Tensor:
-        if self._gated:
+        if self._gated and step.adapted is None:
             return self._down(self._method.apply_gated(self._gate_up, x, self._gate_up_bias, self._activation))
-        return self._down(ACTIVATIONS[self._activation](self._method.apply(self._gate_up, x, self._gate_up_bias)))
+        inner = self._method.apply(self._gate_up, x, self._gate_up_bias)
+        if step.adapted is not None:
+            self._changes.add(x, inner, step.adapted)
+        if self._gated:
+            return self._down(self._kernels.act_and_multiply(inner, self._activation), step.adapted)
+        return self._down(ACTIVATIONS[self._activation](inner), step.adapted)
 
 
 class SideBlock:

@@ -3,8 +3,9 @@
 weights that fit → read, tensor by tensor → the largest step, measured → the pool → graphs
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ from ...core.batch import DUMMY_SLOT, Allowed, Batch, RowNeed, RowRequests, Stat
 from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...layers.checkpoint import Tensors
 from ...layers.config_values import Config
+from ...layers.low_rank import Adapter
 from ...layers.quantized import QuantizedMethod
 from ...models.decoder_config import PARALLEL_STREAMS
 from ...models.families import is_family, read_config
@@ -143,6 +145,7 @@ def build_cuda_runner(
     parts: Parts | None = None,
     communicator: Communicator = SINGLE_RANK,
     method: QuantizedMethod | None = None,
+    adapters: Sequence[Adapter] = (),
 ) -> CudaRunner:
     """Loads the weights, measures, makes the pool, captures the graphs and warms up.
 
@@ -156,13 +159,13 @@ def build_cuda_runner(
         communicator: connects the ranks. Each builds its part, from `config` and `tensors` of that part; all pools have
             one size.
         method: loads weights in fewer bits; None: all weights are floats of the dtype.
+        adapters: read for this model.
 
     Raises:
         ModelError: configuration or tensors that cannot be used.
         ParameterError: too little memory; a model that the kernels do not support.
     """
-    parts = parts or triton_parts()
-    decoder = read_config(config)
+    parts, decoder = parts or triton_parts(), read_config(config)
     require_room_for_weights(tensors, dtype, accelerator)
     try:
         model = CudaDecoder(
@@ -174,20 +177,21 @@ def build_cuda_runner(
             kernels=parts.kernels,
             communicator=communicator,
             method=None if method is None else QuantizedKernelMethod(method, parts.kernels),
+            adapters=adapters,
         )
     except torch.OutOfMemoryError as error:
         raise shortage(weight_bytes(tensors, dtype), accelerator.free_memory(), dtype, accelerator) from error
     chooser = parts.chooser()
 
-    def attention() -> GraphBackend[Any]:  # Any: only the backend reads the plans that it makes
-        return parts.attention(
-            decoder.attention_geometry,
-            accelerator.device,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            tree_attention=tree_attention,
-            windows=decoder.geometry_by_window,
-        )
+    attention = partial(
+        parts.attention,
+        decoder.attention_geometry,
+        accelerator.device,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        tree_attention=tree_attention,
+        windows=decoder.geometry_by_window,
+    )
 
     def runner(pool: PoolSize, *, graphs: bool) -> CudaRunner:
         return CudaRunner(

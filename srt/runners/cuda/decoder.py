@@ -11,6 +11,7 @@ one or more blocks (blocks.py): attention, MLP, and what else adds to the residu
 whose logits are needed continue. R rows, L of them with logits.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from ...core.batch import Given
 from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...layers.checkpoint import Checkpoint, Tensors
 from ...layers.linear import HEAD_ROWS
+from ...layers.low_rank import Adapter
 from ...layers.quantized import QuantizedTensor, vocabulary_matrix
 from ...layers.rope import Rope, rope_table
 from ...models.decoder_config import EMBEDDING, FINAL_NORM, HEAD, DecoderConfig, is_unused, landmarks
@@ -43,6 +45,7 @@ class DeviceRows:
     states: StepStates | None = None  # None: the model has no recurrent states
     # Places among the outputs, of the rows of logits and of hidden states; None: all are rows of logits.
     hidden: tuple[torch.Tensor, torch.Tensor] | None = None
+    adapters: torch.Tensor | None = None  # int32 [R], the number of adapters where a row uses none; None: no row does
 
 
 class CudaDecoder:
@@ -52,6 +55,7 @@ class CudaDecoder:
         kv_dtype: of the KV pool, which may be float8.
         kernels: the decoder's kernels.
         method: the weight format of the layers' linear maps; None: floats of the dtype. Experts and head are floats.
+        adapters: by the index that `DeviceRows.adapters` has.
 
     Raises:
         ModelError: configuration or tensors that cannot be used.
@@ -68,6 +72,7 @@ class CudaDecoder:
         kernels: FusedKernels,
         communicator: Communicator = SINGLE_RANK,
         method: FusedMethod[Any] | None = None,  # Any: only the method reads its weights
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         method = method or KernelMethod(kernels)
         weights = Checkpoint(tensors, dtype=dtype, device=device)
@@ -81,6 +86,7 @@ class CudaDecoder:
         self.windows = config.windows
         self.kv_geometry = config.kv_geometry(kv_dtype)
         self.state_geometry = config.state_geometry(dtype)
+        self.adapters = len(adapters)
         self._kernels = kernels
         self._communicator = communicator
         first, end = shard_range(config.vocab_size, communicator.rank, communicator.ranks)
@@ -89,7 +95,7 @@ class CudaDecoder:
         self._blocks = [
             block
             for index in range(len(config.layers))
-            for block in LayerBlocks(index, config, weights, kernels, method).blocks()
+            for block in LayerBlocks(index, config, weights, kernels, method, adapters).blocks()
         ]
         self._last = [block for block in self._blocks if block.mixes][-1]
         self._side = None if config.side is None else SideEmbedding(config, config.side, weights, method, dtype=dtype)
@@ -120,6 +126,11 @@ class CudaDecoder:
         step = LayerStep(rows.positions, attention, self._tables, rows.states)
         step.angles = {angles: rope.angles(rows.positions, self.dtype) for angles, rope in self._ropes.items()}
         step.sides = None if self._side is None else self._side(rows.token_ids, residual)
+        if rows.adapters is not None:
+            step.adapted = kernels.adapter_blocks(rows.adapters, self.adapters)
+            if rows.output_rows is not None:
+                continuing = rows.adapters.index_select(0, rows.output_rows)
+                step.adapted_after = kernels.adapter_blocks(continuing, self.adapters)
         x, first = residual, self._blocks[0].before
         if first is not None:
             x = kernels.rms_norm(residual, first, eps=config.norm_eps, centered=config.centered_norm)
@@ -130,6 +141,7 @@ class CudaDecoder:
             if kept is not None:
                 residual = residual.index_select(0, kept)
                 step.sides = None if step.sides is None else step.sides.index_select(0, kept)
+                step.adapted = step.adapted_after
             if block.summed:
                 x = self._communicator.all_reduce(x)
             x = kernels.add_rms_norm(

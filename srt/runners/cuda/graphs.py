@@ -30,6 +30,7 @@ from ...attention.plan import Window
 from ...cache.state_pool import StatePool, StateRows, StepStates, are_single_rows
 from ...cache.state_slots import NO_STATE
 from ...core.batch import DUMMY_SLOT, Batch
+from ...core.messages import NO_ADAPTER
 from .device import Accelerator, Graph, Staging, StepLimits
 
 _OWN_KEY = np.array([DUMMY_SLOT], dtype=np.int32)
@@ -87,6 +88,15 @@ def sizes_upto(most: int) -> tuple[int, ...]:
         sizes += [power, power * 3 // 2]
         power *= 2
     return (*(size for size in sizes if size < most), most)
+
+
+def adapters_of(batch: Batch, count: int) -> NDArray[np.int32]:
+    """Returns the adapter of each row, [R]; `count` where a row uses none."""
+    used = np.full(batch.rows, count, dtype=np.int32)
+    if batch.adapters is not None:
+        own = used[: len(batch.adapters)]  # padding uses none
+        own[:] = np.where(batch.adapters == NO_ADAPTER, count, batch.adapters)
+    return used
 
 
 class StepGraphs:
@@ -193,6 +203,7 @@ class StepInputs:
     output_rows: torch.Tensor | None  # int64 [O] ascending: what the last layer computes; None: all
     plans: dict[Window, Any]  # window class → prepared plan; Any: only the backend that made it reads it
     states: StepStates | None = None  # None: the model has no recurrent states
+    adapters: torch.Tensor | None = None  # int32 [R], see `DeviceRows`
 
 
 def graph_rows(limits: StepLimits) -> int:
@@ -229,6 +240,7 @@ class CapturedSteps:
         context_length: most keys of one row.
         states: the pool of recurrent states, whose last slot is that of padding; None: the model has none. With states
             steps are captured in which every row is a sequence: how runs of more rows are computed depends on them.
+        adapters: their number; if there are some, every graph computes what they change.
     """
 
     def __init__(
@@ -242,15 +254,17 @@ class CapturedSteps:
         context_length: int,
         vocab_size: int,
         states: StatePool | None = None,
+        adapters: int = 0,
     ) -> None:
         if states is not None:
             limits = replace(limits, rows=min(limits.rows, limits.sequences))
         most, self._most_logits = graph_rows(limits), graph_logits(limits)
         self._states = states
+        self._adapters = adapters
         self._compute = compute
         self._graphs = StepGraphs(accelerator, sizes_upto(most), self._work)
         self._small, self._large = graph_plans(backend, windows, limits, context_length)
-        self._staging = Staging(accelerator, 6 * 8 * (most + 1) + 8 * (self._most_logits + 1))
+        self._staging = Staging(accelerator, 7 * 8 * (most + 1) + 8 * (self._most_logits + 1))
         self._some_rows = Staging(accelerator, 8 * (self._most_logits + 1))
         self._inputs: dict[int, StepInputs] = {}  # by size, at the same addresses every time
         self._logits = torch.empty((self._most_logits, vocab_size), device=accelerator.device)
@@ -312,9 +326,11 @@ class CapturedSteps:
         if self._knows_rows(size):
             wanted = np.zeros(self._most_logits, dtype=np.int64)  # padding asks for a row again
             wanted[: len(batch.logit_rows)] = batch.logit_rows
-        writes = (batch.write_slots, batch.write_slots_of(windowed=True))
-        arrays = [batch.token_ids, batch.positions, *writes, wanted, *self._state_slots(batch)]
-        token_ids, positions, write_slots, window_writes, logit_rows, sources, targets = self._staging.send(arrays)
+        used = np.zeros(0, dtype=np.int32) if not self._adapters else adapters_of(batch, self._adapters)
+        arrays: list[NDArray[np.generic]] = [batch.token_ids, batch.positions]
+        arrays += [batch.write_slots, batch.write_slots_of(windowed=True), wanted, *self._state_slots(batch), used]
+        sent = self._staging.send(arrays)
+        token_ids, positions, write_slots, window_writes, logit_rows, sources, targets, adapters = sent
         self._inputs[size] = StepInputs(
             token_ids,
             positions,
@@ -323,6 +339,7 @@ class CapturedSteps:
             logit_rows if self._knows_rows(size) else None,
             plans.by_window,
             None if self._states is None else StateRows(self._states, sources, targets),
+            adapters if self._adapters else None,
         )
         return True
 

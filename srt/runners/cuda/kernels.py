@@ -1,11 +1,13 @@
 """Defines the kernels that the CUDA decoder launches, and the weight formats that multiply with them."""
 
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 import torch
 
 from ...layers.checkpoint import Checkpoint, LinearTensors
 from ...layers.linear import DenseMethod, HeadNorm, QuantMethod
+from ...layers.low_rank import Adapter, AdapterBlocks, LowRankStack, StackedChanges
 from ...layers.quantized import QuantizedMethod, QuantizedTensor, QuantizedWeight
 from ...models.experts import ExpertKernels
 
@@ -56,6 +58,10 @@ class FusedKernels(ExpertKernels, Protocol):
 
     def act_and_multiply(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor: ...
 
+    def adapter_blocks(self, adapters: torch.Tensor, count: int) -> AdapterBlocks: ...
+
+    def add_low_rank(self, x: torch.Tensor, out: torch.Tensor, blocks: AdapterBlocks, stack: LowRankStack) -> None: ...
+
     def quantized_linear(
         self, x: torch.Tensor, weight: QuantizedTensor, *, out: torch.Tensor | None = None
     ) -> torch.Tensor: ...
@@ -66,6 +72,11 @@ class FusedMethod(QuantMethod[Weight], Protocol[Weight]):
 
     def apply_gated(self, weight: Weight, x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
         """Computes activation(gate) × up for [gate, up] = x Wᵀ + bias: [R, inputs] → [R, outputs / 2]"""
+
+    def changes(
+        self, adapters: Sequence[Adapter], tensors: LinearTensors, *, dtype: torch.dtype, device: torch.device
+    ) -> StackedChanges:
+        """Lays out the changes that adapters make to one product."""
 
 
 class KernelMethod(DenseMethod):
@@ -81,6 +92,13 @@ class KernelMethod(DenseMethod):
         self, weight: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None, activation: str
     ) -> torch.Tensor:
         return self._kernels.gated(x, weight, bias, activation)
+
+    def changes(
+        self, adapters: Sequence[Adapter], tensors: LinearTensors, *, dtype: torch.dtype, device: torch.device
+    ) -> StackedChanges:
+        return StackedChanges(
+            LowRankStack.of(adapters, tensors, dtype=dtype, device=device), self._kernels.add_low_rank
+        )
 
 
 class QuantizedKernelMethod(QuantizedMethod):
@@ -113,3 +131,10 @@ class QuantizedKernelMethod(QuantizedMethod):
         self, weight: QuantizedWeight, x: torch.Tensor, bias: torch.Tensor | None, activation: str
     ) -> torch.Tensor:
         return self._kernels.act_and_multiply(self.apply(weight, x, bias), activation)
+
+    def changes(
+        self, adapters: Sequence[Adapter], tensors: LinearTensors, *, dtype: torch.dtype, device: torch.device
+    ) -> StackedChanges:
+        return StackedChanges(
+            LowRankStack.of(adapters, tensors, dtype=dtype, device=device), self._kernels.add_low_rank
+        )

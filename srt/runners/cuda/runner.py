@@ -40,7 +40,7 @@ from ...multimodal.store import VisionStore
 from ...sampling.sampler import draws_of
 from .decoder import CudaDecoder, DeviceRows
 from .device import Accelerator, Mark, Staging, StepLimits
-from .graphs import CapturedSteps, GraphBackend, StepInputs
+from .graphs import CapturedSteps, GraphBackend, StepInputs, adapters_of
 
 
 class DeviceChooser(Chooser, Protocol):
@@ -249,6 +249,7 @@ class CudaRunner:
                 context_length=min(model.context_length, size.slots),
                 vocab_size=model.vocab_size,
                 states=self.states,
+                adapters=model.adapters,
             )
 
     # ------------------------------------------------------------------------------------------ a step
@@ -308,14 +309,17 @@ class CudaRunner:
             token_ids = without_pictures(token_ids)
         outputs, asked = batch.outputs, batch.hidden_rows
         writes = (batch.write_slots, batch.write_slots_of(windowed=True))
-        arrays = [token_ids, batch.positions, *writes, outputs]
+        arrays: list[NDArray[np.generic]] = [token_ids, batch.positions, *writes, outputs]
         if asked is not None:
             arrays += [np.searchsorted(outputs, batch.logit_rows), np.searchsorted(outputs, asked)]
+        if batch.adapters is not None:
+            arrays.append(adapters_of(batch, self.model.adapters))
         ids, positions, write_slots, window_writes, output_rows, *places = self._staging.send(arrays)
+        adapters = None if batch.adapters is None else places.pop()
         plans = {window: self._backend.plan(batch, window) for window in self.model.windows}
-        every = len(outputs) == batch.rows
         states = None if self.states is None else StateStep(self.states, batch.states)
-        inputs = StepInputs(ids, positions, write_slots, window_writes, None if every else output_rows, plans, states)
+        rows = None if len(outputs) == batch.rows else output_rows
+        inputs = StepInputs(ids, positions, write_slots, window_writes, rows, plans, states, adapters)
         self._resolve(batch, inputs.token_ids)
         # Outside inference mode: a sampler may write to it.
         out = torch.empty((len(batch.logit_rows), self.vocab_size), device=self._device)
@@ -359,7 +363,9 @@ class CudaRunner:
             window_write_slots=inputs.window_write_slots,
         )
         with torch.inference_mode():
-            rows = DeviceRows(inputs.token_ids, inputs.positions, inputs.output_rows, given, inputs.states, hidden)
+            rows = DeviceRows(
+                inputs.token_ids, inputs.positions, inputs.output_rows, given, inputs.states, hidden, inputs.adapters
+            )
             return self.model.forward(rows, attention, out=out)
 
 

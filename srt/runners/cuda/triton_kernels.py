@@ -3,6 +3,7 @@
 import triton
 
 from ...kernels.triton.linear import act_and_multiply, gated, linear
+from ...kernels.triton.low_rank import adapter_blocks, add_low_rank
 from ...kernels.triton.moe import fused_experts, route
 from ...kernels.triton.norm import add_rms_norm, rms_norm
 from ...kernels.triton.quantized import quantized_linear
@@ -11,6 +12,8 @@ from ...kernels.triton.rope import rope_and_store
 __all__ = [
     "INTERPRETED",
     "act_and_multiply",
+    "adapter_blocks",
+    "add_low_rank",
     "add_rms_norm",
     "fused_experts",
     "gated",

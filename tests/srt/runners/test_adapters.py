@@ -9,16 +9,17 @@ import pytest
 import torch
 from umbel.lang.runtime_options import Kernels
 from umbel.srt.cache.kv_pool import PoolSize
+from umbel.srt.core.batch import Runner
 from umbel.srt.kernels.cpu.library import Isa, load_library
 from umbel.srt.layers.low_rank import Adapter, AdapterRows, LowRank
 from umbel.srt.models.decoder_config import linear_maps
 from umbel.srt.models.families import read_config
 from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cpu_runner import CpuRunner, build_cpu_runner
-from umbel.srt.runners.torch_runner import TorchRunner
 
 from ..kernels.native import native_isas
 from ..models.reference import Piece, Sequences, random_tokens, reference_model, relative_error, tensors_of
+from .cuda.engines import on_host
 
 NUM_SLOTS = 200
 LENGTH = 12
@@ -54,7 +55,7 @@ def merged(tensors: Mapping[str, torch.Tensor], change: Adapter) -> dict[str, to
     return result
 
 
-def run(runner: TorchRunner | CpuRunner, steps: Sequence[Sequence[Piece]], chosen: Sequence[int]) -> list[torch.Tensor]:
+def run(runner: Runner, steps: Sequence[Sequence[Piece]], chosen: Sequence[int]) -> list[torch.Tensor]:
     """Logits of all tokens of sequences, each with its adapter."""
     prompts = Sequences([random_tokens(LENGTH, seed) for seed in range(len(chosen))], NUM_SLOTS)
     found: list[list[torch.Tensor]] = [[] for _ in chosen]
@@ -75,14 +76,17 @@ CHUNKS = [
 ]
 
 
-@pytest.mark.parametrize("kernels", ["torch", "native"])
+@pytest.mark.parametrize("kernels", ["torch", "native", "triton"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_eight_adapters_in_a_batch_equal_the_merged_models(family: str, kernels: Kernels) -> None:
+    """With the references of Triton's kernels, whose last steps are captured graphs."""
     reference = reference_model(family, **FAMILIES[family])
     config, tensors = reference.config.to_dict(), tensors_of(reference)
     adapters = [adapter(config, seed) for seed in range(8)]
 
-    def build(weights: Mapping[str, torch.Tensor], given: Sequence[Adapter]) -> TorchRunner | CpuRunner:
+    def build(weights: Mapping[str, torch.Tensor], given: Sequence[Adapter]) -> Runner:
+        if kernels == "triton":
+            return on_host(config, weights, num_slots=NUM_SLOTS, max_running=9, adapters=given)
         return build_runner(
             config, weights, num_slots=NUM_SLOTS, dtype="float32", kernels=kernels, adapters=given, pack=None
         )

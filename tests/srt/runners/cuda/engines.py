@@ -9,6 +9,7 @@ import torch
 from umbel.srt.cache.kv_pool import PoolSize
 from umbel.srt.core.batch import Batch
 from umbel.srt.layers.checkpoint import Tensors
+from umbel.srt.layers.low_rank import Adapter
 from umbel.srt.models.families import our_names
 from umbel.srt.models.vision.sight import Renamed
 from umbel.srt.runners.build import build_runner
@@ -215,6 +216,7 @@ def on_host(
     window_slots: int = 0,
     max_running: int = 8,
     rows: int | None = None,
+    adapters: Sequence[Adapter] = (),
     **switches: bool,
 ) -> CudaRunner:
     """
@@ -234,6 +236,7 @@ def on_host(
         num_states=lambda model, slots: 0 if model.state_geometry is None else NUM_STATES,
         limits=StepLimits(rows=rows or max_running, sequences=max_running, logits=max_running),
         parts=parts or reference_parts(),
+        adapters=adapters,
         **switches,
     )
 
