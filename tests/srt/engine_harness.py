@@ -12,6 +12,7 @@ from umbel.srt.core.messages import (
     ControlEnded,
     Ended,
     EngineConstraint,
+    EngineEmbed,
     EngineFailed,
     EngineGenerate,
     EngineMark,
@@ -29,6 +30,7 @@ from umbel.srt.core.messages import (
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 from umbel.srt.testing.launched_oracle import Computes, LaunchedOracle
 from umbel.srt.testing.oracle import OracleRunner, Reference, reference_generate
+from umbel.srt.weights.vector_head import LoadedHead
 
 POINTS = ["engine.plan", "engine.forward", "engine.sample", "engine.commit", "memory.allocate"]  # of faults
 VOCABULARY = 24
@@ -59,6 +61,7 @@ class Engine:
         forward_seconds: float = 0.0,
         states: int = 0,
         windows: tuple[int, int] | None = None,
+        vectors: LoadedHead | None = None,
         **settings: object,
     ) -> None:
         """`computes`, `forward_seconds`: of a LaunchedOracle, which runs the steps where they overlap, or take time.
@@ -77,7 +80,9 @@ class Engine:
         steps: OracleRunner | LaunchedOracle = self.runner
         if config.overlap or forward_seconds:
             steps = LaunchedOracle(self.runner, computes=computes, clock=self.clock, seconds=forward_seconds)
-        self.scheduler = Scheduler(steps, token_bytes, eos_ids, config, self.clock, faults, constraints)
+        self.scheduler = Scheduler(
+            steps, token_bytes, eos_ids, config, self.clock, faults, constraints, vectors=vectors
+        )
         steps.expected = self.scheduler.planned_tokens
         self.token_bytes = token_bytes
         self.endings: dict[int, Ending] = {}
@@ -141,6 +146,11 @@ class Engine:
         message_id = self._id()
         wanted = [list(sequence) for sequence in sequences]
         self.scheduler.handle_message(EngineScore(message_id, wanted, start, Schedule(**schedule)))  # type: ignore[arg-type]
+        return message_id
+
+    def embed(self, tokens: Iterable[int]) -> int:
+        message_id = self._id()
+        self.scheduler.handle_message(EngineEmbed(message_id, list(tokens)))
         return message_id
 
     def hint(self, tokens: Iterable[int], *, pin: float | None = None, **schedule: object) -> int:

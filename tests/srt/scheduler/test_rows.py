@@ -19,10 +19,13 @@ from umbel.srt.constraints.matcher import ImmediateExecutor, MatcherCache
 from umbel.srt.constraints.matcher_factory import VocabularyMatcherFactory, open_vocabulary
 from umbel.srt.core.batch import Draws, RowRequests
 from umbel.srt.core.messages import EngineAbort, EngineChoose, EngineFailed, Schedule
+from umbel.srt.core.vectors import VectorConfig
 from umbel.srt.sampling.gumbel import SampleRequest, draw_key
 from umbel.srt.sampling.sampler import Wanted
 from umbel.srt.scheduler.request import Generation, Request
 from umbel.srt.scheduler.step import PlannedRows
+from umbel.srt.testing.oracle import HIDDEN
+from umbel.srt.weights.vector_head import LoadedHead
 
 from ..engine_harness import Engine
 from ..toy_constraint import TOKENIZER, ToyState, encode, texts, toy_shelf
@@ -86,6 +89,7 @@ def engine(*, searches: bool = False, **settings: object) -> Engine:
         token_bytes=TOKENIZER.token_bytes,
         eos_ids=TOKENIZER.eos_ids,
         constraints=shelf,
+        vectors=LoadedHead(VectorConfig(HIDDEN, every_row=True, normalized=False)),
         **settings,  # type: ignore[arg-type]
     )
     machine.runner.picks_tokens = picks_tokens
@@ -133,6 +137,10 @@ def healed(machine: Engine) -> int:
     """The prompt's last token may be "th" or "the" as well."""
     sampling = msgspec.structs.replace(PLAIN, max_tokens=40, ignore_eos=False)
     return machine.constrain([*PREFIX, *encode("t")], texts("he thing", "he end"), sampling, heal=True)
+
+
+def embeds(machine: Engine) -> int:
+    return machine.embed([*PREFIX, 90])
 
 
 def empty(machine: Engine) -> int:
@@ -252,6 +260,10 @@ ROWS = [
     Row("scheduler.commit:Commit._stream", generates(PLAIN, stream=True)),
     Row("scheduler.commit:Commit._keep_marks", PLAIN_ONE),
     Row("scheduler.commit:Commit.finish", scores),
+    # vectors
+    Row("scheduler.commit:_Reading._states", embeds),
+    Row("scheduler.request:Embedding.add", embeds),
+    Row("scheduler.commit:Commit._embedded", embeds),
     # constraints
     Row("constraints.matcher:Matcher.settle", constrained),
     Row("constraints.matcher:Matcher.prepare", constrained),
@@ -293,6 +305,7 @@ NOT_OF_ONE_ROW = {  # function, or Class.* for all of its methods → why it is 
     "scheduler.choice_search:ChoiceSearches.hold": "when a message arrives: it is refused",
     "scheduler.choice_search:ChoiceSearches.begin_step": "of all searches: `_begin` is that of one",
     "scheduler.choice_search:ChoiceSearches._grows": "within `_begin`, for prompts that may be healed",
+    "scheduler.commit:_Reading.states": "of all rows: `_states` is that of one",
     "scheduler.commit:Commit.begin": "counts the rows of a plan",
     "scheduler.commit:Commit.commit": "of all rows: `_commit_request` is that of one",
     "scheduler.constrained:ConstrainedTexts.hold": "when a message arrives: it is refused",
@@ -380,6 +393,7 @@ NOT_OF_ONE_ROW = {  # function, or Class.* for all of its methods → why it is 
     "scheduler.step:_generated": "of all rows, within `StepPlan.build`",
     "scheduler.step:_pictures": "of all rows, within `StepPlan.build`",
     "scheduler.step:_spans": "of all rows, within `StepPlan.build`",
+    "scheduler.step:_hidden_rows": "of all rows, within `StepPlan.build`",
     "scheduler.step:_window_slots": "of all rows, within `StepPlan.build`",
     "scheduler.step:_window_write_slots": "of all rows, within `StepPlan.build`",
     "scheduler.step:_path": "within `StepPlan.build`",
@@ -452,6 +466,7 @@ ALWAYS = {
     *(
         "scheduler.commit:_Reading._look_up",
         "sampling.sampler:look_up",
+        "scheduler.request:Embedding.add",
         "scheduler.choice_search:_ended",
         "scheduler.choice_search:ChoiceSearches._begin",
     ),
