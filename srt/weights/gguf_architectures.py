@@ -135,6 +135,14 @@ ARCHITECTURES = {
             norms=GEMMA_NORMS,
         ),
         Architecture(
+            "gemma3n",
+            "gemma3n_text",
+            "Gemma3nForCausalLM",
+            query_key_norm=True,
+            layers_differ=True,
+            norms=GEMMA_NORMS,
+        ),
+        Architecture(
             "gemma4",
             "gemma4_text",
             "Gemma4ForCausalLM",

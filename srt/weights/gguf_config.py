@@ -6,9 +6,10 @@ against it.
 """
 
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from ...lang.errors import ModelError
-from .gguf_architectures import Architecture, Keys, architecture_of
+from .gguf_architectures import Architecture, Keys, architecture_of, decimal
 from .gguf_file import GgufFile
 from .gguf_hybrids import hybrid_config
 from .gguf_rope import Config, proportional_part, rope_scaling
@@ -154,6 +155,8 @@ def _particulars(gguf: GgufFile, architecture: Architecture, read: Keys, config:
             return _gemma2(read, config)
         case "gemma3_text":
             return _gemma3(read, config)
+        case "gemma3n_text":
+            return _gemma3n(gguf, read, config)
         case "gemma4_text":
             return _gemma4(gguf, read)
         case "exaone4":
@@ -380,6 +383,40 @@ def _ministral3(read: Keys, config: Config) -> Config:
         "hidden_act": "silu",
         "sliding_window": None,
         "rope_scaling": {**scaling, "llama_4_scaling_beta": read.decimal("attention.temperature_scale")},
+    }
+
+
+def _gemma3n(gguf: GgufFile, read: Keys, config: Config) -> Config:
+    """Reads Gemma 3n, whose sparsity the file states as deviations above the mean."""
+    layers = read.integer("block_count")
+    residual, table = (gguf.tensors.get(name) for name in ("blk.0.laurel_l.weight", "per_layer_token_embd.weight"))
+    scales = gguf.metadata.numbers(f"{read.prefix}.activation_sparsity_scale").tolist()
+    shared = read.integer("attention.shared_kv_layers", max(0, layers - 20))
+    if residual is None or table is None or len(scales) != layers or not 0 <= shared < layers:
+        raise ModelError(
+            f"{gguf.path} is damaged: a Gemma 3n has tensors laurel_l and per_layer_token_embd, a sparsity for each of "
+            f"its {layers} layers (here {len(scales)}), and fewer layers without keys of their own (here {shared}); "
+            "download it again"
+        )
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "intermediate_size": read.by_layer("feed_forward_length", layers),
+        "global_head_dim": config["head_dim"],
+        "num_global_key_value_heads": config["num_key_value_heads"],
+        "attention_k_eq_v": False,
+        "num_kv_shared_layers": shared,
+        "sliding_window": read.integer("attention.sliding_window"),
+        "layer_types": _sliding_layers(read, 5),
+        "rope_theta": read.decimal("rope.freq_base", 1_000_000.0),
+        "rope_local_base_freq": read.decimal("rope.freq_base_swa", GEMMA3_LOCAL_ROPE),
+        "final_logit_softcapping": read.decimal("final_logit_softcapping", 30.0),
+        "activation_sparsity_pattern": [decimal(NormalDist().cdf(float(scale))) for scale in scales],
+        "altup_num_inputs": read.integer("altup.num_inputs"),
+        "altup_active_idx": read.integer("altup.active_idx"),
+        "altup_correct_scale": True,
+        "laurel_rank": residual.shape[0],
+        "hidden_size_per_layer_input": read.integer("embedding_length_per_layer_input"),
+        "vocab_size_per_layer_input": table.shape[0],
     }
 
 

@@ -147,6 +147,10 @@ def _of_model(gguf: GgufFile, architecture: Architecture, config: Config) -> _Ta
     }
     if not config["tie_word_embeddings"]:
         table["output.weight"] = _Stored(("lm_head.weight",), vocabulary)
+    if "altup_num_inputs" in config:
+        square = sizes("altup_num_inputs") - 1, sizes("hidden_size"), sizes("hidden_size")
+        table["altup_proj.weight"] = _Stored(("model.altup_projections.{}.weight",), square)
+        table["altup_unembd_proj.weight"] = _Stored(("model.altup_unembed_projections.{}.weight",), square)
     width = config.get("hidden_size_per_layer_input", 0)
     if isinstance(width, int) and width:
         all_layers = width * sizes("num_hidden_layers")
@@ -191,7 +195,7 @@ def _of_layer(
         assert architecture.experts is not None, "experts_of found them"
         table |= _experts(architecture.experts, experts, hidden, stored)
     else:
-        inner = sizes("intermediate_size_mlp" if "intermediate_size_mlp" in config else "intermediate_size")
+        inner = _width(sizes, config, index)
         doubled = config.get("use_double_wide_mlp") is True and not _has_keys(sizes, config, index)
         table |= _mlp(architecture, 2 * inner if doubled else inner, hidden)
     for theirs, ours in architecture.norms.items():
@@ -206,6 +210,14 @@ def _renamed(stored: _Stored, architecture: Architecture) -> _Stored:
     for ours, theirs in architecture.renamed.items():
         names = tuple(name.replace(ours, theirs) for name in names)
     return replace(stored, names=names)
+
+
+def _width(sizes: _Sizes, config: Config, index: int) -> int:
+    """Returns the width of a layer's dense MLP."""
+    widths = config["intermediate_size"]
+    if isinstance(widths, list):
+        return int(widths[index])
+    return sizes("intermediate_size_mlp" if "intermediate_size_mlp" in config else "intermediate_size")
 
 
 def _attention(architecture: Architecture, sizes: _Sizes, config: Config) -> _Table:
@@ -240,7 +252,7 @@ def _has_keys(sizes: _Sizes, config: Config, index: int) -> bool:
 
 
 def _differing_attention(sizes: _Sizes, config: Config, index: int) -> _Table:
-    """Lists Gemma 4's attention and what else only its layers have."""
+    """Lists the attention of Gemma 3n and 4, and what else only their layers have."""
     hidden, heads, kinds = sizes("hidden_size"), sizes("num_attention_heads"), config["layer_types"]
     assert isinstance(kinds, list), "config_of made it"
     full = kinds[index] == "full_attention"
@@ -250,8 +262,11 @@ def _differing_attention(sizes: _Sizes, config: Config, index: int) -> _Table:
         "attn_q.weight": _Stored(("self_attn.q_proj.weight",), (heads * head_dim, hidden)),
         "attn_q_norm.weight": _Stored(("self_attn.q_norm.weight",), (head_dim,)),
         "attn_output.weight": _Stored(("self_attn.o_proj.weight",), (hidden, heads * head_dim)),
-        "layer_output_scale.weight": _Stored(("layer_scalar",), (1,)),
     }
+    if "altup_num_inputs" in config:
+        table |= _streams(sizes("altup_num_inputs"), sizes("laurel_rank"), hidden)
+    else:
+        table["layer_output_scale.weight"] = _Stored(("layer_scalar",), (1,))
     if _has_keys(sizes, config, index):
         table["attn_k.weight"] = _Stored(("self_attn.k_proj.weight",), (keys, hidden))
         table["attn_k_norm.weight"] = _Stored(("self_attn.k_norm.weight",), (head_dim,))
@@ -263,6 +278,19 @@ def _differing_attention(sizes: _Sizes, config: Config, index: int) -> _Table:
         table["proj.weight"] = _Stored(("per_layer_projection.weight",), (hidden, width))
         table["post_norm.weight"] = _Stored(("post_per_layer_input_norm.weight",), (hidden,))
     return table
+
+
+def _streams(count: int, rank: int, hidden: int) -> _Table:
+    return {
+        "altup_correct_coef.weight": _Stored(("altup.correction_coefs.weight",), (count, count)),
+        "altup_correct_scale.weight": _Stored(("altup.correct_output_scale",), (hidden,)),
+        "altup_predict_coef.weight": _Stored(("altup.prediction_coefs.weight",), (count * count, count)),
+        "altup_router.weight": _Stored(("altup.modality_router.weight",), (count, hidden)),
+        "altup_router_norm.weight": _Stored(("altup.router_norm.weight",), (hidden,)),
+        "laurel_l.weight": _Stored(("laurel.linear_left.weight",), (rank, hidden)),
+        "laurel_r.weight": _Stored(("laurel.linear_right.weight",), (hidden, rank)),
+        "laurel_post_norm.weight": _Stored(("laurel.post_laurel_norm.weight",), (hidden,)),
+    }
 
 
 def _latent_attention(sizes: _Sizes, config: Config, stored: Callable[[str], bool]) -> _Table:

@@ -300,7 +300,7 @@ def test_an_unknown_architecture_is_named_with_the_known_ones(tmp_path: Path) ->
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ModelError, match=r"'bloom' is not supported.*llama, mistral, qwen2, .*, gemma3, gemma4, phi3"):
+    with pytest.raises(ModelError, match=r"'bloom' is not supported.*llama, mistral, qwen2, .*, gemma3n, gemma4, phi3"):
         open_model(path, cache=tmp_path / "cache")
 
 

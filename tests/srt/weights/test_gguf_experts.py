@@ -1,8 +1,10 @@
 """GGUF files with experts, latents, or layers that differ compute what transformers does, from the file's blocks."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import gguf
@@ -256,15 +258,57 @@ FAMILIES = (
         old_latent,
     ),
 )
-BY_NAME = {each.name: each for each in (*FAMILIES, GEMMA4)}
+
+
+def gemma3n(name: str, tensor: torch.Tensor) -> Spelled:
+    """Maps of streams are stacked: one here, of two streams."""
+    if name.startswith("model.altup_"):
+        return [(name.replace(".0.", "."), tensor[None])]
+    return [(name + ".weight" if name.endswith("correct_output_scale") else name, tensor)]
+
+
+GEMMA3N = family(
+    "gemma 3n",
+    ARCH.GEMMA3N,
+    auto(
+        "gemma3n_text",
+        intermediate_size=[96, 96, 96, 64],
+        num_hidden_layers=4,
+        num_kv_shared_layers=2,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        sliding_window=8,
+        activation_sparsity_pattern=[0.75, 0.5, 0.0, 0.0],
+        altup_num_inputs=2,
+        laurel_rank=32,
+        hidden_size_per_layer_input=32,
+        vocab_size_per_layer_input=300,
+        tie_word_embeddings=True,
+    ),
+    {
+        "feed_forward_length": [96, 96, 96, 64],
+        "rope.freq_base": 1_000_000.0,
+        "attention.shared_kv_layers": 2,
+        "attention.sliding_window": 8,
+        "attention.sliding_window_pattern": [True, False] * 2,
+        "activation_sparsity_scale": [NormalDist().inv_cdf(0.75), 0.0, -math.inf, -math.inf],
+        "altup.num_inputs": 2,
+        "altup.active_idx": 0,
+        "embedding_length_per_layer_input": 32,
+    },
+    gemma3n,
+)
+BY_NAME = {each.name: each for each in (*FAMILIES, GEMMA4, GEMMA3N)}
 
 
 def sequences() -> Sequences:
     return Sequences([random_tokens(23, 0), random_tokens(17, 1)], SLOTS)
 
 
-@pytest.mark.parametrize("kernels", ["torch", "native"])
-@pytest.mark.parametrize("name", BY_NAME)
+RUNS = [(name, kernels) for name in BY_NAME for kernels in ("torch", "native")]
+RUNS.remove(("gemma 3n", "native"))
+
+
+@pytest.mark.parametrize(("name", "kernels"), RUNS)
 def test_logits_equal_those_of_transformers(name: str, kernels: Kernels, tmp_path: Path) -> None:
     model = write_gguf(tmp_path / "tiny.gguf", BY_NAME[name])
     source = open_model(tmp_path / "tiny.gguf", cache=tmp_path / "cache")
@@ -310,6 +354,8 @@ def test_matrices_stay_in_the_blocks_of_the_file(name: str, kind: str, matrix: s
         ("deepseek v3", {"rope.dimension_count": 48}, r"qk_nope_head_dim=0 of latent attention"),
         ("deepseek v3", {"leading_dense_block_count": 2}, r"lacks tensor 'blk\.1\.ffn_down\.weight'|not part of"),
         ("gemma4", {"attention.head_count_kv": [2, 1, 1, 1, 1]}, r"this file has 1 and 2, 2 of 5 layers"),
+        ("gemma 3n", {"activation_sparsity_scale": [0.0]}, r"a sparsity for each of its 4 layers \(here 1\)"),
+        ("gemma 3n", {"altup.num_inputs": 4}, r"'altup_proj\.weight' has shape \(1, 128, 128\), not \(3, 128, 128\)"),
         ("gemma4", {"attention.head_count_kv": [2, 1]}, "lists no 5 whole numbers"),
         ("gpt-oss", {"attention.sliding_window_pattern": [True]}, "lists 1 of 2 layers"),
     ],
