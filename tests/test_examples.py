@@ -100,3 +100,14 @@ def test_a_failed_review_does_not_take_the_batch_with_it(
     printed = capsys.readouterr().out
     assert "ValueError('an empty review')" in printed
     assert printed.count("positive") + printed.count("negative") == 6
+
+
+def test_what_a_search_finds_is_ranked(oracle: LocalBackend, capsys: pytest.CaptureFixture[str]) -> None:
+    search = load("semantic_search")
+    assert search.nearest(search.NOTES[2], [*search.NOTES, search.TASK + search.NOTES[2]], None, 1) == [
+        search.TASK + search.NOTES[2]
+    ]
+    search.main(oracle, oracle)
+    scores = [float(line.split()[0]) for line in capsys.readouterr().out.splitlines()[4:]]
+    assert len(scores) == 3
+    assert scores == sorted(scores, reverse=True)

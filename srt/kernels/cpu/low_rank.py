@@ -17,7 +17,9 @@ from ...layers.low_rank import Adapter, AdapterRows, LowRank
 
 _POINTER = ctypes.c_void_p
 _LONG = ctypes.c_long
-COLUMNS = 16  # outputs of a panel of B
+COLUMNS = 32  # outputs of a panel of B
+TOGETHER, WIDE = 4, 16  # rows of A whose numbers alternate, and how many of each stand together
+LINE = 64  # bytes of a cache line
 
 
 class _Part(ctypes.Structure):
@@ -45,29 +47,60 @@ class AdapterGroups(ctypes.Structure):
 
 
 class CpuChanges:
-    """The changes that all adapters make to one product, laid out once. `address`: None where there are none."""
+    """The changes that all adapters make to one product, laid out once. `address`: None where there are none.
+
+    The matrices lie one after the other as a step reads them: of an adapter all A, then all B.
+    """
 
     def __init__(self, adapters: Sequence[Adapter], tensors: LinearTensors) -> None:
         self._kept: list[torch.Tensor] = []
-        self._parts = []
-        for adapter in adapters:
-            parts = [self._part(first, change) for first, change in adapter.of(tensors)]
-            self._parts.append((_Part * len(parts))(*parts))
+        self._parts = [self._laid_out(list(adapter.of(tensors))) for adapter in adapters]
         self._changes = (_Change * len(self._parts))(
             *(_Change(ctypes.addressof(parts), len(parts)) for parts in self._parts)
         )
         self.address = ctypes.addressof(self._changes) if any(map(len, self._parts)) else None
 
-    def _part(self, first: int, change: LowRank) -> _Part:
-        dtypes = {change.down.dtype, change.up.dtype}
-        dtype = torch.bfloat16 if dtypes == {torch.bfloat16} else torch.float32
-        width, rank = change.up.shape
-        padded = functional.pad(change.up.to(dtype), (0, 0, 0, -width % COLUMNS))
-        down = change.down.to(dtype).contiguous()
-        up = padded.view(-1, COLUMNS, rank).transpose(1, 2).contiguous()
-        self._kept += [down, up]
-        is_bf16 = int(dtype is torch.bfloat16)
-        return _Part(down.data_ptr(), up.data_ptr(), rank, first, width, change.scale, is_bf16)
+    def _laid_out(self, changes: Sequence[tuple[int, LowRank]]) -> ctypes.Array[_Part]:
+        """Lays out the changes of one adapter, each with the first output of its map."""
+        matrices = [_down(change) for _, change in changes] + [_up(change) for _, change in changes]
+        sizes = [-(-matrix.nbytes // LINE) * LINE for matrix in matrices]
+        memory = torch.zeros(sum(sizes) + LINE, dtype=torch.uint8)
+        self._kept.append(memory)
+        place = -memory.data_ptr() % LINE
+        addresses = []
+        for matrix, size in zip(matrices, sizes, strict=True):
+            memory[place : place + matrix.nbytes] = matrix.flatten().view(torch.uint8)
+            addresses.append(memory.data_ptr() + place)
+            place += size
+        downs, ups = addresses[: len(changes)], addresses[len(changes) :]
+        parts = [
+            _Part(down, up, _rank(change), first, len(change.up), change.scale, _dtype(change) is torch.bfloat16)
+            for down, up, (first, change) in zip(downs, ups, changes, strict=True)
+        ]
+        return (_Part * len(parts))(*parts)
+
+
+def _dtype(change: LowRank) -> torch.dtype:
+    return torch.bfloat16 if {change.down.dtype, change.up.dtype} == {torch.bfloat16} else torch.float32
+
+
+def _rank(change: LowRank) -> int:
+    """Returns the rank with the rows of zeros that fill the last group."""
+    return -(-len(change.down) // TOGETHER) * TOGETHER
+
+
+def _down(change: LowRank) -> torch.Tensor:
+    """Lays out A, [rank, inputs] → [rank / 4, inputs / 16, 4, 16]."""
+    rank, inputs = change.down.shape
+    padded = functional.pad(change.down.to(_dtype(change)), (0, -inputs % WIDE, 0, _rank(change) - rank))
+    return padded.view(-1, TOGETHER, padded.shape[1] // WIDE, WIDE).transpose(1, 2).contiguous()
+
+
+def _up(change: LowRank) -> torch.Tensor:
+    """Lays out B, [outputs, rank] → [outputs / 32, rank, 32]."""
+    width, rank = change.up.shape
+    padded = functional.pad(change.up.to(_dtype(change)), (0, _rank(change) - rank, 0, -width % COLUMNS))
+    return padded.view(-1, COLUMNS, padded.shape[1]).transpose(1, 2).contiguous()
 
 
 class AdaptedRows:

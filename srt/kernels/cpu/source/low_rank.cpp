@@ -11,11 +11,14 @@ namespace umbel {
 namespace {
 
 constexpr long BLOCK = 2;     // rows of an item: they read a weight once
+constexpr long TOGETHER = 4;  // rows of A whose numbers alternate
+constexpr long WIDE = 16;     // numbers of a row of A that stand together
 constexpr long RANKS = 16;    // rows of A in an item
-constexpr long COLUMNS = 16;  // outputs of a panel of B
-constexpr long PANELS = 8;    // panels of B in an item
+constexpr long COLUMNS = 32;  // outputs of a panel of B
+constexpr long PANELS = 4;    // panels of B in an item
+constexpr long AHEAD = 2048;  // bytes that are read ahead
 
-static_assert(COLUMNS % VL == 0);
+static_assert(WIDE % VL == 0 && COLUMNS % VL == 0 && RANKS % TOGETHER == 0);
 
 struct Item {
     const LowRankPart* part;
@@ -35,43 +38,56 @@ UMBEL_INLINE float folded(vf v) {
     return (parts[0][0] + parts[0][1]) + (parts[0][2] + parts[0][3]);
 }
 
+// Reads what comes next from memory: matrices lie in the order in which they are read, each once in a step.
+template <class T>
+UMBEL_INLINE void prefetch(const T* weight) {
+    __builtin_prefetch((const char*)weight + AHEAD);
+}
+
+// Products of rows [begin, end) of A with ROWS rows of x: four of A at a time, whose numbers alternate. A product is
+// summed in the same order whatever stands next to it.
 template <int ROWS, class T>
-void dots(const T* weight, const float* const* x, long k, float scale, float* const* out) {
-    vf sums[ROWS][4] = {};
-    long i = 0;
-    for (; i + 4 * VL <= k; i += 4 * VL)
-        for (int j = 0; j < 4; j++) {
-            vf w = load(weight + i + j * VL);
-            for (int r = 0; r < ROWS; r++) sums[r][j] += w * load(x[r] + i + j * VL);
-        }
-    for (int r = 0; r < ROWS; r++) {
-        float total = folded((sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]));
-        for (long rest = i; rest < k; rest++) {
-            T w = weight[rest];
-            if constexpr (sizeof(T) == 2)
-                total += from_bf16(w) * x[r][rest];
-            else
-                total += w * x[r][rest];
-        }
-        *out[r] = total * scale;
+void down_rows(const Item& item, const float* const* x, long k) {
+    constexpr int PARTS = WIDE / VL;
+    long granules = (k + WIDE - 1) / WIDE, whole = k / WIDE;
+    for (long rank = item.begin; rank < item.end; rank += TOGETHER) {
+        const T* weight = (const T*)item.part->down + rank * granules * WIDE;
+        vf sums[TOGETHER][ROWS][PARTS] = {};
+        for (long i = 0; i < whole; i++, weight += TOGETHER * WIDE)
+            for (int t = 0; t < TOGETHER; t++)
+                for (int j = 0; j < PARTS; j++) {
+                    if ((t * WIDE + j * VL) * sizeof(T) % 64 == 0) prefetch(weight + t * WIDE + j * VL);
+                    vf w = load(weight + t * WIDE + j * VL);
+                    for (int r = 0; r < ROWS; r++) sums[t][r][j] += w * load(x[r] + i * WIDE + j * VL);
+                }
+        for (int t = 0; t < TOGETHER; t++)
+            for (int r = 0; r < ROWS; r++) {
+                vf sum = sums[t][r][0];
+                for (int j = 1; j < PARTS; j++) sum += sums[t][r][j];
+                float total = folded(sum);
+                for (long i = whole * WIDE; i < k; i++) {
+                    T w = weight[t * WIDE + i - whole * WIDE];
+                    if constexpr (sizeof(T) == 2)
+                        total += from_bf16(w) * x[r][i];
+                    else
+                        total += w * x[r][i];
+                }
+                item.between[r * item.stride + rank + t] = total * item.part->scale;
+            }
     }
 }
 
 template <class T, class Row>
 void down(const Item& item, long k, const Row& row_of) {
     const float* x[BLOCK];
-    float* out[BLOCK];
     for (long r = 0; r < item.count; r++) x[r] = row_of(item.rows[r], r);
-    for (long rank = item.begin; rank < item.end; rank++) {
-        const T* weight = (const T*)item.part->down + rank * k;
-        for (long r = 0; r < item.count; r++) out[r] = item.between + r * item.stride + rank;
-        if (item.count == BLOCK)
-            dots<BLOCK>(weight, x, k, item.part->scale, out);
-        else
-            dots<1>(weight, x, k, item.part->scale, out);
-    }
+    if (item.count == BLOCK)
+        down_rows<BLOCK, T>(item, x, k);
+    else
+        down_rows<1, T>(item, x, k);
 }
 
+// Outputs of panels [begin, end) of B, each a sum over the ranks in their order.
 template <int ROWS, class T>
 void up_rows(const Item& item, float* out, long out_stride) {
     constexpr int PARTS = COLUMNS / VL;
@@ -79,9 +95,10 @@ void up_rows(const Item& item, float* out, long out_stride) {
     for (long panel = item.begin; panel < item.end; panel++) {
         const T* weight = (const T*)part.up + panel * part.rank * COLUMNS;
         vf sums[ROWS][PARTS] = {};
-        for (long rank = 0; rank < part.rank; rank++)
+        for (long rank = 0; rank < part.rank; rank++, weight += COLUMNS)
             for (int j = 0; j < PARTS; j++) {
-                vf w = load(weight + rank * COLUMNS + j * VL);
+                if (j * VL * sizeof(T) % 64 == 0) prefetch(weight + j * VL);
+                vf w = load(weight + j * VL);
                 for (int r = 0; r < ROWS; r++) sums[r][j] += w * splat(item.between[r * item.stride + rank]);
             }
         long left = part.width - panel * COLUMNS;

@@ -8,9 +8,9 @@ namespace umbel {
 
 // The change of one map among those that a product computes.
 struct LowRankPart {
-    const void* down;  // A: [rank, k]
-    const void* up;    // B: [ceil(width / 16), rank, 16], padded with zeros
-    long rank;
+    const void* down;  // A: [rank / 4, ceil(k / 16), 4, 16], padded with zeros
+    const void* up;    // B: [ceil(width / 32), rank, 32], padded with zeros
+    long rank;         // a multiple of 4
     long first, width;  // its outputs are [first, first + width) of the product's
     float scale;
     int is_bf16;  // both; else float32
