@@ -12,9 +12,10 @@
 //     bytes      8 lines: a group each
 //   4 bits are nibbles, 5 bits nibbles and one bit, 6 nibbles and two, 3 two and one, 2 two, 8 bytes
 //
-// Codes are unsigned. A weight is scale × (code − zero) or scale × code − min; IQ4 and MXFP4 look up what stands for
-// `code − zero`. Scales keep the form of the file (see `Scaling`), which is what makes the bytes no more than 4 % above
-// those of the file (6-bit scales become bytes).
+// Codes are unsigned; those of 8 bits, and what IQ4 looks up, are signed where SIGNED_BYTES. A weight is
+// scale × (code − zero) or scale × code − min; IQ4 and MXFP4 look up what stands for `code − zero`. Scales keep the form
+// of the file (see `Scaling`), which is what makes the bytes no more than 4 % above those of the file (6-bit scales
+// become bytes).
 #pragma once
 
 #include "linear.h"
@@ -31,6 +32,15 @@ enum class Scaling {
     GROUPS,       // INT4: float16 scale and byte zero for 32 << group_shift inputs
 };
 
+// Whether codes of 8 bits are 128 less than otherwise, because instructions of this machine want them signed.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+constexpr bool SIGNED_BYTES = true;
+#elif defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr bool SIGNED_BYTES = true;
+#else
+constexpr bool SIGNED_BYTES = false;
+#endif
+
 struct BlockFormat {
     long inputs, bytes;  // of a block of the file
     int bits;            // of a code
@@ -43,6 +53,7 @@ struct BlockFormat {
     constexpr bool has_min() const {
         return scaling == Scaling::HALF_MIN || scaling == Scaling::BYTES_MIN || scaling == Scaling::NIBBLES_MIN;
     }
+    constexpr bool is_signed() const { return largest == 255 && SIGNED_BYTES; }
     constexpr long code_bytes() const { return bits * 64; }  // of 32 inputs and 16 outputs
 };
 

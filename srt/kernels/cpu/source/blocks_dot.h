@@ -29,17 +29,18 @@ UMBEL_INLINE vcodes shift_left(vcodes v) {
         return (vcodes)((vwords)v >> -BITS);
 }
 
-// value[code] + zero for 16 values.
+// value[code] + zero for 16 values, or the value where bytes are signed.
 template <Format F>
 UMBEL_INLINE vcodes look_up(vcodes codes) {
     constexpr BlockFormat f = block_format(F);
     struct Table {
         alignas(16) uint8_t bytes[16];
     };
+    static constexpr int ZERO = f.is_signed() ? 0 : f.zero;
     static constexpr Table table = [] {
         Table made{};
         for (int i = 0; i < 16; i++)
-            made.bytes[i] = (uint8_t)((F == Format::MXFP4 ? MXFP4_VALUES[i] : IQ4_VALUES[i]) + f.zero);
+            made.bytes[i] = (uint8_t)((F == Format::MXFP4 ? MXFP4_VALUES[i] : IQ4_VALUES[i]) + ZERO);
         return made;
     }();
 #if defined(__AVX512BW__)
@@ -94,16 +95,8 @@ UMBEL_INLINE int32_t four_inputs(const int8_t* x) {
     return four;
 }
 
-// Whether `dot` takes 128 away from codes of 8 bits, because its instructions want them signed.
-#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
-constexpr bool DOT_CENTRES_BYTES = true;
-#elif defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
-constexpr bool DOT_CENTRES_BYTES = true;
-#else
-constexpr bool DOT_CENTRES_BYTES = false;
-#endif
-
-// The sum over groups [FROM, TO) of codes × inputs: exact integers of VL outputs. No code is above LARGEST.
+// The sum over groups [FROM, TO) of codes × inputs: exact integers of VL outputs. No code is above LARGEST; with 255,
+// codes are signed where SIGNED_BYTES.
 template <int FROM, int TO, int LARGEST>
 UMBEL_INLINE vi dot(const vcodes (&codes)[8], const int8_t* x) {
 #if defined(__AVX512VNNI__)
@@ -126,10 +119,9 @@ UMBEL_INLINE vi dot(const vcodes (&codes)[8], const int8_t* x) {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i sum = _mm256_setzero_si256();
     if constexpr (LARGEST == 255) {
-        const __m256i middle = _mm256_set1_epi8((char)-128);
 #pragma GCC unroll 8
         for (int g = FROM; g < TO; g++) {
-            __m256i weight = _mm256_xor_si256((__m256i)codes[g], middle);
+            __m256i weight = (__m256i)codes[g];
             __m256i inputs = _mm256_sign_epi8(_mm256_set1_epi32(four_inputs(x + 4 * g)), weight);
             __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weight), inputs);
             sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
@@ -160,9 +152,7 @@ UMBEL_INLINE vi dot(const vcodes (&codes)[8], const int8_t* x) {
         exact = vusdotq_laneq_s32(exact, (uint8x16_t)codes[at + 2], inputs, 2);
         exact = vusdotq_laneq_s32(exact, (uint8x16_t)codes[at + 3], inputs, 3);
 #else
-        auto signed_codes = [&](int g) {
-            return (int8x16_t)(LARGEST == 255 ? codes[g] ^ 128 : codes[g]);
-        };
+        auto signed_codes = [&](int g) { return (int8x16_t)codes[g]; };
         int32x4_t exact = vdotq_laneq_s32((int32x4_t)sum, signed_codes(at), inputs, 0);
         exact = vdotq_laneq_s32(exact, signed_codes(at + 1), inputs, 1);
         exact = vdotq_laneq_s32(exact, signed_codes(at + 2), inputs, 2);
@@ -189,6 +179,32 @@ UMBEL_INLINE vi dot(const vcodes (&codes)[8], const int8_t* x) {
     return sum;
 #endif
 }
+
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+#define UMBEL_SIGNED_DOT
+// The same for signed bytes of weights as they lie in a panel, all 16 outputs × 32 inputs, and R rows 32 bytes apart:
+// magnitudes of weights times inputs with their signs. What is made of a weight serves all rows. The empty statement
+// keeps the compiler from computing products before it adds them, for which there are not enough registers.
+template <int R>
+UMBEL_INLINE void dot_signed(const uint8_t* lines, const int8_t* x, vi (&sums)[R][2]) {
+    const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = vi{};
+#pragma GCC unroll 8
+    for (int g = 0; g < 8; g++)
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; v++) {
+            __m256i weight = _mm256_loadu_si256((const __m256i*)(lines + g * 64 + v * 32));
+            __m256i magnitude = _mm256_abs_epi8(weight);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) {
+                __m256i inputs = _mm256_sign_epi8(_mm256_set1_epi32(four_inputs(x + r * 32 + g * 4)), weight);
+                sums[r][v] += (vi)_mm256_madd_epi16(_mm256_maddubs_epi16(magnitude, inputs), ones);
+                asm("" : "+x"(sums[r][v]));
+            }
+        }
+}
+#endif
 
 // Scales of VL outputs × 32 inputs: of one sub-block, or of two of 16 inputs each.
 struct Scales {
@@ -277,14 +293,14 @@ UMBEL_INLINE Scales load_scales(const uint8_t* scales, UnitScales unit, long blo
 }
 
 // sum + what integer products of 32 inputs of one row stand for: of all of them, or of both halves. The integers are
-// exact, and so are they as floats. CENTRED: `zero` has been taken away from the codes already.
-template <Format F, bool CENTRED>
+// exact, and so are they as floats. SIGNED: `zero` has been taken away from the codes already.
+template <Format F, bool SIGNED>
 UMBEL_INLINE vf add_products(vf sum, vi first, vi second, const Scales& scales, const float* factors) {
     constexpr BlockFormat f = block_format(F);
     auto as_floats = [&](vi products, float inputs) {
         vf exact = __builtin_convertvector(products, vf);
         if constexpr (f.scaling == Scaling::GROUPS) return fnma(scales.zero, splat(inputs), exact);
-        if constexpr (f.zero != 0 && !CENTRED) return fnma(splat((float)f.zero), splat(inputs), exact);
+        if constexpr (f.zero != 0 && !SIGNED) return fnma(splat((float)f.zero), splat(inputs), exact);
         return exact;
     };
     vf total;
@@ -306,12 +322,9 @@ UMBEL_INLINE vf add_products(vf sum, vi first, vi second, const Scales& scales, 
 template <Format F>
 UMBEL_INLINE vf add_block(vf sum, const vcodes (&codes)[8], const Scales& scales, const int8_t* x, const float* factors) {
     constexpr BlockFormat f = block_format(F);
-    constexpr bool CENTRED = f.largest == 255 && DOT_CENTRES_BYTES;
-    if constexpr (f.sub == 32)
-        return add_products<F, CENTRED>(sum, dot<0, 8, f.largest>(codes, x), vi{}, scales, factors);
-    else
-        return add_products<F, CENTRED>(sum, dot<0, 4, f.largest>(codes, x), dot<4, 8, f.largest>(codes, x), scales,
-                                        factors);
+    vi first = dot<0, f.sub / 4, f.largest>(codes, x), second{};
+    if constexpr (f.sub == 16) second = dot<4, 8, f.largest>(codes, x);
+    return add_products<F, f.is_signed()>(sum, first, second, scales, factors);
 }
 
 }  // namespace umbel

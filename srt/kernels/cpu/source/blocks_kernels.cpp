@@ -90,6 +90,46 @@ void multiply_few(const BlockOperands& operands, float* sums) {
 
 #endif
 
+#if defined(UMBEL_SIGNED_DOT)
+
+// R rows of Q8_0 times a block.
+template <int R>
+UMBEL_INLINE void add_signed(const f16* scales, const uint8_t* lines, const int8_t* x, const float* factors,
+                             float* sums) {
+    vi products[R][2];
+    dot_signed<R>(lines, x, products);
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; v++) {
+        Scales own{};
+        own.scale[0] = load(scales + v * VL);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            float* sum = sums + r * PANEL + v * VL;
+            store(sum, add_products<Format::Q8_0, true>(load(sum), products[r][v], vi{}, own, factors + r * 4));
+        }
+    }
+}
+
+// Q8_0, any number of rows.
+void multiply_signed(const BlockOperands& operands, float* sums) {
+    constexpr long BYTES = block_format(Format::Q8_0).code_bytes();
+    const long rows = operands.rows;
+    for (Units<Format::Q8_0> units(operands); units.left(); units.next())
+        for (long block = 0; block < units.count; block++) {
+            const int8_t* x = operands.values + (units.first + block) * operands.lanes * 32;
+            const float* factors = operands.factors + (units.first + block) * operands.lanes * 4;
+            const f16* scales = (const f16*)units.scales + block * PANEL;
+            const uint8_t* lines = units.lines + block * BYTES;
+            fetch_block<Format::Q8_0>(units.scales, block);
+            long r = 0;
+            for (; r + 4 <= rows; r += 4) add_signed<4>(scales, lines, x + r * 32, factors + r * 4, sums + r * PANEL);
+            for (; r + 2 <= rows; r += 2) add_signed<2>(scales, lines, x + r * 32, factors + r * 4, sums + r * PANEL);
+            if (r < rows) add_signed<1>(scales, lines, x + r * 32, factors + r * 4, sums + r * PANEL);
+        }
+}
+
+#endif
+
 // Codes are unpacked once for all rows of the tile; sums are in the first cache.
 template <Format F>
 void multiply_many(const BlockOperands& operands, float* sums) {
@@ -149,6 +189,8 @@ class TiledPanel {
         for (int v = 0; v < PANEL; v += VL) {
             vcodes codes[8];
             unpack<F>(place.lines + v * 4, codes);
+            if constexpr (FORM.is_signed())
+                for (vcodes& line : codes) line ^= 128;
             for (int g = 0; g < 8; g++) std::memcpy(codes_[SUBS == 1 ? 0 : g / 4][g] + v * 4, &codes[g], sizeof codes[g]);
         }
         tile_load<6>(codes_[0], TILE_BYTES);
@@ -199,6 +241,17 @@ void multiply_tiled(const BlockOperands& operands, float* sums) {
 template <Format F>
 constexpr BlockKernels all_kernels() {
     BlockKernels kernels{};
+#if defined(UMBEL_AMX)
+    kernels.tiled = multiply_tiled<F>;
+#endif
+#if defined(UMBEL_SIGNED_DOT)
+    if constexpr (F == Format::Q8_0) {
+        kernels.many = multiply_signed;
+        for (int rows = 2; rows <= BlockKernels::FEW; rows++) kernels.few[rows] = kernels.many;
+        kernels.few[1] = multiply_few<F, 1>;
+        return kernels;
+    }
+#endif
     kernels.many = multiply_many<F>;
     for (int rows = 1; rows <= BlockKernels::FEW; rows++) kernels.few[rows] = kernels.many;
 #if !defined(UMBEL_PLAIN_DOT)  // else nothing to gain, and much to compile
@@ -208,9 +261,6 @@ constexpr BlockKernels all_kernels() {
     kernels.few[2] = multiply_few<F, 2>;
     kernels.few[3] = multiply_few<F, 3>;
     kernels.few[4] = multiply_few<F, 4>;
-#endif
-#if defined(UMBEL_AMX)
-    kernels.tiled = multiply_tiled<F>;
 #endif
     return kernels;
 }
