@@ -16,7 +16,7 @@ from umbel.srt.runners.cuda.runner import CudaRunner
 from umbel.srt.sampling.gumbel import draw_keys
 
 from ...models.reference import Piece, relative_error
-from .engines import SHAPES, in_torch, on_host, only_last_rows, sequences, tiny_model
+from .engines import HYBRIDS, SHAPES, in_torch, on_host, only_last_rows, sequences, tiny_model
 
 PARTS = triton_parts()
 pytestmark = [] if PARTS.anywhere else [pytest.mark.gpu]
@@ -32,6 +32,7 @@ STEPS = [
 
 KINDS = ("sliding_attention", "full_attention")
 NIGHTLY = (
+    *HYBRIDS,
     "gemma 4",
     "gemma 4, values that are keys",
     "gpt-oss",
@@ -56,6 +57,8 @@ def on_device(config: dict[str, Any], tensors: Tensors, **options: Any) -> CudaR
 
 
 def small(family: str, *, layers: int = 2) -> tuple[dict[str, Any], Tensors]:
+    if family in HYBRIDS:
+        return tiny_model(family)
     kinds = {"layer_types": list(KINDS), "num_kv_shared_layers": 0} if family in SHAPES else {}
     if family == "gemma 4":  # whose last two layers read the keys of the first two
         layers, kinds = 4, {"layer_types": list(KINDS) * 2}
