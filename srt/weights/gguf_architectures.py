@@ -43,6 +43,7 @@ class ExpertSpelling:
     shared_gate: str | None = None  # multiplies that MLP
     correction: str | None = None  # added to the router's scores
     biased: bool = False  # router and experts have biases
+    gated: bool = True
 
 
 class RecurrentKind(Enum):
@@ -231,6 +232,23 @@ ARCHITECTURES = {
             parts_alone=True,
             norms={"attn_norm": "norm"},
             renamed={"self_attn.": "mixer.", "mlp.": "mixer."},
+        ),
+        Architecture(
+            "nemotron_h_moe",
+            "nemotron_h",
+            "NemotronHForCausalLM",
+            rotates_pairs=True,
+            rotates_part=True,
+            recurrent=RecurrentKind.MAMBA,
+            parts_alone=True,
+            norms={"attn_norm": "norm"},
+            renamed={"self_attn.": "mixer."},
+            experts=ExpertSpelling(
+                block="mixer",
+                shared="mixer.shared_experts",
+                correction="gate.e_score_correction_bias",
+                gated=False,
+            ),
         ),
         Architecture("qwen3next", "qwen3_next", "Qwen3NextForCausalLM", experts=_QWEN_EXPERTS, **_QWEN_HYBRID),
         Architecture("qwen35", "qwen3_5_text", "Qwen3_5ForCausalLM", **_QWEN_HYBRID),

@@ -51,7 +51,8 @@ def experts_of(gguf: GgufFile, architecture: Architecture) -> FileExperts | None
     if spelling is None:
         return None
     read = Keys(gguf.metadata, architecture.name)
-    width = read.integer("expert_feed_forward_length", read.integer("feed_forward_length", 0))
+    stated = "expert_feed_forward_length"
+    width = read.integer(stated if read.has(stated) else "feed_forward_length", 0)
     shared_width = 0
     if spelling.shared is not None and read.has("expert_shared_feed_forward_length"):
         shared_width = read.integer("expert_shared_feed_forward_length")
@@ -200,7 +201,7 @@ def _particulars(gguf: GgufFile, architecture: Architecture, read: Keys, config:
 def _sparse(read: Keys, config: Config, experts: FileExperts) -> Config:
     """Returns what only models with experts have."""
     model_type = config["model_type"]
-    count = "n_routed_experts" if model_type == "deepseek_v3" else "num_experts"
+    count = "n_routed_experts" if model_type in ("deepseek_v3", "nemotron_h") else "num_experts"
     if model_type in ("mixtral", "granitemoe", "granitemoehybrid", "gpt_oss", "llama4_text"):
         count = "num_local_experts"
     found: Config = {"hidden_act": "silu", count: experts.count, "num_experts_per_tok": experts.chosen}
@@ -223,6 +224,8 @@ def _sparse(read: Keys, config: Config, experts: FileExperts) -> Config:
             shared = {"shared_expert_intermediate_size": experts.shared_width, "norm_topk_prob": True}
             rotated = {"partial_rotary_factor": _rotated_part(read, config)}
             return {**found, **shared, **rotated, "moe_intermediate_size": experts.width}
+        case "nemotron_h":
+            return {**found, **_nemotron(read, experts)}
         case "gpt_oss":
             return {**found, "intermediate_size": experts.width, **_gpt_oss(read, config)}
         case "llama4_text":
@@ -295,6 +298,22 @@ def _deepseek(read: Keys, config: Config, experts: FileExperts) -> Config:
         "routed_scaling_factor": read.decimal("expert_weights_scale", 1.0),
         "norm_topk_prob": read.flag("expert_weights_norm", False),
         "num_nextn_predict_layers": 0,
+    }
+
+
+def _nemotron(read: Keys, experts: FileExperts) -> Config:
+    if read.integer("moe_latent_size", 0):
+        raise ModelError(
+            f"{read.metadata.path}: experts on latents are not supported; use a Nemotron-H model without them"
+        )
+    return {
+        "mlp_hidden_act": "relu2",
+        "moe_intermediate_size": experts.width,
+        "moe_shared_expert_intermediate_size": experts.shared_width,
+        "n_group": read.integer("expert_group_count", 1),
+        "topk_group": read.integer("expert_group_used_count", 1),
+        "routed_scaling_factor": read.decimal("expert_weights_scale", 1.0),
+        "norm_topk_prob": read.flag("expert_weights_norm", True),
     }
 
 

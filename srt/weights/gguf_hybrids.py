@@ -54,7 +54,7 @@ def hybrid_config(architecture: Architecture, read: Keys, layers: int) -> Config
             found |= {"conv_L_cache": read.integer("shortconv.l_cache"), "block_auto_adjust_ff_dim": False}
             found |= {"norm_eps": read.decimal("attention.layer_norm_rms_epsilon")}
         case RecurrentKind.MAMBA:
-            words = ("mamba", "attention", "mlp")
+            words = ("mamba", "attention", "mlp" if architecture.experts is None else "moe")
             found["layers_block_type" if architecture.parts_alone else "layer_types"] = _named(kinds, *words)
             found |= _mamba(architecture, read)
         case RecurrentKind.DELTA_NET:

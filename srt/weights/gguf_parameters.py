@@ -418,8 +418,9 @@ def _experts(spelling: ExpertSpelling, experts: FileExperts, hidden: int, stored
     if stored("ffn_gate_up_exps.weight"):
         table["ffn_gate_up_exps.weight"] = _Stored((gate, up), (count, 2 * width, hidden))
     else:
-        table["ffn_gate_exps.weight"] = _Stored((gate,), (count, width, hidden))
         table["ffn_up_exps.weight"] = _Stored((up,), (count, width, hidden))
+        if spelling.gated:
+            table["ffn_gate_exps.weight"] = _Stored((gate,), (count, width, hidden))
     if spelling.biased:
         table["ffn_gate_inp.bias"] = _Stored((f"{block}.{spelling.router}.bias",), (count,))
         for name, outputs in (("gate", width), ("up", width), ("down", hidden)):
@@ -428,7 +429,8 @@ def _experts(spelling: ExpertSpelling, experts: FileExperts, hidden: int, stored
         table["exp_probs_b.bias"] = _Stored((f"{block}.{spelling.correction}",), (count,))
     if experts.shared_width:
         shared, inner = spelling.shared, experts.shared_width
-        table["ffn_gate_shexp.weight"] = _Stored((f"{shared}.gate_proj.weight",), (inner, hidden))
+        if spelling.gated:
+            table["ffn_gate_shexp.weight"] = _Stored((f"{shared}.gate_proj.weight",), (inner, hidden))
         table["ffn_up_shexp.weight"] = _Stored((f"{shared}.up_proj.weight",), (inner, hidden))
         table["ffn_down_shexp.weight"] = _Stored((f"{shared}.down_proj.weight",), (hidden, inner))
         if spelling.shared_gate is not None:

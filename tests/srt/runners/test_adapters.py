@@ -28,6 +28,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {"head_dim": 32, "sliding_window": 5, "sliding_window_pattern": 3, "intermediate_size": 96},
     "qwen3": {"head_dim": 16, "attention_bias": True},
     "phi3": {"hidden_size": 64, "pad_token_id": 0},
+    "qwen3_5_text": {
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
 }
 
 

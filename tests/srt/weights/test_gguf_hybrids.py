@@ -73,6 +73,14 @@ def nemotron(name: str, tensor: torch.Tensor) -> Spelled:
     return [(part.replace("model.", "backbone."), values) for part, values in mamba(name, tensor)]
 
 
+def nemotron_moe(name: str, tensor: torch.Tensor) -> Spelled:
+    """Experts are stacked, without gates."""
+    if name.endswith(("experts.up_proj", "experts.down_proj")):
+        return [(name.replace("mixer.experts", "mlp.experts") + ".weight", tensor)]
+    name = name.replace("gate.e_score_correction_bias", "gate.e_score_correction.bias")
+    return nemotron(name, tensor)
+
+
 def next_split(name: str, tensor: torch.Tensor) -> Spelled:
     """The first map parted by kinds of outputs; experts, and the gate of the one that every token uses."""
     if name.endswith("in_proj_qkvz.weight"):
@@ -223,6 +231,39 @@ FAMILIES = (
         rotates_pairs=True,
     ),
     family(
+        "nemotron h with experts",
+        ARCH.NEMOTRON_H_MOE,
+        auto(
+            "nemotron_h",
+            head_dim=32,
+            mamba_num_heads=8,
+            mamba_head_dim=32,
+            n_groups=GROUPS,
+            ssm_state_size=8,
+            layers_block_type=["linear_attention", "moe", "full_attention", "moe"],
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            n_group=2,
+            topk_group=1,
+            moe_intermediate_size=32,
+            moe_shared_expert_intermediate_size=64,
+            routed_scaling_factor=1.5,
+        ),
+        {
+            **MAMBA_FILE,
+            **EXPERTS_FILE,
+            "attention.head_count_kv": [0, 0, 2, 0],
+            "feed_forward_length": [0, 32, 0, 32],
+            "attention.layer_norm_rms_epsilon": 1e-5,
+            "expert_group_count": 2,
+            "expert_group_used_count": 1,
+            "expert_weights_scale": 1.5,
+            "expert_weights_norm": True,
+        },
+        nemotron_moe,
+        rotates_pairs=True,
+    ),
+    family(
         "qwen 3 next",
         ARCH.QWEN3NEXT,
         auto("qwen3_next", **DELTA_NET, **EXPERTS),
@@ -301,6 +342,7 @@ def test_maps_of_recurrent_layers_stay_in_the_blocks_of_the_file(name: str, tmp_
         ("granite 4 h", {"ssm.group_count": 0}, "has shape"),
         ("granite 4 h", {"rope.scaling.finetuned": True}, "Bamba is not supported as GGUF"),
         ("nemotron h", {"attention.head_count_kv": [0, 0, 2, 1]}, r"layers of \[0, 1, 2\] key heads"),
+        ("nemotron h with experts", {"moe_latent_size": 8}, "experts on latents are not supported"),
         ("qwen 3.5", {"full_attention_interval": 0}, "every 0-th layer attends"),
         ("qwen 3.5", {"ssm.state_size": 1 << 30}, "has shape"),
     ],
