@@ -153,7 +153,7 @@ def test_a_choice_is_scored_and_a_number_is_a_number(shapes: LocalBackend) -> No
     def look(s: ul.State, path: Path) -> None:
         s += ul.user(ul.image(path) + "What colour is the star?")
         s += ul.assistant(ul.select("colour", choices=["red", "green", "blue", "yellow"]))
-        s += ul.user("How many shapes are there?") + ul.assistant(ul.gen("count", dtype=int))
+        s += ul.user("How many shapes are there?") + ul.assistant(ul.gen("count", dtype=int, temperature=0))
 
     state = look.run(load("picture_questions").PICTURE, backend=shapes)
     assert (state["colour"], state.value("count")) == ("yellow", 3)

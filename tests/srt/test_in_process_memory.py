@@ -14,6 +14,7 @@ from umbel.lang.protocol import ConstraintSpec, Final, GenRequest
 from umbel.lang.sampling import SamplingParams
 from umbel.srt import in_process, launch
 from umbel.srt.core.batch import Runner
+from umbel.srt.core.vectors import NO_VECTORS
 from umbel.srt.in_process import LocalBackend
 from umbel.srt.launch import Engine, LoadedModel, ModelReading
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
@@ -86,7 +87,8 @@ def test_a_model_that_the_backend_has_loaded_goes_when_it_is_closed(
         gone.extend(watched(runner))
         return launch.open_engine(*arguments, **{**options, "loaded": LoadedModel("tiny", ByteTokenizer(), runner)})
 
-    monkeypatch.setattr(in_process, "open_tokenizer", lambda options: ModelReading("tiny", ByteTokenizer(), None))
+    reading = ModelReading("tiny", ByteTokenizer(), None, NO_VECTORS)
+    monkeypatch.setattr(in_process, "open_tokenizer", lambda options: reading)
     monkeypatch.setattr(in_process, "open_engine", open_engine)
     backend = LocalBackend("tiny")
     asyncio.run(use(backend))
