@@ -114,7 +114,7 @@ GENERATE_NOT_OFFERED = {
     **dict.fromkeys(("image_data", "video_data"), "write pictures as parts: ['m', 'image', DIGEST, BASE64]"),
     "audio_data": "no model here listens; leave it out",
     "input_embeds": "embeddings are not taken; send text, input_ids or parts",
-    "lora_path": "no adapters are loaded; leave it out",
+    "lora_path": "an adapter is a model of the routes of /v1: write its name as model there",
     "session_params": "sessions are not kept, the prefix cache is; send the whole prompt",
     "token_ids_logprob": "log-probabilities of given tokens are not given; see /score",
     "custom_logit_processor": "code is not taken; leave it out",

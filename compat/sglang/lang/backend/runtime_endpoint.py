@@ -226,9 +226,10 @@ class Runtime(core.Runtime):
     add_request = async_generate
 
     def encode(self, prompt: object) -> NoReturn:
-        """Refuses with CapabilityError: embeddings are not computed here."""
+        """Raises CapabilityError: embeddings are a call of the language."""
         raise CapabilityError(
-            "a Runtime computes no embeddings; for token ids write runtime.get_tokenizer().encode(text)"
+            "embeddings are umbel.embed(texts, backend=umbel.Runtime(model)); for token ids write "
+            "runtime.get_tokenizer().encode(text)"
         )
 
     def start_profile(self) -> NoReturn:
@@ -292,7 +293,7 @@ def _told(options: Mapping[str, Any]) -> dict[str, Any]:
 _ENGINE_REFUSED: dict[str, tuple[object, str]] = {
     "input_ids": (None, "give the text as prompt="),
     "image_data": (None, "write a program with image(...)"),
-    "lora_path": (None, "adapters are not served; merge them into the model"),
+    "lora_path": (None, "write a program of umbel, with gen(adapter=name)"),
     "custom_logit_processor": (None, "write a constraint, or logit_bias in sampling_params"),
 }
 
@@ -411,10 +412,10 @@ _REFUSED: dict[str, tuple[object, str]] = {
     "skip_tokenizer_init": (False, "prompts are texts; leave it out"),
     "load_format": ("auto", "safetensors folders and GGUF files are told apart; leave it out"),
     "trust_remote_code": (False, "code of models is never run; leave it out"),
-    "quantization": (None, "write weights='int8', or give a GGUF file"),
-    "revision": (None, "give the folder of the revision as model_path"),
+    "quantization": (None, "a packed checkpoint says it; leave it out, or write weights='int8'"),
+    "revision": (None, "write it into the name, model_path='org/repo@revision'"),
     "served_model_name": (None, "leave it out: a runtime has one model"),
-    "is_embedding": (False, "there are no embeddings here"),
+    "is_embedding": (False, "every model makes embeddings: write umbel.embed(texts, backend=umbel.Runtime(model))"),
     "dp_size": (1, "make several Runtimes, and give each run one of them"),
     "pp_size": (1, "write tp_size=, or leave it out"),
     "ep_size": (1, "write tp_size=, or leave it out"),
@@ -425,7 +426,7 @@ _REFUSED: dict[str, tuple[object, str]] = {
     "enable_mixed_chunk": (False, "prompts and single tokens always share steps; leave it out"),
     "enable_metrics": (False, "runtime.get_server_info() has the counters"),
     "log_requests": (False, "program.run(..., verbose=True) prints the text of a run"),
-    "lora_paths": (None, "adapters are not served; merge them into the model"),
+    "lora_paths": (None, "write adapters={name: path}, and programs of umbel, with gen(adapter=name)"),
     "speculative_algorithm": (None, "leave it out"),
     "json_model_override_args": (None, "change the model's config.json"),
     "file_storage_path": (None, "leave it out"),
