@@ -233,7 +233,7 @@ def on_host(
         dtype=dtype,
         kv_dtype=kv_dtype or dtype,
         size=lambda geometry: PoolSize(num_slots, window_slots),
-        num_states=lambda model, slots: 0 if model.state_geometry is None else NUM_STATES,
+        num_states=lambda model, slots: 0 if model.state_geometry is None else max(NUM_STATES, 2 * max_running + 1),
         limits=StepLimits(rows=rows or max_running, sequences=max_running, logits=max_running),
         parts=parts or reference_parts(),
         adapters=adapters,
