@@ -40,6 +40,8 @@ class EmbeddingBody(UmbelBody, frozen=True):
     # Ours.
     cache_salt: Salt | None = None
 
+    told_as = {"prompt": "input"}
+
 
 class EmbeddingEntry(msgspec.Struct, frozen=True):
     """The vector of one text."""
@@ -90,6 +92,8 @@ class RerankBody(UmbelBody, frozen=True):
     # Ours.
     template: Annotated[str, msgspec.Meta(min_length=1, max_length=1 << 16)] | None = None
     cache_salt: Salt | None = None
+
+    told_as = {"prompt": "documents"}
 
 
 class RerankResult(msgspec.Struct, frozen=True, omit_defaults=True):

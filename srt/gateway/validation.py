@@ -308,8 +308,8 @@ class RequestValidator:
         self, call: GenCall | ScoreCall | CacheCall | EmbedCall | RankCall, context_length: int, model: str
     ) -> None:
         """Raises ContextLengthError when a prompt, and one token when one is asked for, do not fit the context."""
-        first = call.first if isinstance(call, EmbedCall | RankCall) else 0
-        for index, message in enumerate(call.messages, first):
+        first = call.first if isinstance(call, EmbedCall | RankCall) else None
+        for index, message in enumerate(call.messages, first or 0):
             if isinstance(message, EngineEmbed):
                 length, room, what = len(message.token_ids), 0, f"text {index}"
             elif isinstance(message, EngineGenerate):
@@ -321,7 +321,7 @@ class RequestValidator:
             else:
                 assert isinstance(message, EngineScore)
                 length, room = max(map(len, message.sequences)), 0
-                what = "the prompt with its longest choice"
+                what = "the prompt with its longest choice" if first is None else f"text {index}"
             if length + room > context_length:
                 raise ContextLengthError(
                     f"{what} has {length} tokens and the context of {model} holds {context_length}; "

@@ -20,7 +20,7 @@ from .engines import HYBRIDS, SHAPES, in_torch, on_host, only_last_rows, sequenc
 
 PARTS = triton_parts()
 pytestmark = [] if PARTS.anywhere else [pytest.mark.gpu]
-TOLERANCE = 1e-5 if PARTS.anywhere else 1e-4  # of the largest logit; a device sums in other orders
+TOLERANCE = 2e-5 if PARTS.anywhere else 1e-4  # of the largest logit; a device sums in other orders
 
 # The interpreter takes a millisecond for each program: few rows, and as few layers as a window class needs.
 STEPS = [
