@@ -96,11 +96,16 @@ PICTURE_END = 1 << 31
 
 
 class PictureSpan(NamedTuple):
-    """Tokens [start, end) of a sequence are the whole picture of this number."""
+    """Tokens [start, end) of a sequence are the whole picture of this number.
+
+    `grid`: rows and columns of its tokens, in models whose rotary positions have three axes; None: one axis counts
+    tokens.
+    """
 
     start: int
     end: int
     number: int
+    grid: tuple[int, int] | None = None
 
 
 def picture_tokens(number: int, tokens: int) -> list[int]:
@@ -115,12 +120,15 @@ def without_pictures(token_ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def picture_spans(
-    token_ids: Sequence[int] | NDArray[np.integer], tokens_of: Callable[[int], int | None]
+    token_ids: Sequence[int] | NDArray[np.integer],
+    tokens_of: Callable[[int], int | None],
+    grid_of: Callable[[int], tuple[int, int] | None] = lambda number: None,
 ) -> tuple[PictureSpan, ...]:
     """Finds the pictures of a sequence, in order.
 
     Args:
         tokens_of: a picture's number → its tokens; None when there is no such picture.
+        grid_of: a known picture's number → the grid of its tokens, see PictureSpan.
 
     Raises:
         ValueError: a picture that is unknown, or not whole.
@@ -138,7 +146,7 @@ def picture_spans(
         end = start + tokens
         if tokens < 1 or end > len(ids) or not (ids[start:end] == ids[start]).all():
             raise ValueError(f"picture {number} has {tokens} tokens, and not all of them are here")
-        spans.append(PictureSpan(start, end, number))
+        spans.append(PictureSpan(start, end, number, grid_of(number)))
         done += tokens
     return tuple(spans)
 
@@ -193,6 +201,8 @@ class Batch:
     # For each sequence the positions [start, end) whose rows attend to each other in both directions: pictures of some
     # models. Empty: none of any sequence.
     spans: tuple[tuple[tuple[int, int], ...], ...] = ()
+    # [3, R] positions that rotary embeddings turn by: time, height and width. None: `positions` on all three.
+    rope_positions: NDArray[np.int64] | None = None
     # [R] for a row whose token is still being computed: the logit row [L] of the step launched before this one that
     # chooses it, and token_ids has 0; −1: token_ids has the token. None: token_ids has all.
     token_sources: NDArray[np.int64] | None = None
@@ -260,6 +270,9 @@ class PictureStore(Protocol):
 
     def tokens(self, number: int) -> int | None:
         """Returns the number of its tokens; None for an unknown picture."""
+
+    def grid(self, number: int) -> tuple[int, int] | None:
+        """Returns the grid of a known picture's tokens, see PictureSpan."""
 
     def hold(self, number: int) -> object:
         """Returns an object that keeps a known picture computable while it lives, even after `forget`."""
@@ -400,21 +413,31 @@ class Given:
 
     rows: torch.Tensor  # int64 [G] ascending
     values: torch.Tensor  # [G, hidden] in the model's dtype
+    added: tuple[torch.Tensor, ...] = ()  # [G, hidden] each: what the first layers add to the rows, after all else
 
 
 class VisionModel(Protocol):
-    """Encodes pictures. Implemented by `models.vision.sight.Sight` for all of its families."""
+    """Encodes pictures. Implemented by `models.vision.sight.Sight` for pictures in tiles, by
+    `models.vision.grid_sight.GridSight` for those of any size."""
 
     both_ways: bool  # rows of a picture see all of it; else only what is before them
+    on_axes: bool  # rotary positions have three axes, on which every picture has a grid
+    added_layers: int  # of the decoder, the first ones, which add features of their own to a picture's rows
 
     def tokens(self, picture: EnginePicture) -> int:
         """Returns the number of rows of `encode`. Raises RequestError for a picture cut for another model."""
 
+    def grid(self, picture: EnginePicture) -> tuple[int, int] | None:
+        """Returns the grid of a picture's tokens, see PictureSpan."""
+
     def largest(self) -> EnginePicture:
-        """Returns a picture of as many tiles as there can be."""
+        """Returns a picture of as many tiles, or tokens, as there can be."""
 
     def encode(self, picture: EnginePicture) -> torch.Tensor:
-        """Returns [tokens, hidden] in the model's dtype, to be put in place of embeddings without scaling."""
+        """Returns [tokens, (1 + added_layers) · hidden] in the model's dtype.
+
+        The first `hidden` numbers are put in place of embeddings without scaling, the next ones are added by layers.
+        """
 
 
 P = TypeVar("P")

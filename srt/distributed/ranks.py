@@ -59,6 +59,7 @@ class RankStep(_Message, frozen=True):
     generated: bytearray | None
     pictures: tuple[tuple[int, int, int, int], ...]
     spans: tuple[tuple[tuple[int, int], ...], ...]
+    rope_positions: bytearray | None
     token_sources: bytearray | None
     hidden_rows: bytearray | None
     window_slots: bytearray | None
@@ -78,6 +79,7 @@ class RankStep(_Message, frozen=True):
             None if batch.generated is None else _bytes(batch.generated, np.int32),
             batch.pictures,
             batch.spans,
+            None if batch.rope_positions is None else _bytes(batch.rope_positions, np.int64),
             None if batch.token_sources is None else _bytes(batch.token_sources, np.int64),
             None if batch.hidden_rows is None else _bytes(batch.hidden_rows, np.int64),
             None if batch.window_slots is None else _bytes(np.concatenate(batch.window_slots), np.int32),
@@ -100,6 +102,7 @@ class RankStep(_Message, frozen=True):
             generated=None if self.generated is None else _ints(self.generated),
             pictures=tuple(PictureRows(*rows) for rows in self.pictures),
             spans=self.spans,
+            rope_positions=None if self.rope_positions is None else _longs(self.rope_positions).reshape(3, -1),
             token_sources=None if self.token_sources is None else _longs(self.token_sources),
             hidden_rows=None if self.hidden_rows is None else _longs(self.hidden_rows),
             window_slots=None if self.window_slots is None else tuple(np.split(_ints(self.window_slots), ends[:-1])),
@@ -234,6 +237,9 @@ class LeaderStore:
 
     def tokens(self, number: int) -> int | None:
         return self._store.tokens(number)
+
+    def grid(self, number: int) -> tuple[int, int] | None:
+        return self._store.grid(number)
 
     def hold(self, number: int) -> object:
         return self._store.hold(number)

@@ -48,6 +48,8 @@ class RopeConfig:
     beta_slow: float = 1.0
     truncate: bool = True
     divisors: tuple[float, ...] = ()  # of each frequency
+    # Of each frequency the axis of the positions that it turns by: 0 time, 1 height, 2 width. Empty: there is one axis.
+    axes: tuple[int, ...] = ()
     attention_factor: float = 1.0  # multiplies cosines and sines
 
     def rotated(self, head_dim: int) -> int:
@@ -144,10 +146,21 @@ class Rope:
     def __init__(self, config: RopeConfig, head_dim: int, device: torch.device | str) -> None:
         self._frequencies = frequencies(config, head_dim).to(device)
         self._factor = config.attention_factor
+        self.pairs = len(self._frequencies)  # of dimensions that are rotated
+        self._axes = torch.tensor(config.axes, dtype=torch.int64, device=device) if config.axes else None
 
     def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Computes cosines, and sines with the sign that `apply_rope` needs; each [R, 1, rotated dimensions]."""
-        angle = positions[:, None].float() * self._frequencies
+        """Computes cosines, and sines with the sign that `apply_rope` needs; each [R, 1, rotated dimensions].
+
+        Args:
+            positions: [R], or [3, R] on the axes of time, height and width, for frequencies with axes.
+        """
+        if positions.dim() == 1:
+            turned_by = positions[:, None]
+        else:
+            assert self._axes is not None, "a model of one axis has pictures without a grid"
+            turned_by = positions[self._axes].T  # [R, frequencies]
+        angle = turned_by.float() * self._frequencies
         cos, sin = angle.cos() * self._factor, angle.sin() * self._factor
         both = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
         return both[0].to(dtype)[:, None], both[1].to(dtype)[:, None]
@@ -184,13 +197,19 @@ def rope_table(
 
     Frequencies of dimensions that are not rotated are 0. 131,072 positions of 128 dimensions in bfloat16 are 32 MiB.
     """
-    rope = Rope(config, head_dim, device)
-    half, pairs = head_dim // 2, config.rotated(head_dim) // 2
-    table = torch.zeros((positions, head_dim), dtype=dtype, device=device)
+    places = torch.arange(positions, device=device)
+    return rope_rows(Rope(config, head_dim, device), head_dim, places, dtype=dtype)
+
+
+def rope_rows(rope: Rope, head_dim: int, positions: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
+    """Computes rows of such a table for any positions, [R] or on three axes [3, R]: [R, head_dim]"""
+    half, pairs = head_dim // 2, rope.pairs
+    table = torch.zeros((positions.shape[-1], head_dim), dtype=dtype, device=positions.device)
     table[:, pairs:half] = 1.0
-    for part in torch.split(torch.arange(positions, device=device), _POSITIONS_AT_ONCE):
+    for part, rows in zip(
+        torch.split(positions, _POSITIONS_AT_ONCE, dim=-1), torch.split(table, _POSITIONS_AT_ONCE), strict=True
+    ):
         cos, sin = rope.angles(part, dtype)  # [n, 1, 2 pairs], sines with the sign that `apply_rope` needs
-        rows = table[int(part[0]) : int(part[-1]) + 1]
         rows[:, :pairs] = cos[:, 0, :pairs]
         rows[:, half : half + pairs] = sin[:, 0, pairs:]
     return table

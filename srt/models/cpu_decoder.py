@@ -100,6 +100,8 @@ class DecoderStep(ctypes.Structure):
         *((name, _POINTER) for name in ("angles", "hidden")),
         ("given", _LONG),
         *((name, _POINTER) for name in ("given_rows", "given_values")),
+        ("added", _LONG),
+        ("added_values", _POINTER),
         *((name, AdapterGroups) for name in ("adapted", "adapted_outputs")),
     ]
 
@@ -157,6 +159,7 @@ class CpuRows:
     given: Given | None = None
     adapters: NDArray[np.int32] | None = None  # [R], see `Batch.adapters`
     runs: Sequence[StateRun] = ()
+    rope_positions: NDArray[np.int64] | None = None  # [3, R], see `Batch.rope_positions`
 
 
 class CpuDecoder:
@@ -248,21 +251,23 @@ class CpuDecoder:
         States move as `rows.runs` say.
         """
         runs = RunTable(rows.runs)
-        most = int(rows.positions.max()) + 1
-        angles = [rope.upto(most) for rope in self._ropes.values()]
+        places, tables = self._angles(rows)
         plan_table = _array([ctypes.addressof(plan.arguments) for plan in plans])
         write_table = _array([slots.ctypes.data for slots in rows.write_slots])
-        angle_table = _array(angles)
+        angle_table = _array([table.ctypes.data for table in tables])
         given_rows = given_values = None
+        added: list[torch.Tensor] = []
         if rows.given is not None:
+            added = [values.float().contiguous() for values in rows.given.added]
             given_rows, given_values = rows.given.rows.contiguous(), rows.given.values.float().contiguous()
+        added_table = _array([values.data_ptr() for values in added])
         adapted = AdaptedRows(rows.adapters)
         adapted_outputs = AdaptedRows(None if rows.adapters is None else rows.adapters[rows.output_rows])
         step = DecoderStep(
             rows=len(rows.token_ids),
             outputs=len(rows.output_rows),
             token_ids=rows.token_ids.ctypes.data,
-            positions=rows.positions.ctypes.data,
+            positions=places.ctypes.data,
             write_slots=ctypes.addressof(write_table),
             output_rows=rows.output_rows.ctypes.data,
             plans=ctypes.addressof(plan_table),
@@ -274,6 +279,8 @@ class CpuDecoder:
             given=0 if given_rows is None else len(given_rows),
             given_rows=None if given_rows is None else given_rows.data_ptr(),
             given_values=None if given_values is None else given_values.data_ptr(),
+            added=len(added),
+            added_values=ctypes.addressof(added_table),
             adapted=adapted.arguments,
             adapted_outputs=adapted_outputs.arguments,
         )
@@ -281,6 +288,21 @@ class CpuDecoder:
         self._embedding.used(len(rows.token_ids))
         if self._side is not None:
             self._side.embedding.used(len(rows.token_ids))
+
+    def _angles(self, rows: CpuRows) -> tuple[NDArray[np.int64], list[NDArray[np.float32]]]:
+        """Returns the place of each row in the tables of angles, and the tables, by place in `_ropes`.
+
+        By position where there is one axis, and in steps of text. In a step with pictures every row has its own.
+        """
+        positions = rows.positions
+        if rows.rope_positions is not None:
+            assert all(layer.query_scale is None for layer in self.config.layers), "it would read other positions"
+            if rows.given is not None:
+                places = np.arange(len(rows.token_ids), dtype=np.int64)
+                return places, [rope.at(rows.rope_positions) for rope in self._ropes.values()]
+            positions = rows.rope_positions[0]  # text is at one position on all axes
+        most = int(positions.max()) + 1
+        return positions, [rope.upto(most) for rope in self._ropes.values()]
 
     def _layer(self, index: int) -> DecoderLayer:
         config, layer, tensors = self.config, self.config.layers[index], layer_tensors(self.config, index)
@@ -401,17 +423,29 @@ class Angles:
         self._table = np.zeros((positions, head_dim), dtype=np.float32)  # untouched until filled
         self._known = 0
 
-    def upto(self, positions: int) -> int:
-        """Fills the rows below `positions` and returns the table's address."""
+    def upto(self, positions: int) -> NDArray[np.float32]:
+        """Fills the rows below `positions` and returns the table."""
         if positions > self._known:
             end = min(len(self._table), positions + ANGLES_AHEAD)
             for first in range(self._known, end, ANGLES_AT_ONCE):
                 rows = slice(first, min(first + ANGLES_AT_ONCE, end))
-                cos, sin = self._rope.angles(torch.arange(rows.start, rows.stop), torch.float32)  # [n, 1, 2 pairs]
-                self._table[rows, : self._pairs] = cos[:, 0, : self._pairs]
-                self._table[rows, self._half : self._half + self._pairs] = sin[:, 0, self._pairs :]
+                self._fill(self._table[rows], torch.arange(rows.start, rows.stop))
             self._known = end
-        return self._table.ctypes.data
+        return self._table
+
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Computes a table for positions on three axes, [3, R]: [R, head_dim]"""
+        count = positions.shape[1]
+        table = np.zeros((count, self._table.shape[1]), dtype=np.float32)
+        for first in range(0, count, ANGLES_AT_ONCE):
+            rows = slice(first, first + ANGLES_AT_ONCE)
+            self._fill(table[rows], torch.from_numpy(positions[:, rows]))
+        return table
+
+    def _fill(self, table: NDArray[np.float32], positions: torch.Tensor) -> None:
+        cos, sin = self._rope.angles(positions, torch.float32)  # [n, 1, 2 pairs]
+        table[:, : self._pairs] = cos[:, 0, : self._pairs]
+        table[:, self._half : self._half + self._pairs] = sin[:, 0, self._pairs :]
 
 
 def _array(addresses: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:

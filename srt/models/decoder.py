@@ -58,6 +58,7 @@ class Rows:
     positions: torch.Tensor  # int64 [R]
     logit_rows: torch.Tensor  # int64 [L]
     given: Given | None = None
+    rope_positions: torch.Tensor | None = None  # int64 [3, R]; None: `positions` on all axes
     adapted: AdapterRows | None = None  # None: no row uses an adapter
     states: StepStates | None = None  # None: the model has no recurrent states
     hidden_rows: torch.Tensor | None = None  # int64 [H]; None: no hidden state is asked for
@@ -391,13 +392,16 @@ class TorchDecoder:
 
     def forward(self, rows: Rows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor | None:
         x = self._embedding(rows.token_ids, rows.given)  # [R, hidden]
-        angles = {config: rope.angles(rows.positions, x.dtype) for config, rope in self._ropes.items()}
+        positions = rows.positions if rows.rope_positions is None else rows.rope_positions
+        angles = {config: rope.angles(positions, x.dtype) for config, rope in self._ropes.items()}
         sides = None if self._side is None else self._side(rows.token_ids, x)  # [R, layers, width]
         if self._streams is not None:
             x = self._streams.enter(x)
         for index, layer in enumerate(self._layers):
             side = None if sides is None else sides[:, index]
             x = layer(x, rows, angles[layer.angles], attention, side)
+            if rows.given is not None and index < len(rows.given.added):
+                x = x.index_add(0, rows.given.rows, rows.given.added[index])
         hidden = None if rows.hidden_rows is None else self._final(x.index_select(0, rows.hidden_rows))
         self._head(self._final(x.index_select(0, rows.logit_rows)), out)
         return hidden

@@ -1,4 +1,5 @@
-"""The picture format of a model: one tile of fixed size, or an overview and the tiles of a grid ("anyres").
+"""The picture format of a model: one tile of fixed size, an overview and the tiles of a grid ("anyres"), or one tile of
+the picture's own proportions ("dynamic").
 
 The format crosses process boundaries. It fixes the number of tokens of a picture before its pixels are decoded, so
 media are checked before that, too.
@@ -7,8 +8,10 @@ media are checked before that, too.
     fixed     ──▶ (pad_colour)  ──▶ (resize)  ──▶ to the tile             ──▶ 1 tile
     anyres    ──▶ the same                                                ──▶ the overview, and
               ──▶ the best of `grids`: fitted into it, black around it    ──▶ its tiles, row by row
+    dynamic   ──▶ resized to the nearest multiples of `patch_size`        ──▶ 1 tile, a token for each of its squares
 """
 
+import math
 from collections.abc import Sequence
 from hashlib import sha256
 from typing import Literal
@@ -19,9 +22,11 @@ from ...lang.errors import ParameterError, RequestError
 from ...lang.prompt import Media
 from ..core.config import PictureLimits
 
-Layout = Literal["fixed", "anyres"]
+Layout = Literal["fixed", "anyres", "dynamic"]
 Resample = Literal["lanczos", "bilinear", "bicubic", "box", "hamming"]
 
+FRAME_TOKENS = 256  # of a frame of a clip at most, where pictures have any size
+LONGEST_RATIO = PictureLimits().longest_ratio
 _VERSION = 1  # of the output of `prepare` for a picture and its format
 
 
@@ -29,12 +34,14 @@ class PictureFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The picture format of a model. Sizes are pixels, height before width.
 
     Attributes:
-        tile_tokens: tokens of one tile, all together.
+        tile_height, tile_width: of a dynamic picture, the numbers that its height and width are multiples of.
+        tile_tokens: tokens of one tile, all together; of a dynamic picture at most.
         patch_size: side of the squares that a tile's tokens stand for; what an anyres grid is cut by.
         resize: to exactly this size; one number is the length of the shorter side, which keeps the proportions; None
             leaves the picture as it is.
         pad_colour: first make the picture square, in the middle of this colour.
         grids: sizes that anyres may choose from, multiples of the tile.
+        least_pixels, most_pixels: a dynamic picture is resized to about so many, if it has fewer or more.
         before, after: control text around the picture's tokens.
     """
 
@@ -47,6 +54,8 @@ class PictureFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resample: Resample = "bicubic"
     pad_colour: tuple[int, int, int] | None = None
     grids: tuple[tuple[int, int], ...] = ()
+    least_pixels: int = 0
+    most_pixels: int = 0
     before: str = ""
     after: str = ""
 
@@ -74,14 +83,50 @@ def picture_tokens_at(form: PictureFormat, width: int, height: int) -> int:
     """Returns the number of tokens of a picture of `width` × `height` pixels."""
     if form.layout == "fixed":
         return form.tile_tokens
+    if form.layout == "dynamic":
+        height, width = dynamic_size(form, width, height)
+        return (height // form.patch_size) * (width // form.patch_size)
     grid_height, grid_width = best_grid(form.grids, width, height)
     top, bottom, left, right = unpadded(grid_height // form.patch_size, grid_width // form.patch_size, width, height)
     return form.tile_tokens + anyres_tokens(bottom - top, right - left)
 
 
 def frame_format(form: PictureFormat) -> PictureFormat:
-    """Returns the format of the frames of a clip: overviews only, because grids would fill the context."""
+    """Returns the format of the frames of a clip: small or overviews only, because others would fill the context."""
+    if form.layout == "dynamic":
+        most = min(form.most_pixels, FRAME_TOKENS * form.patch_size**2)
+        least = min(form.least_pixels, most)
+        tokens = dynamic_tokens(form.patch_size, least, most)
+        return msgspec.structs.replace(form, least_pixels=least, most_pixels=most, tile_tokens=tokens)
     return msgspec.structs.replace(form, layout="fixed", grids=())
+
+
+def dynamic_size(form: PictureFormat, width: int, height: int) -> tuple[int, int]:
+    """Returns the size (height, width) of a dynamic picture: the nearest multiples of `patch_size`.
+
+    If these are too many pixels or too few, both sides are first made smaller or larger, in proportion. As Qwen-VL
+    resizes (transformers: smart_resize).
+    """
+    unit = form.patch_size
+    size = round(height / unit) * unit, round(width / unit) * unit
+    if size[0] * size[1] > form.most_pixels:
+        shrink = math.sqrt(height * width / form.most_pixels)
+        return max(unit, int(height / shrink / unit) * unit), max(unit, int(width / shrink / unit) * unit)
+    if size[0] * size[1] < form.least_pixels:
+        grow = math.sqrt(form.least_pixels / (height * width))
+        return math.ceil(height * grow / unit) * unit, math.ceil(width * grow / unit) * unit
+    return size
+
+
+def dynamic_tokens(unit: int, least_pixels: int, most_pixels: int) -> int:
+    """Returns a bound on the tokens of a dynamic picture, whose squares have a side of `unit` pixels.
+
+    A very long picture that is made smaller keeps one square across, so it may have more than `most_pixels`. One that
+    is made larger is rounded up on both sides, by most where it is longest.
+    """
+    least, most = least_pixels / unit**2, most_pixels / unit**2
+    long, short = math.sqrt(least * LONGEST_RATIO), math.sqrt(least / LONGEST_RATIO)
+    return int(max(most, math.sqrt(most * LONGEST_RATIO), (long + 1) * (short + 1)))
 
 
 def best_grid(grids: Sequence[tuple[int, int]], width: int, height: int) -> tuple[int, int]:
@@ -152,6 +197,8 @@ def check_media(media: Sequence[Media], form: PictureFormat, limits: PictureLimi
         )
     frames = sum(part.num_frames for part in media)
     frame_bytes = form.tile_height * form.tile_width * 3
+    if form.layout == "dynamic":
+        frame_bytes *= frame_format(form).tile_tokens
     most = min(limits.most_frames, limits.frame_bytes // frame_bytes)
     if frames > most:
         raise RequestError(f"the clips of the prompt have num_frames={frames} together; write at most {most}")

@@ -10,12 +10,25 @@ picture, since its ids are the same whole run in every sequence and one step com
 requests that read it in the step that computes it: every layer stores all keys before any row attends. A retracted
 request keeps in the tree the keys of whole steps. The last row of a picture may run alone, for its logits, while all
 keys of the picture are in the pool. Where pictures are seen causally, chunks may end inside them as inside text.
+
+Rotary positions of some models have three axes. A picture of 2 × 3 tokens takes as many positions as its longer side:
+
+    tokens     t t t P P P P P P t t
+    time       0 1 2 3 3 3 3 3 3 6 7
+    height     0 1 2 3 3 3 4 4 4 6 7
+    width      0 1 2 3 4 5 3 4 5 6 7
+
+They follow from the tokens before a row alone, as its keys do. So what is cached keeps its positions in every sequence
+that shares it, and chunks, forks and retracted requests compute the same ones again.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..core.batch import PictureRows, PictureSpan
 
@@ -52,6 +65,31 @@ class SequencePictures:
             begin, stop = max(start, span.start), min(end, span.end)
             if begin < stop:
                 yield PictureRows(first + begin - start, stop - begin, span.number, begin - span.start)
+
+    @property
+    def on_axes(self) -> bool:
+        """Returns whether rotary positions differ between axes, or from the places of tokens."""
+        return any(span.grid is not None for span in self.spans)
+
+    def rope_positions(self, start: int, end: int) -> NDArray[np.int64]:
+        """Computes the rotary positions of tokens [start, end): [3, tokens] of time, height and width."""
+        positions = np.tile(np.arange(start, end, dtype=np.int64), (3, 1))
+        skipped = 0  # tokens before, less the positions that they take
+        for span in self.spans:
+            if span.start >= end:
+                break
+            if span.grid is None:
+                continue
+            begin, stop = max(start, span.start), max(start, min(end, span.end))
+            offsets = np.arange(begin, stop) - span.start
+            inside = positions[:, begin - start : stop - start]
+            inside[:] = span.start - skipped
+            inside[1] += offsets // span.grid[1]
+            inside[2] += offsets % span.grid[1]
+            more = span.end - span.start - max(span.grid)
+            positions[:, stop - start :] -= more
+            skipped += more
+        return positions
 
     def seen_whole(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
         """Returns the ranges of positions in [start, end) that attend in both directions."""

@@ -22,7 +22,7 @@ from PIL import (  # noqa: F401
 
 from ...lang.errors import ParameterError, RequestError
 from ..core.config import PictureLimits
-from .format import PictureFormat, Raster, Resample, best_grid, picture_tokens_at
+from .format import PictureFormat, Raster, Resample, best_grid, dynamic_size, picture_tokens_at
 
 _VERSION = "umbel picture 1"
 _STRIP = 1 << 20  # bytes of pixels that are in memory twice
@@ -199,8 +199,13 @@ def prepare(image: Image.Image, form: PictureFormat) -> Raster:
         image: mode RGB, at least one pixel.
     """
     assert image.mode == "RGB", "towers see three channels; the decoder converts"
-    tiles = [_overview(image, form)]
+    tile_height, tile_width = form.tile_height, form.tile_width
     columns = rows = 0
+    if form.layout == "dynamic":
+        tile_height, tile_width = dynamic_size(form, image.width, image.height)
+        tiles = [image.resize((tile_width, tile_height), FILTERS[form.resample])]
+    else:
+        tiles = [_overview(image, form)]
     if form.layout == "anyres":
         grid = best_grid(form.grids, image.width, image.height)
         rows, columns = grid[0] // form.tile_height, grid[1] // form.tile_width
@@ -211,8 +216,8 @@ def prepare(image: Image.Image, form: PictureFormat) -> Raster:
         height=image.height,
         columns=columns,
         rows=rows,
-        tile_height=form.tile_height,
-        tile_width=form.tile_width,
+        tile_height=tile_height,
+        tile_width=tile_width,
         pixels=b"".join(tile.tobytes() for tile in tiles),
     )
 

@@ -30,6 +30,8 @@ class VisionStore:
 
     def __init__(self, vision: VisionModel, *, feature_bytes: int = FEATURE_BYTES, clock: Clock | None = None) -> None:
         self.both_ways = vision.both_ways
+        self.on_axes = vision.on_axes
+        self.added_layers = vision.added_layers
         self._vision = vision
         self._room = feature_bytes
         self._pictures: HeldPictures[EnginePicture] = HeldPictures()
@@ -70,6 +72,10 @@ class VisionStore:
         picture = self._pictures.known(number)
         return None if picture is None else picture.tokens
 
+    def grid(self, number: int) -> tuple[int, int] | None:
+        picture = self._pictures.known(number)
+        return None if picture is None else self._vision.grid(picture)
+
     def hold(self, number: int) -> object:
         return self._pictures.hold(number)
 
@@ -79,7 +85,8 @@ class VisionStore:
         # Made on their device: a copy would wait for the device.
         device = values.device
         rows = torch.cat([torch.arange(part.first, part.first + part.rows, device=device) for part in parts])
-        return Given(rows, values)
+        values, *added = values.chunk(1 + self.added_layers, dim=-1)
+        return Given(rows, values, tuple(added))
 
     def facts(self) -> dict[str, int | float]:
         """Returns cumulative counters. `picture_features_found`: picture parts in steps whose embeddings were kept."""
@@ -90,7 +97,7 @@ class VisionStore:
         }
 
     def _of(self, number: int) -> torch.Tensor:
-        """Returns the embeddings of a picture: [tokens, hidden]"""
+        """Returns the embeddings of a picture: [tokens, (1 + added_layers) · hidden]"""
         kept = self._features.get(number)
         if kept is not None:
             self._features.move_to_end(number)

@@ -26,7 +26,7 @@ from ..models.families import is_family, our_names, read_config
 from ..models.read_fields import CONTEXT_LENGTH
 from ..models.sharding import ShardedTensors, shard_config
 from ..models.vision.config import reads_text_only, sees
-from ..models.vision.sight import Renamed, build_vision, text_part, wrapped_text
+from ..models.vision.parts import Renamed, build_vision, text_part, wrapped_text
 from ..multimodal.store import VisionStore
 from ..weights.packed_tensors import dense_view
 from ..weights.quantization import Int4Method, require_dense
@@ -154,6 +154,9 @@ class _Build:
         """Returns a runner on the Triton kernels, or why they cannot run this model."""
         from .cuda.build import accelerator_for, build_cuda_runner, obstacle
 
+        added = 0 if self.pictures is None else self.pictures.added_layers
+        if added and added >= len(read_config(self.config).layers):
+            return f"they add features of pictures after layers but the last, and this model does after all {added}"
         reason = obstacle(self.config, dtype=self.dtype, kv_dtype=self.kv_dtype, device=self.device)
         if reason is not None:
             return reason

@@ -86,7 +86,16 @@ class CpuRunner:
         given = self.pictures.given(batch.pictures) if self.pictures is not None and batch.pictures else None
         token_ids = batch.token_ids if given is None else without_pictures(batch.token_ids)
         writes = [batch.write_slots_of(windowed=window is not None) for window in self.model.windows]
-        rows = CpuRows(token_ids, batch.positions, writes, outputs, given, batch.adapters, batch.states)
+        rows = CpuRows(
+            token_ids,
+            batch.positions,
+            writes,
+            outputs,
+            given,
+            batch.adapters,
+            batch.states,
+            batch.rope_positions,
+        )
         plans = [self._attention.plan(batch, window) for window in self.model.windows]
         self.model.forward(rows, plans, self._table, hidden, self._state_table)
         if batch.hidden_rows is None:

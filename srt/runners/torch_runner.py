@@ -99,6 +99,9 @@ class TorchRunner:
                 positions=torch.from_numpy(batch.positions).to(device),
                 logit_rows=torch.from_numpy(batch.logit_rows).to(device),
                 given=given,
+                rope_positions=None
+                if batch.rope_positions is None
+                else torch.from_numpy(batch.rope_positions).to(device),
                 adapted=AdapterRows.of(batch.adapters),
                 states=None if self.states is None else StateStep(self.states, batch.states),
                 hidden_rows=None if batch.hidden_rows is None else torch.from_numpy(batch.hidden_rows).to(device),

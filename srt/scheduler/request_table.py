@@ -402,7 +402,7 @@ class RequestFactory:
         self._known(what, [token for token in ids if not PICTURE_BASE <= token < PICTURE_END])
         assert self._pictures is not None, "the model reads text only"
         try:
-            spans = picture_spans(np.array(ids, dtype=np.int64), self._pictures.tokens)
+            spans = picture_spans(np.array(ids, dtype=np.int64), self._pictures.tokens, self._pictures.grid)
         except ValueError as error:
             raise RequestError(f"{what}: {error}; send a picture before what holds it, and all of its tokens") from None
         holds = tuple(self._pictures.hold(number) for number in {span.number for span in spans})

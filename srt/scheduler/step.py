@@ -190,6 +190,7 @@ class StepPlan:
             token_sources=sources,
             pictures=_pictures(rows, offsets) if seeing else (),
             spans=_spans(rows) if seeing else (),
+            rope_positions=_rope_positions(rows) if seeing else None,
             adapters=np.repeat(adapters, counts) if (adapters != NO_ADAPTER).any() else None,
             states=tuple(run for r in rows for run in r.states),
             hidden_rows=_hidden_rows(rows, offsets + counts) if self.hidden_rows else None,
@@ -269,6 +270,13 @@ def _spans(planned: list[PlannedRows]) -> tuple[tuple[tuple[int, int], ...], ...
     """Returns, for each request, the spans of positions that its rows attend to in both directions."""
     spans = tuple(rows.request.pictures.seen_whole(rows.start, rows.end) for rows in planned)
     return spans if any(spans) else ()
+
+
+def _rope_positions(planned: list[PlannedRows]) -> NDArray[np.int64] | None:
+    """Returns the step's positions on three axes, [3, R]; None: all of them are those in the sequences."""
+    if not any(rows.request.pictures.on_axes for rows in planned):
+        return None
+    return np.concatenate([rows.request.pictures.rope_positions(rows.start, rows.end) for rows in planned], axis=1)
 
 
 def _path(request: Request, end: int) -> Path:

@@ -410,10 +410,14 @@ class PictureError(EngineError):
 
 
 class OraclePictures:
-    """Implements `batch.PictureStore`: takes any picture, and checks the pictures of batches."""
+    """Implements `batch.PictureStore`: takes any picture, and checks the pictures of batches.
+
+    With `on_axes` an even number of tokens is a grid of two rows, an odd one of one row.
+    """
 
     def __init__(self, *, both_ways: bool) -> None:
         self.both_ways = both_ways
+        self.on_axes = False
         self._held: HeldPictures[int] = HeldPictures()  # tokens
 
     def put(self, picture: EnginePicture) -> None:
@@ -426,6 +430,10 @@ class OraclePictures:
 
     def tokens(self, number: int) -> int | None:
         return self._held.known(number)
+
+    def grid(self, number: int) -> tuple[int, int] | None:
+        tokens = self._held.known(number)
+        return _grid(tokens) if self.on_axes and tokens is not None else None
 
     def hold(self, number: int) -> object:
         return self._held.hold(number)
@@ -458,13 +466,14 @@ class OraclePictures:
                 fingerprints[span.start : span.end] = fingerprints[min(span.end, len(fingerprints)) - 1]
 
     def check(self, batch: Batch, sequences: list[tuple[PictureSpan, ...]]) -> None:
-        """Checks which rows the batch marks as pictures, and which attend to each other.
+        """Checks which rows the batch marks as pictures, which attend to each other, and their rotary positions.
 
         Raises:
             PictureError: they do not fit the token ids.
         """
         parts: list[PictureRows] = []
         together: list[tuple[tuple[int, int], ...]] = []
+        turned: list[tuple[int, int, int]] = []
         first = 0
         for count, start, spans in zip(
             batch.query_lengths.tolist(), batch.prefix_lengths.tolist(), sequences, strict=True
@@ -476,8 +485,33 @@ class OraclePictures:
             together.append(tuple((span.start, span.end) for span in inside) if self.both_ways else ())
             if self.both_ways and inside and inside[-1].end > start + count:
                 raise PictureError(f"picture {inside[-1].number} is cut, and its rows see each other")
+            turned += _turned(spans if self.on_axes else (), start + count)[start : start + count]
             first += count
         if batch.pictures != tuple(parts):
             raise PictureError(f"the batch says that its pictures are {batch.pictures}, and they are {tuple(parts)}")
         if batch.spans != (tuple(together) if any(together) else ()):
             raise PictureError(f"the batch says that {batch.spans} see each other, and these do: {tuple(together)}")
+        stated = np.tile(batch.positions, (3, 1)) if batch.rope_positions is None else batch.rope_positions
+        if (np.array(turned) != stated.T).any():
+            raise PictureError(f"the batch says that rows turn by {stated.T.tolist()}, and they turn by {turned}")
+
+
+def _grid(tokens: int) -> tuple[int, int]:
+    return (1, tokens) if tokens % 2 else (2, tokens // 2)
+
+
+def _turned(spans: tuple[PictureSpan, ...], end: int) -> list[tuple[int, int, int]]:
+    """Returns the positions on three axes of at least `end` tokens, counted from the first one."""
+    pictures = {span.start: span for span in spans}
+    found: list[tuple[int, int, int]] = []
+    place = 0
+    while len(found) < end:
+        span = pictures.get(len(found))
+        if span is None:
+            found.append((place, place, place))
+            place += 1
+            continue
+        rows, columns = _grid(span.end - span.start)
+        found += [(place, place + row, place + column) for row in range(rows) for column in range(columns)]
+        place += max(rows, columns)
+    return found

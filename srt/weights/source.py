@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...lang.errors import ModelError
 from ..core.cache_folder import cache_folder, make_private, read_trusted, trusted, write_atomically
 from ..core.vectors import VectorConfig
-from ..models.vision.config import decoder_config, sees
+from ..models.vision.config import GRID_DECODERS, decoder_config, sees
 from ..models.vision.preprocessor import PREPROCESSOR, read_picture_format
 from ..multimodal.format import PictureFormat
 from ..tokenizer.file import read_tokenizer_file, token_table
@@ -308,13 +308,15 @@ def read_preprocessor(folder: Path) -> dict[str, Any]:  # Any: JSON
 def picture_surroundings(family: str, tokenizer_config: Mapping[str, Any], template: str | None) -> tuple[str, str]:
     """Returns the text before and after a picture's tokens, as in the model's training.
 
-    Gemma 3 has tokens for the begin and end of a picture, between empty lines. Some chat templates of LLaVA write white
-    space after each picture; without a template there is none.
+    Gemma 3 has tokens for the begin and end of a picture, between empty lines; Qwen-VL has such tokens alone. Some chat
+    templates of LLaVA write white space after each picture; without a template there is none.
     """
     if family == "gemma3":
         begin = _token(tokenizer_config, "boi_token", "<start_of_image>")
         end = _token(tokenizer_config, "eoi_token", "<end_of_image>")
         return f"\n\n{begin}", f"{end}\n\n"
+    if family in GRID_DECODERS:
+        return "<|vision_start|>", "<|vision_end|>"
     token = re.escape(_token(tokenizer_config, "image_token", "<image>"))
     written = re.search(token + r"((?:\\n|\s)*)['\"]", template or "")  # a string of Jinja, where \n is two characters
     return "", written.group(1).replace("\\n", "\n") if written else ""

@@ -91,7 +91,7 @@ def decoder_part(config: Config, tensors: Tensors, vectors: VectorConfig) -> tup
     A classifier's head is left out. A checkpoint of the bare model lacks the first part of all names, and may lack the
     output head: the embedding takes its place, and nothing is generated with it.
     """
-    from ..models.vision.sight import Renamed  # with all vision towers, which most models do not need
+    from ..models.vision.parts import Renamed  # with all vision towers, which most models do not need
 
     bare = EMBEDDING not in tensors and EMBEDDING.removeprefix(_PREFIX) in tensors
     if bare or vectors.labels:

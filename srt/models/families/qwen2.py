@@ -35,14 +35,38 @@ def read_moe(config: Config) -> DecoderConfig:
 
 
 def read_vl(config: Config) -> DecoderConfig:
-    """Reads the decoder of Qwen 2-VL and 2.5-VL: its positions in three axes are one and the same in text."""
+    """Reads the decoder of Qwen 2-VL and 2.5-VL: the first frequencies turn by time, then height, then width."""
     defaults = {"rope_theta": 1_000_000.0, "rms_norm_eps": 1e-5, "max_window_layers": 80}
     stated = {key: value for key, value in config.items() if value is not None}
-    return read(plain_positions({**defaults, **stated}))
+    decoder = read(plain_positions({**defaults, **stated}))
+    time, height, width = read_axes(config, decoder, (16, 24, 24))
+    return with_axes(decoder, (0,) * time + (1,) * height + (2,) * width)
+
+
+def read_axes(config: Config, decoder: DecoderConfig, default: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Reads the number of frequencies that turn by time, height and width, see `RopeConfig.axes`."""
+    parameters = section(config, "rope_scaling") or section(config, "rope_parameters")
+    stated = parameters.get("mrope_section")
+    pairs = decoder.head_dim // 2
+    sections = list(default) if stated is None else stated
+    whole = isinstance(sections, list | tuple) and all(type(number) is int and number >= 0 for number in sections)
+    if not whole or len(sections) != 3 or sum(sections) != pairs:
+        raise ModelError(
+            f"configuration: mrope_section={sections!r}; write three numbers, of time, height and width, that are "
+            f"{pairs} together, half of head_dim={decoder.head_dim}"
+        )
+    time, height, width = sections
+    return time, height, width
+
+
+def with_axes(decoder: DecoderConfig, axes: tuple[int, ...]) -> DecoderConfig:
+    """Returns the decoder with the axis that each frequency turns by."""
+    layers = (replace(layer, rope=replace(layer.rope, axes=axes)) for layer in decoder.layers)
+    return replace(decoder, layers=tuple(layers))
 
 
 def plain_positions(config: Config) -> dict[str, Any]:  # Any: parsed JSON
-    """Spells rotary embedding over three axes (time, height, width), which text does not tell apart, as over one."""
+    """Spells rotary embedding over three axes (time, height, width) as over one, which it is in text."""
     spelled = dict(config)
     for key in ("rope_scaling", "rope_parameters"):
         parameters = section(config, key)

@@ -1,7 +1,8 @@
 """Describes a vision model as data: its tower, the layers of the tower that are read, and its projector.
 
-`read_vision` reads the configurations of LLaVA, LLaVA-NeXT and Gemma 3. A value that is not implemented is refused,
-never ignored. No torch: the gateway reads the number of tokens of a picture.
+`read_vision` reads the configurations of LLaVA, LLaVA-NeXT and Gemma 3; those of Qwen-VL are read in `grid_config.py`.
+A value that is not implemented is refused, never ignored. No torch: the gateway reads the number of tokens of a
+picture.
 """
 
 from collections.abc import Mapping
@@ -57,16 +58,18 @@ DECODERS = {
     "llava_next": ("llama", "mistral", "qwen2"),
     "gemma3": ("gemma3_text",),
 }
-
-
+# Vision families that see a whole picture as a grid of any size, each with its decoder.
+GRID_DECODERS = {
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
+}
 # Vision families of which only the decoder runs, each with the decoder of those that do not state one. Text alone is
 # read as by a text model: positions in three axes are equal there, and attention is causal.
 TEXT_ONLY = {
     **{family: decoders[0] for family, decoders in DECODERS.items()},  # with towers of other kinds
+    **GRID_DECODERS,  # without a tower
     "mistral3": "mistral",
-    "qwen2_vl": "qwen2_vl_text",
-    "qwen2_5_vl": "qwen2_5_vl_text",
-    "qwen3_vl": "qwen3_vl_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "gemma3n": "gemma3n_text",
@@ -81,7 +84,17 @@ TEXT_ONLY = {
 
 def sees(config: Config) -> bool:
     """Returns whether this is the configuration of a vision model that umbel runs itself."""
+    return sees_grids(config) or sees_tiles(config)
+
+
+def sees_tiles(config: Config) -> bool:
+    """Returns whether it is one of `DECODERS`, with a tower that is implemented."""
     return config.get("model_type") in DECODERS and _tower_name(config) in _TOWERS
+
+
+def sees_grids(config: Config) -> bool:
+    """Returns whether it is one of `GRID_DECODERS`, with a tower."""
+    return config.get("model_type") in GRID_DECODERS and bool(config.get("vision_config"))
 
 
 def reads_text_only(config: Config) -> bool:
@@ -96,9 +109,9 @@ def decoder_config(config: Config) -> Config:
     Raises:
         ModelError: a part that is no object, or a decoder that the family does not have.
     """
-    if sees(config):
+    if sees_tiles(config):
         return text_config(config)
-    if not reads_text_only(config):
+    if config.get("model_type") not in TEXT_ONLY:
         return config
     stated = section(config, "text_config")
     if not stated:  # Qwen's first ones state the decoder's fields next to the tower's
@@ -201,7 +214,8 @@ def read_vision(config: Config) -> VisionConfig:
     """Reads a configuration. Raises ModelError for a value that is wrong or not implemented."""
     family = config.get("model_type")
     if family not in DECODERS:
-        raise ModelError(f"model_type {family!r} does not see; those that do are {', '.join(DECODERS)}")
+        known = ", ".join((*DECODERS, *GRID_DECODERS))
+        raise ModelError(f"model_type {family!r} does not see; those that do are {known}")
     tower = _read_tower(config, _USUAL_TOWER[family])
     hidden_size = positive_int(text_config(config), "hidden_size")
     if family == "gemma3":

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....lang.errors import ModelError
-from ...layers.config_values import Config, flag, positive_number, section
-from ...multimodal.format import PictureFormat, Resample
-from .config import VisionConfig, read_grids, read_vision
+from ...layers.config_values import Config, flag, positive_int, positive_number, section
+from ...multimodal.format import PictureFormat, Resample, dynamic_tokens
+from .config import GRID_DECODERS, VisionConfig, read_grids, read_vision, sees_grids
+from .grid_config import read_grid_vision
 
 PREPROCESSOR = "preprocessor_config"
+MOST_TOKENS = 4096  # of a picture of any size; its own setting may allow 16,384, which would fill most contexts
 
 _CLIP_MEAN, _CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 _HALF = [0.5, 0.5, 0.5]
@@ -33,6 +35,20 @@ _SIGLIP = {**_CLIP, "do_center_crop": False, "size": {"height": 224, "width": 22
     "image_mean": _HALF,
     "image_std": _HALF,
 }
+_QWEN = {
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": True,
+    "rescale_factor": 1 / 255,
+    "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
+    "resample": 3,
+    "image_mean": _CLIP_MEAN,
+    "image_std": _CLIP_STD,
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+}
+_GRID_PROCESSOR = "Qwen2VLImageProcessor"
 # The defaults of transformers' image processors, by their names without "Fast" and "Pil". Any: JSON values.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "CLIPImageProcessor": _CLIP,
@@ -40,11 +56,18 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "LlavaNextImageProcessor": _CLIP,
     "SiglipImageProcessor": _SIGLIP,
     "Gemma3ImageProcessor": {**_SIGLIP, "resample": 2},
+    _GRID_PROCESSOR: _QWEN,
 }
-_USUAL = {"llava": "CLIPImageProcessor", "llava_next": "LlavaNextImageProcessor", "gemma3": "Gemma3ImageProcessor"}
+_USUAL = {
+    "llava": "CLIPImageProcessor",
+    "llava_next": "LlavaNextImageProcessor",
+    "gemma3": "Gemma3ImageProcessor",
+    **dict.fromkeys(GRID_DECODERS, _GRID_PROCESSOR),
+}
 _FILTERS: dict[int, Resample] = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # as PIL counts
 
 _READ = frozenset(_CLIP) | {"default_to_square", "do_pad", "image_grid_pinpoints"}
+_READ_OF_GRIDS = frozenset(_QWEN) | {"min_pixels", "max_pixels", "default_to_square"}  # the last of single numbers
 # They name classes, state facts that always hold here (pictures come as RGB, one at a time), or are for Python callers
 # of the processor.
 _WITHOUT_EFFECT = frozenset(
@@ -77,6 +100,8 @@ class Normalisation:
 def read_picture_format(config: Config, *, before: str = "", after: str = "") -> PictureFormat:
     """Reads the format of pictures. Raises ModelError for settings that are missing, wrong, not implemented, or do not
     fit the tower."""
+    if sees_grids(config):
+        return _read_dynamic(config, before, after)
     vision = read_vision(config)
     name, settings = _settings(config)
     side = vision.tower.image_size
@@ -112,6 +137,39 @@ def read_picture_format(config: Config, *, before: str = "", after: str = "") ->
     )
 
 
+def _read_dynamic(config: Config, before: str, after: str) -> PictureFormat:
+    vision, (_, settings) = read_grid_vision(config), _settings(config)
+    tower = {"patch_size": vision.patch_size, "merge_size": vision.merged, "temporal_patch_size": vision.frames}
+    for key, expected in tower.items():
+        if settings[key] != expected:
+            raise ModelError(
+                f"{PREPROCESSOR}: {key}={settings[key]!r}, and the tower's is {expected}; check that the files belong "
+                "together"
+            )
+    if not flag(settings, "do_resize", True):
+        raise ModelError(f"{PREPROCESSOR}: do_resize=false leaves sides that are no multiples of {vision.unit}")
+    size = section(settings, "size")
+    least = positive_int(settings, "min_pixels", positive_int(size, "shortest_edge", size.get("min_pixels")))
+    most = positive_int(settings, "max_pixels", positive_int(size, "longest_edge", size.get("max_pixels")))
+    if least > most:
+        raise ModelError(f"{PREPROCESSOR}: min_pixels={least} is more than max_pixels={most}")
+    most = min(most, MOST_TOKENS * vision.unit**2)
+    least = min(least, most)
+    return PictureFormat(
+        layout="dynamic",
+        tile_height=vision.unit,
+        tile_width=vision.unit,
+        tile_tokens=dynamic_tokens(vision.unit, least, most),
+        patch_size=vision.unit,
+        resize=None,
+        resample=_filter(settings["resample"]),
+        least_pixels=least,
+        most_pixels=most,
+        before=before,
+        after=after,
+    )
+
+
 def read_normalisation(config: Config) -> Normalisation:
     """Reads the normalisation. Raises ModelError for settings that are missing or wrong."""
     _, settings = _settings(config)
@@ -141,8 +199,11 @@ def _settings(config: Config) -> tuple[str, dict[str, Any]]:
         raise ModelError(f"{PREPROCESSOR}: image_processor_type {given!r} is not one of {', '.join(_DEFAULTS)}")
     if (name == "LlavaNextImageProcessor") != (config["model_type"] == "llava_next"):
         raise ModelError(f"{PREPROCESSOR}: image_processor_type {given!r} does not suit a {config['model_type']} model")
+    if (name == _GRID_PROCESSOR) != (config["model_type"] in GRID_DECODERS):
+        raise ModelError(f"{PREPROCESSOR}: image_processor_type {given!r} does not suit a {config['model_type']} model")
+    read = _READ_OF_GRIDS if name == _GRID_PROCESSOR else _READ
     for key, value in stated.items():
-        known = key in _READ or key in _WITHOUT_EFFECT or key.startswith("pan_and_scan_")  # of what do_… turns on
+        known = key in read or key in _WITHOUT_EFFECT or key.startswith("pan_and_scan_")  # of what do_… turns on
         if key == "aspect_ratio_setting":  # older files say so what their type says
             known = value == "anyres" and name == "LlavaNextImageProcessor"
         if not known and value is not None and value is not False:

@@ -7,36 +7,24 @@ T tiles, P positions of a tile, F features of a position, hidden the decoder's w
 
     overview, whole                          P × P rows
     the grid's tiles as one large picture    without its padding, line by line of patches, and after each the newline
-
-`build_vision` and `text_part` split the tensors of a vision model. Checkpoints name the same ones in several ways, by
-the version of transformers that wrote them:
-
-    language_model.model.layers.0…      model.language_model.layers.0…      the decoder's  model.layers.0…
-    model.text_model.layers.0…          model.layers.0…                                    model.layers.0…
-    language_model.lm_head.weight       lm_head.weight                                     lm_head.weight
-    vision_tower.vision_model.encoder…  model.vision_tower.encoder…         the sight's    vision_tower.encoder…
-    multi_modal_projector…              model.multi_modal_projector…                       multi_modal_projector…
-    image_newline                       model.image_newline                                image_newline
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from msgspec.structs import replace
 from torch.nn import functional
 
 from ....lang.errors import ModelError, RequestError
-from ...core.batch import PICTURE_BASE, VisionModel
+from ...core.batch import PICTURE_BASE
 from ...core.messages import EnginePicture
 from ...layers.checkpoint import Checkpoint, LinearTensors, Tensors
-from ...layers.config_values import Config
 from ...layers.linear import ACTIVATIONS, Linear, RMSNorm, can_pack, dense_method
-from ...layers.quantized import QuantizedSource, QuantizedTensor
 from ...multimodal.format import anyres_tokens, unpadded
-from .config import TowerConfig, VisionConfig, decoder_config, read_vision, text_config
-from .preprocessor import Normalisation, read_normalisation
+from .config import TowerConfig, VisionConfig
+from .preprocessor import Normalisation
 
 BATCH_ROWS = 4096  # positions of one pass, over all its tiles: bounds the widest intermediate at about 64 MiB
 CHANNELS = 3
@@ -55,11 +43,11 @@ TOWER_ACTIVATIONS = {**ACTIVATIONS, "quick_gelu": quick_gelu}
 class LayerNorm:
     """Centres x, scales it by its deviation, and applies weight and bias."""
 
-    def __init__(self, name: str, config: TowerConfig, weights: Checkpoint) -> None:
-        self._shape = (config.hidden_size,)
-        self._weight = weights.take(f"{name}.weight", config.hidden_size)
-        self._bias = weights.take(f"{name}.bias", config.hidden_size)
-        self._eps = config.norm_eps
+    def __init__(self, name: str, width: int, weights: Checkpoint, *, eps: float) -> None:
+        self._shape = (width,)
+        self._weight = weights.take(f"{name}.weight", width)
+        self._bias = weights.take(f"{name}.bias", width)
+        self._eps = eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return functional.layer_norm(x, self._shape, self._weight, self._bias, self._eps)
@@ -73,7 +61,7 @@ class TowerLayer:
         width, wide = config.hidden_size, config.intermediate_size
         names = tuple(f"{name}.self_attn.{part}_proj" for part in "qkv")
         self._heads = config.heads
-        self._norm_before_attention = LayerNorm(f"{name}.layer_norm1", config, weights)
+        self._norm_before_attention = LayerNorm(f"{name}.layer_norm1", width, weights, eps=config.norm_eps)
         method = dense_method(packed=pack)
         self._qkv = Linear(method, weights, LinearTensors(names, (width,) * 3, width, biased=True))
 
@@ -81,7 +69,7 @@ class TowerLayer:
             return Linear(method, weights, LinearTensors((f"{name}.{part}",), (outputs,), inputs, biased=True))
 
         self._output = linear("self_attn.out_proj", width, width)
-        self._norm_before_mlp = LayerNorm(f"{name}.layer_norm2", config, weights)
+        self._norm_before_mlp = LayerNorm(f"{name}.layer_norm2", width, weights, eps=config.norm_eps)
         self._up = linear("mlp.fc1", wide, width)
         self._down = linear("mlp.fc2", width, wide)
         self._activation = TOWER_ACTIVATIONS[config.activation]
@@ -126,9 +114,11 @@ class Tower:
         self._positions = weights.take(f"{embeddings}.position_embedding.weight", config.positions, width)
         self._class = weights.take(f"{embeddings}.class_embedding", width) if clip else None
         # The name is CLIP's, and misspelt in every checkpoint.
-        self._first_norm = LayerNorm(f"{_ROOT}.pre_layrnorm", config, weights) if clip else None
+        self._first_norm = LayerNorm(f"{_ROOT}.pre_layrnorm", width, weights, eps=config.norm_eps) if clip else None
         self._layers = [TowerLayer(index, config, weights, pack=pack) for index in range(max(depths))]
-        self._last_norm = LayerNorm(f"{_ROOT}.post_layernorm", config, weights) if last_norm else None
+        self._last_norm: LayerNorm | None = None
+        if last_norm:
+            self._last_norm = LayerNorm(f"{_ROOT}.post_layernorm", width, weights, eps=config.norm_eps)
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """pixels [T, 3, image_size, image_size], normalised, in the weights' dtype → [T, P, D · depths]"""
@@ -238,15 +228,38 @@ def arranged_tokens(tile_tokens: int, columns: int, rows: int, width: int, heigh
     return tile_tokens + anyres_tokens(bottom - top, right - left)
 
 
+class PixelReader:
+    """Normalises pixels in float32, as image processors do it."""
+
+    def __init__(self, normalisation: Normalisation, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._factor = normalisation.factor
+        self._mean = torch.tensor(normalisation.mean, device=device)
+        self._std = torch.tensor(normalisation.std, device=device)
+        self._dtype = dtype
+        self._device = device
+
+    def __call__(self, picture: EnginePicture) -> torch.Tensor:
+        """Returns [tiles, height, width, 3] in the tower's dtype."""
+        raw = torch.frombuffer(bytearray(picture.pixels), dtype=torch.uint8)
+        if self._device.type == "cuda":
+            raw = raw.pin_memory()  # else the host would wait for the step that runs
+        tiles = raw.view(-1, picture.tile_height, picture.tile_width, CHANNELS).to(self._device, non_blocking=True)
+        tiles = tiles.float()
+        return (tiles.mul_(self._factor) - self._mean).div_(self._std).to(self._dtype)
+
+
 class Sight:
-    """Implements `batch.VisionModel` for the families of `config.py`.
+    """Implements `batch.VisionModel` for families that see tiles, LLaVA and Gemma 3.
 
     Args:
-        tensors: of tower and projector only, by the names that `build_vision` gives them.
+        tensors: of tower and projector only, by the names that `parts.build_vision` gives them.
 
     Raises:
         ModelError: tensors are missing, left over or of another shape.
     """
+
+    on_axes = False
+    added_layers = 0
 
     def __init__(
         self,
@@ -261,17 +274,16 @@ class Sight:
         last_norm = config.family == "gemma3"
         self.both_ways = config.both_ways
         self._config = config
-        self._dtype = dtype
-        self._device = device
         pack = device.type == "cpu" and dtype is torch.bfloat16 and can_pack(dtype)
         self._tower = Tower(config.tower, config.depths, weights, last_norm=last_norm, pack=pack)
         self._projector = build_projector(config, weights)
         self._newline = weights.take("image_newline", config.hidden_size) if config.family == "llava_next" else None
         beginnings = unread(config.tower, config.depths, last_norm=last_norm)
         weights.finish(is_unused=lambda name: name.startswith(beginnings))
-        self._factor = normalisation.factor
-        self._mean = torch.tensor(normalisation.mean, device=device)
-        self._std = torch.tensor(normalisation.std, device=device)
+        self._pixels = PixelReader(normalisation, dtype=dtype, device=device)
+
+    def grid(self, picture: EnginePicture) -> None:
+        return None
 
     def tokens(self, picture: EnginePicture) -> int:
         """See VisionModel. Raises RequestError for a picture that was cut for another model."""
@@ -314,125 +326,9 @@ class Sight:
         return replace(picture, tokens=self.tokens(picture))
 
     def encode(self, picture: EnginePicture) -> torch.Tensor:
-        features = self._projector(self._tower(self._pixels(picture)))  # [tiles, tokens of a tile, hidden]
+        pixels = self._pixels(picture).permute(0, 3, 1, 2)
+        features = self._projector(self._tower(pixels))  # [tiles, tokens of a tile, hidden]
         if len(features) == 1:
             return features[0]
         assert self._newline is not None, "checked when the picture came"
         return arrange(features, picture.columns, picture.rows, picture.width, picture.height, self._newline)
-
-    def _pixels(self, picture: EnginePicture) -> torch.Tensor:
-        """Returns the pixels [tiles, 3, height, width], normalised in float32 as image processors do it."""
-        raw = torch.frombuffer(bytearray(picture.pixels), dtype=torch.uint8)
-        if self._device.type == "cuda":
-            raw = raw.pin_memory()  # else the host would wait for the step that runs
-        tiles = raw.view(-1, picture.tile_height, picture.tile_width, CHANNELS).to(self._device, non_blocking=True)
-        tiles = tiles.float()
-        normalised = (tiles.mul_(self._factor) - self._mean).div_(self._std)
-        return normalised.to(self._dtype).permute(0, 3, 1, 2)
-
-
-class Renamed(Mapping[str, torch.Tensor]):
-    """Presents some tensors of a checkpoint under other names; each is read lazily."""
-
-    def __init__(self, tensors: Tensors, names: Mapping[str, str]) -> None:
-        self._tensors = tensors
-        self._names = names  # new → in the checkpoint
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._tensors[self._names[name]]
-
-    @property
-    def quantized_names(self) -> frozenset[str]:
-        """The names of packed matrices; see `layers.quantized.QuantizedSource`."""
-        if not isinstance(self._tensors, QuantizedSource):
-            return frozenset()
-        packed = self._tensors.quantized_names
-        return frozenset(name for name, stored in self._names.items() if stored in packed)
-
-    def packed_bytes(self, name: str) -> int:
-        assert isinstance(self._tensors, QuantizedSource), "it has names of packed matrices"
-        return self._tensors.packed_bytes(self._names[name])
-
-    def quantized(self, name: str) -> QuantizedTensor | None:
-        return self._tensors.quantized(self._names[name]) if isinstance(self._tensors, QuantizedSource) else None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-def build_vision(config: Config, tensors: Tensors, *, dtype: torch.dtype, device: torch.device) -> VisionModel:
-    """Builds tower and projector of a vision model.
-
-    Raises:
-        ModelError: configuration, preprocessor or tensors that cannot be used.
-    """
-    names, _ = _sorted_names(tensors)
-    return Sight(read_vision(config), read_normalisation(config), Renamed(tensors, names), dtype=dtype, device=device)
-
-
-def text_part(config: Config, tensors: Tensors) -> tuple[dict[str, Any], Tensors]:
-    """Returns configuration and tensors of the decoder only, as those of a text model. Any: parsed JSON.
-
-    Raises:
-        ModelError: the decoder is not implemented, or two tensors are the same one.
-    """
-    _, names = _sorted_names(tensors)
-    return text_config(config), Renamed(tensors, names)
-
-
-def wrapped_text(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
-    """Returns configuration and tensors of the decoder of a vision model whose tower is left out.
-
-    The head of a checkpoint that has none is its embedding, whatever the configuration says: parts of it differ.
-
-    Raises:
-        ModelError: a configuration that cannot be used, or two tensors are the same one.
-    """
-    names: dict[str, str] = {}
-    plain: dict[str, str] = {}  # of checkpoints that name the decoder like a text model
-    for stored in tensors:
-        text = _decoder_name(stored.removeprefix("model."))
-        target, name = (names, text) if text else (plain, stored)
-        if name in target:
-            raise ModelError(f"the checkpoint has {stored} and {target[name]}, which are the same tensor; keep one")
-        target[name] = stored
-    if not any(name.startswith("model.") for name in names):
-        names |= {name: stored for name, stored in plain.items() if name.startswith(_PLAIN)}
-    text_only = dict(decoder_config(config))
-    text_only["tie_word_embeddings"] = text_only["tie_word_embeddings"] or "lm_head.weight" not in names
-    return text_only, Renamed(tensors, names)
-
-
-_PLAIN = ("model.layers.", "model.embed_tokens.", "model.norm.")
-
-
-def _sorted_names(tensors: Tensors) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns names of the sight, and names of the decoder, each → names in the checkpoint.
-
-    Names that are neither go to the sight, which refuses unknown ones.
-    """
-    sight: dict[str, str] = {}
-    decoder: dict[str, str] = {}
-    for stored in tensors:
-        text = _decoder_name(stored.removeprefix("model."))
-        target, name = (decoder, text) if text else (sight, _sight_name(stored.removeprefix("model.")))
-        if name in target:
-            raise ModelError(f"the checkpoint has {stored} and {target[name]}, which are the same tensor; keep one")
-        target[name] = stored
-    return sight, decoder
-
-
-def _decoder_name(name: str) -> str | None:
-    if name.startswith("lm_head."):
-        return name
-    owner, _, inner = name.partition(".")
-    if owner not in ("language_model", "text_model"):
-        return None
-    return inner if inner.startswith(("model.", "lm_head.")) else f"model.{inner}"
-
-
-def _sight_name(name: str) -> str:
-    return name.replace("vision_tower.vision_model.", "vision_tower.", 1)

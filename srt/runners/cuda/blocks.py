@@ -53,6 +53,7 @@ class Block:
     factor: torch.Tensor | None = None  # [1], multiplies the residual after the sum
     mixes: bool = False  # rows read what other rows have written
     summed: bool = True  # each rank has a part of the result
+    ends: int | None = None  # the layer whose last block it is; None: another follows
 
 
 class LayerBlocks:
@@ -95,8 +96,8 @@ class LayerBlocks:
         if tensors.side is not None:
             side = SideBlock(self._index, tensors.side, config, self._weights, self._method)
             found.append(Block(side, None, self._norm(tensors.side.norm), summed=False))
-        for number, block in enumerate(found, start=1):
-            yield block if factor is None or number < len(found) else replace(block, factor=factor)
+        yield from found[:-1]
+        yield replace(found[-1], factor=factor, ends=self._index)
 
     def _norm(self, name: str | None) -> torch.Tensor | None:
         return None if name is None else self._weights.take(name, self._config.hidden_size)

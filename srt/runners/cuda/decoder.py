@@ -11,7 +11,7 @@ one or more blocks (blocks.py): attention, MLP, and what else adds to the residu
 whose logits are needed continue. R rows, L of them with logits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from ...layers.checkpoint import Checkpoint, Tensors
 from ...layers.linear import HEAD_ROWS
 from ...layers.low_rank import Adapter
 from ...layers.quantized import QuantizedTensor, vocabulary_matrix
-from ...layers.rope import Rope, rope_table
+from ...layers.rope import Rope, rope_rows, rope_table
 from ...models.decoder_config import EMBEDDING, FINAL_NORM, HEAD, DecoderConfig, is_unused, landmarks
 from ...models.sharding import VocabParallelEmbedding, VocabParallelHead, shard_range
 from ...models.side import SideEmbedding
@@ -42,6 +42,7 @@ class DeviceRows:
     positions: torch.Tensor  # int64 [R]
     output_rows: torch.Tensor | None  # int64 [O] ascending: what the last layer computes; None: all
     given: Given | None = None
+    rope_positions: torch.Tensor | None = None  # int64 [3, R], see `Batch`; None: `positions` on all axes
     states: StepStates | None = None  # None: the model has no recurrent states
     # Places among the outputs, of the rows of logits and of hidden states; None: all are rows of logits.
     hidden: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -108,6 +109,7 @@ class CudaDecoder:
         weights.finish(is_unused=partial(is_unused, config))
         self._tables: dict[Angles, torch.Tensor] = {}
         self._ropes: dict[Angles, Rope] = {}
+        self._on_axes: dict[Angles, Rope] = {}  # for rows that do not turn by one position
         if config.latent is not None:
             self._ropes = {angles: Rope(*angles, device) for angles in config.angles}
         else:
@@ -115,6 +117,7 @@ class CudaDecoder:
                 angles: rope_table(*angles, config.context_length, dtype=dtype, device=device)
                 for angles in config.angles
             }
+            self._on_axes = {angles: Rope(*angles, device) for angles in config.angles if angles[0].axes}
 
     def forward(self, rows: DeviceRows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor | None:
         """Writes keys and values of all rows to the pool, and logits to `out` (float32 [L, vocab]).
@@ -123,7 +126,8 @@ class CudaDecoder:
         """
         config, kernels = self.config, self._kernels
         residual = self._embedding(rows.token_ids, rows.given)  # [R, hidden]
-        step = LayerStep(rows.positions, attention, self._tables, rows.states)
+        positions, tables = self._turns(rows)
+        step = LayerStep(positions, attention, tables, rows.states)
         step.angles = {angles: rope.angles(rows.positions, self.dtype) for angles, rope in self._ropes.items()}
         step.sides = None if self._side is None else self._side(rows.token_ids, residual)
         if rows.adapters is not None:
@@ -144,6 +148,8 @@ class CudaDecoder:
                 step.adapted = step.adapted_after
             if block.summed:
                 x = self._communicator.all_reduce(x)
+            if rows.given is not None and block.ends is not None and block.ends < len(rows.given.added):
+                residual.index_add_(0, rows.given.rows, rows.given.added[block.ends])
             x = kernels.add_rms_norm(
                 *(x, residual, before),
                 eps=config.norm_eps,
@@ -158,6 +164,21 @@ class CudaDecoder:
         logits, hidden = rows.hidden
         self._head(x.index_select(0, logits), out)
         return x.index_select(0, hidden)
+
+    def _turns(self, rows: DeviceRows) -> tuple[torch.Tensor, Mapping[Angles, torch.Tensor]]:
+        """Returns the place of each row in the tables of angles, and the tables.
+
+        By position where there is one axis, and in steps of text. In a step with pictures every row has its own.
+        """
+        turned = rows.rope_positions
+        if turned is None:
+            return rows.positions, self._tables
+        assert len(self._on_axes) == len(self._tables), "all layers of a model turn by three axes, or by one"
+        assert all(layer.query_scale is None for layer in self.config.layers), "it would read places as positions"
+        tables = {
+            angles: rope_rows(rope, angles[1], turned, dtype=self.dtype) for angles, rope in self._on_axes.items()
+        }
+        return torch.arange(turned.shape[1], device=turned.device), tables
 
 
 class CudaHead:

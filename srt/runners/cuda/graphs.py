@@ -204,6 +204,7 @@ class StepInputs:
     plans: dict[Window, Any]  # window class → prepared plan; Any: only the backend that made it reads it
     states: StepStates | None = None  # None: the model has no recurrent states
     adapters: torch.Tensor | None = None  # int32 [R], see `DeviceRows`
+    rope_positions: torch.Tensor | None = None  # int64 [3, R], see `DeviceRows`
 
 
 def graph_rows(limits: StepLimits) -> int:

@@ -12,7 +12,7 @@ host may enqueue copies to a step's buffers while the previous step still runs.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -257,6 +257,8 @@ class CudaRunner:
     def launch(self, batch: Batch) -> Answer:
         """Launches a step, and returns while it runs."""
         self._accelerator.use()
+        if batch.rope_positions is not None and not batch.pictures:  # text is at one position on all axes
+            batch = replace(batch, positions=batch.rope_positions[0], rope_positions=None)
         captured = self._captured
         replayed = captured.run(batch, self._resolve) if captured is not None and captured.takes(batch) else None
         logits, hidden = self._run(batch) if replayed is None else (replayed, None)
@@ -314,12 +316,15 @@ class CudaRunner:
             arrays += [np.searchsorted(outputs, batch.logit_rows), np.searchsorted(outputs, asked)]
         if batch.adapters is not None:
             arrays.append(adapters_of(batch, self.model.adapters))
+        if batch.rope_positions is not None:
+            arrays.append(batch.rope_positions)
         ids, positions, write_slots, window_writes, output_rows, *places = self._staging.send(arrays)
+        turned = None if batch.rope_positions is None else places.pop()
         adapters = None if batch.adapters is None else places.pop()
         plans = {window: self._backend.plan(batch, window) for window in self.model.windows}
         states = None if self.states is None else StateStep(self.states, batch.states)
         rows = None if len(outputs) == batch.rows else output_rows
-        inputs = StepInputs(ids, positions, write_slots, window_writes, rows, plans, states, adapters)
+        inputs = StepInputs(ids, positions, write_slots, window_writes, rows, plans, states, adapters, turned)
         self._resolve(batch, inputs.token_ids)
         # Outside inference mode: a sampler may write to it.
         out = torch.empty((len(batch.logit_rows), self.vocab_size), device=self._device)
@@ -364,7 +369,14 @@ class CudaRunner:
         )
         with torch.inference_mode():
             rows = DeviceRows(
-                inputs.token_ids, inputs.positions, inputs.output_rows, given, inputs.states, hidden, inputs.adapters
+                inputs.token_ids,
+                inputs.positions,
+                inputs.output_rows,
+                given,
+                inputs.rope_positions,
+                inputs.states,
+                hidden,
+                inputs.adapters,
             )
             return self.model.forward(rows, attention, out=out)
 

@@ -22,7 +22,7 @@ from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 
 from ..models.reference import Piece, Sequences, random_tokens, relative_error, run_steps
 from ..models.vision.test_seeing_models import NUM_SLOTS, Seeing, expected_logits, pieces_of, prompts_of
-from ..models.vision.tiny import Tiny, gemma3, llava_next
+from ..models.vision.tiny import Tiny, gemma3, llava_next, qwen3_vl
 from ..multimodal.toy_vision import ToyVision, picture
 from ..runners.cuda.engines import in_torch, on_host, tiny_model
 from ..runners.cuda.test_scheduling import answers, traffic
@@ -54,8 +54,10 @@ def test_a_step_arrives_as_it_was_sent() -> None:
         generated=np.array([2, 1], dtype=np.int32),
         spans=(((0, 4),), ()),
         token_sources=np.array([-1, -1, -1, -1, -1, 0, 2]),
+        rope_positions=np.arange(21).reshape(3, 7),
     )
-    for batch in (whole, replace(whole, paths=(), generated=None, spans=(), token_sources=None)):
+    plain = replace(whole, paths=(), generated=None, spans=(), token_sources=None, rope_positions=None)
+    for batch in (whole, plain):
         message = sent(RankStep.of(batch))
         assert isinstance(message, RankStep)
         arrived = message.batch()
@@ -65,7 +67,7 @@ def test_a_step_arrives_as_it_was_sent() -> None:
         for slots, own in zip(arrived.slots, batch.slots, strict=True):
             np.testing.assert_array_equal(slots, own)
         assert (arrived.paths, arrived.spans) == (batch.paths, batch.spans)
-        for name in ("generated", "token_sources"):
+        for name in ("generated", "token_sources", "rope_positions"):
             np.testing.assert_equal(getattr(arrived, name), getattr(batch, name))
 
 
@@ -167,7 +169,7 @@ def test_everybody_forgets_the_pool_together() -> None:
 # ------------------------------------------------------------------------------------------ pictures
 
 
-@pytest.mark.parametrize("make", [llava_next, gemma3])
+@pytest.mark.parametrize("make", [llava_next, gemma3, qwen3_vl])
 def test_pictures_are_seen_by_all_ranks(make: Callable[[], Tiny]) -> None:
     tiny = make()
     prompts = prompts_of(tiny)
@@ -183,7 +185,7 @@ def test_pictures_are_seen_by_all_ranks(make: Callable[[], Tiny]) -> None:
         images = [image for prompt in prompts for image in prompt.images]
         for number, image in enumerate(images, 1):
             store.put(tiny.picture(image, number))
-        sequences = Seeing(prompts, store.tokens, store.both_ways)
+        sequences = Seeing(prompts, store)
         steps = [
             [piece]
             for index, prompt in enumerate(prompts)

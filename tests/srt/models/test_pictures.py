@@ -116,7 +116,7 @@ def reference_logits(reference: PreTrainedModel, ids: np.ndarray, *, both_ways: 
     position = torch.arange(len(ids))
     causal = position[None, :] <= position[:, None]
     together = torch.zeros_like(causal)
-    for start, end, number in picture_spans(ids, SIZES.get):
+    for start, end, number, _ in picture_spans(ids, SIZES.get):
         embeddings[0, start:end] = ToyVision().encode(picture(number, SIZES[number]))
         together[start:end, start:end] = both_ways
     masks = {"full_attention": causal | together}

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from transformers import (
@@ -15,10 +15,11 @@ from transformers import (
     LlavaImageProcessorPil,
     LlavaNextImageProcessorPil,
     LlavaNextProcessor,
+    Qwen2VLImageProcessorPil,
     SiglipImageProcessorPil,
 )
 from umbel.srt.models.vision.preprocessor import PREPROCESSOR, read_picture_format
-from umbel.srt.multimodal.format import PictureFormat, Raster, frame_format, picture_tokens_at
+from umbel.srt.multimodal.format import PictureFormat, Raster, dynamic_tokens, frame_format, picture_tokens_at
 from umbel.srt.multimodal.stills import SQUARE_PIXELS, STRIP_PIXELS, prepare
 
 SIDE, PATCH = 28, 4
@@ -102,6 +103,51 @@ def test_an_anyres_picture_has_as_many_tokens_as_transformers_counts(width: int,
     counter._get_unpadded_features = lambda *given: LlavaNextProcessor._get_unpadded_features(counter, *given)
     counted = LlavaNextProcessor._get_number_of_features(counter, height, width, SIDE, SIDE)
     assert picture_tokens_at(form_of("anyres"), width, height) == counted
+
+
+DYNAMIC = PictureFormat(
+    "dynamic",
+    8,
+    8,
+    tile_tokens=dynamic_tokens(8, 500, 2000),
+    patch_size=8,
+    resize=None,
+    least_pixels=500,
+    most_pixels=2000,
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_a_dynamic_picture_is_resized_as_transformers_does(width: int, height: int) -> None:
+    assume(max(width, height) <= 200 * min(width, height))
+    image = noise(width, height)
+    raster = prepare(image, DYNAMIC)
+    processor = Qwen2VLImageProcessorPil(
+        size={"shortest_edge": 500, "longest_edge": 2000}, patch_size=4, temporal_patch_size=2, merge_size=2
+    )
+    made = processor(image, do_rescale=False, do_normalize=False, return_tensors="np")
+    rows, columns = raster.tile_height // 8, raster.tile_width // 8
+    assert made["image_grid_thw"].tolist() == [[1, 2 * rows, 2 * columns]]
+    squares = tiles_of(raster).reshape(rows, 2, 4, columns, 2, 4, 3).transpose(0, 3, 1, 4, 6, 2, 5)
+    expected_patches = made["pixel_values"].reshape(-1, 3, 2, 4, 4)[:, :, 0]  # a still picture is two equal frames
+    assert np.array_equal(squares.reshape(-1, 3, 4, 4), expected_patches)
+    assert raster.tokens == rows * columns == picture_tokens_at(DYNAMIC, width, height)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 20_000), st.integers(1, 20_000), st.integers(64, 40_000), st.integers(64, 400_000))
+def test_a_dynamic_picture_has_no_more_tokens_than_its_format_says(
+    width: int, height: int, least: int, most: int
+) -> None:
+    assume(max(width, height) <= 200 * min(width, height))
+    least = min(least, most)
+    form = msgspec.structs.replace(
+        DYNAMIC, least_pixels=least, most_pixels=most, tile_tokens=dynamic_tokens(8, least, most)
+    )
+    assert 1 <= picture_tokens_at(form, width, height) <= form.tile_tokens
+    frame = frame_format(form)
+    assert picture_tokens_at(frame, width, height) <= frame.tile_tokens
 
 
 def test_a_raster_says_what_it_is() -> None:

@@ -61,6 +61,27 @@ def test_chunks_have_every_row_of_every_picture_once(limits: list[int], both_way
         assert offsets == list(range(span.end - span.start))
 
 
+# tokens     0 1 2 3 4 5 6 7 8 9 …, as drawn in the module's own docstring, and one more picture, 3 × 1
+GRIDS = SequencePictures((PictureSpan(3, 9, 11, (2, 3)), PictureSpan(11, 14, 12, (3, 1))))
+PLACES = [
+    [0, 1, 2, 3, 3, 3, 3, 3, 3, 6, 7, 8, 8, 8, 11, 12],
+    [0, 1, 2, 3, 3, 3, 4, 4, 4, 6, 7, 8, 9, 10, 11, 12],
+    [0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7, 8, 8, 8, 11, 12],
+]
+
+
+def test_positions_on_axes_are_the_same_in_every_chunk() -> None:
+    assert GRIDS.on_axes
+    for start in range(16):
+        for end in range(start + 1, 17):
+            assert GRIDS.rope_positions(start, end).tolist() == [axis[start:end] for axis in PLACES]
+
+
+def test_pictures_without_a_grid_take_a_position_for_each_token() -> None:
+    assert not TWO.on_axes
+    assert TWO.rope_positions(1, 9).tolist() == [list(range(1, 9))] * 3
+
+
 def test_text_has_no_pictures() -> None:
     assert (NO_PICTURES.end, list(NO_PICTURES.rows(0, 9, 0)), NO_PICTURES.seen_whole(0, 9)) == (0, [], ())
 

@@ -12,8 +12,10 @@ from umbel.srt.multimodal.store import VisionStore
 from .toy_vision import HIDDEN, ToyVision, picture
 
 
-def store_with(*pictures: EnginePicture, room: int = 1 << 20) -> tuple[VisionStore, ToyVision]:
-    vision = ToyVision()
+def store_with(
+    *pictures: EnginePicture, room: int = 1 << 20, on_axes: bool = False, added_layers: int = 0
+) -> tuple[VisionStore, ToyVision]:
+    vision = ToyVision(on_axes=on_axes, added_layers=added_layers)
     store = VisionStore(vision, feature_bytes=room)
     for each in pictures:
         store.put(each)
@@ -25,6 +27,21 @@ def test_rows_are_given_what_the_tower_sees_at_their_place() -> None:
     given = store.given([PictureRows(5, 2, 3, 1), PictureRows(9, 2, 8, 0)])
     assert given.rows.tolist() == [5, 6, 9, 10]
     assert torch.equal(given.values, torch.cat([vision.encode(picture(3, 4))[1:3], vision.encode(picture(8, 2))]))
+
+
+def test_layers_are_given_features_of_their_own() -> None:
+    store, vision = store_with(picture(3, 4), added_layers=2)
+    given = store.given([PictureRows(5, 2, 3, 1)])
+    made = vision.encode(picture(3, 4))[1:3]
+    for values, part in zip((given.values, *given.added), made.split(HIDDEN, dim=1), strict=True):
+        assert torch.equal(values, part)
+
+
+def test_the_grid_of_a_picture_is_known_until_it_is_forgotten() -> None:
+    store, _ = store_with(picture(3, 4), on_axes=True)
+    assert (store.on_axes, store.grid(3), store.grid(4)) == (True, (1, 4), None)
+    store.forget(3)
+    assert store.grid(3) is None
 
 
 def test_a_picture_in_chunks_is_seen_once() -> None:

@@ -39,9 +39,10 @@ def send(engine: Engine, number: int, tokens: int) -> list[int]:
     return picture_tokens(number, tokens)
 
 
-def engine_with(*, both_ways: bool, **options: object) -> Engine:
+def engine_with(*, both_ways: bool, on_axes: bool = False, **options: object) -> Engine:
     engine = Engine(**options)  # type: ignore[arg-type]
     engine.runner.pictures.both_ways = both_ways
+    engine.runner.pictures.on_axes = on_axes
     for number, tokens in TOKENS.items():
         send(engine, number, tokens)
     return engine
@@ -346,22 +347,24 @@ prompts = st.builds(
 @given(
     config=configs,
     both_ways=st.booleans(),
+    on_axes=st.booleans(),
     windows=st.sampled_from([None, (18, 3), (20, 5), (40, 6)]),  # with room for a window and two pictures
     events=st.lists(st.tuples(arrivals, prompts), min_size=1, max_size=10),
 )
 def test_every_request_with_pictures_equals_the_run_without_cache(
     config: dict[str, object],
     both_ways: bool,
+    on_axes: bool,
     windows: tuple[int, int] | None,
     events: list[tuple[Arrival, list[int]]],
 ) -> None:
-    engine = engine_with(both_ways=both_ways, windows=windows, **config)
+    engine = engine_with(both_ways=both_ways, on_axes=on_axes, windows=windows, **config)
     shown = [replace(arrival, prompt=prompt) for arrival, prompt in events]
     judge(engine, drive(engine, shown))
 
 
 def test_a_retracted_request_sees_its_picture_again() -> None:
-    engine = engine_with(both_ways=True, pool=30, max_running=2, headroom=0)
+    engine = engine_with(both_ways=True, on_axes=True, pool=30, max_running=2, headroom=0)
     long = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
     prompts = [[stem, *picture_tokens(3, 5), 1] for stem in (4, 5)]
     ids = [engine.generate(prompt, long) for prompt in prompts]

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 from umbel.lang.errors import ModelError
+from umbel.srt.models.vision.parts import build_vision, text_part
 from umbel.srt.models.vision.preprocessor import PREPROCESSOR
-from umbel.srt.models.vision.sight import build_vision, text_part
 from umbel.srt.multimodal.format import PictureFormat
 from umbel.srt.weights import ModelSource, open_model
 
-from ..models.vision.tiny import Tiny, gemma3, llava, llava_next, noise
+from ..models.vision.tiny import Tiny, gemma3, llava, llava_next, noise, qwen2_5_vl
 from .tiny import byte_level
 
-MAKES = {"llava": llava, "llava_next": llava_next, "gemma3": gemma3}
+MAKES = {"llava": llava, "llava_next": llava_next, "gemma3": gemma3, "qwen2_5_vl": qwen2_5_vl}
 
 
 def write(folder: Path, tiny: Tiny, **tokenizer_config: object) -> Path:
@@ -112,6 +112,12 @@ def test_gemma_3_has_tokens_around_a_picture(where: str, tmp_path: Path) -> None
     form = format_of(write(tmp_path / "model", gemma3(), **stated))
     names = ("<start_of_image>", "<end_of_image>") if where == "nowhere" else ("<begin>", "<end>")
     assert (form.before, form.after) == (f"\n\n{names[0]}", f"{names[1]}\n\n")
+
+
+def test_qwen_has_tokens_around_a_picture(tmp_path: Path) -> None:
+    form = format_of(write(tmp_path / "model", qwen2_5_vl()))
+    assert (form.before, form.after) == ("<|vision_start|>", "<|vision_end|>")
+    assert (form.layout, form.least_pixels, form.most_pixels) == ("dynamic", 500, 2000)
 
 
 def test_sizes_that_the_decoders_configuration_leaves_out_are_known(folder: Path) -> None:

@@ -78,6 +78,7 @@ class Decoder {
                 scale_rows(x, layer.scale, rows * s.hidden, update);
                 block.after = nullptr;
             }
+            if (index < step.added) add_given(step, index, x, index >= last, s.hidden);
         }
         add_and_norm(x, update, block.after, s.residual_scale, s.final_norm, step.hidden, rows, s.hidden, s.epsilon);
         return true;
@@ -121,6 +122,23 @@ class Decoder {
     static void scale_rows(float* x, float factor, long count, float* nothing) {
         parallel(count, even_grain(count, 1, 1 << 14), [&](long begin, long end) {
             for (long i = begin; i < end; i++) x[i] *= factor, nothing[i] = 0;
+        });
+    }
+
+    // Adds to given rows what belongs to a layer. kept: only the output rows are left of the step's.
+    static void add_given(const DecoderStep& step, long layer, float* x, bool kept, long hidden) {
+        const float* values = step.added_values[layer];
+        const int64_t *outputs = step.output_rows, *end = outputs + step.outputs;
+        parallel(step.given, even_grain(step.given, 1, 1 + (1 << 14) / hidden), [&](long begin, long stop) {
+            for (long i = begin; i < stop; i++) {
+                long row = step.given_rows[i];
+                if (kept) {
+                    const int64_t* place = std::lower_bound(outputs, end, row);
+                    if (place == end || *place != row) continue;
+                    row = place - outputs;
+                }
+                for (long j = 0; j < hidden; j++) x[row * hidden + j] += values[i * hidden + j];
+            }
         });
     }
 

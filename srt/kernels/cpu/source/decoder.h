@@ -67,6 +67,8 @@ struct DecoderStep {
     long given;                         // rows whose embeddings come from elsewhere
     const int64_t* given_rows;          // [given]
     const float* given_values;          // [given, hidden]
+    long added;                         // layers, the first ones, that add to those rows after all else
+    const float* const* added_values;   // by layer: [given, hidden]
     AdapterGroups adapted;              // the rows that use adapters
     AdapterGroups adapted_outputs;      // the same among the output rows, counted by their place there
 };

@@ -3,18 +3,28 @@
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from umbel.lang.runtime_options import Kernels
-from umbel.srt.core.batch import PICTURE_BASE, Batch, PictureRows, PictureSpan, picture_spans, picture_tokens
+from umbel.srt.cache.kv_pool import PoolSize
+from umbel.srt.core.batch import PICTURE_BASE, Batch, PictureRows, PictureStore, Runner, picture_spans, picture_tokens
+from umbel.srt.models.vision.config import GRID_DECODERS
+from umbel.srt.models.vision.parts import build_vision, text_part
+from umbel.srt.multimodal.sequence import SequencePictures
+from umbel.srt.multimodal.store import VisionStore
 from umbel.srt.runners.build import build_runner
+from umbel.srt.runners.cuda.build import build_cuda_runner
+from umbel.srt.runners.cuda.device import HostAccelerator, StepLimits
+from umbel.srt.runners.cuda.runner import CudaRunner
 
+from ...runners.cuda.reference import reference_parts
 from ..reference import Piece, Sequences, random_tokens, relative_error, run_steps
-from .tiny import IMAGE_TOKEN, Tiny, gemma3, llava, llava_next, noise
+from .tiny import IMAGE_TOKEN, Tiny, gemma3, llava, llava_next, noise, qwen2_5_vl, qwen2_vl, qwen3_vl
 
 NUM_SLOTS = 700
 HEADS = {"head_dim": 16}  # what the native kernels take
@@ -30,6 +40,10 @@ CASES: dict[str, Callable[[], Tiny]] = {
     "llava next, siglip": lambda: llava_next(tower="siglip", text=HEADS, vision_feature_select_strategy="full"),
     "gemma 3": gemma3,
     "gemma 3, wide window": lambda: gemma3(sliding_window=64),
+    "qwen 2": qwen2_vl,
+    "qwen 2.5": qwen2_5_vl,
+    "qwen 3": qwen3_vl,
+    "qwen 3, two layers": lambda: qwen3_vl(num_hidden_layers=2),  # the last one adds, too
 }
 # Each sequence: text, and pictures by (width, height) where they stand. Two in one prompt, one at the very beginning.
 PROMPTS: list[list[int | tuple[int, int]]] = [
@@ -69,6 +83,8 @@ def expected_logits(tiny: Tiny, prompt: Prompt) -> torch.Tensor:
     inputs: dict[str, Any] = tiny.inputs(*prompt.images) if prompt.images else {}
     if tiny.model.config.model_type == "gemma3":
         inputs["token_type_ids"] = torch.from_numpy(shown.astype(np.int64))[None]
+    if tiny.model.config.model_type in GRID_DECODERS:
+        inputs["mm_token_type_ids"] = torch.from_numpy(shown.astype(np.int64))[None]
     with torch.no_grad():
         return tiny.model(input_ids=torch.from_numpy(ids)[None], use_cache=False, **inputs).logits[0].float()
 
@@ -76,29 +92,29 @@ def expected_logits(tiny: Tiny, prompt: Prompt) -> torch.Tensor:
 class Seeing(Sequences):
     """Sequences whose rows of pictures are named, as the scheduler plans them."""
 
-    def __init__(self, prompts: Sequence[Prompt], tokens_of: Callable[[int], int | None], both_ways: bool) -> None:
+    def __init__(self, prompts: Sequence[Prompt], store: PictureStore) -> None:
         super().__init__([prompt.token_ids for prompt in prompts], NUM_SLOTS)
-        self.spans = [picture_spans(ids, tokens_of) for ids in self.token_ids]
-        self.both_ways = both_ways
+        self.pictures = [
+            SequencePictures(picture_spans(ids, store.tokens, store.grid), store.both_ways) for ids in self.token_ids
+        ]
 
     def batch(self, pieces: Sequence[Piece]) -> Batch:
         rows: list[PictureRows] = []
+        places: list[NDArray[np.int64]] = []
+        spans = []
         first = 0
         for piece in pieces:
-            rows += [row for span in self.spans[piece.sequence] if (row := _rows(span, piece, first))]
+            pictures, end = self.pictures[piece.sequence], piece.start + piece.count
+            rows += pictures.rows(piece.start, end, first)
+            places.append(pictures.rope_positions(piece.start, end))
+            spans.append(pictures.seen_whole(piece.start, end))
             first += piece.count
-        spans = tuple(
-            tuple((s.start, s.end) for s in self.spans[p.sequence] if s.start < p.start + p.count and s.end > p.start)
-            for p in pieces
+        return replace(
+            super().batch(pieces),
+            pictures=tuple(rows),
+            spans=tuple(spans) if any(spans) else (),
+            rope_positions=np.concatenate(places, axis=1) if any(p.on_axes for p in self.pictures) else None,
         )
-        return replace(super().batch(pieces), pictures=tuple(rows), spans=spans if self.both_ways else ())
-
-
-def _rows(span: PictureSpan, piece: Piece, first: int) -> PictureRows | None:
-    start, end = max(span.start, piece.start), min(span.end, piece.start + piece.count)
-    return (
-        PictureRows(first + start - piece.start, end - start, span.number, start - span.start) if start < end else None
-    )
 
 
 def pieces_of(prompt: Prompt, index: int, *, whole_pictures: bool) -> list[Piece]:
@@ -117,11 +133,38 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("kernels", ["torch", "native"])
-@pytest.mark.parametrize("case", CASES)
-def test_logits_equal_those_of_transformers_however_the_prompts_are_cut(case: str, kernels: Kernels) -> None:
+def on_device(tiny: Tiny) -> CudaRunner:
+    """The engine of CUDA, with the references of its kernels on the host."""
+    vision = build_vision(tiny.config, tiny.tensors, dtype=torch.float32, device=torch.device("cpu"))
+    config, tensors = text_part(tiny.config, tiny.tensors)
+    return build_cuda_runner(
+        config,
+        tensors,
+        accelerator=HostAccelerator(),
+        dtype=torch.float32,
+        kv_dtype=torch.float32,
+        size=lambda geometry: PoolSize(NUM_SLOTS),
+        limits=StepLimits(rows=32, sequences=8),
+        pictures=VisionStore(vision),
+        parts=reference_parts(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("case", "kernels"),
+    [
+        *((case, kernels) for case in CASES for kernels in ("torch", "native")),
+        *((case, "device") for case in ("qwen 2.5", "qwen 3")),
+    ],
+)
+def test_logits_equal_those_of_transformers_however_the_prompts_are_cut(case: str, kernels: str) -> None:
     tiny = CASES[case]()
-    runner = build_runner(tiny.config, tiny.tensors, num_slots=NUM_SLOTS, dtype="float32", kernels=kernels)
+    if kernels == "device":
+        runner: Runner = on_device(tiny)
+    else:
+        runner = build_runner(
+            tiny.config, tiny.tensors, num_slots=NUM_SLOTS, dtype="float32", kernels=cast(Kernels, kernels)
+        )
     assert runner.pictures is not None
     prompts = prompts_of(tiny)
     number = 0
@@ -130,7 +173,7 @@ def test_logits_equal_those_of_transformers_however_the_prompts_are_cut(case: st
             number += 1
             runner.pictures.put(tiny.picture(image, number))
     both_ways = runner.pictures.both_ways
-    sequences = Seeing(prompts, runner.pictures.tokens, both_ways)
+    sequences = Seeing(prompts, runner.pictures)
     expected = [expected_logits(tiny, prompt) for prompt in prompts]
     together = [[Piece(index, 0, len(prompt.token_ids)) for index, prompt in enumerate(prompts)]]
     chunks = [[p] for i, prompt in enumerate(prompts) for p in pieces_of(prompt, i, whole_pictures=both_ways)]

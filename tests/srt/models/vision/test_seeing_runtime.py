@@ -12,13 +12,17 @@ from umbel.srt.tokenizer.hf import HFTokenizer
 from umbel.srt.weights import ModelSource, open_model
 
 from ... import toy_tokenizers
-from .tiny import IMAGE_TOKEN, Tiny, gemma3, llava_next, noise
+from .tiny import IMAGE_TOKEN, Tiny, gemma3, llava_next, noise, qwen3_vl
 
 pytestmark = pytest.mark.processes
 
 LEAD, QUESTIONS, LENGTH = "Look: ", (" what is it?", " and where?"), 8
 SIZES = {"vocab_size": toy_tokenizers.byte_level().get_vocab_size(), "max_position_embeddings": 1024}
-MAKES = {"llava_next": lambda: llava_next(text={**SIZES, "head_dim": 16}), "gemma3": lambda: gemma3(**SIZES)}
+MAKES = {
+    "llava_next": lambda: llava_next(text={**SIZES, "head_dim": 16}),
+    "gemma3": lambda: gemma3(**SIZES),
+    "qwen3_vl": lambda: qwen3_vl(**SIZES),
+}
 
 
 def write(folder: Path, tiny: Tiny) -> ModelSource:
@@ -43,10 +47,11 @@ def text_by_transformers(tiny: Tiny, before: list[int], behind: list[int], image
     inputs = tiny.inputs(image)
     prompt = len(ids)
     for _ in range(LENGTH):
-        if tiny.model.config.model_type == "gemma3":
-            places = np.arange(len(ids))
-            inside = (places >= len(before)) & (places < len(before) + shown)
-            inputs["token_type_ids"] = torch.from_numpy(inside.astype(np.int64))[None]
+        places = np.arange(len(ids))
+        inside = (places >= len(before)) & (places < len(before) + shown)
+        name = {"gemma3": "token_type_ids", "qwen3_vl": "mm_token_type_ids"}.get(tiny.model.config.model_type)
+        if name is not None:
+            inputs[name] = torch.from_numpy(inside.astype(np.int64))[None]
         with torch.no_grad():
             ids.append(int(tiny.model(torch.tensor([ids]), use_cache=False, **inputs).logits[0, -1].argmax()))
     return ids[prompt:]

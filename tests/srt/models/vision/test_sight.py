@@ -9,11 +9,11 @@ import torch
 from umbel.lang.errors import ModelError, RequestError
 from umbel.srt.core.batch import VisionModel
 from umbel.srt.models.vision import sight
+from umbel.srt.models.vision.parts import build_vision, text_part
 from umbel.srt.models.vision.preprocessor import PREPROCESSOR
-from umbel.srt.models.vision.sight import build_vision, text_part
 
 from ..reference import relative_error
-from .tiny import Tiny, gemma3, llava, llava_next, noise
+from .tiny import Tiny, gemma3, llava, llava_next, noise, qwen2_5_vl, qwen2_vl, qwen3_vl
 
 SIZES = [(24, 24), (1, 1), (31, 50), (100, 30), (20, 77), (48, 47)]
 CASES: dict[str, Callable[[], Tiny]] = {
@@ -28,6 +28,9 @@ CASES: dict[str, Callable[[], Tiny]] = {
     "llava next, clip": llava_next,
     "llava next, siglip, full": lambda: llava_next(tower="siglip", vision_feature_select_strategy="full"),
     "gemma 3": gemma3,
+    "qwen 2": qwen2_vl,
+    "qwen 2.5": qwen2_5_vl,
+    "qwen 3": qwen3_vl,
 }
 
 
@@ -53,7 +56,7 @@ def test_features_equal_those_of_transformers(case: str) -> None:
 
 
 # Three layers round at every step; ours and transformers' attention round at different places.
-@pytest.mark.parametrize("case", ["llava, clip", "llava, siglip", "llava next, clip", "gemma 3"])
+@pytest.mark.parametrize("case", ["llava, clip", "llava, siglip", "llava next, clip", "gemma 3", "qwen 2.5", "qwen 3"])
 def test_bfloat16_differs_from_float32_by_rounding(case: str) -> None:
     tiny = CASES[case]()
     image = noise(50, 31)

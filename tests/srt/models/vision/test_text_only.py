@@ -1,7 +1,7 @@
 """Vision models whose tower umbel does not have: their text part against transformers, and what is refused."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -12,25 +12,15 @@ from umbel.srt.models.vision.config import decoder_config, reads_text_only, sees
 from umbel.srt.runners.build import build_runner
 
 from ..reference import TINY, Piece, Sequences, random_tokens, relative_error, run_steps
+from .tiny import Tiny, qwen2_5_vl, qwen2_vl, qwen3_vl
 
 NUM_SLOTS = 60
 LENGTH = 23
 TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-QWEN_TOWER = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 48}
-MROPE = {"rope_type": "default", "rope_theta": 900.0, "mrope_section": [2, 3, 3]}
 
 # model_type → what its text part and its tower differ in from the tiny default.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mistral3": ({"model_type": "mistral", "head_dim": 16, "sliding_window": None}, {**TOWER, "head_dim": 16}),
-    "qwen2_vl": (
-        {"rope_parameters": {**MROPE, "mrope_section": [1, 2, 3]}},
-        {"depth": 1, "embed_dim": 32, "hidden_size": 48, "num_heads": 2},
-    ),
-    "qwen2_5_vl": ({"rope_parameters": {**MROPE, "mrope_section": [1, 2, 3]}}, QWEN_TOWER),
-    "qwen3_vl": (
-        {"head_dim": 16, "rope_parameters": {**MROPE, "mrope_interleaved": True}},
-        {**QWEN_TOWER, "deepstack_visual_indexes": [0]},
-    ),
     "internvl": ({"model_type": "qwen2"}, TOWER),
     "llava_onevision": ({"model_type": "qwen2"}, {**TOWER, "model_type": "siglip_vision_model"}),
     "smolvlm": ({"model_type": "llama", "pad_token_id": 0}, TOWER),
@@ -88,24 +78,28 @@ def test_the_text_part_equals_that_of_transformers(
     assert runner.pictures is None
 
 
-def test_a_decoder_may_be_described_and_named_like_a_text_model() -> None:
+@pytest.mark.parametrize("make", [qwen2_vl, qwen2_5_vl, qwen3_vl])
+def test_a_decoder_may_be_described_and_named_like_a_text_model(make: Callable[[], Tiny]) -> None:
     """The first files of Qwen 2-VL and 2.5-VL have neither a text_config nor a prefix."""
-    model = whole_model("qwen2_5_vl")
-    stated = model.config.to_dict()
-    text = {key: value for key, value in stated["text_config"].items() if key != "rope_parameters"}
-    mrope = {"type": "mrope", "mrope_section": [1, 2, 3]}
-    flat = {**text, "rope_theta": 900.0, "rope_scaling": mrope, "model_type": "qwen2_5_vl", "vision_config": QWEN_TOWER}
-    tensors = {name.replace("model.language_model.", "model."): t.clone() for name, t in model.state_dict().items()}
+    tiny = make()
+    stated = tiny.config
+    text = {key: value for key, value in stated["text_config"].items() if key not in ("rope_parameters", "model_type")}
+    mrope = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    flat = {**stated, **text, "rope_theta": 900.0, "rope_scaling": mrope, "text_config": None}
+    tensors = {name.replace("model.language_model.", "model."): t for name, t in tiny.tensors.items()}
+    tensors = {name.replace("model.visual.", "visual."): t for name, t in tensors.items()}
     ids = random_tokens(LENGTH, 3)
-    expected, actual = (
+    blind = {key: value for key, value in flat.items() if key != "vision_config"}
+    without = {name: t for name, t in tensors.items() if not name.startswith("visual.")}
+    expected, *others = (
         run_steps(
             build_runner(config, some, num_slots=NUM_SLOTS, dtype="float32"),
             Sequences([ids], NUM_SLOTS),
             [[Piece(0, 0, LENGTH)]],
         )[0]
-        for config, some in ((stated, dict(model.state_dict())), (flat, tensors))
+        for config, some in ((stated, tiny.tensors), (flat, tensors), (blind, without))
     )
-    assert torch.equal(actual, expected)
+    assert all(torch.equal(actual, expected) for actual in others)
 
 
 def test_a_checkpoint_without_a_head_is_tied_whatever_its_configuration_says() -> None:

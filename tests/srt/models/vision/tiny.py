@@ -18,6 +18,13 @@ from transformers import (
     LlavaNextForConditionalGeneration,
     LlavaNextImageProcessorPil,
     PreTrainedModel,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLImageProcessorPil,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
     SiglipImageProcessorPil,
     SiglipVisionConfig,
 )
@@ -79,14 +86,16 @@ class Tiny:
     def inputs(self, *images: Image.Image) -> dict[str, torch.Tensor]:
         """What transformers' forward pass takes beside the token ids."""
         inputs = self.processor(list(images), return_tensors="pt")
-        return {name: inputs[name] for name in ("pixel_values", "image_sizes") if name in inputs}
+        return {name: inputs[name] for name in ("pixel_values", "image_sizes", "image_grid_thw") if name in inputs}
 
     def features(self, image: Image.Image) -> torch.Tensor:
         """[tokens, hidden], by transformers."""
         inputs = self.inputs(image)
         inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
         with torch.no_grad():
-            return self.model.model.get_image_features(**inputs).pooler_output[0]
+            found = self.model.model.get_image_features(**inputs)
+        # Qwen 3-VL has more of them, for the first layers.
+        return torch.cat([found.pooler_output[0], *(each[0] for each in found.get("deepstack_features") or ())], dim=-1)
 
 
 def llava(*, tower: str = "clip", text: dict[str, Any] | None = None, **changes: Any) -> Tiny:
@@ -116,6 +125,45 @@ def gemma3(**changes: Any) -> Tiny:
     )
     processor = Gemma3ImageProcessorPil(size={"height": SIDE, "width": SIDE})
     return Tiny(_random(Gemma3ForConditionalGeneration(config)), processor)
+
+
+QWEN_TEXT: dict[str, Any] = {**TINY, "hidden_size": 64, "num_hidden_layers": 4}
+QWEN_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 900.0, "mrope_section": [2, 3, 3]}
+GRID_TOWER: dict[str, Any] = {"depth": 3, "num_heads": 4, "patch_size": PATCH, "temporal_patch_size": 2}
+
+
+def qwen2_vl(**changes: Any) -> Tiny:
+    tower = {**GRID_TOWER, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}
+    return _qwen(Qwen2VLConfig, Qwen2VLForConditionalGeneration, tower, changes)
+
+
+def qwen2_5_vl(**changes: Any) -> Tiny:
+    """Windows of 2 × 2 tokens, in all layers but the second."""
+    tower = {**GRID_TOWER, "hidden_size": 32, "intermediate_size": 56, "out_hidden_size": 64}
+    tower |= {"window_size": 4 * PATCH, "fullatt_block_indexes": [1]}
+    return _qwen(Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, tower, changes)
+
+
+def qwen3_vl(**changes: Any) -> Tiny:
+    tower = {**GRID_TOWER, "hidden_size": 32, "intermediate_size": 56, "out_hidden_size": 64}
+    tower |= {"num_position_embeddings": 25, "deepstack_visual_indexes": [0, 2]}
+    text = {"head_dim": 16, **changes}
+    return _qwen(Qwen3VLConfig, Qwen3VLForConditionalGeneration, tower, text)
+
+
+def _qwen(config_class: Any, model_class: Any, tower: dict[str, Any], changes: dict[str, Any]) -> Tiny:
+    config = config_class(
+        vision_config=tower,
+        text_config={**QWEN_TEXT, "rope_parameters": QWEN_ROPE, **changes},
+        image_token_id=IMAGE_TOKEN,
+        video_token_id=IMAGE_TOKEN - 1,
+        vision_start_token_id=IMAGE_TOKEN - 2,
+        vision_end_token_id=IMAGE_TOKEN - 3,
+    )
+    processor = Qwen2VLImageProcessorPil(
+        size={"shortest_edge": 500, "longest_edge": 2000}, patch_size=PATCH, temporal_patch_size=2, merge_size=2
+    )
+    return Tiny(_random(model_class(config)), processor)
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:

@@ -11,7 +11,7 @@ from umbel.srt.core.batch import Batch
 from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.layers.low_rank import Adapter
 from umbel.srt.models.families import our_names
-from umbel.srt.models.vision.sight import Renamed
+from umbel.srt.models.vision.parts import Renamed
 from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cuda.build import Parts, build_cuda_runner
 from umbel.srt.runners.cuda.device import Accelerator, HostAccelerator, StepLimits
