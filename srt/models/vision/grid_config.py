@@ -12,6 +12,7 @@ from ...layers.config_values import MOST_LAYERS, Config, positive_int, positive_
 from .config import decoder_config
 
 ROOT = "visual"  # the tower's module in every checkpoint
+MOST_UNIT = 256  # pixels along the side of a token's square; a picture has at least one square
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,11 @@ def _read(
         whole=frozenset(_read_layers(stated, "fullatt_block_indexes", whole, layers)) if whole else frozenset(),
         added=_read_layers(stated, "deepstack_visual_indexes", added, layers) if added else (),
     )
+    if vision.unit > MOST_UNIT:
+        raise ModelError(
+            f"vision_config: patch_size={patch} and spatial_merge_size={merged} make squares of {vision.unit} pixels; "
+            f"at most {MOST_UNIT} can be read"
+        )
     if vision.hidden_size % vision.heads or vision.head_dim % 4:
         raise ModelError(
             f"vision_config: {vision.heads} heads of a width of {vision.hidden_size}; write a number of heads that "

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....lang.errors import ModelError
+from ...core.config import PictureLimits
 from ...layers.config_values import Config, flag, positive_int, positive_number, section
 from ...multimodal.format import PictureFormat, Resample, dynamic_tokens
 from .config import GRID_DECODERS, VisionConfig, read_grids, read_vision, sees_grids
@@ -153,7 +154,7 @@ def _read_dynamic(config: Config, before: str, after: str) -> PictureFormat:
     most = positive_int(settings, "max_pixels", positive_int(size, "longest_edge", size.get("max_pixels")))
     if least > most:
         raise ModelError(f"{PREPROCESSOR}: min_pixels={least} is more than max_pixels={most}")
-    most = min(most, MOST_TOKENS * vision.unit**2)
+    most = min(most, MOST_TOKENS * vision.unit**2, PictureLimits().most_pixels)
     least = min(least, most)
     return PictureFormat(
         layout="dynamic",

@@ -396,6 +396,7 @@ NOT_OF_ONE_ROW = {  # function, or Class.* for all of its methods → why it is 
     "scheduler.step:_hidden_rows": "of all rows, within `StepPlan.build`",
     "scheduler.step:_window_slots": "of all rows, within `StepPlan.build`",
     "scheduler.step:_window_write_slots": "of all rows, within `StepPlan.build`",
+    "scheduler.step:_rope_positions": "of all rows, within `StepPlan.build`",
     "scheduler.step:_path": "within `StepPlan.build`",
     "scheduler.step:build_row_requests": "of all rows: `_choice_of` is that of one",
 }

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from umbel.lang.errors import ModelError
+from umbel.srt.core.config import PictureLimits
 from umbel.srt.models.families import read_config
 from umbel.srt.models.vision.config import decoder_config
 from umbel.srt.models.vision.grid_config import read_grid_vision
@@ -118,6 +119,12 @@ def test_qwen_3_is_read_from_its_own_files() -> None:
     assert axes == (0, 1, 2) * 20 + (0,) * 4
 
 
+def test_large_squares_make_no_picture_larger_than_one_may_be() -> None:
+    large = changed(changed(QWEN_25_3B, "vision_config", patch_size=112, window_size=896), PREPROCESSOR, patch_size=112)
+    form = read_picture_format(changed(large, PREPROCESSOR, max_pixels=1 << 30))
+    assert form.most_pixels == PictureLimits().most_pixels
+
+
 def test_fewer_pixels_are_taken_where_the_preprocessor_says_so() -> None:
     form = read_picture_format(changed(QWEN_25_3B, PREPROCESSOR, max_pixels=100 * 28 * 28))
     assert (form.most_pixels, form.tile_tokens) == (100 * 28 * 28, 141)  # in a line of 1 × 141 squares
@@ -134,6 +141,7 @@ def test_fewer_pixels_are_taken_where_the_preprocessor_says_so() -> None:
         ({"in_channels": 1}, "in_channels=1"),
         ({"rope_parameters": {"rope_type": "default"}}, "rope_type='default'"),
         ({"depth": 0}, "depth=0"),
+        ({"patch_size": 129}, "squares of 258 pixels; at most 256 can be read"),
     ],
 )
 def test_a_tower_that_is_not_implemented_is_refused(changes: dict[str, Any], says: str) -> None:
