@@ -1,14 +1,14 @@
 """Converts packed matrices of checkpoints to the forms that the native CPU kernels multiply.
 
     INT8 with a scale for each output        float32, which the kernels round to Format.INT8
-    INT4 in groups of 32, 64, ...            Int4Rows: the same codes and zeros, scales as float16
+    INT4, INT8 in groups of 32, 64, ...      IntegerRows: the same codes and zeros, scales as float16
     E2M1 in groups of 32                     MXFP4: the same codes, the exponents of the scales
-    INT8 without zeros in such groups        Q8_0: the same codes, scales as float16 for each 32 inputs
-    FLOAT8, tables, other groups             Q8_0 of the dequantised numbers: 8 bits for each 32 inputs
-    permuted (GPTQ's act-order)              as without, and products permute inputs; stacked with others: Q8_0
-    inputs that 32 does not divide           float32
+    FLOAT8, tables in groups of 8, 16, ...   CodedRows: the same codes, scales as float32
+    permuted (GPTQ's act-order)              as without, and products permute inputs
+    other groups; permuted among others      float32
 
-Int4Rows and BlockTensor are what `PackedMatrix` takes (kernels/cpu/linear.py).
+A group of 96 inputs is three of 32 with one scale. IntegerRows, CodedRows and BlockTensor are what `PackedMatrix` takes
+(kernels/cpu/linear.py).
 """
 
 from collections.abc import Sequence
@@ -19,38 +19,38 @@ import torch
 from numpy.typing import NDArray
 
 from ...lang.errors import ModelError
-from ..kernels.cpu.linear import Int4Rows
+from ..kernels.cpu.linear import CodedRows, Format, IntegerRows
 from ..layers.checkpoint import BlockTensor
-from ..layers.quantized import Codes, QuantizedTensor
+from ..layers.quantized import TABLES, Codes, QuantizedTensor
 
 UNIT = 32  # inputs of a block
+_LINE = 8  # inputs of codes that the kernels read at a time
 _LARGEST_SCALE = 65504.0  # of float16
 
+NativeRows = IntegerRows | CodedRows | BlockTensor | torch.Tensor
 
-def native_rows(weight: QuantizedTensor) -> Int4Rows | BlockTensor | torch.Tensor:
+
+def native_rows(weight: QuantizedTensor) -> NativeRows:
     """Returns a matrix on the CPU as one that the kernels multiply.
 
     Raises:
         ModelError: a scale is larger than float16 holds.
     """
-    if weight.shape[1] % UNIT:
-        return weight.dense()
     if not bool((weight.scales.abs() <= _LARGEST_SCALE).all()):
         raise ModelError(f"a scale of {float(weight.scales.abs().max())}: the weights are damaged; download them again")
     whole = weight.group_size % UNIT == 0 and weight.permutation is None
-    if weight.kind is Codes.INT4 and whole:
-        return _int4_rows(weight)
-    if weight.kind is Codes.INT8 and whole and weight.zeros is None:
-        blocks = weight.codes.view(len(weight.codes), -1, UNIT)
-        return _q8_0(blocks, weight.scales.half().repeat_interleave(weight.group_size // UNIT, 1), weight.shape)
-    if weight.kind is Codes.E2M1 and weight.group_size == UNIT and whole:
+    if weight.kind in (Codes.INT4, Codes.INT8):
+        return _integer_rows(weight) if whole else weight.dense()
+    if weight.kind is Codes.E2M1 and whole and weight.group_size == UNIT:
         return _mxfp4(weight)
-    return _rounded(weight)
+    if weight.group_size % _LINE or weight.permutation is not None:
+        return weight.dense()
+    table = None if weight.kind is Codes.FLOAT8 else np.array(TABLES[weight.kind], dtype=np.float32)
+    codes = weight.codes.view(torch.uint8).numpy()
+    return CodedRows(Format[weight.kind.name], codes, weight.scales.float().numpy(), table)
 
 
-def native_stack(
-    weights: Sequence[QuantizedTensor],
-) -> tuple[list[Int4Rows | BlockTensor | torch.Tensor], NDArray[np.int32] | None]:
+def native_stack(weights: Sequence[QuantizedTensor]) -> tuple[list[NativeRows], NDArray[np.int32] | None]:
     """Returns matrices that one product multiplies, and the order of their inputs, int32 [inputs].
 
     The order is None where inputs are in order, or where each matrix has an order of its own.
@@ -60,9 +60,12 @@ def native_stack(
     """
     order = weights[0].permutation
     orders = [weight.permutation for weight in weights]
-    if order is None or weights[0].shape[1] % UNIT or not all(own is not None and order.equal(own) for own in orders):
+    if order is None or not all(own is not None and order.equal(own) for own in orders):
         return [native_rows(weight) for weight in weights], None
-    return [native_rows(replace(weight, permutation=None)) for weight in weights], order.int().numpy()
+    rows = [native_rows(replace(weight, permutation=None)) for weight in weights]
+    if all(isinstance(part, IntegerRows) for part in rows):
+        return rows, order.int().numpy()
+    return [weight.dense() for weight in weights], None
 
 
 def is_int8_by_output(weight: QuantizedTensor) -> bool:
@@ -71,27 +74,17 @@ def is_int8_by_output(weight: QuantizedTensor) -> bool:
     return by_output and weight.zeros is None and weight.permutation is None
 
 
-def _int4_rows(weight: QuantizedTensor) -> Int4Rows:
+def _integer_rows(weight: QuantizedTensor) -> IntegerRows:
+    bits = weight.kind.bits
+    middle = 1 << (bits - 1)
     units = weight.group_size // UNIT
     repeats = units // (units & -units)  # a group has a power of two of units
     scales = weight.scales.half().repeat_interleave(repeats, 1)
-    zeros = None if weight.zeros is None else (weight.zeros + 8).to(torch.uint8).repeat_interleave(repeats, 1).numpy()
-    return Int4Rows(weight.codes.numpy(), scales.numpy(), zeros)
-
-
-def _rounded(weight: QuantizedTensor) -> BlockTensor:
-    """Rounds dequantised numbers to 8 bits, piece by piece."""
-    outputs, inputs = weight.shape
-    codes = torch.empty((outputs, inputs // UNIT, UNIT), dtype=torch.int8)
-    scales = torch.empty((outputs, inputs // UNIT), dtype=torch.float16)
-    for first, end, values in weight.pieces():
-        if weight.permutation is not None:
-            values = torch.empty_like(values).index_copy_(1, weight.permutation, values)
-        blocks = values.view(end - first, -1, UNIT)
-        scales[first:end] = blocks.abs().amax(-1) / 127
-        steps = scales[first:end, :, None].float()
-        codes[first:end] = torch.where(steps > 0, blocks / steps, 0).round().clamp(-127, 127).to(torch.int8)
-    return _q8_0(codes, scales, weight.shape)
+    codes = weight.codes if bits == 4 else weight.codes.view(torch.uint8) ^ middle
+    zeros = None
+    if weight.zeros is not None:
+        zeros = (weight.zeros.int() + middle).to(torch.uint8).repeat_interleave(repeats, 1).numpy()
+    return IntegerRows(codes.numpy(), scales.numpy(), zeros, bits)
 
 
 def _mxfp4(weight: QuantizedTensor) -> BlockTensor:
@@ -102,9 +95,3 @@ def _mxfp4(weight: QuantizedTensor) -> BlockTensor:
     data[..., 0] = torch.frexp(weight.scales.float()).exponent + 126
     data[..., 1:] = nibbles[..., : UNIT // 2] | (nibbles[..., UNIT // 2 :] << 4)
     return BlockTensor("MXFP4", weight.shape, data.flatten(1).numpy())
-
-
-def _q8_0(codes: torch.Tensor, scales: torch.Tensor, shape: tuple[int, int]) -> BlockTensor:
-    """codes int8 [outputs, blocks, 32], scales float16 [outputs, blocks] → blocks of ggml: scale, codes"""
-    data = np.concatenate([scales[..., None].contiguous().numpy().view(np.uint8), codes.numpy().view(np.uint8)], axis=2)
-    return BlockTensor("Q8_0", shape, data.reshape(len(data), -1))

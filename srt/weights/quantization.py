@@ -6,7 +6,7 @@
     bf16         dtype bfloat16      Format.BF16
     int8         no                  Format.INT8: symmetric, one scale for each output
     int4         Int4Method          Q4_0's arithmetic: 32 inputs share a float16 scale; head Format.INT8
-    as packed    QuantizedMethod     native_rows.py: 4 bits as they are, others in blocks of 8 bits; inputs of 16 bits
+    as packed    QuantizedMethod     native_rows.py: codes as they are; with integers, inputs of 16 bits
 
 `QuantMethod` is the interface: create, stored, load, apply (layers/linear.py). A new format is a line here, its name in
 `lang.runtime_options.Weights`, and a method if none of those below fits.
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ...lang.errors import ParameterError
 from ...lang.runtime_options import Weights
-from ..kernels.cpu.linear import BLOCKS, Dequantised, Format, Int4Rows, PackedMatrix, dequantise
+from ..kernels.cpu.linear import BLOCKS, Dequantised, Format, IntegerRows, PackedMatrix, dequantise
 from ..kernels.cpu.linear import Weights as PackedSource
 from ..kernels.cpu.quantise import GROUP as INT4_GROUP
 from ..kernels.cpu.quantise import quantise_int4
@@ -173,11 +173,11 @@ class CpuInt4Method(CpuMethod):
         return values if source.block.heads is None else restored(values, source.block.heads)
 
 
-def _int4_rows(weight: torch.Tensor) -> torch.Tensor | Int4Rows:
+def _int4_rows(weight: torch.Tensor) -> torch.Tensor | IntegerRows:
     if weight.shape[1] % INT4_GROUP:
         return weight
     codes, scales = quantise_int4(weight)
-    return Int4Rows(codes.numpy(), scales.numpy())
+    return IntegerRows(codes.numpy(), scales.numpy())
 
 
 class Int4Method(QuantizedMethod):

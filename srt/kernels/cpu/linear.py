@@ -7,6 +7,9 @@ to bfloat16 as well, unless the matrix is `exact`. A matrix is a stack of parts,
 Blocks of a GGUF file keep the numbers of the file in another order, at most 4 % more bytes. Their products round x to
 signed bytes with a float32 scale for each 32 inputs; the products of integers are summed exactly. A `fine` matrix
 rounds x to two such rows of bytes, the second for what the first lacks: 16 bits.
+
+Codes that stand for floats (FLOAT8, NF4, FP4, E2M1) become the float32 numbers of the file in registers: products have
+the bits of those with F32 weights.
 """
 
 import ctypes
@@ -50,10 +53,17 @@ class Format(Enum):
     IQ4_XS = 15
     MXFP4 = 16
     INT4 = 17  # codes 0..15 with a float16 scale and an integer zero for each group of 32, 64, 128, ... inputs
+    INT8_GROUPS = 18  # codes 0..255, with the same
+    FLOAT8 = 19  # e4m3 with a float32 scale for each group of 8, 16, 24, ... inputs
+    NF4 = 20  # one of 16 numbers, with the same
+    FP4 = 21
+    E2M1 = 22
 
 
 FLOAT_FORMATS = {torch.float32: Format.F32, torch.bfloat16: Format.BF16, torch.float16: Format.F16}
+CODED = (Format.FLOAT8, Format.NF4, Format.FP4, Format.E2M1)
 _FORMS = (None, Format.F32, Format.BF16, Format.F16, Format.INT8)
+_INTEGERS = {4: (Format.Q4_0, Format.INT4), 8: (Format.Q8_0, Format.INT8_GROUPS)}  # without zeros by 32 inputs, others
 _SOURCE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # `umbel::Source`
 _SOURCE_OF_KIND = {"F32": 0, "BF16": 1, "F16": 2}
 
@@ -79,23 +89,53 @@ BLOCKS = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Int4Rows:
-    """A matrix in integers of 4 bits: weight = scale × (code − zero), one scale and one zero for each group of inputs.
+class IntegerRows:
+    """A matrix in unsigned integers: weight = scale × (code − zero), one scale and one zero for each group of inputs.
 
     Attributes:
-        codes: uint8 [n, k / 2]; input 2i is in the lower half of byte i, input 2i + 1 in the upper.
+        codes: uint8, of 8 bits [n, k]; of 4 [n, k / 2], input 2i in the lower half of byte i, 2i + 1 in the upper.
         scales: float16 or float32 [n, groups], of 32, 64, 128, ... inputs each; kept as float16.
-        zeros: uint8 [n, groups], 0 to 15; None: 8 everywhere.
+        zeros: uint8 [n, groups], in the range of the codes; None: the middle of it everywhere, 8 or 128.
+        bits: 4 or 8.
     """
 
     codes: NDArray[np.uint8]
     scales: NDArray[np.float16] | NDArray[np.float32]
     zeros: NDArray[np.uint8] | None = None
+    bits: int = 4
 
     @property
     def shape(self) -> tuple[int, int]:
         """(outputs, inputs)."""
-        return len(self.codes), 2 * self.codes.shape[1]
+        return len(self.codes), self.codes.shape[1] * 8 // self.bits
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale."""
+        inputs = self.shape[1]
+        return inputs // int(self.scales.shape[1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedRows:
+    """A matrix in codes that stand for floats: weight = value × scale, one scale for each group of inputs.
+
+    Attributes:
+        form: FLOAT8, NF4, FP4 or E2M1.
+        codes: uint8, of FLOAT8 [n, k]; of the others [n, k / 2], input 2i in the lower half of byte i.
+        scales: float32 [n, groups], of 8, 16, 24, ... inputs each.
+        table: the 16 values of codes of 4 bits, float32; None: FLOAT8.
+    """
+
+    form: Format
+    codes: NDArray[np.uint8]
+    scales: NDArray[np.float32]
+    table: NDArray[np.float32] | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, inputs)."""
+        return len(self.codes), self.codes.shape[1] * (1 if self.form is Format.FLOAT8 else 2)
 
     @property
     def group(self) -> int:
@@ -116,7 +156,7 @@ class Dequantised:
         return self.block.shape
 
 
-Weights = torch.Tensor | BlockTensor | Dequantised | Int4Rows
+Weights = torch.Tensor | BlockTensor | Dequantised | IntegerRows | CodedRows
 
 
 class PackedMatrix:
@@ -138,14 +178,14 @@ class PackedMatrix:
 
         Args:
             form: of sources that are tensors or dequantised: F32, BF16, F16 or INT8; None: the type that tensors have,
-                F32 of what is dequantised. Blocks and integers keep theirs.
+                F32 of what is dequantised. Blocks, integers and codes keep theirs.
             exact: BF16 leaves x in float32, also where tiles would multiply a rounded x faster.
-            fine: blocks and integers of 4 bits round x to 16 bits instead of 8.
-            order: int32 [k], of blocks and integers of 4 bits: input i of the sources is input order[i] of x.
+            fine: blocks and integers round x to 16 bits instead of 8.
+            order: int32 [k], of blocks and integers: input i of the sources is input order[i] of x.
 
         Raises:
-            ParameterError: a source is no float32, bfloat16 or float16 matrix of the CPU, nor a sound one in blocks or
-                integers of 4 bits, their widths differ, or the order is none of their inputs.
+            ParameterError: a source is no float32, bfloat16 or float16 matrix of the CPU, nor a sound one in blocks,
+                integers or codes, their widths differ, or the order is none of their inputs.
             EngineError: there is no memory.
         """
         self._library = _declare(library)
@@ -162,9 +202,7 @@ class PackedMatrix:
             self.k, 2 if fine else 1, None if order is None else np.ascontiguousarray(order).ctypes.data
         )
         for index, part in enumerate(parts):
-            added = self._handle and library.umbel_matrix_add(
-                self._handle, part.form.value, part.n, part.group_shift, exact
-            )
+            added = self._handle and library.umbel_matrix_add(self._handle, part.form.value, part.n, part.group, exact)
             if not added:
                 raise EngineError(
                     f"there is no memory for a weight of {self.n} × {self.k} in {part.form.name}; "
@@ -181,8 +219,10 @@ class PackedMatrix:
                 self._fill_blocks(part, first, source)
             case Dequantised():
                 self._fill_dequantised(part, first, source.block)
-            case Int4Rows():
-                self._fill_int4(part, first, source)
+            case IntegerRows():
+                self._fill_integers(part, first, source)
+            case CodedRows():
+                self._fill_codes(part, first, source)
             case _:
                 rows = source if source.stride(1) == 1 else source.contiguous()
                 kind = _SOURCE[source.dtype]
@@ -216,15 +256,23 @@ class PackedMatrix:
             )
             give_back(rows)
 
-    def _fill_int4(self, part: int, first: int, source: Int4Rows) -> None:
+    def _fill_integers(self, part: int, first: int, source: IntegerRows) -> None:
         codes = np.ascontiguousarray(source.codes)
         scales = np.ascontiguousarray(source.scales, dtype=np.float16)
         zeros = None if source.zeros is None else np.ascontiguousarray(source.zeros)
         if zeros is None and source.group > 32:
-            zeros = np.full(scales.shape, 8, dtype=np.uint8)
-        self._library.umbel_matrix_fill_int4(
+            zeros = np.full(scales.shape, 1 << (source.bits - 1), dtype=np.uint8)
+        self._library.umbel_matrix_fill_integers(
             *(self._handle, part, first, len(codes), codes.ctypes.data, scales.ctypes.data),
             None if zeros is None else zeros.ctypes.data,
+        )
+
+    def _fill_codes(self, part: int, first: int, source: CodedRows) -> None:
+        codes, scales = np.ascontiguousarray(source.codes), np.ascontiguousarray(source.scales)
+        table = None if source.table is None else np.ascontiguousarray(source.table)
+        self._library.umbel_matrix_fill_codes(
+            *(self._handle, part, first, len(codes), codes.ctypes.data, scales.ctypes.data),
+            None if table is None else table.ctypes.data,
         )
 
     @property
@@ -311,7 +359,7 @@ class _Stacked:
     """Neighbours in one format."""
 
     form: Format
-    group_shift: int  # INT4: log2 of a group's inputs / 32
+    group: int  # inputs that share a scale, of integers with zero points and of codes; else 0
     sources: list[Weights]
 
     @property
@@ -322,13 +370,13 @@ class _Stacked:
 def _parts(sources: Sequence[Weights], form: Format | None) -> Iterator[_Stacked]:
     open_part: _Stacked | None = None
     for source in sources:
-        own, shift = _format_of(source, form)
-        if open_part and (open_part.form, open_part.group_shift) == (own, shift):
+        own, group = _format_of(source, form)
+        if open_part and (open_part.form, open_part.group) == (own, group):
             open_part.sources.append(source)
             continue
         if open_part:
             yield open_part
-        open_part = _Stacked(own, shift, [source])
+        open_part = _Stacked(own, group, [source])
     if open_part:
         yield open_part
 
@@ -339,9 +387,11 @@ def _format_of(source: Weights, form: Format | None) -> tuple[Format, int]:
             return Format[source.kind], 0
         case Dequantised():
             return form or Format.F32, 0
-        case Int4Rows():
-            plain = source.zeros is None and source.group == 32
-            return (Format.Q4_0, 0) if plain else (Format.INT4, (source.group // 32).bit_length() - 1)
+        case IntegerRows():
+            plain, grouped = _INTEGERS[source.bits]
+            return (plain, 0) if source.zeros is None and source.group == 32 else (grouped, source.group)
+        case CodedRows():
+            return source.form, source.shape[1] // source.scales.shape[1]
         case _:
             return form or FLOAT_FORMATS[source.dtype], 0
 
@@ -355,8 +405,10 @@ def _stacked_shape(sources: Sequence[Weights]) -> tuple[int, int]:
                 _check_blocks(source)
             case Dequantised():
                 _check_blocks(source.block)
-            case Int4Rows():
-                _check_int4(source)
+            case IntegerRows():
+                _check_integers(source)
+            case CodedRows():
+                _check_codes(source)
             case _:
                 _check_floats(source)
     widths = {source.shape[1] for source in sources}
@@ -390,30 +442,49 @@ def _check_blocks(source: BlockTensor) -> None:
         raise ParameterError(f"a weight of {n} outputs for {source.heads} heads; each needs the same even number")
 
 
-def _check_int4(source: Int4Rows) -> None:
+def _check_integers(source: IntegerRows) -> None:
     codes, scales, zeros = source.codes, source.scales, source.zeros
+    if source.bits not in _INTEGERS:
+        raise ParameterError(f"integers of {source.bits} bits; the kernels multiply those of 4 and 8")
     plain = codes.ndim == scales.ndim == 2 and codes.size > 0 and scales.size > 0 and codes.dtype == np.uint8
     if not plain or scales.dtype not in (np.float16, np.float32) or len(scales) != len(codes):
         raise ParameterError(
-            f"codes {codes.dtype} {codes.shape} with scales {scales.dtype} {scales.shape}; give uint8 [n, k / 2] and "
-            "float16 or float32 [n, groups]"
+            f"codes {codes.dtype} {codes.shape} with scales {scales.dtype} {scales.shape}; give uint8 "
+            "[n, k × bits / 8] and float16 or float32 [n, groups]"
         )
     k, group = source.shape[1], source.group
     if k != group * scales.shape[1] or group % 32 or (group // 32) & (group // 32 - 1):
         raise ParameterError(f"{k} inputs in {scales.shape[1]} groups; a group has 32, 64, 128, ... of them")
     if not np.abs(scales).max() <= _LARGEST_HALF:
         raise ParameterError(f"scales up to {np.abs(scales).max()}; float16 holds numbers up to {_LARGEST_HALF:.0f}")
-    if zeros is not None and (zeros.dtype != np.uint8 or zeros.shape != scales.shape or zeros.max() > 15):
-        raise ParameterError(f"zeros {zeros.dtype} {zeros.shape}; give uint8 {scales.shape}, from 0 to 15")
+    largest = (1 << source.bits) - 1
+    if zeros is not None and (zeros.dtype != np.uint8 or zeros.shape != scales.shape or zeros.max() > largest):
+        raise ParameterError(f"zeros {zeros.dtype} {zeros.shape}; give uint8 {scales.shape}, from 0 to {largest}")
+
+
+def _check_codes(source: CodedRows) -> None:
+    codes, scales, table = source.codes, source.scales, source.table
+    plain = codes.ndim == scales.ndim == 2 and codes.size > 0 and scales.size > 0 and len(scales) == len(codes)
+    if source.form not in CODED or not plain or codes.dtype != np.uint8 or scales.dtype != np.float32:
+        raise ParameterError(
+            f"codes {codes.dtype} {codes.shape} with scales {scales.dtype} {scales.shape} in {source.form.name}; give "
+            f"uint8 [n, k] or [n, k / 2] and float32 [n, groups], in {', '.join(form.name for form in CODED)}"
+        )
+    k, groups = source.shape[1], scales.shape[1]
+    if k % (8 * groups):
+        raise ParameterError(f"{k} inputs in {groups} groups; a group has 8, 16, 24, ... of them")
+    has_table = table is not None and table.dtype == np.float32 and table.shape == (16,)
+    if has_table == (source.form is Format.FLOAT8):
+        raise ParameterError(f"{source.form.name} needs {'no table' if has_table else 'a table, float32 [16]'}")
 
 
 def _check_order(order: NDArray[np.int32], k: int, formats: Sequence[Format]) -> None:
     """Checks what the kernels rely on: they read x where the order says."""
-    plain = [form.name for form in formats if form in (*FLOAT_FORMATS.values(), Format.INT8)]
+    plain = [form.name for form in formats if form in (*FLOAT_FORMATS.values(), Format.INT8, *CODED)]
     if plain or order.dtype != np.int32 or order.shape != (k,) or order.min() < 0 or order.max() >= k:
         raise ParameterError(
             f"order {order.dtype} {order.shape} of {k} inputs, with parts in {', '.join(plain) or 'blocks'}; "
-            f"give int32 [{k}] of numbers below {k}, and blocks or integers of 4 bits alone"
+            f"give int32 [{k}] of numbers below {k}, and blocks or integers alone"
         )
 
 
@@ -466,14 +537,15 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, long, integer = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
     library.umbel_matrix_create.argtypes = [long, integer, pointer]
     library.umbel_matrix_create.restype = pointer
-    library.umbel_matrix_add.argtypes = [pointer, integer, long, integer, integer]
+    library.umbel_matrix_add.argtypes = [pointer, integer, long, long, integer]
     library.umbel_matrix_add.restype = integer
     library.umbel_matrix_fill.argtypes = [pointer, long, long, long, pointer, integer, long]
     library.umbel_matrix_fill.restype = None
     library.umbel_matrix_fill_blocks.argtypes = [pointer, long, long, long, pointer, long, long]
     library.umbel_matrix_fill_blocks.restype = None
-    library.umbel_matrix_fill_int4.argtypes = [pointer, long, long, long, pointer, pointer, pointer]
-    library.umbel_matrix_fill_int4.restype = None
+    for fill in (library.umbel_matrix_fill_integers, library.umbel_matrix_fill_codes):
+        fill.argtypes = [pointer, long, long, long, pointer, pointer, pointer]
+        fill.restype = None
     library.umbel_matrix_free.argtypes = [pointer]
     library.umbel_matrix_free.restype = None
     library.umbel_matrix_bytes.argtypes = [pointer]

@@ -19,7 +19,7 @@ int main() {
     if (std::fread(blocks.data(), 1, blocks.size(), stdin) != blocks.size()) return 1;
     if (std::fread(x.data(), sizeof(float), x.size(), stdin) != x.size()) return 1;
     umbel_set_threads(2);
-    MatrixPart part = create_part(format, 0, n, k, false, 0);
+    MatrixPart part = create_part(format, 0, n, k, false);
     pack_blocks(part, 0, n, blocks.data(), row_bytes, 0);
     linear(Matrix{n, k, 1, &part, (int)head[5]}, x.data(), rows, k, nullptr, out.data(), n);
     umbel_set_threads(1);

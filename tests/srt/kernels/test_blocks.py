@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from umbel.lang.errors import ParameterError
 from umbel.srt.kernels.cpu.head import Head
 from umbel.srt.kernels.cpu.library import Isa, load_library
-from umbel.srt.kernels.cpu.linear import BLOCKS, Int4Rows, PackedMatrix, dequantise
+from umbel.srt.kernels.cpu.linear import BLOCKS, IntegerRows, PackedMatrix, dequantise
 from umbel.srt.layers.checkpoint import BlockTensor
 
 from .native import native_isas
@@ -226,16 +226,17 @@ def test_memory_is_hardly_more_than_the_file(library: ctypes.CDLL, kind: str, mo
     assert source.data.nbytes <= PackedMatrix(library, [source]).bytes <= most * source.data.nbytes
 
 
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("group", [32, 64, 128, 512])
-def test_integers_of_4_bits(library: ctypes.CDLL, group: int, zeros: bool) -> None:
+def test_integers_in_groups(library: ctypes.CDLL, group: int, zeros: bool, bits: int) -> None:
     random = np.random.default_rng(group)
-    k = max(256, 2 * group)
-    codes = random.integers(0, 16, (40, k), dtype=np.uint8)
+    k, top = max(256, 2 * group), 1 << bits
+    codes = random.integers(0, top, (40, k), dtype=np.uint8)
     scales = random.uniform(0.01, 0.1, (40, k // group)).astype(np.float16)
-    zero = random.integers(0, 16, scales.shape, dtype=np.uint8) if zeros else None
-    source = Int4Rows(codes[:, ::2] | codes[:, 1::2] << 4, scales, zero)
-    spread = np.repeat(np.full(scales.shape, 8) if zero is None else zero, group, axis=1)
+    zero = random.integers(0, top, scales.shape, dtype=np.uint8) if zeros else None
+    source = IntegerRows(codes if bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4, scales, zero, bits)
+    spread = np.repeat(np.full(scales.shape, top // 2) if zero is None else zero, group, axis=1)
     weight = torch.from_numpy(np.repeat(scales.astype(np.float32), group, axis=1) * (codes - spread.astype(np.int16)))
     matrix = PackedMatrix(library, [source, source])
     for rows in (1, 20):
@@ -317,10 +318,11 @@ def test_what_is_no_sound_matrix_is_refused(library: ctypes.CDLL) -> None:
         dequantise(library, source, np.array([6]))
     codes, scales = np.zeros((4, 32), np.uint8), np.ones((4, 2), np.float32)
     for integers, message in (
-        (Int4Rows(codes, scales[:3]), "with scales"),
-        (Int4Rows(codes, np.ones((4, 3), np.float32)), "64 inputs in 3 groups"),
-        (Int4Rows(codes, scales * 1e6), "float16 holds"),
-        (Int4Rows(codes, scales, np.full((4, 2), 16, np.uint8)), "from 0 to 15"),
+        (IntegerRows(codes, scales[:3]), "with scales"),
+        (IntegerRows(codes, np.ones((4, 3), np.float32)), "64 inputs in 3 groups"),
+        (IntegerRows(codes, scales * 1e6), "float16 holds"),
+        (IntegerRows(codes, scales, np.full((4, 2), 16, np.uint8)), "from 0 to 15"),
+        (IntegerRows(codes, scales, bits=3), "integers of 3 bits"),
     ):
         with pytest.raises(ParameterError, match=message):
             PackedMatrix(library, [integers])

@@ -1,8 +1,9 @@
-"""Linears of F32 and BF16 weights against functional.linear, on every instruction set that this machine executes."""
+"""Linears of floats and of codes against functional.linear, on every instruction set that this machine executes."""
 
 import ctypes
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from umbel.lang.errors import ParameterError
 from umbel.srt.kernels.cpu.library import Isa, load_library
-from umbel.srt.kernels.cpu.linear import Format, PackedMatrix
+from umbel.srt.kernels.cpu.linear import CODED, CodedRows, Format, PackedMatrix
+from umbel.srt.layers.quantized import TABLES, Codes, QuantizedTensor
 
 from .native import native_isas
 
@@ -194,3 +196,62 @@ def test_what_a_kernel_cannot_read_is_refused(library: ctypes.CDLL) -> None:
         PackedMatrix(library, [normal(2, 32)], Format.Q4_0)
     with pytest.raises(ParameterError, match="empty"):
         PackedMatrix(library, [], Format.F32)
+
+
+# ------------------------------------------------------------------------------------------ codes
+
+
+def coded(form: Format, n: int, k: int, group: int) -> tuple[CodedRows, torch.Tensor]:
+    """Returns random codes, and the float32 matrix that they stand for."""
+    random = np.random.default_rng(n + k + group)
+    if form is Format.FLOAT8:
+        codes = random.integers(0, 256, (n, k), dtype=np.uint8)
+        codes[codes & 127 == 127] = 3
+        table, stored = None, torch.from_numpy(codes).view(torch.float8_e4m3fn)
+    else:
+        codes = random.integers(0, 256, (n, k // 2), dtype=np.uint8)
+        table, stored = np.array(TABLES[Codes[form.name]], np.float32), torch.from_numpy(codes)
+    scales = random.uniform(-0.01, 0.1, (n, k // group)).astype(np.float32)
+    dense = QuantizedTensor(Codes[form.name], stored, torch.from_numpy(scales)).dense()
+    return CodedRows(form, codes, scales, table), dense
+
+
+@pytest.mark.parametrize("form", CODED)
+@pytest.mark.parametrize(("n", "k", "group"), [(70, 2304, 128), (33, 40, 40), (48, 1200, 24)])
+def test_codes_have_the_bits_of_their_floats(library: ctypes.CDLL, form: Format, n: int, k: int, group: int) -> None:
+    source, dense = coded(form, n, k, group)
+    matrix, plain = PackedMatrix(library, [source, source]), PackedMatrix(library, [dense, dense])
+    x, bias = normal(70, k), normal(2 * n, seed=1)
+    together = matrix(x, bias)
+    assert torch.equal(together, plain(x, bias))
+    for rows in (1, 2, 3, 7, 12, 13):
+        assert torch.equal(matrix(x[9 : 9 + rows], bias), together[9 : 9 + rows])
+    assert torch.equal(matrix.panel(x, 1), plain.panel(x, 1))
+
+
+def test_codes_take_their_bits_and_those_of_the_scales(library: ctypes.CDLL) -> None:
+    assert PackedMatrix(library, [coded(Format.FLOAT8, 64, 512, 128)[0]]).bytes == 64 * 512 + 64 * 4 * 4
+    assert PackedMatrix(library, [coded(Format.NF4, 64, 512, 64)[0]]).bytes == 64 * 512 // 2 + 64 * 8 * 4
+
+
+def test_a_code_that_is_no_number_spoils_its_output(library: ctypes.CDLL) -> None:
+    source, _ = coded(Format.FLOAT8, 20, 64, 32)
+    source.codes[3, 40], source.codes[17, 2] = 0x7F, 0xFF
+    out = PackedMatrix(library, [source])(normal(2, 64))
+    assert out.isnan().nonzero().tolist() == [[0, 3], [0, 17], [1, 3], [1, 17]]
+
+
+def test_codes_that_are_not_sound_are_refused(library: ctypes.CDLL) -> None:
+    codes, scales, table = np.zeros((4, 64), np.uint8), np.ones((4, 2), np.float32), np.zeros(16, np.float32)
+    for source, message in (
+        (CodedRows(Format.FLOAT8, codes, scales[:3]), r"with scales float32 \(3, 2\)"),
+        (CodedRows(Format.INT4, codes, scales), "in INT4; give .* in FLOAT8, NF4"),
+        (CodedRows(Format.FLOAT8, codes, np.ones((4, 3), np.float32)), "64 inputs in 3 groups"),
+        (CodedRows(Format.FLOAT8, codes[:, :60], scales), "60 inputs in 2 groups"),
+        (CodedRows(Format.FLOAT8, codes, scales, table), "FLOAT8 needs no table"),
+        (CodedRows(Format.NF4, codes, scales), r"NF4 needs a table, float32 \[16\]"),
+    ):
+        with pytest.raises(ParameterError, match=message):
+            PackedMatrix(library, [source])
+    with pytest.raises(ParameterError, match="with parts in FLOAT8"):
+        PackedMatrix(library, [CodedRows(Format.FLOAT8, codes, scales)], order=np.arange(64, dtype=np.int32))

@@ -76,9 +76,16 @@ def test_logits_of_a_packed_checkpoint_are_those_of_its_dequantised_weights(fold
     assert runner.facts()["weights"] == "packed"
 
 
-# Of products on the CPU kernels, relative to the largest. Inputs have 16 bits; what is not in groups of integers has
-# weights of 8 bits by block.
-NATIVE = {"awq": 3e-4, "gptq, act-order, zeros": 3e-4, "compressed, int8": 1e-3, "fp8, blocks": 0.01, "nf4": 0.01}
+# Of products on the CPU kernels, relative to the largest: inputs have 16 bits with integers, 32 with codes of floats.
+NATIVE = {
+    "awq": 3e-4,
+    "gptq, act-order, zeros": 3e-4,
+    "gptq, v2, 8 bits": 3e-4,
+    "compressed, int8": 1e-3,
+    "compressed, float8, static": 1e-6,
+    "fp8, blocks": 1e-6,
+    "nf4, nested": 1e-6,
+}
 
 
 @pytest.mark.parametrize("name", NATIVE)
@@ -90,14 +97,31 @@ def test_the_cpu_kernels_multiply_packed_matrices(name: str) -> None:
     weight = method.load(checkpoint, LinearTensors(("a",), (64,), 256))
     x = torch.randn(5, 256, generator=torch.Generator().manual_seed(1))
     assert relative_error(method.apply(weight, x), x @ values.t()) < NATIVE[name]
-    assert weight.bytes < 64 * 256 * 1.1
+    assert weight.bytes < 64 * 256 * 1.13  # a float32 scale for each 32 inputs
     assert torch.equal(method.apply(weight, x[2:3])[0], method.apply(weight, x)[2]), "a row has the same bits alone"
 
 
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [("gptq, act-order, zeros", "int4"), ("gptq", "Q4_0"), ("awq", "int4"), ("compressed, int8", "int8")],
-)
+FORMS = {
+    "awq": "int4",
+    "gptq": "Q4_0",
+    "gptq, act-order, zeros": "int4",
+    "gptq, v2, 8 bits": "int8_groups",
+    "gptq, 8 bits, act-order": "Q8_0",
+    "auto-round": "Q4_0",
+    "compressed, 4 bits": "Q4_0",
+    "compressed, 4 bits, zeros": "int4",
+    "compressed, int8": "int8",
+    "compressed, float8, outputs": "float8",
+    "compressed, float8, static": "float8",
+    "fp8, blocks": "float8",
+    "fbgemm": "float8",
+    "nf4": "nf4",
+    "nf4, nested": "nf4",
+    "bitsandbytes, int8": "int8",
+}
+
+
+@pytest.mark.parametrize(("name", "form"), FORMS.items())
 def test_a_packed_checkpoint_runs_on_the_cpu_kernels(name: str, form: str) -> None:
     folder = BY_NAME[name]
     model = reference_model("qwen3", num_hidden_layers=2, **SIZES)
@@ -133,6 +157,8 @@ def test_experts_of_a_packed_checkpoint_run(kernels: Kernels, tolerance: float) 
 def test_odd_widths_and_large_scales_on_the_cpu_kernels() -> None:
     small = QuantizedTensor(Codes.INT8, torch.ones(4, 40, dtype=torch.int8), torch.ones(4, 1))
     assert torch.equal(native_rows(small), torch.ones(4, 40))  # type: ignore[arg-type]  # 32 does not divide 40
+    tables = QuantizedTensor(Codes.NF4, torch.full((4, 6), 0xFF, dtype=torch.uint8), torch.ones(4, 1))
+    assert torch.equal(native_rows(tables), torch.ones(4, 12))  # type: ignore[arg-type]  # nor 8 12
     large = QuantizedTensor(Codes.INT8, torch.ones(4, 64, dtype=torch.int8), torch.full((4, 2), 1e6))
     with pytest.raises(ModelError, match="a scale of 1000000"):
         native_rows(large)

@@ -29,7 +29,7 @@ enum class Scaling {
     BYTES,        // float16 for 256 inputs, times a signed byte for each sub-block
     BYTES_MIN,    // float16 scale and minimum for 256 inputs, times a byte each for each sub-block
     NIBBLES_MIN,  // the same, both 4 bits of one byte
-    GROUPS,       // INT4: float16 scale and byte zero for 32 << group_shift inputs
+    GROUPS,       // INT4 and INT8_GROUPS: float16 scale and byte zero for 32 << group_shift inputs
 };
 
 // Whether codes of 8 bits are 128 less than otherwise, because instructions of this machine want them signed.
@@ -73,6 +73,7 @@ constexpr BlockFormat block_format(Format format) {
         case Format::IQ4_XS: return {256, 136, 4, 32, 128, 255, Scaling::BYTES, true};
         case Format::MXFP4: return {32, 17, 4, 32, 16, 31, Scaling::EXPONENT, true};
         case Format::INT4: return {32, 0, 4, 32, 0, 15, Scaling::GROUPS, false};
+        case Format::INT8_GROUPS: return {32, 0, 8, 32, 0, 255, Scaling::GROUPS, false};
         default: return {};
     }
 }
@@ -109,12 +110,13 @@ long block_panel_bytes(const MatrixPart& part);
 // Uses the whole team.
 void pack_blocks(MatrixPart& part, long first, long count, const uint8_t* rows, long row_bytes, long head_rows);
 
-// Fills outputs of an INT4 or, without `zeros`, of a Q4_0 part (whose zero is 8): codes [count, k / 2], input 2i in the
-// lower half of byte i; scales and zeros [count, groups], a group being 32 << group_shift inputs. Uses the whole team.
-void pack_int4(MatrixPart& part, long first, long count, const uint8_t* codes, const f16* scales, const uint8_t* zeros);
+// Fills outputs of a part with zero points or, without `zeros`, of Q4_0 or Q8_0, whose zero is 8 or 128. codes: of 4 bits
+// [count, k / 2], input 2i in the lower half of byte i; of 8 [count, k]. scales and zeros: [count, k / group]. Uses the
+// whole team.
+void pack_integers(MatrixPart& part, long first, long count, const uint8_t* codes, const f16* scales, const uint8_t* zeros);
 
 // One row of k weights of a file as float32: what gguf-py computes, but for the last bit where a machine rounds a
-// product and a sum at once. Any format of blocks but INT4, and F32, F16 and BF16.
+// product and a sum at once. Any format of blocks but those with zero points, and F32, F16 and BF16.
 void dequantise_row(Format format, const uint8_t* row, long k, float* out);
 
 // Rows of inputs as signed bytes with a float32 scale for each 32 of them: input = scale × byte. With two terms a row of

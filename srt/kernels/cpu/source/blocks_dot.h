@@ -209,7 +209,7 @@ UMBEL_INLINE void dot_signed(const uint8_t* lines, const int8_t* x, vi (&sums)[R
 // Scales of VL outputs × 32 inputs: of one sub-block, or of two of 16 inputs each.
 struct Scales {
     vf scale[2], min[2];
-    vf zero;  // INT4
+    vf zero;  // of formats that have one for each group
 };
 
 UMBEL_INLINE vi widen_bytes(const uint8_t* p) {
@@ -293,13 +293,14 @@ UMBEL_INLINE Scales load_scales(const uint8_t* scales, UnitScales unit, long blo
 }
 
 // sum + what integer products of 32 inputs of one row stand for: of all of them, or of both halves. The integers are
-// exact, and so are they as floats. SIGNED: `zero` has been taken away from the codes already.
+// exact, and so are they as floats. SIGNED: 128, which is Q8_0's zero, has been taken away from the codes already.
 template <Format F, bool SIGNED>
 UMBEL_INLINE vf add_products(vf sum, vi first, vi second, const Scales& scales, const float* factors) {
     constexpr BlockFormat f = block_format(F);
     auto as_floats = [&](vi products, float inputs) {
         vf exact = __builtin_convertvector(products, vf);
-        if constexpr (f.scaling == Scaling::GROUPS) return fnma(scales.zero, splat(inputs), exact);
+        if constexpr (f.scaling == Scaling::GROUPS)
+            return fnma(SIGNED ? scales.zero - 128.0f : scales.zero, splat(inputs), exact);
         if constexpr (f.zero != 0 && !SIGNED) return fnma(splat((float)f.zero), splat(inputs), exact);
         return exact;
     };

@@ -42,7 +42,7 @@ struct Units {
 template <Format F>
 UMBEL_INLINE void fetch_block(const uint8_t* scales, long block) {
     constexpr BlockFormat f = block_format(F);
-    constexpr long BYTES = unit_bytes(f, 0) / UNIT;  // of INT4 somewhat more than it takes
+    constexpr long BYTES = unit_bytes(f, 0) / UNIT;  // of groups somewhat more than they take
     for (long line = 0; line < BYTES; line += 64) prefetch(scales + AHEAD + block * BYTES + line);
 }
 
@@ -92,39 +92,39 @@ void multiply_few(const BlockOperands& operands, float* sums) {
 
 #if defined(UMBEL_SIGNED_DOT)
 
-// R rows of Q8_0 times a block.
-template <int R>
-UMBEL_INLINE void add_signed(const f16* scales, const uint8_t* lines, const int8_t* x, const float* factors,
+// R rows times a block of codes of 8 bits.
+template <Format F, int R>
+UMBEL_INLINE void add_signed(const Scales (&scales)[2], const uint8_t* lines, const int8_t* x, const float* factors,
                              float* sums) {
     vi products[R][2];
     dot_signed<R>(lines, x, products);
 #pragma GCC unroll 2
-    for (int v = 0; v < 2; v++) {
-        Scales own{};
-        own.scale[0] = load(scales + v * VL);
+    for (int v = 0; v < 2; v++)
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
             float* sum = sums + r * PANEL + v * VL;
-            store(sum, add_products<Format::Q8_0, true>(load(sum), products[r][v], vi{}, own, factors + r * 4));
+            store(sum, add_products<F, true>(load(sum), products[r][v], vi{}, scales[v], factors + r * 4));
         }
-    }
 }
 
-// Q8_0, any number of rows.
+// Any number of rows times codes of 8 bits.
+template <Format F>
 void multiply_signed(const BlockOperands& operands, float* sums) {
-    constexpr long BYTES = block_format(Format::Q8_0).code_bytes();
+    constexpr long BYTES = block_format(F).code_bytes();
     const long rows = operands.rows;
-    for (Units<Format::Q8_0> units(operands); units.left(); units.next())
+    for (Units<F> units(operands); units.left(); units.next())
         for (long block = 0; block < units.count; block++) {
             const int8_t* x = operands.values + (units.first + block) * operands.lanes * 32;
             const float* factors = operands.factors + (units.first + block) * operands.lanes * 4;
-            const f16* scales = (const f16*)units.scales + block * PANEL;
             const uint8_t* lines = units.lines + block * BYTES;
-            fetch_block<Format::Q8_0>(units.scales, block);
+            Scales scales[2];
+            for (int v = 0; v < 2; v++)
+                scales[v] = load_scales<F>(units.scales, UnitScales{}, block, v * VL, operands.group_shift);
+            fetch_block<F>(units.scales, block);
             long r = 0;
-            for (; r + 4 <= rows; r += 4) add_signed<4>(scales, lines, x + r * 32, factors + r * 4, sums + r * PANEL);
-            for (; r + 2 <= rows; r += 2) add_signed<2>(scales, lines, x + r * 32, factors + r * 4, sums + r * PANEL);
-            if (r < rows) add_signed<1>(scales, lines, x + r * 32, factors + r * 4, sums + r * PANEL);
+            for (; r + 4 <= rows; r += 4) add_signed<F, 4>(scales, lines, x + r * 32, factors + r * 4, sums + r * PANEL);
+            for (; r + 2 <= rows; r += 2) add_signed<F, 2>(scales, lines, x + r * 32, factors + r * 4, sums + r * PANEL);
+            if (r < rows) add_signed<F, 1>(scales, lines, x + r * 32, factors + r * 4, sums + r * PANEL);
         }
 }
 
@@ -245,8 +245,8 @@ constexpr BlockKernels all_kernels() {
     kernels.tiled = multiply_tiled<F>;
 #endif
 #if defined(UMBEL_SIGNED_DOT)
-    if constexpr (F == Format::Q8_0) {
-        kernels.many = multiply_signed;
+    if constexpr (block_format(F).bits == 8) {
+        kernels.many = multiply_signed<F>;
         for (int rows = 2; rows <= BlockKernels::FEW; rows++) kernels.few[rows] = kernels.many;
         kernels.few[1] = multiply_few<F, 1>;
         return kernels;
@@ -285,6 +285,7 @@ const BlockKernels& block_kernels(Format format) {
         case Format::IQ4_NL: return KERNELS<Format::IQ4_NL>;
         case Format::IQ4_XS: return KERNELS<Format::IQ4_XS>;
         case Format::MXFP4: return KERNELS<Format::MXFP4>;
+        case Format::INT8_GROUPS: return KERNELS<Format::INT8_GROUPS>;
         default: return KERNELS<Format::INT4>;
     }
 }

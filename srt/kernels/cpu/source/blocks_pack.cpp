@@ -279,11 +279,13 @@ void pack_blocks(MatrixPart& part, long first, long count, const uint8_t* rows, 
     });
 }
 
-void pack_int4(MatrixPart& part, long first, long count, const uint8_t* codes, const f16* scales, const uint8_t* zeros) {
-    long blocks = part.k / 32, groups = ((blocks - 1) >> part.group_shift) + 1;
+void pack_integers(MatrixPart& part, long first, long count, const uint8_t* codes, const f16* scales,
+                   const uint8_t* zeros) {
+    const bool is_bytes = block_format(part.format).bits == 8;
+    const long blocks = part.k / 32, groups = blocks >> part.group_shift, block_bytes = is_bytes ? 32 : 16;
     auto pack = [&](long row) {
         long lane = (first + row) % PANEL;
-        const uint8_t* from = codes + row * blocks * 16;
+        const uint8_t* from = codes + row * blocks * block_bytes;
         each_unit(part, (first + row) / PANEL, [&](uint8_t* own_scales, uint8_t* out, long block, long width) {
             long group = row * groups + (block >> part.group_shift);
             for (long i = 0; i <= (width - 1) >> part.group_shift; i++) {
@@ -292,14 +294,18 @@ void pack_int4(MatrixPart& part, long first, long count, const uint8_t* codes, c
                 if (zeros) at[32 + lane] = zeros[group + i];
             }
             out += lane * 4;
-            for (long end = block + width; block < end; block++) {
+            for (long end = block + width; block < end; block++, from += block_bytes) {
+                if (is_bytes) {
+                    put_codes<8>(from, out);
+                    out += block_format(Format::INT8_GROUPS).code_bytes();
+                    continue;
+                }
                 uint8_t unpacked[32];
                 for (long i = 0; i < 16; i++) {
                     unpacked[2 * i] = from[i] & 15;
                     unpacked[2 * i + 1] = from[i] >> 4;
                 }
                 put_codes<4>(unpacked, out);
-                from += 16;
                 out += block_format(Format::INT4).code_bytes();
             }
         });

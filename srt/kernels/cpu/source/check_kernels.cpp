@@ -42,7 +42,7 @@ bool linear_works(Format format, long rows) {
     constexpr long N = 72, K = 104;
     Numbers numbers;
     std::vector<float> weight = numbers.take(N * K), x = numbers.take(rows * K), out(rows * N), expected(rows * N);
-    MatrixPart part = create_part(format, 0, N, K, false, 0);
+    MatrixPart part = create_part(format, 0, N, K, false);
     if (!part.data) return false;
     fill_part(part, 0, N, weight.data(), Source::F32, K);
     linear(Matrix{N, K, 1, &part}, x.data(), rows, K, nullptr, out.data(), N);
@@ -76,7 +76,7 @@ bool blocks_work(Format format, long rows) {
     }
     std::vector<float> weight(N * K), x = numbers.take(rows * K), out(rows * N), expected(rows * N);
     for (long n = 0; n < N; n++) dequantise_row(format, &blocks[n * row_bytes], K, &weight[n * K]);
-    MatrixPart part = create_part(format, 0, N, K, false, 0);
+    MatrixPart part = create_part(format, 0, N, K, false);
     if (!part.data) return false;
     pack_blocks(part, 0, N, blocks.data(), row_bytes, 0);
     linear(Matrix{N, K, 1, &part}, x.data(), rows, K, nullptr, out.data(), N);
@@ -85,6 +85,35 @@ bool blocks_work(Format format, long rows) {
         for (long n = 0; n < N; n++)
             for (long k = 0; k < K; k++) expected[r * N + n] += x[r * K + k] * weight[n * K + k];
     return near(out, expected);
+}
+
+// Codes give the bits of the floats that they stand for.
+bool codes_work(Format format, long rows) {
+    constexpr long N = 40, K = 96, GROUP = 24;
+    const bool is_bytes = format == Format::FLOAT8;
+    Numbers numbers;
+    std::vector<uint8_t> codes(N * K / (is_bytes ? 1 : 2));
+    for (uint8_t& code : codes) code = (uint8_t)(127 * numbers.next()) & 0xfe;  // 127 and 255 are no numbers
+    std::vector<float> table = numbers.take(16), scales = numbers.take(N * K / GROUP), weight(N * K);
+    for (long i = 0; i < N * K; i++) {
+        uint8_t code = codes[is_bytes ? i : i / 2];
+        int fraction = code & 7, exponent = code >> 3 & 15;
+        float magnitude = std::ldexp((float)(exponent ? 8 + fraction : fraction), (exponent ? exponent : 1) - 10);
+        float value = is_bytes ? (code & 128 ? -magnitude : magnitude) : table[code >> i % 2 * 4 & 15];
+        weight[i] = value * scales[i / GROUP];
+    }
+    std::vector<float> x = numbers.take(rows * K), out(rows * N), expected(rows * N);
+    MatrixPart part = create_part(format, 0, N, K, false, GROUP), plain = create_part(Format::F32, 0, N, K, false);
+    if (part.data && plain.data) {
+        pack_codes(part, 0, N, codes.data(), scales.data(), is_bytes ? nullptr : table.data());
+        fill_part(plain, 0, N, weight.data(), Source::F32, K);
+        linear(Matrix{N, K, 1, &part}, x.data(), rows, K, nullptr, out.data(), N);
+        linear(Matrix{N, K, 1, &plain}, x.data(), rows, K, nullptr, expected.data(), N);
+    }
+    bool right = part.data && plain.data && out == expected;
+    free_part(part);
+    free_part(plain);
+    return right;
 }
 
 // Causal: row r sees the first `KEYS - rows + r + 1` keys.
@@ -133,7 +162,7 @@ bool head_works(Format format, long rows) {
     Numbers numbers;
     std::vector<float> weight = numbers.take(N * K), x = numbers.take(rows * K), logits(rows * N), best(rows);
     std::vector<int32_t> tokens(rows);
-    MatrixPart part = create_part(format, 0, N, K, false, 0);
+    MatrixPart part = create_part(format, 0, N, K, false);
     if (!part.data) return false;
     fill_part(part, 0, N, weight.data(), Source::F32, K);
     Matrix matrix{N, K, 1, &part};
@@ -161,6 +190,9 @@ bool linears_work() {
     for (Format format : {Format::F32, Format::BF16, Format::F16, Format::INT8})
         for (long rows : {1, 3, 40})
             if (!linear_works(format, rows)) return false;
+    for (Format format : {Format::FLOAT8, Format::NF4})
+        for (long rows : {1, 3, 40})
+            if (!codes_work(format, rows)) return false;
     for (int format = (int)Format::Q4_0; format < (int)Format::INT4; format++)
         for (long rows : {1, 3, 40})
             if (!blocks_work((Format)format, rows)) return false;

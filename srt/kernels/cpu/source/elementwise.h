@@ -56,7 +56,7 @@ struct HeadTurn {
 void turn_and_store(const HeadTurn& turn, float* qkv, const int64_t* positions, const int64_t* slots, long rows,
                     void* keys, void* values, bool pool_is_bf16);
 
-// out[r] = embedding[tokens[r]] · scale, of a matrix as a file stores it, in any format but INT8 and INT4
+// out[r] = embedding[tokens[r]] · scale, of a matrix as a file stores it, in any format of GGUF files
 void embed(const void* embedding, Format format, long row_bytes, const int64_t* tokens, float scale, float* out,
            long rows, long size);
 

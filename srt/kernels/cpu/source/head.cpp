@@ -14,7 +14,7 @@ Head* create_head(const Matrix& matrix, bool screen, bool coarse) {
     if (!head) return nullptr;
     head->matrix = &matrix;
     head->exact = matrix.plain();
-    if (!screen || !head->exact) return head;
+    if (!screen || !head->exact || is_coded(head->exact->format)) return head;
     const MatrixPart& exact = *head->exact;
     head->coarse = coarse;
     head->radii = new (std::nothrow) float[exact.panels * PANEL]{};
@@ -22,7 +22,7 @@ Head* create_head(const Matrix& matrix, bool screen, bool coarse) {
     if (exact.format == Format::INT8) {
         head->screen = &exact;
     } else {
-        head->copy = create_part(Format::INT8, 0, exact.n, exact.k, exact.exact, 0);
+        head->copy = create_part(Format::INT8, 0, exact.n, exact.k, exact.exact);
         head->screen = head->copy.data ? &head->copy : nullptr;
     }
     if (!head->radii || !head->offsets || !head->screen) {

@@ -24,6 +24,14 @@ long element_bytes(Format format) {
     }
 }
 
+long bits_of(Format format) { return is_coded(format) && format != Format::FLOAT8 ? 4 : 8 * element_bytes(format); }
+
+// Of the numbers in `scales`.
+long count_scales(const MatrixPart& part) {
+    if (part.format == Format::INT8) return part.panels * PANEL;
+    return is_coded(part.format) ? part.panels * PANEL * (part.k / part.group) : 0;
+}
+
 void linear_plain(const MatrixPart& part, const float* x, long rows, long x_stride, const float* bias, float* out,
                   long out_stride) {
     if (part.format == Format::INT8) return linear_int8(part, x, rows, x_stride, bias, out, out_stride);
@@ -34,13 +42,13 @@ void linear_plain(const MatrixPart& part, const float* x, long rows, long x_stri
 }
 
 // False when there is no memory.
-bool add_part(Matrix& matrix, Format format, long n, int group_shift, bool exact) {
+bool add_part(Matrix& matrix, Format format, long n, long group, bool exact) {
     MatrixPart* grown = new (std::nothrow) MatrixPart[matrix.count + 1];
     if (!grown) return false;
     for (long i = 0; i < matrix.count; i++) grown[i] = matrix.parts[i];
     delete[] std::exchange(matrix.parts, grown);
     MatrixPart& part = grown[matrix.count];
-    part = create_part(format, matrix.n, n, matrix.k, exact, group_shift);
+    part = create_part(format, matrix.n, n, matrix.k, exact, group);
     if (!part.data) return false;
     matrix.count++;
     matrix.n += n;
@@ -53,22 +61,24 @@ bool add_part(Matrix& matrix, Format format, long n, int group_shift, bool exact
 bool by_tiles(const MatrixPart& part) { return part.format == Format::BF16 && !part.exact && tiles_allowed(); }
 #endif
 
-MatrixPart create_part(Format format, long first, long n, long k, bool exact, int group_shift) {
+MatrixPart create_part(Format format, long first, long n, long k, bool exact, long group) {
     MatrixPart part{};
     part.format = format;
     part.first = first;
     part.n = n;
     part.k = k;
     part.exact = exact;
-    part.group_shift = group_shift;
+    part.group = group;
+    part.group_shift = is_blocks(format) && group ? __builtin_ctzl((unsigned long)group) - 5 : 0;
     part.panels = (n + PANEL - 1) / PANEL;
     part.k_padded = is_blocks(format) ? k : (k + GROUP - 1) / GROUP * GROUP;
     part.panel_bytes =
-        is_blocks(format) ? block_panel_bytes(part) : part.k_padded * PANEL * element_bytes(format);
+        is_blocks(format) ? block_panel_bytes(part) : part.k_padded * PANEL * bits_of(format) / 8;
     part.data_bytes = part.panels * part.panel_bytes;
     part.data = allocate_pages(part.data_bytes);
-    if (format == Format::INT8) part.scales = new (std::nothrow) float[part.panels * PANEL]{};
-    if (!part.data || (format == Format::INT8 && !part.scales)) free_part(part);
+    long scales = count_scales(part);
+    if (scales) part.scales = new (std::nothrow) float[scales]{};
+    if (!part.data || (scales && !part.scales)) free_part(part);
     return part;
 }
 
@@ -125,8 +135,8 @@ void* umbel_matrix_create(long k, int input_terms, const int32_t* order) {
     return matrix;
 }
 
-int umbel_matrix_add(void* matrix, int format, long n, int group_shift, int exact) {
-    return add_part(*(Matrix*)matrix, (Format)format, n, group_shift, exact != 0);
+int umbel_matrix_add(void* matrix, int format, long n, long group, int exact) {
+    return add_part(*(Matrix*)matrix, (Format)format, n, group, exact != 0);
 }
 
 void umbel_matrix_fill(void* matrix, long part, long first, long count, const void* from, int source, long row_stride) {
@@ -138,9 +148,14 @@ void umbel_matrix_fill_blocks(void* matrix, long part, long first, long count, c
     pack_blocks(((Matrix*)matrix)->parts[part], first, count, (const uint8_t*)from, row_bytes, head_rows);
 }
 
-void umbel_matrix_fill_int4(void* matrix, long part, long first, long count, const uint8_t* codes, const void* scales,
-                            const uint8_t* zeros) {
-    pack_int4(((Matrix*)matrix)->parts[part], first, count, codes, (const f16*)scales, zeros);
+void umbel_matrix_fill_integers(void* matrix, long part, long first, long count, const uint8_t* codes,
+                                const void* scales, const uint8_t* zeros) {
+    pack_integers(((Matrix*)matrix)->parts[part], first, count, codes, (const f16*)scales, zeros);
+}
+
+void umbel_matrix_fill_codes(void* matrix, long part, long first, long count, const uint8_t* codes, const float* scales,
+                             const float* table) {
+    pack_codes(((Matrix*)matrix)->parts[part], first, count, codes, scales, table);
 }
 
 void umbel_matrix_free(void* matrix) {
@@ -154,7 +169,7 @@ void umbel_matrix_free(void* matrix) {
 
 long umbel_matrix_part_bytes(const void* matrix, long index) {
     const MatrixPart& part = ((const Matrix*)matrix)->parts[index];
-    return part.data_bytes + (part.scales ? part.panels * PANEL * (long)sizeof(float) : 0);
+    return part.data_bytes + count_scales(part) * (long)sizeof(float);
 }
 
 long umbel_matrix_bytes(const void* matrix) {

@@ -1,4 +1,5 @@
-// The F32, BF16 and F16 formats. Which of the two ways a matrix goes is decided once, by format and instruction set.
+// The F32, BF16 and F16 formats, and codes that stand for floats. Which of the two ways a matrix goes is decided once, by
+// format and instruction set.
 #pragma once
 
 #include "elementwise.h"

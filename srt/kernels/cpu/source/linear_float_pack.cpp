@@ -3,6 +3,11 @@
 //   source  [count, k]                    panel p, BF16: one 32-bit lane is inputs k and k+1 of one output
 //   row o:  w(o,0) w(o,1) w(o,2) ...  →   (0,0 0,1)(1,0 1,1) ... (15,0 15,1) (0,2 0,3)(1,2 1,3) ...
 //                                         panel p, F32 and F16: (0,0)(1,0) ... (15,0) (0,1)(1,1) ...
+//
+// Codes lie as BF16 does: of 8 bits in lanes of 16 bits with 2 inputs, of 4 bits in lanes of 32 bits with 8, the first
+// lowest.
+#include <limits>
+
 #include "linear_float.h"
 #include "memory.h"
 #include "threads.h"
@@ -92,6 +97,31 @@ void pack_float(MatrixPart& part, long first, long count, const void* from, Sour
             fill((char*)part.data + panel * part.panel_bytes, part.k, low - panel * PANEL, high - panel * PANEL, rows,
                  source, row_bytes);
         }
+    });
+}
+
+void pack_codes(MatrixPart& part, long first, long count, const uint8_t* codes, const float* scales,
+                const float* table) {
+    const bool is_bytes = part.format == Format::FLOAT8;
+    const long k = part.k, groups = k / part.group, row_bytes = is_bytes ? k : k / 2;
+    if (table) std::memcpy(part.table, table, sizeof part.table);
+    auto pack = [&](long row) {
+        long panel = (first + row) / PANEL, lane = (first + row) % PANEL;
+        const uint8_t* from = codes + row * row_bytes;
+        uint8_t* out = (uint8_t*)part.data + panel * part.panel_bytes;
+        float* own_scales = part.scales + panel * groups * PANEL + lane;
+        for (long g = 0; g < groups; g++) own_scales[g * PANEL] = scales[row * groups + g];
+        if (!is_bytes) {
+            for (long i = 0; i < row_bytes; i += 4) std::memcpy(out + i * PANEL + lane * 4, from + i, 4);
+            return;
+        }
+        for (long i = 0; i < k; i++) {
+            out[i / 2 * PANEL * 2 + lane * 2 + i % 2] = from[i];
+            if ((from[i] & 127) == 127) own_scales[i / part.group * PANEL] = std::numeric_limits<float>::quiet_NaN();
+        }
+    };
+    parallel(count, even_grain(count, 8, PANEL), [&](long begin, long end) {
+        for (long row = begin; row < end; row++) pack(row);
     });
 }
 

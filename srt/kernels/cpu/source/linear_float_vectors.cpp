@@ -1,8 +1,13 @@
-// Float linears by vectors: every instruction set, F32, BF16 and F16 weights, float32 sums.
+// Float linears by vectors: every instruction set, F32, BF16 and F16 weights and codes, float32 sums.
 //
 // The sum of one output is a single chain over k, always from the front, one fused multiply-add for each input. So no
 // blocking below changes a bit of it: blocks of k continue from the float32 sum that the block before has stored.
+//
+// Codes become floats in registers, times the scale of their group: the float32 numbers that a reader of the file has,
+// so that products have the bits of those with F32 weights.
+#include <algorithm>
 #include <type_traits>
+#include <utility>
 
 #include "linear_float.h"
 #include "threads.h"
@@ -19,10 +24,11 @@ constexpr long BLOCK_ROWS = 96;                         // rows of one block, mo
 constexpr long CHUNK_PANELS = 64;                       // most: a thread that loses its core delays a loop little
 constexpr long AHEAD = 2048;                            // bytes of a panel that are asked for before their use
 
-// Panels of a tile of that many rows: enough sums to hide the latency of an addition, and few enough for registers.
-constexpr int panels_for(int rows) {
+// Panels of a tile of that many rows: enough sums to hide the latency of an addition, and few enough for registers, of
+// which AVX2 needs some more to decode with.
+constexpr int panels_for(int rows, bool coded) {
     int panels = PANELS;
-    while (panels > 1 && rows * panels * WIDE > (VL == 16 ? SUMS : 8)) panels /= 2;
+    while (panels > 1 && rows * panels * WIDE > (VL == 16 ? SUMS : VL == 8 && coded ? 4 : 8)) panels /= 2;
     return panels;
 }
 
@@ -62,63 +68,140 @@ struct Ahead {
     long step;
 };
 
-// One float for each output of the tile, out of a line of 64 bytes of each panel: a line of F32 holds one input of each
-// output, one of BF16 two next to each other, one of F16 all outputs of one input and then of the next.
-template <class Weight, bool SECOND, int V>
-UMBEL_INLINE void read_weights(vf (&weights)[V], const char* panel, long panel_bytes) {
+struct Float8;  // e4m3
+struct Nibble;  // one of 16 numbers
+template <class Weight>
+constexpr bool CODED = std::is_same_v<Weight, Float8> || std::is_same_v<Weight, Nibble>;
+
+// Inputs of a line, the 64 bytes of a panel that are read at a time.
+template <class Weight>
+constexpr long LINE = std::is_same_v<Weight, Float8> ? 4 : std::is_same_v<Weight, Nibble> ? 8 : 2;
+template <>
+constexpr long LINE<float> = 1;
+
+// The weights of a tile, from some input on.
+struct TileWeights {
+    const char* lines;   // of the first panel
+    long panel_bytes;    // from panel to panel
+    const float* scales; // of codes: of the group of the first input, 16 floats for each group
+    long panel_scales;   // floats from panel to panel
+    long group, left;    // inputs of a group, and those that are left of the first one
+    const float* table;  // [16], of nibbles
+};
+
+// The lower or upper bytes of VL pairs of e4m3 numbers, divided by 256: the difference of the biases of their exponents
+// and those of float16, whose bits they have but for the lower ones. The codes that are no numbers become 480 / 256.
+template <bool UPPER>
+UMBEL_INLINE vf from_float8(const char* pairs) {
+    typedef int16_t vshorts __attribute__((vector_size(VL * 2)));
+    vh bits;
+    std::memcpy(&bits, pairs, sizeof bits);
+    if constexpr (!UPPER) bits <<= 8;
+    return from_halves((vh)((vshorts)bits >> 1) & 0xbf80);  // of two bits of sign one is taken away
+}
+
+// table[lowest 4 bits of a lane]
+UMBEL_INLINE vf look_up(const float* table, vu lanes) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_permutexvar_ps((__m512i)lanes, _mm512_loadu_ps(table));
+#elif defined(__AVX2__)
+    __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), (__m256i)lanes);
+    __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), (__m256i)lanes);
+    return (vf)_mm256_blendv_ps(low, high, (__m256)(lanes << 28));
+#elif defined(__aarch64__)
+    vu bytes = (lanes & 15) * 0x04040404u + 0x03020100u;
+    return (vf)vqtbl4q_u8(vld1q_u8_x4((const uint8_t*)table), (uint8x16_t)bytes);
+#else
+    vf values;
+    for (int i = 0; i < VL; i++) values[i] = table[lanes[i] & 15];
+    return values;
+#endif
+}
+
+// VL outputs and input I of a line, which starts at the bytes of these outputs: of F32 it holds one input of each output,
+// of BF16 two next to each other, of F16 all outputs of one input and then of the next, of FLOAT8 of two next to each
+// other and then of the next two, of nibbles eight next to each other.
+template <class Weight, int I>
+UMBEL_INLINE vf read_weights(const char* line, vf scale, const float* table) {
+    if constexpr (std::is_same_v<Weight, f16>) return load((const f16*)line + I * PANEL);
+    if constexpr (std::is_same_v<Weight, Float8>) return from_float8<I % 2 == 1>(line + I / 2 * PANEL * 2) * scale;
+    vu lanes = load_lanes(line);
+    if constexpr (std::is_same_v<Weight, Nibble>) return look_up(table, lanes >> 4 * I) * scale;
+    if constexpr (std::is_same_v<Weight, bf16>) lanes = I == 1 ? lanes & 0xffff0000u : lanes << 16;
+    return (vf)lanes;
+}
+
+// Adds x[r, 0 and I...] · w[0 and I..., all outputs of the tile] to the sums, out of one line of each panel. With
+// few registers codes are taken vector by vector, so that fewer words of codes are held.
+template <class Weight, int R, int V, int... I>
+UMBEL_INLINE void add_line(vf (&sums)[R][V], const char* lines, const TileWeights& from, const vf (&scales)[V],
+                           const float* x, long x_stride, std::integer_sequence<int, I...>) {
+    constexpr long BYTES = std::is_same_v<Weight, f16> || std::is_same_v<Weight, Float8> ? VL * 2 : VL * 4;
+    auto line = [&](int v) { return lines + v / WIDE * from.panel_bytes + v % WIDE * BYTES; };
+    auto add_input = [&]<int INPUT>() __attribute__((always_inline)) {
+        vf weights[V];
 #pragma GCC unroll 8
-    for (int v = 0; v < V; v++) {
-        const char* line = panel + v / WIDE * panel_bytes;
-        if constexpr (std::is_same_v<Weight, f16>) {
-            weights[v] = load((const f16*)line + SECOND * PANEL + v % WIDE * VL);
-        } else {
-            vu lanes = load_lanes(line + v % WIDE * (VL * 4));
-            if constexpr (sizeof(Weight) == 2) lanes = SECOND ? lanes & 0xffff0000u : lanes << 16;
-            weights[v] = (vf)lanes;
-        }
+        for (int v = 0; v < V; v++) weights[v] = read_weights<Weight, INPUT>(line(v), scales[v], from.table);
+        add_products(sums, weights, x + INPUT, x_stride);
+    };
+    auto add_coded = [&]<int INPUT>(int v) __attribute__((always_inline)) {
+        vf weights = read_weights<Weight, INPUT>(line(v), scales[v], from.table);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) multiply_add(sums[r][v], splat(x[r * x_stride + INPUT]), weights);
+    };
+    if constexpr (CODED<Weight> && VL < 16) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) (add_coded.template operator()<I>(v), ...);
+    } else {
+        (add_input.template operator()<I>(), ...);
     }
 }
 
-// One tile: tile[r, p, 0:16] (+)= x[r, 0:k] · panel p. `panel_bytes` from panel to panel.
+// One tile: tile[r, p, 0:16] (+)= x[r, 0:k] · panel p.
 template <class Weight, int R, int P>
-void multiply(const char* panel, long panel_bytes, const float* x, long x_stride, long k, Ahead ahead, bool first,
-              float* tile, long tile_stride) {
+void multiply(const TileWeights& from, const float* x, long x_stride, long k, Ahead ahead, bool first, float* tile,
+              long tile_stride) {
     constexpr int V = P * WIDE;
-    constexpr bool PAIRS = sizeof(Weight) == 2;
-    constexpr long STEP = PAIRS ? 2 : 1;      // inputs of one line
+    constexpr long STEP = LINE<Weight>;
     constexpr bool ASKS = VL == 16 || R > 2;  // AVX2, one or two rows: 5 % faster left to the machine (Zen 3)
     vf sums[R][V];
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) sums[r][v] = first ? vf{} : load(tile + r * tile_stride + v * VL);
-    vf weights[V];
-    long at = 0;
-    for (; at + STEP <= k; at += STEP) {
-        if constexpr (ASKS) {
+    vf scales[V]{};
+    const char* lines = from.lines;
+    const float* group_scales = from.scales;
+    long at = 0, end = CODED<Weight> ? std::min(from.left, k) : k;
+    for (;;) {
+        if constexpr (CODED<Weight>) {
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++)
+                scales[v] = load(group_scales + v / WIDE * from.panel_scales + v % WIDE * VL) *
+                            (std::is_same_v<Weight, Float8> ? 256.0f : 1.0f);
+        }
+        for (; at + STEP <= end; at += STEP) {
+            if constexpr (ASKS) {
 #pragma GCC unroll 4
-            for (int p = 0; p < P; p++) prefetch(ahead.begin + p * panel_bytes);
-            ahead.begin += ahead.step;
+                for (int p = 0; p < P; p++) prefetch(ahead.begin + p * from.panel_bytes);
+                ahead.begin += ahead.step;
+            }
+            add_line<Weight>(sums, lines, from, scales, x + at, x_stride, std::make_integer_sequence<int, STEP>{});
+            lines += PANEL * 4;
         }
-        read_weights<Weight, false>(weights, panel, panel_bytes);
-        add_products(sums, weights, x + at, x_stride);
-        if constexpr (PAIRS) {
-            read_weights<Weight, true>(weights, panel, panel_bytes);
-            add_products(sums, weights, x + at + 1, x_stride);
-        }
-        panel += PANEL * 4;
+        if (!CODED<Weight> || at == k) break;
+        end = std::min(end + from.group, k);
+        group_scales += PANEL;
     }
-    if (at < k) {  // an odd k: the upper half of the last lane is padding
-        read_weights<Weight, false>(weights, panel, panel_bytes);
-        add_products(sums, weights, x + at, x_stride);
-    }
+    if (at < k)  // an odd k: the rest of the last lane is padding
+        add_line<Weight>(sums, lines, from, scales, x + at, x_stride, std::integer_sequence<int, 0>{});
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) store(tile + r * tile_stride + v * VL, sums[r][v]);
 }
 
-typedef void (*Multiply)(const char*, long, const float*, long, long, Ahead, bool, float*, long);
+typedef void (*Multiply)(const TileWeights&, const float*, long, long, Ahead, bool, float*, long);
 
 struct Kernels {
     Multiply by[ROWS + 1][PANELS + 1] = {};
@@ -126,7 +209,7 @@ struct Kernels {
 
 template <class Weight, int R, int P>
 constexpr void enter(Kernels& kernels) {
-    if constexpr (P <= panels_for(R)) kernels.by[R][P] = multiply<Weight, R, P>;
+    if constexpr (P <= panels_for(R, CODED<Weight>)) kernels.by[R][P] = multiply<Weight, R, P>;
     if constexpr (P > 1) enter<Weight, R, P / 2>(kernels);
     else if constexpr (R > 1) enter<Weight, R - 1, PANELS>(kernels);
 }
@@ -141,6 +224,8 @@ constexpr Kernels all_kernels() {
 constexpr Kernels F32_KERNELS = all_kernels<float>();
 constexpr Kernels BF16_KERNELS = all_kernels<bf16>();
 constexpr Kernels F16_KERNELS = all_kernels<f16>();
+constexpr Kernels FLOAT8_KERNELS = all_kernels<Float8>();
+constexpr Kernels NIBBLE_KERNELS = all_kernels<Nibble>();
 
 struct Call {
     const MatrixPart& weight;
@@ -151,31 +236,46 @@ struct Call {
     float* out;
     long out_stride;
 
-    long panel_bytes() const { return weight.panel_bytes; }
-    long line_inputs() const { return weight.format == Format::F32 ? 1 : 2; }
 };
 
-const char* weights_at(const Call& call, long panel, long at) {
-    return call.weight.panel(panel) + at / call.line_inputs() * PANEL * 4;
+long line_inputs(Format format) {
+    switch (format) {
+        case Format::F32: return LINE<float>;
+        case Format::BF16:
+        case Format::F16: return LINE<f16>;
+        case Format::FLOAT8: return LINE<Float8>;
+        default: return LINE<Nibble>;
+    }
+}
+
+TileWeights weights_at(const MatrixPart& weight, long panel, long at) {
+    TileWeights from{weight.panel(panel) + at / line_inputs(weight.format) * PANEL * 4, weight.panel_bytes};
+    if (!is_coded(weight.format)) return from;
+    from.panel_scales = weight.k / weight.group * PANEL;
+    from.scales = weight.scales + panel * from.panel_scales + at / weight.group * PANEL;
+    from.group = weight.group;
+    from.left = weight.group - at % weight.group;
+    from.table = weight.table;
+    return from;
 }
 
 // Rows [row, row + rows) and panels [panel, panel + panels) of one tile, inputs [at, at + k).
 void compute_tile(const Call& call, long row, long rows, long panel, long panels, long at, long k, Ahead ahead) {
     Multiply multiply = call.kernels.by[rows][panels];
-    const char* weights = weights_at(call, panel, at);
+    TileWeights weights = weights_at(call.weight, panel, at);
     const float* x = call.x + row * call.x_stride + at;
     float* out = call.out + row * call.out_stride + panel * PANEL;
     long width = call.weight.n - panel * PANEL;
     bool last = at + k == call.weight.k;
     if (width >= panels * PANEL) {
         width = panels * PANEL;
-        multiply(weights, call.panel_bytes(), x, call.x_stride, k, ahead, at == 0, out, call.out_stride);
+        multiply(weights, x, call.x_stride, k, ahead, at == 0, out, call.out_stride);
     } else {  // the outputs of the last panel end inside it
         alignas(64) float tile[ROWS * PANELS * PANEL];
         long stride = panels * PANEL;
         if (at > 0)
             for (long r = 0; r < rows; r++) std::memcpy(tile + r * stride, out + r * call.out_stride, width * 4);
-        multiply(weights, call.panel_bytes(), x, call.x_stride, k, ahead, at == 0, tile, stride);
+        multiply(weights, x, call.x_stride, k, ahead, at == 0, tile, stride);
         for (long r = 0; r < rows; r++) std::memcpy(out + r * call.out_stride, tile + r * stride, width * 4);
     }
     if (last && call.bias)
@@ -186,19 +286,19 @@ void compute_tile(const Call& call, long row, long rows, long panel, long panels
 // What tile `t` of `tiles` asks for: the only tile its own panels some steps before it needs them, one of several its
 // share of the panels that come next, while these here are computed with.
 Ahead look_ahead(const Call& call, long panel, long panels, long at, long k, long t, long tiles) {
-    const char* begin = weights_at(call, panel, at);
+    const char* begin = weights_at(call.weight, panel, at).lines;
     if (tiles == 1) return {begin + AHEAD, 64};
-    long lines = k / call.line_inputs();
-    return {begin + panels * call.panel_bytes() + t * lines / tiles * 64, 64 / tiles + 1};
+    long lines = k / line_inputs(call.weight.format);
+    return {begin + panels * call.weight.panel_bytes + t * lines / tiles * 64, 64 / tiles + 1};
 }
 
 // A block of rows and a range of panels, by one thread. Rows are spread evenly over tiles.
 void compute_block(const Call& call, long row, long rows, long first_panel, long end_panel) {
     long tiles = (rows + ROWS - 1) / ROWS;
     long most = (rows + tiles - 1) / tiles;
-    long together = panels_for((int)most);
+    long together = panels_for((int)most, is_coded(call.weight.format));
     long blocks = tiles == 1 ? 1 : (call.weight.k + BLOCK_K - 1) / BLOCK_K;
-    long block_k = ((call.weight.k + blocks - 1) / blocks + 1) / 2 * 2;  // a line may hold two
+    long block_k = ((call.weight.k + blocks - 1) / blocks + 7) / 8 * 8;  // a line may hold eight
     for (long at = 0; at < call.weight.k; at += block_k) {
         long k = call.weight.k - at < block_k ? call.weight.k - at : block_k;
         for (long panel = first_panel; panel < end_panel;) {
@@ -218,7 +318,9 @@ const Kernels& kernels_of(const MatrixPart& weight) {
     switch (weight.format) {
         case Format::BF16: return BF16_KERNELS;
         case Format::F16: return F16_KERNELS;
-        default: return F32_KERNELS;
+        case Format::F32: return F32_KERNELS;
+        case Format::FLOAT8: return FLOAT8_KERNELS;
+        default: return NIBBLE_KERNELS;
     }
 }
 
@@ -235,7 +337,8 @@ void linear_vectors(const MatrixPart& weight, const float* x, long rows, long x_
                     long out_stride) {
     Call call{weight, kernels_of(weight), x, x_stride, bias, out, out_stride};
     long row_blocks = count_row_blocks(rows, weight.panels);
-    long group = even_grain(weight.panels * row_blocks, 8, panels_for(rows < ROWS ? (int)rows : ROWS));
+    long group =
+        even_grain(weight.panels * row_blocks, 8, panels_for(rows < ROWS ? (int)rows : ROWS, is_coded(weight.format)));
     if (group > CHUNK_PANELS) group = CHUNK_PANELS;
     long groups = (weight.panels + group - 1) / group;
     parallel(groups * row_blocks, 1, [&](long begin, long end) {  // neighbours share panels
@@ -250,10 +353,10 @@ void linear_vectors(const MatrixPart& weight, const float* x, long rows, long x_
 
 void linear_panel_vectors(const MatrixPart& weight, const float* x, long rows, long x_stride, long panel, float* tile) {
     const Kernels& kernels = kernels_of(weight);
-    const char* weights = weight.panel(panel);
+    TileWeights weights = weights_at(weight, panel, 0);
     for (long row = 0; row < rows; row += ROWS) {
         long count = rows - row < ROWS ? rows - row : ROWS;
-        kernels.by[count][1](weights, 0, x + row * x_stride, x_stride, weight.k, Ahead{weights + AHEAD, 64}, true,
+        kernels.by[count][1](weights, x + row * x_stride, x_stride, weight.k, Ahead{weights.lines + AHEAD, 64}, true,
                              tile + row * PANEL, PANEL);
     }
 }

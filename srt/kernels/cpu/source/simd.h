@@ -104,21 +104,24 @@ UMBEL_INLINE f16 to_f16(float x) {  // to nearest, ties to even
     bits += 0xfffu + (bits >> 13 & 1);
     return {(uint16_t)(sign | ((bits - 0x38000000u) >> 13))};
 }
-UMBEL_INLINE vf load(const f16* p) {
+UMBEL_INLINE vf from_halves(vh half) {
 #if defined(__AVX512F__)
-    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+    return (vf)_mm512_cvtph_ps((__m256i)half);
 #elif defined(__F16C__)
-    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+    return (vf)_mm256_cvtph_ps((__m128i)half);
 #elif defined(__aarch64__)
-    return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits)));
+    return (vf)vcvt_f32_f16(vreinterpret_f16_u16((uint16x4_t)half));
 #else
-    vh half;
-    std::memcpy(&half, p, sizeof half);
     vu bits = __builtin_convertvector(half, vu);
     vu magnitude = (vu)((vf)((bits & 0x7fff) << 13) * 0x1p112f);
     vu special = (vu)((bits & 0x7c00) == 0x7c00) & 0x7f800000u;
     return (vf)(magnitude | special | (bits & 0x8000) << 16);
 #endif
+}
+UMBEL_INLINE vf load(const f16* p) {
+    vh half;
+    std::memcpy(&half, p, sizeof half);
+    return from_halves(half);
 }
 
 // a · b + c, rounded once where the machine does so in one instruction: by name, because a compiler may contract one
