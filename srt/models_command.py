@@ -160,11 +160,13 @@ def _print_table(rows: Sequence[FamilySupport]) -> None:
     import rich.console
     import rich.table
 
-    columns = ("family", "model types", "runs", "why not, or what does not")
-    table = rich.table.Table(*columns, box=None, header_style="bold", pad_edge=False)
+    table = rich.table.Table("family", "model types", "runs", box=None, header_style="bold", pad_edge=False)
     for row in rows:
-        table.add_row(row.name, ", ".join(row.model_types), row.support.by.value, row.support.reason)
+        table.add_row(row.name, ", ".join(row.model_types), row.support.by.value)
     rich.console.Console().print(table)
+    for row in rows:
+        if row.support.reason:
+            print(f"{row.name}: {row.support.reason}")
 
 
 def _print_json(content: object) -> None:

@@ -32,9 +32,10 @@ def test_the_text_part_of_a_vision_model_runs_and_the_rest_is_said() -> None:
     assert support_of(wrapper) == Support(RunsBy.NATIVE, "its pictures are not read")
 
 
-def test_the_table_has_twenty_families_and_follows_the_registry() -> None:
+def test_the_table_follows_the_registry() -> None:
     rows = wanted_families()
-    assert len(rows) == 20
+    assert len(rows) >= 20
+    assert len([row for row in rows if row.support.by is RunsBy.NOTHING]) <= 2
     for row in rows:
         assert row.support.reason or row.support.by is not RunsBy.NOTHING, row
         if row.support.by is RunsBy.NATIVE:
