@@ -34,8 +34,10 @@ from .run import chosen_backend, not_while_recording
 MOST_TEXTS = 1 << 20  # of one call
 MOST_CHARACTERS = 1 << 26  # of one text; the model's context is far shorter
 TOGETHER = 32  # texts of one request
+AT_ONCE = 8  # requests of one call: more texts than an engine computes together, fewer than a server lets in
 CHARACTERS_TOGETHER = 1 << 16  # of one request, unless one text has more
 MOST_DIMENSIONS = 1 << 16
+LEAST_SECONDS = 0.001  # that a request is given
 _FIELD = re.compile(r"\{(query|text)\}")
 _numbers = itertools.count(1)
 
@@ -70,7 +72,8 @@ def embed(
     Args:
         texts: none of them empty. Instructions that a model expects before a query are part of the text.
         dimensions: keeps the first so many numbers, for models that are trained for it; None keeps all.
-        backend: a Runtime, or a hosted model with embeddings; None is the default backend.
+        backend: a Runtime, the RuntimeEndpoint of a server, or a hosted model with embeddings; None is the default
+            backend.
         timeout: seconds for all texts.
 
     Raises:
@@ -89,7 +92,7 @@ async def embed_async(
     backend: Backend | None = None,
     timeout: float | None = None,
 ) -> list[list[float]]:
-    """Returns the embedding of each text; see `embed`."""
+    """Awaits what `embed` returns."""
     asked, chosen = _asked_to_embed(texts, dimensions), _backend_and_timeout(backend, timeout)
     return await _embedded(*asked, *chosen)
 
@@ -112,7 +115,7 @@ def rerank(
         top: how many are returned; None returns all.
         template: the prompt, with {query} and {text} in it. Names of control tokens in it become these tokens, those in
             query and texts do not. None takes the model's chat template, which then knows these two roles.
-        backend: a Runtime; None is the default backend.
+        backend: a Runtime, or the RuntimeEndpoint of a server of umbel; None is the default backend.
         timeout: seconds for all texts.
 
     Raises:
@@ -133,7 +136,7 @@ async def rerank_async(
     backend: Backend | None = None,
     timeout: float | None = None,
 ) -> list[RankedText]:
-    """Returns texts by their relevance to a query; see `rerank`."""
+    """Awaits what `rerank` returns."""
     asked, chosen = _asked_to_rank(query, texts, top, template), _backend_and_timeout(backend, timeout)
     return await _ranked(*asked, *chosen)
 
@@ -204,11 +207,11 @@ async def embedded(
             "ul.OpenAI('text-embedding-3-small')"
         )
 
-    async def one(given: Sequence[tuple[Part, ...]], first: int) -> tuple[Sequence[bytes], Usage]:
-        answer = await backend.embed(EmbedRequest(_label(), tuple(given), dimensions, origin, first))
+    async def one(given: Sequence[tuple[Part, ...]], first: int, left: Origin) -> tuple[Sequence[bytes], Usage]:
+        answer = await backend.embed(EmbedRequest(_label(), tuple(given), dimensions, left, first))
         return answer.vectors, answer.usage
 
-    return await _together(texts, one)
+    return await _together(texts, origin, one)
 
 
 async def ranked_by(
@@ -222,11 +225,11 @@ async def ranked_by(
         )
     write = await _writer(query, template, backend.chat_template)
 
-    async def one(given: Sequence[tuple[Part, ...]], first: int) -> tuple[Sequence[float], Usage]:
-        answer = await backend.rank(RankRequest(_label(), tuple(given), origin, first))
+    async def one(given: Sequence[tuple[Part, ...]], first: int, left: Origin) -> tuple[Sequence[float], Usage]:
+        answer = await backend.rank(RankRequest(_label(), tuple(given), left, first))
         return answer.scores, answer.usage
 
-    scores, usage = await _together([write(text) for text in texts], one)
+    scores, usage = await _together([write(text) for text in texts], origin, one)
     ranked = [RankedText(index, score, text) for index, (score, text) in enumerate(zip(scores, texts, strict=True))]
     return sorted(ranked, key=lambda each: (-each.score, each.index)), usage
 
@@ -248,10 +251,22 @@ async def _writer(query: str, template: str | None, chat: ChatTemplate) -> Calla
 
 async def _together(
     texts: Sequence[tuple[Part, ...]],
-    ask: Callable[[Sequence[tuple[Part, ...]], int], Awaitable[tuple[Sequence[Answer], Usage]]],
+    origin: Origin,
+    ask: Callable[[Sequence[tuple[Part, ...]], int, Origin], Awaitable[tuple[Sequence[Answer], Usage]]],
 ) -> tuple[list[Answer], Usage]:
-    """Asks for texts in requests of a few, all at once → the answers, in order. A failure cancels the others."""
-    tasks = [asyncio.ensure_future(ask(some, first)) for first, some in _parted(texts)]
+    """Asks for texts in requests of a few → the answers, in order. A failure cancels the others.
+
+    `AT_ONCE` requests are under way together; each has the seconds that are left of the timeout of all.
+    """
+    clock, slots = asyncio.get_running_loop().time, asyncio.Semaphore(AT_ONCE)
+    end = None if origin.timeout is None else clock() + origin.timeout
+
+    async def within(some: Sequence[tuple[Part, ...]], first: int) -> tuple[Sequence[Answer], Usage]:
+        async with slots:
+            left = None if end is None else max(end - clock(), LEAST_SECONDS)
+            return await ask(some, first, msgspec.structs.replace(origin, timeout=left))
+
+    tasks = [asyncio.ensure_future(within(some, first)) for first, some in _parted(texts)]
     try:
         answered = await asyncio.gather(*tasks)
     finally:

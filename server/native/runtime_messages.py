@@ -25,6 +25,8 @@ from ...lang.protocol import (
     CreateCache,
     DeleteCache,
     Detokenize,
+    Embedding,
+    EmbedRequest,
     ExtendCache,
     Failure,
     GenRequest,
@@ -32,6 +34,8 @@ from ...lang.protocol import (
     Locate,
     Locating,
     Pinning,
+    Ranking,
+    RankRequest,
     ReadCaches,
     ReadStatus,
     Release,
@@ -55,6 +59,8 @@ from .runtime import SERVER_NAME, hint_id
 Question = (
     GenRequest
     | ScoreRequest
+    | EmbedRequest
+    | RankRequest
     | CacheRequest
     | Locate
     | Tokenize
@@ -146,6 +152,8 @@ def _places(question: Question) -> int:
             return sampling.n
         case ScoreRequest(choices=choices):
             return len(choices)
+        case EmbedRequest(texts=texts) | RankRequest(prompts=texts):
+            return len(texts)
         case ReadStatus():
             return 0
         case _:
@@ -177,6 +185,18 @@ async def _answers(front: Front, caller: Caller, id: str, question: Question) ->
             scored = await backend.score(_owned(front, caller, _within_limits(front, question), id))
             front.note(scored.usage)
             yield scored
+        case EmbedRequest():
+            if not isinstance(backend, Embedding):
+                raise CapabilityError(f"{backend.capabilities.name} makes no embeddings")
+            embedded = await backend.embed(_owned(front, caller, question, id))
+            front.note(embedded.usage)
+            yield embedded
+        case RankRequest():
+            if not isinstance(backend, Ranking):
+                raise CapabilityError(f"{backend.capabilities.name} is no reranker")
+            ranked = await backend.rank(_owned(front, caller, question, id))
+            front.note(ranked.usage)
+            yield ranked
         case CreateCache() | ReadCaches() | ExtendCache() | DeleteCache():
             found = await ask_caches(front, _owned(front, caller, _within_limits(front, question), id))
             if isinstance(question, CreateCache):

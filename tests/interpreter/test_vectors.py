@@ -1,6 +1,7 @@
 """`ul.embed` and `ul.rerank`: what they send, in which order answers come back, and what they refuse."""
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -126,6 +127,36 @@ def test_a_backend_without_them_is_refused() -> None:
         ul.embed(["a"], backend=ul.Echo())
     with pytest.raises(ul.CapabilityError, match="Echo is no reranker"):
         ul.rerank("q", ["a"], backend=ul.Echo())
+
+
+def test_few_requests_are_under_way_together_in_the_time_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "TOGETHER", 1)
+    monkeypatch.setattr(vectors, "AT_ONCE", 3)
+    under_way: list[int] = []
+    left: list[float] = []
+    seconds = itertools.count()
+
+    class Counting(LocalBackend):
+        running = 0
+
+        async def embed(self, request: EmbedRequest) -> Embedded:
+            self.running += 1
+            under_way.append(self.running)
+            left.append(request.origin.timeout or 0.0)
+            await asyncio.sleep(0)
+            self.running -= 1
+            return Embedded(request.id, (bytes(8),), Usage())
+
+    async def scenario() -> None:
+        backend = Counting()
+        await backend.start()
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: float(next(seconds)))  # a second for each look
+        assert await ul.embed_async(["a"] * 7, timeout=100, backend=backend) == [[0.0, 0.0]] * 7
+
+    asyncio.run(scenario())
+    assert max(under_way) == 3
+    assert left == sorted(left, reverse=True)
+    assert 50 < left[-1] < left[0] < 100
 
 
 def test_a_failure_cancels_the_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:

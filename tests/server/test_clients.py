@@ -94,7 +94,7 @@ def test_the_model_is_listed(strict: openai.OpenAI) -> None:
 
 
 def test_embeddings(strict: openai.OpenAI, client: openai.OpenAI) -> None:
-    """The client asks for base64 unless it is told otherwise, and decodes it; a strict one takes numbers alone."""
+    """OpenAI's client sends encoding_format="base64" by default and decodes the answer; strict servers send numbers."""
     answer = client.embeddings.create(model="oracle", input=["hello", "you"], dimensions=4)
     plain = strict.embeddings.create(model="oracle", input=["hello", "you"], dimensions=4, encoding_format="float")
     assert (answer.object, answer.model, [each.index for each in answer.data]) == ("list", "oracle", [0, 1])

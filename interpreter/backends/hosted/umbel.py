@@ -26,12 +26,16 @@ from ....lang.protocol import (
     Detokenize,
     Detokenized,
     Done,
+    Embedded,
+    EmbedRequest,
     Failure,
     Final,
     GenRequest,
     Hint,
     Locate,
     Located,
+    Ranked,
+    RankRequest,
     ReadStatus,
     Release,
     Scored,
@@ -56,6 +60,8 @@ Answer = (
     Chunk
     | Final
     | Scored
+    | Embedded
+    | Ranked
     | Caches
     | Located
     | Tokenized
@@ -151,6 +157,12 @@ class UmbelServer:
 
     async def score(self, request: ScoreRequest) -> Scored:
         return await self._answer(request, Scored, request.origin.timeout)
+
+    async def embed(self, request: EmbedRequest) -> Embedded:
+        return await self._answer(request, Embedded, request.origin.timeout)
+
+    async def rank(self, request: RankRequest) -> Ranked:
+        return await self._answer(request, Ranked, request.origin.timeout)
 
     async def locate(self, question: Locate) -> Located:
         return await self._answer(question, Located, question.origin.timeout)

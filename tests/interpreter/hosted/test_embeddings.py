@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import umbel as ul
 from umbel.interpreter.fakes.server import Exchange, HttpRequest
-from umbel.testing import FakeOpenAI
+from umbel.testing import FakeAnthropic, FakeOpenAI, FakeSGLang
 
 MODEL = "text-embedding-3-small"
 Body = dict[str, Any]  # Any: JSON
@@ -50,6 +50,26 @@ def test_vectors_come_in_the_order_of_the_texts() -> None:
         assert server.bodies == [
             {"model": MODEL, "input": ["a", "bbb"], "encoding_format": "float", "dimensions": 3, "user": "me"}
         ]
+
+
+def test_an_endpoint_of_the_dialect_gives_the_same() -> None:
+    with Embeddings() as server:
+        named = ul.RuntimeEndpoint(server.address, server="openai", model=MODEL, api_key=server.api_key)
+        assert ul.embed(["a", "bbb"], backend=named) == ul.embed(["a", "bbb"], backend=backend(server))
+        with pytest.raises(ul.CapabilityError, match="is no reranker"):
+            ul.rerank("q", ["a"], backend=named)
+
+
+def test_backends_without_embeddings_are_refused_by_name() -> None:
+    with FakeAnthropic([]) as server:
+        claude = ul.Anthropic("claude-sonnet-4-5", base_url=server.base_url, api_key=server.api_key)
+        with pytest.raises(ul.CapabilityError, match=r"anthropic claude-sonnet-4-5 makes no embeddings; .*ul\.OpenAI"):
+            ul.embed(["a"], backend=claude)
+    with FakeSGLang([]) as sglang:
+        endpoint = ul.RuntimeEndpoint(sglang.address, api_key=sglang.api_key)
+        for call in (lambda: ul.embed(["a"], backend=endpoint), lambda: ul.rerank("q", ["a"], backend=endpoint)):
+            with pytest.raises(ul.CapabilityError, match=r"sglang .* (makes no embeddings|is no reranker)"):
+                call()
 
 
 def test_it_is_no_reranker() -> None:

@@ -30,12 +30,14 @@ from umbel.lang.protocol import (
     CreateCache,
     DeleteCache,
     Detokenize,
+    EmbedRequest,
     ExtendCache,
     Final,
     GenRequest,
     Hint,
     Locate,
     Origin,
+    RankRequest,
     ReadCaches,
     Release,
     ScoreRequest,
@@ -109,6 +111,8 @@ async def answers(backend: Backend) -> list[Any]:
     for probability in ("", "overshoot", "exact"):
         score = ScoreRequest("s", PROMPT, ("yes", "no"), unconditional=not probability, probability=probability)  # type: ignore[arg-type]
         found.append(await backend.score(score))
+    found.append(await backend.embed(EmbedRequest("v", (PROMPT, (Text("is"),)), 5)))
+    found.append(await backend.rank(RankRequest("r", (PROMPT, (Text("is"),)))))
     found.append(await backend.locate(Locate("l", PROMPT, (1, 2), (PROMPT, (Text("is"),)))))
     found.append(await backend.tokenize(Tokenize("t", PROMPT)))
     found.append(await backend.detokenize(Detokenize("d", (101, 110))))
@@ -136,7 +140,7 @@ def test_every_message_has_the_answer_that_the_runtime_gives() -> None:
     over_http, directly, asked = asyncio.run(both())
     assert sum(isinstance(each, Chunk) for each in directly) > 4
     assert joined(over_http) == joined(directly)
-    assert asked["POST /runtime"] == 9  # one request for each
+    assert asked["POST /runtime"] == 11  # one request for each
 
 
 def joined(events: list[Any]) -> list[Any]:
@@ -257,6 +261,31 @@ def test_marks_keep_no_less_than_the_server_lets_them() -> None:
 
     assert asyncio.run(created(50)) > 50
     assert asyncio.run(created(1_000)) == 0
+
+
+def test_vectors_are_those_of_a_runtime_and_cached_for_their_caller() -> None:
+    texts = [f"a text about the number {number}" for number in range(70)]
+
+    async def scenario() -> None:
+        async with fronted(access=Access(KEYS), limits=HttpLimits(most_in_flight=70)) as front:
+            a, b = (endpoint(front, key)[0] for key in KEYS.values())
+            directly = await ul.embed_async(texts, backend=front.backend)
+            assert await ul.embed_async(texts, dimensions=3, backend=b) != directly
+            assert await ul.embed_async(texts, backend=a) == directly
+            pair = "{query} {text}:"
+            ranked = await ul.rerank_async("which?", texts[:9], template=pair, backend=a)
+            assert ranked == await ul.rerank_async("which?", texts[:9], template=pair, backend=front.backend)
+            again = [await one.embed(EmbedRequest("v", ((Text("new " * 20),),))) for one in (a, a, b)]
+            assert [one.usage.cached_tokens for one in again] == [1, again[0].usage.prompt_tokens - 1, 1], "BOS"
+            with pytest.raises(ul.ContextLengthError, match="text 1 has"):
+                await ul.embed_async(["a", "long " * 2000], backend=a)
+            with pytest.raises(ul.RequestError, match="asks for 71 texts"):
+                await a.embed(EmbedRequest("v", ((Text("x"),),) * 71))
+            assert front.in_flight == 0
+            for remote in (a, b):
+                await remote.close()
+
+    asyncio.run(scenario())
 
 
 NAMED = CreateCache("c", "manual", LONG.prompt, ttl=60.0, minimum=1, record=b"kept")

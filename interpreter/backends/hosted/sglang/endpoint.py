@@ -31,11 +31,15 @@ from .....lang.protocol import (
     Detokenize,
     Detokenized,
     Done,
+    Embedded,
+    EmbedRequest,
     Final,
     GenRequest,
     Hint,
     Locate,
     Located,
+    Ranked,
+    RankRequest,
     Scored,
     ScoreRequest,
     Tokenize,
@@ -73,7 +77,7 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
     """A backend for the model of a running server: umbel's, SGLang's own API, or the OpenAI dialect's.
 
     **A server of umbel**, of the same version, does what a `Runtime` does: its template, its constraints, scores at
-    once, pins, and whole programs in one request. What follows is about the others.
+    once, pins, embeddings, rankings, and whole programs in one request. What follows is about the others.
 
     **Text** goes to the server as it is: by `/generate`, or by `/v1/completions`. Roles are written by a chat template,
     which servers do not tell: the given one, or that of the model's family by its name. Where neither is known, roles
@@ -189,6 +193,22 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
 
     async def score(self, request: ScoreRequest) -> Scored:
         return await (await self._ready()).score(request)
+
+    async def embed(self, request: EmbedRequest) -> Embedded:
+        """Computes embeddings, at a server of umbel or of the OpenAI dialect; `umbel.embed` is the call for programs.
+
+        Raises:
+            CapabilityError: the server has another API; or as `protocol.Embedding`.
+        """
+        served = await self._ready()
+        if isinstance(served, SGLangServer):
+            raise CapabilityError(f"{served.capabilities.name} makes no embeddings by its API; write server='openai'")
+        return await served.embed(request)
+
+    async def rank(self, request: RankRequest) -> Ranked:
+        """Computes relevances, at a server of umbel; `umbel.rerank` is the call for programs."""
+        await self._ready()
+        return await self._umbel("is no reranker").rank(request)
 
     def hint(self, hint: Hint) -> None:
         """Sends a prefix hint to a server already in use; a hint starts no connection."""
