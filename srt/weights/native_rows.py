@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ...lang.errors import ModelError
 from ..kernels.cpu.linear import CodedRows, Format, IntegerRows
 from ..layers.checkpoint import BlockTensor
-from ..layers.quantized import TABLES, Codes, QuantizedTensor
+from ..layers.quantized import Codes, QuantizedTensor
 
 UNIT = 32  # inputs of a block
 _LINE = 8  # inputs of codes that the kernels read at a time
@@ -45,9 +45,8 @@ def native_rows(weight: QuantizedTensor) -> NativeRows:
         return _mxfp4(weight)
     if weight.group_size % _LINE or weight.permutation is not None:
         return weight.dense()
-    table = None if weight.kind is Codes.FLOAT8 else np.array(TABLES[weight.kind], dtype=np.float32)
     codes = weight.codes.view(torch.uint8).numpy()
-    return CodedRows(Format[weight.kind.name], codes, weight.scales.float().numpy(), table)
+    return CodedRows(Format[weight.kind.name], codes, weight.scales.float().numpy())
 
 
 def native_stack(weights: Sequence[QuantizedTensor]) -> tuple[list[NativeRows], NDArray[np.int32] | None]:

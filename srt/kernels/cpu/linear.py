@@ -8,8 +8,8 @@ Blocks of a GGUF file keep the numbers of the file in another order, at most 4 %
 signed bytes with a float32 scale for each 32 inputs; the products of integers are summed exactly. A `fine` matrix
 rounds x to two such rows of bytes, the second for what the first lacks: 16 bits.
 
-Codes that stand for floats (FLOAT8, NF4, FP4, E2M1) become the float32 numbers of the file in registers: products have
-the bits of those with F32 weights.
+Codes that stand for floats (FLOAT8, NF4, FP4, E2M1) become the float32 numbers of the file within a product, which
+has the bits of one with F32 weights.
 """
 
 import ctypes
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from ....lang.errors import EngineError, ParameterError
 from ...layers.checkpoint import BlockTensor
+from ...layers.quantized import TABLES, Codes
 
 Number = TypeVar("Number", bound=np.generic)
 
@@ -121,16 +122,14 @@ class CodedRows:
     """A matrix in codes that stand for floats: weight = value × scale, one scale for each group of inputs.
 
     Attributes:
-        form: FLOAT8, NF4, FP4 or E2M1.
+        form: FLOAT8, NF4, FP4 or E2M1, whose codes are those of that name in `layers.quantized`.
         codes: uint8, of FLOAT8 [n, k]; of the others [n, k / 2], input 2i in the lower half of byte i.
         scales: float32 [n, groups], of 8, 16, 24, ... inputs each.
-        table: the 16 values of codes of 4 bits, float32; None: FLOAT8.
     """
 
     form: Format
     codes: NDArray[np.uint8]
     scales: NDArray[np.float32]
-    table: NDArray[np.float32] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -269,7 +268,7 @@ class PackedMatrix:
 
     def _fill_codes(self, part: int, first: int, source: CodedRows) -> None:
         codes, scales = np.ascontiguousarray(source.codes), np.ascontiguousarray(source.scales)
-        table = None if source.table is None else np.ascontiguousarray(source.table)
+        table = None if source.form is Format.FLOAT8 else np.array(TABLES[Codes[source.form.name]], dtype=np.float32)
         self._library.umbel_matrix_fill_codes(
             *(self._handle, part, first, len(codes), codes.ctypes.data, scales.ctypes.data),
             None if table is None else table.ctypes.data,
@@ -391,7 +390,7 @@ def _format_of(source: Weights, form: Format | None) -> tuple[Format, int]:
             plain, grouped = _INTEGERS[source.bits]
             return (plain, 0) if source.zeros is None and source.group == 32 else (grouped, source.group)
         case CodedRows():
-            return source.form, source.shape[1] // source.scales.shape[1]
+            return source.form, source.group
         case _:
             return form or FLOAT_FORMATS[source.dtype], 0
 
@@ -463,7 +462,7 @@ def _check_integers(source: IntegerRows) -> None:
 
 
 def _check_codes(source: CodedRows) -> None:
-    codes, scales, table = source.codes, source.scales, source.table
+    codes, scales = source.codes, source.scales
     plain = codes.ndim == scales.ndim == 2 and codes.size > 0 and scales.size > 0 and len(scales) == len(codes)
     if source.form not in CODED or not plain or codes.dtype != np.uint8 or scales.dtype != np.float32:
         raise ParameterError(
@@ -473,9 +472,6 @@ def _check_codes(source: CodedRows) -> None:
     k, groups = source.shape[1], scales.shape[1]
     if k % (8 * groups):
         raise ParameterError(f"{k} inputs in {groups} groups; a group has 8, 16, 24, ... of them")
-    has_table = table is not None and table.dtype == np.float32 and table.shape == (16,)
-    if has_table == (source.form is Format.FLOAT8):
-        raise ParameterError(f"{source.form.name} needs {'no table' if has_table else 'a table, float32 [16]'}")
 
 
 def _check_order(order: NDArray[np.int32], k: int, formats: Sequence[Format]) -> None:

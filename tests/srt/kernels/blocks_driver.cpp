@@ -1,6 +1,6 @@
-// Multiplies one matrix in blocks on a foreign instruction set, for `test_blocks_elsewhere.py`: numbers come on the standard
-// input (format, n, k, rows, bytes of a row, terms of an input as int64; the rows of blocks; x as float32), products
-// leave on the output.
+// Multiplies one matrix in blocks, integers or codes on a foreign instruction set, for `test_blocks_elsewhere.py`: numbers
+// come on the standard input (the head as int64; codes; scales; zeros or the table; x as float32), products leave on the
+// output.
 #include <cstdio>
 #include <vector>
 
@@ -8,20 +8,39 @@
 
 extern "C" void umbel_set_threads(int count);
 
+namespace {
+
+struct Head {
+    int64_t format, n, k, rows, terms, group;  // terms of an input; inputs that share a scale, 0: blocks
+    int64_t bytes[3];                          // of codes or rows of blocks; scales; zeros or the table
+};
+
+template <class T>
+bool read(std::vector<T>& numbers) {
+    return std::fread(numbers.data(), sizeof(T), numbers.size(), stdin) == numbers.size();
+}
+
+}  // namespace
+
 int main() {
     using namespace umbel;
-    int64_t head[6];
-    if (std::fread(head, sizeof head, 1, stdin) != 1) return 1;
-    Format format = (Format)head[0];
-    long n = head[1], k = head[2], rows = head[3], row_bytes = head[4];
-    std::vector<uint8_t> blocks(n * row_bytes);
+    Head head;
+    if (std::fread(&head, sizeof head, 1, stdin) != 1) return 1;
+    Format format = (Format)head.format;
+    long n = head.n, k = head.k, rows = head.rows;
+    std::vector<uint8_t> codes(head.bytes[0]), scales(head.bytes[1]), rest(head.bytes[2]);
     std::vector<float> x(rows * k), out(rows * n);
-    if (std::fread(blocks.data(), 1, blocks.size(), stdin) != blocks.size()) return 1;
-    if (std::fread(x.data(), sizeof(float), x.size(), stdin) != x.size()) return 1;
+    if (!read(codes) || !read(scales) || !read(rest) || !read(x)) return 1;
+    const uint8_t* last = rest.empty() ? nullptr : rest.data();
     umbel_set_threads(2);
-    MatrixPart part = create_part(format, 0, n, k, false);
-    pack_blocks(part, 0, n, blocks.data(), row_bytes, 0);
-    linear(Matrix{n, k, 1, &part, (int)head[5]}, x.data(), rows, k, nullptr, out.data(), n);
+    MatrixPart part = create_part(format, 0, n, k, false, head.group);
+    if (is_coded(format))
+        pack_codes(part, 0, n, codes.data(), (const float*)scales.data(), (const float*)last);
+    else if (head.group)
+        pack_integers(part, 0, n, codes.data(), (const f16*)scales.data(), last);
+    else
+        pack_blocks(part, 0, n, codes.data(), head.bytes[0] / n, 0);
+    linear(Matrix{n, k, 1, &part, (int)head.terms}, x.data(), rows, k, nullptr, out.data(), n);
     umbel_set_threads(1);
     return std::fwrite(out.data(), sizeof(float), out.size(), stdout) == out.size() ? 0 : 1;
 }

@@ -226,18 +226,26 @@ def test_memory_is_hardly_more_than_the_file(library: ctypes.CDLL, kind: str, mo
     assert source.data.nbytes <= PackedMatrix(library, [source]).bytes <= most * source.data.nbytes
 
 
+def integers(n: int, k: int, group: int, *, bits: int, zeros: bool = True) -> tuple[IntegerRows, torch.Tensor]:
+    """Returns random integers, and the float32 matrix that they stand for."""
+    random = np.random.default_rng(group)
+    top = 1 << bits
+    codes = random.integers(0, top, (n, k), dtype=np.uint8)
+    scales = random.uniform(0.01, 0.1, (n, k // group)).astype(np.float16)
+    zero = random.integers(0, top, scales.shape, dtype=np.uint8) if zeros else None
+    source = IntegerRows(codes if bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4, scales, zero, bits)
+    spread = np.repeat(np.full(scales.shape, top // 2) if zero is None else zero, group, axis=1)
+    return source, torch.from_numpy(
+        np.repeat(scales.astype(np.float32), group, axis=1) * (codes - spread.astype(np.int16))
+    )
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("group", [32, 64, 128, 512])
 def test_integers_in_groups(library: ctypes.CDLL, group: int, zeros: bool, bits: int) -> None:
-    random = np.random.default_rng(group)
-    k, top = max(256, 2 * group), 1 << bits
-    codes = random.integers(0, top, (40, k), dtype=np.uint8)
-    scales = random.uniform(0.01, 0.1, (40, k // group)).astype(np.float16)
-    zero = random.integers(0, top, scales.shape, dtype=np.uint8) if zeros else None
-    source = IntegerRows(codes if bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4, scales, zero, bits)
-    spread = np.repeat(np.full(scales.shape, top // 2) if zero is None else zero, group, axis=1)
-    weight = torch.from_numpy(np.repeat(scales.astype(np.float32), group, axis=1) * (codes - spread.astype(np.int16)))
+    k = max(256, 2 * group)
+    source, weight = integers(40, k, group, bits=bits, zeros=zeros)
     matrix = PackedMatrix(library, [source, source])
     for rows in (1, 20):
         x = normal(rows, k)

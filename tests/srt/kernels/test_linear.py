@@ -12,7 +12,7 @@ from torch.nn import functional
 from umbel.lang.errors import ParameterError
 from umbel.srt.kernels.cpu.library import Isa, load_library
 from umbel.srt.kernels.cpu.linear import CODED, CodedRows, Format, PackedMatrix
-from umbel.srt.layers.quantized import TABLES, Codes, QuantizedTensor
+from umbel.srt.layers.quantized import Codes, QuantizedTensor
 
 from .native import native_isas
 
@@ -207,13 +207,13 @@ def coded(form: Format, n: int, k: int, group: int) -> tuple[CodedRows, torch.Te
     if form is Format.FLOAT8:
         codes = random.integers(0, 256, (n, k), dtype=np.uint8)
         codes[codes & 127 == 127] = 3
-        table, stored = None, torch.from_numpy(codes).view(torch.float8_e4m3fn)
+        stored = torch.from_numpy(codes).view(torch.float8_e4m3fn)
     else:
         codes = random.integers(0, 256, (n, k // 2), dtype=np.uint8)
-        table, stored = np.array(TABLES[Codes[form.name]], np.float32), torch.from_numpy(codes)
+        stored = torch.from_numpy(codes)
     scales = random.uniform(-0.01, 0.1, (n, k // group)).astype(np.float32)
     dense = QuantizedTensor(Codes[form.name], stored, torch.from_numpy(scales)).dense()
-    return CodedRows(form, codes, scales, table), dense
+    return CodedRows(form, codes, scales), dense
 
 
 @pytest.mark.parametrize("form", CODED)
@@ -242,14 +242,12 @@ def test_a_code_that_is_no_number_spoils_its_output(library: ctypes.CDLL) -> Non
 
 
 def test_codes_that_are_not_sound_are_refused(library: ctypes.CDLL) -> None:
-    codes, scales, table = np.zeros((4, 64), np.uint8), np.ones((4, 2), np.float32), np.zeros(16, np.float32)
+    codes, scales = np.zeros((4, 64), np.uint8), np.ones((4, 2), np.float32)
     for source, message in (
         (CodedRows(Format.FLOAT8, codes, scales[:3]), r"with scales float32 \(3, 2\)"),
         (CodedRows(Format.INT4, codes, scales), "in INT4; give .* in FLOAT8, NF4"),
         (CodedRows(Format.FLOAT8, codes, np.ones((4, 3), np.float32)), "64 inputs in 3 groups"),
         (CodedRows(Format.FLOAT8, codes[:, :60], scales), "60 inputs in 2 groups"),
-        (CodedRows(Format.FLOAT8, codes, scales, table), "FLOAT8 needs no table"),
-        (CodedRows(Format.NF4, codes, scales), r"NF4 needs a table, float32 \[16\]"),
     ):
         with pytest.raises(ParameterError, match=message):
             PackedMatrix(library, [source])

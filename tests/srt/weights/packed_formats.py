@@ -138,11 +138,15 @@ NF4 = [-1.0, -0.69619280, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0
 NF4 += [0.07958030, 0.16093020, 0.24611230, 0.33791524, 0.44070983, 0.56261700, 0.72295684, 1.0]
 
 
-def nf4(weight: torch.Tensor, *, nested: bool) -> Parts:
-    block, table = 32, torch.tensor(NF4)
+FP4 = [0.0, 0.0052083333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25]
+FP4 += [-value for value in FP4]
+
+
+def four_bits(weight: torch.Tensor, *, kind: str = "nf4", nested: bool = False) -> Parts:
+    block, table = 32, torch.tensor({"nf4": NF4, "fp4": FP4}[kind])
     blocks = weight.reshape(-1, block)
     scales = blocks.abs().amax(1)
-    state: dict[str, Any] = {"quant_type": "nf4", "blocksize": block, "dtype": "float32", "shape": list(weight.shape)}
+    state: dict[str, Any] = {"quant_type": kind, "blocksize": block, "dtype": "float32", "shape": list(weight.shape)}
     parts = {"weight.quant_map": table}
     if nested:
         offset = float(scales.mean())
@@ -159,7 +163,9 @@ def nf4(weight: torch.Tensor, *, nested: bool) -> Parts:
     codes = (blocks / scales[:, None])[..., None].sub(table).abs().argmin(-1)
     flat = codes.flatten().to(torch.uint8)
     parts["weight"] = ((flat[::2] << 4) | flat[1::2])[:, None]
-    parts["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    parts[f"weight.quant_state.bitsandbytes__{kind}"] = torch.tensor(
+        list(json.dumps(state).encode()), dtype=torch.uint8
+    )
     return parts, (table[codes] * scales[:, None]).view_as(weight)
 
 
@@ -263,12 +269,15 @@ FOLDERS = (
     PackedFolder(
         "nf4, nested",
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
-        lambda weight: nf4(weight, nested=True),
+        lambda weight: four_bits(weight, nested=True),
     ),
     PackedFolder(
         "nf4",
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
-        lambda weight: nf4(weight, nested=False),
+        four_bits,
+    ),
+    PackedFolder(
+        "fp4", {"quant_method": "bitsandbytes", "load_in_4bit": True}, lambda weight: four_bits(weight, kind="fp4")
     ),
     PackedFolder("bitsandbytes, int8", {"quant_method": "bitsandbytes", "load_in_8bit": True}, bnb_int8),
 )

@@ -85,6 +85,7 @@ NATIVE = {
     "compressed, float8, static": 1e-6,
     "fp8, blocks": 1e-6,
     "nf4, nested": 1e-6,
+    "fp4": 1e-6,
 }
 
 
@@ -117,6 +118,7 @@ FORMS = {
     "fbgemm": "float8",
     "nf4": "nf4",
     "nf4, nested": "nf4",
+    "fp4": "fp4",
     "bitsandbytes, int8": "int8",
 }
 

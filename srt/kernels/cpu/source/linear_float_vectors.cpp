@@ -3,8 +3,9 @@
 // The sum of one output is a single chain over k, always from the front, one fused multiply-add for each input. So no
 // blocking below changes a bit of it: blocks of k continue from the float32 sum that the block before has stored.
 //
-// Codes become floats in registers, times the scale of their group: the float32 numbers that a reader of the file has,
-// so that products have the bits of those with F32 weights.
+// Codes become floats, times the scale of their group: the float32 numbers that a reader of the file has, so that products
+// have the bits of those with F32 weights. One tile of rows takes them in registers; for several, a block of a panel is
+// widened once, into the caches, and multiplied as F32.
 #include <algorithm>
 #include <type_traits>
 #include <utility>
@@ -20,6 +21,8 @@ constexpr int SUMS = VL == 16 ? 24 : VL == 8 ? 12 : 8;  // vectors of sums that 
 constexpr int ROWS = VL == 16 ? 12 : SUMS / WIDE;       // rows of one tile, most
 constexpr int PANELS = 4;                               // panels of one tile, most
 constexpr long BLOCK_K = 1024;                          // inputs of one block, most: panel and rows of it stay near
+constexpr long WIDENED_K = 512;                         // the same of codes that are widened: F32 takes more bytes
+constexpr long WIDENED_PANELS = 2;                      // of a tile of codes that are widened, most
 constexpr long BLOCK_ROWS = 96;                         // rows of one block, most: the second cache holds their inputs
 constexpr long CHUNK_PANELS = 64;                       // most: a thread that loses its core delays a loop little
 constexpr long AHEAD = 2048;                            // bytes of a panel that are asked for before their use
@@ -31,6 +34,9 @@ constexpr int panels_for(int rows, bool coded) {
     while (panels > 1 && rows * panels * WIDE > (VL == 16 ? SUMS : VL == 8 && coded ? 4 : 8)) panels /= 2;
     return panels;
 }
+
+// Rows that take several tiles are more than half of ROWS in the largest.
+static_assert(panels_for(ROWS / 2 + 1, false) <= WIDENED_PANELS);
 
 UMBEL_INLINE vu load_lanes(const void* p) {
     vu v;
@@ -131,13 +137,22 @@ UMBEL_INLINE vf read_weights(const char* line, vf scale, const float* table) {
     return (vf)lanes;
 }
 
+// The scale of VL outputs: what their codes are multiplied with.
+template <class Weight>
+UMBEL_INLINE vf load_scale(const float* scales) {
+    return load(scales) * (std::is_same_v<Weight, Float8> ? 256.0f : 1.0f);
+}
+
+// Bytes of a line that VL outputs take.
+template <class Weight>
+constexpr long VECTOR_BYTES = std::is_same_v<Weight, f16> || std::is_same_v<Weight, Float8> ? VL * 2 : VL * 4;
+
 // Adds x[r, 0 and I...] · w[0 and I..., all outputs of the tile] to the sums, out of one line of each panel. With
 // few registers codes are taken vector by vector, so that fewer words of codes are held.
 template <class Weight, int R, int V, int... I>
 UMBEL_INLINE void add_line(vf (&sums)[R][V], const char* lines, const TileWeights& from, const vf (&scales)[V],
                            const float* x, long x_stride, std::integer_sequence<int, I...>) {
-    constexpr long BYTES = std::is_same_v<Weight, f16> || std::is_same_v<Weight, Float8> ? VL * 2 : VL * 4;
-    auto line = [&](int v) { return lines + v / WIDE * from.panel_bytes + v % WIDE * BYTES; };
+    auto line = [&](int v) { return lines + v / WIDE * from.panel_bytes + v % WIDE * VECTOR_BYTES<Weight>; };
     auto add_input = [&]<int INPUT>() __attribute__((always_inline)) {
         vf weights[V];
 #pragma GCC unroll 8
@@ -177,8 +192,7 @@ void multiply(const TileWeights& from, const float* x, long x_stride, long k, Ah
         if constexpr (CODED<Weight>) {
 #pragma GCC unroll 8
             for (int v = 0; v < V; v++)
-                scales[v] = load(group_scales + v / WIDE * from.panel_scales + v % WIDE * VL) *
-                            (std::is_same_v<Weight, Float8> ? 256.0f : 1.0f);
+                scales[v] = load_scale<Weight>(group_scales + v / WIDE * from.panel_scales + v % WIDE * VL);
         }
         for (; at + STEP <= end; at += STEP) {
             if constexpr (ASKS) {
@@ -199,6 +213,31 @@ void multiply(const TileWeights& from, const float* x, long x_stride, long k, Ah
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) store(tile + r * tile_stride + v * VL, sums[r][v]);
+}
+
+// The float32 numbers of one line of codes, [input][16].
+template <class Weight, int... I>
+UMBEL_INLINE void widen_line(const TileWeights& from, const vf (&scales)[WIDE], float* out,
+                             std::integer_sequence<int, I...>) {
+#pragma GCC unroll 4
+    for (int v = 0; v < WIDE; v++) {
+        const char* line = from.lines + v * VECTOR_BYTES<Weight>;
+        (store(out + I * PANEL + v * VL, read_weights<Weight, I>(line, scales[v], from.table)), ...);
+    }
+}
+
+// The float32 numbers of k inputs of the first panel, [input][16].
+template <class Weight>
+void widen(TileWeights from, long k, float* out) {
+    constexpr long STEP = LINE<Weight>;
+    for (long at = 0, end; at < k; from.left = from.group, from.scales += PANEL) {
+        vf scales[WIDE];
+        for (int v = 0; v < WIDE; v++) scales[v] = load_scale<Weight>(from.scales + v * VL);
+        for (end = std::min(at + from.left, k); at < end; at += STEP, from.lines += PANEL * 4, out += STEP * PANEL) {
+            prefetch(from.lines + AHEAD);
+            widen_line<Weight>(from, scales, out, std::make_integer_sequence<int, STEP>{});
+        }
+    }
 }
 
 typedef void (*Multiply)(const TileWeights&, const float*, long, long, Ahead, bool, float*, long);
@@ -235,7 +274,11 @@ struct Call {
     const float* bias;
     float* out;
     long out_stride;
+};
 
+// Some panels, and inputs [at, at + k) of them.
+struct Span {
+    long panel, panels, at, k;
 };
 
 long line_inputs(Format format) {
@@ -259,59 +302,74 @@ TileWeights weights_at(const MatrixPart& weight, long panel, long at) {
     return from;
 }
 
-// Rows [row, row + rows) and panels [panel, panel + panels) of one tile, inputs [at, at + k).
-void compute_tile(const Call& call, long row, long rows, long panel, long panels, long at, long k, Ahead ahead) {
-    Multiply multiply = call.kernels.by[rows][panels];
-    TileWeights weights = weights_at(call.weight, panel, at);
-    const float* x = call.x + row * call.x_stride + at;
-    float* out = call.out + row * call.out_stride + panel * PANEL;
-    long width = call.weight.n - panel * PANEL;
-    bool last = at + k == call.weight.k;
-    if (width >= panels * PANEL) {
-        width = panels * PANEL;
-        multiply(weights, x, call.x_stride, k, ahead, at == 0, out, call.out_stride);
+// Rows [row, row + rows) of a span.
+void compute_tile(const Call& call, const Kernels& kernels, const TileWeights& weights, const Span& span, long row,
+                  long rows, Ahead ahead) {
+    Multiply multiply = kernels.by[rows][span.panels];
+    const float* x = call.x + row * call.x_stride + span.at;
+    const long first = span.panel * PANEL, left = call.weight.n - first, stride = span.panels * PANEL;
+    const long width = left < stride ? left : stride;
+    float* out = call.out + row * call.out_stride + first;
+    if (width == stride) {
+        multiply(weights, x, call.x_stride, span.k, ahead, span.at == 0, out, call.out_stride);
     } else {  // the outputs of the last panel end inside it
         alignas(64) float tile[ROWS * PANELS * PANEL];
-        long stride = panels * PANEL;
-        if (at > 0)
+        if (span.at > 0)
             for (long r = 0; r < rows; r++) std::memcpy(tile + r * stride, out + r * call.out_stride, width * 4);
-        multiply(weights, x, call.x_stride, k, ahead, at == 0, tile, stride);
+        multiply(weights, x, call.x_stride, span.k, ahead, span.at == 0, tile, stride);
         for (long r = 0; r < rows; r++) std::memcpy(out + r * call.out_stride, tile + r * stride, width * 4);
     }
-    if (last && call.bias)
+    if (call.bias && span.at + span.k == call.weight.k)
         for (long r = 0; r < rows; r++)
-            for (long o = 0; o < width; o++) out[r * call.out_stride + o] += call.bias[panel * PANEL + o];
+            for (long o = 0; o < width; o++) out[r * call.out_stride + o] += call.bias[first + o];
 }
 
 // What tile `t` of `tiles` asks for: the only tile its own panels some steps before it needs them, one of several its
 // share of the panels that come next, while these here are computed with.
-Ahead look_ahead(const Call& call, long panel, long panels, long at, long k, long t, long tiles) {
-    const char* begin = weights_at(call.weight, panel, at).lines;
-    if (tiles == 1) return {begin + AHEAD, 64};
-    long lines = k / line_inputs(call.weight.format);
-    return {begin + panels * call.weight.panel_bytes + t * lines / tiles * 64, 64 / tiles + 1};
+Ahead look_ahead(const Call& call, const TileWeights& weights, const Span& span, long t, long tiles) {
+    if (tiles == 1) return {weights.lines + AHEAD, 64};
+    long lines = span.k / line_inputs(call.weight.format);
+    return {weights.lines + span.panels * weights.panel_bytes + t * lines / tiles * 64, 64 / tiles + 1};
 }
 
-// A block of rows and a range of panels, by one thread. Rows are spread evenly over tiles.
-void compute_block(const Call& call, long row, long rows, long first_panel, long end_panel) {
-    long tiles = (rows + ROWS - 1) / ROWS;
-    long most = (rows + tiles - 1) / tiles;
-    long together = panels_for((int)most, is_coded(call.weight.format));
-    long blocks = tiles == 1 ? 1 : (call.weight.k + BLOCK_K - 1) / BLOCK_K;
-    long block_k = ((call.weight.k + blocks - 1) / blocks + 7) / 8 * 8;  // a line may hold eight
-    for (long at = 0; at < call.weight.k; at += block_k) {
-        long k = call.weight.k - at < block_k ? call.weight.k - at : block_k;
-        for (long panel = first_panel; panel < end_panel;) {
-            long panels = together;
-            while (panels > end_panel - panel) panels /= 2;
-            for (long t = 0; t < tiles; t++) {
-                Ahead ahead = look_ahead(call, panel, panels, at, k, t, tiles);
-                long begin = t * rows / tiles, end = (t + 1) * rows / tiles;
-                compute_tile(call, row + begin, end - begin, panel, panels, at, k, ahead);
-            }
-            panel += panels;
-        }
+// The rows of a span, spread evenly over tiles.
+void compute_span(const Call& call, const Span& span, long row, long rows, long tiles) {
+    TileWeights weights = weights_at(call.weight, span.panel, span.at);
+    for (long t = 0; t < tiles; t++) {
+        long begin = t * rows / tiles, end = (t + 1) * rows / tiles;
+        compute_tile(call, call.kernels, weights, span, row + begin, end - begin,
+                     look_ahead(call, weights, span, t, tiles));
     }
+}
+
+// The same of codes that are widened.
+void compute_widened(const Call& call, const Span& span, long row, long rows, long tiles) {
+    alignas(64) float numbers[WIDENED_PANELS * WIDENED_K * PANEL];
+    auto widen = call.weight.format == Format::FLOAT8 ? umbel::widen<Float8> : umbel::widen<Nibble>;
+    for (long p = 0; p < span.panels; p++)
+        widen(weights_at(call.weight, span.panel + p, span.at), span.k, numbers + p * span.k * PANEL);
+    TileWeights weights{(const char*)numbers, span.k * PANEL * (long)sizeof(float)};
+    for (long t = 0; t < tiles; t++) {
+        long begin = t * rows / tiles, end = (t + 1) * rows / tiles;
+        compute_tile(call, F32_KERNELS, weights, span, row + begin, end - begin, {weights.lines + AHEAD, 64});
+    }
+}
+
+// A block of rows and a range of panels, by one thread.
+void compute_block(const Call& call, long row, long rows, long first_panel, long end_panel) {
+    const bool coded = is_coded(call.weight.format);
+    const long tiles = (rows + ROWS - 1) / ROWS, most = (rows + tiles - 1) / tiles, k = call.weight.k;
+    const bool widens = coded && tiles > 1;
+    const long together = panels_for((int)most, coded && !widens), limit = widens ? WIDENED_K : BLOCK_K;
+    const long blocks = tiles == 1 ? 1 : (k + limit - 1) / limit;
+    const long block_k = ((k + blocks - 1) / blocks + 7) / 8 * 8;  // a line may hold eight
+    for (long at = 0; at < k; at += block_k)
+        for (long panel = first_panel, panels; panel < end_panel; panel += panels) {
+            panels = together;
+            while (panels > end_panel - panel) panels /= 2;
+            Span span{panel, panels, at, std::min(k - at, block_k)};
+            widens ? compute_widened(call, span, row, rows, tiles) : compute_span(call, span, row, rows, tiles);
+        }
 }
 
 const Kernels& kernels_of(const MatrixPart& weight) {
