@@ -38,7 +38,7 @@ AT_ONCE = 8  # requests of one call: more texts than an engine computes together
 CHARACTERS_TOGETHER = 1 << 16  # of one request, unless one text has more
 MOST_DIMENSIONS = 1 << 16
 LEAST_SECONDS = 0.001  # that a request is given
-_FIELD = re.compile(r"\{(query|text)\}")
+_FIELD = re.compile(r"\{(query|text|instruction)\}")
 _numbers = itertools.count(1)
 
 Answer = TypeVar("Answer")
@@ -102,6 +102,7 @@ def rerank(
     texts: Iterable[str],
     *,
     top: int | None = None,
+    instruction: str | None = None,
     template: str | None = None,
     backend: Backend | None = None,
     timeout: float | None = None,
@@ -113,8 +114,10 @@ def rerank(
     Args:
         texts: none of them empty.
         top: how many are returned; None returns all.
-        template: the prompt, with {query} and {text} in it. Names of control tokens in it become these tokens, those in
-            query and texts do not. None takes the model's chat template, which then knows these two roles.
+        instruction: what "relevant" means here, for models that are told it; None leaves it as it was in training.
+        template: the prompt, with {query} and {text} in it, and {instruction} if one is given. Names of control tokens
+            in it become these tokens, those in query and texts do not. None takes the model's chat template, which then
+            knows the roles "query" and "document".
         backend: a Runtime, or the RuntimeEndpoint of a server of umbel; None is the default backend.
         timeout: seconds for all texts.
 
@@ -123,7 +126,8 @@ def rerank(
         ContextLengthError: a text is too long.
         ParameterError: an empty list or text, or a template that is needed or wrong.
     """
-    asked, chosen = _asked_to_rank(query, texts, top, template), _backend_and_timeout(backend, timeout)
+    asked = _asked_to_rank(query, texts, top, instruction, template)
+    chosen = _backend_and_timeout(backend, timeout)
     return loop.streams.run(_ranked(*asked, *chosen))
 
 
@@ -132,12 +136,14 @@ async def rerank_async(
     texts: Iterable[str],
     *,
     top: int | None = None,
+    instruction: str | None = None,
     template: str | None = None,
     backend: Backend | None = None,
     timeout: float | None = None,
 ) -> list[RankedText]:
     """Awaits what `rerank` returns."""
-    asked, chosen = _asked_to_rank(query, texts, top, template), _backend_and_timeout(backend, timeout)
+    asked = _asked_to_rank(query, texts, top, instruction, template)
+    chosen = _backend_and_timeout(backend, timeout)
     return await _ranked(*asked, *chosen)
 
 
@@ -152,14 +158,16 @@ def _asked_to_embed(texts: object, dimensions: object) -> tuple[tuple[str, ...],
 
 
 def _asked_to_rank(
-    query: object, texts: object, top: object, template: object
-) -> tuple[str, tuple[str, ...], int | None, str | None]:
+    query: object, texts: object, top: object, instruction: object, template: object
+) -> tuple[str, tuple[str, ...], int | None, str | None, str | None]:
     not_while_recording("rerank()", "call it outside of the program, and pass its texts as an argument")
     asked = checks.text("query", query, MOST_CHARACTERS)
     most = None if top is None else checks.integer("top", top, 1, MOST_TEXTS)
-    if template is not None:
-        template = checks.text("template", template, MOST_CHARACTERS)
-    return asked, _checked_texts(texts), most, template if isinstance(template, str) else None
+    told, written = (
+        None if given is None else checks.text(name, given, MOST_CHARACTERS)
+        for name, given in (("instruction", instruction), ("template", template))
+    )
+    return asked, _checked_texts(texts), most, told, written
 
 
 def _checked_texts(texts: object) -> tuple[str, ...]:
@@ -188,12 +196,13 @@ async def _ranked(
     query: str,
     texts: Sequence[str],
     top: int | None,
+    instruction: str | None,
     template: str | None,
     backend: Backend,
     timeout: float | None,
 ) -> list[RankedText]:
     await backend.start()
-    ranked, _ = await ranked_by(backend, query, texts, Origin(timeout=timeout), template)
+    ranked, _ = await ranked_by(backend, query, texts, Origin(timeout=timeout), instruction, template)
     return ranked[:top]
 
 
@@ -215,7 +224,12 @@ async def embedded(
 
 
 async def ranked_by(
-    backend: Backend, query: str, texts: Sequence[str], origin: Origin, template: str | None = None
+    backend: Backend,
+    query: str,
+    texts: Sequence[str],
+    origin: Origin,
+    instruction: str | None = None,
+    template: str | None = None,
 ) -> tuple[list[RankedText], Usage]:
     """Returns texts in the order of `rerank`, and what they cost. Raises as `rerank`."""
     if not backend.capabilities.ranks or not isinstance(backend, Ranking):
@@ -223,7 +237,7 @@ async def ranked_by(
             f"{backend.capabilities.name} is no reranker; give backend= a Runtime with one, such as a "
             "*ForSequenceClassification checkpoint with 1 or 2 labels"
         )
-    write = await _writer(query, template, backend.chat_template)
+    write = await _writer(query, instruction, template, backend.chat_template)
 
     async def one(given: Sequence[tuple[Part, ...]], first: int, left: Origin) -> tuple[Sequence[float], Usage]:
         answer = await backend.rank(RankRequest(_label(), tuple(given), left, first))
@@ -234,16 +248,20 @@ async def ranked_by(
     return sorted(ranked, key=lambda each: (-each.score, each.index)), usage
 
 
-async def _writer(query: str, template: str | None, chat: ChatTemplate) -> Callable[[str], tuple[Part, ...]]:
+async def _writer(
+    query: str, instruction: str | None, template: str | None, chat: ChatTemplate
+) -> Callable[[str], tuple[Part, ...]]:
     """Returns the function that writes a text and the query as a prompt. Raises ParameterError for a wrong template."""
     if template is None:
-        await chat.away(chat.pair, query, "")  # rendered once, perhaps in another process
-        return lambda text: chat.pair(query, text)
-    if {"query", "text"} - set(_FIELD.findall(template)):
-        raise ParameterError(f"template={shown(template)} must hold {{query}} and {{text}}")
+        await chat.away(chat.pair, query, "", instruction)  # rendered once, perhaps in another process
+        return lambda text: chat.pair(query, text, instruction)
     pieces = _FIELD.split(template)  # scaffolding, and names of fields between
+    fields = {"query": query, **({} if instruction is None else {"instruction": instruction})}
+    if set(pieces[1::2]) != {*fields, "text"}:
+        wanted = " and ".join(f"{{{name}}}" for name in (*fields, "text"))
+        raise ParameterError(f"template={shown(template)} must hold {wanted}, as the arguments are given")
     return lambda text: tuple(
-        Text(query if piece == "query" else text) if place % 2 else Text(piece, control=True)
+        Text(fields.get(piece, text)) if place % 2 else Text(piece, control=True)
         for place, piece in enumerate(pieces)
         if piece
     )

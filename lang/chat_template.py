@@ -264,19 +264,24 @@ class ChatTemplate:
             messages, tools, call_format=call_format or self.call_format, generation=generation, options=options
         )
 
-    def pair(self, query: str, text: str) -> tuple[Part, ...]:
+    def pair(self, query: str, text: str, instruction: str | None = None) -> tuple[Part, ...]:
         """Writes a query and a text as a reranker reads them: in turns of the roles "query" and "document".
+
+        Args:
+            instruction: what "relevant" means, in a turn of the role "system"; None leaves that to the template.
 
         Raises:
             TemplateError: the template does not name these roles, or leaves one out.
         """
         turns = [Turn("query", query), Turn("document", text)]
+        if instruction is not None:
+            turns.insert(0, Turn("system", instruction))
         rendered = ""
         if self.source is not None and all(role in self.source for role in _roles(turns)):
             rendered = self._outline(_roles(turns), generation=True)
         if any(_PLACEHOLDER.format(index) not in rendered for index in range(len(turns))):
             raise TemplateError(
-                f"{self.name} has no chat template with the roles query and document; write "
+                f"{self.name} has no chat template with the roles {' and '.join(_roles(turns))}; write "
                 "template='Query: {query}\\nDocument: {text}', as the model was trained"
             )
         return self._parts(rendered, turns)

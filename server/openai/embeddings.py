@@ -80,6 +80,7 @@ class RerankBody(UmbelBody, frozen=True):
     Attributes:
         top_n: how many are returned; null returns all.
         return_documents: each result has its text.
+        instruction: what "relevant" means, for models that are told it.
         template: the prompt, with {query} and {text} in it, where the model's chat template has no such roles.
     """
 
@@ -90,6 +91,7 @@ class RerankBody(UmbelBody, frozen=True):
     return_documents: bool = False
     user: Label | None = None
     # Ours.
+    instruction: Annotated[str, msgspec.Meta(min_length=1, max_length=1 << 16)] | None = None
     template: Annotated[str, msgspec.Meta(min_length=1, max_length=1 << 16)] | None = None
     cache_salt: Salt | None = None
 
@@ -143,7 +145,7 @@ async def rerank(asked: Asked[RerankBody]) -> Answer:
     texts = [document.text if isinstance(document, DocumentText) else document for document in body.documents]
     origin = front.origin(asked.caller, body.umbel, body.cache_salt, body.model)
     with front.open(len(texts)):
-        ranked, usage = await ranked_by(front.backend, body.query, texts, origin, body.template)
+        ranked, usage = await ranked_by(front.backend, body.query, texts, origin, body.instruction, body.template)
     front.note(usage)
     results = [
         RerankResult(one.index, one.score, DocumentText(one.text) if body.return_documents else None)

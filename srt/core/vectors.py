@@ -32,6 +32,7 @@ class VectorConfig:
         normalized: to length 1.
         maps: applied to the pooled state, in order.
         labels: of a classifier, whose logits the vector is then; 0: the vector is an embedding.
+        yes_first: of two labels the first means "relevant" in the checkpoint; in vectors it is always the second.
         answers: the tokens of "yes" and "no" where the model ranks by its next token.
         generates: it has an output head.
         refused: why texts get no vectors, as a clause; "" if they do.
@@ -42,6 +43,7 @@ class VectorConfig:
     normalized: bool = True
     maps: tuple[DenseMap, ...] = ()
     labels: int = 0
+    yes_first: bool = False
     answers: tuple[int, int] | None = None
     generates: bool = True
     refused: str = ""

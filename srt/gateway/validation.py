@@ -225,7 +225,7 @@ class RequestValidator:
             why = f": {vectors.refused}" if vectors.refused else f" of {vectors.labels} labels" * (vectors.labels > 0)
             raise CapabilityError(
                 f"{name} is no reranker{why}; load one, such as a *ForSequenceClassification checkpoint with 1 or 2 "
-                "labels, or one whose modules.json has a LogitScore"
+                "labels, Qwen3-Reranker, or one whose modules.json has a LogitScore"
             )
         messages: list[EngineEmbed | EngineScore] = []
         for ids, schedule in self._encode_texts(request, request.prompts):

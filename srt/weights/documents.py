@@ -10,7 +10,7 @@ under the digest of the metadata. It is the only one that is kept.
 import contextlib
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,12 +19,14 @@ import msgspec
 
 from ...lang.errors import ModelError
 from ..core.cache_folder import make_private, read_trusted, write_atomically
+from ..tokenizer.rerankers import RERANK
 from .gguf_config import pooling_of
 from .gguf_file import GgufFile
 from .gguf_tokenizer import tokenizer_config, tokenizer_json
 
 TOKENIZER_FORMAT = 2  # of the tokenizer.json that is made; raised when it would be made differently
 DIGEST_BYTES = 32
+MOST_README = 1 << 16  # bytes of it that are read
 _POOLED = json.dumps(
     [
         {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
@@ -38,10 +40,14 @@ class Documents(Protocol):
 
     Attributes:
         path: its folder or file, for messages.
+        title: the name that its makers have given it; "": none.
         tokenizer_path: the file that the tokenizer is read from, for messages.
     """
 
     path: Path
+
+    @property
+    def title(self) -> str: ...
 
     @property
     def tokenizer_path(self) -> Path: ...
@@ -64,6 +70,16 @@ class FolderDocuments:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
+
+    @property
+    def title(self) -> str:
+        """The first heading of README.md."""
+        try:
+            with (self.path / "README.md").open("rb") as file:
+                lines = file.read(MOST_README).decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return next((line.removeprefix("# ") for line in lines if line.startswith("# ")), "")
 
     @property
     def tokenizer_path(self) -> Path:
@@ -99,6 +115,11 @@ class GgufDocuments:
         self.path = gguf.path
         self._gguf = gguf
         self._kept = cache / "tokenizers" / self.tokenizer_digest()
+
+    @property
+    def title(self) -> str:
+        stated = (self._gguf.metadata.get(f"general.{key}") for key in ("name", "basename"))
+        return " ".join(text for text in stated if isinstance(text, str))
 
     @property
     def tokenizer_path(self) -> Path:
@@ -154,7 +175,7 @@ def _tagged_number(value: dict[str, Any]) -> object:  # Any: JSON
 def chat_template_of(config: Mapping[str, Any], documents: Documents) -> str | None:
     """Returns the template in chat_template.jinja, else in tokenizer_config.json, else in chat_template.json.
 
-    Of several templates it is the one named "default".
+    Of several templates it is the one named "default". A GGUF file may have that of a reranker alone.
 
     Raises:
         ModelError: there are several and none is the default.
@@ -164,10 +185,18 @@ def chat_template_of(config: Mapping[str, Any], documents: Documents) -> str | N
         return separate
     stated = config.get("chat_template") or documents.read("chat_template.json").get("chat_template")
     if isinstance(stated, list):
-        named = {entry.get("name"): entry.get("template") for entry in stated if isinstance(entry, dict)}
+        named = named_templates(stated)
         stated = named.get("default")
-        if not isinstance(stated, str):
-            raise ModelError(
-                f"{documents.path} has chat templates named {sorted(map(str, named))}, but none named 'default'"
-            )
+        if stated is None and list(named) != [RERANK]:
+            raise ModelError(f"{documents.path} has chat templates named {sorted(named)}, but none named 'default'")
     return stated if isinstance(stated, str) else None
+
+
+def named_templates(stated: object) -> dict[str, str]:
+    """Returns the templates of a list as tokenizer_config.json has it, by name; {} for anything else."""
+    entries: Iterable[object] = stated if isinstance(stated, list) else ()
+    return {
+        str(entry.get("name")): entry["template"]
+        for entry in entries
+        if isinstance(entry, dict) and isinstance(entry.get("template"), str)
+    }

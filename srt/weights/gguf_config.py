@@ -123,11 +123,28 @@ def config_of(gguf: GgufFile) -> Config:
         key = f"tokenizer.ggml.{theirs}_token_id"
         if key in gguf.metadata:
             config[f"{ours}_token_id"] = gguf.metadata.integer(key)
+    config.update(_classifier(gguf))
     experts = experts_of(gguf, architecture)
     config.update(_particulars(gguf, architecture, read, config) if experts is None else _sparse(read, config, experts))
     if recurrent:
         config.update(hybrid_config(architecture, read, layers))
     return config
+
+
+CLASSIFIER = "cls.output.weight"
+
+
+def _classifier(gguf: GgufFile) -> Config:
+    """Describes the classifier of a reranker; {} without one. Its rows are named in the order of the file."""
+    tensor = gguf.tensors.get(CLASSIFIER)
+    if tensor is None:
+        return {}
+    key = f"{gguf.architecture}.classifier.output_labels"
+    labels = list(gguf.metadata.texts(key)) if key in gguf.metadata else [""] * tensor.shape[0]
+    if len(labels) != tensor.shape[0]:
+        raise ModelError(f"{gguf.path} is damaged: {len(labels)} labels for {tensor.shape[0]} rows of {CLASSIFIER!r}")
+    model_class = architecture_of(gguf).model_class.replace("ForCausalLM", "ForSequenceClassification")
+    return {"architectures": [model_class], "id2label": {str(row): label for row, label in enumerate(labels)}}
 
 
 _POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken", 4: "rank"}

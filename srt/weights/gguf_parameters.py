@@ -13,7 +13,7 @@ from typing import assert_never
 
 from ...lang.errors import ModelError
 from .gguf_architectures import Architecture, ExpertSpelling, Keys, RecurrentKind
-from .gguf_config import FileExperts, experts_of
+from .gguf_config import CLASSIFIER, FileExperts, experts_of
 from .gguf_file import GgufFile, GgufTensor
 from .gguf_hybrids import LayerKind, layer_kinds
 from .gguf_rope import LONGROPE_FACTORS, Config
@@ -145,6 +145,10 @@ def _of_model(gguf: GgufFile, architecture: Architecture, config: Config) -> _Ta
         "token_embd.weight": _Stored(("model.embed_tokens.weight",), vocabulary),
         norm: _Stored(("model.norm.weight",), (sizes("hidden_size"),)),
     }
+    if CLASSIFIER in gguf.tensors:
+        labels = config["id2label"]
+        assert isinstance(labels, dict), "config_of made it"
+        table[CLASSIFIER] = _Stored(("score.weight",), (len(labels), sizes("hidden_size")))
     if not config["tie_word_embeddings"]:
         table["output.weight"] = _Stored(("lm_head.weight",), vocabulary)
     if "altup_num_inputs" in config:

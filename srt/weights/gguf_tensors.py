@@ -42,6 +42,10 @@ class GgufTensors(BlockTensors):
             values = (-values).log()
         return values - parameter.subtract if parameter.subtract else values
 
+    def without(self, name: str) -> "GgufTensors":
+        """Returns all parameters but one."""
+        return GgufTensors([each for each in self._parameters.values() if each.name != name])
+
     def __contains__(self, name: object) -> bool:  # Mapping's own would make the tensor
         return name in self._parameters
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...lang.errors import ModelError
+from ..tokenizer.rerankers import RERANK
 from .gguf_file import GgufFile
 
 Json = dict[str, object]
@@ -152,8 +153,12 @@ def tokenizer_config(gguf: GgufFile) -> Json:
         full = f"tokenizer.ggml.{key}_token_id"
         if full in metadata:
             config[f"{name}_token"] = tokens[_id(gguf, full, len(tokens))]
-    if "tokenizer.chat_template" in metadata:
-        config["chat_template"] = metadata.text("tokenizer.chat_template")
+    default, rerank = "tokenizer.chat_template", f"tokenizer.chat_template.{RERANK}"
+    if default in metadata:
+        config["chat_template"] = metadata.text(default)
+    if rerank in metadata:  # then there may be no other
+        named = [("default", default)] * (default in metadata) + [(RERANK, rerank)]
+        config["chat_template"] = [{"name": name, "template": metadata.text(key)} for name, key in named]
     return config
 
 

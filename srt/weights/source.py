@@ -5,7 +5,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
@@ -21,13 +21,14 @@ from ..tokenizer.file import read_tokenizer_file, token_table
 from ..tokenizer.hf import HFTokenizer
 from ..tokenizer.merges import FORMAT as MERGES_FORMAT
 from ..tokenizer.merges import MergeTables, MergeTokenizer, merge_tables
+from ..tokenizer.rerankers import RERANK, answers_of, is_reranker, takes_pairs, with_pairs
 from ..tokenizer.tokenizer import VocabularyTokenizer
 from ..tokenizer.vocabulary import Vocabulary
 from .catalog.names import DEFAULT, DEFAULT_NAMES, locate
 from .catalog.places import IN_UMBEL, FoundModel, model_places
 from .catalog.repository import HubName
 from .default_model import DEFAULT_NAME, open_default
-from .documents import Documents, FolderDocuments, GgufDocuments, chat_template_of, read_config
+from .documents import Documents, FolderDocuments, GgufDocuments, chat_template_of, named_templates, read_config
 from .gguf_architectures import architecture_of
 from .gguf_config import config_of
 from .gguf_file import GgufFile, open_gguf
@@ -35,7 +36,7 @@ from .gguf_parameters import parameters_of
 from .gguf_tokenizer import eos_ids, require_known
 from .packed_config import read_packed_config
 from .safetensors_folder import FLOATS, PACKED, open_tensors
-from .vector_config import read_vectors
+from .vector_config import CLASSIFIER, read_vectors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +56,7 @@ class ModelSource:
     files: tuple[Path, ...] = field(repr=False)  # of the weights
     open_tensors: "Callable[[], Mapping[str, Tensor]]" = field(repr=False)
     cache: Path = field(repr=False)
-    names: Collection[str] = field(repr=False)  # of its tensors; of a GGUF file none are listed
+    names: Collection[str] = field(repr=False)  # of its tensors; of a GGUF file only that of a classifier is listed
 
     @cached_property
     def tensors(self) -> "Mapping[str, Tensor]":
@@ -86,7 +87,17 @@ class ModelSource:
     @cached_property
     def vectors(self) -> VectorConfig:
         """Describes the vectors that it makes of texts."""
-        return read_vectors(self.config, self._text_config, self.documents, self.names)
+        vectors = read_vectors(self.config, self._text_config, self.documents, self.names)
+        if vectors.labels or vectors.answers is not None or vectors.refused or not self._is_reranker:
+            return vectors
+        try:
+            return replace(vectors, answers=answers_of(self.vocabulary()))
+        except ModelError as error:
+            return replace(vectors, refused=str(error))
+
+    @cached_property
+    def _is_reranker(self) -> bool:
+        return is_reranker(self.config, self.name, self.documents.title)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -159,8 +170,12 @@ class ModelSource:
 
     @cached_property
     def chat_template(self) -> str | None:
-        """Jinja source, or None for models without roles."""
-        return chat_template_of(self._tokenizer_config, self.documents)
+        """Jinja source, or None for models without roles. That of a reranker knows the roles of a pair."""
+        template = chat_template_of(self._tokenizer_config, self.documents)
+        prompt = named_templates(self._tokenizer_config.get("chat_template")).get(RERANK)
+        if takes_pairs(template) or (prompt is None and not self._is_reranker):
+            return template
+        return with_pairs(template) if prompt is None else with_pairs(template, prompt)
 
     @cached_property
     def picture_format(self) -> PictureFormat | None:
@@ -256,7 +271,8 @@ def _source(gguf: GgufFile, name: str, cache: Path) -> ModelSource:
 
         return GgufTensors(parameters)
 
-    return ModelSource(name, GgufDocuments(gguf, cache), config, gguf.files, open_tensors, cache, ())
+    names = [each.name for each in parameters if each.name == CLASSIFIER]
+    return ModelSource(name, GgufDocuments(gguf, cache), config, gguf.files, open_tensors, cache, names)
 
 
 def _open_folder(folder: Path, name: str, cache: Path) -> ModelSource:

@@ -54,7 +54,7 @@ def read_vectors(config: Config, text: Config, documents: Documents, names: Coll
     named = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
     if CLASSIFIER in names and any(name.endswith(CLASSIFIES) for name in named):
         labels = _labels(config)
-        return VectorConfig(labels, normalized=False, labels=labels, generates=False)
+        return VectorConfig(labels, normalized=False, labels=labels, yes_first=_yes_first(config), generates=False)
     headless = text.get("tie_word_embeddings") is False and not any(name.endswith("lm_head.weight") for name in names)
     vectors = VectorConfig(hidden, generates=not (headless and names))
     try:
@@ -69,6 +69,11 @@ def _labels(config: Config) -> int:
     named = config.get("id2label")
     stated = len(named) if isinstance(named, Mapping) else config.get("num_labels", 2)  # transformers' default
     return stated if isinstance(stated, int) and 0 < stated <= MOST_LABELS else 0
+
+
+def _yes_first(config: Config) -> bool:
+    named = config.get("id2label")
+    return isinstance(named, Mapping) and (named.get("0"), named.get("1")) == ("yes", "no")
 
 
 def _with_modules(vectors: VectorConfig, documents: Documents) -> VectorConfig:

@@ -13,6 +13,7 @@ from ..core.vectors import DenseMap, VectorConfig
 from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config
 from ..models.decoder_config import EMBEDDING, HEAD
+from .gguf_tensors import GgufTensors
 from .safetensors_folder import SINGLE, open_tensors
 from .vector_config import CLASSIFIER
 
@@ -70,7 +71,8 @@ def load_head(config: VectorConfig, tensors: Tensors, folder: Path, hidden: int)
             f"tensor {CLASSIFIER} has shape {list(weight.shape)}, config.json says {[config.labels, hidden]}; "
             "check its num_labels or id2label"
         )
-    return LoadedHead(config, (_VectorMap(weight.float(), None),))
+    rows = weight.flip(0) if config.yes_first else weight
+    return LoadedHead(config, (_VectorMap(rows.float(), None),))
 
 
 def _dense(folder: Path, dense: DenseMap) -> _VectorMap:
@@ -94,7 +96,9 @@ def decoder_part(config: Config, tensors: Tensors, vectors: VectorConfig) -> tup
     from ..models.vision.parts import Renamed  # with all vision towers, which most models do not need
 
     bare = EMBEDDING not in tensors and EMBEDDING.removeprefix(_PREFIX) in tensors
-    if bare or vectors.labels:
+    if isinstance(tensors, GgufTensors):  # whose blocks stay as they are
+        tensors = tensors.without(CLASSIFIER)
+    elif bare or vectors.labels:
         names: Mapping[str, str] = {
             f"{_PREFIX}{name}" if bare and name != HEAD else name: name for name in tensors if name != CLASSIFIER
         }

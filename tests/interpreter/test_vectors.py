@@ -102,9 +102,18 @@ def test_a_chat_template_with_both_roles_writes_the_pair() -> None:
         (lambda b: ul.rerank("", ["a"], backend=b), "query=''"),
         (lambda b: ul.rerank("q", ["a"], top=0, backend=b), "top=0"),
         (lambda b: ul.rerank("q", ["a"], template="{text}", backend=b), "must hold {query} and {text}"),
+        (lambda b: ul.rerank("q", ["a"], instruction="", template="{query}{text}", backend=b), "instruction=''"),
+        (
+            lambda b: ul.rerank("q", ["a"], instruction="i", template="{query}{text}", backend=b),
+            "must hold {query} and {instruction} and {text}",
+        ),
+        (
+            lambda b: ul.rerank("q", ["a"], template="{query}{text}{instruction}", backend=b),
+            "must hold {query} and {text}, as the arguments are given",
+        ),
         (lambda b: ul.embed(["\ud800"], backend=b), "no character"),
     ],
-    ids=range(11),
+    ids=range(14),
 )
 def test_mistakes_are_named(oracle: Recorded, call: Callable[[LocalBackend], object], reason: str) -> None:
     with pytest.raises(ul.ParameterError, match=reason):
@@ -115,6 +124,17 @@ def test_a_text_that_is_too_long_is_named_by_its_place(oracle: Recorded, monkeyp
     monkeypatch.setattr(vectors, "TOGETHER", 2)
     with pytest.raises(ul.ContextLengthError, match="text 3 has"):
         ul.embed(["a", "b", "c", "long " * 2000], backend=oracle)
+
+
+def test_an_instruction_stands_in_the_template_or_in_a_system_turn(oracle: Recorded) -> None:
+    ul.rerank("q", ["a"], instruction="<s>", template="{instruction}|{query}{text}", backend=oracle)
+    assert oracle.ranks[0].prompts == ((Text("<s>"), Text("|", True), Text("q"), Text("a")),)
+    shown = "{% for m in messages %}{{ m.content }}|{% endfor %}{# system query document #}"
+    told = Recorded(chat_template=shown)
+    ul.rerank("why", ["that"], instruction="Be.", backend=told)
+    assert told.ranks[0].prompts[0][0] == Text("Be.")
+    with pytest.raises(ul.TemplateError, match="the roles system and query and document"):
+        ul.rerank("why", ["that"], instruction="Be.", backend=Recorded(chat_template=PAIRS))
 
 
 def test_a_ranker_without_template_asks_for_one(oracle: Recorded) -> None:

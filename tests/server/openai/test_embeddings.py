@@ -61,6 +61,8 @@ def test_documents_come_by_relevance() -> None:
         assert scores == sorted(scores, reverse=True)
         texts = {result["index"]: result["document"] for result in whole["results"]}
         assert texts == {0: {"text": "one"}, 1: {"text": "two"}, 2: {"text": "three"}}
+        told = RANK | {"instruction": "Be.", "template": "{instruction}{query}{text}"}
+        assert len((await client.post("/v1/rerank", told)).json["results"]) == 3
         best = (await client.post("/v1/rerank", RANK | {"top_n": 1})).json["results"]
         assert best == [{name: whole["results"][0][name] for name in ("index", "relevance_score")}]
 
@@ -82,10 +84,11 @@ def test_documents_come_by_relevance() -> None:
         ("rerank", {"documents": []}, 400, "documents"),
         ("rerank", {"documents": ["a", ""]}, 400, "documents"),
         ("rerank", {"template": "{text}"}, 400, "must hold {query} and {text}"),
+        ("rerank", {"instruction": "Be."}, 400, "must hold {query} and {instruction} and {text}"),
         ("rerank", {"template": None}, 400, "no chat template with the roles"),
         ("rerank", {"top_n": 0}, 400, "top_n"),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_mistakes_are_named(path: str, fields: dict[str, Any], status: int, said: str) -> None:
     async def scenario(client: AsgiClient) -> None:

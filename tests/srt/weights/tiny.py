@@ -354,7 +354,8 @@ def write_gguf(path: Path, family: Family, *, kind: str = "F32") -> PreTrainedMo
     }
     for key, value in (usual | family.metadata).items():
         if value is not None:
-            adders[type(value)](f"{arch}.{key}", value)
+            whole = key.startswith(("general.", "tokenizer."))  # else the architecture's name goes before
+            adders[type(value)](key if whole else f"{arch}.{key}", value)
     add_tokenizer(writer, family.tokenizer(), family.pre_tokenizer)
     _add_tensors(writer, family, model, kind)
     writer.write_header_to_file()
