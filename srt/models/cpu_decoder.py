@@ -250,20 +250,11 @@ class CpuDecoder:
 
         States move as `rows.runs` say.
         """
-        runs = RunTable(rows.runs)
         places, tables = self._angles(rows)
         plan_table = _array([ctypes.addressof(plan.arguments) for plan in plans])
         write_table = _array([slots.ctypes.data for slots in rows.write_slots])
         angle_table = _array([table.ctypes.data for table in tables])
-        given_rows = given_values = None
-        added: list[torch.Tensor] = []
-        if rows.given is not None:
-            added = [values.float().contiguous() for values in rows.given.added]
-            given_rows, given_values = rows.given.rows.contiguous(), rows.given.values.float().contiguous()
-        added_table = _array([values.data_ptr() for values in added])
-        adapted = AdaptedRows(rows.adapters)
-        adapted_outputs = AdaptedRows(None if rows.adapters is None else rows.adapters[rows.output_rows])
-        step = DecoderStep(
+        step = DecoderStep(  # what few steps have is null, or added below
             rows=len(rows.token_ids),
             outputs=len(rows.output_rows),
             token_ids=rows.token_ids.ctypes.data,
@@ -273,17 +264,22 @@ class CpuDecoder:
             plans=ctypes.addressof(plan_table),
             pools=ctypes.addressof(pool.layers),
             states=None if states is None else ctypes.addressof(states.layers),
-            runs=runs.arguments,
             angles=ctypes.addressof(angle_table),
             hidden=hidden.data_ptr(),
-            given=0 if given_rows is None else len(given_rows),
-            given_rows=None if given_rows is None else given_rows.data_ptr(),
-            given_values=None if given_values is None else given_values.data_ptr(),
-            added=len(added),
-            added_values=ctypes.addressof(added_table),
-            adapted=adapted.arguments,
-            adapted_outputs=adapted_outputs.arguments,
         )
+        if rows.runs:
+            runs = RunTable(rows.runs)
+            step.runs = runs.arguments
+        if rows.given is not None:
+            added = [values.float().contiguous() for values in rows.given.added]
+            given_rows, given_values = rows.given.rows.contiguous(), rows.given.values.float().contiguous()
+            added_table = _array([values.data_ptr() for values in added])
+            step.given, step.given_rows = len(given_rows), given_rows.data_ptr()
+            step.given_values = given_values.data_ptr()
+            step.added, step.added_values = len(added), ctypes.addressof(added_table)
+        if rows.adapters is not None:
+            adapted, adapted_outputs = AdaptedRows(rows.adapters), AdaptedRows(rows.adapters[rows.output_rows])
+            step.adapted, step.adapted_outputs = adapted.arguments, adapted_outputs.arguments
         self._kernel.forward(step)
         self._embedding.used(len(rows.token_ids))
         if self._side is not None:

@@ -120,8 +120,8 @@ class _Reading:
         for number, rows in owners.items():
             if (error := self.logits.errors.get(rows.logits_of_last)) is not None:
                 self.errors[number] = error
-        tokens = self.logits.tokens
-        chosen = {number: int(tokens[rows.logits_of_last]) for number, rows in self._going(owners).items()}
+        tokens = self.logits.tokens.tolist()
+        chosen = {number: tokens[rows.logits_of_last] for number, rows in self._going(owners).items()}
         if self.row_requests is not None:
             left = [number for number, token in chosen.items() if token < 0]
             picked = {n: owners[n] for n in left if self.row_requests.kinds[owners[n].logits_of_last] != RowNeed.LOGITS}
@@ -171,6 +171,8 @@ class _Reading:
 
     def _sample(self, owners: _Rows) -> dict[int, SampledToken]:
         """Samples tokens from logits that the sampler changes; log-probabilities come from the unchanged logits."""
+        if not owners:
+            return {}
         values = self.logits.values
         draws = self._one_by_one(owners, self._sample_request)
         asked = [number for number in draws if _wants_logprobs(owners[number].request)]

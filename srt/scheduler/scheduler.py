@@ -471,7 +471,7 @@ class Scheduler:
                 errors[rows.request.number] = error
         result = read_step_result(logits, going, step.asked.row_requests, self._sampler, errors)
         self._counters.sample_seconds += self._clock.now() - computed
-        self._counters.picked_rows += int((logits.places < 0).sum())
+        self._counters.picked_rows += sum(place < 0 for place in logits.places.tolist())
         return result
 
     # ------------------------------------------------------------------------------------------ failures

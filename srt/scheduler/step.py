@@ -160,43 +160,92 @@ class StepPlan:
         windows: the slots of window layers; None: these have none of their own.
         """
         rows = self.planned
-        starts = np.array([r.start for r in rows], dtype=np.int64)
-        counts = np.array([r.end for r in rows], dtype=np.int64) - starts
-        offsets = np.cumsum(counts) - counts  # of each request's first row among the step's
-        token_ids = np.empty(int(counts.sum()), dtype=np.int64)
-        write_slots = np.empty(len(token_ids), dtype=np.int64)
-        for r, first, last in zip(rows, offsets.tolist(), (offsets + counts).tolist(), strict=True):
-            token_ids[first:last] = r.request.tokens[r.start : r.end]
-            write_slots[first:last] = r.request.slots(r.start, r.end)
-            if r.known > r.start:
-                write_slots[first : min(first + r.known - r.start, last)] = DUMMY_SLOT
-        sources = _sources(rows, offsets + counts - 1, token_ids)
-        adapters = np.array([r.request.schedule.adapter for r in rows], dtype=np.int32)
+        decoding = self.logit_rows == len(rows) and all(r.end - r.start == 1 for r in rows)
+        arrays = _single_rows(rows) if decoding else _ranges_of_rows(rows)
+        counts, ends = arrays.query_lengths, arrays.ends
+        adapters = [r.request.schedule.adapter for r in rows]
+        adapted = any(adapter != NO_ADAPTER for adapter in adapters)
         seeing = any(r.request.pictures is not NO_PICTURES for r in rows)
         return Batch(
-            token_ids=token_ids,
-            positions=_ranges(starts, counts),
-            write_slots=write_slots,
-            query_lengths=counts.astype(np.int32),
-            prefix_lengths=starts.astype(np.int32),
+            token_ids=arrays.token_ids,
+            positions=arrays.positions,
+            write_slots=arrays.write_slots,
+            query_lengths=counts,
+            prefix_lengths=arrays.prefix_lengths,
             slots=tuple(r.request.slots(0, r.end) for r in rows),
-            logit_rows=_ranges(
-                offsets - starts + np.array([r.first_logit for r in rows], dtype=np.int64),
-                np.array([r.last_logit - r.first_logit for r in rows], dtype=np.int64),
-            ),
+            logit_rows=arrays.logit_rows,
             paths=tuple(_path(r.request, r.end) for r in rows),
             row_requests=row_requests,
-            generated=_generated(rows, counts) if len(token_ids) > len(rows) else None,
-            token_sources=sources,
-            pictures=_pictures(rows, offsets) if seeing else (),
+            generated=_generated(rows, counts) if len(arrays.token_ids) > len(rows) else None,
+            token_sources=_sources(rows, ends, arrays.token_ids),
+            pictures=_pictures(rows, ends - counts) if seeing else (),
             spans=_spans(rows) if seeing else (),
             rope_positions=_rope_positions(rows) if seeing else None,
-            adapters=np.repeat(adapters, counts) if (adapters != NO_ADAPTER).any() else None,
+            adapters=np.repeat(np.array(adapters, dtype=np.int32), counts) if adapted else None,
             states=tuple(run for r in rows for run in r.states),
-            hidden_rows=_hidden_rows(rows, offsets + counts) if self.hidden_rows else None,
+            hidden_rows=_hidden_rows(rows, ends) if self.hidden_rows else None,
             window_slots=None if windows is None else _window_slots(rows, windows),
             window_write_slots=None if windows is None else _window_write_slots(rows, windows),
         )
+
+
+class _RowArrays(NamedTuple):
+    """Arrays of a batch, see `Batch`, and the end of each request's rows among the step's: int64 [B]."""
+
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    write_slots: NDArray[np.int64]
+    query_lengths: NDArray[np.int32]
+    prefix_lengths: NDArray[np.int32]
+    logit_rows: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+def _ranges_of_rows(planned: list[PlannedRows]) -> _RowArrays:
+    """Returns the arrays of any rows."""
+    starts = np.array([r.start for r in planned], dtype=np.int64)
+    counts = np.array([r.end for r in planned], dtype=np.int64) - starts
+    ends = np.cumsum(counts)
+    offsets = ends - counts  # of each request's first row among the step's
+    token_ids = np.empty(int(counts.sum()), dtype=np.int64)
+    write_slots = np.empty(len(token_ids), dtype=np.int64)
+    for r, first, last in zip(planned, offsets.tolist(), ends.tolist(), strict=True):
+        token_ids[first:last] = r.request.tokens[r.start : r.end]
+        write_slots[first:last] = r.request.slots(r.start, r.end)
+        if r.known > r.start:
+            write_slots[first : min(first + r.known - r.start, last)] = DUMMY_SLOT
+    logit_rows = _ranges(
+        offsets - starts + np.array([r.first_logit for r in planned], dtype=np.int64),
+        np.array([r.last_logit - r.first_logit for r in planned], dtype=np.int64),
+    )
+    return _RowArrays(
+        token_ids=token_ids,
+        positions=_ranges(starts, counts),
+        write_slots=write_slots,
+        query_lengths=counts.astype(np.int32),
+        prefix_lengths=starts.astype(np.int32),
+        logit_rows=logit_rows,
+        ends=ends,
+    )
+
+
+def _single_rows(planned: list[PlannedRows]) -> _RowArrays:
+    """Returns the same arrays for one row of each request, whose logits are needed.
+
+    Made of lists: after a forward pass the caches hold no code, and numpy's functions in `_ranges_of_rows` take 0.1 ms.
+    """
+    count = len(planned)
+    starts = [r.start for r in planned]
+    slots = [DUMMY_SLOT if r.known > r.start else r.request.slots(r.start, r.end).item(0) for r in planned]
+    return _RowArrays(
+        token_ids=np.array([r.request.tokens.item(r.start) for r in planned], dtype=np.int64),
+        positions=np.array(starts, dtype=np.int64),
+        write_slots=np.array(slots, dtype=np.int64),
+        query_lengths=np.array([1] * count, dtype=np.int32),
+        prefix_lengths=np.array(starts, dtype=np.int32),
+        logit_rows=np.array(range(count), dtype=np.int64),
+        ends=np.array(range(1, count + 1), dtype=np.int64),
+    )
 
 
 def _window_slots(planned: list[PlannedRows], windows: WindowSlots) -> tuple[NDArray[np.int32], ...]:
@@ -226,16 +275,20 @@ def _window_write_slots(planned: list[PlannedRows], windows: WindowSlots) -> NDA
 
 
 def _sources(
-    planned: list[PlannedRows], last_rows: NDArray[np.int64], token_ids: NDArray[np.int64]
+    planned: list[PlannedRows], ends: NDArray[np.int64], token_ids: NDArray[np.int64]
 ) -> NDArray[np.int64] | None:
-    """Returns, for rows whose token the running step still chooses, its logit row there: [R]. Their ids become 0."""
-    of_requests = np.array([rows.request.source for rows in planned], dtype=np.int64)
-    coming = np.flatnonzero(of_requests != NO_SOURCE)
-    if not len(coming):
+    """Returns, for rows whose token the running step still chooses, its logit row there: [R]. Their ids become 0.
+
+    ends: of each request's rows among the step's.
+    """
+    of_requests = [rows.request.source for rows in planned]
+    coming = [index for index, source in enumerate(of_requests) if source != NO_SOURCE]
+    if not coming:
         return None
     sources = np.full(len(token_ids), NO_SOURCE, dtype=np.int64)
-    sources[last_rows[coming]] = of_requests[coming]
-    token_ids[last_rows[coming]] = 0
+    last_rows = ends[coming] - 1
+    sources[last_rows] = [of_requests[index] for index in coming]
+    token_ids[last_rows] = 0
     return sources
 
 
@@ -251,7 +304,7 @@ def _hidden_rows(planned: list[PlannedRows], ends: NDArray[np.int64]) -> NDArray
     return _ranges(ends - asked, asked)
 
 
-def _generated(planned: list[PlannedRows], counts: NDArray[np.int64]) -> NDArray[np.int32]:
+def _generated(planned: list[PlannedRows], counts: NDArray[np.int32]) -> NDArray[np.int32]:
     """Counts, for each request, its rows of tokens after its prompt: [B]"""
     ends = np.array([rows.end - rows.request.prompt_length for rows in planned], dtype=np.int64)
     return np.clip(ends, 0, counts).astype(np.int32)
@@ -288,6 +341,7 @@ def _path(request: Request, end: int) -> Path:
 
 # ---------------------------------------------------------------------------------------- row requests
 
+_LOGITS, _ARGMAX, _SAMPLE = int(RowNeed.LOGITS), int(RowNeed.ARGMAX), int(RowNeed.SAMPLE)
 MAX_SAMPLED_TOP_K = 256  # the largest top_k of a SAMPLE row, but for an AsyncRunner's
 
 
@@ -324,8 +378,9 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
     """
     allowed: dict[int, Allowed] = {}
     errors: dict[int, Exception] = {}
+    kinds = [_LOGITS] * logit_rows
     row_requests = RowRequests(
-        kinds=np.full(logit_rows, RowNeed.LOGITS, dtype=np.uint8),
+        kinds=np.empty(logit_rows, dtype=np.uint8),
         inverse_temperatures=np.zeros(logit_rows),
         keys=np.zeros(logit_rows, dtype=np.uint64),
         top_k=np.zeros(logit_rows, dtype=np.int32),
@@ -334,7 +389,6 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
         top_p=np.ones(logit_rows) if launched else None,
         described=np.zeros(logit_rows, dtype=np.bool_) if launched else None,
     )
-    best: list[int] = []
     sampled: list[int] = []
     drawn: list[Limits] = []  # of each sampled row
     seeds: list[int] = []
@@ -357,15 +411,15 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
         if choice.allowed is not None:
             allowed[rows.logits_of_last] = choice.allowed
         if choice.limits is None:
-            best.append(rows.logits_of_last)
+            kinds[rows.logits_of_last] = _ARGMAX
             continue
+        kinds[rows.logits_of_last] = _SAMPLE
         sampled.append(rows.logits_of_last)
         drawn.append(choice.limits)
         seeds.append(generation.seed)
         positions.append(request.length)
-    row_requests.kinds[best] = RowNeed.ARGMAX
+    row_requests.kinds[:] = kinds
     if sampled:
-        row_requests.kinds[sampled] = RowNeed.SAMPLE
         inverse_temperatures, top_k, top_p, min_p = zip(*drawn, strict=True)
         row_requests.inverse_temperatures[sampled] = inverse_temperatures
         row_requests.keys[sampled] = draw_keys(seeds, positions)

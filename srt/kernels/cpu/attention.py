@@ -5,7 +5,8 @@ which makes the same plans, array by array.
 """
 
 import ctypes
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -134,9 +135,9 @@ class _BatchArrays:
     @classmethod
     def of(cls, batch: Batch, *, tree: bool) -> "_BatchArrays":
         apart = generated_apart(batch)
-        kv_idx = window_kv_idx = np.concatenate(apart.slots)
+        kv_idx = window_kv_idx = _joined(apart.slots)
         if apart.window_slots is not None:
-            window_kv_idx = np.concatenate(apart.window_slots)
+            window_kv_idx = _joined(apart.window_slots)
         if not (tree and len(batch.paths) > 1):
             return cls(batch, apart, kv_idx, window_kv_idx, None, None)
         path_ptr = np.zeros(len(apart.paths) + 1, dtype=np.int64)
@@ -145,6 +146,7 @@ class _BatchArrays:
         return cls(batch, apart, kv_idx, window_kv_idx, path_ptr, np.fromiter(numbers, np.int64, 3 * int(path_ptr[-1])))
 
     def plan(self, library: ctypes.CDLL, cut: Cut, window: Window) -> CpuPlan:
+        """Plans for one class of windows; the team of threads, not `cut`, says how many workers there are."""
         # The planner knows rows that see all before them, and windows that slide. Other intervals are computed here.
         low = high = None
         if any(self.apart.spans) or isinstance(window, Chunk):
@@ -160,12 +162,17 @@ class _BatchArrays:
             window if isinstance(window, int) else 0,
             cut.block_rows,
             cut.split or 0,
-            cut.workers,
+            library.umbel_threads(),
             cut.merge_keys,
             None if low is None else low.ctypes.data,
             None if high is None else high.ctypes.data,
         )
         return CpuPlan(library, request, self)
+
+
+def _joined(slots: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
+    """Concatenates the slots of sequences; those of one are left where they are."""
+    return np.concatenate(slots) if len(slots) > 1 else np.ascontiguousarray(slots[0])
 
 
 def layer_arguments(pool: KVPool, layer: int) -> LayerArguments:
@@ -214,8 +221,7 @@ class CpuBackend:
     def plan(self, batch: Batch, window: Window) -> CpuPlan:
         if self._latest is None or self._latest.batch is not batch:
             self._latest = _BatchArrays.of(batch, tree=self.cut.tree)
-        cut = replace(self.cut, workers=self._library.umbel_threads())
-        plan = self._latest.plan(self._library, cut, window)
+        plan = self._latest.plan(self._library, self.cut, window)
         self.counters.add(plan.keys_read, plan.keys_saved)
         return plan
 

@@ -89,8 +89,12 @@ class Head:
             ParameterError: a row that wants its logits, numbers that are no parameters of a draw, or arrays of
                 another length; a row that is allowed few tokens, not bits of all.
         """
-        rows = len(x)
-        _check_requests(row_requests, rows)
+        rows = x.shape[0]
+        draws = _check_requests(row_requests, rows)
+        masks = self._masks(row_requests, rows) if row_requests.allowed else None
+        mask_addresses = None if masks is None else masks.ctypes.data
+        if not draws:
+            return self._choose(x, (*(None,) * 5, mask_addresses))
         arrays = (
             np.ascontiguousarray(row_requests.kinds, dtype=np.uint8),
             np.ascontiguousarray(row_requests.inverse_temperatures, dtype=np.float64),
@@ -98,9 +102,7 @@ class Head:
             np.ascontiguousarray(row_requests.top_k, dtype=np.int32),
             np.ascontiguousarray(row_requests.min_p, dtype=np.float64),
         )
-        masks = self._masks(row_requests, rows) if row_requests.allowed else None
-        addresses = [array.ctypes.data for array in arrays]
-        return self._choose(x, (*addresses, None if masks is None else masks.ctypes.data))
+        return self._choose(x, (*(array.ctypes.data for array in arrays), mask_addresses))
 
     def _masks(self, row_requests: RowRequests, rows: int) -> NDArray[np.uint64]:
         """Returns the addresses [rows] of each row's mask, whose memory the row requests own; 0: all tokens."""
@@ -137,15 +139,16 @@ class Head:
 
     def _choose(self, x: torch.Tensor, row_requests: tuple[int | None, ...]) -> HeadChoice:
         self._check(x)
-        tokens, logits = np.empty(len(x), dtype=np.int32), np.empty(len(x), dtype=np.float32)
+        rows = x.shape[0]
+        tokens, logits = np.empty(rows, dtype=np.int32), np.empty(rows, dtype=np.float32)
         self._library.umbel_head_choose(
-            self._handle, x.data_ptr(), len(x), x.stride(0), *row_requests, tokens.ctypes.data, logits.ctypes.data
+            self._handle, x.data_ptr(), rows, x.stride(0), *row_requests, tokens.ctypes.data, logits.ctypes.data
         )
         return HeadChoice(tokens, logits)
 
     def _check(self, x: torch.Tensor) -> None:
         width = self._matrix.k
-        plain = x.dtype is torch.float32 and x.device.type == "cpu" and x.ndim == 2
+        plain = x.dtype is torch.float32 and x.is_cpu and x.ndim == 2
         if not plain or x.shape[1] != width or (x.stride(1) != 1 and width > 1):
             raise ParameterError(
                 f"x is {tuple(x.shape)}, {x.dtype}, strides {x.stride()}, on {x.device}; give [rows, {width}] in "
@@ -157,7 +160,11 @@ class Head:
             self._library.umbel_head_free(self._handle)
 
 
-def _check_requests(row_requests: RowRequests, rows: int) -> None:
+_ARGMAX, _SAMPLE = int(RowNeed.ARGMAX), int(RowNeed.SAMPLE)
+
+
+def _check_requests(row_requests: RowRequests, rows: int) -> bool:
+    """Returns whether a row draws its token; False: all take the most likely one."""
     arrays = (
         row_requests.kinds,
         row_requests.inverse_temperatures,
@@ -169,9 +176,12 @@ def _check_requests(row_requests: RowRequests, rows: int) -> None:
         raise ParameterError(
             f"row requests of shapes {[array.shape for array in arrays]} for {rows} rows; give one of each"
         )
-    if not np.isin(row_requests.kinds, (RowNeed.ARGMAX, RowNeed.SAMPLE)).all():
+    kinds = set(row_requests.kinds.tolist())
+    if not kinds <= {_ARGMAX, _SAMPLE}:
         raise ParameterError(f"kinds={row_requests.kinds}; rows that need LOGITS are computed by `all`")
-    drawn = row_requests.kinds == RowNeed.SAMPLE
+    if _SAMPLE not in kinds:
+        return False
+    drawn = row_requests.kinds == _SAMPLE
     scales, least = row_requests.inverse_temperatures[drawn], row_requests.min_p[drawn]
     if not (np.isfinite(scales).all() and (scales > 0).all()):
         raise ParameterError(
@@ -179,6 +189,7 @@ def _check_requests(row_requests: RowRequests, rows: int) -> None:
         )
     if not ((least >= 0).all() and (least <= 1).all()) or (row_requests.top_k[drawn] < 0).any():
         raise ParameterError(f"min_p={least}, top_k={row_requests.top_k[drawn]}; write 0 to 1, and 0 or more")
+    return True
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:

@@ -6,6 +6,7 @@ import torch
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.batch import Batch, Logits, RowNeed
 from umbel.srt.core.messages import EngineFailed
+from umbel.srt.scheduler import step
 from umbel.srt.scheduler.step import MAX_SAMPLED_TOP_K, needs_only_token
 
 from ..engine_harness import Ending, Engine
@@ -112,3 +113,22 @@ def test_a_runner_that_answers_nothing_for_a_row_fails_the_step() -> None:
         ending = engine.endings[message_id]
         assert isinstance(ending, EngineFailed)
         assert "neither logits nor a token" in ending.message
+
+
+def test_rows_of_texts_that_decode_have_the_arrays_of_any_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    single_rows, sizes = step._single_rows, []
+
+    def compared(planned: list[step.PlannedRows]) -> step._RowArrays:
+        arrays = single_rows(planned)
+        for own, other in zip(arrays, step._ranges_of_rows(planned), strict=True):
+            assert own.dtype == other.dtype
+            assert own.tolist() == other.tolist()
+        sizes.append(len(planned))
+        return arrays
+
+    monkeypatch.setattr(step, "_single_rows", compared)
+    engine = Engine()
+    for prompt in PROMPTS[:3]:
+        engine.generate(prompt, SamplingParams(max_tokens=4, seed=1))
+    engine.run()
+    assert sizes == [3, 3, 3]
