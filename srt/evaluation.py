@@ -224,17 +224,18 @@ def memory_of(model: Any, without: tuple[type, ...] = ()) -> int:
 
 # Any: a runner of any kind; the protocol does not name its model.
 def _runner(source: "ModelSource", weights: Weights, dtype: DType, settings: EvaluationSettings) -> Any:
-    return build_runner(
-        source.config,
-        source.tensors,
-        num_slots=settings.context + 1,
-        window_slots=0,
-        dtype=dtype,
-        device=settings.device,
-        kernels=settings.kernels,
-        weights=weights,
-        cuda_graphs=False,
-    )
+    with source.named_in_errors():
+        return build_runner(
+            source.config,
+            source.tensors,
+            num_slots=settings.context + 1,
+            window_slots=0,
+            dtype=dtype,
+            device=settings.device,
+            kernels=settings.kernels,
+            weights=weights,
+            cuda_graphs=False,
+        )
 
 
 def _windows(ids: Sequence[int], bos_id: int | None, context: int) -> Iterator[NDArray[np.int64]]:

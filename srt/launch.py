@@ -107,9 +107,10 @@ def open_tokenizer(options: RuntimeOptions) -> ModelReading:
     if options.model == ORACLE:
         return ModelReading(ORACLE, ByteTokenizer(), ORACLE_PICTURES, ORACLE_VECTORS)
     source = _open_source(options)
-    tokenizer = source.tokenizer()
-    return_freed_memory()  # twice as much as it keeps
-    return ModelReading(source.name, tokenizer, source.picture_format, source.vectors)
+    with source.named_in_errors():
+        tokenizer = source.tokenizer()
+        return_freed_memory()  # twice as much as it keeps
+        return ModelReading(source.name, tokenizer, source.picture_format, source.vectors)
 
 
 def open_engine(
@@ -183,7 +184,7 @@ def open_engine(
             import_module(".runners.build", __package__)  # before the thread, which would share the interpreter lock
             open_words = _begun(openers[0], open_words, source.vocab_size)
         runner = _runner_of_all_ranks(options, source, rendezvous, phase)
-        vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.config.get("bos_token_id")
+        vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.bos_id
     matcher_cache = _matcher_cache(options, runner, open_words, openers, lasting)
     config = _scheduler_config(options, overlap=_overlaps(options, runner))
     head = _vector_head(options, source)
@@ -191,7 +192,7 @@ def open_engine(
     if oracle is not None:
         oracle.expected = scheduler.planned_tokens  # it compares the content of slots with the expected tokens
     ready = matcher_cache.prepare() if prepare_constraints else None
-    first_token = first if isinstance(first, int) else 0
+    first_token = 0 if first is None else first
     return Engine(scheduler, runner, first_token, matcher_cache, ready, tuple(endings))
 
 
@@ -233,7 +234,9 @@ def _vector_head(options: RuntimeOptions, source: "ModelSource | None") -> Vecto
         return LoadedHead(ORACLE_VECTORS)
     if source is None or source.vectors.refused:
         return None
-    return load_head(source.vectors, source.tensors, source.path, decoder_config(source.config).get("hidden_size", 0))
+    with source.named_in_errors():
+        hidden = decoder_config(source.config).get("hidden_size", 0)
+        return load_head(source.vectors, source.tensors, source.path, hidden)
 
 
 def _open_vocabulary(
@@ -386,29 +389,30 @@ def _model_runner(options: RuntimeOptions, source: "ModelSource", communicator: 
         pool_memory = communicator.minimum(
             min(CPU_POOL_BYTES, int(CPU_POOL_SHARE * _free_memory())) // communicator.ranks
         )
-    config, tensors = decoder_part(source.config, source.tensors, source.vectors)
-    runner = build_runner(
-        config,
-        tensors,
-        num_slots=slots,
-        kv_bytes=pool_memory,
-        dtype=options.dtype,
-        kv_dtype=options.kv_dtype,
-        device=device,
-        cuda_graphs=options.cuda_graphs,
-        limits=StepLimits(
-            rows=(options.chunk_size or WHOLE_PROMPT) + options.max_running,
-            sequences=options.max_running,
-            logits=max(MOST_LOGITS, options.max_running),
-        ),
-        kernels=options.kernels,
-        weights=options.weights,
-        tree_attention=options.tree_attention,
-        screened_head=options.screened_head,
-        context_length=options.context_length,
-        communicator=communicator,
-        adapters=adapters,
-    )
+    with source.named_in_errors():
+        config, tensors = decoder_part(source.config, source.tensors, source.vectors)
+        runner = build_runner(
+            config,
+            tensors,
+            num_slots=slots,
+            kv_bytes=pool_memory,
+            dtype=options.dtype,
+            kv_dtype=options.kv_dtype,
+            device=device,
+            cuda_graphs=options.cuda_graphs,
+            limits=StepLimits(
+                rows=(options.chunk_size or WHOLE_PROMPT) + options.max_running,
+                sequences=options.max_running,
+                logits=max(MOST_LOGITS, options.max_running),
+            ),
+            kernels=options.kernels,
+            weights=options.weights,
+            tree_attention=options.tree_attention,
+            screened_head=options.screened_head,
+            context_length=options.context_length,
+            communicator=communicator,
+            adapters=adapters,
+        )
     if options.context_length is not None:
         if options.context_length > runner.context_length:
             raise ParameterError(

@@ -1,7 +1,7 @@
 """Reads and checks values of a Hugging Face configuration. Absent and null mean the default."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from ...lang.errors import ModelError, shown
 
@@ -11,8 +11,15 @@ Config = Mapping[str, Any]
 
 GGUF_LAYOUT = "runtime_gguf_layout"  # the key of configurations that are made for GGUF files of hybrids
 MOST_LAYERS = 4096  # the deepest models have some hundred; each is described before any weight is read
+MOST_POSITIONS = 1 << 28  # the longest contexts have ten million tokens
+MOST_TOKENS = 1 << 22  # the largest vocabularies have some hundred thousand; each token has bytes in memory
 _LARGEST = 2**31 - 1  # of any other size: no dimension is larger
 _LARGEST_NUMBER = 1e30  # float32 holds it
+
+
+def is_token(value: object) -> TypeGuard[int]:
+    """Returns whether a value can be the id of a token."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST
 
 
 def positive_int(config: Config, key: str, default: int | None = None, *, most: int = _LARGEST) -> int:

@@ -145,6 +145,7 @@ ACTIVATION_CODES = {
     "relu2": 4,
 }
 ANGLES_AHEAD = 512  # positions whose angles are computed ahead
+FIRST_ANGLES = 4096  # positions of a new table
 ANGLES_AT_ONCE = 64  # positions; torch divides more among OpenMP threads, and starting those takes 0.1 s
 
 
@@ -201,7 +202,7 @@ class CpuDecoder:
         self._checkpoint = Checkpoint(tensors, dtype=torch.float32, device=torch.device("cpu"))
         self._checkpoint.require(landmarks(config, method))
         self.method = method
-        self._ropes = {angles: Angles(*angles, config.context_length) for angles in config.angles}
+        self._ropes = {angles: Angles(*angles) for angles in config.angles}
 
         head = LinearTensors(
             ((EMBEDDING if config.tied else HEAD).removesuffix(".weight"),),
@@ -410,19 +411,24 @@ class PoolTable:
 class Angles:
     """Caches cosines and sines by position, [positions, head_dim], computed when a step first needs them.
 
-    Where only some dimensions of a head are rotated, the places of the others are not used.
+    The table grows with the longest sequence, so that a long context costs no memory before it is used. Where only some
+    dimensions of a head are rotated, the places of the others are not used.
     """
 
-    def __init__(self, rope: RopeConfig, head_dim: int, positions: int) -> None:
+    def __init__(self, rope: RopeConfig, head_dim: int) -> None:
         self._rope = Rope(rope, head_dim, "cpu")
         self._half, self._pairs = head_dim // 2, rope.rotated(head_dim) // 2
-        self._table = np.zeros((positions, head_dim), dtype=np.float32)  # untouched until filled
+        self._table = np.zeros((FIRST_ANGLES, head_dim), dtype=np.float32)  # untouched until filled
         self._known = 0
 
     def upto(self, positions: int) -> NDArray[np.float32]:
-        """Fills the rows below `positions` and returns the table."""
+        """Fills the rows below `positions` and returns the table, which is another one when it has grown."""
         if positions > self._known:
-            end = min(len(self._table), positions + ANGLES_AHEAD)
+            end = positions + ANGLES_AHEAD
+            if end > len(self._table):
+                longer = np.zeros((max(end, 2 * len(self._table)), self._table.shape[1]), dtype=np.float32)
+                longer[: self._known] = self._table[: self._known]
+                self._table = longer
             for first in range(self._known, end, ANGLES_AT_ONCE):
                 rows = slice(first, min(first + ANGLES_AT_ONCE, end))
                 self._fill(self._table[rows], torch.arange(rows.start, rows.stop))

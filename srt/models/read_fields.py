@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...lang.errors import ModelError
-from ..layers.config_values import MOST_LAYERS, Config, flag, positive_int, positive_number, section
+from ..layers.config_values import MOST_LAYERS, MOST_POSITIONS, Config, flag, positive_int, positive_number, section
 from ..layers.linear import ACTIVATIONS
 from ..layers.rope import RopeConfig, RopeType, yarn_attention_factor
 from .decoder_config import DecoderConfig, ExpertsConfig, LayerConfig
@@ -71,9 +71,10 @@ def read_decoder(
 def _context_length(config: Config, layers: tuple[LayerConfig, ...]) -> int:
     """Reads the context length, that of the runtime if it is shorter. With YaRN, max_position_embeddings often is the
     original length, which the factor extends."""
-    stated = positive_int(config, "max_position_embeddings")
+    stated = positive_int(config, "max_position_embeddings", most=MOST_POSITIONS)
     ropes = [layer.rope for layer in layers if layer.rope.type is RopeType.YARN]
-    longest = max([stated, *(int(rope.original_length * rope.factor) for rope in ropes)])
+    stretched = (int(min(rope.original_length * rope.factor, MOST_POSITIONS)) for rope in ropes)
+    longest = max([stated, *stretched])
     return min(longest, positive_int(config, CONTEXT_LENGTH, longest))
 
 

@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch.nn import functional
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, AutoConfig
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, AutoConfig, __version__
 from transformers.utils import logging
 
-from ...lang.errors import ModelError, UmbelError
+from ...lang.errors import ModelError, UmbelError, shortened, shown
 from ..attention.backend import AttentionStep, TorchBackend
 from ..attention.plan import Window
 from ..cache.kv_pool import KVGeometry, KVPool, LayerKV
@@ -269,12 +269,18 @@ def _load(config: Config, tensors: Tensors, *, dtype: torch.dtype, device: torch
 def _parse(config: Config) -> Any:
     """Reads a configuration as transformers does. Raises ModelError when it shows that the model cannot run."""
     model_type = config.get("model_type")
+    if model_type not in CONFIG_MAPPING:
+        code = " Its own code (auto_map) is never run." if config.get("auto_map") else ""
+        raise ModelError(
+            f"neither umbel nor transformers {__version__} has model_type {shown(model_type)}; choose a model of "
+            f"another family (umbel models --supported), or install a transformers that has it.{code}"
+        )
     values = {key: value for key, value in config.items() if key not in (*DROPPED_KEYS, "model_type")}
     try:
         parsed = AutoConfig.for_model(model_type, **values)
-    except Exception as error:  # unknown type, or any of the validation errors of configurations
+    except Exception as error:  # any of the validation errors of configurations
         raise ModelError(
-            f"transformers does not accept the configuration of model_type {model_type!r}: {error}"
+            f"transformers does not accept the configuration of model_type {model_type!r}: {shortened(str(error), 300)}"
         ) from error
     _refuse_growing_rope(parsed)
     if getattr(parsed, "index_topk", None):

@@ -7,6 +7,7 @@ compared with those of the model before a tensor is read, and nothing of the fol
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from ..models.decoder_config import linear_maps
 from ..models.families import FAMILIES, is_family
 from ..models.families import read_config as read_family
 from ..models.vision.config import decoder_config
+from .catalog.mistaken_files import beginning_of, mistaken_for
 from .safetensors_folder import tensor_headers
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ _READ = frozenset(
 # Ways of initialising that also change the weights of the model itself.
 _CHANGING = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _SIDES = {"lora_A": 0, "lora_B": 1}
 
 
@@ -98,13 +101,34 @@ def _maps_of(products: Iterable[LinearTensors]) -> dict[str, _Map]:
 
 def _read_adapter(name: str, folder: Path, maps: Mapping[str, _Map], model: str) -> Adapter:
     try:
+        _check_files(folder)
         config = _read_json(folder)
         scales = _Scales(config)
         pairs = _paired(folder / TENSORS, maps, model)
         _check_targets(config, pairs)
         return Adapter(name, _changes(folder / TENSORS, pairs, scales, maps))
     except ModelError as error:
-        raise ModelError(f"adapter {name!r}: {error}") from error
+        place = "" if str(folder) in str(error) else f"{folder}: "
+        raise ModelError(f"adapter {name!r}: {place}{error}") from error
+
+
+def _check_files(folder: Path) -> None:
+    """Checks that both files of an adapter are there. Raises ModelError, which says what is there instead."""
+    instead = "give the folder that PEFT's save_pretrained wrote"
+    if not folder.is_dir():
+        repo = f"; download one of the hub first: hf download {folder}" if _HUB_NAME.fullmatch(str(folder)) else ""
+        raise ModelError(f"{folder} is {'a file' if folder.exists() else 'no folder'}; {instead}{repo}")
+    if not (folder / CONFIG).is_file():
+        whole = ", which holds a whole model," if (folder / "config.json").is_file() else ""
+        raise ModelError(f"{folder}{whole} has no {CONFIG}; {instead}")
+    if not (folder / TENSORS).is_file():
+        pickles = sorted(path.name for path in folder.glob("*.bin"))
+        if pickles:
+            raise ModelError(
+                f"{folder} holds {pickles[0]}, which can run code when loaded; umbel reads {TENSORS} only: save it "
+                "again with a current PEFT, which writes that"
+            )
+        raise ModelError(f"{folder} has no {TENSORS}; {instead}")
 
 
 def _read_json(folder: Path) -> Config:
@@ -118,7 +142,8 @@ def _read_json(folder: Path) -> Config:
             f"{path} cannot be read ({error.strerror}); give the folder that PEFT's save_pretrained wrote"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read as JSON ({error}); download it again") from error
+        what = mistaken_for(beginning_of(path)) or f"no JSON ({error}); download it again"
+        raise ModelError(f"{path} is {what}") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path} holds a {type(content).__name__}, not a JSON object; download it again")
     _check_config(content)

@@ -20,6 +20,7 @@ import msgspec
 from ...lang.errors import ModelError
 from ..core.cache_folder import make_private, read_trusted, write_atomically
 from ..tokenizer.rerankers import RERANK
+from .catalog.mistaken_files import BEGINNING, beginning_of, mistaken_for
 from .gguf_config import pooling_of
 from .gguf_file import GgufFile
 from .gguf_tokenizer import tokenizer_config, tokenizer_json
@@ -94,11 +95,14 @@ class FolderDocuments:
 
     def tokenizer(self) -> bytes:
         try:
-            return self.tokenizer_path.read_bytes()
+            content = self.tokenizer_path.read_bytes()
         except OSError as error:
             raise ModelError(
                 f"{self.path} has no readable tokenizer.json ({error.strerror}); download it from the model's page"
             ) from error
+        if (what := mistaken_for(content[:BEGINNING])) is not None:
+            raise ModelError(f"{self.tokenizer_path} is {what}")
+        return content
 
     def tokenizer_digest(self) -> str:
         return sha256(self.tokenizer()).hexdigest()
@@ -160,7 +164,10 @@ def read_config(path: Path) -> dict[str, Any]:  # Any: JSON
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read as JSON ({error}); download it again") from error
+        what = mistaken_for(beginning_of(path))
+        if what is None:
+            raise ModelError(f"{path} cannot be read as JSON ({error}); download it again") from error
+        raise ModelError(f"{path} is {what}") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path} holds a {type(content).__name__}, not a JSON object; download it again")
     return content

@@ -257,8 +257,22 @@ ARCHITECTURES = {
 }
 
 
+_NO_MODELS = {  # general.type → what such a file is, and what to give instead
+    "mmproj": "the tower of a vision model, which umbel reads from safetensors folders only; give the model's own file",
+    "adapter": "a LoRA adapter; umbel reads adapters as PEFT writes them: Runtime(MODEL, adapters={NAME: FOLDER})",
+    "imatrix": "a table of importances for quantising a model; give the model's own file",
+}
+
+
 def architecture_of(gguf: GgufFile) -> Architecture:
-    """Returns the file's architecture. Raises ModelError for an unknown one, and for experts that it does not have."""
+    """Returns the file's architecture.
+
+    Raises:
+        ModelError: an unknown one, experts that it does not have, or a file that holds no language model.
+    """
+    kind = "mmproj" if gguf.metadata.get("general.architecture") == "clip" else gguf.metadata.get("general.type")
+    if isinstance(kind, str) and kind in _NO_MODELS:
+        raise ModelError(f"{gguf.path} is {_NO_MODELS[kind]}")
     name = gguf.architecture
     found = ARCHITECTURES.get(name)
     if found is None:

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...lang.errors import ModelError
+from .catalog.mistaken_files import BEGINNING, mistaken_for
 from .mapped_file import MappedFile
 
 MAGIC = b"GGUF"
@@ -316,8 +317,11 @@ class _Reader:
         return GgufFile(self.path, self.file.paths, metadata, tensors, start, digest)
 
     def _preamble(self) -> tuple[int, int]:
-        if self.size < 24 or bytes(self.data[:4]) != MAGIC:
-            raise ModelError(f"{self.path} is not a GGUF file (it does not begin with 'GGUF'); give a .gguf file")
+        if bytes(self.data[:4]) != MAGIC:
+            what = mistaken_for(bytes(self.data[:BEGINNING]))
+            if what is None:
+                what = "not a GGUF file (it does not begin with 'GGUF'); give a .gguf file"
+            raise ModelError(f"{self.path} is {what}")
         self.position = 4
         version = self._scalar("<I")
         if version not in VERSIONS:
@@ -390,8 +394,8 @@ class _Reader:
         known = TENSOR_TYPES.get(type_number)
         if known is None:
             raise ModelError(
-                f"{self.path}: tensor {name!r} has type number {type_number}, which cannot be dequantised here; "
-                f"requantise the model to one of {', '.join(name for name, _, _ in TENSOR_TYPES.values())}"
+                f"{self.path}: tensor {name!r} is of type {_type_name(type_number)}, which cannot be dequantised here; "
+                f"take a file of the model with one of {', '.join(name for name, _, _ in TENSOR_TYPES.values())}"
             )
         type_name, block, block_bytes = known
         if min(shape) < 1 or shape[-1] % block:
@@ -440,3 +444,13 @@ class _Reader:
 
 def _damaged(path: Path, what: str) -> ModelError:
     return ModelError(f"{path} is damaged: {what}; download it again")
+
+
+def _type_name(number: int) -> str:
+    """Returns the name of a tensor type that is not read here, for messages: the gguf library may know it."""
+    from gguf import GGMLQuantizationType
+
+    try:
+        return f"{GGMLQuantizationType(number).name} ({number})"
+    except ValueError:
+        return str(number)

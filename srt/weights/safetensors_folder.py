@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...lang.errors import MissingExtraError, ModelError
+from .catalog.mistaken_files import beginning_of, mistaken_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -128,7 +129,11 @@ def tensor_headers(path: Path, kinds: Sequence[str] = FLOATS) -> dict[str, tuple
             types = {name: part.get_dtype() for name, part in slices.items()}
             shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path} is truncated or damaged ({error}); download it again") from error
+        what = (
+            mistaken_for(beginning_of(path), wanted="safetensors")
+            or f"truncated or damaged ({error}); download it again"
+        )
+        raise ModelError(f"{path} is {what}") from error
     wrong = next(((name, kind) for name, kind in types.items() if kind not in kinds), None)
     if wrong is not None:
         raise ModelError(

@@ -4,16 +4,17 @@ import contextlib
 import json
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...lang.errors import ModelError
+from ...lang.errors import ModelError, shown
 from ..core.cache_folder import cache_folder, make_private, read_trusted, trusted, write_atomically
 from ..core.vectors import VectorConfig
+from ..layers.config_values import MOST_TOKENS, is_token, positive_int
 from ..models.vision.config import GRID_DECODERS, decoder_config, sees
 from ..models.vision.preprocessor import PREPROCESSOR, read_picture_format
 from ..multimodal.format import PictureFormat
@@ -41,6 +42,7 @@ from .vector_config import CLASSIFIER, read_vectors
 if TYPE_CHECKING:
     from torch import Tensor
 
+CONFIG = "config.json"
 SAMPLES = 64  # pieces of a file that its fingerprint reads
 SAMPLE_BYTES = 4096
 
@@ -70,19 +72,44 @@ class ModelSource:
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:
-        """Tokens that end a text, by generation_config.json or else config.json."""
-        for stated in (self.documents.read("generation_config.json"), self.config, self._text_config):
+        """Tokens that end a text, by generation_config.json or else config.json. Raises ModelError for wrong ones."""
+        generation = "generation_config.json"
+        places = ((generation, self.documents.read(generation)), (CONFIG, self.config), (CONFIG, self._text_config))
+        for name, stated in places:
             value = stated.get("eos_token_id")
             ids = value if isinstance(value, list) else [value]
-            if value is not None and all(isinstance(token, int) for token in ids):
-                return frozenset(ids)
+            if not all(token is None or is_token(token) for token in ids):
+                raise ModelError(
+                    f"{self.path}: {name} has eos_token_id={shown(value)}; write the id of the token that ends a text, "
+                    "or a list of such"
+                )
+            if value is not None:
+                return frozenset(token for token in ids if token is not None)
         return frozenset()
 
     @cached_property
     def vocab_size(self) -> int:
-        """Rows of the embedding by the config; 0 when it does not state them."""
-        size = self._text_config.get("vocab_size", 0)
-        return size if isinstance(size, int) else 0
+        """Rows of the embedding by the config; 0 when it does not state them. Raises ModelError for a wrong number."""
+        if self._text_config.get("vocab_size") is None:
+            return 0
+        with self.named_in_errors():
+            return positive_int(self._text_config, "vocab_size", most=MOST_TOKENS)
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token that begins a text, by config.json; None where that names none."""
+        token = self.config.get("bos_token_id")
+        return token if is_token(token) and token < max(self.vocab_size, 1) else None
+
+    @contextlib.contextmanager
+    def named_in_errors(self) -> Iterator[None]:
+        """Puts the model's path before the messages of ModelErrors that name none."""
+        try:
+            yield
+        except ModelError as error:
+            if str(self.path) in str(error):
+                raise
+            raise ModelError(f"{self.path}: {error}") from error
 
     @cached_property
     def vectors(self) -> VectorConfig:
@@ -155,9 +182,8 @@ class ModelSource:
     def _merge_tables(self) -> MergeTables | None:
         key = sha256(f"{MERGES_FORMAT}/{self.documents.tokenizer_digest()}".encode())
         kept = self.cache / "merges" / key.hexdigest()
-        with contextlib.suppress(
-            OSError, ModelError, ValueError
-        ):  # missing, not trusted or damaged: made, and replaced
+        # Missing, not trusted or damaged: they are made, and replaced.
+        with contextlib.suppress(OSError, ModelError, ValueError):
             return MergeTables.of_bytes(read_trusted(kept))
         path = self.documents.tokenizer_path
         tables = merge_tables(read_tokenizer_file(self.documents.tokenizer(), path), path)

@@ -1,1 +1,1 @@
-"""Names of models: where each lies on this machine, and how it comes from the Hugging Face hub."""
+"""Names of models: where each lies on this machine, how it comes from the Hugging Face hub, and what came wrongly."""

@@ -9,6 +9,8 @@ import pytest
 import torch
 from umbel.srt.cache.kv_pool import PoolSize
 from umbel.srt.kernels.cpu.library import load_library
+from umbel.srt.layers.rope import RopeConfig, RopeType
+from umbel.srt.models.cpu_decoder import ANGLES_AHEAD, FIRST_ANGLES, Angles
 from umbel.srt.models.families import our_names
 from umbel.srt.runners.cpu_runner import CpuRunner, build_cpu_runner
 
@@ -125,3 +127,12 @@ def test_generated_rows_have_the_same_logits_together_and_one_by_one(library: ct
     runner.clear()
     batch = dataclasses.replace(of_one.batch([Piece(0, 0, 40)]), generated=np.array([9], dtype=np.int32))
     assert torch.equal(runner.forward(batch).values[31:], torch.stack(one_by_one))
+
+
+def test_the_table_of_angles_grows_with_the_sequences() -> None:
+    angles = Angles(RopeConfig(RopeType.DEFAULT, 1e4), 16)
+    known = angles.upto(5)[:5].copy()
+    assert len(angles.upto(3 * FIRST_ANGLES)) < 4 * FIRST_ANGLES + ANGLES_AHEAD
+    assert np.array_equal(angles.upto(1)[:5], known)
+    at_once = Angles(RopeConfig(RopeType.DEFAULT, 1e4), 16).upto(3 * FIRST_ANGLES)
+    assert np.array_equal(angles.upto(1)[: 3 * FIRST_ANGLES], at_once[: 3 * FIRST_ANGLES])

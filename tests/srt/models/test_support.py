@@ -22,7 +22,10 @@ def test_layers_that_keep_another_state_are_refused_in_transformers() -> None:
         RunsBy.NOTHING,
         "layer 1 is of type 'linear_attention', which has no KV cache of ours",
     )
-    assert "transformers does not accept" in support_of({"model_type": "homemade"}).reason
+    homemade = support_of({"model_type": "homemade", "auto_map": {"AutoConfig": "own.Config"}}).reason
+    assert homemade.startswith("neither umbel nor transformers ")
+    assert homemade.endswith("or install a transformers that has it. Its own code (auto_map) is never run.")
+    assert "transformers does not accept" in support_of({"model_type": "cohere", "hidden_size": "wide"}).reason
     assert "no causal language model" in support_of({"model_type": "t5"}).reason
 
 

@@ -203,15 +203,31 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         read(path)
     weights.unlink()
     (tmp_path / "a/adapter_model.bin").write_bytes(b"\x80\x04")
-    with pytest.raises(ModelError, match=r"adapter_model\.safetensors"):
+    with pytest.raises(ModelError, match=r"adapter_model\.bin, which can run code .* umbel reads adapter_model"):
         read(path)
-    for content, problem in ((b"[]", "not a JSON object"), (b"{", "as JSON"), (b" " * (1 << 21), "more than 1048576")):
+    (tmp_path / "a/adapter_model.bin").unlink()
+    with pytest.raises(ModelError, match=r"a has no adapter_model\.safetensors; give the folder that PEFT"):
+        read(path)
+    save_file(USUAL, weights)
+    pointer = b"version https://git-lfs.github.com/spec/v1"
+    wrong = {b"[]": "not a JSON object", b"{": "is no JSON", b" " * (1 << 21): "more than 1048576"}
+    for content, problem in ({pointer: "git-lfs pointer"} | wrong).items():
         config.write_bytes(content)
         with pytest.raises(ModelError, match=problem):
             read(path)
     config.unlink()
-    with pytest.raises(ModelError, match="save_pretrained"):
+    (tmp_path / "a/config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"which holds a whole model, has no adapter_config\.json; .*save_pretrained"):
         read(path)
+    with pytest.raises(ModelError, match="is a file; give the folder"):
+        read(str(weights))
+    with pytest.raises(ModelError, match=r"org/lora is no folder; .* hf download org/lora"):
+        read("org/lora")
+
+
+def test_a_wrong_rank_is_refused_with_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"adapter 'sql': {tmp_path}/a: configuration: r=0; write a whole number"):
+        read(write(tmp_path / "a", r=0))
 
 
 def test_a_model_that_runs_in_transformers_takes_none(tmp_path: Path) -> None:

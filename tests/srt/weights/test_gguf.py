@@ -292,16 +292,53 @@ def test_experts_of_an_architecture_without_them_are_refused(tmp_path: Path) -> 
         open_model(path, cache=tmp_path / "cache")
 
 
-def test_an_unknown_architecture_is_named_with_the_known_ones(tmp_path: Path) -> None:
-    path = tmp_path / "other.gguf"
-    writer = gguf.GGUFWriter(path, "bloom")
+def bare(path: Path, architecture: str, kind: str = "") -> Path:
+    """A file with one tensor. `kind`: its general.type."""
+    writer = gguf.GGUFWriter(path, architecture)
+    if kind:
+        writer.add_type(kind)
     writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return path
+
+
+def test_an_unknown_architecture_is_named_with_the_known_ones(tmp_path: Path) -> None:
+    path = bare(tmp_path / "other.gguf", "bloom")
     with pytest.raises(ModelError, match=r"'bloom' is not supported.*llama, mistral, qwen2, .*, gemma3n, gemma4, phi3"):
         open_model(path, cache=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind", "message"),
+    [
+        ("clip", "", r"other\.gguf is the tower of a vision model.*; give the model's own file"),
+        ("clip", "mmproj", "is the tower of a vision model"),
+        ("llama", "adapter", r"is a LoRA adapter; .* Runtime\(MODEL, adapters={NAME: FOLDER}\)"),
+        ("llama", "imatrix", "is a table of importances"),
+    ],
+)
+def test_a_file_that_holds_no_language_model_is_named(
+    architecture: str, kind: str, message: str, tmp_path: Path
+) -> None:
+    path = bare(tmp_path / "other.gguf", architecture, kind)
+    with pytest.raises(ModelError, match=message):
+        open_model(path, cache=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"), [(40, r"NVFP4 \(40\)"), (28, r"F64 \(28\)"), (4, "4"), (2**32 - 1, "4294967295")]
+)
+def test_a_tensor_of_another_type_is_named_with_it(number: int, shown: str, tmp_path: Path) -> None:
+    path = bare(tmp_path / "other.gguf", "llama")
+    content = bytearray(path.read_bytes())
+    info = content.index(b"token_embd.weight") + len(b"token_embd.weight")
+    content[info + 20 : info + 24] = number.to_bytes(4, "little")  # after the number of dimensions and two of them
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=f"'token_embd.weight' is of type {shown}, which cannot be dequantised here"):
+        open_gguf(path)
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from umbel.lang.errors import ModelError
-from umbel.srt.layers.config_values import MOST_LAYERS, positive_int, positive_number
+from umbel.srt.layers.config_values import MOST_LAYERS, MOST_POSITIONS, positive_int, positive_number
 from umbel.srt.models.families import read_config as read_decoder
 from umbel.srt.weights.documents import read_config
 from umbel.srt.weights.safetensors_folder import INDEX, open_tensors
@@ -45,6 +45,15 @@ def test_a_decoder_of_so_many_layers_is_refused_before_they_are_described() -> N
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes, "num_hidden_layers": 10**18}
     with pytest.raises(ModelError, match="num_hidden_layers=1000000000000000000"):
         read_decoder(config)
+
+
+def test_no_context_is_longer_than_the_longest() -> None:
+    sizes = {"vocab_size": 8, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
+    config = {"model_type": "llama", **sizes, "num_hidden_layers": 1, "max_position_embeddings": 64}
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 1e30}
+    assert read_decoder({**config, "rope_parameters": yarn}).context_length == MOST_POSITIONS
+    with pytest.raises(ModelError, match=r"max_position_embeddings=2147483647; write .* at most 268435456"):
+        read_decoder({**config, "max_position_embeddings": 2**31 - 1})
 
 
 def test_numbers_that_json_does_not_have_are_read_as_transformers_writes_them(tmp_path: Path) -> None:

@@ -106,6 +106,37 @@ def test_generation_config_says_what_ends_a_text_before_config_does(
     assert opened(folder).eos_ids == expected
 
 
+@pytest.mark.parametrize("value", ["</s>", -7, True, 1e9, [2, "x"], {"id": 2}])
+def test_an_end_of_text_that_is_no_token_is_refused_with_its_file(folder: Path, value: object) -> None:
+    """Left out, the model would never end a text."""
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(ModelError, match=r"tiny-qwen: generation_config\.json has eos_token_id=.*; write the id"):
+        _ = opened(folder).eos_ids
+
+
+@pytest.mark.parametrize(("value", "token"), [(1, 1), (None, None), (-5, None), (10**9, None), ("<s>", None)])
+def test_the_first_token_is_one_of_the_vocabulary(folder: Path, value: object, token: int | None) -> None:
+    edit(folder / "config.json", bos_token_id=value)
+    assert opened(folder).bos_id == token
+
+
+@pytest.mark.parametrize("rows", [10**9, 0, -1, "many"])
+def test_a_vocabulary_that_no_model_has_is_refused_before_it_is_made(folder: Path, rows: object) -> None:
+    edit(folder / "config.json", vocab_size=rows)
+    with pytest.raises(
+        ModelError, match=r"tiny-qwen: configuration: vocab_size=.*; write a whole number of at least 1"
+    ):
+        opened(folder).vocabulary()
+
+
+def test_an_error_of_the_configuration_names_the_model(folder: Path) -> None:
+    source = opened(folder)
+    with pytest.raises(ModelError, match=rf"^{folder}: configuration: heads$"), source.named_in_errors():
+        raise ModelError("configuration: heads")
+    with pytest.raises(ModelError, match=rf"^{folder}/x is empty$"), source.named_in_errors():
+        raise ModelError(f"{folder / 'x'} is empty")
+
+
 def test_a_template_file_wins_over_the_configuration(folder: Path) -> None:
     edit(folder / "tokenizer_config.json", chat_template="from the configuration")
     assert opened(folder).chat_template == "from the configuration"
