@@ -38,6 +38,10 @@ def attention_variants() -> list[Variant]:
     for heads in (128, 20):  # DeepSeek V3, GLM 4.7 Flash
         layer = LayerKV(1, 576, 512, latent=True)
         found += _items(AttentionGeometry(heads, 1, 576, latent=True), torch.bfloat16, torch.bfloat16, layer=layer)
+    for geometry in (AttentionGeometry(16, 16, 192), AttentionGeometry(64, 4, 192)):  # DeepSeek V2, MiMo V2 Flash
+        layer = LayerKV(geometry.kv_heads, 192, 128)
+        found += _items(geometry, torch.bfloat16, torch.bfloat16, sinks=geometry.group > 1, layer=layer)
+    found += _items(AttentionGeometry(32, 32, 80), torch.bfloat16, torch.bfloat16)  # Phi 2
     return [*found, _merge(eight, torch.bfloat16), _store(eight, torch.bfloat16), _store(eight, FLOAT8)]
 
 
@@ -65,6 +69,8 @@ def _items(
     shape = f"d{geometry.head_dim} group {geometry.group} {_NAMES[dtype]}"
     if kv_dtype is not dtype:
         shape += f"/{_NAMES[kv_dtype]}"
+    if layer is not None and not layer.latent:
+        shape += f" values d{layer.value_dim}"
     shape += " softcap" * (softcap > 0) + " sinks" * sinks + " latents" * heads.latent
     few, some, many = tiles.few, tiles.some, tiles.many
     launches = {"few": (few, None, few), "many": (None, many, many)}

@@ -5,6 +5,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from . import packages
@@ -94,10 +95,15 @@ def sampling(run: Run, budget: Budget) -> None:
 
 
 def steps(run: Run, budget: Budget) -> None:
-    from .steps import FULL, SMALL, step_figures
+    from .steps import FULL, SMALL, borrowed_figures, step_figures
 
-    limits = run.record.hardware.limits
-    _add(run, budget, "steps", step_figures(SMALL if run.dry else FULL, run.stopwatch, limits))
+    sizes, limits = SMALL if run.dry else FULL, run.record.hardware.limits
+    figures = step_figures(sizes, run.stopwatch, limits)
+    if packages.is_here("transformers"):
+        figures = chain(figures, borrowed_figures(sizes, run.stopwatch, limits))
+    else:
+        run.record.left_out.append("steps through transformers: transformers is not installed")
+    _add(run, budget, "steps", figures)
 
 
 def engine(run: Run, budget: Budget) -> None:

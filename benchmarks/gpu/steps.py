@@ -2,6 +2,8 @@
 
 A step is launched as the scheduler launches it: planned, packed and sent by the host, and its tokens are chosen on the
 device. Steps follow each other without being waited for, so the host's work counts only where it takes longer.
+
+One of the models runs through transformers, too: what our attention, graphs and launches ahead leave of its time.
 """
 
 from collections.abc import Iterator
@@ -9,8 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from umbel.srt.cache.kv_pool import PoolSize
 from umbel.srt.core.batch import Batch, RowNeed, RowRequests
 from umbel.srt.runners.build import build_runner
+from umbel.srt.runners.cuda.build import accelerator_for, build_cuda_runner
 from umbel.srt.runners.cuda.device import StepLimits
 from umbel.srt.runners.cuda.runner import CudaRunner
 
@@ -48,6 +52,33 @@ SMALL = StepSizes((TINY,), ((1, 8), (2, 4)), (3, 300, 2), (6,), "float32")
 def step_figures(sizes: StepSizes, stopwatch: Stopwatch, limits: Limits) -> Iterator[Figure]:
     for shape in sizes.shapes:
         yield from _of_shape(shape, sizes, stopwatch, limits)
+
+
+def borrowed_figures(sizes: StepSizes, stopwatch: Stopwatch, limits: Limits) -> Iterator[Figure]:
+    """Decode steps of the last shape through transformers, which has to be installed: as graphs, and without."""
+    from umbel.srt.models.transformers_model import build_transformers_model
+
+    shape, dtype = sizes.shapes[-1], getattr(torch, sizes.dtype)
+    accelerator = accelerator_for(stopwatch.device)
+    tensors = RandomTensors(shape, dtype, stopwatch.device)
+    borrowed = build_transformers_model(shape.config, tensors, dtype=dtype, device=stopwatch.device)
+    for cuda_graphs in (True, False):
+        for sequences, keys in sizes.decodes:
+            step = step_of([Rows(keys - 1)] * sequences)
+            runner = build_cuda_runner(
+                shape.config,
+                tensors,
+                accelerator=accelerator,
+                dtype=dtype,
+                kv_dtype=dtype,
+                size=lambda geometry, slots=step.slots: PoolSize(slots),  # type: ignore[misc]  # bound now
+                limits=StepLimits(rows=sequences, sequences=sequences, logits=sequences),
+                cuda_graphs=cuda_graphs,
+                borrowed=borrowed,
+            )
+            name = f"{shape.name} through transformers, {_sequences(sequences)} of {keys} keys"
+            name += "" if cuda_graphs else ", no graphs"
+            yield _decode(name, shape, runner, step, (None, None), stopwatch, limits)
 
 
 def _of_shape(shape: Shape, sizes: StepSizes, stopwatch: Stopwatch, limits: Limits) -> Iterator[Figure]:

@@ -22,7 +22,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AttentionI
 from transformers.utils import logging
 
 from ...lang.errors import ModelError, UmbelError, shortened, shown
-from ..attention.backend import AttentionStep, TorchBackend
+from ..attention.backend import AttentionGeometry, AttentionStep, TorchBackend
 from ..attention.plan import Window
 from ..cache.kv_pool import KVGeometry, KVPool, LayerKV
 from ..cache.state_pool import StateGeometry
@@ -130,7 +130,7 @@ class AttentionRecord:
     layers: tuple[int, ...]  # the numbers the model gives its attention layers
     heads: int
     shapes: tuple[LayerKV, ...]  # of each
-    windows: tuple[Window, ...]
+    windows: tuple[Window, ...]  # of each
 
 
 class TransformersModel:
@@ -150,7 +150,25 @@ class TransformersModel:
         self.heads = record.heads
         self.kv_geometry = KVGeometry(record.shapes, dtype)
         self.state_geometry: StateGeometry | None = None  # a model with other state than keys and values is refused
-        self.windows = record.windows
+        self.windows = tuple(dict.fromkeys(record.windows))
+        self._layer_windows = record.windows
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.kv_geometry.dtype
+
+    @property
+    def name(self) -> str:
+        """The name of the class in transformers."""
+        return type(self._module).__name__
+
+    @property
+    def geometry_by_window(self) -> dict[Window, AttentionGeometry]:
+        """The heads of the layers of each window class, by which their steps are planned."""
+        layers: dict[Window, list[LayerKV]] = {window: [] for window in self.windows}
+        for window, shape in zip(self._layer_windows, self.kv_geometry.layers, strict=True):
+            layers[window].append(shape)
+        return {window: AttentionGeometry.covering(self.heads, shapes) for window, shapes in layers.items()}
 
     def forward(self, rows: Rows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor | None:
         assert rows.given is None, "models that see have a decoder of ours"
@@ -383,7 +401,7 @@ class Recorder:
             layers=layers,
             heads=self._heads.pop(),
             shapes=tuple(self._shape_of[layer] for layer in layers),
-            windows=tuple(dict.fromkeys(self._window_of.values())),
+            windows=tuple(self._window_of[layer] for layer in layers),
         )
 
 

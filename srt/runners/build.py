@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,13 +30,14 @@ from ..models.vision.parts import Renamed, build_vision, text_part, wrapped_text
 from ..multimodal.store import VisionStore
 from ..weights.packed_tensors import dense_view
 from ..weights.quantization import Int4Method, require_dense
-from .cuda.device import StepLimits, least_windows, measured_workspace, pool_size, probe_size
+from .cuda.device import StepLimits, least_windows, measured_workspace, pool_size, probe_size, room_for_weights
 from .torch_runner import TorchRunner
 
 if TYPE_CHECKING:
     from ..models.cpu_decoder import CpuDecoder
+    from ..models.transformers_model import TransformersModel
     from .cpu_runner import CpuRunner
-    from .cuda.decoder import CudaDecoder
+    from .cuda.decoder import DeviceModel
     from .cuda.runner import CudaRunner
 
 _log = logging.getLogger(__name__)
@@ -119,6 +120,8 @@ def build_runner(
         adapters=adapters,
     )
     if kernels == "triton" or (kernels == "auto" and target.type == "cuda"):
+        if not is_family(config) and build.triton_obstacle() is None:
+            build = build.in_transformers()
         on_cuda = build.on_triton(cuda_graphs=cuda_graphs and communicator.ranks == 1)
         if not isinstance(on_cuda, str):
             return on_cuda
@@ -149,15 +152,34 @@ class _Build:
     pictures: VisionStore | None
     communicator: Communicator
     adapters: Sequence[Adapter]
+    borrowed: "TransformersModel | None" = None  # the model, loaded by transformers
+
+    def triton_obstacle(self) -> str | None:
+        """Returns why the Triton kernels cannot run this model here, before it is loaded; None: they can."""
+        from .cuda.build import obstacle
+
+        return obstacle(self.config, dtype=self.dtype, kv_dtype=self.kv_dtype, device=self.device)
+
+    def in_transformers(self) -> "_Build":
+        """Returns the same for the model as transformers has loaded it."""
+        from ..models.transformers_model import TransformersModel
+        from .cuda.build import accelerator_for
+
+        with room_for_weights(self.tensors, self.dtype, accelerator_for(self.device)):
+            model = self._torch_model(pack=None)
+        assert isinstance(model, TransformersModel), "it is of no family"
+        return replace(self, borrowed=model)
 
     def on_triton(self, *, cuda_graphs: bool) -> "CudaRunner | str":
         """Returns a runner on the Triton kernels, or why they cannot run this model."""
-        from .cuda.build import accelerator_for, build_cuda_runner, obstacle
+        from .cuda.build import accelerator_for, build_cuda_runner, heads_obstacle
 
         added = 0 if self.pictures is None else self.pictures.added_layers
         if added and added >= len(read_config(self.config).layers):
             return f"they add features of pictures after layers but the last, and this model does after all {added}"
-        reason = obstacle(self.config, dtype=self.dtype, kv_dtype=self.kv_dtype, device=self.device)
+        reason = self.triton_obstacle()
+        if reason is None and self.borrowed is not None:
+            reason = heads_obstacle(self.borrowed, kv_dtype=self.kv_dtype)
         if reason is not None:
             return reason
         require_dense(self.weights, self.dtype, "the Triton kernels compute")
@@ -177,6 +199,7 @@ class _Build:
             communicator=self.communicator,
             method=self._quantized,
             adapters=self.adapters,
+            borrowed=self.borrowed,
         )
 
     def on_native(self, *, screened_head: bool) -> "CpuRunner | str":
@@ -209,23 +232,7 @@ class _Build:
 
     def on_torch(self, *, pack: bool | None) -> TorchRunner:
         """Returns a runner in torch, which runs every model on every device."""
-        require_dense(self.weights, self.dtype, "torch computes")
-        method = self._quantized if is_family(self.config) else None
-        if self.weights == "int4" and method is None:
-            raise ParameterError(
-                f"weights='int4': {self.config.get('model_type')!r} runs in transformers, with weights of the dtype; "
-                "leave weights out"
-            )
-        model = build_model(
-            self.config,
-            self.tensors,
-            dtype=self.dtype,
-            device=self.device,
-            pack=pack,
-            communicator=self.communicator,
-            adapters=self.adapters,
-            method=method,
-        )
+        model = self.borrowed or self._torch_model(pack=pack)
 
         def runner(size: PoolSize) -> TorchRunner:
             backend = TorchBackend(attention_geometry(model), model.device, tree_attention=self.tree_attention)
@@ -237,7 +244,7 @@ class _Build:
                 backend=backend,
                 pictures=self.pictures,
                 kv_dtype=self.kv_dtype,
-                weights=None if method is None else method.name,
+                weights=None if self._quantized is None else self._quantized.name,
             )
 
         geometry = model.kv_geometry.rounded_to(self.kv_dtype)
@@ -254,17 +261,38 @@ class _Build:
             return runner(PoolSize(slots // 2))
         return runner(PoolSize(slots, self.communicator.minimum(free.window_slots)))
 
+    def _torch_model(self, *, pack: bool | None) -> Model:
+        """Loads the model for torch: the decoder of its family, or that of transformers."""
+        require_dense(self.weights, self.dtype, "torch computes")
+        if self.weights == "int4" and not is_family(self.config):
+            raise ParameterError(
+                f"weights='int4': {self.config.get('model_type')!r} runs in transformers, with weights of the dtype; "
+                "leave weights out"
+            )
+        return build_model(
+            self.config,
+            self.tensors,
+            dtype=self.dtype,
+            device=self.device,
+            pack=pack,
+            communicator=self.communicator,
+            adapters=self.adapters,
+            method=self._quantized,
+        )
+
     @property
     def _quantized(self) -> QuantizedMethod | None:
         """Returns the method of torch and Triton for weights in fewer bits; None: weights are floats of the dtype."""
+        if not is_family(self.config):
+            return None
         if self.weights == "int4":
             return Int4Method()
         return QuantizedMethod() if self.weights == "auto" and is_quantized(self.tensors) else None
 
     @property
     def _recurrent(self) -> bool:
-        """Returns whether the model, one of a family, has recurrent states."""
-        return read_config(self.config).state_geometry(self.dtype) is not None
+        """Returns whether the model has recurrent states."""
+        return is_family(self.config) and read_config(self.config).state_geometry(self.dtype) is not None
 
     @property
     def _sized(self) -> bool:
@@ -283,7 +311,7 @@ class _Build:
         least = least_windows(geometry, limits)
         return size_for_bytes(geometry, budget, least_windows=least, one_pool=given == 0)
 
-    def _states(self, model: "Model | CpuDecoder | CudaDecoder", slots: int) -> int:
+    def _states(self, model: "Model | CpuDecoder | DeviceModel", slots: int) -> int:
         """Returns the size of the pool of states, which has as many bytes as the KV pool of `slots`; 0: no states."""
         if model.state_geometry is None:
             return 0

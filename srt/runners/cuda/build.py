@@ -1,12 +1,15 @@
 """Builds the CUDA runner: checks the model, loads, measures, sizes the pool, captures graphs and warms up.
 
 weights that fit → read, tensor by tensor → the largest step, measured → the pool → graphs
+
+A model of transformers is loaded before. Whether its steps can be graphs is tried out, on a few rows.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -26,7 +29,7 @@ from ...layers.quantized import QuantizedMethod
 from ...models.decoder_config import PARALLEL_STREAMS
 from ...models.families import is_family, read_config
 from ...multimodal.store import VisionStore
-from .decoder import CudaDecoder
+from .decoder import CudaDecoder, DeviceModel, TransformersDecoder
 from .device import (
     Accelerator,
     CudaAccelerator,
@@ -35,13 +38,16 @@ from .device import (
     measured_workspace,
     pool_size,
     probe_size,
-    require_room_for_weights,
-    shortage,
-    weight_bytes,
+    room_for_weights,
 )
 from .graphs import GraphBackend, graph_logits, graph_plans, graph_rows
 from .kernels import FusedKernels, QuantizedKernelMethod
 from .runner import CudaRunner, DeviceChooser
+
+if TYPE_CHECKING:  # it imports transformers: seconds
+    from ...models.transformers_model import TransformersModel
+
+_log = logging.getLogger(__name__)
 
 
 class MakeAttention(Protocol):
@@ -87,9 +93,10 @@ def triton_parts() -> Parts:
 
 
 def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device) -> str | None:
-    """Returns why the Triton kernels cannot run a model here, as a clause; None when they can."""
-    if not is_family(config):
-        return f"{config.get('model_type')!r} runs in transformers"
+    """Returns why the Triton kernels cannot run a model here, as a clause; None when they can.
+
+    The heads of a model of transformers are known when it is loaded: see `heads_obstacle`.
+    """
     try:
         parts = triton_parts()
     except ImportError as error:
@@ -99,6 +106,8 @@ def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, devic
         return f"they run on CUDA devices, not on the {device.type}; {seen}"
     if device.type == "cuda" and (reason := _too_old(device, kv_dtype)) is not None:
         return reason
+    if not is_family(config):
+        return None
     model = read_config(config)
     if model.streams is not None:
         return f"they have no {PARALLEL_STREAMS}"
@@ -109,6 +118,20 @@ def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, devic
         )
     except ParameterError as error:
         return str(error)
+    return None
+
+
+def heads_obstacle(model: "TransformersModel", *, kv_dtype: torch.dtype) -> str | None:
+    """Returns why the Triton kernels cannot attend in a model of transformers, as a clause; None when they can."""
+    attention = triton_parts().attention
+    for layer in dict.fromkeys(model.kv_geometry.layers):
+        if layer.value_dim > layer.head_dim:
+            return f"they take no values ({layer.value_dim} numbers) that are larger than their keys ({layer.head_dim})"
+        geometry = AttentionGeometry.covering(model.heads, [layer])
+        try:
+            attention(geometry, model.device, dtype=model.dtype, kv_dtype=kv_dtype, tree_attention=True, windows={})
+        except ParameterError as error:
+            return str(error)
     return None
 
 
@@ -136,7 +159,7 @@ def build_cuda_runner(
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
     size: Callable[[KVGeometry], PoolSize] | None = None,
-    num_states: Callable[[CudaDecoder, int], int] | None = None,
+    num_states: Callable[[DeviceModel, int], int] | None = None,
     limits: StepLimits,
     tree_attention: bool = True,
     cuda_graphs: bool = True,
@@ -146,6 +169,7 @@ def build_cuda_runner(
     communicator: Communicator = SINGLE_RANK,
     method: QuantizedMethod | None = None,
     adapters: Sequence[Adapter] = (),
+    borrowed: "TransformersModel | None" = None,
 ) -> CudaRunner:
     """Loads the weights, measures, makes the pool, captures the graphs and warms up.
 
@@ -160,66 +184,60 @@ def build_cuda_runner(
             one size.
         method: loads weights in fewer bits; None: all weights are floats of the dtype.
         adapters: read for this model.
+        borrowed: the model, loaded by transformers; None: it is of a family, and loaded here.
 
     Raises:
         ModelError: configuration or tensors that cannot be used.
         ParameterError: too little memory; a model that the kernels do not support.
     """
-    parts, decoder = parts or triton_parts(), read_config(config)
-    require_room_for_weights(tensors, dtype, accelerator)
-    try:
-        model = CudaDecoder(
-            decoder,
-            tensors,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            device=accelerator.device,
-            kernels=parts.kernels,
-            communicator=communicator,
-            method=None if method is None else QuantizedKernelMethod(method, parts.kernels),
-            adapters=adapters,
-        )
-    except torch.OutOfMemoryError as error:
-        raise shortage(weight_bytes(tensors, dtype), accelerator.free_memory(), dtype, accelerator) from error
-    chooser = parts.chooser()
-
+    parts = parts or triton_parts()
+    model: DeviceModel
+    if borrowed is not None:
+        model = TransformersDecoder(borrowed, kv_dtype=kv_dtype)
+    else:
+        with room_for_weights(tensors, dtype, accelerator):
+            model = CudaDecoder(
+                read_config(config),
+                tensors,
+                dtype=dtype,
+                kv_dtype=kv_dtype,
+                device=accelerator.device,
+                kernels=parts.kernels,
+                communicator=communicator,
+                method=None if method is None else QuantizedKernelMethod(method, parts.kernels),
+                adapters=adapters,
+            )
     attention = partial(
         parts.attention,
-        decoder.attention_geometry,
+        model.attention_geometry,
         accelerator.device,
         dtype=dtype,
         kv_dtype=kv_dtype,
         tree_attention=tree_attention,
-        windows=decoder.geometry_by_window,
+        windows=model.geometry_by_window,
+    )
+    make = partial(
+        CudaRunner,
+        model,
+        accelerator,
+        name=parts.name if borrowed is None else f"torch, {parts.name} attention",
+        chooser=parts.chooser(),
+        pictures=pictures,
+        trie_walk=trie_walk,
+        communicator=communicator,
     )
 
-    def runner(pool: PoolSize, *, graphs: bool) -> CudaRunner:
-        return CudaRunner(
-            model,
-            accelerator,
-            name=parts.name,
-            size=pool,
-            num_states=0 if num_states is None else num_states(model, pool.slots),
-            backend=attention(),
-            chooser=chooser,
-            limits=limits,
-            cuda_graphs=graphs,
-            pictures=pictures,
-            trie_walk=trie_walk,
-            communicator=communicator,
-        )
+    def runner(pool: PoolSize, *, graphs: bool, limits: StepLimits = limits) -> CudaRunner:
+        states = 0 if num_states is None else num_states(model, pool.slots)
+        return make(size=pool, num_states=states, backend=attention(), limits=limits, cuda_graphs=graphs)
 
+    if borrowed is not None and cuda_graphs and (reason := graph_obstacle(runner, accelerator)) is not None:
+        _log.warning("steps of %s are launched kernel by kernel, not as graphs: %s", borrowed.name, reason)
+        cuda_graphs = False
     if size is not None:
         pool = size(model.kv_geometry)
     else:
-        workspace = measured_workspace(runner(probe_size(limits), graphs=False), accelerator, limits, pictures)
-        if cuda_graphs:
-            # Graphs have memory of their own, as much as the largest of them needs.
-            workspace += workspace * graph_rows(limits) // limits.rows
-            workspace += graph_bytes(model, attention(), accelerator, limits)
-        free = pool_size(model.kv_geometry, accelerator, workspace=workspace, limits=limits)
-        slots = communicator.minimum(free.slots) // (1 if model.state_geometry is None else 2)  # half: of states
-        pool = PoolSize(slots, communicator.minimum(free.window_slots))
+        pool = _measured_pool(model, runner, attention, accelerator, limits, pictures, communicator, graphs=cuda_graphs)
     built = runner(pool, graphs=cuda_graphs)
     if accelerator.device.type == "cuda":  # elsewhere nothing is compiled, and a graph saves nothing
         built.capture_graphs()
@@ -227,8 +245,77 @@ def build_cuda_runner(
     return built
 
 
+class MakeRunner(Protocol):
+    """Makes a runner of one model. limits: the size of its largest step; those of the model's runner by default."""
+
+    def __call__(self, pool: PoolSize, *, graphs: bool, limits: StepLimits = ...) -> CudaRunner: ...
+
+
+def _measured_pool(
+    model: DeviceModel,
+    runner: MakeRunner,
+    attention: Callable[[], GraphBackend[Any]],  # Any: as above
+    accelerator: Accelerator,
+    limits: StepLimits,
+    pictures: VisionStore | None,
+    communicator: Communicator,
+    *,
+    graphs: bool,
+) -> PoolSize:
+    """Returns the size of a pool that takes all memory which steps and graphs leave."""
+    workspace = measured_workspace(runner(probe_size(limits), graphs=False), accelerator, limits, pictures)
+    if graphs:
+        # Graphs have memory of their own, as much as the largest of them needs.
+        workspace += workspace * graph_rows(limits) // limits.rows
+        workspace += graph_bytes(model, attention(), accelerator, limits)
+    free = pool_size(model.kv_geometry, accelerator, workspace=workspace, limits=limits)
+    slots = communicator.minimum(free.slots) // (1 if model.state_geometry is None else 2)  # half: of states
+    return PoolSize(slots, communicator.minimum(free.window_slots))
+
+
+TRIED = StepLimits(rows=2, sequences=2, logits=2)
+CLOSE = 0.01  # of the largest logit: graphs and steps by themselves cut the keys in other parts
+
+
+def graph_obstacle(runner: MakeRunner, accelerator: Accelerator) -> str | None:
+    """Returns why steps of a model cannot be replayed as graphs, as a clause; None: they can.
+
+    Our decoders are written for graphs. A model of transformers may read on the host what its rows have chosen, or send
+    numbers in a step; a graph would repeat those of its capture. So three steps run as one graph, and as themselves.
+    """
+    steps = [_pair(position) for position in range(3)]
+    pool = PoolSize(2 * len(steps) + 1)
+    plain = runner(pool, graphs=False, limits=TRIED)
+    expected = [plain.forward(step).values for step in steps]
+    try:
+        graphs = runner(pool, graphs=True, limits=TRIED)
+        if (reason := accelerator.waits(lambda: plain.launch(steps[0]))) is not None:
+            return reason
+        for step, values in zip(steps, expected, strict=True):
+            actual = graphs.forward(step).values
+            if not float((actual - values).abs().max()) <= CLOSE * float(values.abs().max()):  # NaN fails as well
+                return "a replayed step does not give the logits of the step"
+    except Exception as error:  # a foreign model may fail in any way
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return None
+
+
+def _pair(position: int) -> Batch:
+    """Builds a step of one row of each of two sequences."""
+    slots = [np.arange(first, first + 2 * position + 1, 2, dtype=np.int32) for first in (1, 2)]
+    return Batch(
+        token_ids=np.array([position, 2 * position + 1], dtype=np.int64),
+        positions=np.full(2, position, dtype=np.int64),
+        write_slots=np.array([own[-1] for own in slots], dtype=np.int64),
+        query_lengths=np.ones(2, dtype=np.int32),
+        prefix_lengths=np.full(2, position, dtype=np.int32),
+        slots=tuple(slots),
+        logit_rows=np.arange(2),
+    )
+
+
 def graph_bytes(
-    model: CudaDecoder,
+    model: DeviceModel,
     backend: GraphBackend[Any],  # Any: as above
     accelerator: Accelerator,
     limits: StepLimits,

@@ -14,12 +14,14 @@ whose logits are needed continue. R rows, L of them with logits.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ...attention.backend import AttentionStep
-from ...cache.state_pool import StepStates
+from ...attention.backend import AttentionGeometry, AttentionStep
+from ...attention.plan import Window
+from ...cache.kv_pool import KVGeometry
+from ...cache.state_pool import StateGeometry, StepStates
 from ...core.batch import Given
 from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...layers.checkpoint import Checkpoint, Tensors
@@ -27,11 +29,15 @@ from ...layers.linear import HEAD_ROWS
 from ...layers.low_rank import Adapter
 from ...layers.quantized import QuantizedTensor, vocabulary_matrix
 from ...layers.rope import Rope, rope_rows, rope_table
+from ...models.decoder import Rows, attention_geometry
 from ...models.decoder_config import EMBEDDING, FINAL_NORM, HEAD, DecoderConfig, is_unused, landmarks
 from ...models.sharding import VocabParallelEmbedding, VocabParallelHead, shard_range
 from ...models.side import SideEmbedding
 from .blocks import Angles, LayerBlocks, LayerStep
 from .kernels import FusedKernels, FusedMethod, KernelMethod
+
+if TYPE_CHECKING:  # it imports transformers: seconds
+    from ...models.transformers_model import TransformersModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,28 @@ class DeviceRows:
     # Places among the outputs, of the rows of logits and of hidden states; None: all are rows of logits.
     hidden: tuple[torch.Tensor, torch.Tensor] | None = None
     adapters: torch.Tensor | None = None  # int32 [R], the number of adapters where a row uses none; None: no row does
+
+
+class DeviceModel(Protocol):
+    """A model that `CudaRunner` runs."""
+
+    device: torch.device
+    dtype: torch.dtype
+    weights: str  # the name of their format
+    vocab_size: int
+    context_length: int
+    adapters: int
+    windows: tuple[Window, ...]  # the window classes that it passes to `AttentionStep`
+    kv_geometry: KVGeometry
+    state_geometry: StateGeometry | None  # None: it has no recurrent states
+    attention_geometry: AttentionGeometry  # the heads that steps are planned for
+    geometry_by_window: dict[Window, AttentionGeometry]  # those of the layers of a window class
+
+    def forward(self, rows: DeviceRows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor | None:
+        """Writes keys and values of all rows to the pool, and logits to `out` (float32 [L, vocab]).
+
+        Returns hidden states after the final norm, [H, hidden]; None: `rows.hidden` asks for none.
+        """
 
 
 class CudaDecoder:
@@ -78,13 +106,15 @@ class CudaDecoder:
         method = method or KernelMethod(kernels)
         weights = Checkpoint(tensors, dtype=dtype, device=device)
         weights.require(landmarks(config, method))
-        self.method = method
+        self.weights = dtype_name(dtype) if method.name == "dense" else method.name
         self.config = config
         self.device = device
         self.dtype = dtype
         self.vocab_size = config.vocab_size
         self.context_length = config.context_length
         self.windows = config.windows
+        self.attention_geometry = config.attention_geometry
+        self.geometry_by_window = config.geometry_by_window
         self.kv_geometry = config.kv_geometry(kv_dtype)
         self.state_geometry = config.state_geometry(dtype)
         self.adapters = len(adapters)
@@ -120,10 +150,7 @@ class CudaDecoder:
             self._on_axes = {angles: Rope(*angles, device) for angles in config.angles if angles[0].axes}
 
     def forward(self, rows: DeviceRows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor | None:
-        """Writes keys and values of all rows to the pool, and logits to `out` (float32 [L, vocab]).
-
-        Returns hidden states after the final norm, [H, hidden]; None: `rows.hidden` asks for none.
-        """
+        """See `DeviceModel.forward`."""
         config, kernels = self.config, self._kernels
         residual = self._embedding(rows.token_ids, rows.given)  # [R, hidden]
         positions, tables = self._turns(rows)
@@ -215,3 +242,43 @@ class CudaHead:
         if isinstance(self._weight, QuantizedTensor):
             return self._kernels.quantized_linear(x, self._weight, out=out)
         return self._kernels.linear(x, self._weight, out=out)
+
+
+class TransformersDecoder:
+    """A model of transformers whose attention is that of a `CudaRunner`; its layers are launched kernel by kernel.
+
+    Args:
+        kv_dtype: of the KV pool, which may be float8.
+    """
+
+    state_geometry: StateGeometry | None = None  # models with such states are refused
+    adapters = 0
+
+    def __init__(self, model: "TransformersModel", *, kv_dtype: torch.dtype) -> None:
+        self._model = model
+        self.device = model.device
+        self.dtype = model.dtype
+        self.weights = dtype_name(model.dtype)
+        self.vocab_size = model.vocab_size
+        self.context_length = model.context_length
+        self.windows = model.windows
+        self.kv_geometry = model.kv_geometry.rounded_to(kv_dtype)
+        self.attention_geometry = attention_geometry(model)
+        self.geometry_by_window = model.geometry_by_window
+
+    def forward(self, rows: DeviceRows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor | None:
+        """See `DeviceModel.forward`."""
+        assert rows.given is None, "models that see have a decoder of ours"
+        outputs = rows.output_rows
+        if outputs is None:
+            outputs = torch.arange(len(rows.token_ids), device=self.device)
+        hidden: torch.Tensor | None = None
+        if rows.hidden is not None:
+            outputs, hidden = (outputs.index_select(0, places) for places in rows.hidden)
+        return self._model.forward(
+            Rows(rows.token_ids, rows.positions, outputs, hidden_rows=hidden), attention, out=out
+        )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

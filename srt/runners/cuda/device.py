@@ -13,7 +13,8 @@ before the decoder, so the workspace of a step is that of the larger one.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,6 +75,12 @@ class Accelerator(Protocol):
     def capture(self, work: Callable[[], None]) -> Graph:
         """Captures the work of a call. `work` is called once or more; every call must write the same memory."""
 
+    def waits(self, work: Callable[[], object]) -> str | None:
+        """Calls `work`, and returns at what the host waits for the device in it, as a clause; None: at nothing.
+
+        Work that waits cannot be captured: for a number that it reads, or to send one that is not in pinned memory.
+        """
+
     def free_memory(self) -> int:
         """Returns the bytes that can still be allocated, those that torch keeps for reuse included."""
 
@@ -117,10 +124,25 @@ class CudaAccelerator:
         with torch.cuda.stream(self._aside):
             work()
         torch.cuda.current_stream().wait_stream(self._aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._graphs, stream=self._aside):
-            work()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph, pool=self._graphs, stream=self._aside):
+                work()
+        except Exception:
+            torch.cuda.set_stream(stream)  # a capture that fails leaves its own
+            raise
         return graph
+
+    def waits(self, work: Callable[[], object]) -> str | None:
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            work()
+        except RuntimeError as error:
+            return str(error).partition("\n")[0]
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+        return None
 
     def free_memory(self) -> int:
         torch.cuda.empty_cache()
@@ -176,6 +198,11 @@ class HostAccelerator:
         """Calls the work once and keeps it for replays."""
         work()
         return _Again(work)
+
+    def waits(self, work: Callable[[], object]) -> str | None:
+        """Calls the work; there is no device to wait for."""
+        work()
+        return None
 
     def free_memory(self) -> int:
         return self._free
@@ -251,18 +278,25 @@ class StepLimits:
     logits: int = 256  # rows
 
 
-def require_room_for_weights(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, accelerator: Accelerator) -> None:
-    """Checks that the weights fit, before any tensor is read.
+@contextmanager
+def room_for_weights(
+    tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, accelerator: Accelerator
+) -> Iterator[None]:
+    """Checks that the weights fit, before any tensor is read, and says the same where memory runs out in the block.
 
     Raises:
         ParameterError: they do not fit; the message has the numbers and what to write.
     """
     needed, free = weight_bytes(tensors, dtype), accelerator.free_memory()
     if needed > free:
-        raise shortage(needed, free, dtype, accelerator)
+        raise _shortage(needed, free, dtype, accelerator)
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise _shortage(needed, accelerator.free_memory(), dtype, accelerator) from error
 
 
-def shortage(needed: int, free: int, dtype: torch.dtype, accelerator: Accelerator) -> ParameterError:
+def _shortage(needed: int, free: int, dtype: torch.dtype, accelerator: Accelerator) -> ParameterError:
     smaller = 'write dtype="bfloat16" for half of them, ' if dtype is torch.float32 else ""
     return ParameterError(
         f"the weights take {needed} bytes in {str(dtype).removeprefix('torch.')}, {accelerator.name} has {free} free; "

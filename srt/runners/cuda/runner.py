@@ -38,7 +38,7 @@ from ...core.batch import (
 from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...multimodal.store import VisionStore
 from ...sampling.sampler import draws_of
-from .decoder import CudaDecoder, DeviceRows
+from .decoder import DeviceModel, DeviceRows, dtype_name
 from .device import Accelerator, Mark, Staging, StepLimits
 from .graphs import CapturedSteps, GraphBackend, StepInputs, adapters_of
 
@@ -198,7 +198,7 @@ class CudaRunner:
 
     def __init__(
         self,
-        model: CudaDecoder,
+        model: DeviceModel,
         accelerator: Accelerator,
         *,
         name: str,
@@ -281,8 +281,8 @@ class CudaRunner:
         captured = self._captured
         return {
             "kernels": self._name,
-            "weights": _name(self.model.dtype) if self.model.method.name == "dense" else self.model.method.name,
-            "kv_dtype": _name(self.model.kv_geometry.dtype),
+            "weights": self.model.weights,
+            "kv_dtype": dtype_name(self.model.kv_geometry.dtype),
             "state_bytes": 0 if self.states is None else self.num_states * self.states.geometry.bytes_per_slot,
             "keys_read": self._backend.counters.keys_read,
             "keys_saved": self._backend.counters.keys_saved,
@@ -379,7 +379,3 @@ class CudaRunner:
                 inputs.adapters,
             )
             return self.model.forward(rows, attention, out=out)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

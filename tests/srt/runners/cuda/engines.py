@@ -10,7 +10,8 @@ from umbel.srt.cache.kv_pool import PoolSize
 from umbel.srt.core.batch import Batch
 from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.layers.low_rank import Adapter
-from umbel.srt.models.families import our_names
+from umbel.srt.models.families import is_family, our_names
+from umbel.srt.models.transformers_model import build_transformers_model
 from umbel.srt.models.vision.parts import Renamed
 from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cuda.build import Parts, build_cuda_runner
@@ -196,10 +197,55 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+# Models that run through transformers. Heads are multiples of 16, windows are shorter than the sequences.
+BORROWED: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt 2": ("gpt2", {"hidden_size": 64, "n_layer": 2, "bos_token_id": 1, "eos_token_id": 1}),
+    "gpt neox": ("gpt_neox", {"hidden_size": 64}),
+    "phi": ("phi", {"hidden_size": 64}),
+    "stablelm": ("stablelm", {"hidden_size": 64, "num_key_value_heads": 4}),
+    "cohere 2": ("cohere2", {"head_dim": 16, "sliding_window": 6, "eos_token_id": 1, "pad_token_id": 0}),
+    "vaultgemma": ("vaultgemma", {"head_dim": 16, "sliding_window": 6, "attn_logit_softcapping": 2.0}),
+    "olmoe": ("olmoe", {"hidden_size": 64, "num_experts": 4, "num_experts_per_tok": 2, "eos_token_id": 1}),
+    "gemma 4, experts": (
+        "gemma4_text",
+        {
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "sliding_window": 5,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 97,
+            "num_kv_shared_layers": 1,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    # Sinks, and values smaller than their keys.
+    "mimo 2": (
+        "mimo_v2_flash",
+        {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "head_dim": 32,
+            "v_head_dim": 16,
+            "swa_head_dim": 32,
+            "swa_v_head_dim": 16,
+            "swa_num_key_value_heads": 2,
+            "sliding_window": 6,
+            "num_hidden_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "eos_token_id": 1,
+        },
+    ),
+}
+
 
 def tiny_model(family: str, **changes: Any) -> tuple[dict[str, Any], Tensors]:
     """Configuration and float32 tensors. changes: of the family's configuration."""
-    model_type, own = {**FAMILIES, **SHAPES, **HYBRIDS, **EXPERTS}[family]
+    model_type, own = {**FAMILIES, **SHAPES, **HYBRIDS, **EXPERTS, **BORROWED}[family]
     reference = reference_model(model_type, **{**own, **changes})
     return reference.config.to_dict(), tensors_of(reference)
 
@@ -226,10 +272,13 @@ def on_host(
     """
     if (names := our_names(config, tensors)) is not None:
         tensors = Renamed(tensors, names)
+    accelerator, borrowed = accelerator or HostAccelerator(), None
+    if not is_family(config):
+        borrowed = build_transformers_model(config, tensors, dtype=dtype, device=accelerator.device)
     return build_cuda_runner(
         config,
         tensors,
-        accelerator=accelerator or HostAccelerator(),
+        accelerator=accelerator,
         dtype=dtype,
         kv_dtype=kv_dtype or dtype,
         size=lambda geometry: PoolSize(num_slots, window_slots),
@@ -237,6 +286,7 @@ def on_host(
         limits=StepLimits(rows=rows or max_running, sequences=max_running, logits=max_running),
         parts=parts or reference_parts(),
         adapters=adapters,
+        borrowed=borrowed,
         **switches,
     )
 

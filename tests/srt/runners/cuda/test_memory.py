@@ -138,7 +138,6 @@ def test_no_device_is_an_error_that_says_what_to_write() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model_type": "gpt2"}, "'gpt2' runs in transformers"),
         (
             {"model_type": "gemma3n_text", "num_kv_shared_layers": 0, "rope_parameters": None},
             "they have no residual streams in parallel",
