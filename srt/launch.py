@@ -186,7 +186,8 @@ def open_engine(
         runner = _runner_of_all_ranks(options, source, rendezvous, phase)
         vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.bos_id
     matcher_cache = _matcher_cache(options, runner, open_words, openers, lasting)
-    config = _scheduler_config(options, overlap=_overlaps(options, runner))
+    both_ways = source is not None and source.vectors.both_ways
+    config = _scheduler_config(options, overlap=_overlaps(options, runner), both_ways=both_ways)
     head = _vector_head(options, source)
     scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, matcher_cache, head)
     if oracle is not None:
@@ -205,12 +206,16 @@ def _overlaps(options: RuntimeOptions, runner: Runner) -> bool:
     return options.overlap is not False and possible
 
 
-def _scheduler_config(options: RuntimeOptions, *, overlap: bool) -> "SchedulerConfig":
-    """Makes the scheduler's settings: options of the same name, and values derived from the others."""
+def _scheduler_config(options: RuntimeOptions, *, overlap: bool, both_ways: bool) -> "SchedulerConfig":
+    """Makes the scheduler's settings: options of the same name, and values derived from the others.
+
+    both_ways: the model's tokens see those after them.
+    """
     from .scheduler.policy import PolicyName, SchedulerConfig
 
     shared = {field.name for field in fields(SchedulerConfig)} & set(RuntimeOptions.__struct_fields__)
     same = {name: getattr(options, name) for name in shared - {"policy", "overlap"}}
+    same["radix_cache"] = options.radix_cache and not both_ways
     return SchedulerConfig(
         max_step_tokens=options.chunk_size,
         max_step_logits=max(MOST_LOGITS, options.max_running),
@@ -218,6 +223,7 @@ def _scheduler_config(options: RuntimeOptions, *, overlap: bool) -> "SchedulerCo
         least_ahead=0 if options.model == ORACLE else LEAST_AHEAD,
         check_every_step=options.debug.check_every_step,
         overlap=overlap,
+        whole_texts=both_ways,
         **same,
     )
 

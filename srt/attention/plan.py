@@ -16,6 +16,8 @@ decreases: hi is at most a before the picture, b in it and more after it; lo in 
 not decrease, at least that of the previous row, which is below a, and at most that of the next row. So the first row of
 a tile has the lowest lo and the last row the highest hi, with pictures and without.
 
+In a text that is seen both ways (`BothWays`) a row sees [pos − size + 1, pos + size). Neither end decreases.
+
 A row in two items has two partial results, merged by log-sum-exp; a row with one part is written directly. Rows of an
 item may belong to several sequences that share its keys (`find_sharing`), so tree attention is only a way of cutting.
 The arrays are numpy on the host. A backend copies them to its device.
@@ -48,8 +50,18 @@ class Chunk:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class BothWays:
+    """Attention within a text that one step computes whole: a row sees those before it and those after it.
+
+    `size`: so many positions on either side, its own included; None: all.
+    """
+
+    size: int | None = None
+
+
 # A row sees this many positions, its own included, or those of its chunk; None: all before it.
-Window = int | Chunk | None
+Window = int | Chunk | BothWays | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +268,11 @@ def visible_intervals(batch: Batch, window: Window) -> tuple[Int32, Int32, Int32
     first_row = ends - query
     position = np.arange(batch.rows, dtype=np.int32) + np.repeat(batch.prefix_lengths - first_row, query)
     row_lo = _first_visible(position, window)
+    if isinstance(window, BothWays):
+        assert not batch.prefix_lengths.any(), "a text that is seen both ways runs whole"
+        lengths = np.repeat(query, query)
+        row_hi = lengths if window.size is None else np.minimum(position + window.size, lengths)
+        return row_lo, row_hi, first_row
     row_hi = position + 1
     for index, spans in enumerate(batch.spans):
         before, count = int(batch.prefix_lengths[index]), int(query[index])
@@ -268,15 +285,14 @@ def visible_intervals(batch: Batch, window: Window) -> tuple[Int32, Int32, Int32
 
 
 def _first_visible(position: Int32, window: Window) -> Int32:
-    match window:
-        case None:
-            return np.zeros_like(position)
-        case Chunk(size):
-            assert size >= 1, "a row sees at least its own key"
-            return position // size * size
-        case size:
-            assert size >= 1, "a row sees at least its own key"
-            return np.maximum(position - (size - 1), 0)
+    if isinstance(window, Chunk):
+        assert window.size >= 1, "a row sees at least its own key"
+        return position // window.size * window.size
+    size = window.size if isinstance(window, BothWays) else window
+    if size is None:
+        return np.zeros_like(position)
+    assert size >= 1, "a row sees at least its own key"
+    return np.maximum(position - (size - 1), 0)
 
 
 def _cut(lengths: Int32, size: Int32 | int) -> tuple[Int32, Int32]:

@@ -34,7 +34,8 @@ class VectorConfig:
         labels: of a classifier, whose logits the vector is then; 0: the vector is an embedding.
         yes_first: of two labels the first means "relevant" in the checkpoint; in vectors it is always the second.
         answers: the tokens of "yes" and "no" where the model ranks by its next token.
-        generates: it has an output head.
+        both_ways: tokens see those after them, so a text runs whole, and nothing of it is cached.
+        generates: it has an output head, and tokens see those before them only.
         refused: why texts get no vectors, as a clause; "" if they do.
     """
 
@@ -45,6 +46,7 @@ class VectorConfig:
     labels: int = 0
     yes_first: bool = False
     answers: tuple[int, int] | None = None
+    both_ways: bool = False
     generates: bool = True
     refused: str = ""
 

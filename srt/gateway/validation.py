@@ -256,8 +256,9 @@ class RequestValidator:
     def _check_generates(self) -> None:
         if not self._vectors.generates:
             call = "ul.rerank(query, texts)" if self._vectors.labels else "ul.embed(texts)"
+            why = "sees texts both ways" if self._vectors.both_ways else "has no output head"
             raise CapabilityError(
-                f"{self._tokenizer.name} has no output head and generates no text; write {call}, or load another model"
+                f"{self._tokenizer.name} {why} and generates no text; write {call}, or load another model"
             )
 
     def create_cache(
@@ -265,6 +266,7 @@ class RequestValidator:
     ) -> CacheCall:
         """Checks and tokenizes a CreateCache. `find`: see CacheCall. Raises an UmbelError."""
         self.check_cache(request)
+        self._check_caches()
         self._check(request.id, request.origin, request.prompt)
         if request.minimum < 1:
             raise ParameterError(f"minimum={request.minimum} is no number of tokens; write 1 or more")
@@ -282,6 +284,10 @@ class RequestValidator:
         call.marked = MarkedPrompt(salt, (PromptMark(length, 0, request.ttl),), request.name, request.record)
         return call
 
+    def _check_caches(self) -> None:
+        if self._vectors.both_ways:
+            raise CapabilityError(f"{self._tokenizer.name} sees texts both ways, so no prefix of one can be kept")
+
     def check_cache(self, request: CacheRequest) -> None:
         """Checks salt, name and TTL. Raises ParameterError."""
         self._check(request.id, request.origin, ())
@@ -293,6 +299,7 @@ class RequestValidator:
 
     def hint(self, hint: Hint) -> EnginePrefill:
         """Checks and tokenizes a hint. Raises an UmbelError when the prefix can never be used."""
+        self._check_caches()
         self._check(hint.id, hint.origin, hint.prompt)
         self.check_least(hint)
         if hint.pin is not None and not 0 < hint.pin <= self._limits.longest_pin:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..attention.backend import AttentionGeometry
-from ..attention.plan import Chunk, Window
+from ..attention.plan import BothWays, Chunk, Window
 from ..cache.kv_pool import KVGeometry, LayerKV
 from ..cache.state_pool import StateGeometry
 from ..layers.checkpoint import ONES, LinearTensors
@@ -240,6 +240,11 @@ class DecoderConfig:
         """Window classes, each once, in the order of the layers."""
         return tuple(dict.fromkeys(layer.window for layer in self.layers if layer.attends))
 
+    @property
+    def both_ways(self) -> bool:
+        """Returns whether tokens see those after them, so that texts run whole and no prefix can be shared."""
+        return any(isinstance(layer.window, BothWays) for layer in self.layers)
+
     @staticmethod
     def layer_prefix(index: int) -> str:
         """Returns the beginning of the names of a layer's tensors in the checkpoint."""
@@ -279,18 +284,19 @@ class DecoderConfig:
     def _reach(self) -> int:
         """The tokens that a row sees in layers with a window; 0: they cannot have a pool of their own.
 
-        They cannot where other layers read their keys, or next to recurrent states.
+        They cannot where other layers read their keys, next to recurrent states, or where texts are seen both ways.
         """
         attending = [layer for layer in self.layers if layer.attends]
         windows = [layer.window for layer in attending if layer.window is not None]
-        reach = max((window.size if isinstance(window, Chunk) else window for window in windows), default=0)
+        reach = max((_reach_of(window) for window in windows), default=0)
         apart = all(
             (layer.window is None) == (self.layers[layer.keys_of].window is None)
             for layer in attending
             if layer.keys_of is not None
         )
         recurrent = any(layer.recurrent is not None for layer in self.layers)
-        return reach if apart and not recurrent and reach < self.context_length else 0
+        alone = apart and not recurrent and not self.both_ways
+        return reach if alone and reach < self.context_length else 0
 
     def _window_share(self, reach: int) -> float:
         """Returns the number of window slots for each slot: for two windows in each sequence of a usual length.
@@ -539,3 +545,8 @@ def is_unused(config: DecoderConfig, name: str) -> bool:
     first = len(config.layers)
     after = (f"model.layers.{index}." for index in range(first, first + config.layers_after))
     return (config.tied and name == HEAD) or name.startswith((*after, *left))
+
+
+def _reach_of(window: int | Chunk | BothWays) -> int:
+    """Returns the most tokens before a row, its own included, that it sees; 0 for all."""
+    return window if isinstance(window, int) else window.size or 0

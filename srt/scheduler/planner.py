@@ -52,7 +52,7 @@ class Planner:
             self._leaving = sum(not request.goes_on for request in paused)
         running.sort(key=lambda request: request.rank)
         self._kv.begin_step()
-        plan = self.current = StepPlan(None, self._config.max_step_logits)
+        plan = self.current = StepPlan(None, self._config.max_step_logits, self._config.whole_texts)
         for request in running:
             if request.phase is Phase.RUNNING and request.decoding:
                 self._plan_next_row(request)

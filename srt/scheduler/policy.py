@@ -55,6 +55,7 @@ class SchedulerConfig:
             are finished in later steps.
         snapshot_stride: tokens of a long prompt between two snapshots of recurrent states, at least.
         snapshot_gap: tokens that are computed again rather than saved by one more snapshot.
+        whole_texts: all rows of a text run in one step, which then may exceed max_step_tokens by less than one text.
         overlap: a step is planned while the previous one runs (step.py); the runner is a batch.AsyncRunner.
         check_every_step: verify pool and tree after every step (tests; costs time in the size of the pool).
     """
@@ -71,6 +72,7 @@ class SchedulerConfig:
     salt_share: float = 1.0
     max_wait: float = 10.0
     headroom: int = 8
+    whole_texts: bool = False
     partial_logits: bool = True
     jump_forward: bool = True
     constraint_fuel: int = 250

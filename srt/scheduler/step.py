@@ -99,10 +99,12 @@ class StepPlan:
     """Collects the rows of one step; the planner fills it, then `build` makes the frozen Batch.
 
     `rows_left`: rows that prompts may still take; None: no limit. `logits_left`: logit rows that are still free.
+    `whole_texts`: all rows of a text run together.
     """
 
     rows_left: int | None
     logits_left: int
+    whole_texts: bool = False
     planned: list[PlannedRows] = field(default_factory=list)
     logit_rows: int = 0
     hidden_rows: int = 0
@@ -120,6 +122,8 @@ class StepPlan:
         step exceeds its limit by less than one picture, and the plan is full then. Rows that need logits come after all
         pictures, except for the last row of a picture.
         """
+        if self.whole_texts:
+            return last  # as with such a picture
         end = last
         if self.rows_left is not None:
             end = min(end, request.computed + self.rows_left)

@@ -56,10 +56,9 @@ def read_vectors(config: Config, text: Config, documents: Documents, names: Coll
         labels = _labels(config)
         return VectorConfig(labels, normalized=False, labels=labels, yes_first=_yes_first(config), generates=False)
     headless = text.get("tie_word_embeddings") is False and not any(name.endswith("lm_head.weight") for name in names)
-    vectors = VectorConfig(hidden, generates=not (headless and names))
+    both_ways = text.get("use_bidirectional_attention") is True
+    vectors = VectorConfig(hidden, both_ways=both_ways, generates=not (both_ways or (headless and names)))
     try:
-        if text.get("use_bidirectional_attention"):
-            raise ModelError("its tokens see those after them (use_bidirectional_attention)")
         return _with_modules(vectors, documents)
     except ModelError as error:
         return replace(vectors, refused=str(error))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ....lang.errors import ParameterError
 from ...attention.backend import AttentionCounters, AttentionGeometry
-from ...attention.plan import AttentionPlan, Chunk, Cut, Window, generated_apart, visible_intervals
+from ...attention.plan import AttentionPlan, BothWays, Chunk, Cut, Window, generated_apart, visible_intervals
 from ...cache.kv_pool import KVPool
 from ...core.batch import Batch
 from .library import load_library
@@ -149,7 +149,7 @@ class _BatchArrays:
         """Plans for one class of windows; the team of threads, not `cut`, says how many workers there are."""
         # The planner knows rows that see all before them, and windows that slide. Other intervals are computed here.
         low = high = None
-        if any(self.apart.spans) or isinstance(window, Chunk):
+        if any(self.apart.spans) or isinstance(window, Chunk | BothWays):
             low, high, _ = visible_intervals(self.apart, window)
         request = _PlanRequest(
             len(self.apart.query_lengths),

@@ -1,8 +1,12 @@
-"""Gemma 3's text decoder: norms after attention and MLP too, and two kinds of layers with their own frequencies."""
+"""Gemma 3's text decoder: norms after attention and MLP too, and two kinds of layers with their own frequencies.
+
+EmbeddingGemma has the same layers, whose rows see those after them, too. There the stated window is that of both sides.
+"""
 
 from dataclasses import replace
 
 from ....lang.errors import ModelError
+from ...attention.plan import BothWays, Window
 from ...layers.config_values import Config, flag, positive_int, positive_number
 from ..decoder_config import DecoderConfig, LayerConfig
 from ..read_fields import FULL, SLIDING, layer_count, listed_kinds, read_rope_by_layer_type, read_windows
@@ -10,8 +14,6 @@ from .gemma import NORMS, read_cap, read_common
 
 
 def read(config: Config) -> DecoderConfig:
-    if flag(config, "use_bidirectional_attention", False):
-        raise ModelError("use_bidirectional_attention=true makes an encoder; load a text-generating Gemma 3")
     if config.get("attn_logit_softcapping"):
         raise ModelError("attn_logit_softcapping: Gemma 3 has none (Gemma 2 had); write null")
     return replace(
@@ -29,5 +31,8 @@ def _layers(config: Config) -> tuple[LayerConfig, ...]:
     if kinds is None:
         pattern = positive_int(config, "sliding_window_pattern", 6)
         kinds = [FULL if (index + 1) % pattern == 0 else SLIDING for index in range(layer_count(config))]
-    windows, ropes = read_windows(config, kinds), read_rope_by_layer_type(config)
+    windows: list[Window] = list(read_windows(config, kinds))
+    ropes = read_rope_by_layer_type(config)
+    if flag(config, "use_bidirectional_attention", False):
+        windows = [BothWays(window // 2 + 1 if isinstance(window, int) else None) for window in windows]
     return tuple(LayerConfig(window, ropes[kind]) for window, kind in zip(windows, kinds, strict=True))

@@ -111,6 +111,8 @@ def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, devic
     model = read_config(config)
     if model.streams is not None:
         return f"they have no {PARALLEL_STREAMS}"
+    if model.both_ways:
+        return "their rows see those before them only"
     geometry = model.attention_geometry
     try:
         parts.attention(

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from hypothesis import strategies
 from umbel.srt.attention.backend import AttentionGeometry
-from umbel.srt.attention.plan import Chunk, Window
+from umbel.srt.attention.plan import BothWays, Chunk, Window
 from umbel.srt.cache.kv_pool import KVGeometry, KVPool, LayerKV
 from umbel.srt.core.batch import DUMMY_SLOT, Batch
 
@@ -158,7 +158,9 @@ def seen(batch: Batch, window: Window) -> Iterator[np.ndarray]:
         for position in range(prefix, prefix + count):
             positions = np.arange(len(batch.slots[index]))
             visible = positions <= position
-            if isinstance(window, Chunk):
+            if isinstance(window, BothWays):
+                visible = np.abs(positions - position) < (window.size or len(positions))
+            elif isinstance(window, Chunk):
                 visible &= positions // window.size == position // window.size
             elif window is not None:
                 visible &= positions > position - window

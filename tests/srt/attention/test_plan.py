@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.srt.attention.plan import MERGE_KEYS, AttentionPlan, Cut, SharedRun, find_sharing, make_plan
+from umbel.srt.attention.plan import (
+    MERGE_KEYS,
+    AttentionPlan,
+    BothWays,
+    Cut,
+    SharedRun,
+    Window,
+    find_sharing,
+    make_plan,
+)
 from umbel.srt.core.batch import Batch
 
 from ..engine_harness import VOCABULARY, Engine
@@ -28,7 +37,7 @@ def seen_by_items(plan: AttentionPlan) -> list[list[tuple[int, int]]]:
     return found
 
 
-def seen_by_definition(batch: Batch, window: int | None) -> list[list[tuple[int, int]]]:
+def seen_by_definition(batch: Batch, window: Window) -> list[list[tuple[int, int]]]:
     owners = np.repeat(np.arange(len(batch.slots)), batch.query_lengths)
     return [
         [(position, int(batch.slots[owner][position])) for position in positions.tolist()]
@@ -51,6 +60,16 @@ cuts = st.builds(
 def test_items_show_each_row_each_visible_key_once(batch: Batch, window: int | None, cut: Cut) -> None:
     plan = make_plan(batch, window, cut)
     assert [sorted(row) for row in seen_by_items(plan)] == seen_by_definition(batch, window)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.builds(BothWays, windows), cuts)
+def test_a_text_that_is_seen_both_ways_is_whole(lengths: list[int], window: BothWays, cut: Cut) -> None:
+    batch, _ = make_batch([Sequence(0, length) for length in lengths], seed=1)
+    assert [sorted(row) for row in seen_by_items(make_plan(batch, window, cut))] == seen_by_definition(batch, window)
+    later, _ = make_batch([Sequence(3, 2)], seed=1)
+    with pytest.raises(AssertionError, match="runs whole"):
+        make_plan(later, window, cut)
 
 
 @settings(max_examples=200, deadline=None)

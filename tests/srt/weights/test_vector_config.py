@@ -107,9 +107,9 @@ def test_what_is_not_computed_is_refused_by_its_name(documents: Files, reason: s
     assert (vectors.ranks, vectors.info.dimensions) == (False, 0)
 
 
-def test_tokens_that_see_those_after_them_are_refused() -> None:
+def test_a_model_whose_tokens_see_those_after_them_generates_nothing() -> None:
     config = {**TEXT, "use_bidirectional_attention": True}
-    assert "use_bidirectional_attention" in read_vectors(config, config, Files(None), ()).refused
+    assert read_vectors(config, config, Files(None), ()) == VectorConfig(64, both_ways=True, generates=False)
 
 
 @settings(max_examples=60)

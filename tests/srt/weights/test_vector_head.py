@@ -10,12 +10,12 @@ import torch
 import umbel as ul
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, processors
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
-from umbel.lang.prompt import Generated
-from umbel.lang.protocol import EmbedRequest, GenRequest, floats_of
+from transformers import AutoModelForSequenceClassification, Gemma3TextConfig, Gemma3TextModel, PreTrainedModel
+from umbel.lang.prompt import Generated, Text
+from umbel.lang.protocol import CreateCache, EmbedRequest, GenRequest, floats_of
 from umbel.srt.in_process import LocalBackend
 
-from .tiny import BY_NAME, write_folder
+from .tiny import BY_NAME, SIZES, gemma_like, write_folder
 
 QWEN = BY_NAME["qwen3"]
 BOS, EOS = (QWEN.tokenizer().token_to_id(name) for name in ("<s>", "</s>"))
@@ -109,6 +109,84 @@ def test_means_and_dense_maps_are_those_of_the_checkpoint(tmp_path: Path) -> Non
     backend = LocalBackend(model=str(folder), **EXACT)
     for _ in range(2):  # the second time all keys are cached
         assert close(ul.embed(TEXTS, backend=backend), expected)
+
+
+WINDOW = 8  # of both sides: a row sees four tokens on either
+LONG = "a longer text about another thing entirely, in which windows are shorter than the text"
+
+
+def embedding_gemma(folder: Path) -> Gemma3TextModel:
+    """EmbeddingGemma as it is published: the bare model, seen both ways, a mean and two maps."""
+    torch.manual_seed(5)
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    sizes = {
+        **SIZES,
+        "tie_word_embeddings": True,
+        "num_hidden_layers": 3,
+        "layer_types": kinds,
+        "sliding_window": WINDOW,
+    }
+    made = Gemma3TextConfig(
+        vocab_size=gemma_like().get_vocab_size(),
+        use_bidirectional_attention=True,
+        attn_implementation="eager",
+        **{**sizes, "pad_token_id": 0},
+    )
+    model = Gemma3TextModel(made).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter).mul(0.2).bfloat16().float())
+    folder.mkdir()
+    save_file(
+        {name: value.bfloat16() for name, value in model.state_dict().items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    config = {**made.to_dict(), "architectures": ["Gemma3TextModel"], "torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(config, default=str))
+    (folder / "tokenizer.json").write_text(gemma_like().to_str())
+    (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
+    identity = "torch.nn.modules.linear.Identity"
+    listed = [("", "Transformer"), ("1_P", "Pooling"), ("2_D", "Dense"), ("3_D", "Dense"), ("", "Normalize")]
+    (folder / "modules.json").write_text(
+        json.dumps([{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in listed])
+    )
+    configs = {"1_P": {"pooling_mode_mean_tokens": True}}
+    for path, inputs, outputs in (("2_D", 64, 96), ("3_D", 96, 64)):
+        configs[path] = {"in_features": inputs, "out_features": outputs, "bias": False, "activation_function": identity}
+    for path, config in configs.items():
+        (folder / path).mkdir()
+        (folder / path / "config.json").write_text(json.dumps(config))
+        if "in_features" in config:
+            weight = torch.randn(config["out_features"], config["in_features"]) / 8
+            save_file({"linear.weight": weight}, folder / path / "model.safetensors")
+    return model
+
+
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+def test_texts_that_are_seen_both_ways_run_whole_and_are_never_cached(tmp_path: Path, kernels: str) -> None:
+    folder = tmp_path / "embeddinggemma"
+    model = embedding_gemma(folder)
+    maps = [load_file(folder / path / "model.safetensors")["linear.weight"] for path in ("2_D", "3_D")]
+    texts = [*TEXTS, LONG]
+    expected = []
+    for text in texts:
+        ids = gemma_like().encode(text).ids
+        with torch.no_grad():
+            pooled = model(input_ids=torch.tensor([ids])).last_hidden_state[0].mean(0)
+        expected.append(torch.nn.functional.normalize(maps[1] @ (maps[0] @ pooled), dim=0))
+    assert len(ids) > 4 * WINDOW
+    backend = LocalBackend(model=str(folder), kernels=kernels, **EXACT)
+    for _ in range(2):
+        assert close(ul.embed(texts, backend=backend), expected)
+    assert close(ul.embed([LONG], backend=backend), expected[-1:])
+    counters = backend.engine.scheduler.counters
+    assert counters["cached_tokens"] == counters["retractions"] == 0
+    with pytest.raises(ul.CapabilityError, match="sees texts both ways and generates no text"):
+        asyncio.run(_generated(backend))
+    kept = CreateCache("c", "name", (Text(LONG),), ttl=60.0, minimum=1)
+    with pytest.raises(ul.CapabilityError, match="no prefix of one can be kept"):
+        asyncio.run(backend.caches(kept))
 
 
 @pytest.mark.parametrize("labels", [1, 2])
