@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
@@ -195,8 +196,8 @@ def memory_of(model: Any, without: tuple[type, ...] = ()) -> int:
     left: list[Any] = [model]
     while left:
         part = left.pop()
-        if id(part) in seen or isinstance(part, (str, bytes, int, float, type, Checkpoint, *without)):
-            continue  # a checkpoint refers to files, not to what the model keeps of them
+        if id(part) in seen or isinstance(part, (str, bytes, int, float, type, ModuleType, Checkpoint, *without)):
+            continue  # a checkpoint refers to files, not to what the model keeps of them; kernels may be a module
         seen.add(id(part))
         if isinstance(part, torch.Tensor) and part.is_mkldnn:  # laid out for oneDNN: no pointer to its memory
             sizes[id(part)] = part.numel() * part.element_size()

@@ -1,4 +1,4 @@
-"""Mixture of experts as Mixtral 8x7B and Qwen 3 30B A3B launch it."""
+"""Mixture of experts as Mixtral 8x7B and Qwen 3 30B A3B launch it, and packed as gpt-oss 20B and Qwen 3 do."""
 
 from dataclasses import replace
 
@@ -6,6 +6,8 @@ import torch
 from umbel.srt.kernels.triton.jit import block_of
 from umbel.srt.kernels.triton.linear import SILU, depth_for
 from umbel.srt.kernels.triton.moe import (
+    CODE_TILES,
+    CODE_WARPS,
     DECODE_TILES,
     DOWN_ROWS,
     DOWN_WARPS,
@@ -15,6 +17,7 @@ from umbel.srt.kernels.triton.moe import (
     PREFILL_TILES,
     MoeTiles,
     arrange_pairs,
+    code_cut,
     combine_pairs,
     down_blocks,
     down_tokens,
@@ -22,11 +25,20 @@ from umbel.srt.kernels.triton.moe import (
     gate_up_pairs,
     route_tokens,
 )
+from umbel.srt.kernels.triton.quantized import BYTES, FLOAT4, NIBBLES, TABLE
 
 from .variants import Variant
 
 _MODELS = {"8x7B": (8, 2, 4096, 14336), "30B": (128, 8, 2048, 768)}  # experts, of a token, hidden, width
 _CUTS = {"decode": DECODE_TILES, "middle": MIDDLE_TILES, "prefill": PREFILL_TILES}
+_FLOATS = {"scales": None, "zeros": None, "table": None, "CODES": None, "GROUPS": 1, "ZEROS": False}
+# Name → choices, hidden, width, type of codes, kind, inputs of a group, zeros, type of scales.
+_PACKED = {
+    "mxfp4": (4, 2880, 2880, "*u8", FLOAT4.value, 32, False, "*u8"),
+    "int4": (8, 2048, 768, "*u8", NIBBLES.value, 128, True, "*fp16"),
+    "fp8": (8, 2048, 768, "*fp8e4nv", BYTES.value, 128, False, "*fp32"),
+    "nf4": (8, 2048, 768, "*u8", TABLE.value, 64, False, "*fp32"),
+}
 
 
 def moe_variants() -> list[Variant]:
@@ -36,6 +48,10 @@ def moe_variants() -> list[Variant]:
         found += [_gate_up_few(model, hidden, width), _down_few(model, top_k, hidden, width)]
         for cut, tiles in _CUTS.items():
             found += [_gate_up(f"{model} {cut}", tiles, hidden, width), _down(f"{model} {cut}", tiles, hidden, width)]
+    for name in _PACKED:
+        found += [_packed_few_gate_up(name), _packed_few_down(name)]
+        for cut, tiles in zip(_CUTS, CODE_TILES, strict=True):
+            found += [_packed_gate_up(name, cut, tiles), _packed_down(name, cut, tiles)]
     return [replace(variant, fused=False) for variant in found]
 
 
@@ -102,7 +118,7 @@ def _down(name: str, tiles: MoeTiles, hidden: int, width: int) -> Variant:
             **dict.fromkeys(("rows", "owners", "filled"), "*i32"),
             "pairs": "i32",
         },
-        constants={"WIDTH": width, "HIDDEN": hidden, "bias": None, **_cut(tiles, 2 * tiles.columns)},
+        constants={**_out(hidden, width), **_cut(tiles, 2 * tiles.columns)},
         warps=tiles.warps,
         stages=tiles.stages,
         products=True,
@@ -124,6 +140,7 @@ def _gate_up_few(name: str, hidden: int, width: int) -> Variant:
             **_into(hidden, width),
             "BLOCK_N": GATES,
             "BLOCK_K": depth_for(hidden, torch.bfloat16, GATE_WARPS),
+            "SUB": 1,
             "PDL": True,
         },
         warps=GATE_WARPS,
@@ -138,13 +155,12 @@ def _down_few(name: str, top_k: int, hidden: int, width: int) -> Variant:
         kernel=down_tokens,
         arguments={**dict.fromkeys(("middle", "weight", "out"), "*bf16"), "shares": "*fp32", "experts": "*i32"},
         constants={
-            "WIDTH": width,
-            "HIDDEN": hidden,
-            "bias": None,
+            **_out(hidden, width),
             "TOP_K": top_k,
             "CHOICES": choices,
             "BLOCK_N": max(DOWN_ROWS // choices, 1),
             "BLOCK_K": depth_for(width, torch.bfloat16, 1),
+            "SUB": 1,
             "PDL": True,
         },
         warps=DOWN_WARPS,
@@ -160,7 +176,12 @@ def _into(hidden: int, width: int) -> dict[str, object]:
         "LIMIT": None,
         "ALPHA": 0.0,
         "bias": None,
+        **_FLOATS,
     }
+
+
+def _out(hidden: int, width: int) -> dict[str, object]:
+    return {"WIDTH": width, "HIDDEN": hidden, "bias": None, **_FLOATS}
 
 
 def _cut(tiles: MoeTiles, columns: int) -> dict[str, object]:
@@ -170,4 +191,48 @@ def _cut(tiles: MoeTiles, columns: int) -> dict[str, object]:
         "BLOCK_N": columns,
         "BLOCK_K": tiles.depth,
         "GROUP": tiles.group,
+        "SUB": 1,
     }
+
+
+def _packed(dense: Variant, name: str, inputs: int, depth: int) -> Variant:
+    """Returns the variant of packed experts. depth: inputs at a time."""
+    _, _, _, codes, kind, group, zeros, scales = _PACKED[name]
+    pointers = {"weight": codes, "scales": scales, "zeros": "*i8" if zeros else scales, "table": "*fp32"}
+    form = {"CODES": kind, "GROUPS": inputs // group, "ZEROS": zeros, "SUB": min(depth, group), "BLOCK_K": depth}
+    constants = {key: value for key, value in dense.constants.items() if key not in pointers}
+    if name == "mxfp4":  # gpt-oss
+        pointers["bias"] = "*bf16"
+        constants = {key: value for key, value in constants.items() if key != "bias"}
+        constants |= {"LIMIT": 7.0, "ALPHA": 1.702} if "LIMIT" in constants else {}
+    return replace(
+        dense,
+        name=f"packed {dense.name}",
+        arguments={**dense.arguments, **pointers},
+        constants={**constants, **form},
+        gathers=False,  # of weights: they are widened in registers
+    )
+
+
+def _packed_gate_up(name: str, cut: str, tiles: MoeTiles) -> Variant:
+    _, hidden, width, *_ = _PACKED[name]
+    return _packed(_gate_up(f"{name} {cut}", tiles, hidden, width), name, hidden, tiles.depth)
+
+
+def _packed_down(name: str, cut: str, tiles: MoeTiles) -> Variant:
+    _, hidden, width, *_ = _PACKED[name]
+    return _packed(_down(f"{name} {cut}", tiles, hidden, width), name, width, tiles.depth)
+
+
+def _packed_few_gate_up(name: str) -> Variant:
+    _, hidden, width, *_ = _PACKED[name]
+    cut, dense = code_cut(2, hidden), _gate_up_few(name, hidden, width)
+    dense = replace(dense, constants={**dense.constants, "BLOCK_N": cut.columns}, warps=CODE_WARPS)
+    return _packed(dense, name, hidden, cut.depth)
+
+
+def _packed_few_down(name: str) -> Variant:
+    choices, hidden, width, *_ = _PACKED[name]
+    cut, dense = code_cut(choices, width), _down_few(name, choices, hidden, width)
+    dense = replace(dense, constants={**dense.constants, "BLOCK_N": cut.columns}, warps=CODE_WARPS)
+    return _packed(dense, name, width, cut.depth)

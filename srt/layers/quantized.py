@@ -25,6 +25,7 @@ from torch.nn import functional
 from .checkpoint import Checkpoint, LinearTensors, Tensors
 
 PIECE = 1 << 22  # weights that are dequantised at a time: 16 MiB of float32
+_UNIT = 32  # least inputs of a group in a tile
 
 
 class Codes(Enum):
@@ -64,7 +65,7 @@ class QuantizedTensor:
 
     Attributes:
         codes: uint8 [outputs, inputs / 2] for kinds of 4 bits; int8 or float8_e4m3fn [outputs, inputs].
-        scales: floats [outputs, groups].
+        scales: floats [outputs, groups]; float8_e8m0fnu where all are powers of two (MXFP4).
         zeros: int8 [outputs, groups]; None: zero.
         permutation: int64 [inputs]; None: inputs are in order.
     """
@@ -82,6 +83,18 @@ class QuantizedTensor:
     @property
     def group_size(self) -> int:
         return self.shape[1] // self.scales.shape[1]
+
+    @property
+    def fits_tiles(self) -> bool:
+        """Returns whether a group is a power of two of at least 32 inputs, or all inputs: kernels multiply tiles."""
+        size, inputs = self.group_size, self.shape[1]
+        whole = size == inputs or (size >= _UNIT and size & (size - 1) == 0)
+        return whole and inputs % _UNIT == 0
+
+    def part(self, first: int, end: int) -> "QuantizedTensor":
+        """Returns outputs [first, end), in the same memory."""
+        zeros = None if self.zeros is None else self.zeros[first:end]
+        return replace(self, codes=self.codes[first:end], scales=self.scales[first:end], zeros=zeros)
 
     def rows(self, first: int, end: int) -> torch.Tensor:
         """Dequantises outputs [first, end) → float32 [end − first, inputs], in the order of the codes."""
@@ -167,6 +180,56 @@ def stacked(parts: Sequence[QuantizedTensor]) -> QuantizedTensor:
     )
 
 
+class QuantizedStack:
+    """Stacks matrices of one layout along their outputs as they are read: at most one of them is in memory twice.
+
+    Args:
+        outputs: of all matrices together.
+    """
+
+    def __init__(self, outputs: int, device: torch.device) -> None:
+        self._outputs = outputs
+        self._device = device
+        self._stack: QuantizedTensor | None = None
+        self._filled = 0
+
+    @property
+    def matrix(self) -> QuantizedTensor:
+        """The stack, [outputs, inputs], when all its matrices are there."""
+        assert self._stack is not None, "it has matrices"
+        assert self._filled == self._outputs, "it has all of them"
+        return self._stack
+
+    def add(self, matrix: QuantizedTensor) -> bool:
+        """Copies a matrix below those before.
+
+        Returns False if it cannot: the matrix has another layout, permuted inputs, or groups that do not fit tiles.
+        """
+        if matrix.permutation is not None or not matrix.fits_tiles:
+            return False
+        if self._stack is None:
+            self._stack = self._room_for(matrix)
+        stack, rows = self._stack, slice(self._filled, self._filled + len(matrix.codes))
+        if replace(matrix, zeros=None)._layout() != replace(stack, zeros=None)._layout():
+            return False
+        stack.codes.view(torch.uint8)[rows] = matrix.codes.view(torch.uint8).to(self._device)
+        stack.scales[rows] = matrix.scales.to(self._device)
+        if matrix.zeros is not None:
+            zeros = stack.zeros
+            if zeros is None:  # those before have none, which is the same as zeros of 0
+                zeros = torch.zeros(stack.scales.shape, dtype=torch.int8, device=self._device)
+                self._stack = replace(stack, zeros=zeros)
+            zeros[rows] = matrix.zeros.to(self._device)
+        self._filled = rows.stop
+        return True
+
+    def _room_for(self, matrix: QuantizedTensor) -> QuantizedTensor:
+        def empty(tensor: torch.Tensor) -> torch.Tensor:
+            return torch.empty((self._outputs, tensor.shape[1]), dtype=tensor.dtype, device=self._device)
+
+        return QuantizedTensor(matrix.kind, empty(matrix.codes), empty(matrix.scales))
+
+
 def _joined(codes: Sequence[torch.Tensor]) -> torch.Tensor:
     kind = codes[0].dtype
     return torch.cat([part.view(torch.uint8) for part in codes]).view(kind)  # torch.cat lacks float8 on some devices
@@ -237,6 +300,7 @@ class QuantizedMethod:
 
     name = "packed"
     rounds_vocabulary = False  # embedding and head are kept in 8 bits
+    keeps_stacks = True  # experts stay packed where all matrices of a layer have one layout
 
     def create(self, sources: Sequence[torch.Tensor]) -> QuantizedWeight:
         return (torch.cat(list(sources)),)
@@ -252,6 +316,8 @@ class QuantizedMethod:
             last = parts[-1] if parts else None
             if isinstance(part, QuantizedTensor) and isinstance(last, QuantizedTensor) and part.stacks_on(last):
                 parts[-1] = stacked([last, part])
+            elif isinstance(part, torch.Tensor) and isinstance(last, torch.Tensor):
+                parts[-1] = torch.cat([last, part])
             else:
                 parts.append(part)
         return tuple(parts)
@@ -282,6 +348,11 @@ def take_quantized(checkpoint: Checkpoint, name: str, *shape: int) -> QuantizedT
 def is_quantized(tensors: Tensors) -> bool:
     """Returns whether a checkpoint has packed matrices."""
     return isinstance(tensors, QuantizedSource) and bool(tensors.quantized_names)
+
+
+def is_stacked(tensors: Tensors) -> bool:
+    """Returns whether a checkpoint packs stacks of experts."""
+    return isinstance(tensors, QuantizedStacks) and bool(tensors.stacked_names)
 
 
 def multiply(weight: QuantizedTensor, x: torch.Tensor) -> torch.Tensor:

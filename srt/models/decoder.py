@@ -252,6 +252,7 @@ class TorchLayer:
                 hidden=config.hidden_size,
                 activation=config.activation,
                 kernels=expert_kernels(weights.device),
+                method=method,
             )
         self._before_attention = norm(tensors.before_attention) if layer.mixes else None
         self._after_attention = norm(tensors.after_attention) if layer.mixes else None

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from ..layers.checkpoint import Checkpoint, LinearTensors
-from ..layers.quantized import QuantizedStacks, QuantizedTensor
+from ..layers.quantized import QuantizedSource, QuantizedStack, QuantizedStacks, QuantizedTensor, take_quantized
 from .decoder_config import ExpertsConfig, ProjectionNames
 
 
@@ -107,6 +107,39 @@ class ExpertTensors:
         downs = self._stack("down_proj", self._hidden, self._config.width)
         for gate_up, down in zip(gate_ups, downs, strict=True):
             yield torch.cat([gate_up[::2], gate_up[1::2]]) if names.alternating else gate_up, down
+
+    def packed_stacks(self) -> tuple[QuantizedTensor, QuantizedTensor] | None:
+        """Takes all experts' matrices as the checkpoint packs them, onto the reader's device.
+
+        Returns [E · 2 width, hidden], each expert's gates above its ups, and [E · hidden, width]. None: some are
+        floats, or cannot be stacked (`QuantizedStack.add`).
+        """
+        config, device = self._config, self._weights.device
+        experts = self._packed_one_by_one()
+        if experts is None and (pairs := self.packed_matrices()) is not None:
+            experts = (([gate_up], [down]) for gate_up, down in pairs)
+        if experts is None:
+            return None
+        into = QuantizedStack(config.count * (1 + config.gated) * config.width, device)
+        out = QuantizedStack(config.count * self._hidden, device)
+        for gate_up, down in experts:
+            if not all(map(into.add, gate_up)) or not all(map(out.add, down)):
+                return None
+        return into.matrix, out.matrix
+
+    def _packed_one_by_one(self) -> Iterator[tuple[list[QuantizedTensor], list[QuantizedTensor]]] | None:
+        """Takes each expert's packed matrices, gate and up, and down; None: not all of them are packed one by one."""
+        source = self._weights.tensors
+        maps = [self.maps(expert) for expert in range(self._config.count)]
+        names = {name for pair in maps for tensors in pair for name in tensors.weights}
+        if not isinstance(source, QuantizedSource) or not names <= source.quantized_names:
+            return None
+        return ((self._take_packed(gate_up), self._take_packed(down)) for gate_up, down in maps)
+
+    def _take_packed(self, tensors: LinearTensors) -> list[QuantizedTensor]:
+        pairs = zip(tensors.weights, tensors.widths, strict=True)
+        taken = [take_quantized(self._weights, name, width, tensors.inputs) for name, width in pairs]
+        return [matrix for matrix in taken if matrix is not None]
 
     def packed_matrices(self) -> Iterator[tuple[QuantizedTensor, QuantizedTensor]] | None:
         """Takes each expert's matrices as the checkpoint packs them in stacks, one by one; None: it stores floats."""

@@ -5,14 +5,15 @@
 How the router scores, what the weights multiply and what an expert computes are fields of `ExpertsConfig`.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
 
 from ..kernels.triton import reference
 from ..layers.checkpoint import Checkpoint
-from ..layers.linear import ACTIVATIONS
+from ..layers.linear import ACTIVATIONS, Linear, QuantMethod
+from ..layers.quantized import QuantizedMethod, QuantizedTensor
 from .decoder_config import ExpertsConfig, RouterScore
 from .expert_tensors import ExpertTensors
 
@@ -34,8 +35,8 @@ class ExpertKernels(Protocol):
     def fused_experts(
         self,
         x: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: torch.Tensor | QuantizedTensor,
+        down: torch.Tensor | QuantizedTensor,
         weights: torch.Tensor,
         experts: torch.Tensor,
         *,
@@ -63,6 +64,7 @@ class Experts:
     Args:
         prefix: of the layer's names in the checkpoint, `model.layers.3`.
         activation: one of `linear.ACTIVATIONS`.
+        method: multiplies the shared expert, and says whether experts that the checkpoint packs stay packed.
 
     Raises:
         ModelError: tensors that are missing or have other shapes.
@@ -77,6 +79,7 @@ class Experts:
         hidden: int,
         activation: str,
         kernels: ExpertKernels,
+        method: QuantMethod[Any],  # Any: only the method reads its weights
     ) -> None:
         self._config = config
         self._activation = activation
@@ -86,11 +89,20 @@ class Experts:
         self._biases: tuple[torch.Tensor, torch.Tensor] | None = None
         if tensors.gate_up_bias is not None and tensors.down_bias is not None:
             self._biases = tensors.gate_up_bias, tensors.down_bias
-        self._gate_up = self._router.new_empty((config.count, (1 + config.gated) * config.width, hidden))
-        self._down = self._router.new_empty((config.count, hidden, config.width))
+        packed = tensors.packed_stacks() if isinstance(method, QuantizedMethod) and method.keeps_stacks else None
+        self._gate_up: torch.Tensor | QuantizedTensor
+        self._down: torch.Tensor | QuantizedTensor
+        self._gate_up, self._down = packed or self._floats(tensors, hidden)
+        self._shared = _SharedExpert(tensors, weights, activation, method) if config.shared_width else None
+
+    def _floats(self, tensors: ExpertTensors, hidden: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns gates above ups [E, 2 width, hidden], or ups alone, and downs [E, hidden, width]."""
+        config = self._config
+        gate_ups = self._router.new_empty((config.count, (1 + config.gated) * config.width, hidden))
+        downs = self._router.new_empty((config.count, hidden, config.width))
         for expert, (gate_up, down) in enumerate(tensors.matrices()):  # at most one of them is in memory twice
-            self._gate_up[expert], self._down[expert] = gate_up, down
-        self._shared = _SharedExpert(tensors, weights, activation) if config.shared_width else None
+            gate_ups[expert], downs[expert] = gate_up, down
+        return gate_ups, downs
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[R, hidden] → [R, hidden]"""
@@ -141,20 +153,26 @@ class Experts:
 class _SharedExpert:
     """The MLP that every token uses, times the sigmoid of a gate computed from the token, if it has one."""
 
-    def __init__(self, tensors: ExpertTensors, weights: Checkpoint, activation: str) -> None:
+    def __init__(
+        self,
+        tensors: ExpertTensors,
+        weights: Checkpoint,
+        activation: str,
+        method: QuantMethod[Any],  # Any: as above
+    ) -> None:
         gate_up, down = tensors.shared_maps()
-        self._gate_up = torch.cat(weights.take_weights(gate_up))
-        self._down = weights.take_weights(down)[0]
+        self._gate_up = Linear(method, weights, gate_up)
+        self._down = Linear(method, weights, down)
         self._share = tensors.shared_gate()
         self._activation = ACTIVATIONS[activation]
-        self._gated = len(self._gate_up) == 2 * self._down.shape[1]
+        self._gated = sum(gate_up.widths) == 2 * down.inputs
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        inner = functional.linear(x, self._gate_up)
+        inner = self._gate_up(x)
         if self._gated:
             gate, up = inner.chunk(2, dim=-1)
             inner = self._activation(gate) * up
         else:
             inner = self._activation(inner)
-        mixed = functional.linear(inner, self._down)
+        mixed = self._down(inner)
         return mixed if self._share is None else functional.linear(x, self._share).sigmoid() * mixed

@@ -20,7 +20,7 @@ from ..kernels.cpu.trie_walk import CpuTrieWalk
 from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config
 from ..layers.low_rank import Adapter
-from ..layers.quantized import QuantizedMethod, is_quantized
+from ..layers.quantized import QuantizedMethod, is_quantized, is_stacked
 from ..models.decoder import Model, attention_geometry, build_model
 from ..models.families import is_family, our_names, read_config
 from ..models.read_fields import CONTEXT_LENGTH
@@ -287,7 +287,8 @@ class _Build:
             return None
         if self.weights == "int4":
             return Int4Method()
-        return QuantizedMethod() if self.weights == "auto" and is_quantized(self.tensors) else None
+        packed = is_quantized(self.tensors) or is_stacked(self.tensors)
+        return QuantizedMethod() if self.weights == "auto" and packed else None
 
     @property
     def _recurrent(self) -> bool:

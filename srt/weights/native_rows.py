@@ -36,8 +36,9 @@ def native_rows(weight: QuantizedTensor) -> NativeRows:
     Raises:
         ModelError: a scale is larger than float16 holds.
     """
-    if not bool((weight.scales.abs() <= _LARGEST_SCALE).all()):
-        raise ModelError(f"a scale of {float(weight.scales.abs().max())}: the weights are damaged; download them again")
+    largest = float(weight.scales.float().abs().max())
+    if not largest <= _LARGEST_SCALE:
+        raise ModelError(f"a scale of {largest}: the weights are damaged; download them again")
     whole = weight.group_size % UNIT == 0 and weight.permutation is None
     if weight.kind in (Codes.INT4, Codes.INT8):
         return _integer_rows(weight) if whole else weight.dense()

@@ -91,6 +91,9 @@ class PackedTensors(Mapping[str, torch.Tensor]):
         assert matrix is not None, "its parts are there"
         return matrix.dense()
 
+    def __contains__(self, name: object) -> bool:  # Mapping's own would dequantise the matrix
+        return name in self._parts
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
 
@@ -440,7 +443,8 @@ def _mxfp4_parts(parts: _Parts) -> tuple[torch.Tensor, torch.Tensor]:
 def _mxfp4_expert(name: str, blocks: torch.Tensor, exponents: torch.Tensor) -> QuantizedTensor:
     if bool((exponents == 255).any()):
         raise ModelError(f"tensor {name}_scales has scales that are no numbers; download the model again")
-    return QuantizedTensor(Codes.E2M1, blocks.flatten(1).contiguous(), torch.exp2(exponents.float() - 127))
+    scales = exponents.contiguous().view(torch.float8_e8m0fnu)  # 2 to the power of exponent − 127
+    return QuantizedTensor(Codes.E2M1, blocks.flatten(1).contiguous(), scales)
 
 
 # ------------------------------------------------------------------------------------------ how

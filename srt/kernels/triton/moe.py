@@ -16,9 +16,13 @@ costs; larger ones for prompts. How many blocks there are is known on the device
 have room for the most there can be, and the rest of the programs end at once, so a step can be captured in a graph.
 Nothing is added in an order that changes.
 
+Experts are floats, or codes that stay packed (`layers.quantized`): then a program widens its tile in registers, once
+for all rows of its block, and a pair reads the codes of its expert, and nothing else.
+
 The references are `reference.route` and `reference.fused_experts`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +30,10 @@ import torch
 import triton
 import triton.language as tl
 
+from ...layers.quantized import QuantizedTensor
 from .jit import block_of, jit, multiplied, pdl_options, rounded, wait_for_previous_kernels
 from .linear import ACTIVATION_KINDS, activated, depth_for, linear, sums_of_rows, weights_of_tile
+from .quantized import kind_of, pointers_of, products_of_codes, sub_of, sums_of_codes
 
 __all__ = ["MoeTiles", "fused_experts", "linear", "route", "tiles_for"]  # linear: of routers; `experts.ExpertKernels`
 
@@ -51,14 +57,19 @@ class MoeTiles:
 DECODE_TILES = MoeTiles(rows=16, columns=32, depth=128, group=1, warps=4, stages=4)
 MIDDLE_TILES = MoeTiles(rows=64, columns=64, depth=64, group=4, warps=4, stages=4)
 PREFILL_TILES = MoeTiles(rows=128, columns=128, depth=64, group=8, warps=8, stages=3)
+TILES = (DECODE_TILES, MIDDLE_TILES, PREFILL_TILES)
+# Of codes: gates and ups fill the wide side of an instruction, and what is widened is in registers.
+CODE_TILES = (
+    MoeTiles(rows=16, columns=32, depth=128, group=1, warps=4, stages=3),
+    MoeTiles(rows=64, columns=32, depth=128, group=4, warps=4, stages=3),
+    MoeTiles(rows=128, columns=64, depth=64, group=8, warps=8, stages=3),
+)
 
 
-def tiles_for(pairs: int, experts: int) -> MoeTiles:
+def tiles_for(pairs: int, experts: int, cuts: tuple[MoeTiles, MoeTiles, MoeTiles] = TILES) -> MoeTiles:
     """The cut for `pairs` of token and expert, as if they were spread evenly."""
     each = pairs / experts
-    if each <= 16:
-        return DECODE_TILES
-    return MIDDLE_TILES if each <= 96 else PREFILL_TILES
+    return cuts[0] if each <= 16 else cuts[1] if each <= 96 else cuts[2]
 
 
 def route(logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,10 +102,13 @@ def route(logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch
     return weights, chosen
 
 
+Stack = torch.Tensor | QuantizedTensor
+
+
 def fused_experts(
     x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Stack,
+    down: Stack,
     weights: torch.Tensor,
     experts: torch.Tensor,
     *,
@@ -108,8 +122,9 @@ def fused_experts(
 
     Args:
         x: [T, hidden] of the model's dtype; rows may lie apart.
-        gate_up: [E, 2 width, hidden], gates above ups; [E, width, hidden] without gates.
-        down: [E, hidden, width].
+        gate_up: [E, 2 width, hidden], gates above ups; [E, width, hidden] without gates. Packed: experts stacked along
+            their outputs, [E · 2 width, hidden], with groups that fit tiles.
+        down: [E, hidden, width]; packed: [E · hidden, width].
         weights: [T, top_k] of any floating dtype.
         experts: int32 [T, top_k], each in [0, E).
         activation: one of `linear.ACTIVATIONS`.
@@ -122,20 +137,17 @@ def fused_experts(
         [T, hidden] in the dtype of x. Results of experts are rounded to it, their sum is float32.
     """
     tokens, hidden = x.shape
-    count, width, top_k = len(gate_up), down.shape[2], experts.shape[1]
-    assert gate_up.shape == (count, (1 + gated) * width, hidden), "gates and ups for each expert, over what goes in"
-    assert down.shape == (count, hidden, width), "a down map for each expert"
-    assert gate_up.is_contiguous(), "experts lie one after the other"
-    assert down.is_contiguous(), "experts lie one after the other"
+    width, top_k = down.shape[-1], experts.shape[1]
+    count = down.shape[0] // (hidden if isinstance(down, QuantizedTensor) else 1)
+    _check_stack(gate_up, count, (1 + gated) * width, hidden)
+    _check_stack(down, count, hidden, width)
     assert weights.is_contiguous(), "choices lie side by side"
     assert experts.is_contiguous(), "choices lie side by side"
     assert x.stride(1) == 1, "the elements of a row lie side by side"
     if not tokens:
         return torch.empty_like(x)
-    pairs = tokens * top_k
-    into_bias, out_bias = biases or (None, None)
     limit, alpha = clamp or (None, 0.0)
-    constants = {
+    into = {
         "WIDTH": width,
         "HIDDEN": hidden,
         "KIND": ACTIVATION_KINDS[activation],
@@ -143,39 +155,89 @@ def fused_experts(
         "LIMIT": limit,
         "ALPHA": alpha,
     }
-    if tiles is None and are_few(pairs, count, top_k):
-        return _few_through_experts(x, gate_up, down, weights, experts, into_bias, out_bias, constants)
-    cut = tiles_for(pairs, count) if tiles is None else tiles
+    into_bias, out_bias = biases or (None, None)
+    mixture = _Mixture(x, gate_up, down, weights, experts, into_bias, out_bias, count, into)
+    if tiles is None and are_few(tokens * top_k, count, top_k):
+        return _few_through_experts(mixture)
+    if tiles is None:
+        tiles = tiles_for(tokens * top_k, count, TILES if isinstance(down, torch.Tensor) else CODE_TILES)
+    return _sorted_through_experts(mixture, tiles)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Mixture:
+    """The arguments of `fused_experts`, which has looked at them."""
+
+    x: torch.Tensor
+    gate_up: Stack
+    down: Stack
+    weights: torch.Tensor
+    experts: torch.Tensor
+    into_bias: torch.Tensor | None
+    out_bias: torch.Tensor | None
+    count: int
+    into: Mapping[str, Any]  # constants of the kernels of gates and ups. Any: Triton takes numbers and None alike
+
+    @property
+    def width(self) -> int:
+        return self.down.shape[-1]
+
+
+def _check_stack(stack: Stack, count: int, outputs: int, inputs: int) -> None:
+    if isinstance(stack, QuantizedTensor):
+        assert stack.shape == (count * outputs, inputs), "experts stacked along their outputs, over what goes in"
+        assert stack.permutation is None, "inputs are in order"
+        assert stack.fits_tiles, "groups fit tiles"
+    else:
+        assert stack.shape == (count, outputs, inputs), "as many outputs for each expert, over what goes in"
+        assert stack.is_contiguous(), "experts lie one after the other"
+
+
+def _pointers(stack: Stack) -> tuple[torch.Tensor | None, ...]:
+    """Returns floats, or codes with what they stand for: arguments of the kernels."""
+    return (stack, None, None, None) if isinstance(stack, torch.Tensor) else pointers_of(stack)
+
+
+def _form(stack: Stack, depth: int) -> dict[str, int | bool | None]:
+    """Returns the constants that say how the kernels read a stack, `depth` inputs at a time."""
+    if isinstance(stack, torch.Tensor):
+        return {"CODES": None, "GROUPS": 1, "ZEROS": False, "SUB": depth, "BLOCK_K": depth}
+    zeros, groups = stack.zeros is not None, stack.scales.shape[1]
+    return {"CODES": kind_of(stack), "GROUPS": groups, "ZEROS": zeros, "SUB": sub_of(stack, depth), "BLOCK_K": depth}
+
+
+def _sorted_through_experts(mixture: _Mixture, cut: MoeTiles) -> torch.Tensor:
+    x, width = mixture.x, mixture.width
+    (tokens, hidden), top_k = x.shape, mixture.experts.shape[1]
+    pairs = tokens * top_k
     out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
-    blocks = arranged(experts, count, cut.rows)
+    blocks = arranged(mixture.experts, mixture.count, cut.rows)
     middle = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     mixed = torch.empty((pairs, hidden), dtype=x.dtype, device=x.device)
-    precision = "ieee" if x.dtype is torch.float32 else "tf32"
     depth = cut.depth * 2 // x.dtype.itemsize
+    common = {
+        "PRECISION": "ieee" if x.dtype is torch.float32 else "tf32",
+        "BLOCK_M": cut.rows,
+        "GROUP": cut.group,
+        "num_warps": cut.warps,
+        "num_stages": cut.stages,
+        "enable_fp_fusion": False,
+    }
+    order = blocks.rows, blocks.experts, blocks.count
     gate_up_blocks[(blocks.most * triton.cdiv(width, cut.columns),)](
-        *(x, gate_up, into_bias, middle, blocks.rows, blocks.experts, blocks.count, x.stride(0), pairs, top_k),
-        **constants,
-        PRECISION=precision,
-        BLOCK_M=cut.rows,
+        *(x, *_pointers(mixture.gate_up), mixture.into_bias, middle, *order, x.stride(0), pairs, top_k),
+        **mixture.into,
+        **_form(mixture.gate_up, depth),
+        **common,
         BLOCK_N=cut.columns,
-        BLOCK_K=depth,
-        GROUP=cut.group,
-        num_warps=cut.warps,
-        enable_fp_fusion=False,
-        num_stages=cut.stages,
     )
     down_blocks[(blocks.most * triton.cdiv(hidden, 2 * cut.columns),)](
-        *(middle, down, out_bias, mixed, weights, blocks.rows, blocks.experts, blocks.count, pairs),
+        *(middle, *_pointers(mixture.down), mixture.out_bias, mixed, mixture.weights, *order, pairs),
         WIDTH=width,
         HIDDEN=hidden,
-        PRECISION=precision,
-        BLOCK_M=cut.rows,
+        **_form(mixture.down, depth),
+        **common,
         BLOCK_N=2 * cut.columns,
-        BLOCK_K=depth,
-        GROUP=cut.group,
-        num_warps=cut.warps,
-        enable_fp_fusion=False,
-        num_stages=cut.stages,
     )
     combine_pairs[(tokens, triton.cdiv(hidden, _COMBINED))](
         mixed, out, hidden, TOP_K=top_k, BLOCK=_COMBINED, num_warps=4, enable_fp_fusion=False
@@ -216,6 +278,9 @@ GATES = 4  # of a program, and as many ups
 GATE_WARPS = 2
 DOWN_ROWS = 8  # of a program: columns of all its choices
 DOWN_WARPS = 4
+CODE_COLUMNS = 4  # of codes: at most so many columns of each row, and so many numbers at once
+CODE_NUMBERS = 8192
+CODE_WARPS = 4
 _SHARE = 4  # with a fourth as many pairs as experts, one of eight pairs repeats an expert
 
 
@@ -224,45 +289,66 @@ def are_few(pairs: int, experts: int, top_k: int) -> bool:
     return pairs <= max(top_k, experts // _SHARE)
 
 
-def _few_through_experts(
-    x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    weights: torch.Tensor,
-    experts: torch.Tensor,
-    into_bias: torch.Tensor | None,
-    out_bias: torch.Tensor | None,
-    constants: dict[str, Any],  # Any: Triton takes numbers and None alike
-) -> torch.Tensor:
-    """See `fused_experts`, which has looked at the arguments."""
-    tokens, hidden = x.shape
-    width, top_k = down.shape[2], experts.shape[1]
+@dataclass(frozen=True, slots=True)
+class PairCut:
+    """Sizes of a program in which rows meet lines of their own: columns of each, and inputs at a time."""
+
+    columns: int
+    depth: int
+    warps: int
+
+
+def gate_cut(stack: Stack, hidden: int, gated: bool) -> PairCut:
+    """Returns the cut for one pair; a column is a gate and an up, or an up."""
+    if isinstance(stack, QuantizedTensor):
+        return code_cut(1 + gated, hidden)
+    return PairCut(GATES, depth_for(hidden, stack.dtype, GATE_WARPS), GATE_WARPS)
+
+
+def down_cut(stack: Stack, width: int, choices: int) -> PairCut:
+    """Returns the cut for one token; a column is that of all its choices."""
+    if isinstance(stack, QuantizedTensor):
+        return code_cut(choices, width)
+    # A warp for each row, which has numbers of its own to meet.
+    return PairCut(max(DOWN_ROWS // choices, 1), depth_for(width, stack.dtype, 1), DOWN_WARPS)
+
+
+def code_cut(lines: int, inputs: int) -> PairCut:
+    """Returns the cut for `lines` lines of codes a column."""
+    depth = min(1024, block_of(inputs))
+    while depth > 256 and -inputs % depth > inputs // 8:  # what lies after the last input is computed, too
+        depth //= 2
+    return PairCut(max(1, min(CODE_COLUMNS, CODE_NUMBERS // (lines * depth))), depth, CODE_WARPS)
+
+
+def _few_through_experts(mixture: _Mixture) -> torch.Tensor:
+    x, width = mixture.x, mixture.width
+    (tokens, hidden), top_k = x.shape, mixture.experts.shape[1]
     pairs = tokens * top_k
     middle = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
-    early = pdl_options(x.device)
-    gate_up_pairs[(triton.cdiv(width, GATES), pairs)](
-        *(x, gate_up, into_bias, middle, experts, x.stride(0), top_k),
-        **constants,
-        BLOCK_N=GATES,
-        BLOCK_K=depth_for(hidden, x.dtype, GATE_WARPS),
-        num_warps=GATE_WARPS,
-        enable_fp_fusion=False,
-        **early,
+    common = {"enable_fp_fusion": False, **pdl_options(x.device)}
+    cut = gate_cut(mixture.gate_up, hidden, mixture.into["GATED"])
+    gate_up_pairs[(triton.cdiv(width, cut.columns), pairs)](
+        *(x, *_pointers(mixture.gate_up), mixture.into_bias, middle, mixture.experts, x.stride(0), top_k),
+        **mixture.into,
+        **_form(mixture.gate_up, cut.depth),
+        **common,
+        BLOCK_N=cut.columns,
+        num_warps=cut.warps,
     )
     choices = block_of(top_k)
-    columns = max(DOWN_ROWS // choices, 1)
-    down_tokens[(triton.cdiv(hidden, columns), tokens)](
-        *(middle, down, out_bias, out, weights, experts),
+    cut = down_cut(mixture.down, width, choices)
+    down_tokens[(triton.cdiv(hidden, cut.columns), tokens)](
+        *(middle, *_pointers(mixture.down), mixture.out_bias, out, mixture.weights, mixture.experts),
         WIDTH=width,
         HIDDEN=hidden,
         TOP_K=top_k,
         CHOICES=choices,
-        BLOCK_N=columns,
-        BLOCK_K=depth_for(width, x.dtype, 1),  # a warp for each row, which has numbers of its own to meet
-        num_warps=DOWN_WARPS,
-        enable_fp_fusion=False,
-        **early,
+        **_form(mixture.down, cut.depth),
+        **common,
+        BLOCK_N=cut.columns,
+        num_warps=cut.warps,
     )
     return out
 
@@ -285,7 +371,10 @@ def gate_of(  # type: ignore[no-untyped-def]
 @jit
 def gate_up_pairs(  # type: ignore[no-untyped-def]
     x: tl.tensor,
-    weight: tl.tensor,
+    weight: tl.tensor,  # floats, or codes, which the three that follow belong to
+    scales: tl.tensor | None,
+    zeros: tl.tensor | None,
+    table: tl.tensor | None,
     bias: tl.tensor | None,
     middle: tl.tensor,
     experts: tl.tensor,
@@ -299,6 +388,10 @@ def gate_up_pairs(  # type: ignore[no-untyped-def]
     ALPHA: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    CODES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    ZEROS: tl.constexpr,
+    SUB: tl.constexpr,
     PDL: tl.constexpr,
 ):
     wait_for_previous_kernels(PDL)
@@ -309,11 +402,15 @@ def gate_up_pairs(  # type: ignore[no-untyped-def]
     column = first + number // PARTS
     expert = tl.load(experts + pair).to(tl.int64)
     line = expert * (PARTS * WIDTH) + (number % PARTS) * WIDTH + column
-    at = weight + line[:, None] * HIDDEN + tl.arange(0, BLOCK_K)[None, :]
-    inside = (column < WIDTH)[:, None]
-    ahead = weights_of_tile(at, inside, 0, HIDDEN, BLOCK_K)
     row = (x + pair // top_k * x_stride + tl.arange(0, BLOCK_K))[None, :]
-    sums = sums_of_rows(row, at, inside, ahead, HIDDEN, PARTS * BLOCK_N, BLOCK_K)
+    if CODES is None:
+        at = weight + line[:, None] * HIDDEN + tl.arange(0, BLOCK_K)[None, :]
+        inside = (column < WIDTH)[:, None]
+        ahead = weights_of_tile(at, inside, 0, HIDDEN, BLOCK_K)
+        sums = sums_of_rows(row, at, inside, ahead, HIDDEN, PARTS * BLOCK_N, BLOCK_K)
+    else:
+        there = tl.where(column < WIDTH, line, 0)[:, None]
+        sums = sums_of_codes(row, weight, scales, zeros, table, there, HIDDEN, GROUPS, CODES, ZEROS, BLOCK_K, SUB)
     if bias is not None:
         sums += tl.load(bias + line, mask=column < WIDTH, other=0.0).to(tl.float32)
     dtype: tl.constexpr = middle.dtype.element_ty
@@ -330,7 +427,10 @@ def gate_up_pairs(  # type: ignore[no-untyped-def]
 @jit
 def down_tokens(  # type: ignore[no-untyped-def]
     middle: tl.tensor,
-    weight: tl.tensor,
+    weight: tl.tensor,  # floats, or codes, which the three that follow belong to
+    scales: tl.tensor | None,
+    zeros: tl.tensor | None,
+    table: tl.tensor | None,
     bias: tl.tensor | None,
     out: tl.tensor,
     shares: tl.tensor,
@@ -341,6 +441,10 @@ def down_tokens(  # type: ignore[no-untyped-def]
     CHOICES: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    CODES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    ZEROS: tl.constexpr,
+    SUB: tl.constexpr,
     PDL: tl.constexpr,
 ):
     token = tl.program_id(1).to(tl.int64)
@@ -352,11 +456,18 @@ def down_tokens(  # type: ignore[no-untyped-def]
     # Chosen before the gates were launched, and those have waited; past what this multiprocessor read in earlier steps.
     expert = tl.load(experts + pair, mask=real, other=0, cache_modifier=".cg").to(tl.int64)
     depth = tl.arange(0, BLOCK_K)[None, :]
-    at, inside = weight + (expert * HIDDEN + column)[:, None] * WIDTH + depth, real[:, None]
-    ahead = weights_of_tile(at, inside, 0, WIDTH, BLOCK_K)
-    wait_for_previous_kernels(PDL)
-    row = middle + tl.where(real, pair, 0)[:, None] * WIDTH + depth
-    sums = sums_of_rows(row, at, inside, ahead, WIDTH, CHOICES * BLOCK_N, BLOCK_K)
+    if CODES is None:
+        at, inside = weight + (expert * HIDDEN + column)[:, None] * WIDTH + depth, real[:, None]
+        ahead = weights_of_tile(at, inside, 0, WIDTH, BLOCK_K)
+        wait_for_previous_kernels(PDL)
+        row = middle + tl.where(real, pair, 0)[:, None] * WIDTH + depth
+        sums = sums_of_rows(row, at, inside, ahead, WIDTH, CHOICES * BLOCK_N, BLOCK_K)
+    else:
+        wait_for_previous_kernels(PDL)
+        there = tl.where(real, expert * HIDDEN + column, 0)[:, None]
+        choices = tl.arange(0, CHOICES)
+        row = middle + (token * TOP_K + tl.where(choices < TOP_K, choices, 0))[:, None] * WIDTH + depth
+        sums = sums_of_codes(row, weight, scales, zeros, table, there, WIDTH, GROUPS, CODES, ZEROS, BLOCK_K, SUB)
     if bias is not None:
         sums += tl.load(bias + expert * HIDDEN + column, mask=real, other=0.0).to(tl.float32)
     dtype: tl.constexpr = out.dtype.element_ty
@@ -454,7 +565,10 @@ def _place(blocks: int, columns: int, GROUP: tl.constexpr):  # type: ignore[no-u
 @jit
 def gate_up_blocks(  # type: ignore[no-untyped-def]
     x: tl.tensor,
-    weight: tl.tensor,
+    weight: tl.tensor,  # floats, or codes, which the three that follow belong to
+    scales: tl.tensor | None,
+    zeros: tl.tensor | None,
+    table: tl.tensor | None,
     bias: tl.tensor | None,
     middle: tl.tensor,
     rows: tl.tensor,
@@ -473,6 +587,10 @@ def gate_up_blocks(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    CODES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    ZEROS: tl.constexpr,
+    SUB: tl.constexpr,
     GROUP: tl.constexpr,
 ):
     COLUMNS: tl.constexpr = (WIDTH + BLOCK_N - 1) // BLOCK_N
@@ -486,18 +604,47 @@ def gate_up_blocks(  # type: ignore[no-untyped-def]
         column = columns * BLOCK_N + tl.arange(0, BLOCK_N)
         depth = tl.arange(0, BLOCK_K)
         there = (pair < pairs)[:, None]
-        inputs = x + (pair // top_k).to(tl.int64)[:, None] * x_stride + depth[None, :]
-        gates = weight + expert * (LINES * HIDDEN) + column[None, :] * HIDDEN + depth[:, None]
-        gate = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-        up = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-        for start in range(0, HIDDEN, BLOCK_K):
-            inside = depth < HIDDEN - start
-            mask = (column < WIDTH)[None, :] & inside[:, None]
-            left = tl.load(inputs + start, mask=there & inside[None, :], other=0.0)
-            gate = multiplied(left, tl.load(gates + start, mask=mask, other=0.0), gate, PRECISION)
+        rows_at = x + (pair // top_k).to(tl.int64) * x_stride
+        if CODES is None:
+            inputs = rows_at[:, None] + depth[None, :]
+            gates = weight + expert * (LINES * HIDDEN) + column[None, :] * HIDDEN + depth[:, None]
+            gate = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+            up = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+            for start in range(0, HIDDEN, BLOCK_K):
+                inside = depth < HIDDEN - start
+                mask = (column < WIDTH)[None, :] & inside[:, None]
+                left = tl.load(inputs + start, mask=there & inside[None, :], other=0.0)
+                gate = multiplied(left, tl.load(gates + start, mask=mask, other=0.0), gate, PRECISION)
+                if GATED:
+                    ups = tl.load(gates + WIDTH * HIDDEN + start, mask=mask, other=0.0)
+                    up = multiplied(left, ups, up, PRECISION)
+        else:
+            PARTS: tl.constexpr = LINES // WIDTH
+            number = tl.arange(0, PARTS * BLOCK_N)  # gate 0, up 0, gate 1, up 1, …; or one after the other
+            target = columns * BLOCK_N + number // PARTS
+            line = tl.where(target < WIDTH, expert * LINES + (number % PARTS) * WIDTH + target, 0)[:, None]
+            gate = products_of_codes(
+                rows_at[None, :] + depth[:, None],
+                pair < pairs,
+                weight,
+                scales,
+                zeros,
+                table,
+                line,
+                HIDDEN,
+                GROUPS,
+                CODES,
+                ZEROS,
+                BLOCK_M,
+                PARTS * BLOCK_N,
+                BLOCK_K,
+                SUB,
+            )
             if GATED:
-                ups = tl.load(gates + WIDTH * HIDDEN + start, mask=mask, other=0.0)
-                up = multiplied(left, ups, up, PRECISION)
+                both = tl.permute(tl.reshape(gate, [BLOCK_N, 2, BLOCK_M]), [2, 0, 1])
+                gate, up = tl.split(both)
+            else:
+                gate = tl.trans(gate)
         if bias is not None:
             own = bias + expert * LINES + column
             gate += tl.load(own, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
@@ -515,7 +662,10 @@ def gate_up_blocks(  # type: ignore[no-untyped-def]
 @jit
 def down_blocks(  # type: ignore[no-untyped-def]
     middle: tl.tensor,
-    weight: tl.tensor,
+    weight: tl.tensor,  # floats, or codes, which the three that follow belong to
+    scales: tl.tensor | None,
+    zeros: tl.tensor | None,
+    table: tl.tensor | None,
     bias: tl.tensor | None,
     mixed: tl.tensor,
     shares: tl.tensor,
@@ -529,6 +679,10 @@ def down_blocks(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    CODES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    ZEROS: tl.constexpr,
+    SUB: tl.constexpr,
     GROUP: tl.constexpr,
 ):
     COLUMNS: tl.constexpr = (HIDDEN + BLOCK_N - 1) // BLOCK_N
@@ -541,14 +695,36 @@ def down_blocks(  # type: ignore[no-untyped-def]
         column = columns * BLOCK_N + tl.arange(0, BLOCK_N)
         depth = tl.arange(0, BLOCK_K)
         there = (pair < pairs)[:, None]
-        inputs = middle + pair.to(tl.int64)[:, None] * WIDTH + depth[None, :]
-        maps = weight + expert * (HIDDEN * WIDTH) + column[None, :] * WIDTH + depth[:, None]
-        total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-        for start in range(0, WIDTH, BLOCK_K):
-            inside = depth < WIDTH - start
-            left = tl.load(inputs + start, mask=there & inside[None, :], other=0.0)
-            right = tl.load(maps + start, mask=(column < HIDDEN)[None, :] & inside[:, None], other=0.0)
-            total = multiplied(left, right, total, PRECISION)
+        rows_at = middle + pair.to(tl.int64) * WIDTH
+        if CODES is None:
+            inputs = rows_at[:, None] + depth[None, :]
+            maps = weight + expert * (HIDDEN * WIDTH) + column[None, :] * WIDTH + depth[:, None]
+            total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+            for start in range(0, WIDTH, BLOCK_K):
+                inside = depth < WIDTH - start
+                left = tl.load(inputs + start, mask=there & inside[None, :], other=0.0)
+                right = tl.load(maps + start, mask=(column < HIDDEN)[None, :] & inside[:, None], other=0.0)
+                total = multiplied(left, right, total, PRECISION)
+        else:
+            line = tl.where(column < HIDDEN, expert * HIDDEN + column, 0)[:, None]
+            total = products_of_codes(
+                rows_at[None, :] + depth[:, None],
+                pair < pairs,
+                weight,
+                scales,
+                zeros,
+                table,
+                line,
+                WIDTH,
+                GROUPS,
+                CODES,
+                ZEROS,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_K,
+                SUB,
+            )
+            total = tl.trans(total)
         if bias is not None:
             own = bias + expert * HIDDEN + column
             total += tl.load(own, mask=column < HIDDEN, other=0.0).to(tl.float32)[None, :]

@@ -1,4 +1,4 @@
-"""Multiplies matrices in codes of 4 or 8 bits (`layers.quantized`), which stay packed in memory.
+"""Multiplies matrices in codes of 4 or 8 bits (`layers.quantized`), which stay packed in memory; `moe` does stacks.
 
     one row          `multiply_codes_row`: codes become numbers in registers, groups are summed, then scaled
     up to 64 rows    `multiply_codes_rows`: tiles are widened to the dtype of x in registers, for tensor cores
@@ -21,6 +21,7 @@ from .jit import block_of, jit, multiplied, pdl_options, rounded, wait_for_previ
 NIBBLES = tl.constexpr(0)
 BYTES = tl.constexpr(1)  # int8 and float8
 TABLE = tl.constexpr(2)
+FLOAT4 = tl.constexpr(3)  # e2m1
 
 ROW_OUTPUTS = 4  # of the matrix, for each program of one row
 OUTPUTS = 64
@@ -30,7 +31,6 @@ MOST_ROWS = 64
 WARPS = 4
 STAGES = 3
 WIDENED = 1 << 25  # weights that are widened at a time: 64 MiB in 16 bits
-_UNIT = 32  # least inputs of a group
 
 
 def quantized_linear(x: torch.Tensor, weight: QuantizedTensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -52,7 +52,7 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedTensor, *, out: torch.Ten
     assert out.stride(1) == 1, "the elements of a row lie side by side"
     if not len(x):
         return out
-    if not _takes(weight):
+    if not weight.fits_tiles:
         for first, end, values in weight.pieces():
             out[:, first:end] = functional.linear(x, values.to(x.dtype))
         return out
@@ -73,13 +73,13 @@ def widen(weight: QuantizedTensor, first: int, end: int, dtype: torch.dtype) -> 
     """Returns outputs [first, end) as numbers of a dtype, [end − first, inputs], in the order of the codes."""
     inputs = weight.shape[1]
     out = torch.empty((end - first, inputs), dtype=dtype, device=weight.codes.device)
-    part = _rows_of(weight, first, end)
+    part = weight.part(first, end)
     widen_codes[(triton.cdiv(end - first, OUTPUTS), triton.cdiv(inputs, DEPTH))](
-        *(*_pointers(part), out, end - first),
+        *(*pointers_of(part), out, end - first),
         **_constants(part),
         BLOCK_N=OUTPUTS,
         BLOCK_K=DEPTH,
-        SUB=_sub(part, DEPTH),
+        SUB=sub_of(part, DEPTH),
         num_warps=WARPS,
         enable_fp_fusion=False,
         **pdl_options(out.device),
@@ -87,22 +87,15 @@ def widen(weight: QuantizedTensor, first: int, end: int, dtype: torch.dtype) -> 
     return out
 
 
-def _takes(weight: QuantizedTensor) -> bool:
-    """Returns whether groups fit into tiles: a power of two of at least 32 inputs, or all inputs."""
-    size, inputs = weight.group_size, weight.shape[1]
-    whole = size == inputs or (size >= _UNIT and size & (size - 1) == 0)
-    return whole and inputs % _UNIT == 0
-
-
 def _multiply_row(x: torch.Tensor, weight: QuantizedTensor, out: torch.Tensor) -> None:
     outputs, inputs = weight.shape
     depth = min(4096 if weight.kind.bits == 4 else 2048, block_of(inputs))
     multiply_codes_row[(triton.cdiv(outputs, ROW_OUTPUTS),)](
-        *(x, *_pointers(weight), out, outputs),
+        *(x, *pointers_of(weight), out, outputs),
         **_constants(weight),
         BLOCK_N=ROW_OUTPUTS,
         BLOCK_K=depth,
-        SUB=_sub(weight, depth),
+        SUB=sub_of(weight, depth),
         num_warps=WARPS,
         enable_fp_fusion=False,
         **pdl_options(x.device),
@@ -112,12 +105,12 @@ def _multiply_row(x: torch.Tensor, weight: QuantizedTensor, out: torch.Tensor) -
 def _multiply_rows(x: torch.Tensor, weight: QuantizedTensor, out: torch.Tensor) -> None:
     outputs = weight.shape[0]
     multiply_codes_rows[(triton.cdiv(outputs, OUTPUTS),)](
-        *(x, *_pointers(weight), out, 2 * len(x) + 1, outputs, x.stride(0), out.stride(0)),
+        *(x, *pointers_of(weight), out, 2 * len(x) + 1, outputs, x.stride(0), out.stride(0)),
         **_constants(weight),
         BLOCK_M=block_of(len(x), least=LEAST_ROWS),
         BLOCK_N=OUTPUTS,
         BLOCK_K=DEPTH,
-        SUB=_sub(weight, DEPTH),
+        SUB=sub_of(weight, DEPTH),
         num_warps=WARPS,
         num_stages=STAGES,
         enable_fp_fusion=False,
@@ -125,29 +118,31 @@ def _multiply_rows(x: torch.Tensor, weight: QuantizedTensor, out: torch.Tensor) 
     )
 
 
-def _sub(weight: QuantizedTensor, depth: int) -> int:
+def sub_of(weight: QuantizedTensor, depth: int) -> int:
     """Returns how many inputs of a tile share a scale."""
     return depth if weight.group_size == weight.shape[1] else min(depth, weight.group_size)
 
 
-def _rows_of(weight: QuantizedTensor, first: int, end: int) -> QuantizedTensor:
-    zeros = None if weight.zeros is None else weight.zeros[first:end]
-    return QuantizedTensor(weight.kind, weight.codes[first:end], weight.scales[first:end], zeros)
-
-
-def _pointers(weight: QuantizedTensor) -> tuple[torch.Tensor, ...]:
+def pointers_of(weight: QuantizedTensor) -> tuple[torch.Tensor, ...]:
     """Returns codes, scales, zeros and table; for those that there are not, the scales stand in."""
-    scales = weight.scales
+    scales = weight.scales.view(torch.uint8) if weight.scales.dtype is torch.float8_e8m0fnu else weight.scales
     zeros = scales if weight.zeros is None else weight.zeros
-    return weight.codes, scales, zeros, _table(weight.kind, scales.device) if weight.kind in TABLES else scales
+    return weight.codes, scales, zeros, _table(weight.kind, scales.device) if kind_of(weight) == TABLE else scales
+
+
+def kind_of(weight: QuantizedTensor) -> int:
+    """Returns what the codes are, as kernels are compiled for it."""
+    if weight.kind.bits == 8:
+        return int(BYTES.value)
+    kinds = {Codes.INT4: NIBBLES, Codes.E2M1: FLOAT4}
+    return int(kinds.get(weight.kind, TABLE).value)
 
 
 def _constants(weight: QuantizedTensor) -> dict[str, int | bool]:
-    kind = NIBBLES if weight.kind is Codes.INT4 else TABLE if weight.kind in TABLES else BYTES
     return {
         "INPUTS": weight.shape[1],
         "GROUPS": weight.scales.shape[1],
-        "KIND": kind.value,
+        "KIND": kind_of(weight),
         "ZEROS": weight.zeros is not None,
     }
 
@@ -155,6 +150,13 @@ def _constants(weight: QuantizedTensor) -> dict[str, int | bool]:
 @cache
 def _table(kind: Codes, device: torch.device) -> torch.Tensor:
     return torch.tensor(TABLES[kind], device=device)
+
+
+@jit
+def number_of_float4(code: tl.tensor):  # type: ignore[no-untyped-def]
+    """Computes the float32 of e2m1 codes, int32: their bits, in its exponent and mantissa, are 2⁻¹²⁶ times as much."""
+    bits = ((code & 7) << 22) | ((code & 8) << 28)
+    return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
 
 
 @jit
@@ -180,6 +182,8 @@ def numbers_of_codes(  # type: ignore[no-untyped-def]
         low, high = (packed & 15).to(tl.int32), (packed >> 4).to(tl.int32)
         if KIND == TABLE:
             numbers = tl.join(tl.load(table + low), tl.load(table + high))
+        elif KIND == FLOAT4:
+            numbers = tl.join(number_of_float4(low), number_of_float4(high))
         else:
             numbers = tl.join(low.to(tl.float32), high.to(tl.float32)) - 8.0
         return tl.reshape(numbers, [line.shape[0], BLOCK_K])
@@ -195,10 +199,18 @@ def of_groups(  # type: ignore[no-untyped-def]
     BLOCK_K: tl.constexpr,
     SUB: tl.constexpr,
 ):
-    """float32 [lines, BLOCK_K / SUB]: the scales or zeros of the groups from input `start` on."""
+    """float32 [lines, BLOCK_K / SUB]: the scales or zeros of the groups from input `start` on.
+
+    values: numbers, or uint8: e, which stands for 2 to the power of e − 127.
+    """
     SIZE: tl.constexpr = INPUTS // GROUPS
     group = (start + SUB * tl.arange(0, BLOCK_K // SUB)[None, :]) // SIZE
-    return tl.load(values + line * GROUPS + group, mask=group < GROUPS, other=0.0).to(tl.float32)
+    found = tl.load(values + line * GROUPS + group, mask=group < GROUPS, other=0)
+    if values.dtype.element_ty == tl.uint8:
+        bits = tl.where(found > 0, found.to(tl.int32) << 23, 1 << 22)
+        return bits.to(tl.float32, bitcast=True)
+    else:
+        return found.to(tl.float32)
 
 
 @jit
@@ -227,6 +239,83 @@ def weights_of_codes(  # type: ignore[no-untyped-def]
 
 
 @jit
+def sums_of_codes(  # type: ignore[no-untyped-def]
+    row_at: tl.tensor,
+    codes: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
+    table: tl.tensor,
+    line: tl.tensor,
+    INPUTS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KIND: tl.constexpr,
+    ZEROS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SUB: tl.constexpr,
+):
+    """float32 [lines]: each line of the matrix times its row.
+
+    row_at: [rows, BLOCK_K] of the first numbers; as many lines as there are for a row follow each other.
+    """
+    LINES: tl.constexpr = line.shape[0]
+    ROWS: tl.constexpr = row_at.shape[0]
+    EACH: tl.constexpr = LINES // ROWS
+    SUBS: tl.constexpr = BLOCK_K // SUB
+    depth = tl.arange(0, BLOCK_K)[None, :]
+    total = tl.zeros([LINES, SUBS], dtype=tl.float32)
+    for start in range(0, INPUTS, BLOCK_K):
+        numbers = numbers_of_codes(codes, table, line, start, INPUTS, KIND, BLOCK_K)
+        row = tl.load(row_at + start, mask=depth < INPUTS - start, other=0.0).to(tl.float32)
+        if ROWS == 1:
+            numbers *= row
+        else:
+            numbers = tl.reshape(numbers, [ROWS, EACH, BLOCK_K]) * row[:, None, :]
+        sums = tl.sum(tl.reshape(numbers, [LINES, SUBS, SUB]), axis=2)
+        if ZEROS:
+            own = tl.sum(tl.reshape(row, [ROWS, SUBS, SUB]), axis=2)
+            if ROWS > 1:
+                own = tl.reshape(tl.broadcast_to(own[:, None, :], [ROWS, EACH, SUBS]), [LINES, SUBS])
+            sums -= of_groups(zeros, line, start, INPUTS, GROUPS, BLOCK_K, SUB) * own
+        total += sums * of_groups(scales, line, start, INPUTS, GROUPS, BLOCK_K, SUB)
+    return tl.sum(total, axis=1)
+
+
+@jit
+def products_of_codes(  # type: ignore[no-untyped-def]
+    numbers_at: tl.tensor,
+    real: tl.tensor,
+    codes: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
+    table: tl.tensor,
+    line: tl.tensor,
+    INPUTS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KIND: tl.constexpr,
+    ZEROS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SUB: tl.constexpr,
+):
+    """float32 [BLOCK_N, BLOCK_M]: lines of the matrix, rounded to the dtype of x, times rows of x.
+
+    numbers_at: [BLOCK_K, BLOCK_M] of the first numbers of the rows; real: [BLOCK_M], rows that are there.
+    """
+    depth = tl.arange(0, BLOCK_K)
+    dtype: tl.constexpr = numbers_at.dtype.element_ty
+    total = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+    for start in range(0, INPUTS, BLOCK_K):
+        weights = weights_of_codes(
+            codes, scales, zeros, table, line, start, INPUTS, GROUPS, KIND, ZEROS, BLOCK_N, BLOCK_K, SUB
+        )
+        there = (depth < INPUTS - start)[:, None]
+        numbers = tl.load(numbers_at + start, mask=real[None, :] & there, other=0.0)
+        total = multiplied(rounded(weights, dtype), numbers, total, "ieee")
+    return total
+
+
+@jit
 def multiply_codes_row(  # type: ignore[no-untyped-def]
     x: tl.tensor,
     codes: tl.tensor,
@@ -246,18 +335,9 @@ def multiply_codes_row(  # type: ignore[no-untyped-def]
 ):
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     line = tl.where(column < outputs, column, 0).to(tl.int64)[:, None]  # what lies after the matrix repeats a row
-    depth = tl.arange(0, BLOCK_K)[None, :]
     wait_for_previous_kernels(PDL)
-    total = tl.zeros([BLOCK_N, BLOCK_K // SUB], dtype=tl.float32)
-    for start in range(0, INPUTS, BLOCK_K):
-        numbers = numbers_of_codes(codes, table, line, start, INPUTS, KIND, BLOCK_K)
-        row = tl.load(x + start + depth, mask=depth < INPUTS - start, other=0.0).to(tl.float32)
-        sums = tl.sum(tl.reshape(numbers * row, [BLOCK_N, BLOCK_K // SUB, SUB]), axis=2)
-        if ZEROS:
-            own = tl.sum(tl.reshape(row, [1, BLOCK_K // SUB, SUB]), axis=2)
-            sums -= of_groups(zeros, line, start, INPUTS, GROUPS, BLOCK_K, SUB) * own
-        total += sums * of_groups(scales, line, start, INPUTS, GROUPS, BLOCK_K, SUB)
-    result = tl.sum(total, axis=1)
+    row = (x + tl.arange(0, BLOCK_K))[None, :]
+    result = sums_of_codes(row, codes, scales, zeros, table, line, INPUTS, GROUPS, KIND, ZEROS, BLOCK_K, SUB)
     tl.store(out + column, rounded(result, x.dtype.element_ty), mask=column < outputs)
 
 
@@ -291,14 +371,9 @@ def multiply_codes_rows(  # type: ignore[no-untyped-def]
     numbers_at = x + row.to(tl.int64)[None, :] * x_stride + depth[:, None]
     dtype: tl.constexpr = x.dtype.element_ty
     wait_for_previous_kernels(PDL)
-    total = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-    for start in range(0, INPUTS, BLOCK_K):
-        weights = weights_of_codes(
-            codes, scales, zeros, table, line, start, INPUTS, GROUPS, KIND, ZEROS, BLOCK_N, BLOCK_K, SUB
-        )
-        there = (depth < INPUTS - start)[:, None]
-        numbers = tl.load(numbers_at + start, mask=real[None, :] & there, other=0.0)
-        total = multiplied(rounded(weights, dtype), numbers, total, "ieee")
+    total = products_of_codes(
+        numbers_at, real, codes, scales, zeros, table, line, INPUTS, GROUPS, KIND, ZEROS, BLOCK_M, BLOCK_N, BLOCK_K, SUB
+    )
     inside = (column < outputs)[:, None] & real[None, :]
     tl.store(out + row.to(tl.int64)[None, :] * out_stride + column[:, None], rounded(total, dtype), mask=inside)
 

@@ -113,8 +113,8 @@ def route(logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch
 
 def fused_experts(
     x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: torch.Tensor | QuantizedTensor,
+    down: torch.Tensor | QuantizedTensor,
     weights: torch.Tensor,
     experts: torch.Tensor,
     *,
@@ -125,20 +125,28 @@ def fused_experts(
 ) -> torch.Tensor:
     """See `moe.fused_experts`."""
 
-    def bias(which: int, expert: int) -> torch.Tensor | None:
-        return None if biases is None else biases[which][expert]
+    hidden = x.shape[1]
+    count = len(down) if isinstance(down, torch.Tensor) else down.shape[0] // hidden
+
+    def product(rows: torch.Tensor, which: int, expert: int) -> torch.Tensor:
+        stack, bias = (gate_up, down)[which], None if biases is None else biases[which][expert]
+        if isinstance(stack, torch.Tensor):
+            return functional.linear(rows, stack[expert], bias)
+        outputs = stack.shape[0] // count
+        out = multiply(stack.part(expert * outputs, (expert + 1) * outputs), rows)
+        return out if bias is None else out + bias
 
     def mlp(rows: torch.Tensor, expert: int) -> torch.Tensor:
-        inner = functional.linear(rows, gate_up[expert], bias(0, expert))
+        inner = product(rows, 0, expert)
         if not gated:
             inner = ACTIVATIONS[activation](inner)
         elif clamp is None:
             inner = act_and_multiply(inner, activation)
         else:
             inner = _clamped(inner, *clamp)
-        return functional.linear(inner, down[expert], bias(1, expert))
+        return product(inner, 1, expert)
 
-    return _by_expert(x, weights, experts, len(gate_up), mlp)
+    return _by_expert(x, weights, experts, count, mlp)
 
 
 def _clamped(gate_up: torch.Tensor, limit: float, alpha: float) -> torch.Tensor:

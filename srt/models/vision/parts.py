@@ -19,7 +19,7 @@ from ....lang.errors import ModelError
 from ...core.batch import VisionModel
 from ...layers.checkpoint import Tensors
 from ...layers.config_values import Config
-from ...layers.quantized import QuantizedSource, QuantizedTensor
+from ...layers.quantized import QuantizedSource, QuantizedStacks, QuantizedTensor
 from .config import decoder_config, read_vision, sees_grids, text_config
 from .grid_config import ROOT, read_grid_vision
 from .grid_sight import GridSight
@@ -37,6 +37,9 @@ class Renamed(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors[self._names[name]]
 
+    def __contains__(self, name: object) -> bool:  # Mapping's own would read the tensor
+        return name in self._names
+
     @property
     def quantized_names(self) -> frozenset[str]:
         """The names of packed matrices; see `layers.quantized.QuantizedSource`."""
@@ -51,6 +54,18 @@ class Renamed(Mapping[str, torch.Tensor]):
 
     def quantized(self, name: str) -> QuantizedTensor | None:
         return self._tensors.quantized(self._names[name]) if isinstance(self._tensors, QuantizedSource) else None
+
+    @property
+    def stacked_names(self) -> frozenset[str]:
+        """The names of packed stacks of experts; see `layers.quantized.QuantizedStacks`."""
+        if not isinstance(self._tensors, QuantizedStacks):
+            return frozenset()
+        packed = self._tensors.stacked_names
+        return frozenset(name for name, stored in self._names.items() if stored in packed)
+
+    def quantized_expert(self, name: str, expert: int, *shape: int) -> QuantizedTensor:
+        assert isinstance(self._tensors, QuantizedStacks), "it has names of packed stacks"
+        return self._tensors.quantized_expert(self._names[name], expert, *shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -114,15 +114,17 @@ class LayerBlocks:
         layer, config = self._layer, self._config
         if layer.experts is None:
             return MLPBlock(self._tensors, config, self._weights, self._method, self._adapters, kernels=self._kernels)
-        experts = Experts(
-            self._tensors.prefix,
-            layer.experts,
-            self._weights,
-            hidden=config.hidden_size,
-            activation=config.activation,
-            kernels=self._kernels,
+        return ExpertsBlock(
+            Experts(
+                self._tensors.prefix,
+                layer.experts,
+                self._weights,
+                hidden=config.hidden_size,
+                activation=config.activation,
+                kernels=self._kernels,
+                method=self._method,
+            )
         )
-        return lambda x, step, kept: experts(x)
 
 
 class AttentionBlock:
@@ -279,6 +281,16 @@ class MLPBlock:
         if self._gated:
             return self._down(self._kernels.act_and_multiply(inner, self._activation), step.adapted)
         return self._down(ACTIVATIONS[self._activation](inner), step.adapted)
+
+
+class ExpertsBlock:
+    """A mixture of experts: see `models.experts`."""
+
+    def __init__(self, experts: Experts) -> None:
+        self._experts = experts
+
+    def __call__(self, x: torch.Tensor, step: LayerStep, kept: torch.Tensor | None) -> torch.Tensor:
+        return self._experts(x)
 
 
 class SideBlock:

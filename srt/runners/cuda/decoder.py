@@ -83,7 +83,8 @@ class CudaDecoder:
     Args:
         kv_dtype: of the KV pool, which may be float8.
         kernels: the decoder's kernels.
-        method: the weight format of the layers' linear maps; None: floats of the dtype. Experts and head are floats.
+        method: the weight format of the layers' linear maps and experts; None: floats of the dtype. The head has
+            floats, or 8 bits.
         adapters: by the index that `DeviceRows.adapters` has.
 
     Raises:

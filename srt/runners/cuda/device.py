@@ -26,7 +26,7 @@ from ....lang.errors import ModelError, ParameterError
 from ...cache.kv_pool import KVGeometry, PoolSize, size_for_bytes
 from ...cache.state_slots import NO_STATE
 from ...core.batch import Batch, Runner, StateRun
-from ...layers.quantized import QuantizedSource
+from ...layers.quantized import QuantizedSource, QuantizedStacks
 from ...multimodal.store import VisionStore
 
 POOL_SHARE = 0.92  # of the memory that weights and the largest step leave
@@ -307,6 +307,7 @@ def _shortage(needed: int, free: int, dtype: torch.dtype, accelerator: Accelerat
 def weight_bytes(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> int:
     """Returns the bytes of all tensors in the model's dtype; packed matrices stay packed."""
     packed = tensors.quantized_names if isinstance(tensors, QuantizedSource) else frozenset[str]()
+    packed |= tensors.stacked_names if isinstance(tensors, QuantizedStacks) else frozenset[str]()
     floats = sum(tensors[name].numel() for name in tensors if name not in packed) * dtype.itemsize
     return floats + sum(tensors.packed_bytes(name) for name in packed if isinstance(tensors, QuantizedSource))
 

@@ -113,11 +113,14 @@ class QuantizedKernelMethod(QuantizedMethod):
         self._kernels = kernels
         self.name = loader.name
         self.rounds_vocabulary = loader.rounds_vocabulary
+        self.keeps_stacks = loader.keeps_stacks
 
     def load(self, checkpoint: Checkpoint, tensors: LinearTensors) -> QuantizedWeight:
         return self._loader.load(checkpoint, tensors)
 
     def apply(self, weight: QuantizedWeight, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if len(weight) == 1 and isinstance(weight[0], torch.Tensor):
+            return self._kernels.linear(x, weight[0], bias)
         products = [
             self._kernels.quantized_linear(x, part)
             if isinstance(part, QuantizedTensor)
@@ -130,6 +133,8 @@ class QuantizedKernelMethod(QuantizedMethod):
     def apply_gated(
         self, weight: QuantizedWeight, x: torch.Tensor, bias: torch.Tensor | None, activation: str
     ) -> torch.Tensor:
+        if len(weight) == 1 and isinstance(weight[0], torch.Tensor):
+            return self._kernels.gated(x, weight[0], bias, activation)
         return self._kernels.act_and_multiply(self.apply(weight, x, bias), activation)
 
     def changes(

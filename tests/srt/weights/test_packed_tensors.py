@@ -10,16 +10,20 @@ import torch
 from safetensors.torch import save_file
 from umbel.lang.errors import ModelError
 from umbel.lang.runtime_options import Kernels
+from umbel.srt.evaluation import memory_of
 from umbel.srt.kernels.cpu.library import load_library
+from umbel.srt.kernels.triton import reference
 from umbel.srt.layers.checkpoint import Checkpoint, LinearTensors
-from umbel.srt.layers.quantized import Codes, QuantizedMethod, QuantizedTensor
+from umbel.srt.layers.quantized import Codes, QuantizedMethod, QuantizedStack, QuantizedTensor
 from umbel.srt.models.decoder_config import EMBEDDING
+from umbel.srt.models.experts import Experts
+from umbel.srt.models.families import read_config
 from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cuda.device import weight_bytes
 from umbel.srt.weights import open_model
 from umbel.srt.weights.native_rows import native_rows
 from umbel.srt.weights.packed_config import read_packed_config
-from umbel.srt.weights.packed_tensors import PackedTensors
+from umbel.srt.weights.packed_tensors import PackedTensors, dense_view
 from umbel.srt.weights.quantization import cpu_method
 
 from ..models.reference import (
@@ -136,24 +140,74 @@ def test_a_packed_checkpoint_runs_on_the_cpu_kernels(name: str, form: str) -> No
     assert runner.facts()["weights"] == f"{form}, f32"
 
 
-@pytest.mark.parametrize(("kernels", "tolerance"), [("torch", 1e-4), ("native", 1e-3)])
-def test_experts_of_a_packed_checkpoint_run(kernels: Kernels, tolerance: float) -> None:
-    folder = BY_NAME["awq"]
+def packed_experts(folder: PackedFolder) -> tuple[dict[str, Any], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """A configuration, the packed tensors of its model, and those that they stand for."""
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "hidden_size": 64, "head_dim": 16}
     model = reference_model("qwen3_moe", num_hidden_layers=1, **sizes)
     tensors = tensors_of(model)
-    for name in [name for name in tensors if ".experts." in name]:  # stacked by transformers, one by one in AWQ's files
+    for name in [name for name in tensors if ".experts." in name]:  # stacked by transformers, one by one in the files
         halves = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[name.rpartition(".")[2]]
         for expert, matrix in enumerate(tensors.pop(name)):
             for half, part in zip(halves, matrix.chunk(len(halves)), strict=True):
                 tensors[f"{name.rpartition('.')[0]}.{expert}.{half}.weight"] = part
     stored, values = pack(tensors, folder)
-    config = {**model.config.to_dict(), "quantization_config": folder.config}
+    return {**model.config.to_dict(), "quantization_config": folder.config}, stored, values
+
+
+@pytest.mark.parametrize(("kernels", "tolerance"), [("torch", 1e-4), ("native", 1e-3)])
+def test_experts_of_a_packed_checkpoint_run(kernels: Kernels, tolerance: float) -> None:
+    config, stored, values = packed_experts(BY_NAME["awq"])
     runner = build_runner(config, stored, num_slots=20, dtype="float32", kernels=kernels)
-    plain = build_runner(model.config.to_dict(), values, num_slots=20, dtype="float32", kernels="torch")
+    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    dense = build_runner(plain, values, num_slots=20, dtype="float32", kernels="torch")
     steps = [[Piece(0, 0, 9)]]
-    actual, expected = (run_steps(run, Sequences([TOKENS], 20), steps)[0] for run in (runner, plain))  # type: ignore[arg-type]
+    actual, expected = (run_steps(run, Sequences([TOKENS], 20), steps)[0] for run in (runner, dense))  # type: ignore[arg-type]
     assert relative_error(actual, expected) < tolerance
+
+
+# Bytes of the experts of a layer: 4 × 3 matrices of 64 × 64 weights, in groups of 32.
+_WEIGHTS, _GROUPS = 4 * 3 * 64 * 64, 4 * 3 * 64 * 2
+STACKS = {
+    "awq": _WEIGHTS // 2 + 3 * _GROUPS,  # float16 scales, zeros of a byte
+    "compressed, 4 bits": _WEIGHTS // 2 + 2 * _GROUPS,
+    "gptq, v2, 8 bits": _WEIGHTS + 3 * _GROUPS,
+    "compressed, int8": _WEIGHTS + 4 * _GROUPS // 2,
+    "fp8, blocks": _WEIGHTS + 4 * _GROUPS,
+    "fbgemm": _WEIGHTS + 4 * _GROUPS // 2,
+    "nf4, nested": _WEIGHTS // 2 + 4 * _GROUPS,
+    "gptq, act-order, zeros": 4 * _WEIGHTS,  # each expert has an order of its own: float32
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_the_cuda_decoder_keeps_experts_packed(name: str) -> None:
+    config, stored, values = packed_experts(BY_NAME[name])
+    view = read(BY_NAME[name], stored)
+    weights = Checkpoint(view, dtype=torch.float32, device=torch.device("cpu"))
+    experts = read_config(config).layers[0].experts
+    assert experts is not None
+    options = {"hidden": 64, "activation": "silu", "kernels": reference, "method": QuantizedMethod()}
+    layer = Experts("model.layers.0", experts, weights, **options)
+    router = weights.take("model.layers.0.mlp.gate.weight", 4, 64)
+    assert memory_of(layer) - router.nbytes == STACKS[name]
+    batch = Sequences([TOKENS], 20).batch([Piece(0, 0, 9)])
+    packed = on_host(config, view, method=QuantizedMethod())
+    assert relative_error(packed.forward(batch).values, on_host(config, values).forward(batch).values) < 1e-4
+
+
+def test_stacks_take_matrices_of_one_layout() -> None:
+    def codes(*, zeros: bool = False, group: int = 32) -> QuantizedTensor:
+        points = torch.full((2, 64 // group), 3, dtype=torch.int8) if zeros else None
+        numbers = torch.full((2, 32), 0xA7, dtype=torch.uint8)
+        return QuantizedTensor(Codes.INT4, numbers, torch.ones(2, 64 // group), points)
+
+    stack = QuantizedStack(6, torch.device("cpu"))
+    assert all(map(stack.add, (codes(), codes(zeros=True), codes())))
+    assert torch.equal(stack.matrix.dense(), torch.cat([codes(zeros=zeros).dense() for zeros in (False, True, False)]))
+    other = QuantizedStack(4, torch.device("cpu"))
+    assert other.add(codes())
+    assert not other.add(codes(group=64)), "groups of another size"
+    assert not QuantizedStack(2, torch.device("cpu")).add(codes(group=16)), "groups that do not fit tiles"
 
 
 def test_odd_widths_and_large_scales_on_the_cpu_kernels() -> None:
@@ -238,8 +292,8 @@ def test_experts_of_mxfp4_are_stacks_of_exact_numbers() -> None:
     assert torch.equal(view["e.gate_up_proj"].float(), values)
 
 
-@pytest.mark.parametrize(("kernels", "tolerance"), [("torch", 1e-4), ("native", 1e-3)])
-def test_gpt_oss_runs_on_mxfp4(kernels: Kernels, tolerance: float) -> None:
+def gpt_oss() -> tuple[Any, dict[str, Any], dict[str, torch.Tensor]]:
+    """The model, its configuration, and its packed tensors."""
     sizes = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
@@ -254,15 +308,32 @@ def test_gpt_oss_runs_on_mxfp4(kernels: Kernels, tolerance: float) -> None:
         parts, values[name] = mxfp4(stored.pop(name))
         stored |= {f"{name}_{suffix}": part for suffix, part in parts.items()}
     model.load_state_dict(values)
-    config = {**model.config.to_dict(), "quantization_config": {"quant_method": "mxfp4"}}
+    return model, {**model.config.to_dict(), "quantization_config": {"quant_method": "mxfp4"}}, stored
+
+
+@pytest.mark.parametrize(("kernels", "tolerance"), [("torch", 1e-4), ("native", 1e-3)])
+def test_gpt_oss_runs_on_mxfp4(kernels: Kernels, tolerance: float) -> None:
+    model, config, stored = gpt_oss()
     runner = build_runner(config, stored, num_slots=20, dtype="float32", kernels=kernels)
     actual = run_steps(runner, Sequences([TOKENS], 20), [[Piece(0, 0, 9)]])[0]  # type: ignore[arg-type]
     assert relative_error(actual, reference_logits(model, TOKENS)) < tolerance
-    assert ("MXFP4" in str(runner.facts()["weights"])) == (kernels == "native"), "torch widens them to 16 bits"
+    assert ("MXFP4" in str(runner.facts()["weights"])) == (kernels == "native")
     wrong = {**stored, "model.layers.0.mlp.experts.down_proj_blocks": torch.zeros(4, 64, 2, 16, dtype=torch.uint8)}
     wrong["model.layers.0.mlp.experts.down_proj_scales"] = torch.zeros(4, 64, 2, dtype=torch.uint8)
     with pytest.raises(ModelError, match=r"check that config\.json belongs to these weights"):
         build_runner(config, wrong, num_slots=20, dtype="float32", kernels=kernels)
+
+
+def test_the_cuda_decoder_keeps_mxfp4_as_the_file_has_it() -> None:
+    model, config, stored = gpt_oss()
+    plain, view = dense_view(config, stored)
+    runner = on_host(plain, view, method=QuantizedMethod())
+    actual = run_steps(runner, Sequences([TOKENS], 200), [[Piece(0, 0, 5)], [Piece(0, 5, 4)]])[0]  # type: ignore[arg-type]
+    assert relative_error(actual, reference_logits(model, TOKENS)) < 1e-4
+    in_file = sum(part.nbytes for name, part in stored.items() if name.endswith(("_blocks", "_scales")))
+    floats = on_host(plain, view)  # as `weights` asks for, float32
+    assert memory_of(floats.model) - memory_of(runner.model) == 4 * in_file // 17 * 32 - in_file
+    assert runner.facts()["weights"] == "packed"
 
 
 def test_a_packed_folder_opens_and_runs(tmp_path: Path) -> None:

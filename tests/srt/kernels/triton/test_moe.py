@@ -1,17 +1,29 @@
 """Routing, and tokens through their experts, against the references and against plain sums."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from umbel.srt.kernels.triton import moe, reference
-from umbel.srt.kernels.triton.moe import DECODE_TILES, MIDDLE_TILES, PREFILL_TILES, MoeTiles, are_few, tiles_for
+from umbel.srt.kernels.triton.moe import (
+    CODE_TILES,
+    DECODE_TILES,
+    MIDDLE_TILES,
+    PREFILL_TILES,
+    MoeTiles,
+    are_few,
+    code_cut,
+    tiles_for,
+)
 from umbel.srt.layers.checkpoint import Checkpoint
+from umbel.srt.layers.linear import DenseMethod
+from umbel.srt.layers.quantized import Codes, QuantizedTensor
 from umbel.srt.models.decoder_config import ExpertsConfig
 from umbel.srt.models.experts import ExpertKernels, Experts, expert_kernels
 
-from .closeness import DTYPES, random, relative_error
+from .closeness import DTYPES, random, random_codes, relative_error
 
 SMALL_TILES = MoeTiles(rows=16, columns=16, depth=32, group=2, warps=4, stages=2)
 
@@ -204,11 +216,113 @@ def test_a_layer_gives_the_same_on_either(rounded: bool) -> None:
             dtype=torch.bfloat16,
             device=torch.get_default_device(),
         )
-        layer = Experts("model.layers.3", config, weights, hidden=40, activation="silu", kernels=kernels)
+        layer = Experts(
+            "model.layers.3", config, weights, hidden=40, activation="silu", kernels=kernels, method=DenseMethod()
+        )
         weights.finish(is_unused=lambda name: False)
         return layer(x)
 
     assert relative_error(result(moe), result(reference)) < 1e-2
+
+
+# ------------------------------------------------------------------------------------------ packed
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "int4, zeros": {"kind": Codes.INT4, "group": 32, "zeros": True},
+    "mxfp4": {"kind": Codes.E2M1, "group": 32},
+    "float8, blocks": {"kind": Codes.FLOAT8, "group": 32},
+    "int4": {"kind": Codes.INT4, "group": 32},
+    "int8": {"kind": Codes.INT8, "group": None},
+    "int8, zeros": {"kind": Codes.INT8, "group": 32, "zeros": True},
+    "float8, outputs": {"kind": Codes.FLOAT8, "group": None},
+    "nf4": {"kind": Codes.NF4, "group": 32},
+}
+EXPERTS, HIDDEN, WIDTH = 4, 96, 64  # tiles are 64 lines and 128 inputs: all are cut off somewhere
+
+
+def packed_weights(form: str, *, gated: bool = True) -> tuple[QuantizedTensor, QuantizedTensor]:
+    """gate_up and down, stacked, such that results are about as large as what goes in."""
+
+    def stack(outputs: int, inputs: int) -> QuantizedTensor:
+        options = {**FORMS[form], "group": FORMS[form]["group"] or inputs}
+        matrix = random_codes(outputs=EXPERTS * outputs, inputs=inputs, **options).to(torch.get_default_device())
+        if matrix.kind is Codes.E2M1:
+            return matrix
+        largest = {Codes.INT4: 8, Codes.INT8: 128}.get(matrix.kind, 1)
+        return replace(matrix, scales=matrix.scales * (inputs**-0.5 / largest))
+
+    return stack((1 + gated) * WIDTH, HIDDEN), stack(HIDDEN, WIDTH)
+
+
+def floats_of(stack: QuantizedTensor) -> torch.Tensor:
+    return stack.dense().view(EXPERTS, -1, stack.shape[1])
+
+
+@pytest.mark.parametrize("tokens", [1, 7])
+@pytest.mark.parametrize(
+    "form", [name if number < 1 else pytest.param(name, marks=pytest.mark.nightly) for number, name in enumerate(FORMS)]
+)
+def test_packed_experts_are_those_of_their_numbers(form: str, tokens: int) -> None:
+    """One token reads the codes of its experts, more are sorted and meet widened tiles."""
+    gate_up, down = packed_weights(form)
+    x, (weights, chosen) = random(tokens, HIDDEN), routed(tokens, EXPERTS, 2)
+    actual = moe.fused_experts(x, gate_up, down, weights, chosen, activation="silu")
+    expected = reference.fused_experts(x, floats_of(gate_up), floats_of(down), weights, chosen, activation="silu")
+    assert relative_error(actual, expected) < 1e-5
+    in_torch = reference.fused_experts(x, gate_up, down, weights, chosen, activation="silu")
+    assert relative_error(in_torch, expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens"),
+    [("gpt-oss", 1), ("gpt-oss", 7), ("nemotron", 7), pytest.param("nemotron", 1, marks=pytest.mark.nightly)],
+)
+def test_packed_experts_of_other_kinds_round_where_floats_do(kind: str, tokens: int) -> None:
+    gated = kind == "gpt-oss"
+    gate_up, down = packed_weights("mxfp4" if gated else "float8, blocks", gated=gated)
+    dtype = torch.bfloat16
+    x, (weights, chosen) = random(tokens, HIDDEN, dtype=dtype), routed(tokens, EXPERTS, 2)
+    options: dict[str, Any] = {"activation": "silu", "clamp": (1.5, 1.702)}
+    options["biases"] = random(EXPERTS, 2 * WIDTH, dtype=dtype), random(EXPERTS, HIDDEN, dtype=dtype)
+    if not gated:
+        options = {"activation": "relu2", "gated": False}
+    actual = moe.fused_experts(x, gate_up, down, weights, chosen, **options)
+    floats = floats_of(gate_up).to(dtype), floats_of(down).to(dtype)
+    expected = reference.fused_experts(x, *floats, weights, chosen, **options)
+    assert actual.dtype is dtype
+    assert relative_error(actual, expected) < 1e-2
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("tiles", CODE_TILES[1:], ids=["middle", "prefill"])
+def test_the_cuts_for_many_tokens_of_packed_experts_give_the_same(tiles: MoeTiles) -> None:
+    gate_up, down = packed_weights("int4, zeros")
+    x, (weights, chosen) = random(150, HIDDEN), routed(150, EXPERTS, 2)
+    actual = moe.fused_experts(x, gate_up, down, weights, chosen, activation="silu", tiles=tiles)
+    expected = reference.fused_experts(x, floats_of(gate_up), floats_of(down), weights, chosen, activation="silu")
+    assert relative_error(actual, expected) < 1e-5
+
+
+@pytest.mark.parametrize("tokens", [pytest.param(1, marks=pytest.mark.nightly), 9])
+def test_packed_experts_without_tokens_are_not_read(tokens: int) -> None:
+    gate_up, down = packed_weights("int4, zeros")
+    x, weights = random(tokens, HIDDEN), torch.ones(tokens, 1)
+    chosen = torch.full((tokens, 1), 2, dtype=torch.int32)
+    expected = reference.fused_experts(x, floats_of(gate_up), floats_of(down), weights, chosen, activation="silu")
+    for stack in (gate_up, down):
+        for expert in (0, 1, 3):
+            stack.scales.view(EXPERTS, -1)[expert] = torch.nan
+    actual = moe.fused_experts(x, gate_up, down, weights, chosen, activation="silu")
+    assert relative_error(actual, expected) < 1e-5
+
+
+def test_the_cut_for_few_tokens_wastes_little_after_the_last_input() -> None:
+    for inputs in (64, 768, 1408, 2048, 2880, 4096, 14336):
+        cut = code_cut(8, inputs)
+        assert -inputs % cut.depth <= inputs // 8, inputs
+        assert cut.depth * cut.columns * 8 <= 8192, inputs
+    assert code_cut(2, 2048).columns == 4
 
 
 def test_torch_computes_where_there_is_no_gpu() -> None:

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[4]
 ATTENTION = ["d128 group 4 fp16"]
 EXPERTS = ["8x7B decode", "gate up 8x7B prefill", "few down 30B"]
 ROWS = ["row 4096 bf16", "row gated", "rows 32 x 4096"]
+PACKED = ["packed gate up mxfp4", "packed few gate up int4", "packed few down mxfp4", "packed down fp8 decode"]
 CODES = ["codes row int4", "codes rows 64 int4", "codes rows 16 fp8", "codes widen"]
 SMALL = ["norm 8192", "sandwich", "act bf16", "heads d256", "heads d128 x8 bf16/fp8"]
 SAMPLING = ["scan 128256", "select", "summarise"]
@@ -23,7 +24,19 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]
     """Name → what it takes. In a process of its own: kernels that this one interprets cannot be compiled."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     finished = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu.ptx", "--only", *ATTENTION, *EXPERTS, *ROWS, *CODES, *SMALL, *SAMPLING],
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.gpu.ptx",
+            "--only",
+            *ATTENTION,
+            *EXPERTS,
+            *PACKED,
+            *ROWS,
+            *CODES,
+            *SMALL,
+            *SAMPLING,
+        ],
         cwd=ROOT,
         env={**environment, "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))},
         capture_output=True,
@@ -40,6 +53,7 @@ def test_no_kernel_spills(found: dict[str, dict[str, int]]) -> None:
         *(
             "attend",
             "codes",
+            "packed",
             "gate",
             "down",
             "few",
@@ -71,6 +85,15 @@ def test_products_of_codes_use_tensor_cores(found: dict[str, dict[str, int]]) ->
     assert found["codes rows 64 int4"]["wgmma"] > 0
     assert found["codes rows 16 fp8"]["wgmma"] > 0
     assert found["codes row int4"]["resident"] >= 3
+
+
+def test_products_of_packed_experts_use_tensor_cores_and_fit(found: dict[str, dict[str, int]]) -> None:
+    decode, middle, prefill = (found[f"packed gate up mxfp4 {cut}"] for cut in ("decode", "middle", "prefill"))
+    assert all(product["wgmma"] > 0 for product in (decode, middle, prefill, found["packed down fp8 decode"]))
+    assert [product["resident"] for product in (decode, middle, prefill)] == [4, 3, 1]
+    few = [found[name] for name in found if name.startswith("packed few")]
+    assert len(few) == 2
+    assert all(product["resident"] * product["warps"] >= 16 for product in few), few
 
 
 def test_products_of_experts_use_tensor_cores_and_read_ahead(found: dict[str, dict[str, int]]) -> None:

@@ -7,33 +7,20 @@ import torch
 from umbel.srt.kernels.triton import quantized
 from umbel.srt.kernels.triton.quantized import MOST_ROWS, quantized_linear
 from umbel.srt.kernels.triton.reference import quantized_linear as reference
-from umbel.srt.layers.quantized import Codes, QuantizedTensor
+from umbel.srt.layers.quantized import Codes
 
-from .closeness import TOLERANCES, random, relative_error
-
-
-def codes(kind: Codes, outputs: int, inputs: int, group: int, *, zeros: bool = False) -> QuantizedTensor:
-    generator = torch.Generator().manual_seed(3)
-    if kind is Codes.FLOAT8:
-        numbers = torch.randn(outputs, inputs, generator=generator).to(torch.float8_e4m3fn)
-    elif kind is Codes.INT8:
-        numbers = torch.randint(-128, 128, (outputs, inputs), generator=generator).to(torch.int8)
-    else:
-        numbers = torch.randint(0, 256, (outputs, inputs // 2), generator=generator).to(torch.uint8)
-    scales = torch.rand(outputs, inputs // group, generator=generator) + 0.5
-    points = torch.randint(-8, 8, scales.shape, generator=generator).to(torch.int8) if zeros else None
-    return QuantizedTensor(kind, numbers, scales if kind is Codes.FLOAT8 else scales.half(), points)
-
+from .closeness import TOLERANCES, random, random_codes, relative_error
 
 CASES = {
-    "int4": codes(Codes.INT4, 70, 160, 32),
-    "int4, zeros": codes(Codes.INT4, 70, 256, 128, zeros=True),
-    "int4, a group for all": codes(Codes.INT4, 9, 96, 96),
-    "int8": codes(Codes.INT8, 70, 96, 96),
-    "int8, zeros": codes(Codes.INT8, 70, 128, 64, zeros=True),
-    "float8": codes(Codes.FLOAT8, 70, 256, 128),
-    "nf4": codes(Codes.NF4, 70, 192, 64),
-    "e2m1": codes(Codes.E2M1, 5, 64, 32),
+    "int4": random_codes(Codes.INT4, 70, 160, 32),
+    "int4, zeros": random_codes(Codes.INT4, 70, 256, 128, zeros=True),
+    "int4, a group for all": random_codes(Codes.INT4, 9, 96, 96),
+    "int8": random_codes(Codes.INT8, 70, 96, 96),
+    "int8, zeros": random_codes(Codes.INT8, 70, 128, 64, zeros=True),
+    "float8": random_codes(Codes.FLOAT8, 70, 256, 128),
+    "nf4": random_codes(Codes.NF4, 70, 192, 64),
+    "e2m1": random_codes(Codes.E2M1, 5, 64, 32),
+    "fp4": random_codes(Codes.FP4, 5, 64, 64),
 }
 
 
@@ -65,7 +52,7 @@ def test_inputs_are_permuted_once_and_results_go_where_they_are_asked(device: to
 
 @pytest.mark.parametrize("inputs", [48, 40])
 def test_other_groups_are_left_to_torch(inputs: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = codes(Codes.INT8, 9, inputs, 8).to(device)
+    weight = random_codes(Codes.INT8, 9, inputs, 8).to(device)
     monkeypatch.setattr(quantized, "_multiply_rows", None)
     x = random(2, inputs).to(device)
     torch.testing.assert_close(quantized_linear(x, weight), x @ weight.dense().t(), rtol=1e-4, atol=1e-3)
