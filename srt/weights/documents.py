@@ -9,7 +9,6 @@ under the digest of the metadata. It is the only one that is kept.
 
 import contextlib
 import json
-import warnings
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ...lang.errors import ModelError
-from ..core.cache_folder import make_private, read_trusted, write_atomically
+from ..core.cache_folder import keep, read_trusted
 from ..tokenizer.rerankers import RERANK
 from .catalog.mistaken_files import BEGINNING, beginning_of, mistaken_for
 from .gguf_config import pooling_of
@@ -147,10 +146,7 @@ class GgufDocuments:
             if sha256(content[DIGEST_BYTES:]).digest() == content[:DIGEST_BYTES]:
                 return content[DIGEST_BYTES:]
         content = msgspec.json.encode(tokenizer_json(self._gguf))
-        try:
-            write_atomically(make_private(self._kept.parent) / self._kept.name, sha256(content).digest() + content)
-        except (OSError, ModelError) as error:
-            warnings.warn(f"the tokenizer of {self.path.name} is not kept for the next start: {error}", stacklevel=2)
+        keep(self._kept, sha256(content).digest() + content)
         return content
 
     def tokenizer_digest(self) -> str:

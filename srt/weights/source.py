@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...lang.errors import ModelError, shown
-from ..core.cache_folder import cache_folder, make_private, read_trusted, trusted, write_atomically
+from ..core.cache_folder import cache_folder, keep, read_trusted, trusted
 from ..core.vectors import VectorConfig
 from ..layers.config_values import MOST_TOKENS, is_token, positive_int
 from ..models.vision.config import GRID_DECODERS, decoder_config, sees
@@ -144,10 +143,7 @@ class ModelSource:
         path = self.documents.tokenizer_path
         file = read_tokenizer_file(self.documents.tokenizer(), path)
         vocabulary = Vocabulary.of(token_table(file, path, size=self.vocab_size))
-        try:
-            write_atomically(make_private(kept.parent) / kept.name, vocabulary.to_bytes())
-        except (OSError, ModelError) as error:
-            warnings.warn(f"the vocabulary of {self.name} is not kept for the next start: {error}", stacklevel=2)
+        keep(kept, vocabulary.to_bytes())
         return vocabulary
 
     def tokenizer(self, *, find_boundary: bool = True) -> HFTokenizer:
@@ -188,10 +184,7 @@ class ModelSource:
         path = self.documents.tokenizer_path
         tables = merge_tables(read_tokenizer_file(self.documents.tokenizer(), path), path)
         if tables is not None:
-            try:
-                write_atomically(make_private(kept.parent) / kept.name, tables.to_bytes())
-            except (OSError, ModelError) as error:
-                warnings.warn(f"the merges of {self.name} are not kept for the next start: {error}", stacklevel=2)
+            keep(kept, tables.to_bytes())
         return tables
 
     @cached_property

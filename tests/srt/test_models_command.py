@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from umbel.interpreter.cli import main
+from umbel.srt.doctor import folders
 
 from ..fake_hub import FakeHub, serve_hub
 from .weights.tiny import BY_NAME, write_folder, write_gguf
@@ -178,3 +179,58 @@ def test_a_name_that_cannot_be_pulled_says_what_to_write(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.search(message, captured.err)
+
+
+def test_what_an_earlier_umbel_converted_is_offered_for_removal(
+    hub: FakeHub, tiny: dict[str, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = tmp_path / "cache/umbel/models"
+    for name in ("gemma3-270m", "gemma-0123"):  # the first has the name of the default model
+        (models / name).mkdir(parents=True)
+        (models / f".{name}.lock").touch()
+        for file in ("config.json", "tokenizer.json", "model.safetensors"):
+            (models / name / file).write_bytes(tiny[file])
+        (models / name / "umbel.json").write_text('{"format": 1}')
+    assert listed(capsys) == {}
+    assert main(["models"]) == 0
+    assert re.search(
+        r"converted by an earlier umbel.*: gemma-0123, gemma3-270m\. To free .* run: umbel rm --converted",
+        capsys.readouterr().out,
+    )
+    remedies = [found.remedy for found in folders() if "GB of models that an earlier umbel converted" in found.text]
+    assert remedies == ["umbel rm --converted"]
+    assert main(["rm", "gemma-0123"]) == 1
+    assert (
+        "was converted by an earlier umbel, and is not read any more; run: umbel rm --converted"
+        in capsys.readouterr().err
+    )
+    assert main(["rm", "--converted", "--yes"]) == 0
+    assert list(models.iterdir()) == []
+    assert main(["rm", "--converted", "--yes"]) == 0
+    assert capsys.readouterr().out.endswith("there is nothing that an earlier umbel has converted\n")
+
+
+def test_removing_says_what_it_needs_and_what_it_cannot_do(
+    hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["rm"])
+    assert "write the NAME of a model" in capsys.readouterr().err
+    (tmp_path / "own.gguf").write_bytes(b"GGUF")
+    assert main(["rm", str(tmp_path / "own.gguf")]) == 1
+    assert (
+        "is a file or folder of yours, in none of the folders of models; delete it yourself" in capsys.readouterr().err
+    )
+    folder = tmp_path / "cache/umbel/models/mine"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+
+    def refused(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("shutil.rmtree", refused)
+    assert main(["rm", "mine", "--yes"]) == 1
+    assert (
+        f"mine cannot be removed ([Errno 13] Permission denied: '{folder}'); remove {folder} yourself"
+        in capsys.readouterr().err
+    )

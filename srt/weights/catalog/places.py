@@ -37,6 +37,8 @@ from .repository import (
 )
 
 IN_UMBEL, IN_HUB, IN_LLAMA_CPP, IN_OLLAMA, IN_LM_STUDIO = "umbel", "Hugging Face", "llama.cpp", "Ollama", "LM Studio"
+CONVERTED = "umbel.json"  # in folders that earlier versions of umbel have converted
+REMOVE_CONVERTED = "umbel rm --converted"
 MOST_JSON = 16 << 20  # bytes of a manifest or an index
 
 
@@ -116,6 +118,15 @@ class FoundModel:
 
 def umbel_models(places: ModelPlaces) -> Iterator[FoundModel]:
     """Yields the finished models in umbel's folder."""
+    return (model for model in _in_umbel(places) if not (model.path / CONVERTED).exists())
+
+
+def converted_models(places: ModelPlaces) -> Iterator[FoundModel]:
+    """Yields what earlier versions of umbel have made of GGUF files, which are read as they are now."""
+    return (model for model in _in_umbel(places) if (model.path / CONVERTED).exists())
+
+
+def _in_umbel(places: ModelPlaces) -> Iterator[FoundModel]:
     for folder in matching(places.umbel, "*"):
         files = listing_of(folder)
         if CONFIG in files:
