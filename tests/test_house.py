@@ -152,7 +152,6 @@ SMALL_FILES = {
     "srt/constraints/compiler_worker.py": "a process, started as a module, that loads the automata and no torch",
     "srt/models/cpu_latents.py": "one native structure and its weights, latent.h; the decoder has others",
     "srt/models/cpu_experts.py": "one native structure and its weights, experts.h; the decoder has others",
-    "srt/models/streams.py": "residual streams of one family, drawn in one picture; the decoder has one residual",
     "srt/runners/cuda/triton_kernels.py": "imports Triton when it is loaded, which needs a GPU",
     "srt/weights/folder_tensors.py": "imports torch, which the process that opens a model for its tokenizer must not",
     "srt/weights/native_rows.py": "one layout translated to another, apart from the methods that choose them",

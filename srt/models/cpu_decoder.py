@@ -31,6 +31,7 @@ from .cpu_experts import CpuExperts
 from .cpu_latents import CpuLatents
 from .cpu_recurrent import CpuRecurrent
 from .cpu_side import CpuSide, EmbeddingRows
+from .cpu_streams import CpuStreams
 from .decoder_config import (
     EMBEDDING,
     FINAL_NORM,
@@ -38,6 +39,7 @@ from .decoder_config import (
     DecoderConfig,
     ExpertsConfig,
     LayerTensors,
+    deviations_of,
     is_unused,
     landmarks,
     layer_tensors,
@@ -61,7 +63,7 @@ class DecoderShape(ctypes.Structure):
         ("embedding_format", ctypes.c_int),
         ("embedding_row_bytes", _LONG),
         ("final_norm", _POINTER),
-        ("side", _POINTER),
+        *((name, _POINTER) for name in ("side", "streams")),
     ]
 
 
@@ -70,11 +72,13 @@ class DecoderLayer(ctypes.Structure):
 
     _fields_ = [
         *((name, _LONG) for name in ("pool", "kv_heads", "own_kv_heads", "head_dim", "width")),
+        ("sparse", ctypes.c_int),
+        ("deviations", _FLOAT),
         *((name, _POINTER) for name in ("qkv", "output", "gate_up", "down")),
         *((name, _POINTER) for name in ("qkv_bias", "output_bias", "gate_up_bias", "down_bias")),
         *((name, _POINTER) for name in ("before_attention", "after_attention", "before_mlp", "after_mlp")),
         *((name, _POINTER) for name in ("query_norm", "key_norm", "value_norm", "sinks")),
-        *((name, _POINTER) for name in ("latent", "recurrent", "side")),
+        *((name, _POINTER) for name in ("latent", "recurrent", "side", "streams")),
         ("scale", _FLOAT),
         ("experts", _POINTER),
         ("rope", _LONG),
@@ -215,6 +219,9 @@ class CpuDecoder:
         self._side: CpuSide | None = None
         if config.side is not None:
             self._side = CpuSide(config, config.side, self._checkpoint, method=method)
+        self._streams: CpuStreams | None = None
+        if config.streams is not None:
+            self._streams = CpuStreams(config, config.streams, self._checkpoint, method=method)
         shape = DecoderShape(
             hidden=config.hidden_size,
             heads=config.heads,
@@ -234,6 +241,7 @@ class CpuDecoder:
             # The head multiplies what this norm gives, so scaled weights scale the logits.
             final_norm=self._norm(FINAL_NORM, config.hidden_size, scale=config.logit_scale),
             side=None if self._side is None else ctypes.addressof(self._side.arguments),
+            streams=None if self._streams is None else ctypes.addressof(self._streams.arguments),
         )
         layers = [self._layer(index) for index in range(len(config.layers))]
         self._checkpoint.finish(is_unused=partial(is_unused, config))
@@ -314,11 +322,15 @@ class CpuDecoder:
             self._add_attention(native, index, tensors)
         if self._side is not None and tensors.side is not None:
             native.side = ctypes.addressof(self._side.layer(tensors.side))
+        if self._streams is not None:
+            native.streams = ctypes.addressof(self._streams.layer(tensors.prefix))
         if layer.mlp:
             native.before_mlp = self._norm(tensors.before_mlp, hidden)
             native.after_mlp = self._norm(tensors.after_mlp, hidden)
         if layer.mlp and layer.experts is None:
             native.width = config.width_of(index)
+            if layer.sparsity:
+                native.sparse, native.deviations = 1, deviations_of(layer.sparsity)
             native.gate_up, native.gate_up_bias = self._linear(tensors.gate_up)
             native.down, native.down_bias = self._linear(tensors.down)
             native.gate_up_changes = self._changes(tensors.gate_up)

@@ -48,7 +48,7 @@ class SideArguments(ctypes.Structure):
     """`Side` of side.h."""
 
     _fields_ = [
-        *((name, ctypes.c_long) for name in ("width", "layers")),
+        *((name, ctypes.c_long) for name in ("width", "layers", "vocabulary")),
         ("embedding", _POINTER),
         ("embedding_format", ctypes.c_int),
         ("embedding_row_bytes", ctypes.c_long),
@@ -77,6 +77,7 @@ class CpuSide:
         self.arguments = SideArguments(
             width=side.width,
             layers=len(config.layers),
+            vocabulary=side.vocab_size,
             embedding=self.embedding.address,
             embedding_format=self.embedding.format.value,
             embedding_row_bytes=self.embedding.row_bytes,

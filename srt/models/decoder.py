@@ -13,7 +13,6 @@ are summed over the ranks; everything else is the same on all of them.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import NormalDist
 from typing import Any, Protocol
 
 import torch
@@ -37,6 +36,7 @@ from .decoder_config import (
     HEAD,
     DecoderConfig,
     LayerTensors,
+    deviations_of,
     is_unused,
     landmarks,
     layer_tensors,
@@ -189,7 +189,7 @@ class TorchMLP:
     ) -> None:
         self._deviations: float | None = None  # above the mean, from which on the gate's numbers count
         if sparsity:
-            self._deviations = NormalDist().inv_cdf(sparsity)
+            self._deviations = deviations_of(sparsity)
         self._gate_up = Linear(method, weights, tensors.gate_up, adapters)
         self._down = Linear(method, weights, tensors.down, adapters)
         self._activation = ACTIVATIONS[config.activation]

@@ -11,6 +11,7 @@ Only some families have the parts in brackets. Several maps (queries, keys and v
 
 from dataclasses import dataclass
 from enum import Enum
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -342,6 +343,11 @@ class DecoderConfig:
         return tuple(dict.fromkeys(map(self.angles_of, range(len(self.layers)))))
 
 
+def deviations_of(sparsity: float) -> float:
+    """Returns the standard deviations above its mean from which on a normal gate counts, given the share below."""
+    return NormalDist().inv_cdf(sparsity)
+
+
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
@@ -369,7 +375,7 @@ class SideTensors:
     norm: str
 
 
-PARALLEL_STREAMS = "residual streams in parallel (AltUp)"  # what only the executor in torch has, for messages
+PARALLEL_STREAMS = "residual streams in parallel (AltUp)"  # for messages of executors that have none, or few
 SIDE_EMBEDDING = "model.embed_tokens_per_layer.weight"
 SIDE_MAP = "model.per_layer_model_projection"
 SIDE_NORM = "model.per_layer_projection_norm.weight"

@@ -7,6 +7,7 @@
 Next to attention, a map of low rank adds to the residual (Laurel). R rows, N streams. See `StreamsConfig`.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,16 +21,52 @@ HALF_ROOT = 0.5**0.5  # of the mean of two residuals
 _LEAST_SQUARE = 1e-5  # of a stream's numbers in the mean, below which it is not made longer
 
 
+def stream_maps(config: DecoderConfig, streams: StreamsConfig, name: str) -> list[LinearTensors]:
+    """Returns the maps of one end: "altup_projections" or "altup_unembed_projections"."""
+    names = (f"model.{name}.{index}" for index in range(streams.count - 1))
+    return [LinearTensors((each,), (config.hidden_size,), config.hidden_size) for each in names]
+
+
+INTO, OUT_OF = "altup_projections", "altup_unembed_projections"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTensors:
+    """The tensors of a layer's streams. Those that are no maps are the full names of their weights."""
+
+    router_norm: str  # [hidden]
+    router: str  # [N, hidden]
+    predict: str  # [N · N, N]
+    correct: str  # [N, N]
+    scale: str  # [hidden]
+    down: LinearTensors
+    up: LinearTensors
+    residual_norm: str  # [hidden]
+
+    @classmethod
+    def of(cls, prefix: str, config: DecoderConfig, streams: StreamsConfig) -> "StreamTensors":
+        """Returns those of the layer whose names have a prefix."""
+        hidden, rank = config.hidden_size, streams.residual_rank
+        return cls(
+            router_norm=f"{prefix}.altup.router_norm.weight",
+            router=f"{prefix}.altup.modality_router.weight",
+            predict=f"{prefix}.altup.prediction_coefs.weight",
+            correct=f"{prefix}.altup.correction_coefs.weight",
+            scale=f"{prefix}.altup.correct_output_scale",
+            down=LinearTensors((f"{prefix}.laurel.linear_left",), (rank,), hidden),
+            up=LinearTensors((f"{prefix}.laurel.linear_right",), (hidden,), rank),
+            residual_norm=f"{prefix}.laurel.post_laurel_norm.weight",
+        )
+
+
 class StreamEnds:
     """Makes the streams of embeddings, and one hidden state of the streams."""
 
     def __init__(self, config: DecoderConfig, streams: StreamsConfig, weights: Checkpoint, method: QuantMethod[Any]):
-        def maps(name: str) -> list[Linear]:
-            names = (f"model.{name}.{index}" for index in range(streams.count - 1))
-            sizes = (config.hidden_size,), config.hidden_size
-            return [Linear(method, weights, LinearTensors((each,), *sizes)) for each in names]
-
-        self._into, self._out_of = maps("altup_projections"), maps("altup_unembed_projections")
+        self._into, self._out_of = (
+            [Linear(method, weights, tensors) for tensors in stream_maps(config, streams, name)]
+            for name in (INTO, OUT_OF)
+        )
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         """[R, hidden] → [R, N, hidden]"""
@@ -63,27 +100,19 @@ class LayerStreams:
         weights: Checkpoint,
         method: QuantMethod[Any],  # Any: each method has its own form of weight, and only the method reads it
     ) -> None:
-        def linear(name: str, outputs: int, inputs: int) -> Linear:
-            return Linear(method, weights, LinearTensors((f"{prefix}.{name}",), (outputs,), inputs))
-
-        def small(name: str, outputs: int, inputs: int) -> torch.Tensor:
-            return weights.take(f"{prefix}.{name}.weight", outputs, inputs)
-
         def norm(name: str) -> RMSNorm:
-            weight = weights.take(f"{prefix}.{name}.weight", config.hidden_size)
-            return RMSNorm(weight, eps=config.norm_eps, centered=config.centered_norm)
+            return RMSNorm(weights.take(name, hidden), eps=config.norm_eps, centered=config.centered_norm)
 
-        hidden, count = config.hidden_size, streams.count
+        hidden, count, tensors = config.hidden_size, streams.count, StreamTensors.of(prefix, config, streams)
         self._count, self._active = count, streams.active
-        self._router_norm, self._router = norm("altup.router_norm"), small("altup.modality_router", count, hidden)
+        self._router_norm, self._router = norm(tensors.router_norm), weights.take(tensors.router, count, hidden)
         self._router_scale = 1.0 / hidden
-        self._predict = small("altup.prediction_coefs", count * count, count)
-        self._correct = small("altup.correction_coefs", count, count)
-        scale = weights.take(f"{prefix}.altup.correct_output_scale", hidden)
+        self._predict = weights.take(tensors.predict, count * count, count)
+        self._correct = weights.take(tensors.correct, count, count)
+        scale = weights.take(tensors.scale, hidden)
         self._output_scale = scale if streams.scaled else None
-        self._down = linear("laurel.linear_left", streams.residual_rank, hidden)
-        self._up = linear("laurel.linear_right", hidden, streams.residual_rank)
-        self._residual_norm = norm("laurel.post_laurel_norm")
+        self._down, self._up = Linear(method, weights, tensors.down), Linear(method, weights, tensors.up)
+        self._residual_norm = norm(tensors.residual_norm)
 
     def predict(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the streams as they are expected after the layer, [R, N, hidden], and of them the one that the layer

@@ -24,6 +24,7 @@ from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config
 from ..layers.low_rank import Adapter
 from ..models.cpu_decoder import CpuDecoder, CpuRows, PoolTable
+from ..models.cpu_streams import MOST_STREAMS
 from ..models.decoder_config import PARALLEL_STREAMS
 from ..models.families import is_family, read_config
 from ..multimodal.store import VisionStore
@@ -190,10 +191,8 @@ def obstacle(config: Config, *, dtype: torch.dtype, device: torch.device) -> str
     if dtype not in (torch.float32, torch.bfloat16):
         return f"the KV pool would be {dtype}; write float32 or bfloat16"
     model = read_config(config)
-    if model.streams is not None:
-        return f"they have no {PARALLEL_STREAMS}"
-    if model.side is not None and model.side.vocab_size < model.vocab_size:
-        return f"per-layer embeddings are of {model.side.vocab_size} of {model.vocab_size} tokens"
+    if model.streams is not None and model.streams.count > MOST_STREAMS:
+        return f"they have at most {MOST_STREAMS} {PARALLEL_STREAMS}, not {model.streams.count}"
     for layer in model.kv_geometry(dtype).layers:
         if layer.head_dim % HEAD_DIM_UNIT or layer.value_dim % HEAD_DIM_UNIT:
             sizes = sorted({layer.head_dim, layer.value_dim})

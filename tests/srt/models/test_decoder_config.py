@@ -254,8 +254,12 @@ def test_what_gemma_3n_cannot_have_is_refused(changes: dict[str, Any], message: 
 @pytest.mark.parametrize(
     ("model_type", "changes", "reason"),
     [
-        ("gemma3n_text", {"num_kv_shared_layers": 0}, r"they have no residual streams in parallel \(AltUp\)"),
-        ("gemma4_text", {"vocab_size_per_layer_input": 10}, "per-layer embeddings are of 10 of 97 tokens"),
+        (
+            "gemma3n_text",
+            {"num_kv_shared_layers": 0, "altup_num_inputs": 17},
+            r"they have at most 16 residual streams in parallel \(AltUp\), not 17",
+        ),
+        ("gemma4_text", {"head_dim": 12}, "head_dim=12 is no multiple of 16"),
     ],
 )
 def test_the_native_kernels_say_what_they_do_not_have(model_type: str, changes: dict[str, Any], reason: str) -> None:

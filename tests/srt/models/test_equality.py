@@ -92,7 +92,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 RUNS = [(case, kernels) for case in CASES for kernels in ("torch", "native")]
-RUNS.remove(("gemma 3n", "native"))
 
 
 @pytest.mark.parametrize(("case", "kernels"), RUNS)

@@ -243,7 +243,6 @@ def native_if(kernels: Kernels, case: tuple[str, dict[str, Any]]) -> tuple[str, 
 
 
 RUNS = [(case, kernels) for case in CASES for kernels in ("torch", "native")]
-RUNS = [(case, kernels) for case, kernels in RUNS if kernels == "torch" or CASES[case][0] != "gemma3n_text"]
 
 
 @pytest.mark.parametrize(("case", "kernels"), RUNS)

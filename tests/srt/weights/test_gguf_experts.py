@@ -305,7 +305,6 @@ def sequences() -> Sequences:
 
 
 RUNS = [(name, kernels) for name in BY_NAME for kernels in ("torch", "native")]
-RUNS.remove(("gemma 3n", "native"))
 
 
 @pytest.mark.parametrize(("name", "kernels"), RUNS)

@@ -41,10 +41,15 @@ class Decoder {
         for (long i = 0; i < step.given; i++)
             std::memcpy(x + step.given_rows[i] * s.hidden, step.given_values + i * s.hidden, s.hidden * sizeof(float));
         if (s.side && !sides_.make(*s.side, step.token_ids, x, rows, s.hidden, s.epsilon)) return false;
+        if (s.streams && !streams_.enter(*s.streams, x, rows, s.hidden, s.epsilon)) return false;
         const AdapterGroups* adapted = &step.adapted;
         Block block{x, update, false, nullptr};
         for (long index = 0; index < s.layers; index++) {
             const DecoderLayer& layer = layers_[index];
+            if (layer.streams) {
+                streams_.predict(*layer.streams, x, rows);
+                block.pending = false;
+            }
             if (layer.qkv) {
                 if (!normed_.reset(*layer.qkv, rows)) return false;
                 enter(block, layer.before_attention, normed_, rows);
@@ -56,17 +61,31 @@ class Decoder {
                     if (!step.outputs) return true;  // keys and states of a chunk inside a prompt are all it is for
                     keep(step, x, s.hidden);
                     if (s.side) keep(step, sides_.rows(), sides_.width());
+                    for (long i = 0; s.streams && i < s.streams->count; i++) keep(step, streams_.stream(i), s.hidden);
                     rows = step.outputs;
                     adapted = &step.adapted_outputs;
                 }
                 linear(*layer.output, seen, rows, attended, layer.output_bias, update, s.hidden);
                 if (!low_rank_.add(layer.output_changes, *adapted, seen, attended, update, s.hidden)) return false;
                 block.after = layer.after_attention;
+                if (layer.streams) {
+                    if (!streams_.join(*layer.streams, layer.before_attention, update, block.after, x, rows))
+                        return false;
+                    block.pending = false;
+                }
             }
             if (layer.experts || layer.gate_up) {
                 if (!(layer.experts ? mixture(layer, block, rows) : mlp(layer, *adapted, block, rows, wide)))
                     return false;
                 block.after = layer.after_mlp;
+            }
+            if (layer.streams) {
+                add_and_norm(x, update, block.after, s.residual_scale, nullptr, update, rows, s.hidden, s.epsilon);
+                streams_.correct(*layer.streams, x, rows);
+                if (!layer.side) continue;
+                if (!sides_.apply(*layer.side, index, (Activation)s.activation, x, rows, s.hidden, update)) return false;
+                streams_.add(update, layer.side->norm, rows);
+                continue;
             }
             if (layer.side) {
                 add_and_norm(x, update, block.after, s.residual_scale, nullptr, update, rows, s.hidden, s.epsilon);
@@ -79,6 +98,11 @@ class Decoder {
                 block.after = nullptr;
             }
             if (index < step.added) add_given(step, index, x, index >= last, s.hidden);
+        }
+        if (s.streams) {
+            if (!streams_.leave(*s.streams, x, rows)) return false;
+            rms_norm(x, s.final_norm, step.hidden, rows, s.hidden, s.epsilon);
+            return true;
         }
         add_and_norm(x, update, block.after, s.residual_scale, s.final_norm, step.hidden, rows, s.hidden, s.epsilon);
         return true;
@@ -246,7 +270,7 @@ class Decoder {
 #if defined(UMBEL_AMX)
         const TiledRows *from = normed_.tiled(), *to = gated_.tiled();
         bool changed = layer.gate_up_changes && adapted.count;
-        if (from && to && layer.width % TiledRows::K == 0 && !changed && shape_.gated_mlp) {
+        if (from && to && layer.width % TiledRows::K == 0 && !changed && shape_.gated_mlp && !layer.sparse) {
             gated_tiled(*layer.gate_up->plain(), *from, layer.gate_up_bias, activation, *to);
             return true;
         }
@@ -254,6 +278,7 @@ class Decoder {
         long width = (1 + shape_.gated_mlp) * layer.width;
         normed_.multiply(*layer.gate_up, layer.gate_up_bias, wide, width);
         if (!low_rank_.add(layer.gate_up_changes, adapted, normed_, wide, width)) return false;
+        if (layer.sparse) keep_highest(wide, rows, layer.width, width, layer.deviations);
         if (shape_.gated_mlp)
             activate(wide, gated_, rows, layer.width, activation);
         else
@@ -277,6 +302,7 @@ class Decoder {
     LatentHeads latent_heads_;
     RecurrentScan scan_;
     SideEmbeddings sides_;
+    ParallelStreams streams_;
     Inputs normed_, gated_;
     Mixture mixture_;
     LowRankProducts low_rank_;

@@ -11,6 +11,7 @@
 #include "low_rank.h"
 #include "recurrent.h"
 #include "side.h"
+#include "streams.h"
 
 namespace umbel {
 
@@ -26,6 +27,7 @@ struct DecoderShape {
     long embedding_row_bytes;
     const float* final_norm;  // [hidden]
     const Side* side;         // or nullptr
+    const Streams* streams;   // or nullptr: there is one residual
 };
 
 // A layer that has no attention and no recurrent state has no `qkv` and no `output`; one without MLP has neither
@@ -34,6 +36,8 @@ struct DecoderLayer {
     long pool;                              // which keys and values of a step, or which recurrent states
     long kv_heads, own_kv_heads, head_dim;  // key heads that it reads, and that it computes: as many, or none
     long width;                             // of the dense MLP
+    int sparse;        // gates of a row count from `deviations` standard deviations above their mean on
+    float deviations;
     const Matrix *qkv, *output, *gate_up, *down;
     const float *qkv_bias, *output_bias, *gate_up_bias, *down_bias;      // or nullptr
     const float *before_attention, *after_attention, *before_mlp, *after_mlp;  // or nullptr
@@ -42,6 +46,7 @@ struct DecoderLayer {
     const Latent* latent;    // its attention is latent; or nullptr
     const Recurrent* recurrent;  // instead of attention, between `qkv` and `output`; or nullptr
     const SideLayer* side;   // or nullptr
+    const LayerStreams* streams;  // of a model with streams; or nullptr
     float scale;             // multiplies the residual after the layer
     const Experts* experts;  // instead of the dense MLP, whose fields are null then; or nullptr
     long rope, plan;  // which angles, which attention plan of a step

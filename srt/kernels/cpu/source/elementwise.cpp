@@ -241,6 +241,28 @@ void activate(const float* gate_up, Inputs& out, long rows, long size, Activatio
     activate_rows(gate_up, out, rows, size, activation);
 }
 
+void keep_highest(float* x, long rows, long size, long stride, float deviations) {
+    parallel(rows, row_grain(rows, size), [&](long begin, long end) {
+        for (long row = begin; row < end; row++) {
+            float* values = x + row * stride;
+            vf total{}, squares{};
+            long i = 0;
+            for (; i + VL <= size; i += VL) total += load(values + i);
+            float mean = sum(total);
+            for (; i < size; i++) mean += values[i];
+            mean /= (float)size;
+            for (i = 0; i + VL <= size; i += VL) squares += (load(values + i) - mean) * (load(values + i) - mean);
+            float square = sum(squares);
+            for (; i < size; i++) square += (values[i] - mean) * (values[i] - mean);
+            float least = mean + deviations * std::sqrt(square / (float)size);
+            for (i = 0; i < size; i++) {
+                float above = values[i] - least;
+                values[i] = above < 0 ? 0.0f : above;  // what is no number stays none
+            }
+        }
+    });
+}
+
 void activate_values(Activation activation, const float* x, float* out, long size) {
     with_activation(activation, [&](auto function) {
         long i = 0;

@@ -24,6 +24,9 @@ void add_and_norm(float* x, const float* update, const float* after, float scale
 void activate(const float* gate_up, float* out, long rows, long size, Activation activation);
 void activate(const float* gate_up, Inputs& out, long rows, long size, Activation activation);
 
+// x[r, i] = what it is above mean + deviations · standard deviation of x[r, 0:size], or 0. Rows are `stride` apart.
+void keep_highest(float* x, long rows, long size, long stride, float deviations);
+
 // out[i] = activation(x[i]); x and out may be the same. Runs on the calling thread.
 void activate_values(Activation activation, const float* x, float* out, long size);
 

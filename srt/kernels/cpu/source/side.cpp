@@ -29,8 +29,10 @@ bool SideEmbeddings::make(const Side& side, const int64_t* tokens, const float* 
     long total = width();
     values_ = embedded_.take<float>(rows * total);
     float* mapped = mapped_.take<float>(rows * total);
-    if (!values_ || !mapped) return false;
-    embed(side.embedding, (Format)side.embedding_format, side.embedding_row_bytes, tokens, side.embedding_scale, values_,
+    int64_t* known = known_.take<int64_t>(rows);
+    if (!values_ || !mapped || !known) return false;
+    for (long row = 0; row < rows; row++) known[row] = tokens[row] < side.vocabulary ? tokens[row] : 0;
+    embed(side.embedding, (Format)side.embedding_format, side.embedding_row_bytes, known, side.embedding_scale, values_,
           rows, total);
     linear(*side.map, x, rows, hidden, nullptr, mapped, total);
     parallel(rows, ROW_GRAIN, [&](long begin, long end) {

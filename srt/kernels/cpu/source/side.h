@@ -9,6 +9,7 @@ namespace umbel {
 
 struct Side {
     long width, layers;
+    long vocabulary;        // tokens from it on have the embedding of token 0
     const void* embedding;  // [vocabulary, layers, width] as a file stores it
     int embedding_format;   // Format
     long embedding_row_bytes;
@@ -35,7 +36,7 @@ class SideEmbeddings {
     long width() const { return layers_ * width_; }
 
   private:
-    Buffer embedded_, mapped_, narrow_;
+    Buffer embedded_, mapped_, narrow_, known_;
     float* values_ = nullptr;
     long width_ = 0, layers_ = 0;
 };
