@@ -95,17 +95,28 @@ PICTURE_BASE = 1 << 30
 PICTURE_END = 1 << 31
 
 
+class PictureGrid(NamedTuple):
+    """The grid of a picture's tokens, in models whose rotary positions have three axes.
+
+    `time`: of a later part of a clip, which follows the part before it: its place on the axis of time, counted from the
+    clip's first part; None: the picture stands alone, or begins a clip.
+    """
+
+    rows: int
+    columns: int
+    time: int | None = None
+
+
 class PictureSpan(NamedTuple):
     """Tokens [start, end) of a sequence are the whole picture of this number.
 
-    `grid`: rows and columns of its tokens, in models whose rotary positions have three axes; None: one axis counts
-    tokens.
+    `grid`: None: one axis counts tokens.
     """
 
     start: int
     end: int
     number: int
-    grid: tuple[int, int] | None = None
+    grid: PictureGrid | None = None
 
 
 def picture_tokens(number: int, tokens: int) -> list[int]:
@@ -122,7 +133,7 @@ def without_pictures(token_ids: NDArray[np.int64]) -> NDArray[np.int64]:
 def picture_spans(
     token_ids: Sequence[int] | NDArray[np.integer],
     tokens_of: Callable[[int], int | None],
-    grid_of: Callable[[int], tuple[int, int] | None] = lambda number: None,
+    grid_of: Callable[[int], PictureGrid | None] = lambda number: None,
 ) -> tuple[PictureSpan, ...]:
     """Finds the pictures of a sequence, in order.
 
@@ -271,8 +282,8 @@ class PictureStore(Protocol):
     def tokens(self, number: int) -> int | None:
         """Returns the number of its tokens; None for an unknown picture."""
 
-    def grid(self, number: int) -> tuple[int, int] | None:
-        """Returns the grid of a known picture's tokens, see PictureSpan."""
+    def grid(self, number: int) -> PictureGrid | None:
+        """Returns the grid of a known picture's tokens."""
 
     def hold(self, number: int) -> object:
         """Returns an object that keeps a known picture computable while it lives, even after `forget`."""
@@ -427,8 +438,8 @@ class VisionModel(Protocol):
     def tokens(self, picture: EnginePicture) -> int:
         """Returns the number of rows of `encode`. Raises RequestError for a picture cut for another model."""
 
-    def grid(self, picture: EnginePicture) -> tuple[int, int] | None:
-        """Returns the grid of a picture's tokens, see PictureSpan."""
+    def grid(self, picture: EnginePicture) -> PictureGrid | None:
+        """Returns the grid of a picture's tokens."""
 
     def largest(self) -> EnginePicture:
         """Returns a picture of as many tiles, or tokens, as there can be."""

@@ -168,6 +168,8 @@ class EnginePicture(_Wire, frozen=True):
 
     `width` and `height` are those of the original; `columns` × `rows` is how it was cut into tiles (anyres), 0 × 0 when
     it was not. The tiles that the model's tower sees: an overview, then those of the grid, row by row.
+
+    A part of a clip has several frames of one size in place of tiles. `time`: as of `batch.PictureGrid`.
     """
 
     number: int
@@ -178,7 +180,9 @@ class EnginePicture(_Wire, frozen=True):
     rows: int
     tile_height: int
     tile_width: int
-    pixels: bytes  # uint8 RGB [tiles, tile_height, tile_width, 3]
+    pixels: bytes  # uint8 RGB [tiles or frames, tile_height, tile_width, 3]
+    frames: int = 1
+    time: int | None = None
 
 
 class EngineForget(_Wire, frozen=True):

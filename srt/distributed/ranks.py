@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ...fsm.tokens.masks import Walk
 from ...lang.runtime_options import RuntimeOptions
-from ..core.batch import AsyncRunner, Batch, Chooser, Logits, Pending, PictureRows, PictureStore, Runner
+from ..core.batch import AsyncRunner, Batch, Chooser, Logits, Pending, PictureGrid, PictureRows, PictureStore, Runner
 from ..core.messages import EngineForget, EnginePicture
 
 HEADER = 8  # bytes: the length of a message
@@ -238,7 +238,7 @@ class LeaderStore:
     def tokens(self, number: int) -> int | None:
         return self._store.tokens(number)
 
-    def grid(self, number: int) -> tuple[int, int] | None:
+    def grid(self, number: int) -> PictureGrid | None:
         return self._store.grid(number)
 
     def hold(self, number: int) -> object:

@@ -44,6 +44,7 @@ class Picture:
     tokens: int
     size: int  # bytes of its raster
     raster: Raster | None  # None: only the engine has it
+    text: str = ""  # before it in a prompt
     holders: int = 0  # requests in flight
     at_engine: bool = False
     doubtful: bool = False  # the engine may not have it
@@ -219,7 +220,9 @@ class PictureCache:
         picture = self._pictures.get(identity)
         if picture is None:
             size = len(raster.pixels)
-            picture = self._pictures[identity] = Picture(identity, self._number(identity), raster.tokens, size, None)
+            number = self._number(identity)
+            picture = Picture(identity, number, raster.tokens, size, None, decoded.text)
+            self._pictures[identity] = picture
         if picture.raster is None:
             picture.raster = raster
             self._bytes += picture.size

@@ -10,7 +10,7 @@ import bisect
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from PIL import Image
 
@@ -26,12 +26,20 @@ if TYPE_CHECKING:
 _MOVIE_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
 # Containers and codings that are read. Others, playlists above all, may name files and addresses.
 _CODINGS = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg", "gif")
+USUAL_RATE = 24  # frames a second of a clip that does not say it
 _ATTACHED = 0x400  # of a stream's disposition: the cover of an album
 _TURNS = {90: Image.Transpose.ROTATE_90, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_270}
 
 
-def frames_of(data: bytes, count: int, limits: PictureLimits) -> Iterator[Image.Image]:
-    """Yields `count` frames in mode RGB, in order.
+class ClipFrame(NamedTuple):
+    """A frame of a clip in mode RGB, and the seconds from the first frame of the clip to it."""
+
+    image: Image.Image
+    seconds: float
+
+
+def frames_of(data: bytes, count: int, limits: PictureLimits) -> Iterator[ClipFrame]:
+    """Yields `count` frames, in order.
 
     Raises:
         CapabilityError: PyAV is not installed.
@@ -53,11 +61,12 @@ def frames_of(data: bytes, count: int, limits: PictureLimits) -> Iterator[Image.
         )
     wanted = [index * (frames - 1) // max(1, count - 1) for index in range(count)]
     with _opened(data, container) as opened:
-        for frame in _decoded(opened, _stream(opened, limits), times, wanted):
+        stream = _stream(opened, limits)
+        for index, frame in zip(wanted, _decoded(opened, stream, times, wanted), strict=True):
             check_size("a frame of video()", frame.width, frame.height, limits.clip_pixels, limits)
             image = _as_image(frame)
             turn = _TURNS.get(frame.rotation % 360)
-            yield image if turn is None else image.transpose(turn)
+            yield ClipFrame(image if turn is None else image.transpose(turn), _seconds(times, index, stream))
 
 
 def load_library() -> None:
@@ -80,6 +89,13 @@ class _Times:
     shown: list[int]  # ascending
     keyframes: list[int]  # ascending
     known: bool
+
+
+def _seconds(times: _Times, index: int, stream: "VideoStream") -> float:
+    """Returns the seconds from the first frame to that of this index."""
+    if times.known and stream.time_base is not None:
+        return float((times.shown[index] - times.shown[0]) * stream.time_base)
+    return float(index / (stream.average_rate or USUAL_RATE))
 
 
 def _as_image(frame: "VideoFrame") -> Image.Image:

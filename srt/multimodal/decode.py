@@ -6,7 +6,8 @@ directly, with `InlineDecoder`. The seam is `PictureDecoder`.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from hashlib import sha256
 from typing import Literal, Protocol, assert_never
 
 import msgspec
@@ -23,6 +24,8 @@ from ...lang.errors import (
 from ..core.config import PictureLimits, WorkerLimits
 from ..processes.worker import Cause, Trouble, WorkerProcess
 from .format import PictureFormat, Raster, frame_format
+
+MOST_SECONDS = 86_400  # of a clip whose times a model is told
 
 
 class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
@@ -41,14 +44,18 @@ class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DecodedPicture(msgspec.Struct, frozen=True, array_like=True):
-    """A decoded picture. `key`: SHA-256 of its pixels and their preparation, see `stills.key_of`."""
+    """A decoded picture, or a part of a clip.
+
+    `key`: SHA-256 of its pixels and their preparation, see `stills.key_of`. `text`: before it in a prompt, its time.
+    """
 
     key: bytes
     raster: Raster
+    text: str = ""
 
 
 class Decoded(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The picture, or the frames of the clip in their order."""
+    """The picture, or the frames of the clip, or its parts, in their order."""
 
     pictures: tuple[DecodedPicture, ...]
 
@@ -135,10 +142,39 @@ def _clip(job: DecodeJob) -> tuple[DecodedPicture, ...]:
     from .stills import key_of, prepare
 
     form = frame_format(job.form)
-    return tuple(
-        DecodedPicture(key_of(image, form), prepare(image, form))
-        for image in frames_of(job.data, job.frames, job.limits)
-    )
+    frames: list[DecodedPicture] = []
+    seconds: list[float] = []
+    for image, second in frames_of(job.data, job.frames, job.limits):
+        frames.append(DecodedPicture(key_of(image, form), prepare(image, form)))
+        seconds.append(second)
+    return tuple(frames) if form.clips == "frames" else tuple(_parts(frames, seconds, form))
+
+
+def _parts(frames: list[DecodedPicture], seconds: list[float], form: PictureFormat) -> Iterator[DecodedPicture]:
+    """Joins the frames of a clip to parts. The last part repeats its last frame until it is full.
+
+    Raises:
+        ParameterError: frames of several sizes.
+        RequestError: a clip that is too long.
+    """
+    if len({(frame.raster.tile_height, frame.raster.tile_width) for frame in frames}) > 1:
+        raise ParameterError("video(): its frames have several sizes, and the model joins frames; save it anew")
+    if not 0 <= seconds[-1] <= MOST_SECONDS:
+        raise RequestError(
+            f"video() lasts {seconds[-1]:.0f} s; at most {MOST_SECONDS} can be shown, cut out the part that matters"
+        )
+    count = form.part_frames
+    between = (seconds[-1] - seconds[0]) / max(1, len(seconds) - 1) * count  # two parts
+    step = form.positions_per_second * between if form.positions_per_second else 1.0
+    for index in range(-(-len(frames) // count)):
+        places = [min(place, len(frames) - 1) for place in range(index * count, (index + 1) * count)]
+        time = int(index * step) if form.clips == "joined" and index else None
+        shown = (seconds[places[0]] + seconds[places[-1]]) / 2
+        text = f"<{shown:.1f} seconds>" if form.clips == "timed" else ""
+        key = sha256(b"".join(frames[place].key for place in places) + f"{time}/{text}".encode()).digest()
+        raster = frames[places[0]].raster
+        pixels = b"".join(frames[place].raster.pixels for place in places)
+        yield DecodedPicture(key, msgspec.structs.replace(raster, pixels=pixels, frames=count, time=time), text)
 
 
 class DecoderProcess:

@@ -24,7 +24,9 @@ from ..core.config import PictureLimits
 
 Layout = Literal["fixed", "anyres", "dynamic"]
 Resample = Literal["lanczos", "bilinear", "bicubic", "box", "hamming"]
+Clips = Literal["frames", "joined", "timed"]
 
+LONGEST_TIME = "<86400.0 seconds>"  # before a part of a clip
 FRAME_TOKENS = 256  # of a frame of a clip at most, where pictures have any size
 LONGEST_RATIO = PictureLimits().longest_ratio
 _VERSION = 1  # of the output of `prepare` for a picture and its format
@@ -43,6 +45,10 @@ class PictureFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         grids: sizes that anyres may choose from, multiples of the tile.
         least_pixels, most_pixels: a dynamic picture is resized to about so many, if it has fewer or more.
         before, after: control text around the picture's tokens.
+        clips: the prompt has the frames of a clip as pictures, or parts of `part_frames` frames each: "joined", all of
+            them within one text before and after, or "timed", each within its own, with its time as text before it.
+        part_frames: frames that the tower sees as one picture of the parts of a clip.
+        positions_per_second: of joined parts on the rotary axis of time; 0: each part takes one.
     """
 
     layout: Layout
@@ -58,6 +64,9 @@ class PictureFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     most_pixels: int = 0
     before: str = ""
     after: str = ""
+    clips: Clips = "frames"
+    part_frames: int = 1
+    positions_per_second: float = 0.0
 
     @property
     def fingerprint(self) -> str:
@@ -76,7 +85,9 @@ class Raster(msgspec.Struct, frozen=True, array_like=True):
     rows: int
     tile_height: int
     tile_width: int
-    pixels: bytes  # uint8 RGB [tiles, tile_height, tile_width, 3]
+    pixels: bytes  # uint8 RGB [tiles or frames, tile_height, tile_width, 3]
+    frames: int = 1
+    time: int | None = None
 
 
 def picture_tokens_at(form: PictureFormat, width: int, height: int) -> int:
@@ -167,7 +178,8 @@ def most_tokens(form: PictureFormat) -> int:
 
     A picture with a grid's own proportions has no padding to leave out, so the maximum is among those."""
     tiles = max((picture_tokens_at(form, width, height) for height, width in form.grids), default=form.tile_tokens)
-    return max(tiles, form.tile_tokens) + len((form.before + form.after).encode())
+    text = form.before + form.after + (LONGEST_TIME if form.clips == "timed" else "")
+    return max(tiles, form.tile_tokens) + len(text.encode())
 
 
 def check_media(media: Sequence[Media], form: PictureFormat, limits: PictureLimits) -> None:

@@ -18,6 +18,11 @@ Rotary positions of some models have three axes. A picture of 2 × 3 tokens take
     height     0 1 2 3 3 3 4 4 4 6 7
     width      0 1 2 3 4 5 3 4 5 6 7
 
+Parts of a clip that follow each other begin at one height and width, and lie apart on the axis of time:
+
+    tokens     t A A B B t      time     0 1 1 5 5 6      (A and B are 1 × 2, B is 4 positions after A)
+                                width    0 1 2 1 2 6
+
 They follow from the tokens before a row alone, as its keys do. So what is cached keeps its positions in every sequence
 that shares it, and chunks, forks and retracted requests compute the same ones again.
 """
@@ -75,20 +80,24 @@ class SequencePictures:
         """Computes the rotary positions of tokens [start, end): [3, tokens] of time, height and width."""
         positions = np.tile(np.arange(start, end, dtype=np.int64), (3, 1))
         skipped = 0  # tokens before, less the positions that they take
+        clip = 0  # position of the first part
         for span in self.spans:
             if span.start >= end:
                 break
             if span.grid is None:
                 continue
+            rows, columns, time = span.grid
+            if time is None:
+                clip, time = span.start - skipped, 0
             begin, stop = max(start, span.start), max(start, min(end, span.end))
             offsets = np.arange(begin, stop) - span.start
             inside = positions[:, begin - start : stop - start]
-            inside[:] = span.start - skipped
-            inside[1] += offsets // span.grid[1]
-            inside[2] += offsets % span.grid[1]
-            more = span.end - span.start - max(span.grid)
-            positions[:, stop - start :] -= more
-            skipped += more
+            inside[:] = clip
+            inside[0] += time
+            inside[1] += offsets // columns
+            inside[2] += offsets % columns
+            before, skipped = skipped, span.end - (clip + max(time + 1, rows, columns))
+            positions[:, stop - start :] -= skipped - before
         return positions
 
     def seen_whole(self, start: int, end: int) -> tuple[tuple[int, int], ...]:

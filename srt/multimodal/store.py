@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from ...lang.errors import RequestError
-from ..core.batch import Given, PictureRows, VisionModel
+from ..core.batch import Given, PictureGrid, PictureRows, VisionModel
 from ..core.instruments import Clock, Stopwatch, SystemClock
 from ..core.messages import EnginePicture
 from .sequence import HeldPictures
@@ -72,7 +72,7 @@ class VisionStore:
         picture = self._pictures.known(number)
         return None if picture is None else picture.tokens
 
-    def grid(self, number: int) -> tuple[int, int] | None:
+    def grid(self, number: int) -> PictureGrid | None:
         picture = self._pictures.known(number)
         return None if picture is None else self._vision.grid(picture)
 

@@ -29,6 +29,7 @@ from ..core.batch import (
     PICTURE_BASE,
     Batch,
     Logits,
+    PictureGrid,
     PictureRows,
     PictureSpan,
     RowNeed,
@@ -431,7 +432,7 @@ class OraclePictures:
     def tokens(self, number: int) -> int | None:
         return self._held.known(number)
 
-    def grid(self, number: int) -> tuple[int, int] | None:
+    def grid(self, number: int) -> PictureGrid | None:
         tokens = self._held.known(number)
         return _grid(tokens) if self.on_axes and tokens is not None else None
 
@@ -496,8 +497,8 @@ class OraclePictures:
             raise PictureError(f"the batch says that rows turn by {stated.T.tolist()}, and they turn by {turned}")
 
 
-def _grid(tokens: int) -> tuple[int, int]:
-    return (1, tokens) if tokens % 2 else (2, tokens // 2)
+def _grid(tokens: int) -> PictureGrid:
+    return PictureGrid(1, tokens) if tokens % 2 else PictureGrid(2, tokens // 2)
 
 
 def _turned(spans: tuple[PictureSpan, ...], end: int) -> list[tuple[int, int, int]]:
@@ -511,7 +512,7 @@ def _turned(spans: tuple[PictureSpan, ...], end: int) -> list[tuple[int, int, in
             found.append((place, place, place))
             place += 1
             continue
-        rows, columns = _grid(span.end - span.start)
+        rows, columns, _ = _grid(span.end - span.start)
         found += [(place, place + row, place + column) for row in range(rows) for column in range(columns)]
         place += max(rows, columns)
     return found

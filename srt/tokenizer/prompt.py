@@ -415,11 +415,7 @@ class PromptEncoder:
                     f"{self.tokenizer.name} reads text only; remove {part.kind}(...) or load a vision model"
                 )
             else:
-                shown = part.pictures if isinstance(part, Shown) else (None,)  # None ends the text before it
-                for picture in shown:
-                    yield Text(form.before, control=True)
-                    yield [] if picture is None else picture_tokens(picture.number, picture.tokens)
-                    yield Text(form.after, control=True)
+                yield from _shown(part, form)
 
     def _split(self, text: str) -> list[str]:
         """Splits control text at names of control tokens; names are at the odd places."""
@@ -531,6 +527,20 @@ def any_of(names: Sequence[str], depth: int = 0) -> str:
     branches = groupby(filter(None, rests), key=lambda rest: rest[0])
     inner = "|".join(any_of(list(branch), depth + 1) for _, branch in branches)
     return f"{re.escape(least[:common])}(?:{inner})" + ("" if rests[0] else "?")
+
+
+def _shown(part: Media, form: PictureFormat) -> Iterator[Text | list[int]]:
+    """Yields a picture, or the frames or parts of a clip, with the text around them."""
+    pictures = part.pictures if isinstance(part, Shown) else (None,)  # None ends the text before it
+    joined = form.clips == "joined" and part.kind == "video"
+    for index, picture in enumerate(pictures):
+        if picture is not None and picture.text:
+            yield Text(picture.text)
+        if not (joined and index):
+            yield Text(form.before, control=True)
+        yield [] if picture is None else picture_tokens(picture.number, picture.tokens)
+        if not joined or index == len(pictures) - 1:
+            yield Text(form.after, control=True)
 
 
 def _unseen(parts: Iterable[Part]) -> bool:

@@ -4,11 +4,12 @@
 gateway reads the sides of a picture.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
 
 from ....lang.errors import ModelError
 from ...layers.config_values import MOST_LAYERS, Config, positive_int, positive_number, section
+from ...multimodal.format import Clips
 from .config import decoder_config
 
 ROOT = "visual"  # the tower's module in every checkpoint
@@ -37,6 +38,7 @@ class GridVision:
         window: tokens along one side of the squares within which patches attend; 0: they attend to all.
         whole: layers in which they attend to all nevertheless.
         added: layers whose states become features for the first layers of the decoder, which add them (DeepStack).
+        clips, positions_per_second: as of `PictureFormat`.
     """
 
     layers: int
@@ -56,6 +58,8 @@ class GridVision:
     window: int = 0
     whole: frozenset[int] = frozenset()
     added: tuple[int, ...] = ()
+    clips: Clips = "joined"
+    positions_per_second: float = 0.0
 
     @property
     def unit(self) -> int:
@@ -102,6 +106,7 @@ def read_grid_vision(config: Config) -> GridVision:
                 window=112,
                 whole=[7, 15, 23, 31],
             )
+            vision = replace(vision, positions_per_second=positive_number(stated, "tokens_per_second", 4.0))
         case family:
             assert family == "qwen3_vl", "one of `config.GRID_DECODERS`"
             vision = _read(
@@ -116,6 +121,7 @@ def read_grid_vision(config: Config) -> GridVision:
                 table=2304,
                 added=[8, 16, 24],
             )
+            vision = replace(vision, clips="timed")
     hidden_size = positive_int(decoder_config(config), "hidden_size")
     if vision.output_size != hidden_size:
         raise ModelError(

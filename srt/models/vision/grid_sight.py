@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from ....lang.errors import ModelError, RequestError
-from ...core.batch import PICTURE_BASE
+from ...core.batch import PICTURE_BASE, PictureGrid
 from ...core.messages import EnginePicture
 from ...layers.checkpoint import Checkpoint, LinearTensors, Tensors
 from ...layers.linear import Linear, RMSNorm, can_pack, dense_method
@@ -154,8 +154,9 @@ class GridTower:
         width, side = config.hidden_size, config.patch_size
         patch = f"{ROOT}.patch_embed.proj"
         stored = weights.take_as_stored(f"{patch}.weight", width, CHANNELS, config.frames, side, side)
-        # All pictures of a still patch are equal, so their weights are summed: [D, 3 · side²]
-        self._patch = stored.float().sum(2).flatten(1).to(weights.dtype)
+        self._patch = stored.to(weights.dtype).flatten(1)  # of a part of a clip: [D, 3 · frames · side²]
+        # All frames of a still picture are equal, so their weights are summed: [D, 3 · side²]
+        self._still_patch = stored.float().sum(2).flatten(1).to(weights.dtype)
         self._patch_bias = weights.take(f"{patch}.bias", width) if config.patch_bias else None
         self._table: torch.Tensor | None = None
         if config.table_side:
@@ -170,13 +171,16 @@ class GridTower:
         self._frequencies = 1.0 / config.theta**exponents  # of rows, and the same of columns
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        """pixels [height, width, 3], normalised, in the weights' dtype → [tokens, (1 + added layers) · hidden]"""
+        """pixels [frames, height, width, 3], normalised, in the weights' dtype → [tokens, (1 + added layers) · hidden]
+
+        frames: those of a part of a clip, or 1 of a still picture.
+        """
         config, device = self._config, pixels.device
-        rows, columns = pixels.shape[0] // config.unit, pixels.shape[1] // config.unit
+        frames, rows, columns = pixels.shape[0], pixels.shape[1] // config.unit, pixels.shape[2] // config.unit
         side, merged = config.patch_size, config.merged
-        squares = pixels.view(rows, merged, side, columns, merged, side, CHANNELS)
-        patches = squares.permute(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns * merged**2, -1)
-        x = functional.linear(patches, self._patch, self._patch_bias)
+        squares = pixels.view(frames, rows, merged, side, columns, merged, side, CHANNELS)
+        patches = squares.permute(1, 4, 2, 5, 7, 0, 3, 6).reshape(rows * columns * merged**2, -1)
+        x = functional.linear(patches, self._still_patch if frames == 1 else self._patch, self._patch_bias)
         heights, widths = self._places(rows, columns, device)
         if self._table is not None:
             x = x + self._learned(self._table, heights, widths, rows * merged, columns * merged)
@@ -252,14 +256,14 @@ class GridSight:
         weights = Checkpoint(tensors, dtype=dtype, device=device)
         pack = device.type == "cpu" and dtype is torch.bfloat16 and can_pack(dtype)
         self.added_layers = len(config.added)
-        self._unit = config.unit
+        self._unit, self._frames = config.unit, config.frames
         self._most_tokens = most_tokens
         self._tower = GridTower(config, weights, pack=pack)
         weights.finish(is_unused=lambda name: False)
         self._pixels = PixelReader(normalisation, dtype=dtype, device=device)
 
-    def grid(self, picture: EnginePicture) -> tuple[int, int]:
-        return picture.tile_height // self._unit, picture.tile_width // self._unit
+    def grid(self, picture: EnginePicture) -> PictureGrid:
+        return PictureGrid(picture.tile_height // self._unit, picture.tile_width // self._unit, picture.time)
 
     def tokens(self, picture: EnginePicture) -> int:
         """See VisionModel. Raises RequestError for a picture that was cut for another model."""
@@ -269,13 +273,15 @@ class GridSight:
                 f"a picture was cut into {1 + picture.columns * picture.rows} tiles of {height} × {width} pixels, and "
                 f"the tower sees one whose sides are multiples of {self._unit}; cut it by the model's own format"
             )
-        if len(picture.pixels) != height * width * CHANNELS:
+        if picture.frames not in (1, self._frames):
+            raise RequestError(f"a part of a clip has {picture.frames} frames, and the tower joins {self._frames}")
+        expected = picture.frames * height * width * CHANNELS
+        if len(picture.pixels) != expected:
             raise RequestError(
-                f"a picture has {len(picture.pixels)} bytes of pixels; one of {height} × {width} has "
-                f"{height * width * CHANNELS}"
+                f"a picture has {len(picture.pixels)} bytes of pixels; one of {height} × {width} has {expected}"
             )
-        rows, columns = self.grid(picture)
-        return rows * columns
+        grid = self.grid(picture)
+        return grid.rows * grid.columns
 
     def largest(self) -> EnginePicture:
         """See VisionModel. The picture is a black line, which has the most tokens of all forms."""
@@ -293,4 +299,4 @@ class GridSight:
         )
 
     def encode(self, picture: EnginePicture) -> torch.Tensor:
-        return self._tower(self._pixels(picture)[0])
+        return self._tower(self._pixels(picture))

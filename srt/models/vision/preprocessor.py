@@ -168,6 +168,9 @@ def _read_dynamic(config: Config, before: str, after: str) -> PictureFormat:
         most_pixels=most,
         before=before,
         after=after,
+        clips=vision.clips,
+        part_frames=vision.frames,
+        positions_per_second=vision.positions_per_second,
     )
 
 

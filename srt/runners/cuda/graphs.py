@@ -281,7 +281,7 @@ class CapturedSteps:
 
     def takes(self, batch: Batch) -> bool:
         logits = min(batch.rows, len(batch.logit_rows))
-        if batch.pictures or batch.hidden_rows is not None:
+        if batch.pictures or batch.rope_positions is not None or batch.hidden_rows is not None:
             return False
         if batch.rows > self._graphs.most_rows or logits > self._most_logits:
             return False

@@ -257,7 +257,7 @@ class CudaRunner:
     def launch(self, batch: Batch) -> Answer:
         """Launches a step, and returns while it runs."""
         self._accelerator.use()
-        if batch.rope_positions is not None and not batch.pictures:  # text is at one position on all axes
+        if batch.rope_positions is not None and self._in_table(batch):  # text is at one position on all axes
             batch = replace(batch, positions=batch.rope_positions[0], rope_positions=None)
         captured = self._captured
         replayed = captured.run(batch, self._resolve) if captured is not None and captured.takes(batch) else None
@@ -267,6 +267,11 @@ class CudaRunner:
         )
         self._chosen = answer.chosen
         return answer
+
+    def _in_table(self, batch: Batch) -> bool:
+        """Returns whether all rows are text at positions of the model's table. After a clip they may be larger."""
+        turned = batch.rope_positions
+        return turned is not None and not batch.pictures and int(turned[0].max()) < self.context_length
 
     def forward(self, batch: Batch) -> Logits:
         """Runs one step and waits for it."""

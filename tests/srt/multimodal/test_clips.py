@@ -5,9 +5,11 @@ import random
 import struct
 import sys
 
+import msgspec
 import pytest
 from PIL import Image
 from umbel.srt.core.config import PictureLimits
+from umbel.srt.multimodal import decode
 from umbel.srt.multimodal.clips import frames_of
 from umbel.srt.multimodal.decode import Decoded, DecodeJob, RefusedMedia, decode_media
 from umbel.srt.multimodal.format import PictureFormat
@@ -21,7 +23,7 @@ LIMITS = PictureLimits()
 def brightness(data: bytes, count: int) -> list[int]:
     """Of each frame in steps of 8, which `clip` numbers frames with."""
     found = []
-    for frame in frames_of(data, count, LIMITS):
+    for frame, _ in frames_of(data, count, LIMITS):
         level = frame.convert("L").getpixel((16, 16))
         assert isinstance(level, int | float)
         found.append(round(level / 8))
@@ -61,15 +63,42 @@ def test_clips_that_begin_alike_share_their_first_frames() -> None:
     assert first.key == left[0]
 
 
+DYNAMIC = PictureFormat("dynamic", 8, 8, 16, 8, None, least_pixels=64, most_pixels=1024, part_frames=2)
+
+
+def test_frames_become_parts_with_places_in_time() -> None:
+    joined = msgspec.structs.replace(DYNAMIC, clips="joined", positions_per_second=4.0)
+    timed = msgspec.structs.replace(DYNAMIC, clips="timed")
+    counted = msgspec.structs.replace(DYNAMIC, clips="joined")
+    data = clip(21)  # 10 frames a second: of five the frames 0, 5, 10, 15 and 20 are taken
+    parts = decoded(data, 5, form=joined)
+    assert [part.raster.time for part in parts] == [None, 4, 8], "1 s from part to part"
+    assert [(part.raster.frames, len(part.raster.pixels)) for part in parts] == [(2, 2 * 32 * 32 * 3)] * 3
+    half = len(parts[2].raster.pixels) // 2
+    assert parts[2].raster.pixels[:half] == parts[2].raster.pixels[half:] != parts[1].raster.pixels[half:]
+    told = decoded(data, 5, form=timed)
+    assert [part.text for part in told] == ["<0.2 seconds>", "<1.2 seconds>", "<2.0 seconds>"]
+    assert [(part.raster.time, part.text) for part in decoded(data, 5, form=counted)] == [(None, ""), (1, ""), (2, "")]
+    assert len({part.key for part in (*parts, *told)}) == 6
+
+
+def test_a_clip_of_days_is_refused_where_times_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "MOST_SECONDS", 1)
+    form = msgspec.structs.replace(DYNAMIC, clips="joined")
+    answer = decode_media(DecodeJob("video", clip(21), 4, form, LIMITS))
+    assert isinstance(answer, RefusedMedia)
+    assert "lasts 2 s; at most 1 can be shown" in answer.message
+
+
 def test_a_frame_is_the_picture_of_its_pixels() -> None:
     data = clip(9)
-    (still,) = decoded(saved(next(frames_of(data, 1, LIMITS))))
+    (still,) = decoded(saved(next(frames_of(data, 1, LIMITS)).image))
     assert decoded(data, 1) == (still,)
 
 
 def test_frames_are_overviews_where_pictures_are_cut_into_tiles() -> None:
     form = PictureFormat("anyres", 16, 16, 4, 8, 16, grids=((32, 32),))
-    (still,) = decoded(saved(next(frames_of(clip(9), 1, LIMITS))), form=form)
+    (still,) = decoded(saved(next(frames_of(clip(9), 1, LIMITS)).image), form=form)
     (frame,) = decoded(clip(9), 1, form=form)
     assert (still.raster.columns, still.raster.tokens) == (2, 4 + 4 * 5)
     assert (frame.raster.columns, frame.raster.tokens) == (0, 4)
@@ -91,7 +120,7 @@ def test_a_clip_that_was_filmed_upright_is_shown_upright() -> None:
     data = bytearray(buffer.getvalue())
     matrix = data.index(b"tkhd") + 44  # nine numbers of 32 bits
     data[matrix : matrix + 36] = struct.pack(">9i", 0, 1 << 16, 0, -(1 << 16), 0, 0, 16 << 16, 0, 1 << 30)
-    (frame,) = frames_of(bytes(data), 1, LIMITS)
+    ((frame, _),) = frames_of(bytes(data), 1, LIMITS)
     assert frame.size == (16, 32)
     assert frame.convert("L").getpixel((8, 4)) > 200 > 50 > frame.convert("L").getpixel((8, 28))  # type: ignore[operator]  # one band
 

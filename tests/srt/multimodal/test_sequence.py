@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from umbel.srt.core.batch import PictureRows, PictureSpan
+from umbel.srt.core.batch import PictureGrid, PictureRows, PictureSpan
 from umbel.srt.multimodal.sequence import NO_PICTURES, HeldPictures, SequencePictures
 
 # tokens     0 1 2 3 4 5 6 7 8 9
@@ -62,7 +62,7 @@ def test_chunks_have_every_row_of_every_picture_once(limits: list[int], both_way
 
 
 # tokens     0 1 2 3 4 5 6 7 8 9 …, as drawn in the module's own docstring, and one more picture, 3 × 1
-GRIDS = SequencePictures((PictureSpan(3, 9, 11, (2, 3)), PictureSpan(11, 14, 12, (3, 1))))
+GRIDS = SequencePictures((PictureSpan(3, 9, 11, PictureGrid(2, 3)), PictureSpan(11, 14, 12, PictureGrid(3, 1))))
 PLACES = [
     [0, 1, 2, 3, 3, 3, 3, 3, 3, 6, 7, 8, 8, 8, 11, 12],
     [0, 1, 2, 3, 3, 3, 4, 4, 4, 6, 7, 8, 9, 10, 11, 12],
@@ -75,6 +75,28 @@ def test_positions_on_axes_are_the_same_in_every_chunk() -> None:
     for start in range(16):
         for end in range(start + 1, 17):
             assert GRIDS.rope_positions(start, end).tolist() == [axis[start:end] for axis in PLACES]
+
+
+# tokens     0 1 2 3 4 5 6: t, a clip of three parts of 1 × 2 tokens, t, as drawn there; the parts lie 4 positions apart
+CLIP = SequencePictures(
+    (
+        PictureSpan(1, 3, 11, PictureGrid(1, 2)),
+        PictureSpan(3, 5, 12, PictureGrid(1, 2, 4)),
+        PictureSpan(5, 7, 13, PictureGrid(1, 2, 8)),
+        PictureSpan(8, 10, 14, PictureGrid(1, 2)),
+    )
+)
+CLIP_PLACES = [
+    [0, 1, 1, 5, 5, 9, 9, 10, 11, 11, 13],
+    [0, 1, 1, 1, 1, 1, 1, 10, 11, 11, 13],
+    [0, 1, 2, 1, 2, 1, 2, 10, 11, 12, 13],
+]
+
+
+def test_parts_of_a_clip_lie_apart_in_time() -> None:
+    for start in range(11):
+        for end in range(start + 1, 12):
+            assert CLIP.rope_positions(start, end).tolist() == [axis[start:end] for axis in CLIP_PLACES]
 
 
 def test_pictures_without_a_grid_take_a_position_for_each_token() -> None:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 from umbel.lang.errors import RequestError
-from umbel.srt.core.batch import PictureRows
+from umbel.srt.core.batch import PictureGrid, PictureRows
 from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.core.messages import EnginePicture
 from umbel.srt.multimodal.store import VisionStore
@@ -39,7 +39,7 @@ def test_layers_are_given_features_of_their_own() -> None:
 
 def test_the_grid_of_a_picture_is_known_until_it_is_forgotten() -> None:
     store, _ = store_with(picture(3, 4), on_axes=True)
-    assert (store.on_axes, store.grid(3), store.grid(4)) == (True, (1, 4), None)
+    assert (store.on_axes, store.grid(3), store.grid(4)) == (True, PictureGrid(1, 4), None)
     store.forget(3)
     assert store.grid(3) is None
 

@@ -1,6 +1,7 @@
 """A vision model that sees the number of a picture, and no more."""
 
 import torch
+from umbel.srt.core.batch import PictureGrid
 from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.core.messages import EnginePicture
 
@@ -27,8 +28,8 @@ class ToyVision:
     def tokens(self, picture: EnginePicture) -> int:
         return len(picture.pixels)
 
-    def grid(self, picture: EnginePicture) -> tuple[int, int] | None:
-        return (1, len(picture.pixels)) if self.on_axes else None
+    def grid(self, picture: EnginePicture) -> PictureGrid | None:
+        return PictureGrid(1, len(picture.pixels)) if self.on_axes else None
 
     def largest(self) -> EnginePicture:
         return picture(number=0, tokens=50)

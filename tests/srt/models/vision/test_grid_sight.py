@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import torch
 from umbel.lang.errors import ModelError, RequestError
-from umbel.srt.core.batch import VisionModel
+from umbel.srt.core.batch import PictureGrid, VisionModel
 from umbel.srt.models.vision.grid_sight import Windows, attend_to_all
 from umbel.srt.models.vision.parts import build_vision
 from umbel.srt.models.vision.preprocessor import read_picture_format
@@ -41,7 +41,7 @@ def test_patches_attend_within_their_square(rows: int, columns: int, window: int
 def test_a_picture_has_a_grid_of_tokens(make: Callable[[], Tiny], added: int) -> None:
     tiny = make()
     sight, picture = sight_of(tiny), tiny.picture(noise(50, 31))
-    assert (sight.grid(picture), sight.tokens(picture)) == ((4, 6), 24)
+    assert (sight.grid(picture), sight.tokens(picture)) == (PictureGrid(4, 6), 24)
     assert (sight.on_axes, sight.both_ways, sight.added_layers) == (True, False, added)
     assert sight.encode(picture).shape == (24, 64 * (1 + added))
 
@@ -63,6 +63,8 @@ def test_no_picture_has_more_tokens_than_the_largest() -> None:
         ({"tile_width": 0}, "1 tiles of 32 × 0 pixels"),
         ({"columns": 2, "rows": 1}, "3 tiles of 32 × 48 pixels"),
         ({"pixels": b"123"}, "3 bytes of pixels; one of 32 × 48 has 4608"),
+        ({"frames": 2}, "4608 bytes of pixels; one of 32 × 48 has 9216"),
+        ({"frames": 3}, "has 3 frames, and the tower joins 2"),
     ],
 )
 def test_a_picture_for_another_model_is_refused(changes: dict[str, object], says: str) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,8 +14,10 @@ from PIL import Image
 from umbel.lang.runtime_options import Kernels
 from umbel.srt.cache.kv_pool import PoolSize
 from umbel.srt.core.batch import PICTURE_BASE, Batch, PictureRows, PictureStore, Runner, picture_spans, picture_tokens
+from umbel.srt.core.messages import EnginePicture
 from umbel.srt.models.vision.config import GRID_DECODERS
 from umbel.srt.models.vision.parts import build_vision, text_part
+from umbel.srt.models.vision.preprocessor import read_normalisation, read_picture_format
 from umbel.srt.multimodal.sequence import SequencePictures
 from umbel.srt.multimodal.store import VisionStore
 from umbel.srt.runners.build import build_runner
@@ -22,9 +25,10 @@ from umbel.srt.runners.cuda.build import build_cuda_runner
 from umbel.srt.runners.cuda.device import HostAccelerator, StepLimits
 from umbel.srt.runners.cuda.runner import CudaRunner
 
+from ...multimodal.samples import decoded, saved
 from ...runners.cuda.reference import reference_parts
 from ..reference import Piece, Sequences, random_tokens, relative_error, run_steps
-from .tiny import IMAGE_TOKEN, Tiny, gemma3, llava, llava_next, noise, qwen2_5_vl, qwen2_vl, qwen3_vl
+from .tiny import IMAGE_TOKEN, PATCH, Tiny, gemma3, llava, llava_next, noise, qwen2_5_vl, qwen2_vl, qwen3_vl
 
 NUM_SLOTS = 700
 HEADS = {"head_dim": 16}  # what the native kernels take
@@ -189,3 +193,77 @@ def test_a_text_prompt_of_a_model_that_sees_is_a_text_models() -> None:
     prompt = prompts_of(tiny)[2]
     actual = run_steps(runner, Sequences([prompt.token_ids], NUM_SLOTS), [[Piece(0, 0, len(prompt.token_ids))]])[0]
     assert relative_error(actual, expected_logits(tiny, prompt)) < 1e-4
+
+
+# ------------------------------------------------------------------------------------ clips
+
+SHOWN = 3  # frames of a clip; the second part repeats the last one
+WHILE = 0.3  # seconds between frames
+CLIP = saved(
+    noise(50, 31, seed=1), "GIF", save_all=True, append_images=[noise(50, 31, 2), noise(50, 31, 3)], duration=300
+)
+
+
+def clip_parts(tiny: Tiny) -> list[EnginePicture]:
+    """A clip as the gateway sends it."""
+    found = decoded(CLIP, SHOWN, form=read_picture_format(tiny.config))
+    return [EnginePicture(number=index, **msgspec.structs.asdict(part.raster)) for index, part in enumerate(found)]
+
+
+def clip_by_transformers(tiny: Tiny, parts: list[EnginePicture], ids: NDArray[np.int64]) -> torch.Tensor:
+    """[tokens, vocab], with patches cut as transformers' video processors do."""
+    height, width = parts[0].tile_height, parts[0].tile_width
+    rows, columns = height // PATCH, width // PATCH
+    raw = np.frombuffer(b"".join(part.pixels for part in parts), np.uint8).reshape(len(parts), 2, height, width, 3)
+    normal = read_normalisation(tiny.config)
+    pixels = (torch.tensor(raw).float() * normal.factor - torch.tensor(normal.mean)) / torch.tensor(normal.std)
+    cut = pixels.permute(0, 1, 4, 2, 3).reshape(len(parts), 2, 3, rows // 2, 2, PATCH, columns // 2, 2, PATCH)
+    patches = cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, 3 * 2 * PATCH**2)
+    shown = ids >= PICTURE_BASE
+    more = {"second_per_grid_ts": torch.tensor([2 * WHILE])} if tiny.model.config.model_type == "qwen2_5_vl" else {}
+    with torch.no_grad():
+        return tiny.model(
+            input_ids=torch.from_numpy(np.where(shown, tiny.model.config.video_token_id, ids))[None],
+            pixel_values_videos=patches,
+            video_grid_thw=torch.tensor([[len(parts), rows, columns]]),
+            mm_token_type_ids=torch.from_numpy(2 * shown.astype(np.int64))[None],
+            use_cache=False,
+            **more,
+        ).logits[0]
+
+
+@pytest.mark.parametrize(
+    ("family", "kernels"),
+    [("qwen 2", "native"), ("qwen 2.5", "native"), ("qwen 2.5", "torch"), ("qwen 3", "native"), ("qwen 3", "device")],
+)
+def test_a_clip_is_read_as_transformers_reads_it(family: str, kernels: str) -> None:
+    pytest.importorskip("av", reason="clips need PyAV (the video extra)")
+    tiny = CASES[family]()
+    parts = clip_parts(tiny)
+    assert [part.time for part in parts] == {"qwen 2": [None, 1], "qwen 2.5": [None, 2], "qwen 3": [None, None]}[family]
+    words = [token % 90 for token in random_tokens(14, 3)]
+    time = words[:3] if family == "qwen 3" else []
+    ids = [
+        *words[:5],
+        *time,
+        *picture_tokens(0, parts[0].tokens),
+        *time,
+        *picture_tokens(1, parts[1].tokens),
+        *words[5:],
+    ]
+    runner: Runner = on_device(tiny)
+    if kernels != "device":
+        chosen = cast(Kernels, kernels)
+        runner = build_runner(tiny.config, tiny.tensors, num_slots=NUM_SLOTS, dtype="float32", kernels=chosen)
+    assert runner.pictures is not None
+    for part in parts:
+        runner.pictures.put(part)
+    sequences = Seeing([Prompt(ids, [])], runner.pictures)
+    expected = clip_by_transformers(tiny, parts, np.array(ids))
+    cuts = [0, 7, 20, 31, 50, len(ids)]
+    for steps in (
+        [[Piece(0, 0, len(ids))]],
+        [[Piece(0, start, end - start)] for start, end in itertools.pairwise(cuts)],
+    ):
+        runner.clear()
+        assert relative_error(run_steps(runner, sequences, steps)[0], expected) < 1e-4

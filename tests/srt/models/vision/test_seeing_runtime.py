@@ -8,11 +8,14 @@ import pytest
 import torch
 import umbel as ul
 from PIL import Image
+from umbel.srt.core.batch import picture_tokens
+from umbel.srt.in_process import LocalBackend
 from umbel.srt.tokenizer.hf import HFTokenizer
 from umbel.srt.weights import ModelSource, open_model
 
 from ... import toy_tokenizers
-from .tiny import IMAGE_TOKEN, Tiny, gemma3, llava_next, noise, qwen3_vl
+from .test_seeing_models import CLIP, SHOWN, clip_by_transformers, clip_parts
+from .tiny import IMAGE_TOKEN, Tiny, gemma3, llava_next, noise, qwen2_5_vl, qwen3_vl
 
 pytestmark = pytest.mark.processes
 
@@ -78,3 +81,38 @@ def test_two_questions_about_one_picture(family: str, tmp_path: Path) -> None:
         assert answer == b"".join(map(tokenizer.token_bytes, tokens)).decode("utf-8", "replace")
     most = max(usage.cached_tokens for usage in usages)  # whichever came second
     assert most >= tiny.picture(image).tokens
+
+
+@ul.function
+def watch(s: ul.State, clip: bytes) -> None:
+    s += LEAD + ul.video(clip, num_frames=SHOWN) + QUESTIONS[0]
+    s += ul.gen("answer", max_tokens=LENGTH, temperature=0.0, ignore_eos=True)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_a_clip_is_shown_as_the_family_writes_it(family: str, tmp_path: Path) -> None:
+    """One text around all parts, or one around each part, with its time before it."""
+    pytest.importorskip("av", reason="clips need PyAV (the video extra)")
+    tiny = {"qwen2_5_vl": qwen2_5_vl, "qwen3_vl": qwen3_vl}[family](**SIZES)
+    tiny.model.config.video_token_id = SIZES["vocab_size"] - 1  # in no text here
+    source = write(tmp_path / "model", tiny)
+    tokenizer, form = source.tokenizer(), source.picture_format
+    assert form is not None
+    first, second = (picture_tokens(part.number, part.tokens) for part in clip_parts(tiny))
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, first=False)
+
+    before, after = encode(form.before), encode(form.after)
+    shown = [*before, *first, *second, *after]
+    if family == "qwen3_vl":
+        times = [encode(f"<{time} seconds>") for time in ("0.1", "0.6")]
+        shown = [*times[0], *before, *first, *after, *times[1], *before, *second, *after]
+    ids = [*tokenizer.encode(LEAD, first=True), *shown, *encode(QUESTIONS[0])]
+    for _ in range(LENGTH):
+        ids.append(int(clip_by_transformers(tiny, clip_parts(tiny), np.array(ids))[-1].argmax()))
+    backend = LocalBackend(model=str(tmp_path / "model"), dtype="float32", pool_tokens=1000)
+    for _ in range(2):
+        state = watch.run(CLIP, backend=backend)
+        assert state["answer"] == b"".join(map(tokenizer.token_bytes, ids[-LENGTH:])).decode("utf-8", "replace")
+    assert state.usage.cached_tokens >= len(first) + len(second)
