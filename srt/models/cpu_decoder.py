@@ -1,9 +1,9 @@
 """Runs the families' decoder on the native CPU kernels, with one call per step.
 
 Arithmetic is float32. Weights are rounded when they are packed (unless the checkpoint already has that format), keys
-and values when the pool is bfloat16. Where the CPU multiplies bfloat16 in tiles (AMX), a bfloat16 pool also rounds the
-inputs of products with BF16 weights. Nothing else is rounded, so logits are closer to those of float32 than the logits
-of a model that computes in bfloat16.
+and values when the pool is bfloat16. Where the CPU multiplies bfloat16 (AMX, AVX512-BF16), a bfloat16 pool also rounds
+the inputs of products with BF16 weights. Nothing else is rounded, so logits are closer to those of float32 than the
+logits of a model that computes in bfloat16.
 """
 
 import ctypes

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 from umbel.lang.errors import ParameterError
-from umbel.srt.kernels.cpu.library import Isa, load_library
+from umbel.srt.kernels.cpu.library import Isa, cpu_flags, load_library
 from umbel.srt.kernels.cpu.linear import CODED, CodedRows, Format, PackedMatrix
 from umbel.srt.layers.quantized import Codes, QuantizedTensor
 
@@ -18,7 +18,8 @@ from .native import native_isas
 
 FLOATS = (Format.F32, Format.BF16, Format.F16)
 DTYPES = {Format.F32: torch.float32, Format.BF16: torch.bfloat16, Format.F16: torch.float16}
-TILED = (Isa.AMX, Isa.AMX_EMULATED)  # BF16 rounds x as well
+PAIRED = (Isa.AVX512,) if "avx512_bf16" in cpu_flags() else ()
+ROUNDING = (Isa.AMX, Isa.AMX_EMULATED, *PAIRED)  # BF16 rounds x as well
 
 # rows, n, k: one and many tiles of rows, blocks of rows, cut panels, odd k, k of one and several blocks
 SHAPES = [
@@ -53,7 +54,7 @@ def reference_product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, form: Format, isa: Isa
 ) -> torch.Tensor:
     """In float64, so that what differs is the kernel's own rounding."""
-    inputs = x.bfloat16() if form is Format.BF16 and isa in TILED else x
+    inputs = x.bfloat16() if form is Format.BF16 and isa in ROUNDING else x
     return functional.linear(inputs.double(), rounded(weight, form).double(), None if bias is None else bias.double())
 
 
@@ -70,6 +71,23 @@ def test_a_linear_is_that_of_torch(library: ctypes.CDLL, isa: Isa, form: Format,
     matrix = PackedMatrix(library, [weight], form)
     assert_close(matrix(x), reference_product(x, weight, None, form, isa), x, weight)
     assert_close(matrix(x, bias), reference_product(x, weight, bias, form, isa), x, weight)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_an_exact_matrix_does_not_round_its_inputs(library: ctypes.CDLL, rows: int) -> None:
+    x, weight = normal(rows, 200), normal(40, 200, seed=1).bfloat16()
+    expected = functional.linear(x.double(), weight.double())
+    assert_close(PackedMatrix(library, [weight], exact=True)(x), expected, x, weight.float())
+
+
+@pytest.mark.skipif(not PAIRED, reason="needs AVX512-BF16")
+def test_numbers_that_are_none_reach_the_outputs_of_pairs() -> None:
+    x = normal(3, 65)
+    x[0, 7], x[1, 64] = torch.nan, torch.inf
+    out = PackedMatrix(load_library(Isa.AVX512), [normal(20, 65, seed=1)], Format.BF16)(x)
+    assert bool(out[0].isnan().all())
+    assert bool(out[1].isinf().all())
+    assert bool(out[2].isfinite().all())
 
 
 @settings(max_examples=60, deadline=None)
@@ -97,8 +115,8 @@ def test_what_lies_past_a_row_is_not_read(library: ctypes.CDLL, form: Format) ->
 
 @pytest.mark.parametrize("form", FLOATS)
 def test_a_row_gives_the_same_bits_alone_and_in_a_batch(library: ctypes.CDLL, form: Format) -> None:
-    x = normal(130, 1100)
-    matrix = PackedMatrix(library, [normal(90, 1100, seed=1)], form)
+    x = normal(130, 2300)  # several blocks, also of pairs
+    matrix = PackedMatrix(library, [normal(90, 2300, seed=1)], form)
     bias = normal(90, seed=2)
     together = matrix(x, bias)
     for rows in (1, 2, 3, 5, 6, 7, 11, 16, 17, 31, 32, 48):

@@ -6,6 +6,7 @@
 
 #include "head_choice.h"
 #include "head_screen.h"
+#include "linear_float.h"
 #include "noise.h"
 #include "threads.h"
 
@@ -20,19 +21,17 @@ constexpr double LARGEST_SCORE = 1e30;
 constexpr long FEW_ROWS = 4;  // which memory is slower than
 #endif
 
-// Rows `which` of x one after the other, as `linear` reads them: by AMX tiles a BF16 matrix gets them in bfloat16.
+// Rows `which` of x one after the other, as `linear` reads them.
 const float* gather(Head& head, const float* x, long x_stride, const long* which, long count) {
     long k = head.matrix->k;
     float* gathered = head.gathered.take<float>(count * k);
+    bool rounds = head.exact && rounds_inputs(*head.exact);
     for (long i = 0; i < count; i++) {
         const float* row = x + which[i] * x_stride;
-#if defined(UMBEL_AMX)
-        if (head.exact && head.exact->format == Format::BF16) {
+        if (!rounds)
+            std::memcpy(gathered + i * k, row, k * sizeof(float));
+        else
             for (long at = 0; at < k; at++) gathered[i * k + at] = from_bf16(to_bf16(row[at]));
-            continue;
-        }
-#endif
-        std::memcpy(gathered + i * k, row, k * sizeof(float));
     }
     return gathered;
 }

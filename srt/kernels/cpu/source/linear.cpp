@@ -38,6 +38,9 @@ void linear_plain(const MatrixPart& part, const float* x, long rows, long x_stri
 #if defined(UMBEL_AMX)
     if (by_tiles(part)) return linear_tiles(part, x, rows, x_stride, bias, out, out_stride);
 #endif
+#if defined(UMBEL_PAIRS)
+    if (by_pairs(part)) return linear_pairs(part, x, rows, x_stride, bias, out, out_stride);
+#endif
     linear_vectors(part, x, rows, x_stride, bias, out, out_stride);
 }
 
@@ -60,6 +63,16 @@ bool add_part(Matrix& matrix, Format format, long n, long group, bool exact) {
 #if defined(UMBEL_AMX)
 bool by_tiles(const MatrixPart& part) { return part.format == Format::BF16 && !part.exact && tiles_allowed(); }
 #endif
+
+bool rounds_inputs([[maybe_unused]] const MatrixPart& part) {
+#if defined(UMBEL_AMX)
+    if (by_tiles(part)) return true;
+#endif
+#if defined(UMBEL_PAIRS)
+    if (by_pairs(part)) return true;
+#endif
+    return false;
+}
 
 MatrixPart create_part(Format format, long first, long n, long k, bool exact, long group) {
     MatrixPart part{};
@@ -110,6 +123,9 @@ void linear(const Matrix& weight, const float* x, long rows, long x_stride, cons
 void linear_panel(const MatrixPart& weight, const float* x, long rows, long x_stride, long panel, float* tile) {
 #if defined(UMBEL_AMX)
     if (by_tiles(weight)) return linear_panel_tiles(weight, x, rows, x_stride, panel, tile);
+#endif
+#if defined(UMBEL_PAIRS)
+    if (by_pairs(weight)) return linear_panel_pairs(weight, x, rows, x_stride, panel, tile);
 #endif
     linear_panel_vectors(weight, x, rows, x_stride, panel, tile);
 }

@@ -15,6 +15,20 @@ void linear_vectors(const MatrixPart& weight, const float* x, long rows, long x_
                     long out_stride);
 void linear_panel_vectors(const MatrixPart& weight, const float* x, long rows, long x_stride, long panel, float* tile);
 
+// Whether products with it round x to bfloat16: they go by tiles or by pairs.
+bool rounds_inputs(const MatrixPart& weight);
+
+#if defined(__AVX512F__)
+#define UMBEL_PAIRS
+// Whether products with it go by pairs of bfloat16, which not every machine with AVX-512 multiplies.
+bool by_pairs(const MatrixPart& weight);
+
+// The same by pairs, for BF16: x is rounded to bfloat16, sums are float32.
+void linear_pairs(const MatrixPart& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
+                  long out_stride);
+void linear_panel_pairs(const MatrixPart& weight, const float* x, long rows, long x_stride, long panel, float* tile);
+#endif
+
 #if defined(UMBEL_AMX)
 // Whether products with it go by tiles.
 bool by_tiles(const MatrixPart& weight);

@@ -3,6 +3,10 @@
 // The sum of one output is a single chain over k, always from the front, one fused multiply-add for each input. So no
 // blocking below changes a bit of it: blocks of k continue from the float32 sum that the block before has stored.
 //
+// With AVX512-BF16 (the machine is asked once) a BF16 matrix that is not `exact` takes inputs rounded to bfloat16, two in a
+// lane: one instruction multiplies both with their weights and adds the products to the sum. Its panels are read as those
+// of an F32 matrix with half as many inputs.
+//
 // Codes become floats, times the scale of their group: the float32 numbers that a reader of the file has, so that products
 // have the bits of those with F32 weights. One tile of rows takes them in registers; for several, a block of a panel is
 // widened once, into the caches, and multiplied as F32.
@@ -11,7 +15,12 @@
 #include <utility>
 
 #include "linear_float.h"
+#include "memory.h"
 #include "threads.h"
+
+#if defined(UMBEL_PAIRS)
+#include <cpuid.h>
+#endif
 
 namespace umbel {
 namespace {
@@ -57,14 +66,29 @@ UMBEL_INLINE void multiply_add(vf& sum, vf a, vf b) {
 #endif
 }
 
-// Adds x[r, at] · w[at, all outputs of the tile] to the sums.
-template <int R, int V>
+// sum += both products of a lane. Named in the assembler's text, because the rest of the library runs without it.
+UMBEL_INLINE void multiply_add_pairs(vf& sum, vf a, vf b) {
+#if defined(UMBEL_PAIRS)
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+#endif
+}
+
+// The 32 bits of x in all lanes, whatever they are.
+UMBEL_INLINE vf splat_lane(const float* x) {
+    int32_t lane;
+    std::memcpy(&lane, x, sizeof lane);
+    return (vf)splat_int(lane);
+}
+
+// Adds x[r, at] · w[at, all outputs of the tile] to the sums. PAIRS: both are pairs of bfloat16.
+template <bool PAIRS, int R, int V>
 UMBEL_INLINE void add_products(vf (&sums)[R][V], const vf (&weights)[V], const float* x, long x_stride) {
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
-        vf input = splat(x[r * x_stride]);
+        vf input = PAIRS ? splat_lane(x + r * x_stride) : splat(x[r * x_stride]);
 #pragma GCC unroll 8
-        for (int v = 0; v < V; v++) multiply_add(sums[r][v], input, weights[v]);
+        for (int v = 0; v < V; v++)
+            PAIRS ? multiply_add_pairs(sums[r][v], input, weights[v]) : multiply_add(sums[r][v], input, weights[v]);
     }
 }
 
@@ -76,6 +100,7 @@ struct Ahead {
 
 struct Float8;  // e4m3
 struct Nibble;  // one of 16 numbers
+struct Pair;    // two of bfloat16 in a lane, times two inputs in a lane: counted as one
 template <class Weight>
 constexpr bool CODED = std::is_same_v<Weight, Float8> || std::is_same_v<Weight, Nibble>;
 
@@ -84,6 +109,8 @@ template <class Weight>
 constexpr long LINE = std::is_same_v<Weight, Float8> ? 4 : std::is_same_v<Weight, Nibble> ? 8 : 2;
 template <>
 constexpr long LINE<float> = 1;
+template <>
+constexpr long LINE<Pair> = 1;
 
 // The weights of a tile, from some input on.
 struct TileWeights {
@@ -157,7 +184,7 @@ UMBEL_INLINE void add_line(vf (&sums)[R][V], const char* lines, const TileWeight
         vf weights[V];
 #pragma GCC unroll 8
         for (int v = 0; v < V; v++) weights[v] = read_weights<Weight, INPUT>(line(v), scales[v], from.table);
-        add_products(sums, weights, x + INPUT, x_stride);
+        add_products<std::is_same_v<Weight, Pair>>(sums, weights, x + INPUT, x_stride);
     };
     auto add_coded = [&]<int INPUT>(int v) __attribute__((always_inline)) {
         vf weights = read_weights<Weight, INPUT>(line(v), scales[v], from.table);
@@ -265,6 +292,9 @@ constexpr Kernels BF16_KERNELS = all_kernels<bf16>();
 constexpr Kernels F16_KERNELS = all_kernels<f16>();
 constexpr Kernels FLOAT8_KERNELS = all_kernels<Float8>();
 constexpr Kernels NIBBLE_KERNELS = all_kernels<Nibble>();
+#if defined(UMBEL_PAIRS)
+constexpr Kernels PAIR_KERNELS = all_kernels<Pair>();
+#endif
 
 struct Call {
     const MatrixPart& weight;
@@ -389,11 +419,8 @@ long count_row_blocks(long rows, long panels) {
     return blocks;
 }
 
-}  // namespace
-
-void linear_vectors(const MatrixPart& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
-                    long out_stride) {
-    Call call{weight, kernels_of(weight), x, x_stride, bias, out, out_stride};
+void run(const Call& call, long rows) {
+    const MatrixPart& weight = call.weight;
     long row_blocks = count_row_blocks(rows, weight.panels);
     long group =
         even_grain(weight.panels * row_blocks, 8, panels_for(rows < ROWS ? (int)rows : ROWS, is_coded(weight.format)));
@@ -409,14 +436,84 @@ void linear_vectors(const MatrixPart& weight, const float* x, long rows, long x_
     });
 }
 
-void linear_panel_vectors(const MatrixPart& weight, const float* x, long rows, long x_stride, long panel, float* tile) {
-    const Kernels& kernels = kernels_of(weight);
-    TileWeights weights = weights_at(weight, panel, 0);
+// `call.out` is the tile.
+void run_panel(const Call& call, long rows, long panel) {
+    TileWeights weights = weights_at(call.weight, panel, 0);
     for (long row = 0; row < rows; row += ROWS) {
         long count = rows - row < ROWS ? rows - row : ROWS;
-        kernels.by[count][1](weights, x + row * x_stride, x_stride, weight.k, Ahead{weights.lines + AHEAD, 64}, true,
-                             tile + row * PANEL, PANEL);
+        call.kernels.by[count][1](weights, call.x + row * call.x_stride, call.x_stride, call.weight.k,
+                                  Ahead{weights.lines + AHEAD, 64}, true, call.out + row * PANEL, PANEL);
     }
+}
+
+#if defined(UMBEL_PAIRS)
+
+// A BF16 part as an F32 part with an input for each pair.
+MatrixPart paired(const MatrixPart& weight) {
+    MatrixPart pairs = weight;
+    pairs.format = Format::F32;
+    pairs.k = (weight.k + 1) / 2;
+    return pairs;
+}
+
+// Lanes from row to row: with a power of two all rows would share a few sets of the first cache.
+long lanes_of(const MatrixPart& pairs) { return pairs.k + 16; }
+
+// A row of k inputs in bfloat16; an odd last one is paired with 0.
+void round_row(const float* x, long k, float* lanes) {
+    bf16* to = (bf16*)lanes;
+    long i = 0;
+    for (; i + VL <= k; i += VL) store(to + i, load(x + i));
+    for (; i < k; i++) to[i] = to_bf16(x[i]);
+    if (k % 2) to[k] = 0;
+}
+
+#endif
+
+}  // namespace
+
+#if defined(UMBEL_PAIRS)
+
+bool by_pairs(const MatrixPart& weight) {
+    static const bool multiplies = [] {
+        unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+        return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 5 & 1);  // AVX512-BF16
+    }();
+    return multiplies && weight.format == Format::BF16 && !weight.exact;
+}
+
+void linear_pairs(const MatrixPart& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
+                  long out_stride) {
+    static Buffer buffer;  // one loop of the team at a time, so one buffer
+    MatrixPart pairs = paired(weight);
+    long stride = lanes_of(pairs);
+    float* rounded = buffer.take<float>(rows * stride);
+    if (!rounded) return linear_vectors(weight, x, rows, x_stride, bias, out, out_stride);  // no memory: no copy
+    parallel(rows, std::max(even_grain(rows, 4), 1 + (1 << 15) / weight.k), [&](long begin, long end) {
+        for (long row = begin; row < end; row++) round_row(x + row * x_stride, weight.k, rounded + row * stride);
+    });
+    run({pairs, PAIR_KERNELS, rounded, stride, bias, out, out_stride}, rows);
+}
+
+void linear_panel_pairs(const MatrixPart& weight, const float* x, long rows, long x_stride, long panel, float* tile) {
+    static thread_local Buffer buffer;  // inside a loop of the team every thread has its own rows
+    MatrixPart pairs = paired(weight);
+    long stride = lanes_of(pairs);
+    float* rounded = buffer.take<float>(rows * stride);
+    if (!rounded) return linear_panel_vectors(weight, x, rows, x_stride, panel, tile);
+    for (long row = 0; row < rows; row++) round_row(x + row * x_stride, weight.k, rounded + row * stride);
+    run_panel({pairs, PAIR_KERNELS, rounded, stride, nullptr, tile, PANEL}, rows, panel);
+}
+
+#endif
+
+void linear_vectors(const MatrixPart& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
+                    long out_stride) {
+    run({weight, kernels_of(weight), x, x_stride, bias, out, out_stride}, rows);
+}
+
+void linear_panel_vectors(const MatrixPart& weight, const float* x, long rows, long x_stride, long panel, float* tile) {
+    run_panel({weight, kernels_of(weight), x, x_stride, nullptr, tile, PANEL}, rows, panel);
 }
 
 }  // namespace umbel
