@@ -19,6 +19,7 @@ from umbel.srt.layers.rope import rope_table
 
 from .batches import Rows, forked_step, normal, pool_for, step_of
 from .figures import Figure, Unit
+from .packed_subjects import packed_comparisons
 from .sizes import Sizes
 from .small_subjects import EPS, FEW_ROWS, ROPE
 
@@ -40,6 +41,8 @@ def comparisons(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
     for dtype in HALVES:
         yield from _passes(sizes, dtype, device)
     yield from _experts(sizes, device)
+    for name, actual, expected in packed_comparisons(sizes, device):
+        yield _figure(name, actual, expected)
 
 
 def _attention(geometry: AttentionGeometry, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device) -> Figure:

@@ -14,6 +14,7 @@ from .comparisons import comparisons
 from .figures import Figure, Record
 from .kernel_tests import ENGINE_TESTS, ON_DEVICE, ON_HOST, figures_of_tests, processes_here
 from .packages import ROOT
+from .packed_subjects import packed_experts, packed_products
 from .sizes import Sizes
 from .small_subjects import expert_subjects, small_subjects
 from .stopwatch import Budget, Stopwatch
@@ -81,11 +82,13 @@ def attention(run: Run, budget: Budget) -> None:
 
 
 def passes(run: Run, budget: Budget) -> None:
-    _time(run, budget, "passes", small_subjects(run.sizes, run.stopwatch.device))
+    sizes, device = run.sizes, run.stopwatch.device
+    _time(run, budget, "passes", chain(small_subjects(sizes, device), packed_products(sizes, device)))
 
 
 def experts(run: Run, budget: Budget) -> None:
-    _time(run, budget, "experts", expert_subjects(run.sizes, run.stopwatch.device))
+    sizes, device = run.sizes, run.stopwatch.device
+    _time(run, budget, "experts", chain(expert_subjects(sizes, device), packed_experts(sizes, device)))
 
 
 def sampling(run: Run, budget: Budget) -> None:
@@ -153,7 +156,7 @@ GROUPS = (
     Group("tests", 0.2, packages.TESTS, tests),
     Group("equality", 0.2, (), equality),
     Group("attention", 0.35, (), attention),
-    Group("passes", 0.1, (), passes),
+    Group("passes", 0.15, (), passes),
     Group("experts", 0.15, (), experts),
     Group("sampling", 0.15, packages.SAMPLING, sampling),
     Group("steps", 0.3, packages.SAMPLING, steps),

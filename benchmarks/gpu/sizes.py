@@ -62,6 +62,7 @@ class Sizes:
         layers: of `singles`, one after another, so that none finds its keys in the cache.
         rows, hidden, width: of norms, activations, and heads that are turned.
         draws, vocab: rows of logits of which tokens are chosen.
+        experts, packed: mixtures whose experts are floats, and packed ones.
         prompt: tokens that go through experts at once.
         copied, multiplied: numbers in the large copy, width of the large product.
     """
@@ -78,6 +79,7 @@ class Sizes:
     draws: int
     vocab: int
     experts: tuple[ExpertShape, ...]
+    packed: tuple[ExpertShape, ...]
     prompt: int
     copied: int
     multiplied: int
@@ -109,6 +111,7 @@ FULL = Sizes(
     draws=64,
     vocab=128_256,
     experts=(ExpertShape("Mixtral 8x7B", 8, 2, 4096, 14336), ExpertShape("Qwen 3 30B A3B", 128, 8, 2048, 768)),
+    packed=(ExpertShape("gpt-oss 20B", 32, 4, 2880, 2880), ExpertShape("Qwen 3 30B A3B", 128, 8, 2048, 768)),
     prompt=8192,
     copied=1 << 30,
     multiplied=8192,
@@ -126,6 +129,7 @@ TINY = Sizes(
     draws=2,
     vocab=300,
     experts=(ExpertShape("small", 4, 2, 32, 48),),
+    packed=(ExpertShape("small", 4, 2, 64, 32),),
     prompt=8,
     copied=1 << 12,
     multiplied=32,

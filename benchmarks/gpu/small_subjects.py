@@ -134,14 +134,14 @@ def _experts(
 ) -> Subject:
     x = normal(tokens, shape.hidden, device=device, dtype=DTYPE)
     weights = torch.full((tokens, shape.top_k), 1 / shape.top_k, device=device)
-    chosen = _orders(shape, tokens, device)[:, : shape.top_k].contiguous()
+    chosen = orders(shape, tokens, device)[:, : shape.top_k].contiguous()
     return Subject(
         group=EXPERTS,
         name=f"{shape.name}, {tokens} tokens",
         unit=Unit.RATE,
         work=lambda: fused_experts(x, gate_up, down, weights, chosen, activation="silu"),
-        size=min(shape.experts, tokens * shape.top_k) * _numbers(shape) * DTYPE.itemsize + 2 * x.nbytes,
-        operations=2 * tokens * shape.top_k * _numbers(shape),
+        size=min(shape.experts, tokens * shape.top_k) * numbers_of(shape) * DTYPE.itemsize + 2 * x.nbytes,
+        operations=2 * tokens * shape.top_k * numbers_of(shape),
         must=PRODUCT_MUST,
         stretch=PRODUCT_STRETCH,
     )
@@ -152,7 +152,7 @@ def _single(shape: ExpertShape, gate_up: torch.Tensor, down: torch.Tensor, devic
     x = normal(1, shape.hidden, device=device, dtype=DTYPE)
     weights = torch.full((1, shape.top_k), 1 / shape.top_k, device=device)
     layers = shape.experts // shape.top_k
-    chosen = [one.contiguous() for one in _orders(shape, 1, device).split(shape.top_k, dim=1)[:layers]]
+    chosen = [one.contiguous() for one in orders(shape, 1, device).split(shape.top_k, dim=1)[:layers]]
 
     def work() -> None:
         for one in chosen:
@@ -163,19 +163,19 @@ def _single(shape: ExpertShape, gate_up: torch.Tensor, down: torch.Tensor, devic
         name=f"{shape.name}, 1 token",
         unit=Unit.BANDWIDTH,
         work=work,
-        size=shape.top_k * _numbers(shape) * DTYPE.itemsize + 2 * x.nbytes,
+        size=shape.top_k * numbers_of(shape) * DTYPE.itemsize + 2 * x.nbytes,
         times=layers,
         must=SINGLE_MUST,
         note=f"of {layers} layers in one graph",
     )
 
 
-def _numbers(shape: ExpertShape) -> int:
+def numbers_of(shape: ExpertShape) -> int:
     """Of one expert."""
     return 3 * shape.hidden * shape.width
 
 
-def _orders(shape: ExpertShape, tokens: int, device: torch.device) -> torch.Tensor:
+def orders(shape: ExpertShape, tokens: int, device: torch.device) -> torch.Tensor:
     """All experts in an order of each token, int32 [tokens, experts]."""
     generator = torch.Generator(device).manual_seed(4)
     return torch.rand(tokens, shape.experts, generator=generator, device=device).argsort(dim=1).int()
