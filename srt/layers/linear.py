@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from .checkpoint import Checkpoint, LinearTensors
-from .low_rank import Adapter, AdapterBlocks, AdapterRows, changes_of
+from .low_rank import Adapter, AdapterBlocks, AdapterRows, LowRankChanges, StackedChanges, TorchChanges
 from .quantized import QuantizedMethod, QuantizedTensor
 
 HEAD_ROWS = 64  # rows of one product with the vocabulary
@@ -40,7 +40,8 @@ class QuantMethod(Protocol[Weight]):
     """A weight format: reads a linear map from a checkpoint, keeps it in memory, and multiplies it.
 
     A format that converts weights when they are loaded (int8) has a `create` of its own. One that checkpoints store
-    (GPTQ, AWQ) has a `stored` and a `load` of its own, for other tensors than `NAME.weight`.
+    (GPTQ, AWQ) has a `stored` and a `load` of its own, for other tensors than `NAME.weight`. One without kernels for
+    adapters inherits `changes` from `TorchChanges`.
     """
 
     name: str  # in the runner's facts
@@ -57,8 +58,13 @@ class QuantMethod(Protocol[Weight]):
     def apply(self, weight: Weight, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Computes x [R, inputs] → x Wᵀ + bias [R, outputs]."""
 
+    def changes(
+        self, adapters: Sequence[Adapter], tensors: LinearTensors, *, dtype: torch.dtype, device: torch.device
+    ) -> LowRankChanges | StackedChanges:
+        """Lays out the changes that adapters make to one product."""
 
-class DenseMethod:
+
+class DenseMethod(TorchChanges):
     """Keeps weights as floats of the model's dtype and multiplies in torch."""
 
     name = "dense"
@@ -122,7 +128,7 @@ class Linear:
         self._method = method
         self._weight = method.load(checkpoint, tensors)
         self._bias = checkpoint.take_bias(tensors)
-        self._changes = changes_of(method, adapters, tensors, dtype=checkpoint.dtype, device=checkpoint.device)
+        self._changes = method.changes(adapters, tensors, dtype=checkpoint.dtype, device=checkpoint.device)
 
     def __call__(self, x: torch.Tensor, adapted: AdapterRows | AdapterBlocks | None = None) -> torch.Tensor:
         """x [R, inputs] → [R, outputs]. `adapted`: the rows that use adapters; None: no row does."""

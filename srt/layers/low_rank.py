@@ -8,7 +8,6 @@ computes several maps at once (queries, keys and values) has a change for each o
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -173,24 +172,10 @@ class StackedChanges:
             self._add(x, out, rows, self._stack)
 
 
-@runtime_checkable
-class StacksChanges(Protocol):
-    """A weight format whose products have kernels for adapters."""
+class TorchChanges:
+    """Base of weight formats: torch multiplies the changes of adapters. Formats with kernels for them replace it."""
 
     def changes(
         self, adapters: Sequence[Adapter], tensors: LinearTensors, *, dtype: torch.dtype, device: torch.device
-    ) -> StackedChanges:
-        """Lays out the changes that adapters make to one product."""
-
-
-def changes_of(
-    method: object,
-    adapters: Sequence[Adapter],
-    tensors: LinearTensors,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> LowRankChanges | StackedChanges:
-    """Lays out the changes that adapters make to one product, as its weight format computes them."""
-    make = method.changes if isinstance(method, StacksChanges) else LowRankChanges
-    return make(adapters, tensors, dtype=dtype, device=device)
+    ) -> LowRankChanges | StackedChanges:
+        return LowRankChanges(adapters, tensors, dtype=dtype, device=device)

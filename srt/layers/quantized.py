@@ -23,6 +23,7 @@ import torch
 from torch.nn import functional
 
 from .checkpoint import Checkpoint, LinearTensors, Tensors
+from .low_rank import TorchChanges
 
 PIECE = 1 << 22  # weights that are dequantised at a time: 16 MiB of float32
 _UNIT = 32  # least inputs of a group in a tile
@@ -292,7 +293,7 @@ class KeepsQuantized(Protocol):
 QuantizedWeight = tuple[QuantizedTensor | torch.Tensor, ...]  # parts of a product, stacked along the outputs
 
 
-class QuantizedMethod:
+class QuantizedMethod(TorchChanges):
     """Keeps matrices as their checkpoint packs them, and dequantises them piece by piece in products.
 
     Matrices that the checkpoint stores as floats stay floats of the model's dtype.

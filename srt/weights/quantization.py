@@ -8,8 +8,8 @@
     int4         Int4Method          Q4_0's arithmetic: 32 inputs share a float16 scale; head Format.INT8
     as packed    QuantizedMethod     native_rows.py: codes as they are; with integers, inputs of 16 bits
 
-`QuantMethod` is the interface: create, stored, load, apply (layers/linear.py). A new format is a line here, its name in
-`lang.runtime_options.Weights`, and a method if none of those below fits.
+`QuantMethod` is the interface: create, stored, load, apply, changes (layers/linear.py). A new format is a line here,
+its name in `lang.runtime_options.Weights`, and a method if none of those below fits.
 """
 
 import ctypes
@@ -30,6 +30,7 @@ from ..kernels.cpu.linear import Weights as PackedSource
 from ..kernels.cpu.quantise import GROUP as INT4_GROUP
 from ..kernels.cpu.quantise import quantise_int4
 from ..layers.checkpoint import Checkpoint, LinearTensors
+from ..layers.low_rank import TorchChanges
 from ..layers.quantized import (
     Codes,
     QuantizedMethod,
@@ -61,7 +62,7 @@ FORMATS = {
 }
 
 
-class CpuMethod:
+class CpuMethod(TorchChanges):
     """Implements `QuantMethod` for the native CPU kernels. `name` lists the formats of the weights, most bytes first.
 
     Args:

@@ -73,13 +73,21 @@ class FusedMethod(QuantMethod[Weight], Protocol[Weight]):
     def apply_gated(self, weight: Weight, x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
         """Computes activation(gate) × up for [gate, up] = x Wᵀ + bias: [R, inputs] → [R, outputs / 2]"""
 
+
+class _KernelChanges:
+    """Base of the decoder's weight formats: its kernels multiply the changes of adapters."""
+
+    _kernels: FusedKernels
+
     def changes(
         self, adapters: Sequence[Adapter], tensors: LinearTensors, *, dtype: torch.dtype, device: torch.device
     ) -> StackedChanges:
-        """Lays out the changes that adapters make to one product."""
+        return StackedChanges(
+            LowRankStack.of(adapters, tensors, dtype=dtype, device=device), self._kernels.add_low_rank
+        )
 
 
-class KernelMethod(DenseMethod):
+class KernelMethod(_KernelChanges, DenseMethod):
     """Stores weights as floats of the model's dtype and multiplies them with the decoder's kernels."""
 
     def __init__(self, kernels: FusedKernels) -> None:
@@ -93,15 +101,8 @@ class KernelMethod(DenseMethod):
     ) -> torch.Tensor:
         return self._kernels.gated(x, weight, bias, activation)
 
-    def changes(
-        self, adapters: Sequence[Adapter], tensors: LinearTensors, *, dtype: torch.dtype, device: torch.device
-    ) -> StackedChanges:
-        return StackedChanges(
-            LowRankStack.of(adapters, tensors, dtype=dtype, device=device), self._kernels.add_low_rank
-        )
 
-
-class QuantizedKernelMethod(QuantizedMethod):
+class QuantizedKernelMethod(_KernelChanges, QuantizedMethod):
     """Multiplies what another method loads, packed matrices, with the decoder's kernels.
 
     Args:
@@ -136,10 +137,3 @@ class QuantizedKernelMethod(QuantizedMethod):
         if len(weight) == 1 and isinstance(weight[0], torch.Tensor):
             return self._kernels.gated(x, weight[0], bias, activation)
         return self._kernels.act_and_multiply(self.apply(weight, x, bias), activation)
-
-    def changes(
-        self, adapters: Sequence[Adapter], tensors: LinearTensors, *, dtype: torch.dtype, device: torch.device
-    ) -> StackedChanges:
-        return StackedChanges(
-            LowRankStack.of(adapters, tensors, dtype=dtype, device=device), self._kernels.add_low_rank
-        )

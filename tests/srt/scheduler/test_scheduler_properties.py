@@ -94,6 +94,24 @@ configs = st.fixed_dictionaries(
 ).map(lambda config: with_room(**config))
 
 
+windowed = st.tuples(
+    configs,
+    st.sampled_from([(1, 1), (4, 3), (5, 5), (8, 3), (9, 6), (20, 4), (40, 2), (25, 8)]),
+    st.sampled_from([2, 4, 512]),
+).map(lambda parts: {**parts[0], "windows": parts[1], "snapshot_stride": parts[2]})
+stateful = st.tuples(
+    configs,
+    st.fixed_dictionaries(
+        {
+            "states": st.sampled_from([3, 5, 9, 40]),
+            "snapshot_gap": st.sampled_from([1, 2, 4]),
+            "snapshot_stride": st.sampled_from([2, 4, 512]),
+        }
+    ),
+).map(lambda parts: {**parts[0], **parts[1], "overlap": False})
+OTHER_LAYERS = {"windows": windowed, "states": stateful}
+
+
 def drive(engine: Engine, events: list[Arrival]) -> dict[int, Arrival]:
     """Plays the arrivals and runs until idle."""
     sent: dict[int, Arrival] = {}
@@ -197,6 +215,31 @@ def test_a_fault_anywhere_costs_no_other_request_anything(
     elif not whole_batch:
         hint = [i for i, arrival in sent.items() if arrival.kind == "hint"]
         assert len(failed) == 1 or (not failed and hint), "one request ends, the others do not notice"
+
+
+@pytest.mark.parametrize("layers", OTHER_LAYERS)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data(), events=st.lists(arrivals, min_size=1, max_size=12))
+def test_requests_of_other_layers_equal_the_run_without_cache(
+    layers: str, data: st.DataObject, events: list[Arrival]
+) -> None:
+    engine = Engine(**data.draw(OTHER_LAYERS[layers]))
+    judge(engine, drive(engine, events))
+
+
+@pytest.mark.parametrize("layers", OTHER_LAYERS)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    data=st.data(),
+    events=st.lists(arrivals, min_size=2, max_size=8),
+    point=st.sampled_from(POINTS),
+    k=st.integers(1, 25),
+)
+def test_a_fault_anywhere_leaves_no_wrong_window_or_state(
+    layers: str, data: st.DataObject, events: list[Arrival], point: str, k: int
+) -> None:
+    engine = Engine(faults=FailAt(point, k, OracleError("injected")), **data.draw(OTHER_LAYERS[layers]))
+    judge(engine, drive(engine, events), injected=True)
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -3,51 +3,16 @@ state once and in order, which the oracle checks; and what is cached is computed
 """
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.instruments import FailAt
 from umbel.srt.core.messages import Ended, EngineControl
 from umbel.srt.testing.oracle import OracleError
 
-from ..engine_harness import POINTS, Engine
+from ..engine_harness import Engine
 from . import test_choice_search as choosing
-from .test_scheduler_properties import Arrival, arrivals, configs, drive, judge
 
 PREFIX = [1 + i * i % 19 for i in range(400)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-
-stateful = st.tuples(
-    configs,
-    st.fixed_dictionaries(
-        {
-            "states": st.sampled_from([3, 5, 9, 40]),
-            "snapshot_gap": st.sampled_from([1, 2, 4]),
-            "snapshot_stride": st.sampled_from([2, 4, 512]),
-        }
-    ),
-).map(lambda parts: {**parts[0], **parts[1], "overlap": False})
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(config=stateful, events=st.lists(arrivals, min_size=1, max_size=12))
-def test_every_request_equals_the_run_without_cache(config: dict[str, object], events: list[Arrival]) -> None:
-    engine = Engine(**config)  # type: ignore[arg-type]
-    judge(engine, drive(engine, events))
-
-
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    config=stateful,
-    events=st.lists(arrivals, min_size=2, max_size=8),
-    point=st.sampled_from(POINTS),
-    k=st.integers(1, 25),
-)
-def test_a_fault_anywhere_leaves_no_wrong_state(
-    config: dict[str, object], events: list[Arrival], point: str, k: int
-) -> None:
-    engine = Engine(faults=FailAt(point, k, OracleError("injected")), **config)  # type: ignore[arg-type]
-    judge(engine, drive(engine, events), injected=True)
 
 
 def long_engine(**config: object) -> Engine:

@@ -1,7 +1,6 @@
 """GGUF files with experts, latents, or layers that differ compute what transformers does, from the file's blocks."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
@@ -10,29 +9,20 @@ from typing import Any
 import gguf
 import pytest
 import torch
-from transformers import PreTrainedModel
-from umbel.lang.errors import ModelError
 from umbel.lang.runtime_options import Kernels
-from umbel.srt.layers.checkpoint import BlockTensors
-from umbel.srt.runners.build import build_runner
-from umbel.srt.weights import open_model
 
-from ..models.reference import Piece, Sequences, random_tokens, reference_logits, relative_error, run_steps
-from .tiny import GEMMA4, Family, auto, byte_level, write_gguf
-
-SLOTS = 80
-CHUNKS = [[Piece(0, 0, 17)], [Piece(0, 17, 1), Piece(1, 0, 9)], [Piece(0, 18, 5), Piece(1, 9, 8)]]
+from .gguf_checks import (
+    Spelled,
+    apart,
+    assert_equals_transformers,
+    assert_near_unpacked,
+    assert_refused,
+    family,
+    open_in_blocks,
+)
+from .tiny import GEMMA4, auto
 
 PARTS = ((0, "gate"), (1, "up"))
-Spelled = list[tuple[str, torch.Tensor]]
-
-
-def apart(name: str, tensor: torch.Tensor) -> Spelled:
-    """Gate and up of all experts are tensors of their own."""
-    if name.endswith("experts.gate_up_proj"):
-        gate, up = tensor.chunk(2, dim=1)
-        return [(name.replace("gate_up", "gate") + ".weight", gate), (name.replace("gate_up", "up") + ".weight", up)]
-    return [(name + ".weight" if name.endswith(("down_proj", "sinks")) else name, tensor)]
 
 
 def fused(name: str, tensor: torch.Tensor) -> Spelled:
@@ -135,18 +125,6 @@ DEEPSEEK_FILE = {
     "rope.scaling.yarn_log_multiplier": 0.15,
 }
 OLD_LATENTS = {key: value for key, value in DEEPSEEK_FILE.items() if not key.endswith("_mla")}
-
-
-def family(
-    name: str,
-    architecture: gguf.MODEL_ARCH,
-    build: Callable[[int], PreTrainedModel],
-    metadata: dict[str, Any],
-    spelled: Callable[[str, torch.Tensor], Spelled] = apart,
-    *,
-    rotates_pairs: bool = False,
-) -> Family:
-    return Family(name, architecture, build, byte_level, rotates_pairs, metadata=metadata, spelled=spelled)
 
 
 ARCH = gguf.MODEL_ARCH
@@ -300,21 +278,12 @@ GEMMA3N = family(
 BY_NAME = {each.name: each for each in (*FAMILIES, GEMMA4, GEMMA3N)}
 
 
-def sequences() -> Sequences:
-    return Sequences([random_tokens(23, 0), random_tokens(17, 1)], SLOTS)
-
-
 RUNS = [(name, kernels) for name in BY_NAME for kernels in ("torch", "native")]
 
 
 @pytest.mark.parametrize(("name", "kernels"), RUNS)
 def test_logits_equal_those_of_transformers(name: str, kernels: Kernels, tmp_path: Path) -> None:
-    model = write_gguf(tmp_path / "tiny.gguf", BY_NAME[name])
-    source = open_model(tmp_path / "tiny.gguf", cache=tmp_path / "cache")
-    runner = build_runner(source.config, source.tensors, num_slots=SLOTS, dtype="float32", kernels=kernels)
-    expected = [reference_logits(model, ids.tolist()) for ids in sequences().token_ids]
-    for actual, logits in zip(run_steps(runner, sequences(), CHUNKS), expected, strict=True):
-        assert relative_error(actual, logits) < 1e-4
+    assert_equals_transformers(BY_NAME[name], kernels, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -327,19 +296,12 @@ def test_logits_equal_those_of_transformers(name: str, kernels: Kernels, tmp_pat
     ],
 )
 def test_matrices_stay_in_the_blocks_of_the_file(name: str, kind: str, matrix: str, tmp_path: Path) -> None:
-    write_gguf(tmp_path / "tiny.gguf", BY_NAME[name], kind=kind)
-    source = open_model(tmp_path / "tiny.gguf", cache=tmp_path / "cache")
-    assert isinstance(source.tensors, BlockTensors)
-    block = source.tensors.block(f"model.{matrix}.weight")
+    source, tensors = open_in_blocks(BY_NAME[name], kind, tmp_path)
+    block = tensors.block(f"model.{matrix}.weight")
     assert block is not None
     assert block.kind == kind
-    native = build_runner(source.config, source.tensors, num_slots=SLOTS, dtype="float32", kernels="native")
+    native = assert_near_unpacked(source, 0.03)
     assert str(native.facts()["weights"]).startswith(kind)
-    unpacked = {name: source.tensors[name].float() for name in source.tensors}
-    exact = build_runner(source.config, unpacked, num_slots=SLOTS, dtype="float32", kernels="torch")
-    results = (run_steps(runner, sequences(), CHUNKS) for runner in (native, exact))
-    rounded, logits = (torch.cat(each) for each in results)
-    assert (rounded - logits).norm() < 0.03 * logits.norm()  # not of each logit: a token may meet another expert
 
 
 @pytest.mark.parametrize(
@@ -362,8 +324,4 @@ def test_matrices_stay_in_the_blocks_of_the_file(name: str, kind: str, matrix: s
 def test_what_does_not_fit_the_experts_is_named(
     name: str, change: dict[str, object], message: str, tmp_path: Path
 ) -> None:
-    family = BY_NAME[name]
-    write_gguf(tmp_path / "odd.gguf", replace(family, metadata={**family.metadata, **change}))
-    with pytest.raises(ModelError, match=message):
-        open_model(tmp_path / "odd.gguf", cache=tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()
+    assert_refused(BY_NAME[name], change, message, tmp_path)

@@ -1,6 +1,5 @@
 """GGUF files of hybrids, as llama.cpp's converter lays them out, compute what transformers does."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,24 +7,26 @@ from typing import Any
 import gguf
 import pytest
 import torch
-from transformers import PreTrainedModel
 from umbel.lang.errors import ModelError
 from umbel.lang.runtime_options import Kernels
-from umbel.srt.layers.checkpoint import BlockTensors
 from umbel.srt.models.families import read_config
 from umbel.srt.runners.build import build_runner
 from umbel.srt.weights import open_model
 
-from ..models.reference import Piece, Sequences, random_tokens, reference_logits, relative_error, run_steps
-from .test_gguf_experts import apart
+from .gguf_checks import (
+    SLOTS,
+    Spelled,
+    apart,
+    assert_equals_transformers,
+    assert_near_unpacked,
+    assert_refused,
+    family,
+    open_in_blocks,
+)
 from .test_gguf_experts import granite as granite_experts
-from .tiny import Family, auto, byte_level, write_gguf
+from .tiny import auto, write_gguf
 
-SLOTS = 80
-CHUNKS = [[Piece(0, 0, 17)], [Piece(0, 17, 1), Piece(1, 0, 9)], [Piece(0, 18, 5), Piece(1, 9, 8)]]
 GROUPS, KEY_HEADS, VALUE_HEADS, KEY, VALUE = 2, 2, 4, 16, 32
-
-Spelled = list[tuple[str, torch.Tensor]]
 
 
 def convolution(name: str, tensor: torch.Tensor) -> Spelled:
@@ -169,17 +170,6 @@ GRANITE_FILE = {
 }
 
 
-def family(
-    name: str,
-    architecture: gguf.MODEL_ARCH,
-    build: Callable[[int], PreTrainedModel],
-    metadata: dict[str, Any],
-    spelled: Callable[[str, torch.Tensor], Spelled],
-    **options: bool,
-) -> Family:
-    return Family(name, architecture, build, byte_level, metadata=metadata, spelled=spelled, **options)
-
-
 ARCH = gguf.MODEL_ARCH
 FAMILIES = (
     family(
@@ -291,10 +281,6 @@ FAMILIES = (
 BY_NAME = {each.name: each for each in FAMILIES}
 
 
-def sequences() -> Sequences:
-    return Sequences([random_tokens(23, 0), random_tokens(17, 1)], SLOTS)
-
-
 # The order of heads is that of the file in torch, too.
 TORCH_BY_DAY = ("qwen 3 next", "qwen 3.5")
 RUNS = [
@@ -305,30 +291,19 @@ RUNS = [
 
 @pytest.mark.parametrize(("name", "kernels"), RUNS)
 def test_logits_equal_those_of_transformers(name: str, kernels: Kernels, tmp_path: Path) -> None:
-    model = write_gguf(tmp_path / "tiny.gguf", BY_NAME[name])
-    source = open_model(tmp_path / "tiny.gguf", cache=tmp_path / "cache")
-    runner = build_runner(source.config, source.tensors, num_slots=SLOTS, dtype="float32", kernels=kernels)
-    expected = [reference_logits(model, ids.tolist()) for ids in sequences().token_ids]
-    for actual, logits in zip(run_steps(runner, sequences(), CHUNKS), expected, strict=True):
-        assert relative_error(actual, logits) < 1e-4
+    assert_equals_transformers(BY_NAME[name], kernels, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["lfm2", "granite 4 h", "qwen 3.5"])
 def test_maps_of_recurrent_layers_stay_in_the_blocks_of_the_file(name: str, tmp_path: Path) -> None:
-    write_gguf(tmp_path / "tiny.gguf", BY_NAME[name], kind="Q8_0")
-    source = open_model(tmp_path / "tiny.gguf", cache=tmp_path / "cache")
-    assert isinstance(source.tensors, BlockTensors)
+    source, tensors = open_in_blocks(BY_NAME[name], "Q8_0", tmp_path)
     config = read_config(source.config)
     recurrent = config.layers[0].recurrent
     assert recurrent is not None
     for maps in recurrent.maps("model.layers.0." + recurrent.name, config.hidden_size):
-        blocks = [source.tensors.block(weight) for weight in maps.weights]
+        blocks = [tensors.block(weight) for weight in maps.weights]
         assert [block.kind for block in blocks if block is not None] == ["Q8_0"] * len(maps.names)
-    native = build_runner(source.config, source.tensors, num_slots=SLOTS, dtype="float32", kernels="native")
-    unpacked = {name: source.tensors[name].float() for name in source.tensors}
-    exact = build_runner(source.config, unpacked, num_slots=SLOTS, dtype="float32", kernels="torch")
-    rounded, logits = (torch.cat(run_steps(runner, sequences(), CHUNKS)) for runner in (native, exact))
-    assert (rounded - logits).norm() < 0.05 * logits.norm()  # inputs of 8 bits, and delta nets scale keys to length 1
+    assert_near_unpacked(source, 0.05)  # inputs of 8 bits, and delta nets scale keys to length 1
 
 
 @pytest.mark.parametrize(
@@ -350,11 +325,7 @@ def test_maps_of_recurrent_layers_stay_in_the_blocks_of_the_file(name: str, tmp_
 def test_what_does_not_fit_the_states_is_named(
     name: str, change: dict[str, object], message: str, tmp_path: Path
 ) -> None:
-    family = BY_NAME[name]
-    write_gguf(tmp_path / "odd.gguf", replace(family, metadata={**family.metadata, **change}))
-    with pytest.raises(ModelError, match=message):
-        open_model(tmp_path / "odd.gguf", cache=tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()
+    assert_refused(BY_NAME[name], change, message, tmp_path)
 
 
 def test_a_decay_that_grows_is_refused(tmp_path: Path) -> None:

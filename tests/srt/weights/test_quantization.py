@@ -15,6 +15,7 @@ from umbel.srt.kernels.cpu.library import load_library
 from umbel.srt.kernels.cpu.quantise import quantise_int4
 from umbel.srt.layers.checkpoint import BlockTensor, BlockTensors, Checkpoint, LinearTensors
 from umbel.srt.layers.linear import DenseMethod
+from umbel.srt.layers.low_rank import TorchChanges
 from umbel.srt.layers.quantized import Codes, QuantizedTensor, quantise_int8
 from umbel.srt.models.decoder import build_model
 from umbel.srt.models.decoder_config import EMBEDDING, HEAD
@@ -36,7 +37,7 @@ TENSORS = {
 
 
 @dataclass
-class ScaledMethod:
+class ScaledMethod(TorchChanges):
     """A format that keeps each matrix divided by its largest number; notes what it was asked for."""
 
     name: str = "scaled"
