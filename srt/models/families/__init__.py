@@ -70,6 +70,7 @@ FAMILIES: dict[str, Callable[[Config], DecoderConfig]] = {
     "mixtral": mixtral.read,
     "qwen2_moe": qwen2.read_moe,
     "qwen3_moe": qwen3.read_moe,
+    "qwen3_vl_moe_text": qwen3.read_vl_moe,
     "gemma3n_text": gemma4.read_gemma3n,
     "gemma4_text": gemma4.read,
     "gpt_oss": gpt_oss.read,

@@ -1,10 +1,11 @@
 """Qwen 3, dense and with experts: each head of queries and keys is normalised."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle, islice
 
 from ...layers.config_values import Config, flag
-from ..decoder_config import DecoderConfig
+from ..decoder_config import DecoderConfig, ExpertNames
 from ..read_fields import FULL, SLIDING, layer_count, read_decoder, read_layers, read_some_experts
 from .qwen2 import layer_kinds, plain_positions, read_axes, slides, with_axes
 
@@ -23,12 +24,28 @@ def read_moe(config: Config) -> DecoderConfig:
 
 
 def read_vl(config: Config) -> DecoderConfig:
-    """Reads the decoder of Qwen 3-VL, whose frequencies turn by time, height and width in turn.
+    """Reads the decoder of Qwen 3-VL."""
+    return _on_axes(config, read)
+
+
+def read_vl_moe(config: Config) -> DecoderConfig:
+    """Reads the decoder of Qwen 3-VL with experts, which are stacked with inputs first."""
+    decoder = _on_axes({**config, "norm_topk_prob": True}, read_moe)
+    names = ExpertNames(inputs_first=True)
+    layers = (
+        layer if layer.experts is None else replace(layer, experts=replace(layer.experts, names=names))
+        for layer in decoder.layers
+    )
+    return replace(decoder, layers=tuple(layers))
+
+
+def _on_axes(config: Config, reader: Callable[[Config], DecoderConfig]) -> DecoderConfig:
+    """Reads a decoder whose frequencies turn by time, height and width in turn.
 
     Where the frequencies of height or width are used up, and in the last ones, they turn by time.
     """
     stated = {key: value for key, value in config.items() if value is not None}
-    decoder = read(plain_positions({"rope_theta": 500_000.0, **stated, "layer_types": None}))
+    decoder = reader(plain_positions({"rope_theta": 500_000.0, **stated, "layer_types": None}))
     _, *ends = read_axes(config, decoder, (24, 20, 20))
     axes = (axis if axis and index < 3 * ends[axis - 1] else 0 for index, axis in enumerate(cycle(range(3))))
     return with_axes(decoder, tuple(islice(axes, decoder.head_dim // 2)))

@@ -63,6 +63,7 @@ GRID_DECODERS = {
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
 }
 # Vision families of which only the decoder runs, each with the decoder of those that do not state one. Text alone is
 # read as by a text model: positions in three axes are equal there, and attention is causal.
@@ -119,7 +120,8 @@ def decoder_config(config: Config) -> Config:
     return {
         **stated,
         "model_type": stated.get("model_type") or TEXT_ONLY[config["model_type"]],
-        "tie_word_embeddings": flag(stated, "tie_word_embeddings", flag(config, "tie_word_embeddings", False)),
+        # The whole model's counts, where both parts state one: the class of the decoder alone has another default.
+        "tie_word_embeddings": flag(config, "tie_word_embeddings", flag(stated, "tie_word_embeddings", False)),
     }
 
 

@@ -108,7 +108,7 @@ def read_grid_vision(config: Config) -> GridVision:
             )
             vision = replace(vision, positions_per_second=positive_number(stated, "tokens_per_second", 4.0))
         case family:
-            assert family == "qwen3_vl", "one of `config.GRID_DECODERS`"
+            assert family in ("qwen3_vl", "qwen3_vl_moe"), "one of `config.GRID_DECODERS`"
             vision = _read(
                 stated,
                 hidden_size=positive_int(stated, "hidden_size", 1152),

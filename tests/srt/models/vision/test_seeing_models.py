@@ -28,7 +28,19 @@ from umbel.srt.runners.cuda.runner import CudaRunner
 from ...multimodal.samples import decoded, saved
 from ...runners.cuda.reference import reference_parts
 from ..reference import Piece, Sequences, random_tokens, relative_error, run_steps
-from .tiny import IMAGE_TOKEN, PATCH, Tiny, gemma3, llava, llava_next, noise, qwen2_5_vl, qwen2_vl, qwen3_vl
+from .tiny import (
+    IMAGE_TOKEN,
+    PATCH,
+    Tiny,
+    gemma3,
+    llava,
+    llava_next,
+    noise,
+    qwen2_5_vl,
+    qwen2_vl,
+    qwen3_vl,
+    qwen3_vl_moe,
+)
 
 NUM_SLOTS = 700
 HEADS = {"head_dim": 16}  # what the native kernels take
@@ -47,6 +59,7 @@ CASES: dict[str, Callable[[], Tiny]] = {
     "qwen 2": qwen2_vl,
     "qwen 2.5": qwen2_5_vl,
     "qwen 3": qwen3_vl,
+    "qwen 3, experts": qwen3_vl_moe,
     "qwen 3, two layers": lambda: qwen3_vl(num_hidden_layers=2),  # the last one adds, too
 }
 # Each sequence: text, and pictures by (width, height) where they stand. Two in one prompt, one at the very beginning.

@@ -25,6 +25,8 @@ from transformers import (
     Qwen2VLImageProcessorPil,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
     SiglipImageProcessorPil,
     SiglipVisionConfig,
 )
@@ -66,6 +68,9 @@ class Tiny:
         tensors = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
         if self.model.config.tie_word_embeddings:
             del tensors["lm_head.weight"]
+        if self.model.config.model_type == "qwen3_vl_moe":  # its checkpoints have inputs first
+            stacks = [name for name in tensors if ".experts." in name]
+            tensors |= {name: tensors[name].transpose(1, 2).contiguous() for name in stacks}
         return tensors
 
     def picture(self, image: Image.Image, number: int = 1) -> EnginePicture:
@@ -149,6 +154,13 @@ def qwen3_vl(**changes: Any) -> Tiny:
     tower |= {"num_position_embeddings": 25, "deepstack_visual_indexes": [0, 2]}
     text = {"head_dim": 16, **changes}
     return _qwen(Qwen3VLConfig, Qwen3VLForConditionalGeneration, tower, text)
+
+
+def qwen3_vl_moe() -> Tiny:
+    tower = {**GRID_TOWER, "hidden_size": 32, "intermediate_size": 56, "out_hidden_size": 64}
+    tower |= {"num_position_embeddings": 25, "deepstack_visual_indexes": [0, 2]}
+    experts = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "mlp_only_layers": [1]}
+    return _qwen(Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration, tower, {"head_dim": 16, **experts})
 
 
 def _qwen(config_class: Any, model_class: Any, tower: dict[str, Any], changes: dict[str, Any]) -> Tiny:
