@@ -36,6 +36,12 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 Weight = TypeVar("Weight")
 
 
+def keep_highest(gate: torch.Tensor, deviations: float) -> torch.Tensor:
+    """Returns what gates [R, width] are above the mean of their row plus so many standard deviations, or 0."""
+    deviation = gate.std(dim=-1, keepdim=True, unbiased=False)
+    return (gate - (gate.mean(dim=-1, keepdim=True) + deviation * deviations)).relu()
+
+
 class QuantMethod(Protocol[Weight]):
     """A weight format: reads a linear map from a checkpoint, keeps it in memory, and multiplies it.
 

@@ -26,7 +26,7 @@ from ..core.batch import Given
 from ..distributed.communicator import SINGLE_RANK, Communicator
 from ..layers.checkpoint import Checkpoint, Tensors
 from ..layers.config_values import Config
-from ..layers.linear import ACTIVATIONS, Linear, QuantMethod, RMSNorm, TorchHead, can_pack, dense_method
+from ..layers.linear import ACTIVATIONS, Linear, QuantMethod, RMSNorm, TorchHead, can_pack, dense_method, keep_highest
 from ..layers.low_rank import Adapter, AdapterRows
 from ..layers.quantized import vocabulary_matrix
 from ..layers.rope import Rope, apply_rope
@@ -204,8 +204,7 @@ class TorchMLP:
             return self._down(self._activation(self._gate_up(x, adapted)), adapted)
         gate, up = self._gate_up(x, adapted).chunk(2, dim=-1)
         if self._deviations is not None:
-            deviation = gate.std(dim=-1, keepdim=True, unbiased=False)
-            gate = (gate - (gate.mean(dim=-1, keepdim=True) + deviation * self._deviations)).relu()
+            gate = keep_highest(gate, self._deviations)
         return self._down(self._activation(gate).mul_(up), adapted)
 
 

@@ -375,7 +375,7 @@ class SideTensors:
     norm: str
 
 
-PARALLEL_STREAMS = "residual streams in parallel (AltUp)"  # for messages of executors that have none, or few
+PARALLEL_STREAMS = "residual streams in parallel (AltUp)"  # for messages
 SIDE_EMBEDDING = "model.embed_tokens_per_layer.weight"
 SIDE_MAP = "model.per_layer_model_projection"
 SIDE_NORM = "model.per_layer_projection_norm.weight"

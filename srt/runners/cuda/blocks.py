@@ -2,8 +2,8 @@
 
     x = norm(residual)   →   block   →   residual += norm(·), next x
 
-The norms, where a family has them, are fused with the sum (`CudaDecoder.forward`). Latent attention, recurrent mixers
-and experts are those of the decoder in torch, over the kernels of `kernels.py`. R rows, D = head_dim.
+The norms, where a family has them, are fused with the sum (`CudaDecoder.forward`). Latent attention, recurrent mixers,
+experts and parallel streams are those of the decoder in torch, over the kernels of `kernels.py`. R rows, D = head_dim.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,13 +15,14 @@ import torch
 from ...attention.backend import AttentionStep
 from ...cache.state_pool import StepStates
 from ...layers.checkpoint import Checkpoint
-from ...layers.linear import ACTIVATIONS, HeadNorm, Linear
+from ...layers.linear import ACTIVATIONS, HeadNorm, Linear, keep_highest
 from ...layers.low_rank import Adapter, AdapterBlocks
 from ...layers.rope import RopeConfig
-from ...models.decoder_config import DecoderConfig, LayerTensors, SideTensors, layer_tensors
+from ...models.decoder_config import DecoderConfig, LayerTensors, SideTensors, deviations_of, layer_tensors
 from ...models.experts import Experts
 from ...models.latent import LatentAttention
 from ...models.mixers import build_mixer
+from ...models.streams import HALF_ROOT, LayerStreams
 from .kernels import FusedKernels, FusedMethod
 
 Angles = tuple[RopeConfig, int]  # frequencies, and the size of the heads that they rotate
@@ -40,6 +41,11 @@ class LayerStep:
     adapted: AdapterBlocks | None = None  # None: no row uses an adapter
     adapted_after: AdapterBlocks | None = None  # of the rows that continue after the last attention
 
+    def keep(self, rows: torch.Tensor) -> None:
+        """Leaves out what belongs to other rows than those that continue, int64 [O]."""
+        self.sides = None if self.sides is None else self.sides.index_select(0, rows)
+        self.adapted = self.adapted_after
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
@@ -54,6 +60,51 @@ class Block:
     mixes: bool = False  # rows read what other rows have written
     summed: bool = True  # each rank has a part of the result
     ends: int | None = None  # the layer whose last block it is; None: another follows
+
+
+class StreamedLayer:
+    """Runs the blocks of a layer over parallel residual streams: see `models.streams`.
+
+    Args:
+        blocks: attention, the MLP, and what is added of per-layer embeddings, where the model has them.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        blocks: Sequence[Block],
+        config: DecoderConfig,
+        weights: Checkpoint,
+        method: FusedMethod[Any],  # Any: only the method reads its weights
+        kernels: FusedKernels,
+    ) -> None:
+        assert config.streams is not None, "a model with streams"
+        self._streams = LayerStreams(config.layer_prefix(index), config, config.streams, weights, method)
+        self._attention, self._mlp, *self._sides = blocks
+        self._config = config
+        self._kernels = kernels
+
+    def __call__(self, x: torch.Tensor, step: LayerStep, kept: torch.Tensor | None) -> torch.Tensor:
+        """Returns the streams after the layer: [R, N, hidden] → the same, of the rows that continue."""
+        predicted, active = self._streams.predict(x)
+        normed = self._norm(active, self._attention.before)
+        attended = self._attention.compute(normed, step, kept)
+        if kept is not None:
+            predicted, active, normed = (part.index_select(0, kept) for part in (predicted, active, normed))
+            step.keep(kept)
+        attended = active + self._norm(attended, self._attention.after)
+        joined = (attended + self._streams.residual(normed)) * HALF_ROOT
+        mixed = self._mlp.compute(self._norm(joined, self._mlp.before), step, None)
+        x = self._streams.correct(predicted, joined + self._norm(mixed, self._mlp.after))
+        for side in self._sides:
+            gating = self._streams.scaled(x).contiguous()
+            x[:, 1:] += self._norm(side.compute(gating, step, None), side.after)[:, None]
+        return x
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        if weight is None:
+            return x
+        return self._kernels.rms_norm(x, weight, eps=self._config.norm_eps, centered=self._config.centered_norm)
 
 
 class LayerBlocks:
@@ -113,7 +164,11 @@ class LayerBlocks:
     def _mlp(self) -> Callable[[torch.Tensor, LayerStep, torch.Tensor | None], torch.Tensor]:
         layer, config = self._layer, self._config
         if layer.experts is None:
-            return MLPBlock(self._tensors, config, self._weights, self._method, self._adapters, kernels=self._kernels)
+            return MLPBlock(
+                *(self._tensors, config, self._weights, self._method, self._adapters),
+                kernels=self._kernels,
+                sparsity=layer.sparsity,
+            )
         return ExpertsBlock(
             Experts(
                 self._tensors.prefix,
@@ -262,7 +317,9 @@ class MLPBlock:
         adapters: Sequence[Adapter],
         *,
         kernels: FusedKernels,
+        sparsity: float,
     ) -> None:
+        self._deviations = deviations_of(sparsity) if sparsity else None
         self._method = method
         self._kernels = kernels
         self._gate_up = method.load(weights, tensors.gate_up)
@@ -273,11 +330,14 @@ class MLPBlock:
         self._gated = config.gated_mlp
 
     def __call__(self, x: torch.Tensor, step: LayerStep, kept: torch.Tensor | None) -> torch.Tensor:
-        if self._gated and step.adapted is None:
+        if self._gated and step.adapted is None and self._deviations is None:
             return self._down(self._method.apply_gated(self._gate_up, x, self._gate_up_bias, self._activation))
         inner = self._method.apply(self._gate_up, x, self._gate_up_bias)
         if step.adapted is not None:
             self._changes.add(x, inner, step.adapted)
+        if self._deviations is not None:
+            gate, _ = inner.chunk(2, dim=-1)
+            gate.copy_(keep_highest(gate, self._deviations))
         if self._gated:
             return self._down(self._kernels.act_and_multiply(inner, self._activation), step.adapted)
         return self._down(ACTIVATIONS[self._activation](inner), step.adapted)

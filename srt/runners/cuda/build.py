@@ -26,7 +26,6 @@ from ...layers.checkpoint import Tensors
 from ...layers.config_values import Config
 from ...layers.low_rank import Adapter
 from ...layers.quantized import QuantizedMethod
-from ...models.decoder_config import PARALLEL_STREAMS
 from ...models.families import is_family, read_config
 from ...multimodal.store import VisionStore
 from .decoder import CudaDecoder, DeviceModel, TransformersDecoder
@@ -109,8 +108,6 @@ def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, devic
     if not is_family(config):
         return None
     model = read_config(config)
-    if model.streams is not None:
-        return f"they have no {PARALLEL_STREAMS}"
     if model.both_ways:
         return "their rows see those before them only"
     geometry = model.attention_geometry

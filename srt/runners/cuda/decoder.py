@@ -33,7 +33,8 @@ from ...models.decoder import Rows, attention_geometry
 from ...models.decoder_config import EMBEDDING, FINAL_NORM, HEAD, DecoderConfig, is_unused, landmarks
 from ...models.sharding import VocabParallelEmbedding, VocabParallelHead, shard_range
 from ...models.side import SideEmbedding
-from .blocks import Angles, LayerBlocks, LayerStep
+from ...models.streams import StreamEnds
+from .blocks import Angles, LayerBlocks, LayerStep, StreamedLayer
 from .kernels import FusedKernels, FusedMethod, KernelMethod
 
 if TYPE_CHECKING:  # it imports transformers: seconds
@@ -124,12 +125,19 @@ class CudaDecoder:
         first, end = shard_range(config.vocab_size, communicator.rank, communicator.ranks)
         embedding = vocabulary_matrix(method, weights.take(EMBEDDING, end - first, config.hidden_size))
         self._embedding = VocabParallelEmbedding(embedding, config, dtype=dtype, communicator=communicator)
-        self._blocks = [
-            block
+        layers = [
+            list(LayerBlocks(index, config, weights, kernels, method, adapters).blocks())
             for index in range(len(config.layers))
-            for block in LayerBlocks(index, config, weights, kernels, method, adapters).blocks()
         ]
+        self._blocks = [block for layer in layers for block in layer]
         self._last = [block for block in self._blocks if block.mixes][-1]
+        self._streams: StreamEnds | None = None
+        self._streamed: list[StreamedLayer] = []
+        if config.streams is not None:
+            self._streams = StreamEnds(config, config.streams, weights, method)
+            self._streamed = [
+                StreamedLayer(index, blocks, config, weights, method, kernels) for index, blocks in enumerate(layers)
+            ]
         self._side = None if config.side is None else SideEmbedding(config, config.side, weights, method, dtype=dtype)
         self._norm = weights.take(FINAL_NORM, config.hidden_size)
         head = embedding
@@ -152,7 +160,7 @@ class CudaDecoder:
 
     def forward(self, rows: DeviceRows, attention: AttentionStep, *, out: torch.Tensor) -> torch.Tensor | None:
         """See `DeviceModel.forward`."""
-        config, kernels = self.config, self._kernels
+        kernels = self._kernels
         residual = self._embedding(rows.token_ids, rows.given)  # [R, hidden]
         positions, tables = self._turns(rows)
         step = LayerStep(positions, attention, tables, rows.states)
@@ -163,6 +171,20 @@ class CudaDecoder:
             if rows.output_rows is not None:
                 continuing = rows.adapters.index_select(0, rows.output_rows)
                 step.adapted_after = kernels.adapter_blocks(continuing, self.adapters)
+        if self._streams is None:
+            x = self._through_blocks(residual, step, rows)
+        else:
+            x = self._through_streams(self._streams, residual, step, rows)
+        if rows.hidden is None:
+            self._head(x, out)
+            return None
+        logits, hidden = rows.hidden
+        self._head(x.index_select(0, logits), out)
+        return x.index_select(0, hidden)
+
+    def _through_blocks(self, residual: torch.Tensor, step: LayerStep, rows: DeviceRows) -> torch.Tensor:
+        """Returns the hidden states of output rows after the final norm; residual: [R, hidden], of embeddings."""
+        config, kernels = self.config, self._kernels
         x, first = residual, self._blocks[0].before
         if first is not None:
             x = kernels.rms_norm(residual, first, eps=config.norm_eps, centered=config.centered_norm)
@@ -172,8 +194,7 @@ class CudaDecoder:
             x = block.compute(x, step, kept)
             if kept is not None:
                 residual = residual.index_select(0, kept)
-                step.sides = None if step.sides is None else step.sides.index_select(0, kept)
-                step.adapted = step.adapted_after
+                step.keep(kept)
             if block.summed:
                 x = self._communicator.all_reduce(x)
             if rows.given is not None and block.ends is not None and block.ends < len(rows.given.added):
@@ -186,12 +207,17 @@ class CudaDecoder:
                 scale=block.scale,
                 factor=block.factor,
             )
-        if rows.hidden is None:
-            self._head(x, out)
-            return None
-        logits, hidden = rows.hidden
-        self._head(x.index_select(0, logits), out)
-        return x.index_select(0, hidden)
+        return x
+
+    def _through_streams(
+        self, streams: StreamEnds, embedded: torch.Tensor, step: LayerStep, rows: DeviceRows
+    ) -> torch.Tensor:
+        """Returns the same of a model with parallel streams."""
+        x, last = streams.enter(embedded), len(self._streamed) - 1
+        for index, layer in enumerate(self._streamed):
+            x = layer(x, step, rows.output_rows if index == last else None)
+        config = self.config
+        return self._kernels.rms_norm(streams.leave(x), self._norm, eps=config.norm_eps, centered=config.centered_norm)
 
     def _turns(self, rows: DeviceRows) -> tuple[torch.Tensor, Mapping[Angles, torch.Tensor]]:
         """Returns the place of each row in the tables of angles, and the tables.

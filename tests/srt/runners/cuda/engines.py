@@ -124,6 +124,22 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "deepseek v3": ("deepseek_v3", DEEPSEEK),
+    "gemma 3n": (
+        "gemma3n_text",
+        {
+            "head_dim": 16,
+            "sliding_window": 5,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "activation_sparsity_pattern": [0.8, 0.3, 0.0, 0.0],
+            "vocab_size_per_layer_input": 90,
+            "hidden_size_per_layer_input": 16,
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "laurel_rank": 8,
+        },
+    ),
 }
 
 DELTA_NET = {

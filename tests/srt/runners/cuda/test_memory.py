@@ -138,10 +138,6 @@ def test_no_device_is_an_error_that_says_what_to_write() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (
-            {"model_type": "gemma3n_text", "num_kv_shared_layers": 0, "rope_parameters": None},
-            "they have no residual streams in parallel",
-        ),
         ({"head_dim": 12}, "head_dim=12: .* multiples of 16"),
         ({"head_dim": 528}, "head_dim=528: .* up to 512, of latents 640"),
     ],

@@ -35,6 +35,7 @@ NIGHTLY = (
     *HYBRIDS,
     "gemma 4",
     "gemma 4, values that are keys",
+    "gemma 3n",
     "gpt-oss",
     "llama, biases everywhere",
     "qwen 3",
@@ -59,7 +60,11 @@ def on_device(config: dict[str, Any], tensors: Tensors, **options: Any) -> CudaR
 def small(family: str, *, layers: int = 2) -> tuple[dict[str, Any], Tensors]:
     if family in HYBRIDS:
         return tiny_model(family)
-    kinds = {"layer_types": list(KINDS), "num_kv_shared_layers": 0} if family in SHAPES else {}
+    kinds: dict[str, Any] = {}
+    if family in SHAPES:
+        kinds = {"layer_types": list(KINDS), "num_kv_shared_layers": 0}
+    if family == "gemma 3n":
+        kinds["activation_sparsity_pattern"] = [0.8, 0.0]
     if family == "gemma 4":  # whose last two layers read the keys of the first two
         layers, kinds = 4, {"layer_types": list(KINDS) * 2}
     return tiny_model(family, num_hidden_layers=layers, sliding_window_pattern=2, **kinds)
