@@ -109,7 +109,7 @@ class QuantizedTensor:
     def select(self, outputs: torch.Tensor) -> "QuantizedTensor":
         """Returns some outputs, int64 [n]."""
         zeros = None if self.zeros is None else self.zeros[outputs]
-        return replace(self, codes=self.codes[outputs], scales=self.scales[outputs], zeros=zeros)
+        return replace(self, codes=_chosen(self.codes, outputs), scales=_chosen(self.scales, outputs), zeros=zeros)
 
     def take(self, outputs: torch.Tensor) -> torch.Tensor:
         """Dequantises some outputs, int64 [n] → float32 [n, inputs], in the order of the codes."""
@@ -179,6 +179,12 @@ def stacked(parts: Sequence[QuantizedTensor]) -> QuantizedTensor:
         scales=torch.cat([part.scales for part in parts]),
         zeros=torch.cat(zeros) if zeros else None,
     )
+
+
+def _chosen(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    if values.dtype.itemsize > 1:
+        return values[rows]
+    return values.view(torch.uint8)[rows].view(values.dtype)  # indexing lacks float8 on some devices
 
 
 class QuantizedStack:
@@ -301,7 +307,7 @@ class QuantizedMethod(TorchChanges):
 
     name = "packed"
     rounds_vocabulary = False  # embedding and head are kept in 8 bits
-    keeps_stacks = True  # experts stay packed where all matrices of a layer have one layout
+    keeps_packed = True  # embedding, head, and experts of one layout stay as the checkpoint packs them
 
     def create(self, sources: Sequence[torch.Tensor]) -> QuantizedWeight:
         return (torch.cat(list(sources)),)
@@ -335,6 +341,14 @@ def vocabulary_matrix(method: object, weight: torch.Tensor) -> torch.Tensor | Qu
     """Returns embedding or head as the weight format of a model keeps them."""
     rounds = isinstance(method, QuantizedMethod) and method.rounds_vocabulary
     return quantise_int8(weight) if rounds else weight
+
+
+def packed_vocabulary(method: object, checkpoint: Checkpoint, name: str, *shape: int) -> QuantizedTensor | None:
+    """Takes embedding or head as the checkpoint packs it; None: it stores floats, or the format of a model converts."""
+    if not isinstance(method, QuantizedMethod) or not method.keeps_packed:
+        return None
+    packed = take_quantized(checkpoint, name, *shape)
+    return None if packed is None or packed.permutation is not None else packed
 
 
 def take_quantized(checkpoint: Checkpoint, name: str, *shape: int) -> QuantizedTensor | None:

@@ -28,7 +28,7 @@ from ..layers.checkpoint import Checkpoint, Tensors
 from ..layers.config_values import Config
 from ..layers.linear import ACTIVATIONS, Linear, QuantMethod, RMSNorm, TorchHead, can_pack, dense_method, keep_highest
 from ..layers.low_rank import Adapter, AdapterRows
-from ..layers.quantized import vocabulary_matrix
+from ..layers.quantized import packed_vocabulary, vocabulary_matrix
 from ..layers.rope import Rope, apply_rope
 from .decoder_config import (
     EMBEDDING,
@@ -368,7 +368,10 @@ class TorchDecoder:
         # Only the rows of a step are converted, unless the head is the same matrix and has to be converted anyway.
         take = weights.take if config.tied and not pack else weights.take_as_stored
         first, end = shard_range(config.vocab_size, communicator.rank, communicator.ranks)
-        embedding = vocabulary_matrix(method, take(EMBEDDING, end - first, config.hidden_size))
+        shape = end - first, config.hidden_size
+        embedding = packed_vocabulary(method, weights, EMBEDDING, *shape) or vocabulary_matrix(
+            method, take(EMBEDDING, *shape)
+        )
         self._embedding = VocabParallelEmbedding(embedding, config, dtype=dtype, communicator=communicator)
         self._layers = [
             TorchLayer(index, config, weights, communicator, method, adapters) for index in range(len(config.layers))
@@ -381,7 +384,9 @@ class TorchDecoder:
         self._norm = RMSNorm(final, eps=config.norm_eps, centered=config.centered_norm)
         head = embedding
         if not config.tied:
-            head = vocabulary_matrix(method, weights.take_as_stored(HEAD, end - first, config.hidden_size))
+            head = packed_vocabulary(method, weights, HEAD, *shape) or vocabulary_matrix(
+                method, weights.take_as_stored(HEAD, *shape)
+            )
         self._head = VocabParallelHead(
             TorchHead(head, dtype=dtype, scale=config.logit_scale, softcap=config.logit_softcap, packed=pack),
             vocab_size=config.vocab_size,

@@ -89,7 +89,7 @@ class Experts:
         self._biases: tuple[torch.Tensor, torch.Tensor] | None = None
         if tensors.gate_up_bias is not None and tensors.down_bias is not None:
             self._biases = tensors.gate_up_bias, tensors.down_bias
-        packed = tensors.packed_stacks() if isinstance(method, QuantizedMethod) and method.keeps_stacks else None
+        packed = tensors.packed_stacks() if isinstance(method, QuantizedMethod) and method.keeps_packed else None
         self._gate_up: torch.Tensor | QuantizedTensor
         self._down: torch.Tensor | QuantizedTensor
         self._gate_up, self._down = packed or self._floats(tensors, hidden)

@@ -186,7 +186,7 @@ class Int4Method(QuantizedMethod):
 
     name = "int4"
     rounds_vocabulary = True
-    keeps_stacks = False
+    keeps_packed = False
 
     def load(self, checkpoint: Checkpoint, tensors: LinearTensors) -> QuantizedWeight:
         if tensors.inputs % INT4_GROUP:

@@ -27,7 +27,7 @@ from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...layers.checkpoint import Checkpoint, Tensors
 from ...layers.linear import HEAD_ROWS
 from ...layers.low_rank import Adapter
-from ...layers.quantized import QuantizedTensor, vocabulary_matrix
+from ...layers.quantized import QuantizedTensor, packed_vocabulary, vocabulary_matrix
 from ...layers.rope import Rope, rope_rows, rope_table
 from ...models.decoder import Rows, attention_geometry
 from ...models.decoder_config import EMBEDDING, FINAL_NORM, HEAD, DecoderConfig, is_unused, landmarks
@@ -84,8 +84,7 @@ class CudaDecoder:
     Args:
         kv_dtype: of the KV pool, which may be float8.
         kernels: the decoder's kernels.
-        method: the weight format of the layers' linear maps and experts; None: floats of the dtype. The head has
-            floats, or 8 bits.
+        method: the weight format of the layers' linear maps, experts, embedding and head; None: floats of the dtype.
         adapters: by the index that `DeviceRows.adapters` has.
 
     Raises:
@@ -123,7 +122,10 @@ class CudaDecoder:
         self._kernels = kernels
         self._communicator = communicator
         first, end = shard_range(config.vocab_size, communicator.rank, communicator.ranks)
-        embedding = vocabulary_matrix(method, weights.take(EMBEDDING, end - first, config.hidden_size))
+        shape = end - first, config.hidden_size
+        embedding = packed_vocabulary(method, weights, EMBEDDING, *shape) or vocabulary_matrix(
+            method, weights.take(EMBEDDING, *shape)
+        )
         self._embedding = VocabParallelEmbedding(embedding, config, dtype=dtype, communicator=communicator)
         layers = [
             list(LayerBlocks(index, config, weights, kernels, method, adapters).blocks())
@@ -142,7 +144,9 @@ class CudaDecoder:
         self._norm = weights.take(FINAL_NORM, config.hidden_size)
         head = embedding
         if not config.tied:
-            head = vocabulary_matrix(method, weights.take(HEAD, end - first, config.hidden_size))
+            head = packed_vocabulary(method, weights, HEAD, *shape) or vocabulary_matrix(
+                method, weights.take(HEAD, *shape)
+            )
         own = CudaHead(head, scale=config.logit_scale, softcap=config.logit_softcap, kernels=kernels)
         self._head = VocabParallelHead(own, vocab_size=config.vocab_size, communicator=communicator)
         weights.finish(is_unused=partial(is_unused, config))
@@ -239,7 +243,7 @@ class CudaHead:
     """Computes logits, with the cap that some models put on them.
 
     Args:
-        weight: [vocab, hidden] in the model's dtype, or in 8 bits.
+        weight: [vocab, hidden] in the model's dtype, or packed.
         scale: multiplies the logits.
         softcap: logits stay between it and its negative; 0: no cap.
     """

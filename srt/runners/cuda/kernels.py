@@ -114,7 +114,7 @@ class QuantizedKernelMethod(_KernelChanges, QuantizedMethod):
         self._kernels = kernels
         self.name = loader.name
         self.rounds_vocabulary = loader.rounds_vocabulary
-        self.keeps_stacks = loader.keeps_stacks
+        self.keeps_packed = loader.keeps_packed
 
     def load(self, checkpoint: Checkpoint, tensors: LinearTensors) -> QuantizedWeight:
         return self._loader.load(checkpoint, tensors)

@@ -232,6 +232,25 @@ def test_the_cuda_decoder_keeps_matrices_packed() -> None:
     assert weight_bytes(read(folder, stored), torch.float32) < weight_bytes(values, torch.float32) / 2
 
 
+@pytest.mark.parametrize(("name", "row_bytes"), [("compressed, 4 bits", 32 + 2 * 2), ("fbgemm", 64 + 4)])
+def test_embedding_and_head_stay_packed(name: str, row_bytes: int) -> None:
+    folder = BY_NAME[name]
+    config, tensors = tiny_model("llama, biases everywhere", num_hidden_layers=1, hidden_size=64, intermediate_size=96)
+    stored, values = pack(tensors, folder)
+    half = on_host(config, read(folder, stored), method=QuantizedMethod())  # all but those two
+    for matrix in ("model.embed_tokens", "lm_head"):
+        parts, values[f"{matrix}.weight"] = folder.write(stored.pop(f"{matrix}.weight"))
+        stored |= {f"{matrix}.{suffix}": part for suffix, part in parts.items()}
+    runner = on_host(config, read(folder, stored), method=QuantizedMethod())
+    rows = len(values["lm_head.weight"])
+    assert memory_of(half.model) - memory_of(runner.model) == 2 * rows * (64 * 4 - row_bytes)
+    batch = Sequences([TOKENS], 20).batch([Piece(0, 0, 9)])
+    expected = in_torch(config, values).forward(batch).values
+    assert relative_error(runner.forward(batch).values, expected) < 1e-4
+    in_packed_torch = in_torch({**config, "quantization_config": folder.config}, stored)
+    assert relative_error(in_packed_torch.forward(batch).values, expected) < 1e-4
+
+
 def test_products_dequantise_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = BY_NAME["gptq, act-order, zeros"]
     tensors, values = written(folder, matrix())
