@@ -9,9 +9,9 @@ import pytest
 from umbel.fsm.tokens.masks import Masks
 from umbel.fsm.tokens.vocabulary import Vocabulary
 
-from benchmarks.constrained import Outcome, Row, compare, measure, measure_apart, table
-from benchmarks.constrained_data import Item, read_items
-from benchmarks.constrained_engines import Cursor, Subject, subjects
+from benchmarks.constrained.compare import Outcome, Row, compare, measure, measure_apart, table
+from benchmarks.constrained.data import Item, read_items
+from benchmarks.constrained.engines import Cursor, Subject, subjects
 
 TABLE = [bytes([byte]) for byte in range(256)]
 ITEMS = [

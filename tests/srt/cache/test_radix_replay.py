@@ -16,7 +16,7 @@ FIGURE = [
     [(0, "You … User:"), (1, HELLO), (2, TURN_2), (1, CHAT_2A)],  # (4) split
     [(0, "You … User:"), (1, HELLO), (1, CHAT_2A), (2, CHAT_2B)],  # (5) the second turn of the first chat is gone
     [(0, "You … User:"), (1, HELLO), (1, CHAT_2A), (2, CHAT_2B), (0, "Q: … 7")],  # (6) a new branch at the root
-    [  # (7) the branch splits behind the examples
+    [  # (7) the branch splits after the examples
         *[(0, "You … User:"), (1, HELLO), (1, CHAT_2A), (2, CHAT_2B)],
         *[(0, "Q: … Q:"), (1, "3+4 … 7"), (1, "6+6 … 12"), (1, "8+1 … 9"), (1, "5+6 … 11")],
     ],

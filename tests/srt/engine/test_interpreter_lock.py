@@ -1,4 +1,8 @@
-"""No piece of work of a gateway or an engine that serves holds the interpreter lock for long.
+"""No piece of work of a gateway or an engine that serves holds the interpreter lock for long, but one.
+
+The one is llguidance's view of the vocabulary: its library holds the lock for half a second while it makes it, and the
+view cannot be sent between processes, so no other process can make it for the engine. An engine makes it once, when it
+has been idle for a second or for the first constraint of llguidance. These tests have it made before they measure.
 
 A thread in each process notes when it gets the lock late (ticking/sitecustomize.py). It measures CPU time, so these
 tests are as strict on a busy machine.
@@ -73,8 +77,7 @@ def ticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def begin(runtime: Runtime) -> None:
-    """llguidance's view of the vocabulary holds the lock for half a second, once: at the first constraint of it, or
-    when the engine has been idle for a second."""
+    """Has the engine make llguidance's view of the vocabulary."""
     spec = ConstraintSpec("lark", 'start: "a"')
     async for _ in runtime.generate(GenRequest("first", (Text("b"),), SamplingParams(max_tokens=2), constraint=spec)):
         pass

@@ -36,11 +36,12 @@ from umbel.lang.runtime_options import ORACLE, RuntimeOptions
 from umbel.srt.launch import open_tokenizer
 
 from .canned import Canned
-from .overhead_shapes import Make, Shape, Writer, compiled, interpreted, one_gen, shapes, shipped
+from .shapes import Make, Shape, Writer, compiled, interpreted, one_gen, shapes, shipped
 
 IDLE_SECONDS = 3.0
 CONTEXT = 16_384
 POOL = 1 << 16
+ENGINE = "umbel.srt.engine.process"  # the module that the engine's process runs
 
 # ------------------------------------------------------------------------------------------ measuring
 
@@ -58,7 +59,8 @@ def measure(runtime: ul.Runtime, work: Callable[[], object]) -> dict[str, float]
     process = runtime._process
     assert process is not None, "the runtime has started"
     gateway = process.process_id
-    (engine,) = (child.pid for child in psutil.Process(gateway).children())
+    children = psutil.Process(gateway).children()  # one more compiles constraints
+    (engine,) = (child.pid for child in children if ENGINE in child.cmdline())
     clocks = {
         "program": time.process_time,
         "gateway": lambda: cpu_seconds(gateway),
@@ -219,7 +221,9 @@ def choose_shapes(known: list[Shape], names: list[str] | None) -> list[Shape]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.overhead", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="oracle", help="as for umbel.Runtime")
     parser.add_argument("--tokenizer", help="of this model, and no engine: everything in this process")
     parser.add_argument("--no-reuse", action="store_true", help="with --tokenizer: encode every text anew")
@@ -261,7 +265,3 @@ def with_processes(options: argparse.Namespace) -> dict[str, dict[str, float]]:
         parts = (f"{name} {idle[name] / idle['wall'] * 1e3:.1f}" for name in ("program", "gateway", "engine"))
         print(f"idle, milliseconds of CPU per second: {', '.join(parts)}")
         return rows
-
-
-if __name__ == "__main__":
-    main()

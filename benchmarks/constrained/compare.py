@@ -28,8 +28,8 @@ from umbel.fsm.tokens.masks import Masks
 from umbel.fsm.tokens.vocabulary import Vocabulary
 from umbel.srt.engine.process import StepCollector
 
-from .constrained_data import SETS, Item, read_items
-from .constrained_engines import Refused, Subject, subjects
+from .data import SETS, Item, read_items
+from .engines import Refused, Subject, subjects
 
 COLLECTOR = StepCollector()
 MEMORY = 6 << 30  # bytes that a child may map beyond what it was born with
@@ -220,7 +220,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = compare(found, items, encode, seconds=options.seconds)
         print(f"\n{len(items)} {name}\n\n{table(rows, options.seconds)}", flush=True)
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -14,7 +14,7 @@ from umbel.fsm.schema import SchemaOptions, compile_schema
 from umbel.fsm.tokens.masks import Masks
 from umbel.fsm.tokens.vocabulary import Vocabulary
 
-from .constrained_data import Item
+from .data import Item
 
 SPACED, COMPACT = (", ", ": "), (",", ":")
 FUEL = 1 << 40

@@ -1,0 +1,1 @@
+"""Compares engines that enforce constraints: compile times, masks, and which texts they take."""

@@ -1,0 +1,5 @@
+"""`python -m benchmarks.overhead`: see `cost`."""
+
+from .cost import main
+
+main()
