@@ -88,13 +88,17 @@ class Checkpoint:
     def take(self, name: str, *shape: int) -> torch.Tensor:
         return self.take_as_stored(name, *shape).to(self.dtype)
 
-    def take_as_stored(self, name: str, *shape: int) -> torch.Tensor:
-        """Takes a tensor in the file's dtype: on the CPU its mapped pages, copied only if not contiguous."""
+    def take_as_stored(self, name: str, *shape: int, other_shape: tuple[int, ...] | None = None) -> torch.Tensor:
+        """Takes a tensor in the file's dtype: on the CPU its mapped pages, copied only if not contiguous.
+
+        other_shape: which it may have instead.
+        """
         if name == ONES:
             return torch.ones(shape, device=self.device)
         self.require([name])
         tensor = self.tensors[name]
-        self.mark_taken(name, tuple(tensor.shape), shape)
+        stored = tuple(tensor.shape)
+        self.mark_taken(name, stored, stored if stored == other_shape else shape)
         return tensor.to(self.device).contiguous()
 
     def mark_taken(self, name: str, stored: tuple[int, ...], expected: tuple[int, ...]) -> None:

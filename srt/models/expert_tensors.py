@@ -166,8 +166,13 @@ class ExpertTensors:
             yield gate_up, down
 
     def _stack(self, name: str, outputs: int, inputs: int) -> torch.Tensor:
-        """Takes the maps of all experts, viewed as [E, outputs, inputs]."""
+        """Takes the maps of all experts, viewed as [E, outputs, inputs].
+
+        Where a family has inputs first, what newer versions of transformers save has outputs first: the shape tells.
+        """
         name, count = f"{self._experts}.{name}", self._config.count
         if self._config.names.inputs_first:
-            return self._weights.take_as_stored(name, count, inputs, outputs).transpose(1, 2)
+            other = (count, outputs, inputs)
+            stack = self._weights.take_as_stored(name, count, inputs, outputs, other_shape=other)
+            return stack if inputs != outputs and stack.shape == other else stack.transpose(1, 2)
         return self._weights.take_as_stored(name, count, outputs, inputs)

@@ -29,7 +29,7 @@ def read_vl(config: Config) -> DecoderConfig:
 
 
 def read_vl_moe(config: Config) -> DecoderConfig:
-    """Reads the decoder of Qwen 3-VL with experts, which are stacked with inputs first."""
+    """Reads the decoder of Qwen 3-VL with experts, which are stacked with inputs first as published."""
     decoder = _on_axes({**config, "norm_topk_prob": True}, read_moe)
     names = ExpertNames(inputs_first=True)
     layers = (

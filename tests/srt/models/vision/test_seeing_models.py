@@ -200,6 +200,20 @@ def test_logits_equal_those_of_transformers_however_the_prompts_are_cut(case: st
             assert relative_error(actual, logits) < 1e-4
 
 
+def test_experts_are_read_with_inputs_or_outputs_first() -> None:
+    """As they are published, and as transformers saves them."""
+    tiny = qwen3_vl_moe()
+    published = tiny.tensors
+    saved_again = {name: tensor.detach() for name, tensor in tiny.model.state_dict().items()}
+    assert any(published[name].shape != tensor.shape for name, tensor in saved_again.items())
+    prompt = prompts_of(tiny)[2]
+    for tensors in (published, saved_again):
+        runner = build_runner(tiny.config, tensors, num_slots=NUM_SLOTS, dtype="float32", kernels="torch")
+        steps = [[Piece(0, 0, len(prompt.token_ids))]]
+        actual = run_steps(runner, Sequences([prompt.token_ids], NUM_SLOTS), steps)[0]
+        assert relative_error(actual, expected_logits(tiny, prompt)) < 1e-4
+
+
 def test_a_text_prompt_of_a_model_that_sees_is_a_text_models() -> None:
     tiny = gemma3()
     runner = build_runner(tiny.config, tiny.tensors, num_slots=NUM_SLOTS, dtype="float32")
