@@ -1,6 +1,5 @@
 """Pictures in the runners: logits are those of transformers with the tower's embeddings in their rows."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,23 +9,20 @@ from transformers import PreTrainedModel
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.attention.backend import TorchBackend
 from umbel.srt.cache.kv_pool import PoolSize
-from umbel.srt.core.batch import PICTURE_BASE, Batch, Runner, picture_spans, picture_tokens
+from umbel.srt.core.batch import PICTURE_BASE, Runner, picture_spans, picture_tokens
 from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.core.messages import Ended, EngineGenerate
 from umbel.srt.kernels.cpu.library import load_library
 from umbel.srt.models.decoder import attention_geometry, build_model
-from umbel.srt.multimodal.sequence import SequencePictures
 from umbel.srt.multimodal.store import VisionStore
 from umbel.srt.runners.cpu_runner import CpuRunner, build_cpu_runner
-from umbel.srt.runners.cuda.build import build_cuda_runner
-from umbel.srt.runners.cuda.device import HostAccelerator, StepLimits
 from umbel.srt.runners.cuda.runner import CudaRunner
 from umbel.srt.runners.torch_runner import TorchRunner
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 
 from ..multimodal.toy_vision import ToyVision, picture
-from ..runners.cuda.reference import reference_parts
-from .reference import Piece, Sequences, random_tokens, reference_model, relative_error, tensors_of
+from .reference import Piece, random_tokens, reference_model, relative_error, run_steps, tensors_of
+from .seeing import Seeing, on_device
 
 NUM_SLOTS = 120
 SIZES = {4: 7, 5: 12}  # tokens of the pictures, by number
@@ -70,17 +66,7 @@ def runner_of(reference: PreTrainedModel, engine: str, store: VisionStore) -> To
     """engine: "torch", "native" or "device", the engine of CUDA with the references of its kernels on the host."""
     config, tensors = reference.config.to_dict(), tensors_of(reference)
     if engine == "device":
-        return build_cuda_runner(
-            config,
-            tensors,
-            accelerator=HostAccelerator(),
-            dtype=torch.float32,
-            kv_dtype=torch.float32,
-            size=lambda geometry: PoolSize(NUM_SLOTS),
-            limits=StepLimits(rows=32, sequences=8),
-            pictures=store,
-            parts=reference_parts(),
-        )
+        return on_device(config, tensors, NUM_SLOTS, store)
     if engine == "torch":
         model = build_model(config, tensors, dtype=torch.float32, pack=False)
         backend = TorchBackend(attention_geometry(model), "cpu", block_rows=4)
@@ -96,17 +82,6 @@ def runner_of(reference: PreTrainedModel, engine: str, store: VisionStore) -> To
         screened_head=False,
         pictures=store,
     )
-
-
-def batch_of(sequences: Sequences, pieces: list[Piece], *, both_ways: bool) -> Batch:
-    pictures = [SequencePictures(picture_spans(ids, SIZES.get), both_ways) for ids in sequences.token_ids]
-    parts, spans, first = [], [], 0
-    for piece in pieces:
-        own, end = pictures[piece.sequence], piece.start + piece.count
-        parts.extend(own.rows(piece.start, end, first))
-        spans.append(own.seen_whole(piece.start, end))
-        first += piece.count
-    return replace(sequences.batch(pieces), pictures=tuple(parts), spans=tuple(spans) if both_ways else ())
 
 
 def reference_logits(reference: PreTrainedModel, ids: np.ndarray, *, both_ways: bool) -> torch.Tensor:
@@ -134,24 +109,16 @@ def reference_logits(reference: PreTrainedModel, ids: np.ndarray, *, both_ways: 
 @pytest.mark.parametrize("engine", ["torch", "native", "device"])
 @pytest.mark.parametrize("both_ways", [True, False])
 @pytest.mark.parametrize("family", MODELS)
-def test_logits_equal_those_of_transformers_however_the_prompts_are_cut(
-    family: str, both_ways: bool, engine: str
-) -> None:
+def test_rows_of_pictures_take_the_embeddings_of_a_tower(family: str, both_ways: bool, engine: str) -> None:
     with torch.no_grad():
         reference = reference_model(family, **MODELS[family])
-        sequences = Sequences(TOKEN_IDS, NUM_SLOTS)
-        expected = [reference_logits(reference, ids, both_ways=both_ways) for ids in sequences.token_ids]
+        expected = [reference_logits(reference, np.array(ids), both_ways=both_ways) for ids in TOKEN_IDS]
     store, vision = store_of(both_ways=both_ways)
-    runner = runner_of(reference, engine, store)
+    runner, sequences = runner_of(reference, engine, store), Seeing(TOKEN_IDS, NUM_SLOTS, store)
     for steps in (WHOLE, BETWEEN_PICTURES, *([] if both_ways else [INSIDE_PICTURES])):
         runner.clear()
-        collected: list[list[torch.Tensor]] = [[] for _ in expected]
-        for pieces in steps:
-            logits = runner.forward(batch_of(sequences, pieces, both_ways=both_ways)).values.clone()
-            for piece, part in zip(pieces, logits.split([piece.count for piece in pieces]), strict=True):
-                collected[piece.sequence].append(part)
-        for parts, truth in zip(collected, expected, strict=True):
-            assert relative_error(torch.cat(parts), truth) < 2e-5
+        for actual, truth in zip(run_steps(runner, sequences, steps), expected, strict=True):
+            assert relative_error(actual, truth) < 2e-5
     assert sorted(vision.encoded) == [4, 5], "each picture goes through the tower once"
 
 
@@ -188,9 +155,7 @@ def test_texts_are_the_same_with_and_without_reuse_whatever_the_chunks(both_ways
 def test_facts_say_what_the_tower_did(engine: str) -> None:
     store, _ = store_of(both_ways=False)
     runner = runner_of(reference_model("llama", **MODELS["llama"]), engine, store)
-    sequences = Sequences(TOKEN_IDS, NUM_SLOTS)
-    for pieces in INSIDE_PICTURES:
-        runner.forward(batch_of(sequences, pieces, both_ways=False))
+    run_steps(runner, Seeing(TOKEN_IDS, NUM_SLOTS, store), INSIDE_PICTURES)
     facts = runner.facts()
     assert facts["pictures_computed"] == 2
     assert facts["picture_features_found"] == 6

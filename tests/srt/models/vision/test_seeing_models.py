@@ -1,8 +1,8 @@
 """Whole models that see against transformers: prompts with pictures in, logits out, through the engine's runners."""
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -12,22 +12,17 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from umbel.lang.runtime_options import Kernels
-from umbel.srt.cache.kv_pool import PoolSize
-from umbel.srt.core.batch import PICTURE_BASE, Batch, PictureRows, PictureStore, Runner, picture_spans, picture_tokens
+from umbel.srt.core.batch import PICTURE_BASE, Runner, picture_tokens
 from umbel.srt.core.messages import EnginePicture
 from umbel.srt.models.vision.config import GRID_DECODERS
 from umbel.srt.models.vision.parts import build_vision, text_part
 from umbel.srt.models.vision.preprocessor import read_normalisation, read_picture_format
-from umbel.srt.multimodal.sequence import SequencePictures
 from umbel.srt.multimodal.store import VisionStore
 from umbel.srt.runners.build import build_runner
-from umbel.srt.runners.cuda.build import build_cuda_runner
-from umbel.srt.runners.cuda.device import HostAccelerator, StepLimits
-from umbel.srt.runners.cuda.runner import CudaRunner
 
 from ...multimodal.samples import decoded, saved
-from ...runners.cuda.reference import reference_parts
 from ..reference import Piece, Sequences, random_tokens, relative_error, run_steps
+from ..seeing import Seeing, on_device
 from .tiny import (
     IMAGE_TOKEN,
     PATCH,
@@ -106,34 +101,6 @@ def expected_logits(tiny: Tiny, prompt: Prompt) -> torch.Tensor:
         return tiny.model(input_ids=torch.from_numpy(ids)[None], use_cache=False, **inputs).logits[0].float()
 
 
-class Seeing(Sequences):
-    """Sequences whose rows of pictures are named, as the scheduler plans them."""
-
-    def __init__(self, prompts: Sequence[Prompt], store: PictureStore) -> None:
-        super().__init__([prompt.token_ids for prompt in prompts], NUM_SLOTS)
-        self.pictures = [
-            SequencePictures(picture_spans(ids, store.tokens, store.grid), store.both_ways) for ids in self.token_ids
-        ]
-
-    def batch(self, pieces: Sequence[Piece]) -> Batch:
-        rows: list[PictureRows] = []
-        places: list[NDArray[np.int64]] = []
-        spans = []
-        first = 0
-        for piece in pieces:
-            pictures, end = self.pictures[piece.sequence], piece.start + piece.count
-            rows += pictures.rows(piece.start, end, first)
-            places.append(pictures.rope_positions(piece.start, end))
-            spans.append(pictures.seen_whole(piece.start, end))
-            first += piece.count
-        return replace(
-            super().batch(pieces),
-            pictures=tuple(rows),
-            spans=tuple(spans) if any(spans) else (),
-            rope_positions=np.concatenate(places, axis=1) if any(p.on_axes for p in self.pictures) else None,
-        )
-
-
 def pieces_of(prompt: Prompt, index: int, *, whole_pictures: bool) -> list[Piece]:
     """A prompt in chunks that end anywhere, or in such that end at a picture's ends at most."""
     length = len(prompt.token_ids)
@@ -150,21 +117,13 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def on_device(tiny: Tiny) -> CudaRunner:
-    """The engine of CUDA, with the references of its kernels on the host."""
-    vision = build_vision(tiny.config, tiny.tensors, dtype=torch.float32, device=torch.device("cpu"))
-    config, tensors = text_part(tiny.config, tiny.tensors)
-    return build_cuda_runner(
-        config,
-        tensors,
-        accelerator=HostAccelerator(),
-        dtype=torch.float32,
-        kv_dtype=torch.float32,
-        size=lambda geometry: PoolSize(NUM_SLOTS),
-        limits=StepLimits(rows=32, sequences=8),
-        pictures=VisionStore(vision),
-        parts=reference_parts(),
-    )
+def runner_of(tiny: Tiny, kernels: str) -> Runner:
+    """kernels: those of `Runtime`, or "device", the engine of CUDA."""
+    if kernels == "device":
+        vision = build_vision(tiny.config, tiny.tensors, dtype=torch.float32, device=torch.device("cpu"))
+        return on_device(*text_part(tiny.config, tiny.tensors), NUM_SLOTS, VisionStore(vision))
+    chosen = cast(Kernels, kernels)
+    return build_runner(tiny.config, tiny.tensors, num_slots=NUM_SLOTS, dtype="float32", kernels=chosen)
 
 
 @pytest.mark.parametrize(
@@ -176,12 +135,7 @@ def on_device(tiny: Tiny) -> CudaRunner:
 )
 def test_logits_equal_those_of_transformers_however_the_prompts_are_cut(case: str, kernels: str) -> None:
     tiny = CASES[case]()
-    if kernels == "device":
-        runner: Runner = on_device(tiny)
-    else:
-        runner = build_runner(
-            tiny.config, tiny.tensors, num_slots=NUM_SLOTS, dtype="float32", kernels=cast(Kernels, kernels)
-        )
+    runner = runner_of(tiny, kernels)
     assert runner.pictures is not None
     prompts = prompts_of(tiny)
     number = 0
@@ -190,7 +144,7 @@ def test_logits_equal_those_of_transformers_however_the_prompts_are_cut(case: st
             number += 1
             runner.pictures.put(tiny.picture(image, number))
     both_ways = runner.pictures.both_ways
-    sequences = Seeing(prompts, runner.pictures)
+    sequences = Seeing([prompt.token_ids for prompt in prompts], NUM_SLOTS, runner.pictures)
     expected = [expected_logits(tiny, prompt) for prompt in prompts]
     together = [[Piece(index, 0, len(prompt.token_ids)) for index, prompt in enumerate(prompts)]]
     chunks = [[p] for i, prompt in enumerate(prompts) for p in pieces_of(prompt, i, whole_pictures=both_ways)]
@@ -278,14 +232,11 @@ def test_a_clip_is_read_as_transformers_reads_it(family: str, kernels: str) -> N
         *picture_tokens(1, parts[1].tokens),
         *words[5:],
     ]
-    runner: Runner = on_device(tiny)
-    if kernels != "device":
-        chosen = cast(Kernels, kernels)
-        runner = build_runner(tiny.config, tiny.tensors, num_slots=NUM_SLOTS, dtype="float32", kernels=chosen)
+    runner = runner_of(tiny, kernels)
     assert runner.pictures is not None
     for part in parts:
         runner.pictures.put(part)
-    sequences = Seeing([Prompt(ids, [])], runner.pictures)
+    sequences = Seeing([ids], NUM_SLOTS, runner.pictures)
     expected = clip_by_transformers(tiny, parts, np.array(ids))
     cuts = [0, 7, 20, 31, 50, len(ids)]
     for steps in (
