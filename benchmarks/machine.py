@@ -69,14 +69,28 @@ def free_bytes() -> int:
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """Memory of these processes now; a page that several share counts in each."""
+    """Returns the memory of these processes now; those that have ended have none.
+
+    Linux divides a page by the number of processes that share it (PSS), so that the page of a mapped file or of a
+    library counts once. Elsewhere it counts in each of them (RSS).
+    """
     total = 0
     for pid in pids:
         try:
-            total += psutil.Process(pid).memory_info().rss
-        except psutil.NoSuchProcess:
+            total += _proportional(pid) or psutil.Process(pid).memory_info().rss
+        except (ProcessLookupError, psutil.NoSuchProcess):
             continue
     return total
+
+
+def _proportional(pid: int) -> int | None:
+    """Returns the PSS of a process; None where the system does not measure it."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    except (FileNotFoundError, PermissionError):
+        return None
+    found = re.search(r"^Pss: +(\d+) kB$", text, re.MULTILINE)
+    return None if found is None else int(found[1]) * 1024
 
 
 def _processor() -> tuple[str, set[str]]:

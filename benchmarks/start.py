@@ -5,6 +5,11 @@
 Every turn starts Python, which imports umbel and generates one token. "Whole" counts from the start of Python,
 "runtime" from the end of its imports. The first turn is not counted: it reads the model's file from the disk and may
 compile kernels. Run it on an idle machine: gateway and engine start at the same time, on two cores.
+
+Memory counts a page that several processes share once (`machine.resident_bytes`), also one that they share with the
+runtimes of others: end those before. "All" has the program that uses umbel, and the part of the KV pool that one token
+touches: 2 MiB for the keys and the values of each layer. In a virtual machine that gives free memory back to its host,
+fresh pages may take ten times as long a few seconds after their last use: repeat such a run.
 """
 
 import argparse
@@ -15,6 +20,8 @@ import time
 from dataclasses import dataclass
 
 import psutil  # type: ignore[import-untyped]  # its stubs are a package of their own
+
+from . import machine
 
 PROGRAM = """
 import sys, time
@@ -53,12 +60,13 @@ def measure(model: str | None) -> Start:
     try:
         imported, first = map(float, child.stdout.readline().split())
         program = psutil.Process(child.pid)
-        sizes = {each.pid: each.memory_info().rss / 2**20 for each in (program, *program.children(recursive=True))}
-        engine = next(pid for pid in sizes if ENGINE in psutil.Process(pid).cmdline())
+        pids = [each.pid for each in (program, *program.children(recursive=True))]
+        engine = next(pid for pid in pids if ENGINE in psutil.Process(pid).cmdline())
+        memory, memory_of_all = machine.resident_bytes([engine]), machine.resident_bytes(pids)
     finally:
         child.stdin.close()
         child.wait()
-    return Start(first - begun, first - imported, sizes[engine], sum(sizes.values()))
+    return Start(first - begun, first - imported, memory / 2**20, memory_of_all / 2**20)
 
 
 def main() -> None:
