@@ -8,6 +8,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
+from umbel.fsm.tokens.vocabulary import Spellings
+
 _CONTROL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
 _PIECE = re.compile(r" ?[A-Za-z]+| ?[0-9]{1,3}| ?[^\sA-Za-z0-9]{1,3}|\s+")
 
@@ -53,3 +55,6 @@ class WordTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._bytes[token_id] if token_id < len(self._bytes) else b""
+
+    def spellings(self) -> Spellings:
+        return Spellings.of(self._bytes)

@@ -64,11 +64,11 @@ class Trie:
     nodes: NDArray[np.int32]  # [nodes, 3] END, TOKEN, STEP
     groups: NDArray[np.int32]
     texts: NDArray[np.int32]  # [texts] ids by their bytes, one of each spelling
-    spellings: list[bytes]  # [texts] what they spell: a list, because it is searched several times for each jump
     leaves: NDArray[np.int32]  # [texts] their nodes in the trie of all
     sections: tuple[Section, ...]  # EVERYTHING, NOT_WORDS, NOT_PLAIN, the plain ones by PLAIN_CLASSES
     depth: int  # of the deepest node
     plain: NDArray[np.int32]  # `Vocabulary.plain_characters`
+    token_bytes: Callable[[int], bytes]  # what a token spells
 
     @property
     def everything(self) -> Section:
@@ -94,11 +94,12 @@ class Trie:
 
     def find(self, prefix: bytes) -> int | None:
         """Returns the node of the trie of all tokens where those that begin with these bytes hang; None without any."""
-        first = bisect.bisect_left(self.spellings, prefix)
-        if first == len(self.spellings) or not self.spellings[first].startswith(prefix):
+        order = self._order
+        first = bisect.bisect_left(order, prefix, key=self.token_bytes)
+        if first == len(order) or not (text := self.token_bytes(order[first])).startswith(prefix):
             return None
         # The first text with the prefix made the nodes below it, so they lie in one row.
-        return int(self.leaves[first]) - (len(self.spellings[first]) - len(prefix))
+        return int(self.leaves[first]) - (len(text) - len(prefix))
 
     def tokens_below(self, prefix: bytes) -> NDArray[np.int32]:
         """Returns all ids whose bytes begin with the prefix, itself included, in no order."""
@@ -120,6 +121,11 @@ class Trie:
             nodes = section.begin + np.flatnonzero(top[section.begin : section.end])
             row[self.nodes[nodes, STEP] & 0xFF] = nodes
         return table
+
+    @cached_property
+    def _order(self) -> memoryview:
+        """`texts` as plain integers, to search in."""
+        return self.texts.data
 
     @cached_property
     def columns(self) -> memoryview:
@@ -153,11 +159,11 @@ def build_trie(vocabulary: Vocabulary) -> Trie:
         np.concatenate(parts),
         np.concatenate(groups),
         whole.texts,
-        vocabulary.spellings(whole.texts),
         whole.leaves,
         tuple(sections),
         vocabulary.longest,
         vocabulary.plain_characters,
+        vocabulary.token_bytes,
     )
 
 
@@ -364,11 +370,11 @@ def _read(vocabulary: Vocabulary, path: Path, read: Callable[[Path], bytes]) -> 
                 nodes=file["nodes"],
                 groups=file["groups"],
                 texts=texts,
-                spellings=vocabulary.spellings(texts),
                 leaves=file["leaves"],
                 sections=tuple(Section(begin, end) for begin, end in file["sections"].tolist()),
                 depth=vocabulary.longest,
                 plain=file["plain"],
+                token_bytes=vocabulary.token_bytes,
             )
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None

@@ -11,6 +11,7 @@ may spell the same bytes: masks allow all of them, and the tokenizer says which 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 
@@ -22,11 +23,33 @@ TOKEN_BYTES = 1 << 20  # longest token; longer ones exist in no vocabulary, and 
 Encode = Callable[[str], list[int]]  # the canonical tokens of plain text in the middle of a sequence
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Spellings:
+    """The bytes of many tokens without an object for each: number i is blob[offsets[i] : offsets[i + 1]]."""
+
+    blob: bytes
+    offsets: NDArray[np.integer]  # one more than there are tokens; the first is 0, and none is below the one before
+
+    @classmethod
+    def of(cls, tokens: Sequence[bytes]) -> Spellings:
+        offsets = np.zeros(len(tokens) + 1, np.int64)
+        np.cumsum(np.fromiter(map(len, tokens), np.int64, len(tokens)), out=offsets[1:])
+        return cls(b"".join(tokens), offsets)
+
+    def first(self, count: int) -> Spellings:
+        """Returns the first tokens, or all where there are fewer."""
+        offsets = self.offsets[: count + 1]
+        return Spellings(self.blob[: int(offsets[-1])], offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
 class Vocabulary:
     """A vocabulary: token id → bytes, and the ids that end a text. Immutable.
 
     Args:
-        token_bytes: of every id in order; b"" for ids that stand for no text.
+        token_bytes: of every id in order; b"" for ids that stand for no text. `Spellings` take a tenth of the time.
         eos_ids: all ids that end a text: of the model, of its tokenizer, of the request.
         control: further ids that are never part of a text, whatever their bytes.
         size: width of the model's logits when it is padded beyond the table.
@@ -37,7 +60,7 @@ class Vocabulary:
 
     def __init__(
         self,
-        token_bytes: Sequence[bytes],
+        token_bytes: Sequence[bytes] | Spellings,
         eos_ids: Iterable[int],
         *,
         control: Iterable[int] = (),
@@ -53,12 +76,13 @@ class Vocabulary:
         outside = [token for token in blank if not 0 <= token < self.size]
         if outside:
             raise ValueError(f"EOS or control id {outside[0]} in a vocabulary of {self.size}; ids begin at 0")
-        table = list(token_bytes) + [b""] * (self.size - len(token_bytes))
-        for token in blank:
-            table[token] = b""
+        table = token_bytes if isinstance(token_bytes, Spellings) else Spellings.of(token_bytes)
+        lengths = np.zeros(self.size, np.int64)
+        lengths[: len(table)] = np.diff(table.offsets)
+        self.blob = _without(table, sorted(token for token in blank if lengths[token]))
+        lengths[list(blank)] = 0
         self.offsets: NDArray[np.int64] = np.zeros(self.size + 1, np.int64)
-        np.cumsum(np.fromiter(map(len, table), np.int64, self.size), out=self.offsets[1:])
-        self.blob = b"".join(table)
+        np.cumsum(lengths, out=self.offsets[1:])
         self.longest = int(self.lengths.max(initial=0))  # bytes of the longest token
         if self.longest > TOKEN_BYTES:
             raise ValueError(f"a token of {self.longest} bytes; tokens have at most {TOKEN_BYTES}")
@@ -71,12 +95,6 @@ class Vocabulary:
         """Returns the bytes that a token spells; b"" when it is never part of a text."""
         assert token >= 0, "token ids are not negative"
         return self.blob[self._bounds[token] : self._bounds[token + 1]]
-
-    def spellings(self, tokens: NDArray[np.int32]) -> list[bytes]:
-        """Returns the bytes of many tokens, each by itself: four times as fast as asking for one after the other."""
-        blob = self.blob
-        begins, ends = self.offsets[tokens].tolist(), self.offsets[tokens + 1].tolist()
-        return [blob[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
     def spell(self, tokens: Iterable[int]) -> bytes:
         """Returns the bytes that several tokens spell together."""
@@ -191,3 +209,12 @@ def unpack_few(bits: NDArray[np.uint32]) -> list[int]:
             tokens.append(32 * word + lowest.bit_length() - 1)
             value ^= lowest
     return tokens
+
+
+def _without(table: Spellings, tokens: Sequence[int]) -> bytes:
+    """Returns the bytes of all tokens but these, which are in ascending order."""
+    if not tokens:
+        return table.blob
+    begins = [0, *(int(table.offsets[token + 1]) for token in tokens)]
+    ends = [*(int(table.offsets[token]) for token in tokens), len(table.blob)]
+    return b"".join(table.blob[begin:end] for begin, end in zip(begins, ends, strict=True))

@@ -43,7 +43,7 @@ def open_vocabulary(
     """
     tokenizer = open_tokenizer()
     vocabulary = Vocabulary(
-        [tokenizer.token_bytes(token) for token in range(min(tokenizer.vocab_size, vocab_size))],  # it may lack some
+        tokenizer.spellings().first(vocab_size),  # the model may lack some
         [token for token in tokenizer.eos_ids if token < vocab_size],
         control=[token for token in tokenizer.special_ids.values() if token < vocab_size],
         size=vocab_size,

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from ...fsm.tokens.vocabulary import Spellings
 from ...lang.errors import MissingExtraError, ModelError, ParameterError, RequestError
 from .boundaries import find_boundary as boundary_of
 from .file import Component, TokenizerFile, adds_bos, closing_token, members_key, unknown_id
@@ -110,6 +111,9 @@ class HFTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         return self.vocabulary.token_bytes(token_id)
+
+    def spellings(self) -> Spellings:
+        return Spellings(self.vocabulary.blob, self.vocabulary.offsets)
 
     def _takes_prefix(self, text: str) -> bool:
         match self._prefix:

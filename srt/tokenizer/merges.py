@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ...fsm.tokens.vocabulary import Spellings
 from .file import TokenizerFile, components, model_type, unknown_id
 from .hf import HFTokenizer, library_tokenizer, without_prefix
 from .vocabulary import Vocabulary
@@ -194,6 +195,9 @@ class MergeTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._vocabulary.token_bytes(token_id)
+
+    def spellings(self) -> Spellings:
+        return Spellings(self._vocabulary.blob, self._vocabulary.offsets)
 
     def encode(self, text: str, *, first: bool) -> list[int]:
         """Encodes plain text in the middle of a sequence → ids: those of `HFTokenizer`."""

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from ...fsm.errors import ConstraintRefused
 from ...fsm.stops import Stops, stops_of
+from ...fsm.tokens.vocabulary import Spellings
 from ...lang.errors import ConstraintError
 from ...lang.protocol import VocabularyInfo
 from ...lang.sampling import SamplingParams
@@ -32,6 +33,9 @@ class VocabularyTokenizer(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes:
         """Returns the bytes of a token; b"" for control tokens."""
+
+    def spellings(self) -> Spellings:
+        """Returns the bytes of all tokens."""
 
 
 class Tokenizer(VocabularyTokenizer, Protocol):
@@ -84,6 +88,9 @@ class ByteTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._bytes[token_id]
+
+    def spellings(self) -> Spellings:
+        return Spellings.of(self._bytes)
 
 
 MOST_STOPS = 256  # requests' stops that are kept

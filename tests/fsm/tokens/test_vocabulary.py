@@ -1,11 +1,13 @@
 """The table of the tokens, and the tries that are made of it."""
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.fsm.tokens.trie import PLAIN_CLASSES, Trie, build_trie, fewest_tokens
-from umbel.fsm.tokens.vocabulary import Vocabulary, pack, pack_few, unpack, unpack_few
+from umbel.fsm.tokens.vocabulary import Spellings, Vocabulary, pack, pack_few, unpack, unpack_few
 
 from ..vocabularies import ALPHABET, letters, vocabularies
 
@@ -36,6 +38,24 @@ def test_tokens_of_no_bytes_are_no_part_of_a_text() -> None:
 def test_a_table_that_cannot_be_is_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Vocabulary(**arguments)
+
+
+def test_a_vocabulary_keeps_no_object_for_each_token() -> None:
+    spellings = Spellings.of([b"</s>", *(format(n, "x").encode() for n in range(20_000))])
+    before = sys.getallocatedblocks()
+    vocabulary = Vocabulary(spellings, [0], size=20_480)
+    trie = build_trie(vocabulary)
+    assert trie.find(b"4e1f") is not None
+    assert trie.find(b"4e20") is None  # 20,000
+    assert sys.getallocatedblocks() - before < 2_000
+
+
+def test_a_model_may_lack_the_last_tokens_of_a_table() -> None:
+    spellings = Spellings.of([b"a", b"</s>", b"bc", b"d"])
+    vocabulary = Vocabulary(spellings.first(3), [1])
+    assert [vocabulary.token_bytes(token) for token in range(len(vocabulary))] == [b"a", b"", b"bc"]
+    assert vocabulary.digest == Vocabulary([b"a", b"", b"bc"], [1]).digest
+    assert len(spellings.first(9)) == 4
 
 
 def test_vocabularies_of_one_content_have_one_digest() -> None:
