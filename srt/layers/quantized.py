@@ -329,6 +329,10 @@ class QuantizedMethod(TorchChanges):
                 parts.append(part)
         return tuple(parts)
 
+    def round(self, weight: torch.Tensor) -> QuantizedTensor | None:
+        """Rounds a matrix of an expert that is stored as floats; None: it stays floats."""
+        return None
+
     def apply(self, weight: QuantizedWeight, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         products = [
             multiply(part, x) if isinstance(part, QuantizedTensor) else functional.linear(x, part) for part in weight

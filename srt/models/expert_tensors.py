@@ -6,13 +6,23 @@ one by one     mlp.experts.3.gate_proj.weight, up_proj, down_proj (GGUF files, w
 Mixtral's own  block_sparse_moe.experts.3.w1.weight (gate), w3 (up), w2 (down)
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from ..layers.checkpoint import Checkpoint, LinearTensors
-from ..layers.quantized import QuantizedSource, QuantizedStack, QuantizedStacks, QuantizedTensor, take_quantized
+from ..layers.quantized import (
+    QuantizedMethod,
+    QuantizedSource,
+    QuantizedStack,
+    QuantizedStacks,
+    QuantizedTensor,
+    take_quantized,
+)
 from .decoder_config import ExpertsConfig, ProjectionNames
+
+# [E · 2 width, hidden], each expert's gates above its ups (or ups alone), and [E · hidden, width].
+ExpertStacks = tuple[QuantizedTensor, QuantizedTensor]
 
 
 class ExpertTensors:
@@ -108,23 +118,28 @@ class ExpertTensors:
         for gate_up, down in zip(gate_ups, downs, strict=True):
             yield torch.cat([gate_up[::2], gate_up[1::2]]) if names.alternating else gate_up, down
 
-    def packed_stacks(self) -> tuple[QuantizedTensor, QuantizedTensor] | None:
-        """Takes all experts' matrices as the checkpoint packs them, onto the reader's device.
-
-        Returns [E · 2 width, hidden], each expert's gates above its ups, and [E · hidden, width]. None: some are
-        floats, or cannot be stacked (`QuantizedStack.add`).
-        """
-        config, device = self._config, self._weights.device
+    def packed_stacks(self) -> ExpertStacks | None:
+        """Takes all experts' matrices as the checkpoint packs them; None: some are floats, or cannot be stacked."""
         experts = self._packed_one_by_one()
         if experts is None and (pairs := self.packed_matrices()) is not None:
             experts = (([gate_up], [down]) for gate_up, down in pairs)
-        if experts is None:
-            return None
+        return None if experts is None else self._stacked(experts)
+
+    def rounded_stacks(self, method: QuantizedMethod) -> ExpertStacks | None:
+        """Takes all experts' matrices and rounds them; None: the format leaves some as floats."""
+        return self._stacked(([method.round(gate_up)], [method.round(down)]) for gate_up, down in self.matrices())
+
+    def _stacked(
+        self, experts: Iterable[tuple[Sequence[QuantizedTensor | None], Sequence[QuantizedTensor | None]]]
+    ) -> ExpertStacks | None:
+        """Stacks the parts of each expert's matrices on the reader's device; None: see `QuantizedStack.add`."""
+        config, device = self._config, self._weights.device
         into = QuantizedStack(config.count * (1 + config.gated) * config.width, device)
         out = QuantizedStack(config.count * self._hidden, device)
         for gate_up, down in experts:
-            if not all(map(into.add, gate_up)) or not all(map(out.add, down)):
-                return None
+            for stack, parts in ((into, gate_up), (out, down)):
+                if not all(part is not None and stack.add(part) for part in parts):
+                    return None
         return into.matrix, out.matrix
 
     def _packed_one_by_one(self) -> Iterator[tuple[list[QuantizedTensor], list[QuantizedTensor]]] | None:

@@ -64,7 +64,7 @@ class Experts:
     Args:
         prefix: of the layer's names in the checkpoint, `model.layers.3`.
         activation: one of `linear.ACTIVATIONS`.
-        method: multiplies the shared expert, and says whether experts that the checkpoint packs stay packed.
+        method: multiplies the shared expert, and says whether experts stay packed, or are rounded.
 
     Raises:
         ModelError: tensors that are missing or have other shapes.
@@ -89,7 +89,9 @@ class Experts:
         self._biases: tuple[torch.Tensor, torch.Tensor] | None = None
         if tensors.gate_up_bias is not None and tensors.down_bias is not None:
             self._biases = tensors.gate_up_bias, tensors.down_bias
-        packed = tensors.packed_stacks() if isinstance(method, QuantizedMethod) and method.keeps_packed else None
+        packed = None
+        if isinstance(method, QuantizedMethod):
+            packed = tensors.packed_stacks() if method.keeps_packed else tensors.rounded_stacks(method)
         self._gate_up: torch.Tensor | QuantizedTensor
         self._down: torch.Tensor | QuantizedTensor
         self._gate_up, self._down = packed or self._floats(tensors, hidden)

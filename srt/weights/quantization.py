@@ -191,11 +191,16 @@ class Int4Method(QuantizedMethod):
     def load(self, checkpoint: Checkpoint, tensors: LinearTensors) -> QuantizedWeight:
         if tensors.inputs % INT4_GROUP:
             return self.create(checkpoint.take_weights(tensors))
-        parts = []
-        for weight in checkpoint.take_weights(tensors, as_stored=True):
-            codes, scales = quantise_int4(weight.float().cpu())
-            parts.append(QuantizedTensor(Codes.INT4, codes, scales).to(checkpoint.device))
-        return (stacked(parts),)
+        weights = checkpoint.take_weights(tensors, as_stored=True)
+        return (stacked([_rounded(weight).to(checkpoint.device) for weight in weights]),)
+
+    def round(self, weight: torch.Tensor) -> QuantizedTensor | None:
+        return None if weight.shape[1] % INT4_GROUP else _rounded(weight)
+
+
+def _rounded(weight: torch.Tensor) -> QuantizedTensor:
+    codes, scales = quantise_int4(weight.float().cpu())
+    return QuantizedTensor(Codes.INT4, codes, scales)
 
 
 def _shown(form: Format) -> str:

@@ -119,6 +119,9 @@ class QuantizedKernelMethod(_KernelChanges, QuantizedMethod):
     def load(self, checkpoint: Checkpoint, tensors: LinearTensors) -> QuantizedWeight:
         return self._loader.load(checkpoint, tensors)
 
+    def round(self, weight: torch.Tensor) -> QuantizedTensor | None:
+        return self._loader.round(weight)
+
     def apply(self, weight: QuantizedWeight, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if len(weight) == 1 and isinstance(weight[0], torch.Tensor):
             return self._kernels.linear(x, weight[0], bias)

@@ -14,17 +14,19 @@ from umbel.srt.evaluation import memory_of
 from umbel.srt.kernels.cpu.library import load_library
 from umbel.srt.kernels.triton import reference
 from umbel.srt.layers.checkpoint import Checkpoint, LinearTensors
+from umbel.srt.layers.linear import DenseMethod
 from umbel.srt.layers.quantized import Codes, QuantizedMethod, QuantizedStack, QuantizedTensor
 from umbel.srt.models.decoder_config import EMBEDDING
 from umbel.srt.models.experts import Experts
 from umbel.srt.models.families import read_config
+from umbel.srt.models.vision.parts import Renamed
 from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cuda.device import weight_bytes
 from umbel.srt.weights import open_model
 from umbel.srt.weights.native_rows import native_rows
 from umbel.srt.weights.packed_config import read_packed_config
 from umbel.srt.weights.packed_tensors import PackedTensors, dense_view
-from umbel.srt.weights.quantization import cpu_method
+from umbel.srt.weights.quantization import Int4Method, cpu_method
 
 from ..models.reference import (
     Piece,
@@ -193,6 +195,33 @@ def test_the_cuda_decoder_keeps_experts_packed(name: str) -> None:
     batch = Sequences([TOKENS], 20).batch([Piece(0, 0, 9)])
     packed = on_host(config, view, method=QuantizedMethod())
     assert relative_error(packed.forward(batch).values, on_host(config, values).forward(batch).values) < 1e-4
+
+
+def test_experts_are_rounded_to_four_bits() -> None:
+    config, _, values = packed_experts(BY_NAME["awq"])
+    experts = read_config(config).layers[0].experts
+    assert experts is not None
+    layers = []
+    for method in (Int4Method(), DenseMethod()):
+        weights = Checkpoint(values, dtype=torch.float32, device=torch.device("cpu"))
+        layers.append(
+            Experts("model.layers.0", experts, weights, hidden=64, activation="silu", kernels=reference, method=method)
+        )
+    rounded, exact = layers
+    assert memory_of(exact) - memory_of(rounded) == 4 * _WEIGHTS - (_WEIGHTS // 2 + 2 * _GROUPS)
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1))
+    assert relative_error(rounded(x), exact(x)) < 0.2
+    assert Int4Method().round(torch.zeros(4, 40)) is None
+
+
+def test_stacks_under_other_names_are_those_of_the_checkpoint() -> None:
+    _, config, stored = gpt_oss()
+    _, view = dense_view(config, stored)
+    name = "model.layers.0.mlp.experts.down_proj"
+    renamed = Renamed(view, {"a": name, "b": EMBEDDING})
+    assert renamed.stacked_names == {"a"}
+    assert torch.equal(renamed.quantized_expert("a", 2, 4, 64, 96).dense(), view[name][2].t().float())
+    assert Renamed({EMBEDDING: torch.zeros(2, 2)}, {"b": EMBEDDING}).stacked_names == frozenset()
 
 
 def test_stacks_take_matrices_of_one_layout() -> None:

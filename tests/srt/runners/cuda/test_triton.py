@@ -14,6 +14,7 @@ from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cuda.build import accelerator_for, triton_parts
 from umbel.srt.runners.cuda.runner import CudaRunner
 from umbel.srt.sampling.gumbel import draw_keys
+from umbel.srt.weights.quantization import Int4Method
 
 from ...models.reference import Piece, relative_error
 from .engines import HYBRIDS, SHAPES, in_torch, on_host, only_last_rows, sequences, tiny_model
@@ -86,6 +87,18 @@ def test_logits_equal_those_of_torch(family: str) -> None:
         assert relative_error(runner.forward(batch).values.cpu(), truth.forward(batch).values) < TOLERANCE
     facts = runner.facts()
     assert (facts["kernels"], int(facts["graph_replays"]) - warming) == ("triton", 2)
+
+
+@pytest.mark.nightly
+def test_experts_in_four_bits_are_those_of_torch() -> None:
+    """By the kernels of one row and of sorted tokens, in graphs and without."""
+    config, tensors = tiny_model("qwen 3, experts", num_hidden_layers=1, hidden_size=64, moe_intermediate_size=32)
+    truth = in_torch(config, tensors, weights="int4")
+    runner = on_device(config, tensors, method=Int4Method())
+    for pieces in STEPS:
+        batch = only_last_rows(sequences().batch(pieces))
+        assert relative_error(runner.forward(batch).values.cpu(), truth.forward(batch).values) < TOLERANCE
+    assert runner.facts()["weights"] == "int4"
 
 
 def test_it_is_what_is_built_where_triton_is_asked_for() -> None:
