@@ -6,7 +6,8 @@ to bfloat16 as well, unless the matrix is `exact`. A matrix is a stack of parts,
 
 Blocks of a GGUF file keep the numbers of the file in another order, at most 4 % more bytes. Their products round x to
 signed bytes with a float32 scale for each 32 inputs; the products of integers are summed exactly. A `fine` matrix
-rounds x to two such rows of bytes, the second for what the first lacks: 16 bits.
+rounds x to 16 bits: to two such rows of bytes, the second for what the first lacks, or with AVX2 alone to integers of
+16 bits. Codes of 8 bits are multiplied with the latter there anyway: they cost no more than signed bytes.
 
 Codes that stand for floats (FLOAT8, NF4, FP4, E2M1) become the float32 numbers of the file within a product, which
 has the bits of one with F32 weights.

@@ -9,7 +9,7 @@
 //     nibbles    4 lines: line l has group l in its lower and group l + 4 in its upper half bytes
 //     two bits   2 lines: line l has group 4 · l + j in bits 2j and 2j + 1
 //     one bit    1 line: group g in bit g
-//     bytes      8 lines: a group each
+//     bytes      8 lines: a group each; where SHORT_INPUTS, of 8 outputs inputs 0 and 2 of the group, then 1 and 3
 //   4 bits are nibbles, 5 bits nibbles and one bit, 6 nibbles and two, 3 two and one, 2 two, 8 bytes
 //
 // Codes are unsigned; those of 8 bits, and what IQ4 looks up, are signed where SIGNED_BYTES. A weight is
@@ -39,6 +39,15 @@ constexpr bool SIGNED_BYTES = true;
 constexpr bool SIGNED_BYTES = true;
 #else
 constexpr bool SIGNED_BYTES = false;
+#endif
+
+// Whether 16 bits of an input are one integer instead of two bytes: where signed bytes are multiplied by detours, pairs of
+// 16-bit integers cost less. Codes of 8 bits get such inputs always then.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__) && !defined(UMBEL_AMX)
+#define UMBEL_SHORT_INPUTS
+constexpr bool SHORT_INPUTS = true;
+#else
+constexpr bool SHORT_INPUTS = false;
 #endif
 
 struct BlockFormat {
@@ -119,17 +128,19 @@ void pack_integers(MatrixPart& part, long first, long count, const uint8_t* code
 // product and a sum at once. Any format of blocks but those with zero points, and F32, F16 and BF16.
 void dequantise_row(Format format, const uint8_t* row, long k, float* out);
 
-// Rows of inputs as signed bytes with a float32 scale for each 32 of them: input = scale × byte. With two terms a row of
-// inputs is the sum of two rows next to each other, of which the second has what rounding has taken from the first, with
-// scales of its own: 16 bits. Rows are in tiles of 64, each [k / 32][rows of the tile][32]; in the last, AMX has its
-// rows padded to a multiple of 16.
+// Rows of inputs as integers with a float32 scale for each 32 of them: input = scale × integer. They are signed bytes, or
+// signed 16-bit integers whose groups of four have inputs 0, 2, 1 and 3. With two terms a row of inputs is the sum of two
+// rows of bytes next to each other, of which the second has what rounding has taken from the first, with scales of its
+// own: 16 bits. Rows are in tiles of 64, each [k / 32][rows of the tile][32]; in the last, AMX has its rows padded to a
+// multiple of 16.
 struct BlockRows {
     static constexpr long TILE = 64;
 
-    long rows, k;  // rows of bytes
+    long rows, k;  // rows of integers
     int terms;     // of these for each row of inputs: 1 or 2
-    const int8_t* values;
-    const float* factors;  // like the values, of 4 floats: the scale, the sum of the bytes, and of either half of them
+    const int8_t* bytes;    // one of the two is nullptr
+    const int16_t* shorts;
+    const float* factors;  // like the integers, of 4 floats: the scale, the sum of the integers, and of either half of them
 
     long tiles() const { return (rows + TILE - 1) / TILE; }
     long tile_rows(long tile) const { return rows - tile * TILE < TILE ? rows - tile * TILE : TILE; }
@@ -142,15 +153,28 @@ struct BlockRows {
     }
 };
 
-// Rows of inputs [rows, k] for `weight`, into memory of the calling thread, which the next call overwrites. Rows that are not of numbers get scales that are
-// none. Uses the whole team.
-BlockRows round_rows(const Matrix& weight, const float* x, long rows, long x_stride);
+// Whether inputs of 8 bits, or 16 where `fine`, are shorts for a part in this format.
+constexpr bool takes_shorts(Format format, bool fine) {
+    return SHORT_INPUTS && (fine || block_format(format).bits == 8);
+}
+
+// Rows of inputs in the forms that the parts of a matrix are multiplied with; a form that no part takes is empty.
+struct BlockInputs {
+    bool fine;
+    BlockRows bytes, shorts;
+
+    const BlockRows& of(Format format) const { return takes_shorts(format, fine) ? shorts : bytes; }
+};
+
+// Rounds rows of inputs [rows, k] for `weight`, into memory of the calling thread, which the next call overwrites. Rows
+// that are not of numbers get scales that are none. Uses the whole team.
+BlockInputs round_rows(const Matrix& weight, const float* x, long rows, long x_stride);
 
 // The parts of `linear` that are blocks, with inputs that are rounded once.
 void linear_blocks(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
                    long out_stride);
 
 // All rows of inputs times one panel: tile[r, 0:16], without bias. Runs on the calling thread.
-void multiply_panel(const MatrixPart& part, const BlockRows& x, long panel, float* tile);
+void multiply_panel(const MatrixPart& part, const BlockInputs& x, long panel, float* tile);
 
 }  // namespace umbel

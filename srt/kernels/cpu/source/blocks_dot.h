@@ -180,30 +180,87 @@ UMBEL_INLINE vi dot(const vcodes (&codes)[8], const int8_t* x) {
 #endif
 }
 
-#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
-#define UMBEL_SIGNED_DOT
-// The same for signed bytes of weights as they lie in a panel, all 16 outputs × 32 inputs, and R rows 32 bytes apart:
-// magnitudes of weights times inputs with their signs. What is made of a weight serves all rows. The empty statement
-// keeps the compiler from computing products before it adds them, for which there are not enough registers.
-template <int R>
-UMBEL_INLINE void dot_signed(const uint8_t* lines, const int8_t* x, vi (&sums)[R][2]) {
-    const __m256i ones = _mm256_set1_epi16(1);
+#if defined(UMBEL_SHORT_INPUTS)
+
+typedef int16_t vshorts __attribute__((vector_size(VL * 4)));
+
+// Codes of 16 outputs × 32 inputs as 16-bit integers: `at` gives those of VL outputs and of inputs 0 and 2 of a group, or
+// of 1 and 3. These widen bytes where they are multiplied, for few rows.
+template <Format F>
+class NarrowCodes {
+  public:
+    UMBEL_INLINE explicit NarrowCodes(const uint8_t* lines) : lines_(lines) {
+        if constexpr (BITS != 8 && BITS != 4)
+#pragma GCC unroll 2
+            for (int v = 0; v < 2; v++) unpack<F>(lines + v * 32, codes_[v]);
+    }
+    UMBEL_INLINE vshorts at(int group, int odd, int v) const {
+        if constexpr (BITS == 8) {
+            const uint8_t* bytes = lines_ + group * 64 + v * 32 + odd * 16;
+            return (vshorts)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)bytes));
+        } else if constexpr (BITS == 4) {
+            vwords line = (vwords)load_codes(lines_ + group % 4 * 64 + v * 32);
+            vwords codes = line >> (group / 4 * 4 + odd * 8) & 15;
+            return FORM.looked_up ? split((vwords)look_up<F>((vcodes)codes), 0) : (vshorts)codes;
+        } else {
+            return split((vwords)codes_[v][group], odd);
+        }
+    }
+
+  private:
+    static constexpr BlockFormat FORM = block_format(F);
+    static constexpr int BITS = FORM.bits;
+
+    UMBEL_INLINE static vshorts split(vwords bytes, int odd) {
+        if constexpr (FORM.is_signed()) return (vshorts)(odd ? bytes : bytes << 8) >> 8;
+        return (vshorts)(odd ? bytes >> 8 : bytes & 255);
+    }
+
+    const uint8_t* lines_;
+    vcodes codes_[2][8];  // neither of 4 nor of 8 bits
+};
+
+// The same, widened once for many rows.
+template <Format F>
+class WideCodes {
+  public:
+    UMBEL_INLINE explicit WideCodes(const uint8_t* lines) {
+        NarrowCodes<F> narrow(lines);
+#pragma GCC unroll 8
+        for (int g = 0; g < 8; g++)
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) wide_[g][i / 2][i % 2] = narrow.at(g, i / 2, i % 2);
+    }
+    UMBEL_INLINE vshorts at(int group, int odd, int v) const { return wide_[group][odd][v]; }
+
+  private:
+    vshorts wide_[8][2][2];
+};
+
+// sums[r][v] = the sum over groups [FROM, TO) of codes × 16-bit inputs, R rows 32 inputs apart: exact integers. The empty
+// statement keeps the compiler from computing products before it adds them, for which there are not enough registers.
+template <int FROM, int TO, int R, class Codes>
+UMBEL_INLINE void dot_shorts(const Codes& codes, const int16_t* x, vi (&sums)[R][2]) {
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = vi{};
 #pragma GCC unroll 8
-    for (int g = 0; g < 8; g++)
+    for (int g = FROM; g < TO; g++)
 #pragma GCC unroll 2
-        for (int v = 0; v < 2; v++) {
-            __m256i weight = _mm256_loadu_si256((const __m256i*)(lines + g * 64 + v * 32));
-            __m256i magnitude = _mm256_abs_epi8(weight);
+        for (int odd = 0; odd < 2; odd++) {
+            vshorts weights[2] = {codes.at(g, odd, 0), codes.at(g, odd, 1)};
+            asm("" : "+x"(weights[0]), "+x"(weights[1]));  // each is loaded once
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++) {
-                __m256i inputs = _mm256_sign_epi8(_mm256_set1_epi32(four_inputs(x + r * 32 + g * 4)), weight);
-                sums[r][v] += (vi)_mm256_madd_epi16(_mm256_maddubs_epi16(magnitude, inputs), ones);
-                asm("" : "+x"(sums[r][v]));
+                __m256i inputs = _mm256_set1_epi32(four_inputs((const int8_t*)(x + r * 32 + g * 4 + odd * 2)));
+#pragma GCC unroll 2
+                for (int v = 0; v < 2; v++) {
+                    sums[r][v] += (vi)_mm256_madd_epi16((__m256i)weights[v], inputs);
+                    asm("" : "+x"(sums[r][v]));
+                }
             }
         }
 }
+
 #endif
 
 // Scales of VL outputs × 32 inputs: of one sub-block, or of two of 16 inputs each.
@@ -292,16 +349,16 @@ UMBEL_INLINE Scales load_scales(const uint8_t* scales, UnitScales unit, long blo
     return result;
 }
 
-// sum + what integer products of 32 inputs of one row stand for: of all of them, or of both halves. The integers are
-// exact, and so are they as floats. SIGNED: 128, which is Q8_0's zero, has been taken away from the codes already.
-template <Format F, bool SIGNED>
+// sum + what integer products of 32 inputs of one row stand for: of all of them, or of both halves. TAKEN has been taken
+// away from the codes already.
+template <Format F, int TAKEN>
 UMBEL_INLINE vf add_products(vf sum, vi first, vi second, const Scales& scales, const float* factors) {
     constexpr BlockFormat f = block_format(F);
     auto as_floats = [&](vi products, float inputs) {
         vf exact = __builtin_convertvector(products, vf);
         if constexpr (f.scaling == Scaling::GROUPS)
-            return fnma(SIGNED ? scales.zero - 128.0f : scales.zero, splat(inputs), exact);
-        if constexpr (f.zero != 0 && !SIGNED) return fnma(splat((float)f.zero), splat(inputs), exact);
+            return fnma(TAKEN ? scales.zero - (float)TAKEN : scales.zero, splat(inputs), exact);
+        if constexpr (f.zero != TAKEN) return fnma(splat((float)(f.zero - TAKEN)), splat(inputs), exact);
         return exact;
     };
     vf total;
@@ -325,7 +382,7 @@ UMBEL_INLINE vf add_block(vf sum, const vcodes (&codes)[8], const Scales& scales
     constexpr BlockFormat f = block_format(F);
     vi first = dot<0, f.sub / 4, f.largest>(codes, x), second{};
     if constexpr (f.sub == 16) second = dot<4, 8, f.largest>(codes, x);
-    return add_products<F, f.is_signed()>(sum, first, second, scales, factors);
+    return add_products<F, f.is_signed() ? 128 : 0>(sum, first, second, scales, factors);
 }
 
 }  // namespace umbel

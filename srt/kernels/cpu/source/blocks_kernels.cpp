@@ -58,7 +58,7 @@ void multiply_few(const BlockOperands& operands, float* sums) {
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < WIDE; v++) total[r][v] = load(sums + r * PANEL + v * VL);
-    const int8_t* x = operands.values + operands.begin * operands.lanes * 32;
+    const int8_t* x = operands.bytes + operands.begin * operands.lanes * 32;
     const float* factors = operands.factors + operands.begin * operands.lanes * 4;
     for (Units<F> units(operands); units.left(); units.next()) {
         UnitScales shared[WIDE];
@@ -90,42 +90,54 @@ void multiply_few(const BlockOperands& operands, float* sums) {
 
 #endif
 
-#if defined(UMBEL_SIGNED_DOT)
+#if defined(UMBEL_SHORT_INPUTS)
 
-// R rows times a block of codes of 8 bits.
-template <Format F, int R>
-UMBEL_INLINE void add_signed(const Scales (&scales)[2], const uint8_t* lines, const int8_t* x, const float* factors,
+// R rows of 16-bit inputs times a block.
+template <Format F, int R, class Codes>
+UMBEL_INLINE void add_shorts(const Codes& codes, const Scales (&scales)[2], const int16_t* x, const float* factors,
                              float* sums) {
-    vi products[R][2];
-    dot_signed<R>(lines, x, products);
+    constexpr BlockFormat f = block_format(F);
+    vi first[R][2], second[R][2]{};
+    dot_shorts<0, f.sub / 4>(codes, x, first);
+    if constexpr (f.sub == 16) dot_shorts<4, 8>(codes, x, second);
 #pragma GCC unroll 2
     for (int v = 0; v < 2; v++)
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
             float* sum = sums + r * PANEL + v * VL;
-            store(sum, add_products<F, true>(load(sum), products[r][v], vi{}, scales[v], factors + r * 4));
+            vf more = add_products<F, f.is_signed() ? 128 : 0>(load(sum), first[r][v], second[r][v], scales[v], factors + r * 4);
+            store(sum, more);
         }
 }
 
-// Any number of rows times codes of 8 bits.
+// Any number of rows of 16-bit inputs.
 template <Format F>
-void multiply_signed(const BlockOperands& operands, float* sums) {
+void multiply_shorts(const BlockOperands& operands, float* sums) {
     constexpr long BYTES = block_format(F).code_bytes();
     const long rows = operands.rows;
-    for (Units<F> units(operands); units.left(); units.next())
+    for (Units<F> units(operands); units.left(); units.next()) {
+        UnitScales shared[2] = {load_unit_scales<F>(units.scales, 0), load_unit_scales<F>(units.scales, VL)};
         for (long block = 0; block < units.count; block++) {
-            const int8_t* x = operands.values + (units.first + block) * operands.lanes * 32;
+            const int16_t* x = operands.shorts + (units.first + block) * operands.lanes * 32;
             const float* factors = operands.factors + (units.first + block) * operands.lanes * 4;
-            const uint8_t* lines = units.lines + block * BYTES;
+            fetch_block<F>(units.scales, block);
             Scales scales[2];
             for (int v = 0; v < 2; v++)
-                scales[v] = load_scales<F>(units.scales, UnitScales{}, block, v * VL, operands.group_shift);
-            fetch_block<F>(units.scales, block);
-            long r = 0;
-            for (; r + 4 <= rows; r += 4) add_signed<F, 4>(scales, lines, x + r * 32, factors + r * 4, sums + r * PANEL);
-            for (; r + 2 <= rows; r += 2) add_signed<F, 2>(scales, lines, x + r * 32, factors + r * 4, sums + r * PANEL);
-            if (r < rows) add_signed<F, 1>(scales, lines, x + r * 32, factors + r * 4, sums + r * PANEL);
+                scales[v] = load_scales<F>(units.scales, shared[v], block, v * VL, operands.group_shift);
+            auto add_rows = [&](const auto& codes) {
+                long r = 0;
+                for (; r + 4 <= rows; r += 4)
+                    add_shorts<F, 4>(codes, scales, x + r * 32, factors + r * 4, sums + r * PANEL);
+                for (; r + 2 <= rows; r += 2)
+                    add_shorts<F, 2>(codes, scales, x + r * 32, factors + r * 4, sums + r * PANEL);
+                if (r < rows) add_shorts<F, 1>(codes, scales, x + r * 32, factors + r * 4, sums + r * PANEL);
+            };
+            if (block_format(F).bits == 8 || rows <= BlockKernels::FEW)
+                add_rows(NarrowCodes<F>(units.lines + block * BYTES));
+            else
+                add_rows(WideCodes<F>(units.lines + block * BYTES));
         }
+    }
 }
 
 #endif
@@ -136,7 +148,7 @@ void multiply_many(const BlockOperands& operands, float* sums) {
     constexpr long BYTES = block_format(F).code_bytes();
     for (Units<F> units(operands); units.left(); units.next())
         for (long block = 0; block < units.count; block++) {
-            const int8_t* x = operands.values + (units.first + block) * operands.lanes * 32;
+            const int8_t* x = operands.bytes + (units.first + block) * operands.lanes * 32;
             const float* factors = operands.factors + (units.first + block) * operands.lanes * 4;
             fetch_block<F>(units.scales, block);
             for (int v = 0; v < PANEL; v += VL) {
@@ -195,7 +207,7 @@ class TiledPanel {
         }
         tile_load<6>(codes_[0], TILE_BYTES);
         if constexpr (SUBS == 2) tile_load<7>(codes_[1], TILE_BYTES);
-        const int8_t* x = operands_.values + (place.first + place.block) * operands_.lanes * 32;
+        const int8_t* x = operands_.bytes + (place.first + place.block) * operands_.lanes * 32;
         auto& exact = exact_[place.block % 2];
         for (long tile = 0; tile * TILE_ROWS < operands_.rows; tile++) {
             tile_load<4>(x + tile * TILE_ROWS * 32, 32);
@@ -221,7 +233,7 @@ class TiledPanel {
                 for (int sub = 0; sub < SUBS; sub++)
                     std::memcpy(&products[sub], &exact[sub][r / TILE_ROWS][r % TILE_ROWS * PANEL + v], sizeof(vi));
                 float* sum = sums + r * PANEL + v;
-                store(sum, add_products<F, false>(load(sum), products[0], products[1], scales, factors + r * 4));
+                store(sum, add_products<F, 0>(load(sum), products[0], products[1], scales, factors + r * 4));
             }
         }
     }
@@ -244,13 +256,9 @@ constexpr BlockKernels all_kernels() {
 #if defined(UMBEL_AMX)
     kernels.tiled = multiply_tiled<F>;
 #endif
-#if defined(UMBEL_SIGNED_DOT)
-    if constexpr (block_format(F).bits == 8) {
-        kernels.many = multiply_signed<F>;
-        for (int rows = 2; rows <= BlockKernels::FEW; rows++) kernels.few[rows] = kernels.many;
-        kernels.few[1] = multiply_few<F, 1>;
-        return kernels;
-    }
+#if defined(UMBEL_SHORT_INPUTS)
+    kernels.shorts = multiply_shorts<F>;
+    if constexpr (takes_shorts(F, false)) return kernels;
 #endif
     kernels.many = multiply_many<F>;
     for (int rows = 1; rows <= BlockKernels::FEW; rows++) kernels.few[rows] = kernels.many;

@@ -12,7 +12,8 @@ struct BlockOperands {
     const uint8_t* panel;
     long begin, end;
     int group_shift;
-    const int8_t* values;  // [k / 32][lanes][32], from the first row on
+    const int8_t* bytes;    // [k / 32][lanes][32], from the first row on; one of the two is nullptr
+    const int16_t* shorts;
     const float* factors;  // [k / 32][lanes][4]
     long lanes;
     long rows;
@@ -23,8 +24,9 @@ typedef void (*BlockKernel)(const BlockOperands& operands, float* sums);
 
 struct BlockKernels {
     static constexpr int FEW = 4;
-    BlockKernel few[FEW + 1];  // by number of rows, whose sums stay in registers
-    BlockKernel many;
+    BlockKernel few[FEW + 1];  // of bytes, by number of rows, whose sums stay in registers
+    BlockKernel many;          // of bytes
+    BlockKernel shorts;        // nullptr where no inputs are shorts
 #if defined(UMBEL_AMX)
     BlockKernel tiled;  // where tiles are configured
 #endif

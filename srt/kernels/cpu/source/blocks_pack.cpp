@@ -126,10 +126,21 @@ UMBEL_INLINE uint32_t four(const uint8_t* codes) {
 
 // One output's share of the lines of 32 inputs: 4 bytes of each line.
 template <int BITS>
-UMBEL_INLINE void put_codes(const uint8_t* codes, uint8_t* out) {
-    auto put = [&](long line, uint32_t word) { std::memcpy(out + line * 64, &word, 4); };
+UMBEL_INLINE void put_codes(const uint8_t* codes, long output, uint8_t* lines) {
+    auto put = [&](long line, uint32_t word) { std::memcpy(lines + line * 64 + output * 4, &word, 4); };
     if constexpr (BITS == 8)
-        for (long g = 0; g < 8; g++) put(g, four(codes + 4 * g) ^ (SIGNED_BYTES ? 0x80808080u : 0));
+        for (long g = 0; g < 8; g++) {
+            uint32_t word = four(codes + 4 * g) ^ (SIGNED_BYTES ? 0x80808080u : 0);
+            if (!SHORT_INPUTS) {
+                put(g, word);
+                continue;
+            }
+            uint16_t even = (uint16_t)((word & 255) | (word >> 8 & 0xff00));
+            uint16_t odd = (uint16_t)((word >> 8 & 255) | (word >> 16 & 0xff00));
+            uint8_t* at = lines + g * 64 + output / 8 * 32 + output % 8 * 2;
+            std::memcpy(at, &even, 2);
+            std::memcpy(at + 16, &odd, 2);
+        }
     if constexpr (BITS >= 4 && BITS <= 6)
         for (long g = 0; g < 4; g++)
             put(g, (four(codes + 4 * g) & 0x0f0f0f0fu) | (four(codes + 4 * g + 16) & 0x0f0f0f0fu) << 4);
@@ -194,12 +205,11 @@ void pack_row(const MatrixPart& part, long output, const uint8_t* row) {
     long lane = output % PANEL;
     each_unit(part, output / PANEL, [&](uint8_t* scales, uint8_t* codes, long, long count) {
         Block block;
-        codes += lane * 4;
         for (long number = 0; number < count * 32 / f.inputs; number++, row += f.bytes) {
             read_block<F>(row, block);
             put_scales<F>(block, number, lane, scales);
             for (long at = 0; at < f.inputs; at += 32, codes += f.code_bytes())
-                put_codes<f.bits>(block.codes + at, codes);
+                put_codes<f.bits>(block.codes + at, lane, codes);
         }
     });
 }
@@ -293,10 +303,9 @@ void pack_integers(MatrixPart& part, long first, long count, const uint8_t* code
                 std::memcpy(at + lane * 2, scales + group + i, 2);
                 if (zeros) at[32 + lane] = zeros[group + i];
             }
-            out += lane * 4;
             for (long end = block + width; block < end; block++, from += block_bytes) {
                 if (is_bytes) {
-                    put_codes<8>(from, out);
+                    put_codes<8>(from, lane, out);
                     out += block_format(Format::INT8_GROUPS).code_bytes();
                     continue;
                 }
@@ -305,7 +314,7 @@ void pack_integers(MatrixPart& part, long first, long count, const uint8_t* code
                     unpacked[2 * i] = from[i] & 15;
                     unpacked[2 * i + 1] = from[i] >> 4;
                 }
-                put_codes<4>(unpacked, out);
+                put_codes<4>(unpacked, lane, out);
                 out += block_format(Format::INT4).code_bytes();
             }
         });

@@ -55,12 +55,13 @@ void logits_of(Head& head, const float* x, long rows, long x_stride, const int32
     if (rows <= 0 || count <= 0) return;
     const Matrix& matrix = *head.matrix;
     Int8Rows inputs{};
-    BlockRows block_inputs{};
+    BlockInputs block_inputs{};
+    bool blocks = false;
     for (const MatrixPart* part = matrix.parts; part < matrix.parts + matrix.count; part++) {
         if (part->format == Format::INT8 && !inputs.values) inputs = quantize_rows(*part, x, rows, x_stride);
-        if (is_blocks(part->format) && !block_inputs.values)
-            block_inputs = round_rows(matrix, x, rows, x_stride);
+        blocks = blocks || is_blocks(part->format);
     }
+    if (blocks) block_inputs = round_rows(matrix, x, rows, x_stride);
     float* tiles = head.gathered.take<float>(team_size() * std::max(rows, (long)Int8Products::MOST_ROWS) * PANEL);
     parallel(count, even_grain(count, 4), [&](long begin, long end) {
         float* tile = tiles + team_rank() * std::max(rows, (long)Int8Products::MOST_ROWS) * PANEL;

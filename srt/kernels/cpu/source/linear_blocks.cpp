@@ -13,18 +13,20 @@ constexpr long FEW_PANELS = 2;     // of few rows, which have nothing to share b
 constexpr long BLOCK_K = 64;       // blocks of 32 inputs that are multiplied at a time, most: their inputs stay near
 
 BlockOperands operands_of(const MatrixPart& part, const BlockRows& x, long panel, long tile) {
-    long first = tile * BlockRows::TILE;
+    long first = tile * BlockRows::TILE, skipped = first * x.k;
     return {(const uint8_t*)part.panel(panel),
             0,
             part.k / 32,
             part.group_shift,
-            x.values + first * x.k,
+            x.bytes ? x.bytes + skipped : nullptr,
+            x.shorts ? x.shorts + skipped : nullptr,
             x.factors + first * (x.k / 32) * 4,
             x.lanes(tile),
             x.tile_rows(tile)};
 }
 
 void multiply(const BlockKernels& kernels, const BlockOperands& operands, float* sums) {
+    if (operands.shorts) return kernels.shorts(operands, sums);
 #if defined(UMBEL_AMX)
     if (operands.rows > BlockKernels::FEW && tiles_allowed()) return kernels.tiled(operands, sums);
 #endif
@@ -33,7 +35,7 @@ void multiply(const BlockKernels& kernels, const BlockOperands& operands, float*
 
 struct Call {
     const Matrix& weight;
-    const BlockRows& x;
+    const BlockInputs& x;
     const float* bias;
     float* out;
     long out_stride;
@@ -46,13 +48,12 @@ void add_terms(int terms, long rows, float* sums) {
         for (long o = 0; o < PANEL; o++) sums[row * PANEL + o] = sums[2 * row * PANEL + o] + sums[(2 * row + 1) * PANEL + o];
 }
 
-void write(const Call& call, const MatrixPart& part, long panel, long tile, float* sums) {
+void write(const Call& call, const BlockRows& x, const MatrixPart& part, long panel, long tile, float* sums) {
     long width = part.n - panel * PANEL < PANEL ? part.n - panel * PANEL : PANEL;
     long first = part.first + panel * PANEL;
-    int terms = call.x.terms;
-    add_terms(terms, call.x.tile_rows(tile), sums);
-    for (long row = 0; row < call.x.tile_rows(tile) / terms; row++) {
-        float* out = call.out + (tile * BlockRows::TILE / terms + row) * call.out_stride + first;
+    add_terms(x.terms, x.tile_rows(tile), sums);
+    for (long row = 0; row < x.tile_rows(tile) / x.terms; row++) {
+        float* out = call.out + (tile * BlockRows::TILE / x.terms + row) * call.out_stride + first;
         std::memcpy(out, sums + row * PANEL, width * sizeof(float));
         for (long o = 0; call.bias && o < width; o++) out[o] += call.bias[first + o];
     }
@@ -60,27 +61,29 @@ void write(const Call& call, const MatrixPart& part, long panel, long tile, floa
 
 // Panels [begin, end) of one part times a tile of rows, a block of k at a time.
 void multiply_chunk(const Call& call, const MatrixPart& part, long begin, long end, long tile) {
+    const BlockRows& x = call.x.of(part.format);
     alignas(64) float sums[CHUNK_PANELS][BlockRows::TILE * PANEL];
 #if defined(UMBEL_AMX)
     Tiles configured;
 #endif
     const BlockKernels& kernels = block_kernels(part.format);
-    long blocks = part.k / 32, rows = call.x.tile_rows(tile);
+    long blocks = part.k / 32, rows = x.tile_rows(tile);
     long step = rows <= BlockKernels::FEW ? blocks : BLOCK_K;
     for (long panel = begin; panel < end; panel++) std::memset(sums[panel - begin], 0, rows * PANEL * sizeof(float));
     for (long at = 0; at < blocks; at += step)
         for (long panel = begin; panel < end; panel++) {
-            BlockOperands operands = operands_of(part, call.x, panel, tile);
+            BlockOperands operands = operands_of(part, x, panel, tile);
             operands.begin = at;
             operands.end = at + step < blocks ? at + step : blocks;
             multiply(kernels, operands, sums[panel - begin]);
         }
-    for (long panel = begin; panel < end; panel++) write(call, part, panel, tile, sums[panel - begin]);
+    for (long panel = begin; panel < end; panel++) write(call, x, part, panel, tile, sums[panel - begin]);
 }
 
 }  // namespace
 
-void multiply_panel(const MatrixPart& part, const BlockRows& x, long panel, float* tile) {
+void multiply_panel(const MatrixPart& part, const BlockInputs& inputs, long panel, float* tile) {
+    const BlockRows& x = inputs.of(part.format);
     const BlockKernels& kernels = block_kernels(part.format);
 #if defined(UMBEL_AMX)
     Tiles configured;
@@ -97,12 +100,13 @@ void multiply_panel(const MatrixPart& part, const BlockRows& x, long panel, floa
 
 void linear_blocks(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
                    long out_stride) {
-    BlockRows inputs = round_rows(weight, x, rows, x_stride);
+    BlockInputs inputs = round_rows(weight, x, rows, x_stride);
     Call call{weight, inputs, bias, out, out_stride};
-    long panels = 0, tiles = inputs.tiles();
+    const BlockRows& either = inputs.bytes.rows ? inputs.bytes : inputs.shorts;  // where there are both, of as many rows
+    long panels = 0, tiles = either.tiles();
     for (long i = 0; i < weight.count; i++)
         if (is_blocks(weight.parts[i].format)) panels += weight.parts[i].panels;
-    long group = even_grain(panels * tiles, 8), most = inputs.rows <= BlockKernels::FEW ? FEW_PANELS : CHUNK_PANELS;
+    long group = even_grain(panels * tiles, 8), most = either.rows <= BlockKernels::FEW ? FEW_PANELS : CHUNK_PANELS;
     if (group > most) group = most;
     long groups = 0;
     for (long i = 0; i < weight.count; i++)
