@@ -234,8 +234,8 @@ async def ranked_by(
     """Returns texts in the order of `rerank`, and what they cost. Raises as `rerank`."""
     if not backend.capabilities.ranks or not isinstance(backend, Ranking):
         raise CapabilityError(
-            f"{backend.capabilities.name} is no reranker; give backend= a Runtime with one, such as a "
-            "*ForSequenceClassification checkpoint with 1 or 2 labels"
+            f"{backend.capabilities.name} is no reranker; give backend= a Runtime with one, such as "
+            "ul.Runtime('Qwen/Qwen3-Reranker-0.6B') or a *ForSequenceClassification checkpoint with 1 or 2 labels"
         )
     write = await _writer(query, instruction, template, backend.chat_template)
 
