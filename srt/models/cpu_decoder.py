@@ -20,8 +20,8 @@ from ..cache.kv_pool import KVPool
 from ..core.batch import Given, StateRun
 from ..kernels.cpu.attention import CpuPlan, LayerArguments, layer_arguments
 from ..kernels.cpu.head import Head
-from ..kernels.cpu.linear import PackedMatrix
-from ..kernels.cpu.low_rank import AdaptedRows, AdapterGroups, CpuChanges
+from ..kernels.cpu.linear import Format, PackedMatrix
+from ..kernels.cpu.low_rank import AdaptedRows, AdapterGroups, AdapterMemory, CpuChanges
 from ..kernels.cpu.recurrent import RunTable, StateRuns, StateTable
 from ..layers.checkpoint import Checkpoint, LinearTensors, Tensors
 from ..layers.linear import QuantMethod
@@ -195,7 +195,7 @@ class CpuDecoder:
     ) -> None:
         self.config = config
         self._library = library
-        self._adapters = adapters
+        self._adapters, self._adapter_memory = adapters, AdapterMemory(library)
         self.vocab_size = config.vocab_size
         self.context_length = config.context_length
         self.kv_geometry = config.kv_geometry(kv_dtype)
@@ -331,10 +331,8 @@ class CpuDecoder:
             native.width = config.width_of(index)
             if layer.sparsity:
                 native.sparse, native.deviations = 1, deviations_of(layer.sparsity)
-            native.gate_up, native.gate_up_bias = self._linear(tensors.gate_up)
-            native.down, native.down_bias = self._linear(tensors.down)
-            native.gate_up_changes = self._changes(tensors.gate_up)
-            native.down_changes = self._changes(tensors.down)
+            native.gate_up, native.gate_up_bias, native.gate_up_changes = self._linear(tensors.gate_up)
+            native.down, native.down_bias, native.down_changes = self._linear(tensors.down)
         elif layer.mlp and layer.experts is not None:
             native.experts = self._experts(tensors.prefix, layer.experts)
         return native
@@ -344,9 +342,8 @@ class CpuDecoder:
         scale, head_dim, own_kv_heads = layer.query_scale, config.head_dim_of(index), config.own_kv_heads(index)
         native.pool = sum(before.attends for before in config.layers[:index])
         native.kv_heads, native.own_kv_heads, native.head_dim = config.kv_heads_of(index), own_kv_heads, head_dim
-        native.qkv, native.qkv_bias = self._linear(tensors.qkv)
-        native.output, native.output_bias = self._linear(tensors.output)
-        native.qkv_changes, native.output_changes = self._changes(tensors.qkv), self._changes(tensors.output)
+        native.qkv, native.qkv_bias, native.qkv_changes = self._linear(tensors.qkv)
+        native.output, native.output_bias, native.output_changes = self._linear(tensors.output)
         whole = config.qk_norm_whole
         native.query_norm = self._norm(tensors.query_norm, head_dim * (config.heads if whole else 1))
         native.key_norm = self._norm(tensors.key_norm, head_dim * (own_kv_heads if whole else 1))
@@ -376,9 +373,8 @@ class CpuDecoder:
         self._kept.append(recurrent)
         native.recurrent = ctypes.addressof(recurrent.arguments)
         native.pool = sum(before.recurrent is not None for before in self.config.layers[:index])
-        native.qkv, native.qkv_bias = self._linear(recurrent.into)
-        native.output, native.output_bias = self._linear(recurrent.output)
-        native.qkv_changes, native.output_changes = self._changes(recurrent.into), self._changes(recurrent.output)
+        native.qkv, native.qkv_bias, native.qkv_changes = self._linear(recurrent.into)
+        native.output, native.output_bias, native.output_changes = self._linear(recurrent.output)
 
     def _experts(self, prefix: str, config: ExpertsConfig) -> int:
         """Loads the experts of a layer and returns the address of their description."""
@@ -387,17 +383,13 @@ class CpuDecoder:
         self._kept.append(experts)
         return ctypes.addressof(experts.arguments)
 
-    def _linear(self, tensors: LinearTensors) -> tuple[int, int | None]:
-        """Loads linear maps and returns the addresses of their weight and bias; None: there is no bias."""
+    def _linear(self, tensors: LinearTensors) -> tuple[int, int | None, int | None]:
+        """Loads linear maps and returns the addresses of their weight, their bias and what adapters change of them."""
         matrix, bias = self.method.load(self._checkpoint, tensors), self._checkpoint.take_bias(tensors)
-        self._kept.append(matrix)
-        return matrix.handle, None if bias is None else self._keep(bias)
-
-    def _changes(self, tensors: LinearTensors) -> int | None:
-        """Lays out what adapters change and returns its address; None: they change nothing."""
-        changes = CpuChanges(self._adapters, tensors)
-        self._kept.append(changes)
-        return changes.address
+        exact = set(matrix.formats) == {Format.F32}
+        changes = CpuChanges(self._adapters, tensors, self._adapter_memory, exact=exact)
+        self._kept += [matrix, changes]
+        return matrix.handle, None if bias is None else self._keep(bias), changes.address
 
     def _norm(self, name: str | None, size: int, *, scale: float = 1.0) -> int | None:
         """Loads a norm and returns the address of its weight, times `scale`; None: the layer has no such norm."""

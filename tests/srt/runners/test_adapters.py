@@ -125,8 +125,13 @@ def decode(runner: CpuRunner, chosen: Sequence[int], sequences: Sequence[int]) -
 
 
 @pytest.mark.parametrize("isa", native_isas(), ids=lambda isa: isa.value)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_has_the_same_bits_alone_and_among_rows_of_other_adapters(isa: Isa, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "stored"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)], ids=str
+)
+def test_a_row_has_the_same_bits_alone_and_among_rows_of_other_adapters(
+    isa: Isa, dtype: torch.dtype, stored: torch.dtype
+) -> None:
+    """Adapters in float32 are rounded to 16 bits, next to weights that are not float32."""
     reference = reference_model("llama", head_dim=16, intermediate_size=96)
     config = reference.config.to_dict()
     library = load_library(isa)
@@ -139,7 +144,7 @@ def test_a_row_has_the_same_bits_alone_and_among_rows_of_other_adapters(isa: Isa
         weights="bf16",
         tree_attention=True,
         screened_head=False,
-        adapters=[adapter(config, seed, rank=33, dtype=torch.bfloat16) for seed in range(3)],
+        adapters=[adapter(config, seed, rank=33, dtype=stored) for seed in range(3)],
     )
     chosen = [index % 4 - 1 for index in range(37)]
     library.umbel_set_threads(2)
@@ -175,3 +180,24 @@ def test_long_prompts_go_through_the_mlp_in_parts(monkeypatch: pytest.MonkeyPatc
     runner.clear()
     for parts, together in zip(run(runner, WHOLE, [0, 1, -1] * 3), whole, strict=True):
         assert relative_error(parts, together) < 1e-5
+
+
+@pytest.mark.parametrize(("outlier", "most"), [(1.0, 1e-3), (1e4, 1e-5)], ids=["rounded", "not rounded"])
+def test_adapters_of_weights_in_16_bits_are_rounded_where_that_loses_little(outlier: float, most: float) -> None:
+    """An outlier, here of an input that is 0, would take the bits of the others: such changes stay float32."""
+    reference = reference_model("llama", head_dim=16, intermediate_size=96)
+    config, tensors = reference.config.to_dict(), {k: v.half().float() for k, v in tensors_of(reference).items()}
+    tensors["model.embed_tokens.weight"][:, 0] = 0
+    maps = {f"model.layers.0.self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj")}
+    change = Adapter("sql", {name: low for name, low in adapter(config, 1).changes.items() if name in maps})
+    for low in change.changes.values():
+        low.down[:, 0] *= outlier
+
+    def logits(weights: Mapping[str, torch.Tensor], given: Sequence[Adapter]) -> torch.Tensor:
+        runner = build_runner(
+            config, weights, num_slots=NUM_SLOTS, dtype="float32", kernels="native", adapters=given, pack=None
+        )
+        return run(runner, [[Piece(0, 0, LENGTH)]], [len(given) - 1])[0]
+
+    halves = {name: tensor.half() for name, tensor in tensors.items()}
+    assert 0 < relative_error(logits(halves, [change]), logits(merged(tensors, change), ())) < most

@@ -16,9 +16,10 @@ constexpr long WIDE = 16;     // numbers of a row of A that stand together
 constexpr long RANKS = 16;    // rows of A in an item
 constexpr long COLUMNS = 32;  // outputs of a panel of B
 constexpr long PANELS = 4;    // panels of B in an item
-constexpr long AHEAD = 2048;  // bytes that are read ahead
+constexpr long AHEAD = 4096;  // bytes that are read ahead
+constexpr int CHAINS = VL == 16 ? 4 : 1;  // sums that an output has, one after the other: they hide each other's latency
 
-static_assert(WIDE % VL == 0 && COLUMNS % VL == 0 && RANKS % TOGETHER == 0);
+static_assert(WIDE % VL == 0 && COLUMNS % VL == 0 && RANKS % TOGETHER == 0 && TOGETHER % CHAINS == 0);
 
 struct Item {
     const LowRankPart* part;
@@ -37,6 +38,18 @@ UMBEL_INLINE float folded(vf v) {
     for (int i = 1; i < VL / 4; i++) parts[0] += parts[i];
     return (parts[0][0] + parts[0][1]) + (parts[0][2] + parts[0][3]);
 }
+
+using umbel::load;
+UMBEL_INLINE vf load(const int16_t* p) {
+    typedef int16_t vshorts __attribute__((vector_size(VL * 2)));
+    vshorts numbers;
+    std::memcpy(&numbers, p, sizeof numbers);
+    return __builtin_convertvector(__builtin_convertvector(numbers, vi), vf);
+}
+
+UMBEL_INLINE float as_float(float number) { return number; }
+UMBEL_INLINE float as_float(bf16 number) { return from_bf16(number); }
+UMBEL_INLINE float as_float(int16_t number) { return number; }
 
 // Reads what comes next from memory: matrices lie in the order in which they are read, each once in a step.
 template <class T>
@@ -65,14 +78,8 @@ void down_rows(const Item& item, const float* const* x, long k) {
                 vf sum = sums[t][r][0];
                 for (int j = 1; j < PARTS; j++) sum += sums[t][r][j];
                 float total = folded(sum);
-                for (long i = whole * WIDE; i < k; i++) {
-                    T w = weight[t * WIDE + i - whole * WIDE];
-                    if constexpr (sizeof(T) == 2)
-                        total += from_bf16(w) * x[r][i];
-                    else
-                        total += w * x[r][i];
-                }
-                item.between[r * item.stride + rank + t] = total * item.part->scale;
+                for (long i = whole * WIDE; i < k; i++) total += as_float(weight[t * WIDE + i - whole * WIDE]) * x[r][i];
+                item.between[r * item.stride + rank + t] = total * item.part->scales[rank + t];
             }
     }
 }
@@ -87,20 +94,26 @@ void down(const Item& item, long k, const Row& row_of) {
         down_rows<1, T>(item, x, k);
 }
 
-// Outputs of panels [begin, end) of B, each a sum over the ranks in their order.
+// Outputs of panels [begin, end) of B, each CHAINS sums over the ranks in their order.
 template <int ROWS, class T>
 void up_rows(const Item& item, float* out, long out_stride) {
     constexpr int PARTS = COLUMNS / VL;
     const LowRankPart& part = *item.part;
     for (long panel = item.begin; panel < item.end; panel++) {
         const T* weight = (const T*)part.up + panel * part.rank * COLUMNS;
-        vf sums[ROWS][PARTS] = {};
-        for (long rank = 0; rank < part.rank; rank++, weight += COLUMNS)
-            for (int j = 0; j < PARTS; j++) {
-                if (j * VL * sizeof(T) % 64 == 0) prefetch(weight + j * VL);
-                vf w = load(weight + j * VL);
-                for (int r = 0; r < ROWS; r++) sums[r][j] += w * splat(item.between[r * item.stride + rank]);
-            }
+        vf chains[CHAINS][ROWS][PARTS] = {};
+        for (long rank = 0; rank < part.rank; rank += CHAINS)
+            for (int c = 0; c < CHAINS; c++, weight += COLUMNS)
+                for (int j = 0; j < PARTS; j++) {
+                    if (j * VL * sizeof(T) % 64 == 0) prefetch(weight + j * VL);
+                    vf w = load(weight + j * VL);
+                    for (int r = 0; r < ROWS; r++)
+                        chains[c][r][j] += w * splat(item.between[r * item.stride + rank + c]);
+                }
+        vf(&sums)[ROWS][PARTS] = chains[0];
+        for (int r = 0; r < ROWS; r++)
+            for (int j = 0; j < PARTS; j++)
+                for (int c = 1; c < CHAINS; c++) sums[r][j] += chains[c][r][j];
         long left = part.width - panel * COLUMNS;
         for (int r = 0; r < ROWS; r++) {
             float* to = out + item.rows[r] * out_stride + part.first + panel * COLUMNS;
@@ -163,11 +176,19 @@ std::vector<Item> items_of(const std::vector<Block>& blocks, long stride, long s
 
 template <class Row>
 void run_down(const Item& item, long k, const Row& row_of) {
-    item.part->is_bf16 ? down<bf16>(item, k, row_of) : down<float>(item, k, row_of);
+    switch (item.part->numbers) {
+        case LowRankNumbers::F32: return down<float>(item, k, row_of);
+        case LowRankNumbers::BF16: return down<bf16>(item, k, row_of);
+        case LowRankNumbers::INT16: return down<int16_t>(item, k, row_of);
+    }
 }
 
 void run_up(const Item& item, float* out, long out_stride) {
-    item.part->is_bf16 ? up<bf16>(item, out, out_stride) : up<float>(item, out, out_stride);
+    switch (item.part->numbers) {
+        case LowRankNumbers::F32: return up<float>(item, out, out_stride);
+        case LowRankNumbers::BF16: return up<bf16>(item, out, out_stride);
+        case LowRankNumbers::INT16: return up<int16_t>(item, out, out_stride);
+    }
 }
 
 template <class Row>

@@ -6,14 +6,17 @@
 
 namespace umbel {
 
+// How both matrices of a change are stored.
+enum class LowRankNumbers : int { F32 = 0, BF16 = 1, INT16 = 2 };
+
 // The change of one map among those that a product computes.
 struct LowRankPart {
-    const void* down;  // A: [rank / 4, ceil(k / 16), 4, 16], padded with zeros
-    const void* up;    // B: [ceil(width / 32), rank, 32], padded with zeros
-    long rank;         // a multiple of 4
-    long first, width;  // its outputs are [first, first + width) of the product's
-    float scale;
-    int is_bf16;  // both; else float32
+    const void* down;     // A: [rank / 4, ceil(k / 16), 4, 16], padded with zeros
+    const void* up;       // B: [ceil(width / 32), rank, 32], padded with zeros
+    const float* scales;  // [rank]: what products with rows of A are multiplied with
+    long rank;            // a multiple of 4
+    long first, width;    // its outputs are [first, first + width) of the product's
+    LowRankNumbers numbers;
 };
 
 // The changes that one adapter makes to one product.
