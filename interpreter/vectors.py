@@ -274,15 +274,18 @@ async def _together(
 ) -> tuple[list[Answer], Usage]:
     """Asks for texts in requests of a few → the answers, in order. A failure cancels the others.
 
-    `AT_ONCE` requests are under way together; each has the seconds that are left of the timeout of all.
+    `AT_ONCE` requests are under way together. One that waits for its turn has the seconds that are left then.
     """
     clock, slots = asyncio.get_running_loop().time, asyncio.Semaphore(AT_ONCE)
     end = None if origin.timeout is None else clock() + origin.timeout
 
     async def within(some: Sequence[tuple[Part, ...]], first: int) -> tuple[Sequence[Answer], Usage]:
+        waits = slots.locked()
         async with slots:
-            left = None if end is None else max(end - clock(), LEAST_SECONDS)
-            return await ask(some, first, msgspec.structs.replace(origin, timeout=left))
+            if end is None or not waits:
+                return await ask(some, first, origin)
+            left = msgspec.structs.replace(origin, timeout=max(end - clock(), LEAST_SECONDS))
+            return await ask(some, first, left)
 
     tasks = [asyncio.ensure_future(within(some, first)) for first, some in _parted(texts)]
     try:

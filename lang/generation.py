@@ -250,7 +250,9 @@ def select(
 
 
 def _checked_adapter(adapter: object) -> str:
-    return sampling.checked_adapter("adapter", adapter) if adapter != "" else ""
+    if isinstance(adapter, str) and not checks.plain(adapter):
+        return ""
+    return sampling.checked_adapter("adapter", adapter)
 
 
 def _checked_choices(owner: str, choices: Iterable[str]) -> tuple[str, ...]:

@@ -211,7 +211,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise ParameterError(f"debug={shown(self.debug)} is no DebugOptions; write DebugOptions(...)")
         if self.pool_tokens is not None and self.pool_memory is not None:
             raise ParameterError("pool_tokens and pool_memory both say how large the KV pool is; give one of them")
-        if not isinstance(self.overlap, bool) and checks.plain_value(self.overlap) != "auto":
+        automatic = isinstance(self.overlap, str) and checks.plain(self.overlap) == "auto"
+        if not isinstance(self.overlap, bool) and not automatic:
             raise ParameterError(f'overlap={shown(self.overlap)} is not known; write "auto", True or False')
         _check_adapters(self.adapters)
         ranks, oracle = checks.plain_value(self.tensor_parallel), checks.plain_value(self.model) == ORACLE
@@ -229,7 +230,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 def _check_adapters(adapters: object) -> None:
     given = checks.entries("adapters", adapters, MAX_ADAPTERS, _ADAPTERS)
     for name, path in given.items():
-        checked_adapter("the name of an adapter", name)
+        checked_adapter("a name in adapters", name)
         checks.text(f"adapters[{name!r}]", path, MAX_MODEL_LENGTH, "the path of its folder")
 
 

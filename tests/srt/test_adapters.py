@@ -156,6 +156,8 @@ def test_unknown_adapters_are_refused_with_those_that_there_are(backend: LocalBa
         ul.gen("x", adapter="a/b")
     with pytest.raises(ul.ParameterError, match=r"adapter='\.\.'"):
         ul.select("x", ["a"], adapter="..")
+    with pytest.raises(ul.ParameterError, match="adapter=array"):
+        ul.select("x", ["a"], adapter=np.zeros(2))  # type: ignore[arg-type]
 
     async def scenario() -> None:
         with pytest.raises(ul.ParameterError, match="adapter='poems' is not loaded; write one of sql, law"):
@@ -168,7 +170,8 @@ def test_unknown_adapters_are_refused_with_those_that_there_are(backend: LocalBa
     ("options", "says"),
     [
         ({"adapters": ["sql"]}, "adapters must be a dict such as"),
-        ({"adapters": {"a b": "x"}}, "the name of an adapter='a b'"),
+        ({"adapters": {"a b": "x"}}, "a name in adapters='a b'"),
+        ({"overlap": np.zeros(2)}, "overlap=array"),
         ({"adapters": {"sql": 3}}, r"adapters\['sql'\]"),
         ({"adapters": {"sql": "x"}, "tensor_parallel": 2}, "adapters are not cut into ranks"),
     ],

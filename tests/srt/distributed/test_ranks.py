@@ -185,7 +185,7 @@ def test_pictures_are_seen_by_all_ranks(make: Callable[[], Tiny]) -> None:
         images = [image for prompt in prompts for image in prompt.images]
         for number, image in enumerate(images, 1):
             store.put(tiny.picture(image, number))
-        sequences = Seeing(prompts, store)
+        sequences = Seeing([prompt.token_ids for prompt in prompts], NUM_SLOTS, store)
         steps = [
             [piece]
             for index, prompt in enumerate(prompts)

@@ -389,6 +389,8 @@ NOT_OF_ONE_ROW = {  # function, or Class.* for all of its methods → why it is 
     "scheduler.step:InFlightStep.*": "of all rows",
     "scheduler.step:pending_tokens": "of all rows",
     "scheduler.step:_sources": "of all rows, within `StepPlan.build`",
+    "scheduler.step:_single_rows": "of all rows, within `StepPlan.build`",
+    "scheduler.step:_ranges_of_rows": "of all rows, within `StepPlan.build`",
     "scheduler.step:_ranges": "of all rows, within `StepPlan.build`",
     "scheduler.step:_generated": "of all rows, within `StepPlan.build`",
     "scheduler.step:_pictures": "of all rows, within `StepPlan.build`",
