@@ -77,6 +77,6 @@ def test_a_repeated_request_logs_7_new_1_cached_then_1_and_7() -> None:
         for number, text in enumerate(["Once upon a time", QUESTION, QUESTION, QUESTION], 1):
             serving.ask("/generate", {"text": text, "sampling_params": {"max_new_tokens": 1}})
             until(lambda number=number: len(lines()) == number, "the request is not in the log")
-        assert lines()[1:] == [("7", "1"), ("1", "7"), ("1", "7")]
+        assert lines()[1:] == [("7", "1"), ("1", "7"), ("1", "7")], serving.log
     finally:
         serving.end()
