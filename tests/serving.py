@@ -1,5 +1,6 @@
 """`umbel serve` as a process of its own, on a free port; tests of clients and stress tests add their ways to ask."""
 
+import os
 import re
 import subprocess
 import sys
@@ -32,8 +33,8 @@ class ServerProcess:
     """
 
     def __init__(self, *options: str) -> None:
-        # A file, since a pipe that is not read would stop the server; and appended to, since its place is shared.
-        self._log = tempfile.TemporaryFile("a+")  # noqa: SIM115 - closed by `end`
+        # A file, since a pipe that is not read would stop the server.
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         command = [sys.executable, "-c", _PROGRAM, "serve", "--port", "0", *options]
         self.process = subprocess.Popen(command, stderr=self._log, stdin=subprocess.DEVNULL)
         try:
@@ -47,8 +48,8 @@ class ServerProcess:
     @property
     def log(self) -> str:
         """All lines that the server has logged."""
-        self._log.seek(0)
-        return self._log.read()
+        file = self._log.fileno()
+        return os.pread(file, os.fstat(file).st_size, 0).decode()  # seeking would move the place of the server's writes
 
     def said(self, pattern: str) -> str:
         """Returns the first group of a pattern in the log, or "". Fails when the process has ended without it."""
