@@ -354,6 +354,65 @@ class Heartbeat(_Wire, frozen=True):
     pool: PoolGauges = PoolGauges()
 
 
+class NodeAdded(_Wire, frozen=True):
+    """A node of the radix tree came into being below `parent`; 0: below the root of `salt`.
+
+    `salt`: the namespace of the node, which differs from that of its parent where the edge opens one. `root`: the salt
+    of the root, where the edge from the root itself opens `salt`; None elsewhere. `tokens`: int32, little-endian.
+    """
+
+    id: int
+    parent: int
+    salt: str
+    tokens: bytes
+    root: str | None = None
+
+
+class NodeExtended(_Wire, frozen=True):
+    """A node grew at its end. `tokens`: int32, little-endian."""
+
+    id: int
+    tokens: bytes
+
+
+class NodeSplit(_Wire, frozen=True):
+    """The first `length` tokens of a node are now those of `upper`, its new parent, which is in its namespace."""
+
+    id: int
+    upper: int
+    length: int
+
+
+class NodeTookUp(_Wire, frozen=True):
+    """The first `count` tokens of `child`, not all of them, moved to the end of its parent `id`."""
+
+    id: int
+    child: int
+    count: int
+
+
+class NodeRemoved(_Wire, frozen=True):
+    """A leaf is gone."""
+
+    id: int
+
+
+class CacheCleared(_Wire, frozen=True):
+    """All nodes are gone. Those that come later have ids that no node had before."""
+
+
+CacheEvent = NodeAdded | NodeExtended | NodeSplit | NodeTookUp | NodeRemoved | CacheCleared
+
+
+class CacheEvents(_Wire, frozen=True):
+    """Says how the radix tree of the engine changed, in order: a reader of all of them has an exact copy.
+
+    Ids of nodes are those of RadixCache, from 1 on; none is used twice in one life of an engine.
+    """
+
+    events: list[CacheEvent]
+
+
 FromEngine = (
     Tokens
     | Ended
@@ -366,6 +425,7 @@ FromEngine = (
     | MarksPlaced
     | KeepsEnded
     | Heartbeat
+    | CacheEvents
 )
 
 

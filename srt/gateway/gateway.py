@@ -59,6 +59,7 @@ from ..constraints.compiler import Answer, Compiled, CompiledCache, InlineCompil
 from ..core.config import CompilerLimits, GatewayLimits
 from ..core.instruments import Clock, FaultHook, no_faults
 from ..core.messages import (
+    CacheEvents,
     Ended,
     EngineAbort,
     EngineControl,
@@ -255,6 +256,9 @@ class Gateway:
             return
         if isinstance(event, KeepsEnded):
             self._caches.keeps_ended(event.ids)
+            return
+        if isinstance(event, CacheEvents):
+            self.counters["cache_events"] += len(event.events)
             return
         call = self._calls.of_request(event.id)
         if call is None:

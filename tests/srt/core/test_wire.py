@@ -64,6 +64,8 @@ from umbel.lang.transport.link import (
     encode_sequence,
 )
 from umbel.srt.core.messages import (
+    CacheCleared,
+    CacheEvents,
     ChooseEnded,
     ControlEnded,
     EngineAbort,
@@ -79,6 +81,11 @@ from umbel.srt.core.messages import (
     EngineSurvey,
     EngineSurveyed,
     Heartbeat,
+    NodeAdded,
+    NodeExtended,
+    NodeRemoved,
+    NodeSplit,
+    NodeTookUp,
     ScoreEnded,
     Tokens,
     from_engine_codec,
@@ -152,6 +159,17 @@ FROM_ENGINE = [
     EngineSurveyed(1, SURVEY, [[1, 2]]),
     EngineFailed(1, "EngineError", "no"),
     Heartbeat(1, 2, 3, {"steps": 1.0}, PoolGauges(9, 5, 3, 2, 1)),
+    CacheEvents(
+        [
+            NodeAdded(1, 0, "s", b"\1\0\0\0"),
+            NodeAdded(2, 0, "s/a", b"\1\0\0\0", root="s"),
+            NodeExtended(1, b"\2\0\0\0\3\0\0\0"),
+            NodeSplit(1, 3, 2),
+            NodeTookUp(3, 1, 1),
+            NodeRemoved(2),
+            CacheCleared(),
+        ]
+    ),
     EnginePhase("x"),
     EngineReady(1, 2, 3),
     EngineStartFailed("ModelError", "no"),
