@@ -285,6 +285,9 @@ class PictureStore(Protocol):
     def grid(self, number: int) -> PictureGrid | None:
         """Returns the grid of a known picture's tokens."""
 
+    def digest(self, number: int) -> bytes | None:
+        """Returns the digest of a known or held picture, the same in every process; None: it has none."""
+
     def hold(self, number: int) -> object:
         """Returns an object that keeps a known picture computable while it lives, even after `forget`."""
 

@@ -170,6 +170,9 @@ class EnginePicture(_Wire, frozen=True):
     it was not. The tiles that the model's tower sees: an overview, then those of the grid, row by row.
 
     A part of a clip has several frames of one size in place of tiles. `time`: as of `batch.PictureGrid`.
+
+    `digest`: SHA-256 of the decoded pixels, their shape and their preparation, made by the gateway (`stills.key_of`):
+    the number is this gateway's own, the digest is the same everywhere. Empty: no page is named by the picture.
     """
 
     number: int
@@ -183,6 +186,7 @@ class EnginePicture(_Wire, frozen=True):
     pixels: bytes  # uint8 RGB [tiles or frames, tile_height, tile_width, 3]
     frames: int = 1
     time: int | None = None
+    digest: bytes = b""
 
 
 class EngineForget(_Wire, frozen=True):

@@ -241,6 +241,9 @@ class LeaderStore:
     def grid(self, number: int) -> PictureGrid | None:
         return self._store.grid(number)
 
+    def digest(self, number: int) -> bytes | None:
+        return self._store.digest(number)
+
     def hold(self, number: int) -> object:
         return self._store.hold(number)
 

@@ -305,7 +305,8 @@ class PictureCache:
                 continue
             if picture.raster is None:
                 raise EngineError("the engine that had the request's pictures died; run it again")
-            send(EnginePicture(number=picture.number, **msgspec.structs.asdict(picture.raster)))
+            raster = msgspec.structs.asdict(picture.raster)
+            send(EnginePicture(number=picture.number, digest=picture.identity[1], **raster))
             picture.at_engine, picture.doubtful = True, False
             self._counters["pictures_sent"] += 1
 

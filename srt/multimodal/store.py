@@ -76,6 +76,10 @@ class VisionStore:
         picture = self._pictures.known(number)
         return None if picture is None else self._vision.grid(picture)
 
+    def digest(self, number: int) -> bytes | None:
+        picture = self._pictures.find(number)
+        return picture.digest or None if picture is not None else None
+
     def hold(self, number: int) -> object:
         return self._pictures.hold(number)
 

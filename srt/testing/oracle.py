@@ -419,22 +419,27 @@ class OraclePictures:
     def __init__(self, *, both_ways: bool) -> None:
         self.both_ways = both_ways
         self.on_axes = False
-        self._held: HeldPictures[int] = HeldPictures()  # tokens
+        self._held: HeldPictures[EnginePicture] = HeldPictures()
 
     def put(self, picture: EnginePicture) -> None:
         if picture.tokens < 1:
             raise RequestError(f"picture {picture.number} has tokens={picture.tokens}; write 1 or more")
-        self._held.put(picture.number, picture.tokens)
+        self._held.put(picture.number, picture)
 
     def forget(self, number: int) -> None:
         self._held.forget(number)
 
     def tokens(self, number: int) -> int | None:
-        return self._held.known(number)
+        picture = self._held.known(number)
+        return None if picture is None else picture.tokens
 
     def grid(self, number: int) -> PictureGrid | None:
-        tokens = self._held.known(number)
+        tokens = self.tokens(number)
         return _grid(tokens) if self.on_axes and tokens is not None else None
+
+    def digest(self, number: int) -> bytes | None:
+        picture = self._held.find(number)
+        return picture.digest or None if picture is not None else None
 
     def hold(self, number: int) -> object:
         return self._held.hold(number)
@@ -451,12 +456,14 @@ class OraclePictures:
             if start < end:
                 continue
             number = int(token_ids[start]) - PICTURE_BASE
-            tokens = self._held.find(number)
-            if tokens is None:
+            picture = self._held.find(number)
+            if picture is None:
                 raise PictureError(f"position {start}: picture {number} is forgotten, and a row of it runs")
-            end = start + tokens
+            end = start + picture.tokens
             if (token_ids[start:end] != token_ids[start]).any():
-                raise PictureError(f"position {start}: picture {number} has {tokens} tokens, and not all are here")
+                raise PictureError(
+                    f"position {start}: picture {number} has {picture.tokens} tokens, and not all are here"
+                )
             spans.append(PictureSpan(start, end, number))
         return tuple(spans)
 

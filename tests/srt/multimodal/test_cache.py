@@ -68,6 +68,20 @@ def test_equal_bytes_are_decoded_once_and_equal_pixels_have_one_number() -> None
     assert on.counters["pictures_decoded"] == 2
 
 
+def test_the_engine_is_told_a_digest_of_the_pixels_that_is_the_same_in_every_gateway() -> None:
+    digests = []
+    for indices in ((0,), (1, 0)):
+        decoder = PatientDecoder()
+        on = cache(decoder)
+        told: list[Told] = []
+        for index in indices:
+            on.find(shown(index), "", told.append)
+        decoder.work()
+        digests.append([message.digest for message in upload(on, *(found[0] for found in told if found))])
+    assert digests[0][0] == digests[1][1] != digests[1][0]
+    assert len(digests[0][0]) == 32
+
+
 def test_salts_share_nothing() -> None:
     decoder = PatientDecoder()
     on = cache(decoder)

@@ -44,6 +44,16 @@ def test_the_grid_of_a_picture_is_known_until_it_is_forgotten() -> None:
     assert store.grid(3) is None
 
 
+def test_the_digest_of_a_picture_is_known_as_long_as_a_request_holds_it() -> None:
+    store, _ = store_with(msgspec.structs.replace(picture(3, 4), digest=b"cat"), picture(4, 4))
+    assert (store.digest(3), store.digest(4), store.digest(5)) == (b"cat", None, None)
+    held = store.hold(3)
+    store.forget(3)
+    assert store.digest(3) == b"cat"
+    del held
+    assert store.digest(3) is None
+
+
 def test_a_picture_in_chunks_is_seen_once() -> None:
     store, vision = store_with(picture(3, 4))
     for offset in range(4):

@@ -1,0 +1,106 @@
+"""Defines a tier of the cache, and what tiers share: payloads, facts, faults.
+
+    names     h0  h1  h2  h3  h4            of one sequence, head first
+    a tier    ■   ■   ■   ·   ■             longest(names) = 3: a page after a gap is of no use
+
+A tier never raises to its caller. What goes wrong is a miss, a count by kind, and a line in the log.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.instruments import Clock
+
+# The bytes of a page, contiguous. A tier owns what it was given: neither side changes it any more.
+Payload = NDArray[np.uint8]
+
+_log = logging.getLogger("umbel.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class TierFacts:
+    """The state of a tier. All but `pages`, `bytes` and the rates are cumulative.
+
+    Attributes:
+        hits, misses: pages that were asked for by `load` and found, or not.
+        faults: kind → how often; each was a miss or a page that was not stored.
+        latency, seconds_per_byte: of loading, measured; 0 where nothing was loaded yet.
+    """
+
+    name: str
+    pages: int = 0
+    bytes: int = 0
+    limit: int = 0  # bytes; 0: the tier's server decides
+    hits: int = 0
+    misses: int = 0
+    stored: int = 0  # pages
+    evicted: int = 0  # pages
+    dropped: int = 0  # pages that were not stored: no room in the queue, or no page before them in the tier
+    faults: dict[str, int] = field(default_factory=dict)
+    queued: int = 0  # jobs that wait for the tier's thread
+    latency: float = 0.0  # seconds
+    seconds_per_byte: float = 0.0
+
+
+class Tier(Protocol):
+    """Maps names to payloads. Used from one thread: the engine's for host memory, the tier's own for others."""
+
+    name: str
+
+    def longest(self, names: Sequence[bytes]) -> int:
+        """Returns how many pages from the head on the tier has. They count as used; the tail is evicted first."""
+
+    def load(self, names: Sequence[bytes]) -> list[Payload | None]:
+        """Returns the payloads; None for each page that the tier has not, or not whole."""
+
+    def store(self, names: Sequence[bytes], payloads: Sequence[Payload]) -> None:
+        """Stores pages of a sequence.
+
+        Args:
+            names: of its pages, from the head to the last one stored.
+            payloads: those of the last `len(payloads)` names. A page is stored only where the one before it is there:
+                after a gap it would never be read.
+        """
+
+    def forget(self, names: Sequence[bytes]) -> None:
+        """Removes pages; ignores those it has not."""
+
+    def facts(self) -> TierFacts:
+        """Returns counts and sizes. May be called from any thread."""
+
+    def close(self) -> None:
+        """Ends connections and files. The pages stay where they outlive a process."""
+
+
+_SECONDS_BETWEEN_LINES = 60.0
+
+
+class Faults:
+    """Counts faults by kind, and logs each kind when it first comes, then at most once a minute."""
+
+    def __init__(self, tier: str, clock: Clock) -> None:
+        self.counts: Counter[str] = Counter()
+        self._tier = tier
+        self._clock = clock
+        self._said: dict[str, tuple[float, int]] = {}  # kind → when the last line was written, and the count then
+
+    def add(self, kind: str, what: str) -> None:
+        """Counts a fault.
+
+        Args:
+            what: it was, for the log; never content of a prompt.
+        """
+        self.counts[kind] += 1
+        count = self.counts[kind]
+        now = self._clock.now()
+        before, known = self._said.get(kind, (now - _SECONDS_BETWEEN_LINES, 0))
+        if now - before >= _SECONDS_BETWEEN_LINES:
+            self._said[kind] = (now, count)
+            more = f" ({count - known} times since the last line)" if count - known > 1 else ""
+            _log.warning("%s cache: %s; its pages are computed%s", self._tier, what, more)
