@@ -292,6 +292,43 @@ class PictureStore(Protocol):
         """Returns an object that keeps a known picture computable while it lives, even after `forget`."""
 
 
+class PagePart(IntEnum):
+    """The layers whose keys and values a payload holds."""
+
+    TOKENS = 0  # all that have a slot for every token
+    WINDOWS = 1  # those with a window, where these have slots of their own
+
+
+class SavedPages(Protocol):
+    """Pages that are being copied out of a pool."""
+
+    def result(self) -> list[NDArray[np.uint8]]:
+        """Waits for the copy → a contiguous payload for each page. Called once, from any thread.
+
+        Raises:
+            Exception: the device failed, maybe in the step that wrote the pages.
+        """
+
+
+class PagePort(Protocol):
+    """Copies keys and values between a pool and payloads, for the tiers of the cache. Called between steps.
+
+    Copies run in the order of steps: what a launched step writes is saved as it is after that step, and what is loaded
+    is there for the next step.
+    """
+
+    layout: str  # what is in a payload, in which order: payloads of equal layouts can be exchanged
+
+    def bytes_per_token(self, part: PagePart) -> int:
+        """Returns the bytes of a token in a payload."""
+
+    def save(self, slots: NDArray[np.int32], part: PagePart) -> SavedPages:
+        """Begins to copy the tokens in `slots`, [pages, tokens of a page]: slots of the part's pool."""
+
+    def load(self, slots: NDArray[np.int32], payloads: Sequence[NDArray[np.uint8]], part: PagePart) -> None:
+        """Copies the last `len(slots)` tokens of the payloads to `slots`, of the part's pool."""
+
+
 class Runner(Protocol):
     """Runs a model on its KV pool. The fake is `oracle.OracleRunner`."""
 
@@ -304,6 +341,10 @@ class Runner(Protocol):
     @property
     def pictures(self) -> PictureStore | None:
         """The store of its pictures; None for a model that reads text only."""
+
+    @property
+    def pages(self) -> PagePort | None:
+        """Copies pages out of its pool and into it; None: no tier can keep what this model caches."""
 
     @property
     def chooser(self) -> Chooser | None:

@@ -276,6 +276,10 @@ class LeaderRunner:
         return self._pictures
 
     @property
+    def pages(self) -> None:
+        """None: each rank has a part of every page, and only rank 0 could save its own."""
+
+    @property
     def chooser(self) -> Chooser | None:
         return self._runner.chooser
 

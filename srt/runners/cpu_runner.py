@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ...lang.runtime_options import Weights
 from ..cache.kv_pool import KVGeometry, KVPool, PoolSize
+from ..cache.pool_pages import PoolPages
 from ..cache.state_pool import StatePool
 from ..core.batch import Batch, Logits, LogitsError, RowNeed, RowRequests, isolate, without_pictures
 from ..kernels.cpu.attention import HEAD_DIM_UNIT, CpuBackend
@@ -65,6 +66,7 @@ class CpuRunner:
         self.num_states = num_states
         self.window_pool = size.window_pool(model.kv_geometry)
         self.pool = KVPool(model.kv_geometry, size, "cpu", library=library)
+        self.pages = None if num_states else PoolPages(self.pool)
         self._table = PoolTable(self.pool)
         assert (model.state_geometry is None) == (num_states == 0), "a pool of states belongs to such a model"
         self.states: StatePool | None = None

@@ -6,6 +6,7 @@ import torch
 
 from ..attention.backend import AttentionBackend, AttentionStep, TorchBackend
 from ..cache.kv_pool import KVPool, PoolSize
+from ..cache.pool_pages import PoolPages
 from ..cache.state_pool import StatePool, StateStep
 from ..core.batch import Batch, Logits, without_pictures
 from ..layers.low_rank import AdapterRows
@@ -73,6 +74,7 @@ class TorchRunner:
         if model.state_geometry is not None:
             self.states = StatePool(model.state_geometry, num_states, model.device)
         self.pool = KVPool(model.kv_geometry.rounded_to(kv_dtype), size, model.device)
+        self.pages = None if num_states else PoolPages(self.pool)
         self.backend: AttentionBackend[Any] = backend or TorchBackend(attention_geometry(model), model.device)
         self._logits = LogitsBuffer(self.vocab_size, model.device)
         self._weights = weights or str(model.kv_geometry.dtype).removeprefix("torch.")

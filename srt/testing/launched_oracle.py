@@ -12,12 +12,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.batch import Batch, Logits, RowNeed, RowRequests, Runner, isolate
+from ..core.batch import Batch, Logits, PagePart, RowNeed, RowRequests, Runner, SavedPages, isolate
 from ..core.instruments import VirtualClock
 from ..sampling.sampler import Sampler, draws_of
 from ..scheduler.request import PENDING_TOKEN
 from ..scheduler.step import MAX_SAMPLED_TOP_K
-from .oracle import OracleRunner
+from .oracle import OraclePages, OracleRunner
 
 
 class StepChain:
@@ -119,6 +119,24 @@ class _Launched:
                 self.answer = error
 
 
+class LaunchedPages:
+    """Implements `batch.PagePort`: what is launched before a copy runs before it, as in the stream of a device."""
+
+    def __init__(self, launched: "LaunchedOracle") -> None:
+        self._launched = launched
+        self._pages = OraclePages(launched.oracle)
+        self.layout = self._pages.layout
+        self.bytes_per_token = self._pages.bytes_per_token
+
+    def save(self, slots: NDArray[np.int32], part: PagePart) -> SavedPages:
+        self._launched.run_all()
+        return self._pages.save(slots, part)
+
+    def load(self, slots: NDArray[np.int32], payloads: Sequence[NDArray[np.uint8]], part: PagePart) -> None:
+        self._launched.run_all()
+        self._pages.load(slots, payloads, part)
+
+
 class LaunchedOracle:
     """Implements `batch.AsyncRunner` on an OracleRunner.
 
@@ -150,11 +168,13 @@ class LaunchedOracle:
         self.num_states = oracle.num_states
         self.window_pool = oracle.window_pool
         self.pictures = oracle.pictures
+        self.pages = None if oracle.num_states else LaunchedPages(self)
         self._chain = StepChain(oracle)
         self._computes = computes
         self._clock = clock
         self._seconds = seconds
         self._free = 0.0  # on the clock: end of all launched steps
+        self._launched: list[_Launched] = []  # oldest first: those that may not have run
 
     def forward(self, batch: Batch) -> Logits:
         return self.launch(batch).result()
@@ -165,9 +185,16 @@ class LaunchedOracle:
         self._free = max(now, self._free) + self._seconds
         own = replace(batch, slots=tuple(slots.copy() for slots in batch.slots))  # else they are views of sequences
         launched = _Launched(self, own, truth, self._free)
+        self._launched = [step for step in self._launched if step.answer is None] + [launched]
         if self._computes == "when launched":
             launched.compute()
         return launched
+
+    def run_all(self) -> None:
+        """Runs the steps that were launched."""
+        for step in self._launched:
+            step.compute()
+        self._launched.clear()
 
     def wait(self, until: float) -> None:
         if self._clock is not None:
@@ -205,6 +232,7 @@ class Slowed:
         self.chooser = runner.chooser
         self.trie_walk = runner.trie_walk
         self.pictures = runner.pictures
+        self.pages = runner.pages
 
     def forward(self, batch: Batch) -> Logits:
         time.sleep(self._seconds)

@@ -23,17 +23,20 @@ from numpy.typing import NDArray
 from ...lang.errors import EngineError, RequestError
 from ...lang.protocol import FinishReason
 from ...lang.sampling import SamplingParams
+from ..cache.pool_pages import CopiedPages
 from ..cache.state_slots import NO_STATE
 from ..core.batch import (
     DUMMY_SLOT,
     PICTURE_BASE,
     Batch,
     Logits,
+    PagePart,
     PictureGrid,
     PictureRows,
     PictureSpan,
     RowNeed,
     RowRequests,
+    SavedPages,
     WindowPool,
 )
 from ..core.messages import NO_ADAPTER, EnginePicture
@@ -110,6 +113,28 @@ class OracleModel:
         return row
 
 
+class OraclePages:
+    """Implements `batch.PagePort` on an oracle's pool: a wrong page gives an OracleError, or a wrong text."""
+
+    layout = "oracle"
+
+    def __init__(self, oracle: "OracleRunner") -> None:
+        self._oracle = oracle
+
+    def bytes_per_token(self, part: PagePart) -> int:
+        return sum(array.itemsize for array in self._oracle.pool(part))
+
+    def save(self, slots: NDArray[np.int32], part: PagePart) -> SavedPages:
+        arrays = self._oracle.pool(part)
+        return CopiedPages([np.concatenate([array[page].view(np.uint8) for array in arrays]) for page in slots])
+
+    def load(self, slots: NDArray[np.int32], payloads: Sequence[NDArray[np.uint8]], part: PagePart) -> None:
+        arrays = self._oracle.pool(part)
+        for number, array in enumerate(arrays):
+            parts = [np.split(payload, len(arrays))[number].view(array.dtype) for payload in payloads]
+            array[slots] = np.concatenate(parts)[-len(slots) :]
+
+
 class OracleRunner:
     """Implements `batch.Runner` on an OracleModel.
 
@@ -149,11 +174,18 @@ class OracleRunner:
         self.expected = expected
         self.picks_tokens = picks_tokens
         self.pictures = OraclePictures(both_ways=both_ways)
+        self.pages = None if num_states else OraclePages(self)
         self.batches: deque[int] = deque(maxlen=_REMEMBERED)  # rows of the last steps
         self.clear()
 
     def facts(self) -> dict[str, str | int]:
         return {"kernels": "oracle"}
+
+    def pool(self, part: PagePart) -> tuple[NDArray[np.generic], ...]:
+        """Returns what it keeps by slot, 8 bytes each: its "keys"."""
+        if part is PagePart.WINDOWS:
+            return (self._window_histories,)
+        return (self._tokens, self._positions, self._histories)
 
     def clear(self) -> None:
         self._tokens = np.full(self.num_slots, -1, dtype=np.int64)

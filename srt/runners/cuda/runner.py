@@ -41,6 +41,7 @@ from ...sampling.sampler import draws_of
 from .decoder import DeviceModel, DeviceRows, dtype_name
 from .device import Accelerator, Mark, Staging, StepLimits
 from .graphs import CapturedSteps, GraphBackend, StepInputs, adapters_of
+from .pages import DevicePages
 
 
 class DeviceChooser(Chooser, Protocol):
@@ -227,6 +228,7 @@ class CudaRunner:
         if model.state_geometry is not None:  # with a slot that the rows of padding move
             self.states = StatePool(model.state_geometry, num_states + 1, accelerator.device, fixed=True)
         self.pool = KVPool(model.kv_geometry, size, accelerator.device, fixed=True)
+        self.pages = None if num_states else DevicePages(self.pool, accelerator)
         self._communicator = communicator
         self._name = name
         self._accelerator = accelerator

@@ -137,7 +137,7 @@ class Refusing:
 
     vocab_size, context_length, num_slots, num_states = 10, 10, 10, 0
     window_pool = None
-    pictures = chooser = trie_walk = None
+    pictures = pages = chooser = trie_walk = None
 
     def forward(self, batch: Batch) -> Logits:
         raise MemoryError("no room")
