@@ -160,6 +160,32 @@ class EvictionPolicy(Protocol):
         """Forgets all nodes."""
 
 
+class TreeListener(Protocol):
+    """Is told every change of the nodes of a tree, right after it. The implementation is `TreeJournal`.
+
+    What it is told with the tokens of the nodes gives the tree: parents come before their children, leaves go before
+    their parents, and roots are not told of. Ids are never used twice.
+    """
+
+    def added(self, node: RadixNode) -> None:
+        """A leaf came into the tree."""
+
+    def extended(self, node: RadixNode, tokens: Tokens) -> None:
+        """A leaf grew at its end, by `tokens`."""
+
+    def split(self, node: RadixNode, upper: RadixNode) -> None:
+        """The beginning of a node became a node of its own, its new parent."""
+
+    def took_up(self, node: RadixNode, child: RadixNode, count: int) -> None:
+        """The first `count` tokens of a child moved to the end of its parent `node`."""
+
+    def removed(self, node: RadixNode, parent: RadixNode) -> None:
+        """A leaf below `parent` left the tree."""
+
+    def cleared(self) -> None:
+        """All nodes left the tree."""
+
+
 _LEAST_SWEPT = 64  # entries of a heap
 
 
@@ -311,6 +337,7 @@ class RadixCache:
         eviction: chooses the next leaf to evict; least recently used first by default.
         by_salt: keeps an order of eviction for each salt, too, for `evict_of`.
         states: has the snapshots at nodes, which end with their node; None: the model has no recurrent state.
+        listener: is told how the nodes change; None: that costs nothing.
     """
 
     def __init__(
@@ -320,9 +347,11 @@ class RadixCache:
         *,
         by_salt: bool = False,
         states: StateSlots | None = None,
+        listener: TreeListener | None = None,
     ) -> None:
         self._pool = pool
         self._states = states
+        self._listener: TreeListener | None = None
         self._by_salt = by_salt
         self.eviction = eviction if eviction is not None else LeastRecentlyUsed()
         self.idle_check = IdleCheck(pool, self.eviction)
@@ -331,6 +360,7 @@ class RadixCache:
         self.evicted_tokens = 0  # cumulative
         self.splits = 0  # cumulative; each changes the paths through the node that was split
         self.forget()
+        self._listener = listener  # of a tree that has been empty so far
 
     def forget(self) -> None:
         """Empties the tree. Slots are not released: the caller clears the pool too, or has counted them."""
@@ -342,6 +372,8 @@ class RadixCache:
         self._pinned_tokens = 0  # in nodes with a pin or a keep
         self._kept_tokens = 0  # in nodes with a keep
         self.idle_check.forget()
+        if self._listener is not None:
+            self._listener.cleared()
 
     @property
     def total_tokens(self) -> int:
@@ -436,6 +468,8 @@ class RadixCache:
             node.slots = np.concatenate([node.slots, slots])
             node.last_use = self._time
             self._add(node.root, len(tokens))
+            if self._listener is not None:
+                self._listener.extended(node, tokens)
             return Match(node, match.length + len(tokens), fresh=True)
         leaf = self._node(salt, node, tokens.copy(), slots.copy())
         leaf.last_use = self._time
@@ -447,6 +481,8 @@ class RadixCache:
         self.idle_check.added(leaf)
         leaf.locks = 1  # the caller's lock reaches one node further; the ancestors have it already
         self._add(leaf.root, len(tokens))
+        if self._listener is not None:
+            self._listener.added(leaf)
         return Match(leaf, match.length + len(tokens), fresh=True)
 
     def _add(self, root: RadixRoot, count: int) -> None:
@@ -612,6 +648,8 @@ class RadixCache:
         node.children[int(child.tokens[0])] = child
         self._hold(node.root, count)
         self.splits += 1
+        if self._listener is not None:
+            self._listener.took_up(node, child, count)
 
     def _split(self, node: RadixNode, length: int) -> RadixNode:
         """Splits a node: parent ── node becomes parent ── upper ── node. Matches that end at `node` stay valid."""
@@ -627,6 +665,8 @@ class RadixCache:
         node.parent = upper
         node.tokens, node.slots = _part(node.tokens, length), _part(node.slots, length)
         self.idle_check.added(upper)
+        if self._listener is not None:
+            self._listener.split(node, upper)
         return upper
 
     def _remove(self, leaf: RadixNode) -> int:
@@ -647,6 +687,8 @@ class RadixCache:
         self._tokens -= len(leaf.tokens)
         leaf.root.cached -= len(leaf.tokens)
         leaf.pool.release(leaf.slots)
+        if self._listener is not None:
+            self._listener.removed(leaf, parent)
         if parent.is_root:
             self._drop_if_empty(parent.root)
         else:

@@ -91,6 +91,7 @@ class Counters:
     window_slots_reclaimed: int = 0
     evicted_tokens: int = 0
     discarded_tokens: int = 0  # because the logits of their rows were not numbers
+    cache_events: int = 0  # changes of the tree that were told to the gateway
     pins_placed: int = 0  # = those that hold + released + expired + given way + lost
     pins_refused: int = 0  # longer than all pins together may be, or without a tree
     pins_released: int = 0

@@ -210,6 +210,14 @@ class EngineSurvey(_Wire, frozen=True):
     shown: int
 
 
+class EngineSnapshot(_Wire, frozen=True):
+    """Asks for the whole radix tree: the next CacheEvents begin with CacheCleared and tell all nodes.
+
+    The gateway sends it after frames of the engine were lost; its copy is stale until a CacheCleared comes. An engine
+    that tells no cache events ignores it.
+    """
+
+
 ToEngine = (
     EngineGenerate
     | EngineScore
@@ -223,6 +231,7 @@ ToEngine = (
     | EngineForget
     | EngineControl
     | EngineSurvey
+    | EngineSnapshot
 )
 
 # ---- from the engine
@@ -402,7 +411,10 @@ class NodeRemoved(_Wire, frozen=True):
 
 
 class CacheCleared(_Wire, frozen=True):
-    """All nodes are gone. Those that come later have ids that no node had before."""
+    """All nodes are gone, or about to be told again: what comes after it is the whole tree.
+
+    So a copy is exact from here on, whatever was lost before.
+    """
 
 
 CacheEvent = NodeAdded | NodeExtended | NodeSplit | NodeTookUp | NodeRemoved | CacheCleared
@@ -411,7 +423,11 @@ CacheEvent = NodeAdded | NodeExtended | NodeSplit | NodeTookUp | NodeRemoved | C
 class CacheEvents(_Wire, frozen=True):
     """Says how the radix tree of the engine changed, in order: a reader of all of them has an exact copy.
 
-    Ids of nodes are those of RadixCache, from 1 on; none is used twice in one life of an engine.
+    A step sends its changes before its tokens and endings. So a prompt that was expected to come into the tree is there
+    when its request ends, and no reader sees a moment at which it is neither. What came and went within a step is not
+    told. A step that brings very many tokens sends several messages, which are to be read together.
+
+    Ids of nodes are those of RadixCache, from 1 on; none is used for two nodes in one life of an engine.
     """
 
     events: list[CacheEvent]

@@ -22,6 +22,7 @@ from ...lang.status import PoolGauges, TreeNode, TreeSurvey
 from ..cache.radix_cache import Match, RadixCache, RadixRoot
 from ..cache.slot_allocator import IntegrityError, SlotAllocator, Slots
 from ..cache.state_slots import StateSlots
+from ..cache.tree_journal import TreeJournal
 from ..cache.window_slots import WindowSlots
 from ..core.batch import StateRun, WindowPool
 from ..core.instruments import Clock, Counters, FaultHook, Stopwatch
@@ -239,6 +240,7 @@ class KVManager:
         limited: these are fewer than all.
         states: manages recurrent states; None: the model has none.
         windows: manages the slots of window layers; None: they have none of their own.
+        journal: has the changes of the tree that are not told yet; None: they are not told.
         longest: tokens of the longest sequence: those of the context, as far as the share of a salt holds them. Kept
             prefixes leave room for one.
     """
@@ -260,7 +262,8 @@ class KVManager:
         slots = StateSlots(num_states) if num_states else None
         self.most_of_salt = most_of_salt(config.salt_share, self.pool.total)
         self.limited = self.most_of_salt < self.pool.total
-        self.cache = RadixCache(self.pool, by_salt=self.limited, states=slots)
+        self.journal = TreeJournal() if config.cache_events else None
+        self.cache = RadixCache(self.pool, by_salt=self.limited, states=slots, listener=self.journal)
         self.states = None if slots is None else StateManager(slots, self.cache, config, counters)
         self.longest = min(context_length, self.most_of_salt)
         share = int(config.pin_share * self.pool.total)

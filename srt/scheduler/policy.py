@@ -56,6 +56,7 @@ class SchedulerConfig:
         snapshot_stride: tokens of a long prompt between two snapshots of recurrent states, at least.
         snapshot_gap: tokens that are computed again rather than saved by one more snapshot.
         whole_texts: all rows of a text run in one step, which then may exceed max_step_tokens by less than one text.
+        cache_events: tell how the nodes of the radix tree change, in messages of every step that changes them.
         overlap: a step is planned while the previous one runs (step.py); the runner is a batch.AsyncRunner.
         check_every_step: verify pool and tree after every step (tests; costs time in the size of the pool).
     """
@@ -78,6 +79,7 @@ class SchedulerConfig:
     constraint_fuel: int = 250
     snapshot_stride: int = 512
     snapshot_gap: int = 8
+    cache_events: bool = False
     overlap: bool = False
     check_every_step: bool = False
 

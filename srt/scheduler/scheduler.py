@@ -36,6 +36,7 @@ from ..core.messages import (
     EngineRelease,
     EngineRenew,
     EngineScore,
+    EngineSnapshot,
     EngineSurvey,
     EngineSurveyed,
     FromEngine,
@@ -163,6 +164,9 @@ class Scheduler:
             case EngineForget(number):
                 if self._pictures is not None:
                     self._pictures.forget(number)
+            case EngineSnapshot():
+                if self.kv.journal is not None:
+                    self.kv.journal.snapshot(self.kv.cache)
             case EngineGenerate() | EngineScore() | EngineChoose() | EngineEmbed() | EnginePrefill():
                 if message.id in self._table.alive:
                     raise ParameterError(f"request id {message.id} is in use; give every request its own")
@@ -185,12 +189,19 @@ class Scheduler:
         self._end_step(started)
         if lost := self.kv.pins.take_lost():
             self._table.events.append(KeepsEnded(lost))
-        return self._table.take_events()
+        events = self._table.take_events()
+        if self.kv.journal:
+            changes = self.kv.journal.take()
+            self._counters.cache_events += sum(len(message.events) for message in changes)
+            events[:0] = changes
+        return events
 
     @property
     def idle(self) -> bool:
-        """Returns whether there is nothing to do: no request, no answer to fetch."""
-        return self._nothing_asked and not (self._table.alive or self._in_flight or self._table.events)
+        """Returns whether there is nothing to do: no request, no answer and no change of the tree to fetch."""
+        return self._nothing_asked and not (
+            self._table.alive or self._in_flight or self._table.events or self.kv.journal
+        )
 
     @property
     def unchecked(self) -> bool:

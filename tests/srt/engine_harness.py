@@ -9,6 +9,7 @@ from umbel.srt.constraints.matcher import MatcherCache
 from umbel.srt.core.batch import WindowPool
 from umbel.srt.core.instruments import FaultHook, VirtualClock, no_faults
 from umbel.srt.core.messages import (
+    CacheEvents,
     ControlEnded,
     Ended,
     EngineConstraint,
@@ -32,6 +33,8 @@ from umbel.srt.testing.launched_oracle import Computes, LaunchedOracle
 from umbel.srt.testing.oracle import OracleRunner, Reference, reference_generate
 from umbel.srt.weights.vector_head import LoadedHead
 
+from .tree_copy import TreeCopy, nodes_of
+
 POINTS = ["engine.plan", "engine.forward", "engine.sample", "engine.commit", "memory.allocate"]  # of faults
 VOCABULARY = 24
 EOS = frozenset({0})
@@ -46,7 +49,10 @@ def letters(token: int) -> bytes:
 
 
 class Engine:
-    """Drives a scheduler and keeps what it sends, by request."""
+    """Drives a scheduler and keeps what it sends, by request, and a copy of its tree.
+
+    With check_every_step, which is the default, the copy must equal the tree after every step.
+    """
 
     def __init__(
         self,
@@ -76,7 +82,7 @@ class Engine:
             num_states=states + 1 if states else 0,
             window_pool=None if windows is None else WindowPool(windows[0] + 1, windows[1]),
         )
-        config = SchedulerConfig(**{"check_every_step": True, **settings})  # type: ignore[arg-type]
+        config = SchedulerConfig(**{"check_every_step": True, "cache_events": True, **settings})  # type: ignore[arg-type]
         steps: OracleRunner | LaunchedOracle = self.runner
         if config.overlap or forward_seconds:
             steps = LaunchedOracle(self.runner, computes=computes, clock=self.clock, seconds=forward_seconds)
@@ -91,6 +97,7 @@ class Engine:
         self.lost_keeps: list[int] = []
         self.placed: dict[int, list[bool]] = {}  # by request: its marks
         self.steps = 0
+        self.copy = TreeCopy()
         self._next_id = 0
 
     # -- requests
@@ -168,7 +175,7 @@ class Engine:
     # -- steps
 
     def step(self) -> list[FromEngine]:
-        events = self.scheduler.step()
+        events = self._follow(self.scheduler.step())
         self.steps += 1
         for event in events:
             if isinstance(event, KeepsEnded):
@@ -186,6 +193,16 @@ class Engine:
                 self.endings[event.id] = event
                 self.ended_in[event.id] = self.steps
         return events
+
+    def _follow(self, events: list[FromEngine]) -> list[FromEngine]:
+        """Changes the copy of the tree as the events say → the other events."""
+        changes = [event for event in events if isinstance(event, CacheEvents)]
+        assert events[: len(changes)] == changes, "the tree's changes come before what the step computed"
+        for message in changes:
+            self.copy.apply(message)
+        if self.scheduler.config.check_every_step and self.scheduler.config.cache_events:
+            assert self.copy.nodes() == nodes_of(self.scheduler.kv.cache)
+        return events[len(changes) :]
 
     def run(self, limit: int = 3000) -> "Engine":
         for _ in range(limit):
