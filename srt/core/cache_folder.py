@@ -39,11 +39,14 @@ MOST_LINKS = 40  # symbolic links of one path
 _OVERFLOW = 65534  # owner shown for files of users that this container does not know
 
 
-def trusted(path: Path) -> Path:
+def trusted(path: Path, *, option: str = "UMBEL_CACHE") -> Path:
     """Returns the path without symbolic links of a file or folder that only this user and root can have written.
 
     Every folder of the path belongs to one of the two and is closed to others, or has the sticky bit, as /tmp has: then
     others cannot exchange its files. A group of which this user is the only member counts as the user.
+
+    Args:
+        option: where the folder was set, for the message.
 
     Raises:
         ModelError: others could have written it; the message names the component and what to run.
@@ -51,7 +54,7 @@ def trusted(path: Path) -> Path:
     """
     waiting = list(reversed(Path(os.path.abspath(path)).parts[1:]))
     reached, links = Path("/"), 0
-    _check(reached, reached.lstat(), path)
+    _check(reached, reached.lstat(), path, option)
     while waiting:
         part = waiting.pop()
         if part == "..":  # of a symbolic link
@@ -59,7 +62,7 @@ def trusted(path: Path) -> Path:
             continue
         here = reached / part
         state = here.lstat()
-        _check(here, state, path)
+        _check(here, state, path, option)
         if not stat.S_ISLNK(state.st_mode):
             reached = here
             continue
@@ -83,18 +86,18 @@ def read_trusted(path: Path) -> bytes:
     real = trusted(path)
     with open(os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
         state = os.fstat(file.fileno())
-        _check(real, state, path)
+        _check(real, state, path, "UMBEL_CACHE")
         if not stat.S_ISREG(state.st_mode):
             raise ModelError(f"{path} is no file; remove it")
         return file.read()
 
 
-def _check(here: Path, state: os.stat_result, path: Path) -> None:
+def _check(here: Path, state: os.stat_result, path: Path, option: str) -> None:
     """Raises ModelError when others can have written this component or its content."""
-    if not _is_ours(state.st_uid):
+    if not is_ours(state.st_uid):
         raise ModelError(
             f"{path} is not used: {_named(here, path)} belongs to another user (uid {state.st_uid}); remove it, or set "
-            "UMBEL_CACHE to a folder of yours"
+            f"{option} to a folder of yours"
         )
     mode = stat.S_IMODE(state.st_mode)
     if stat.S_ISLNK(state.st_mode) or not mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -105,7 +108,7 @@ def _check(here: Path, state: os.stat_result, path: Path) -> None:
         return
     raise ModelError(
         f"{path} is not used, because other users may write to {_named(here, path)}; look at what is there, and run: "
-        f"chmod go-w {here}, or set UMBEL_CACHE to a folder of yours"
+        f"chmod go-w {here}, or set {option} to a folder of yours"
     )
 
 
@@ -113,7 +116,8 @@ def _named(here: Path, path: Path) -> str:
     return "it" if here == path else str(here)
 
 
-def _is_ours(user: int) -> bool:
+def is_ours(user: int) -> bool:
+    """Returns whether an owner of files is this user or root."""
     return user in (os.geteuid(), 0) or (user == _OVERFLOW and _hides_users())
 
 
@@ -159,8 +163,11 @@ def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "umbel"
 
 
-def make_private(folder: Path) -> Path:
+def make_private(folder: Path, *, option: str = "UMBEL_CACHE") -> Path:
     """Makes a folder (and its parents) that only this user can write to → its path without symbolic links.
+
+    Args:
+        option: where the folder was set, for the message.
 
     Raises:
         ModelError: it cannot be made, or others may write to it or to a folder on its path: a model there could not be
@@ -169,10 +176,10 @@ def make_private(folder: Path) -> Path:
     try:
         for missing in [path for path in (*reversed(folder.parents), folder) if not path.exists()]:
             missing.mkdir(mode=0o700, exist_ok=True)  # `parents=True` would leave the parents open to others
-        return trusted(folder)
+        return trusted(folder, option=option)
     except OSError as error:
         raise ModelError(
-            f"the cache folder {folder} cannot be made ({error.strerror}); set UMBEL_CACHE to a folder of yours"
+            f"the cache folder {folder} cannot be made ({error.strerror}); set {option} to a folder of yours"
         ) from error
 
 

@@ -105,6 +105,7 @@ class DirectAccess:
     def __init__(self, tier: Tier) -> None:
         self.name = tier.name
         self._tier = tier
+        tier.open()
 
     def look(self, names: Sequence[bytes]) -> PageRun:
         run = PageRun(names, self._load)
@@ -213,6 +214,10 @@ class ThreadedAccess:
     # ------------------------------------------------------------------ the tier's thread
 
     def _work(self) -> None:
+        try:
+            self._tier.open()
+        except Exception as error:
+            self._unexpected(error)
         while True:
             with self._wake:
                 while not (self._looks or self._loads or self._changes or self._closing):
@@ -239,7 +244,7 @@ class ThreadedAccess:
             else:
                 self._tier.store(job[0], job[1])
         except Exception as error:
-            self._faults.add("unexpected", f"{type(error).__name__}: {error}")
+            self._unexpected(error)
             if isinstance(job, PageRun):
                 job.answer(0)
                 job.cancel()
@@ -248,6 +253,9 @@ class ThreadedAccess:
         elif job[1] is not None:
             with self._wake:
                 self._stored_bytes -= sum(payload.nbytes for payload in job[1])
+
+    def _unexpected(self, error: Exception) -> None:
+        self._faults.add("unexpected", f"{type(error).__name__}: {error}")
 
     def _advance(self, run: PageRun) -> None:
         """Looks for a run, or loads its next chunk."""

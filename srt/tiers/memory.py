@@ -29,6 +29,9 @@ class HostMemory:
         self._bytes = 0
         self._hits = self._misses = self._stored = self._evicted = self._dropped = 0
 
+    def open(self) -> None:
+        """Has nothing to prepare."""
+
     def longest(self, names: Sequence[bytes]) -> int:
         pages = self._pages
         count = 0

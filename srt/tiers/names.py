@@ -47,6 +47,11 @@ class PageScheme:
         assert 0 <= self.rank < self.ranks, "ranks are counted from 0"
         assert self.page_tokens >= 1, "a page has tokens"
 
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of all of it: what each page says of itself outside this process."""
+        return self.root("")
+
     def root(self, salt: str, adapter: bytes = b"") -> bytes:
         """Returns the name before the first page of a sequence.
 

@@ -53,6 +53,9 @@ class Tier(Protocol):
 
     name: str
 
+    def open(self) -> None:
+        """Prepares what takes time, such as an index. Called once, before everything else."""
+
     def longest(self, names: Sequence[bytes]) -> int:
         """Returns how many pages from the head on the tier has. They count as used; the tail is evicted first."""
 
@@ -104,3 +107,43 @@ class Faults:
             self._said[kind] = (now, count)
             more = f" ({count - known} times since the last line)" if count - known > 1 else ""
             _log.warning("%s cache: %s; its pages are computed%s", self._tier, what, more)
+
+
+class Breaker:
+    """Leaves alone what fails: after `failures` in a row nothing is tried for `pause` seconds, then one call is.
+
+        CLOSED ── failures in a row ──▶ OPEN ── pause ──▶ one call ── well ──▶ CLOSED
+                                          ▲────── failed ────┘
+
+    Not for several threads.
+    """
+
+    def __init__(self, clock: Clock, *, failures: int, pause: float) -> None:
+        self._clock = clock
+        self._most = failures
+        self._pause = pause
+        self._failures = 0
+        self._until = 0.0
+
+    @property
+    def open(self) -> bool:
+        """Returns whether it has tripped, and no call went well since."""
+        return self._failures >= self._most
+
+    def allows(self) -> bool:
+        """Returns whether a call may be tried. While it is open, one call is allowed a pause."""
+        if not self.open:
+            return True
+        now = self._clock.now()
+        if now < self._until:
+            return False
+        self._until = now + self._pause
+        return True
+
+    def succeeded(self) -> None:
+        self._failures = 0
+
+    def failed(self) -> None:
+        self._failures += 1
+        if self.open:
+            self._until = self._clock.now() + self._pause

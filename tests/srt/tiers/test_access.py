@@ -20,7 +20,7 @@ class GatedTier(HostMemory):
 
     def __init__(self) -> None:
         super().__init__(1 << 20)
-        self.open = threading.Event()
+        self.gate = threading.Event()
         self.entered = threading.Semaphore(0)
         self.calls: list[str] = []
         self.error: Exception | None = None
@@ -28,7 +28,7 @@ class GatedTier(HostMemory):
     def _pass(self, call: str) -> None:
         self.calls.append(call)
         self.entered.release()
-        assert self.open.wait(WAIT)
+        assert self.gate.wait(WAIT)
         if self.error is not None:
             raise self.error
 
@@ -99,7 +99,7 @@ def test_a_tier_that_stands_still_blocks_nothing_and_is_given_up() -> None:
     assert access.facts().queued == 1
     run.cancel()
     assert run.done
-    tier.open.set()
+    tier.gate.set()
     drained(access)
     assert tier.facts().stored == 1
 
@@ -114,7 +114,7 @@ def test_full_queues_drop_stores_and_answer_looks_with_nothing() -> None:
     for letter in "abc":
         access.store(chain(letter, 1), pages(1))
     assert access.facts().dropped == 1
-    tier.open.set()
+    tier.gate.set()
     drained(access)
     assert tier.facts().stored == 2
 
@@ -125,14 +125,14 @@ def test_looks_go_before_stores_and_runs_take_turns() -> None:
     access, arrivals = start(tier)
     first, second = access.look(chain("a", 2)), access.look(chain("a", 2))
     access.store(chain("b", 1), pages(1))
-    tier.open.set()
+    tier.gate.set()
     arrivals.until(lambda: first.found == 2 and second.found == 2)
     assert tier.calls[:2] == ["longest", "longest"]
-    tier.open.clear()
+    tier.gate.clear()
     access.look(chain("x", 1))
     first.load(0, 2)
     second.load(0, 2)
-    tier.open.set()
+    tier.gate.set()
     arrivals.until(lambda: first.done and second.done)
     assert len(first.take()) == len(second.take()) == 2
     assert tier.calls.count("load 1") == 4
@@ -155,7 +155,7 @@ def test_a_page_that_is_gone_ends_the_run_before_it() -> None:
 def test_a_tier_that_raises_is_a_miss() -> None:
     tier = GatedTier()
     tier.error = RuntimeError("broken")
-    tier.open.set()
+    tier.gate.set()
     access, arrivals = start(tier)
     run = access.look(chain("a", 2))
     arrivals.until(lambda: run.done)
