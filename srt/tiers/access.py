@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ..core.instruments import Clock, SystemClock
+from .rates import LoadRate
 from .tier import Faults, Payload, Tier, TierFacts
 
 MOST_RUNS = 256  # looked for or loaded at once, from one tier
@@ -51,6 +52,15 @@ class PageRun:
         assert 0 <= first < first + count <= self.found, "asks for what was found"
         if not self.done:
             self.first, self.asked = first, count
+            self._loader(self)
+
+    def probe(self) -> None:
+        """Ends the run; its first page is loaded all the same, and dropped, to measure the tier."""
+        assert self.found, "measures what is there"
+        assert not self.asked, "a run is loaded once"
+        if not self.done:
+            self.asked = 1
+            self.done = True
             self._loader(self)
 
     def take(self) -> list[Payload]:
@@ -102,14 +112,19 @@ class TierAccess(Protocol):
 class DirectAccess:
     """Implements `TierAccess` in the caller's thread: for host memory, and for tests of the other tiers."""
 
-    def __init__(self, tier: Tier) -> None:
+    def __init__(self, tier: Tier, *, clock: Clock | None = None) -> None:
         self.name = tier.name
         self._tier = tier
+        self._clock = clock or SystemClock()
+        self._rate = LoadRate()
         tier.open()
 
     def look(self, names: Sequence[bytes]) -> PageRun:
         run = PageRun(names, self._load)
-        run.answer(self._tier.longest(names))
+        before = self._clock.now()
+        found = self._tier.longest(names)
+        self._rate.looked(self._clock.now() - before)
+        run.answer(found)
         return run
 
     def store(self, names: Sequence[bytes], payloads: Sequence[Payload]) -> None:
@@ -119,13 +134,16 @@ class DirectAccess:
         self._tier.forget(names)
 
     def facts(self) -> TierFacts:
-        return self._tier.facts()
+        return replace(self._tier.facts(), latency=self._rate.latency, seconds_per_byte=self._rate.per_byte)
 
     def close(self) -> None:
         self._tier.close()
 
     def _load(self, run: PageRun) -> None:
-        run.arrive(self._tier.load(run.names[run.first : run.first + run.asked]))
+        before = self._clock.now()
+        payloads = self._tier.load(run.names[run.first : run.first + run.asked])
+        self._rate.loaded(_size(payloads), self._clock.now() - before)
+        run.arrive(payloads)
 
 
 class ThreadedAccess:
@@ -134,7 +152,8 @@ class ThreadedAccess:
     Looks and loads go before stores. Runs are loaded in turns, a chunk each.
 
     Args:
-        page_bytes: of a payload; 0: not known, pages are loaded one by one.
+        page_bytes: of a payload, for chunks, and for one page that is written and read at start to measure the tier;
+            0: not known, pages are loaded one by one.
         notify: called in the tier's thread when something has come for a run.
     """
 
@@ -154,11 +173,15 @@ class ThreadedAccess:
         self._chunk = max(1, CHUNK_BYTES // page_bytes) if page_bytes else 1
         self._most_runs = most_runs
         self._most_stored_bytes = most_stored_bytes
-        self._faults = Faults(tier.name, clock or SystemClock())
+        self._clock = clock or SystemClock()
+        self._page_bytes = page_bytes
+        self._rate = LoadRate()
+        self._faults = Faults(tier.name, self._clock)
         self._looks: deque[PageRun] = deque()
         self._loads: deque[PageRun] = deque()
         self._changes: deque[tuple[Sequence[bytes], Sequence[Payload] | None]] = deque()  # None: forget
         self._stored_bytes = 0  # that wait
+        self._asked_pages = 0  # that wait to be loaded
         self._dropped = 0  # pages
         self._closing = False
         self._wake = threading.Condition()
@@ -194,7 +217,15 @@ class ThreadedAccess:
         facts = self._tier.facts()
         queued = len(self._looks) + len(self._loads) + len(self._changes)
         faults = {**facts.faults, **self._faults.counts}
-        return replace(facts, queued=queued, dropped=facts.dropped + self._dropped, faults=faults)
+        return replace(
+            facts,
+            queued=queued,
+            dropped=facts.dropped + self._dropped,
+            faults=faults,
+            waiting_bytes=self._asked_pages * self._page_bytes,
+            latency=self._rate.latency,
+            seconds_per_byte=self._rate.per_byte,
+        )
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Stores what waits, for at most `seconds`; a thread that hangs in a system call is left."""
@@ -209,6 +240,7 @@ class ThreadedAccess:
                 run.cancel()
                 return
             self._loads.append(run)
+            self._asked_pages += run.asked
             self._wake.notify()
 
     # ------------------------------------------------------------------ the tier's thread
@@ -216,6 +248,9 @@ class ThreadedAccess:
     def _work(self) -> None:
         try:
             self._tier.open()
+            seconds = self._tier.sample(self._page_bytes) if self._page_bytes else None
+            if seconds is not None:
+                self._rate.loaded(self._page_bytes, seconds)
         except Exception as error:
             self._unexpected(error)
         while True:
@@ -246,6 +281,8 @@ class ThreadedAccess:
         except Exception as error:
             self._unexpected(error)
             if isinstance(job, PageRun):
+                with self._wake:
+                    self._asked_pages -= job.asked - job.came
                 job.answer(0)
                 job.cancel()
         if isinstance(job, PageRun):
@@ -259,13 +296,27 @@ class ThreadedAccess:
 
     def _advance(self, run: PageRun) -> None:
         """Looks for a run, or loads its next chunk."""
-        if run.cancelled:
-            return
         if not run.asked:
-            run.answer(self._tier.longest(run.names))
+            if not run.cancelled:
+                before = self._clock.now()
+                found = self._tier.longest(run.names)
+                self._rate.looked(self._clock.now() - before)
+                run.answer(found)
             return
-        start = run.first + run.came
-        run.arrive(self._tier.load(run.names[start : min(start + self._chunk, run.first + run.asked)]))
-        if not run.done:
-            with self._wake:
+        waited = run.asked - run.came
+        if not run.cancelled:
+            start = run.first + run.came
+            before = self._clock.now()
+            payloads = self._tier.load(run.names[start : min(start + self._chunk, run.first + run.asked)])
+            self._rate.loaded(_size(payloads), self._clock.now() - before)
+            run.arrive(payloads)
+        with self._wake:
+            if run.done:
+                self._asked_pages -= waited
+            else:
+                self._asked_pages -= waited - (run.asked - run.came)
                 self._loads.append(run)
+
+
+def _size(payloads: Sequence[Payload | None]) -> int:
+    return sum(payload.nbytes for payload in payloads if payload is not None)

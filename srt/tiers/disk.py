@@ -11,13 +11,17 @@ clocks that jump or differ change which page is evicted first, and nothing else.
 import contextlib
 import errno
 import os
+import secrets
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from ...lang.errors import ModelError
 from ..core.instruments import Clock, SystemClock
+from .names import NAME_BYTES
 from .page_folder import BLOCK, FolderUsage, PageFiles, PageFolder, blocks, page_bytes
 from .page_format import HEADER_BYTES, BadPage, PageFormat
 from .tier import Breaker, Faults, Payload, TierFacts
@@ -57,7 +61,7 @@ class DiskTier:
         self, folder: Path, limit: int, scheme: bytes, *, files: PageFiles | None = None, clock: Clock | None = None
     ) -> None:
         assert limit > 0, "a cache of no bytes is switched off, not made"
-        clock = clock or SystemClock()
+        self._clock = clock = clock or SystemClock()
         self._limit = limit
         self._format = PageFormat(scheme)
         self._files = files or PageFiles()
@@ -120,6 +124,18 @@ class DiskTier:
         for name in names:
             if self._has(name):
                 self._remove(name)
+
+    def sample(self, size: int) -> float | None:
+        name = secrets.token_bytes(NAME_BYTES)
+        try:
+            self._write_once(name, np.zeros(size, dtype=np.uint8), evict=0)
+        except (OSError, _NoRoomError):
+            return None  # a store will say why
+        before = self._clock.now()
+        read = self._read(name)
+        seconds = self._clock.now() - before
+        self._remove(name)
+        return None if read is None else seconds
 
     def facts(self) -> TierFacts:
         return TierFacts(

@@ -72,6 +72,10 @@ class HostMemory:
             if payload is not None:
                 self._bytes -= payload.nbytes + _ENTRY_BYTES
 
+    def sample(self, size: int) -> float | None:
+        """Has nothing to measure: a payload is lent without a copy."""
+        return None
+
     def facts(self) -> TierFacts:
         return TierFacts(
             self.name,

@@ -30,7 +30,9 @@ class TierFacts:
     Attributes:
         hits, misses: pages that were asked for by `load` and found, or not.
         faults: kind → how often; each was a miss or a page that was not stored.
-        latency, seconds_per_byte: of loading, measured; 0 where nothing was loaded yet.
+        waiting_bytes: that were asked for and have not come.
+        latency: seconds of a look, measured; 0 where none was answered yet.
+        seconds_per_byte: of loading, measured; 0 where nothing was loaded yet.
     """
 
     name: str
@@ -44,7 +46,8 @@ class TierFacts:
     dropped: int = 0  # pages that were not stored: no room in the queue, or no page before them in the tier
     faults: dict[str, int] = field(default_factory=dict)
     queued: int = 0  # jobs that wait for the tier's thread
-    latency: float = 0.0  # seconds
+    waiting_bytes: int = 0
+    latency: float = 0.0
     seconds_per_byte: float = 0.0
 
 
@@ -73,6 +76,11 @@ class Tier(Protocol):
 
     def forget(self, names: Sequence[bytes]) -> None:
         """Removes pages; ignores those it has not."""
+
+    def sample(self, size: int) -> float | None:
+        """Writes a page of `size` bytes and reads it → the seconds of reading, before any page was loaded.
+
+        Returns None where it could not, or where there is nothing to measure."""
 
     def facts(self) -> TierFacts:
         """Returns counts and sizes. May be called from any thread."""

@@ -4,11 +4,12 @@ import threading
 from collections.abc import Callable, Sequence
 
 import pytest
+from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.tiers.access import DirectAccess, PageRun, ThreadedAccess
 from umbel.srt.tiers.memory import HostMemory
 from umbel.srt.tiers.tier import Payload
 
-from .pages import chain, pages
+from .pages import PAGE, chain, pages
 
 WAIT = 60.0  # seconds that a thread may take on a busy machine
 
@@ -185,3 +186,75 @@ def test_direct_access_answers_at_once() -> None:
     access.forget(names)
     assert access.look(names).done
     assert access.facts().misses == 0
+
+
+class ClockedTier(HostMemory):
+    """A tier whose calls take time on a virtual clock: a look 0.5 s, a page 2 s."""
+
+    name = "clocked"
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(1 << 20)
+        self._clock = clock
+
+    def longest(self, names: Sequence[bytes]) -> int:
+        self._clock.advance(0.5)
+        return super().longest(names)
+
+    def load(self, names: Sequence[bytes]) -> list[Payload | None]:
+        self._clock.advance(2.0 * len(names))
+        return super().load(names)
+
+    def sample(self, size: int) -> float | None:
+        return 4.0
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_looks_and_loads_are_measured(threaded: bool) -> None:
+    clock, arrivals = VirtualClock(), Arrivals()
+    tier = ClockedTier(clock)
+    tier.store(chain("a", 4), pages(4))
+    access = ThreadedAccess(tier, clock=clock, notify=arrivals) if threaded else DirectAccess(tier, clock=clock)
+    run = access.look(chain("a", 4))
+    arrivals.until(lambda: run.found == 4)
+    run.load(0, 4)
+    arrivals.until(lambda: run.done)
+    facts = access.facts()
+    assert (facts.latency, facts.seconds_per_byte, facts.waiting_bytes) == (0.5, 2.0 / PAGE, 0)
+    access.close()
+
+
+def test_a_page_is_measured_at_start_and_what_waits_is_counted() -> None:
+    tier = GatedTier()
+    tier.gate.set()
+    HostMemory.store(tier, chain("a", 3), pages(3))
+    access, arrivals = start(tier, page_bytes=PAGE)
+    runs = [access.look(chain("a", 3)) for _ in range(2)]
+    arrivals.until(lambda: all(run.found == 3 for run in runs))
+    tier.gate.clear()
+    tier.entered = threading.Semaphore(0)
+    for run in runs:
+        run.load(0, 3)
+    assert tier.entered.acquire(timeout=WAIT)
+    assert access.facts().waiting_bytes == 6 * PAGE
+    runs[1].cancel()
+    tier.gate.set()
+    drained(access)
+    assert access.facts().waiting_bytes == 0
+    clocked = ThreadedAccess(ClockedTier(VirtualClock()), page_bytes=PAGE)
+    drained(clocked)
+    assert clocked.facts().seconds_per_byte == 4.0 / PAGE
+
+
+def test_a_probe_loads_one_page_that_is_dropped() -> None:
+    clock, arrivals = VirtualClock(), Arrivals()
+    tier = ClockedTier(clock)
+    tier.store(chain("a", 4), pages(4))
+    access = ThreadedAccess(tier, clock=clock, notify=arrivals)
+    run = access.look(chain("a", 4))
+    arrivals.until(lambda: run.found == 4)
+    run.probe()
+    assert run.done
+    drained(access)
+    assert access.facts().seconds_per_byte == 2.0 / PAGE
+    assert tier.facts().hits == 1
