@@ -28,12 +28,13 @@ from umbel.srt.core.messages import (
     ScoreEnded,
     Tokens,
 )
+from umbel.srt.placement.meta_tree import MetaTree
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 from umbel.srt.testing.launched_oracle import Computes, LaunchedOracle
 from umbel.srt.testing.oracle import OracleRunner, Reference, reference_generate
 from umbel.srt.weights.vector_head import LoadedHead
 
-from .tree_copy import TreeCopy, nodes_of
+from .tree_copy import TreeCopy, nodes_of, read
 
 POINTS = ["engine.plan", "engine.forward", "engine.sample", "engine.commit", "memory.allocate"]  # of faults
 VOCABULARY = 24
@@ -49,9 +50,10 @@ def letters(token: int) -> bytes:
 
 
 class Engine:
-    """Drives a scheduler and keeps what it sends, by request, and a copy of its tree.
+    """Drives a scheduler and keeps what it sends, by request, and two copies of its tree: a plain one, and the
+    gateway's.
 
-    With check_every_step, which is the default, the copy must equal the tree after every step.
+    With check_every_step, which is the default, both must equal the tree after every step.
     """
 
     def __init__(
@@ -68,11 +70,14 @@ class Engine:
         states: int = 0,
         windows: tuple[int, int] | None = None,
         vectors: LoadedHead | None = None,
+        meta_tree: MetaTree | None = None,
+        replica: int = 0,
         **settings: object,
     ) -> None:
         """`computes`, `forward_seconds`: of a LaunchedOracle, which runs the steps where they overlap, or take time.
 
-        `windows`: window slots, without the dummy, and how far rows see in window layers.
+        `windows`: window slots, without the dummy, and how far rows see in window layers. `meta_tree`: has the copies
+        of several engines; this one is `replica`.
         """
         self.clock = VirtualClock()
         self.runner = OracleRunner(
@@ -97,7 +102,7 @@ class Engine:
         self.lost_keeps: list[int] = []
         self.placed: dict[int, list[bool]] = {}  # by request: its marks
         self.steps = 0
-        self.copy = TreeCopy()
+        self.copy, self.meta_tree, self.replica = TreeCopy(), meta_tree or MetaTree(), replica
         self._next_id = 0
 
     # -- requests
@@ -200,9 +205,20 @@ class Engine:
         assert events[: len(changes)] == changes, "the tree's changes come before what the step computed"
         for message in changes:
             self.copy.apply(message)
+            for change in message.events:
+                self.meta_tree.apply(self.replica, change)
         if self.scheduler.config.check_every_step and self.scheduler.config.cache_events:
-            assert self.copy.nodes() == nodes_of(self.scheduler.kv.cache)
+            self.check_copies()
         return events[len(changes) :]
+
+    def check_copies(self) -> None:
+        """Compares the copies with the tree; the changes of the last step must have been followed."""
+        truth = nodes_of(self.scheduler.kv.cache)
+        assert self.copy.nodes() == truth
+        nodes = self.meta_tree.nodes_of(self.replica)
+        copied = {node.id: (node.parent, node.salt, read(node.tokens)) for node in nodes}
+        assert copied == {number: (parent, salt, tokens) for number, (parent, _, salt, tokens) in truth.items()}
+        self.meta_tree.check()
 
     def run(self, limit: int = 3000) -> "Engine":
         for _ in range(limit):
