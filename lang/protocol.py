@@ -482,11 +482,26 @@ class RequestTimes(msgspec.Struct, frozen=True, array_like=True):
     last_token: float | None = None
 
 
+class Placed(msgspec.Struct, frozen=True, array_like=True):
+    """Says which of several engines computed a call, and why that one.
+
+    Attributes:
+        replica: its number, from 0 on.
+        reason: in words.
+        moved: how often the call went elsewhere because its engine was lost.
+    """
+
+    replica: int
+    reason: str
+    moved: int = 0
+
+
 class Final(_Wire, frozen=True):
     """The end of a GenRequest: its continuations in order, and what they cost.
 
     `times`: None where the backend measures none.
     `caching`: what the marks of the request have read and created; None for one without marks.
+    `placed`: None where there is one engine.
     """
 
     id: str
@@ -495,6 +510,7 @@ class Final(_Wire, frozen=True):
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     times: RequestTimes | None = None
     caching: CachingUsage | None = None
+    placed: Placed | None = None
 
 
 class Caches(_Wire, frozen=True):
@@ -531,6 +547,7 @@ class Scored(_Wire, frozen=True):
     `usage`: summed over the sequences that were computed, each of which begins with the prompt.
     `evaluations`: token sequences that the model was asked about for `probability`.
     `caching`: what the marks of the request have read and created, once; None for one without marks.
+    `placed`: None where there is one engine.
     """
 
     id: str
@@ -538,6 +555,7 @@ class Scored(_Wire, frozen=True):
     usage: Usage
     evaluations: int = 0
     caching: CachingUsage | None = None
+    placed: Placed | None = None
 
 
 class Embedded(_Wire, frozen=True):

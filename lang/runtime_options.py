@@ -137,6 +137,9 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         tensor_parallel: ranks that compute the model together, a process each, on a CUDA device each or on the CPU.
             Each holds a part of the weights and of the KV cache; with fewer key heads than ranks, several hold the same
             one. Torch computes on the CPU then, and no graphs are captured on CUDA devices.
+        replicas: engines that compute independently, each with the whole model and a pool of its own (tensor_parallel
+            ranks each). Calls go to the one where they cost least, and to another one when theirs is lost. CPU threads
+            are divided among them; on CUDA devices each takes the next tensor_parallel ones.
         context_length: most tokens of prompt and answer together; None takes the model's own.
         max_running: requests computed together in one step.
         chunk_size: most prompt tokens computed in one step; None computes prompts whole.
@@ -165,7 +168,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         max_queue: requests the gateway holds; more are refused with OverloadedError.
         request_timeout: seconds after which a request without an earlier deadline ends.
         seed: of the generator that draws seeds for requests without one; None draws it.
-        threads: CPU threads of the engine, of all ranks together; None takes torch's choice.
+        threads: CPU threads of all engines and ranks together; None takes torch's choice.
         debug: switches for tests, a dict or `DebugOptions`.
         log_level: of gateway and engine, on standard error.
     """
@@ -179,6 +182,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     cuda_graphs: bool = True
     device: Device = "auto"
     tensor_parallel: Annotated[int, Range(1, 64)] = 1
+    replicas: Annotated[int, Range(1, 64)] = 1
     context_length: Annotated[int | None, Range(2, 1 << 24)] = None
     max_running: Annotated[int, Range(1, 1 << 14)] = 64
     chunk_size: Annotated[int | None, Range(1, 1 << 20)] = 512
@@ -299,6 +303,7 @@ class KeywordOptions(CacheOptions, SchedulingOptions, total=False):
     cuda_graphs: bool
     device: Device
     tensor_parallel: int
+    replicas: int
     context_length: int | None
     tree_attention: bool
     screened_head: bool

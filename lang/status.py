@@ -12,9 +12,9 @@ a reader sees sums that never fall. There is one for each border that such a lif
 Work that an engine did after its last heartbeat, at most a second before its end, is in none of the sums.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from enum import StrEnum
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, Self, runtime_checkable
 
 import msgspec
 
@@ -44,13 +44,15 @@ class RuntimeHealth(msgspec.Struct, frozen=True):
         cause: why it is not ready, in words; "" for a runtime that is.
         silence: seconds since a word of the gateway, which says one every second; None without a gateway.
         heartbeat_age: seconds since the last heartbeat of the engine, which sends two every second, also during a step;
-            None while no engine is ready.
+            of several engines the latest; None while no engine is ready.
+        replicas: the states of several engines, one of which is enough; () where there is one.
     """
 
     state: RuntimeState
     cause: str = ""
     silence: float | None = None
     heartbeat_age: float | None = None
+    replicas: tuple[EngineState, ...] = ()
 
     @property
     def healthy(self) -> bool:
@@ -76,6 +78,11 @@ class PoolGauges(msgspec.Struct, frozen=True, omit_defaults=True):
     kept: int = 0
     window_total: int = 0
     window_free: int = 0
+
+    @classmethod
+    def sum_of(cls, pools: Sequence[Self]) -> Self:
+        """Returns the gauges of several pools together."""
+        return cls(*(sum(counts) for counts in zip(*map(msgspec.structs.astuple, pools), strict=True)))
 
 
 # Upper bounds of the buckets in which durations are counted, in seconds.
@@ -106,25 +113,46 @@ class Histogram(msgspec.Struct, frozen=True):
     up_to: tuple[tuple[float, int], ...]
 
 
+class ReplicaStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Reads of one of several engines: see RuntimeStatus, which has the same of all of them.
+
+    Attributes:
+        cause: why it cannot be started; "" otherwise.
+        generation: how many engines in this place have become ready.
+        in_flight: calls that were sent to it and have no ending.
+    """
+
+    engine: EngineState
+    cause: str = ""
+    generation: int = 0
+    heartbeat_age: float | None = None
+    in_flight: int = 0
+    running: int = 0
+    waiting: int = 0
+    pool: PoolGauges = PoolGauges()
+    counters: dict[str, float] = {}
+
+
 class RuntimeStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """Reads of a runtime at one moment: gauges of now, counters since its start.
 
     The engine's part is as of the beginning of the step that runs, in its last heartbeat; without an engine it is 0. So
-    a request that the step has admitted is still among those that wait.
+    a request that the step has admitted is still among those that wait. Of several engines it is the sum.
 
     Attributes:
         model: the model's name.
         gateway: names the gateway's start; another gateway has another.
-        engine: the state of the engine.
+        engine: the state of the engine; of several "ready" when one is, and "failed" when all have.
         engine_cause: why no engine can be started; "" otherwise.
         generation: how many engines of this gateway have become ready.
-        heartbeat_age: seconds since the last heartbeat; None while no engine is ready.
+        heartbeat_age: seconds since the last heartbeat, of several engines the latest; None while none is ready.
         in_flight: calls without an ending, of all clients.
         max_queue: the most of them; the next one is refused.
         running, waiting: requests in the engine. A call of n continuations is n requests.
         pool: the slots of the KV pool.
         counters: cumulative; the names are those of `get_server_info()`. Those of the gateway begin with "gateway_".
             `histogram` reads those of durations.
+        replicas: the engines one by one; () where there is one.
     """
 
     model: str
@@ -139,6 +167,7 @@ class RuntimeStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     waiting: int = 0
     pool: PoolGauges = PoolGauges()
     counters: dict[str, float] = {}
+    replicas: tuple[ReplicaStatus, ...] = ()
 
     @property
     def engine_losses(self) -> int:
@@ -171,8 +200,10 @@ class TreeNode(msgspec.Struct, frozen=True, array_like=True):
         tokens: how many it has.
         locks, pins, keeps: running requests, pins and kept prefixes that hold it.
         age: how many uses of the cache there have been since its last one.
-        salt: names its namespace by a number, which stays the same while anything is cached in it.
+        salt: names its namespace by a number, which stays the same while anything is cached in it. Each of several
+            engines has numbers of its own.
         text: the beginning of its text, if it was asked for.
+        replica: the engine that has it.
     """
 
     id: int
@@ -184,10 +215,11 @@ class TreeNode(msgspec.Struct, frozen=True, array_like=True):
     age: int
     salt: int
     text: str = ""
+    replica: int = 0
 
 
 class TreeSurvey(msgspec.Struct, frozen=True):
-    """The radix tree between two steps.
+    """The radix tree between two steps; of several engines each one's tree.
 
     Attributes:
         nodes: parents before their children; the most recently used branches, and of those the largest nodes.

@@ -1,4 +1,4 @@
-"""Runs the whole runtime in the caller's process: gateway and scheduler on one event loop, no sockets.
+"""Runs the whole runtime in the caller's process: gateway and schedulers on one event loop, no sockets.
 
 For tests, simulations and tiny uses. By default it runs the oracle model, which fails loudly when the engine reuses a
 wrong key. Steps of a real model run in an EngineThread, so that the loop stays responsive; steps of the oracle run on
@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar, Unpack, get_args
 
 from ..lang.chat_template import ChatTemplate
-from ..lang.errors import BackendError, EngineError
+from ..lang.errors import BackendError, EngineError, ParameterError
 from ..lang.programs import PROGRAM_HOST, ProgramEvent, RunProgram
 from ..lang.prompt import Part, tokens_at_most
 from ..lang.protocol import (
@@ -60,7 +61,7 @@ from .gateway.programs import Programs, capabilities_of
 from .launch import Engine, LoadedModel, ModelReading, open_engine, open_tokenizer
 from .multimodal.cache import InlineDigests, PictureCache
 from .multimodal.decode import InlineDecoder
-from .multimodal.format import most_tokens
+from .multimodal.format import PictureFormat, most_tokens
 from .tokenizer.prompt import CACHE_BYTES
 from .tokenizer.tokenizer import vocabulary_info
 
@@ -109,6 +110,73 @@ class EngineThread:
         return []
 
 
+class LocalEngine:
+    """Runs one engine on the loop of its caller, as long as it has work.
+
+    Args:
+        on_events: called after every step with its events.
+        on_lost: called with the reason when a step fails, which ends the engine.
+        step_seconds: what a step takes, in the loop's time; steps run on the loop then. None: they run in a thread.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        on_events: Callable[[list[FromEngine]], None],
+        on_lost: Callable[[str], None],
+        step_seconds: float | None,
+    ) -> None:
+        self.engine = engine
+        self._on_events = on_events
+        self._on_lost = on_lost
+        self._step_seconds = step_seconds
+        self._inbox: deque[ToEngine] = deque()
+        self._thread = EngineThread(engine.scheduler, lambda: bool(self._inbox))
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pump: asyncio.Task[None] | None = None
+
+    def move_to(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Runs on another loop from now on; the former one has ended."""
+        self._loop, self._pump = loop, None
+
+    def send(self, message: ToEngine) -> None:
+        self._inbox.append(message)
+        if self._loop is not None and (self._pump is None or self._pump.done()):
+            self._pump = self._loop.create_task(self._run(), name="local engine")
+
+    async def close(self) -> None:
+        """Ends the step that runs, the engine and its threads."""
+        pump, self._pump, self._loop = self._pump, None, None
+        if pump is not None:
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+        del pump  # its exception may hold the engine
+        self.engine.close()
+        self._thread.close()
+        self._inbox.clear()
+
+    async def _run(self) -> None:
+        """Steps until no work is left. No two threads ever use the gateway or the scheduler at once."""
+        scheduler = self.engine.scheduler
+        try:
+            while self._inbox or not scheduler.idle or scheduler.unchecked:
+                while self._inbox:
+                    scheduler.handle_message(self._inbox.popleft())
+                if self._step_seconds is not None:
+                    resting = scheduler.idle
+                    events = scheduler.step()
+                    await asyncio.sleep(0 if resting else self._step_seconds)  # other tasks run between two steps
+                else:
+                    events = await self._thread.advance()
+                    if scheduler.opening:
+                        await asyncio.sleep(OPENING_POLL)
+                self._on_events(events)
+        except Exception as error:  # it belongs to no request: the engine is lost, like a process
+            self._on_lost(f"{type(error).__name__}: {error}")
+            raise EngineError("the local engine ended") from error
+
+
 T = TypeVar("T")
 
 
@@ -148,7 +216,7 @@ class LocalBackend:
         latency: seconds that a message takes between caller and gateway, each way.
         loaded: a model in memory, in place of `model`. No other backend may use it.
         step_seconds: duration of a step of the oracle, in the loop's time; on a loop with virtual time it simulates a
-            slow model.
+            slow model. The steps of several replicas run at the same time.
         options: as for `Runtime`. With the oracle every step is checked unless `debug` is given.
     """
 
@@ -166,6 +234,8 @@ class LocalBackend:
     ) -> None:
         if loaded is not None:
             model = loaded.name
+            if options.get("replicas", 1) != 1:
+                raise ParameterError("replicas: a loaded model is one engine's; leave replicas out")
         if model == ORACLE:
             debug = options.get("debug", {})
             if isinstance(debug, Mapping):
@@ -184,21 +254,18 @@ class LocalBackend:
         self._name = model
         self._image_tokens = 0  # of a picture at most; 0: the model reads text only, or is not open yet
         self._vectors = VectorInfo()  # nothing until it is open
-        self._engine: Engine | None = None
-        self._thread: EngineThread | None = None  # with the engine
+        self._engines: tuple[LocalEngine, ...] = ()
         self._gateway: Gateway | None = None
         self._exchange: Exchange | None = None
         self._programs: Programs | None = None  # with the exchange
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._inbox: deque[ToEngine] = deque()
-        self._pump: asyncio.Task[None] | None = None
         self._opening: asyncio.Future[None] | None = None
 
     # ------------------------------------------------------------------ Backend
 
     @property
     def capabilities(self) -> Capabilities:
-        runner = None if self._engine is None else self._engine.runner
+        runner = self._engines[0].engine.runner if self._engines else None
         return Capabilities(
             name=f"local {self._name}",
             score=True,
@@ -209,7 +276,7 @@ class LocalBackend:
             cache_maximum=0 if runner is None else runner.num_slots - 1,
             caching=self.options.radix_cache,
             logprobs=True,
-            max_context=None if self._engine is None else self._engine.scheduler.kv.longest,
+            max_context=self._engines[0].engine.scheduler.kv.longest if self._engines else None,
             constraints=get_args(ConstraintKind),
             probability=True,
             stop_regex=True,
@@ -235,13 +302,18 @@ class LocalBackend:
 
     @property
     def engine(self) -> Engine:
-        """The scheduler and its model, for tests that inspect them."""
-        if self._engine is None:
+        """The scheduler and its model, of several the first one's, for tests that inspect them."""
+        return self.engines[0]
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """Returns the engines of all replicas."""
+        if not self._engines:
             raise BackendError("the backend has not started; await backend.start() first")
-        return self._engine
+        return tuple(local.engine for local in self._engines)
 
     async def start(self) -> None:
-        if self._engine is None:
+        if not self._engines:
             if self.options.model == ORACLE:
                 self._open()
             else:
@@ -254,7 +326,9 @@ class LocalBackend:
             self._gateway.client_lost(self._client)
             if self._programs is not None:
                 self._gateway.client_lost(self._programs.calls_client)
-            self._loop, self._pump = loop, None
+            self._loop = loop
+            for local in self._engines:
+                local.move_to(loop)
             self._exchange = Exchange(
                 self.down.put,
                 window=self.options.max_queue,
@@ -322,11 +396,12 @@ class LocalBackend:
         return await self._calls.control(verb)
 
     def health(self) -> RuntimeHealth:
-        if self._gateway is None or self._engine is None:
+        gateway = self._gateway
+        if gateway is None or not self._engines:
             return RuntimeHealth(RuntimeState.STOPPED, "it has not been started")
-        if self._gateway.state is EngineState.FAILED:
-            return RuntimeHealth(RuntimeState.FAILED, "its engine ended")
-        return RuntimeHealth(RuntimeState.READY, "", 0.0, self._gateway.heartbeat_age)
+        if gateway.state is EngineState.FAILED:
+            return RuntimeHealth(RuntimeState.FAILED, "its engine ended", replicas=gateway.states)
+        return RuntimeHealth(RuntimeState.READY, "", 0.0, gateway.heartbeat_age, gateway.states)
 
     async def status(self) -> RuntimeStatus:
         """Reads gauges and counters, with the engine as it is at this moment. Raises BackendError before `start`."""
@@ -345,17 +420,11 @@ class LocalBackend:
             self._programs.client_lost(self._client)
         if self._exchange is not None:
             self._exchange.fail(lambda: BackendError("the backend was closed"))
-        pump, self._pump = self._pump, None
-        if pump is not None:
-            pump.cancel()
-            await asyncio.gather(pump, return_exceptions=True)
-        del pump  # its exception may hold the engine
-        if self._engine is not None:
-            self._engine.close()
-        if self._thread is not None:
-            self._thread.close()
-        self._engine = self._gateway = self._exchange = self._programs = self._loop = self._thread = None
-        self._inbox.clear()
+        engines, self._engines = self._engines, ()
+        for local in engines:
+            await local.close()
+        del engines
+        self._gateway = self._exchange = self._programs = self._loop = None
         if self.options.model != ORACLE:
             # An engine has reference cycles, which only a collection frees. A few objects may hold all of a device's
             # memory. Callbacks of awaited steps hold the engine until the loop has called them.
@@ -378,14 +447,28 @@ class LocalBackend:
         self._name, tokenizer, form, vectors = reading
         self._vectors = vectors.info
         self._image_tokens = 0 if form is None else most_tokens(form)
-        engine = open_engine(self.options, clock=self._clock, faults=self._faults, phase=lambda _: None, loaded=loaded)
+        engines = tuple(
+            LocalEngine(
+                open_engine(
+                    self.options,
+                    clock=self._clock,
+                    faults=self._faults,
+                    phase=lambda _: None,
+                    loaded=loaded,
+                    replica=index,
+                ),
+                on_events=partial(self._on_events, index),
+                on_lost=partial(self._on_lost, index),
+                step_seconds=self._step_seconds if self.options.model == ORACLE else None,
+            )
+            for index in range(self.options.replicas)
+        )
         source = self._given_template if self._given_template is not None else tokenizer.chat_template
-        self._thread = EngineThread(engine.scheduler, lambda: bool(self._inbox))
         self._template = ChatTemplate(source, tokens=tokenizer.template_tokens, name=self._name, checked=False)
         self._gateway = Gateway(
             tokenizer,
             model=self._name,
-            to_engine=self._to_engine,
+            to_engines=[local.send for local in engines],
             clock=self._clock,
             limits=self._limits,
             faults=self._faults,
@@ -398,11 +481,15 @@ class LocalBackend:
                 entries=self.options.constraint_cache,
                 most_bytes=CompilerLimits().kept_bytes,
             ),
-            pictures=None if form is None else PictureCache(form, InlineDecoder(), InlineDigests(), PictureLimits()),
+            pictures=None if form is None else self._picture_cache(form),
             vectors=vectors,
         )
-        self._gateway.engine_ready(engine.runner.context_length)
-        self._engine = engine  # last: other tasks in `start` take it as the sign that all of this is ready
+        for index, local in enumerate(engines):
+            self._gateway.engine_ready(local.engine.runner.context_length, index)
+        self._engines = engines  # last: other tasks in `start` take it as the sign that all of this is ready
+
+    def _picture_cache(self, form: PictureFormat) -> PictureCache:
+        return PictureCache(form, InlineDecoder(), InlineDigests(), PictureLimits(), self.options.replicas)
 
     def _new_programs(self, gateway: Gateway) -> Programs:
         return Programs(
@@ -425,7 +512,8 @@ class LocalBackend:
             case Abort(label) if programs.abort(self._client, label):
                 pass
             case ReadStatus():
-                gateway.engine_event(self.engine.heartbeat())
+                for index, engine in enumerate(self.engines):
+                    gateway.engine_event(engine.heartbeat(), index)
                 gateway.receive(self._client, message)
             case _:
                 gateway.receive(self._client, message)
@@ -438,34 +526,14 @@ class LocalBackend:
         if self._exchange is not None:
             self._exchange.deliver(message)
 
-    def _to_engine(self, message: ToEngine) -> None:
-        self._inbox.append(message)
-        if self._loop is not None and (self._pump is None or self._pump.done()):
-            self._pump = self._loop.create_task(self._run(), name="local engine")
+    def _on_events(self, replica: int, events: list[FromEngine]) -> None:
+        if self._gateway is not None:
+            for event in events:
+                self._gateway.engine_event(event, replica)
+            self._gateway.tick()
 
-    async def _run(self) -> None:
-        """Steps until no work is left. No two threads ever use the gateway or the scheduler at once."""
-        engine, gateway, thread = self._engine, self._gateway, self._thread
-        assert engine is not None, "start() made it"
-        assert gateway is not None, "start() made it"
-        assert thread is not None, "start() made it"
-        scheduler = engine.scheduler
-        try:
-            while self._inbox or not scheduler.idle or scheduler.unchecked:
-                while self._inbox:
-                    scheduler.handle_message(self._inbox.popleft())
-                if self.options.model == ORACLE:
-                    resting = scheduler.idle
-                    events = scheduler.step()
-                    await asyncio.sleep(0 if resting else self._step_seconds)  # other tasks run between two steps
-                else:
-                    events = await thread.advance()
-                    if scheduler.opening:
-                        await asyncio.sleep(OPENING_POLL)
-                for event in events:
-                    gateway.engine_event(event)
-                gateway.tick()
-        except Exception as error:  # it belongs to no request: the engine is lost, like a process
-            gateway.engine_lost(f"{type(error).__name__}: {error}")
-            gateway.engine_given_up(f"{type(error).__name__}: {error}")
-            raise EngineError("the local engine ended") from error
+    def _on_lost(self, replica: int, reason: str) -> None:
+        """Goes on without an engine that failed; no other one takes its place."""
+        if self._gateway is not None:
+            self._gateway.engine_lost(reason, replica)
+            self._gateway.engine_given_up(reason, replica)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -121,6 +121,7 @@ def open_engine(
     phase: Phase,
     loaded: LoadedModel | None = None,
     rendezvous: Path | None = None,
+    replica: int = 0,
     lasting: Callable[[], object] | None = None,
     prepare_constraints: bool = False,
 ) -> Engine:
@@ -134,6 +135,7 @@ def open_engine(
             would never be freed, because an engine has reference cycles.
         rendezvous: file at which the ranks of tensor_parallel meet, see distributed/communicator.py. None: this
             process starts no others, and there is one rank.
+        replica: number of this engine among the replicas of `options`, which says which devices it takes.
         loaded: used in place of the model of `options`. No other engine may run it meanwhile.
 
     Raises:
@@ -183,7 +185,7 @@ def open_engine(
         if prepare_constraints:
             import_module(".runners.build", __package__)  # before the thread, which would share the interpreter lock
             open_words = _begun(openers[0], open_words, source.vocab_size)
-        runner = _runner_of_all_ranks(options, source, rendezvous, phase)
+        runner = _runner_of_all_ranks(options, source, rendezvous, replica, phase)
         vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.bos_id
     matcher_cache = _matcher_cache(options, runner, open_words, openers, lasting)
     both_ways = source is not None and source.vectors.both_ways
@@ -221,6 +223,7 @@ def _scheduler_config(options: RuntimeOptions, *, overlap: bool, both_ways: bool
         max_step_logits=max(MOST_LOGITS, options.max_running),
         policy=PolicyName(options.policy),
         least_ahead=0 if options.model == ORACLE else LEAST_AHEAD,
+        cache_events=options.replicas > 1,  # for the gateway, which chooses between them by what they have cached
         check_every_step=options.debug.check_every_step,
         overlap=overlap,
         whole_texts=both_ways,
@@ -342,20 +345,20 @@ def _open_source(options: RuntimeOptions) -> "ModelSource":
     return open_model(options.model)
 
 
-def open_rank(options: RuntimeOptions, rank: int, rendezvous: Path) -> Runner:
-    """Loads the part of a rank other than 0. Raises as `open_engine`."""
+def open_rank(options: RuntimeOptions, rank: int, rendezvous: Path, replica: int) -> Runner:
+    """Loads the part of a rank other than 0 of an engine. Raises as `open_engine`."""
     from .distributed.communicator import TorchCommunicator
     from .distributed.launch import device_of
 
     # First of all: rank 0 waits for the connection, and no failure can be reported before it.
     communicator = TorchCommunicator(
-        rank, options.tensor_parallel, rendezvous=rendezvous, device=device_of(options, rank)
+        rank, options.tensor_parallel, rendezvous=rendezvous, device=device_of(options, rank, replica)
     )
-    return _model_runner(options, _open_source(options), communicator)
+    return _model_runner(options, _open_source(options), communicator, replica)
 
 
 def _runner_of_all_ranks(
-    options: RuntimeOptions, source: "ModelSource", rendezvous: Path | None, phase: Phase
+    options: RuntimeOptions, source: "ModelSource", rendezvous: Path | None, replica: int, phase: Phase
 ) -> Runner:
     from .distributed.communicator import SINGLE_RANK
     from .distributed.launch import launch_ranks
@@ -364,16 +367,26 @@ def _runner_of_all_ranks(
 
     ranks = options.tensor_parallel
     if ranks == 1:
-        return _model_runner(options, source, SINGLE_RANK)
+        return _model_runner(options, source, SINGLE_RANK, replica)
     if rendezvous is None:
         raise ParameterError(f"tensor_parallel={ranks}: ranks are processes, which only umbel.Runtime starts; write 1")
     require_shardable(decoder_config(source.config), ranks)
     phase(f"loading {source.name} on {ranks} ranks")
-    return launch_ranks(options, rendezvous, lambda communicator: _model_runner(options, source, communicator))
+    return launch_ranks(
+        options, rendezvous, replica, lambda communicator: _model_runner(options, source, communicator, replica)
+    )
 
 
-def _model_runner(options: RuntimeOptions, source: "ModelSource", communicator: "Communicator") -> Runner:
-    """Loads the part of a rank."""
+@cache
+def _threads_of_torch() -> int:
+    """Returns torch's choice, as it is before the first engine of this process takes its part of them."""
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _model_runner(options: RuntimeOptions, source: "ModelSource", communicator: "Communicator", replica: int) -> Runner:
+    """Loads the part of a rank of an engine."""
     import torch
 
     from .distributed.launch import device_of
@@ -382,18 +395,19 @@ def _model_runner(options: RuntimeOptions, source: "ModelSource", communicator: 
     from .weights.adapters import read_adapters
     from .weights.vector_head import decoder_part
 
-    if options.threads is not None or communicator.ranks > 1:  # ranks on the CPU share its cores
-        torch.set_num_threads(max(1, (options.threads or torch.get_num_threads()) // communicator.ranks))
+    processes = communicator.ranks * options.replicas  # those on the CPU share its cores
+    if options.threads is not None or processes > 1:
+        torch.set_num_threads(max(1, (options.threads or _threads_of_torch()) // processes))
     device: str = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
-    if communicator.ranks > 1:
-        device = str(device_of(options, communicator.rank))
+    if processes > 1:
+        device = str(device_of(options, communicator.rank, replica))
     resolve_device(device)  # refused here, before its memory is measured
     adapters = read_adapters(options.adapters, source.config, source.name)  # and before the weights are read
     slots = options.pool_tokens + 1 if options.pool_tokens is not None else None
     pool_memory = options.pool_memory
     if slots is None and pool_memory is None and device == "cpu":  # a GPU's is planned once the weights are loaded
         pool_memory = communicator.minimum(
-            min(CPU_POOL_BYTES, int(CPU_POOL_SHARE * _free_memory())) // communicator.ranks
+            min(CPU_POOL_BYTES, int(CPU_POOL_SHARE * _free_memory()) // options.replicas) // communicator.ranks
         )
     with source.named_in_errors():
         config, tensors = decoder_part(source.config, source.tensors, source.vectors)

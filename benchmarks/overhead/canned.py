@@ -55,7 +55,7 @@ class Canned:
         self.gateway = Gateway(
             tokenizer,
             model="canned",
-            to_engine=self._to_engine,
+            to_engines=[self._to_engine],
             clock=SystemClock(),
             limits=GatewayLimits(),
             token_cache_bytes=CACHE_BYTES if reuse else 0,

@@ -147,13 +147,16 @@ class Link:
             return RuntimeHealth(RuntimeState.READY, silence=silence)
         age = self._pong.heartbeat_age
         age = None if age is None else age + now - self._ponged
+        replicas = self._pong.replicas
         match self._pong.engine:
             case EngineState.READY:
-                return RuntimeHealth(RuntimeState.READY, "", silence, age)
+                return RuntimeHealth(RuntimeState.READY, "", silence, age, replicas)
             case EngineState.STARTING:
-                return RuntimeHealth(RuntimeState.RESTARTING, "its engine is gone, and another one starts", silence)
+                cause = "its engine is gone, and another one starts"
+                return RuntimeHealth(RuntimeState.RESTARTING, cause, silence, None, replicas)
             case EngineState.FAILED:
-                return RuntimeHealth(RuntimeState.FAILED, "its engine could not be started again", silence)
+                cause = "its engine could not be started again"
+                return RuntimeHealth(RuntimeState.FAILED, cause, silence, None, replicas)
 
     def break_off(self, make_error: MakeError) -> None:
         """Ends every request, present and later, with this error, and stops reading. The first error counts."""

@@ -97,10 +97,12 @@ class Pong(_Link, frozen=True):
     clients that were silent for long.
 
     `heartbeat_age`: seconds since the last heartbeat of the engine; None while none is ready.
+    `replicas`: the states of several engines, one by one.
     """
 
     engine: EngineState
     heartbeat_age: float | None = None
+    replicas: tuple[EngineState, ...] = ()
 
 
 FromGateway = FromBackend | GraphWanted | ProgramEvent | Progress | Welcome | StartFailed | Pong

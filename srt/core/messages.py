@@ -457,6 +457,7 @@ class EngineStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pulse: str  # address of the gateway's PULL for heartbeats
     rendezvous: str  # path of a file to be made: where the ranks of tensor_parallel meet
     options: RuntimeOptions
+    replica: int = 0  # its number among the engines of the gateway
 
 
 class _Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, array_like=True):

@@ -36,7 +36,7 @@ class RankProcess:
         OSError: no process can be started.
     """
 
-    def __init__(self, rank: int, options: RuntimeOptions, rendezvous: Path) -> None:
+    def __init__(self, rank: int, options: RuntimeOptions, rendezvous: Path, replica: int) -> None:
         self.rank = rank
         self.answered = threading.Event()  # it is ready, has failed, or has ended
         self.ready: RankReady | None = None
@@ -49,7 +49,7 @@ class RankProcess:
                 stdout=2,  # what libraries print is no part of the program's output
                 pass_fds=[theirs.fileno()],
             )
-            start = RankStart(os.getpid(), rank, str(rendezvous), theirs.fileno(), options)
+            start = RankStart(os.getpid(), rank, str(rendezvous), theirs.fileno(), options, replica)
             assert self._process.stdin is not None
             self._process.stdin.write(msgspec.json.encode(start) + b"\n")
             self._process.stdin.flush()
@@ -87,17 +87,20 @@ class RankProcesses:
 
     Args:
         rendezvous: see communicator.TorchCommunicator.
+        replica: number of the engine.
         on_lost: called in a thread when one of them ends unexpectedly.
     """
 
-    def __init__(self, options: RuntimeOptions, rendezvous: Path, *, on_lost: Callable[[str], None]) -> None:
+    def __init__(
+        self, options: RuntimeOptions, rendezvous: Path, replica: int = 0, *, on_lost: Callable[[str], None]
+    ) -> None:
         self.ranks = options.tensor_parallel
         self._on_lost = on_lost
         self._ending = False
         self._noticed = threading.Event()
         self._processes: list[RankProcess] = []
         for rank in range(1, self.ranks):
-            self._processes.append(RankProcess(rank, options, rendezvous))
+            self._processes.append(RankProcess(rank, options, rendezvous, replica))
         for process in self._processes:
             threading.Thread(target=self._watch, args=(process,), name=f"rank {process.rank}", daemon=True).start()
 
@@ -147,19 +150,22 @@ class RankProcesses:
             self._on_lost(f"rank {process.rank} is gone")
 
 
-def launch_ranks(options: RuntimeOptions, rendezvous: Path, build: Callable[[Communicator], Runner]) -> LeaderRunner:
+def launch_ranks(
+    options: RuntimeOptions, rendezvous: Path, replica: int, build: Callable[[Communicator], Runner]
+) -> LeaderRunner:
     """Starts the other ranks and builds rank 0. Afterwards the death of another rank ends this process.
 
     Args:
         rendezvous: see communicator.TorchCommunicator.
+        replica: number of this engine.
         build: a rank's part of the model. The others call their own at the same time.
 
     Raises:
         ModelError, ParameterError: what `build` raises, or a device too few.
         EngineError: another rank cannot start; the message says which, and why.
     """
-    device = device_of(options, 0)
-    processes = RankProcesses(options, rendezvous, on_lost=_end_process)
+    device = device_of(options, 0, replica)
+    processes = RankProcesses(options, rendezvous, replica, on_lost=_end_process)
     try:
         runner = build(TorchCommunicator(0, options.tensor_parallel, rendezvous=rendezvous, device=device))
         processes.require_ready(runner.num_slots)
@@ -173,11 +179,11 @@ def launch_ranks(options: RuntimeOptions, rendezvous: Path, build: Callable[[Com
     return lead(runner, processes)
 
 
-def device_of(options: RuntimeOptions, rank: int) -> torch.device:
-    """Returns the device of a rank: a CUDA device of its own, or the CPU, which all share.
+def device_of(options: RuntimeOptions, rank: int, replica: int = 0) -> torch.device:
+    """Returns the device of a rank of an engine: a CUDA device of its own, or the CPU, which all share.
 
     Raises:
-        ParameterError: there are fewer devices than ranks.
+        ParameterError: there are fewer devices than ranks of all engines.
     """
     on_cuda = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
     if not on_cuda:
@@ -188,7 +194,14 @@ def device_of(options: RuntimeOptions, rank: int) -> torch.device:
             f"tensor_parallel={ranks}: this machine has {devices} CUDA devices, and each rank needs one of its own; "
             f'write at most tensor_parallel={max(devices, 1)}, or device="cpu"'
         )
-    return torch.device("cuda", rank)
+    replicas = options.replicas
+    if replicas > 1 and replicas * ranks > devices:
+        each = f"{ranks} of its own (tensor_parallel)" if ranks > 1 else "one of its own"
+        raise ParameterError(
+            f"replicas={replicas}: this machine has {devices} CUDA devices, and each replica needs {each}; "
+            f'write at most replicas={max(devices // ranks, 1)}, or device="cpu"'
+        )
+    return torch.device("cuda", replica * ranks + rank)
 
 
 def _end_process(reason: str) -> None:

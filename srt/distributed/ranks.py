@@ -39,6 +39,7 @@ class RankStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rendezvous: str  # see communicator.TorchCommunicator
     socket: int  # its end of the pair
     options: RuntimeOptions
+    replica: int = 0  # number of its engine
 
 
 class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, array_like=True):

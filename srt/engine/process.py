@@ -272,6 +272,7 @@ def _start(start: EngineStart, link: EngineLink) -> Engine:
         faults=faults,
         phase=phase,
         rendezvous=Path(start.rendezvous),
+        replica=start.replica,
         lasting=gc.freeze,
         prepare_constraints=True,
     )

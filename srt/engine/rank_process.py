@@ -41,7 +41,7 @@ def main() -> None:
 
 def _serve(start: RankStart, end: socket.socket) -> None:
     try:
-        runner = open_rank(start.options, start.rank, Path(start.rendezvous))
+        runner = open_rank(start.options, start.rank, Path(start.rendezvous), start.replica)
     except UmbelError as error:
         end.sendall(encode(RankFailed(type(error).__name__, str(error))))
         return

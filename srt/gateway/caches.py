@@ -12,13 +12,16 @@ what they share once.
 Prefixes are found by their tokens: an entry is its number of tokens and a digest of them, under the salt. So a mark
 reads what it covers exactly when the kept tokens are a strict prefix of the prompt, whatever blocks they came from. The
 private namespaces in which the tokens lie are part of the digest.
+
+With several engines an entry lies at one of them, the one that computed it. Calls whose marks read it, or whose prefix
+another call is creating, are sent there (`home`).
 """
 
 import logging
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
@@ -59,6 +62,7 @@ class MarkedPrompt:
     marks: tuple[PromptMark, ...]  # by length; none is shorter than the minimum
     name: str = ""  # under which the last one is kept; "" for marks of a request
     record: bytes = b""  # of the name
+    replica: int = field(default=0, init=False)  # the engine that has the call; where its entries lie
     pins: list[int | None] = field(default_factory=list, init=False)  # of marks that create; the engine has been told
     prefixes: list[Prefix] = field(default_factory=list, init=False)
     created_elsewhere: set[Prefix] = field(default_factory=set, init=False)  # by calls that are not settled
@@ -83,6 +87,7 @@ class _Entry:
 
     salt: str
     prefix: Prefix
+    replica: int
     pin: int
     holds: dict[str, _Hold]  # by name; "" is that of marks
 
@@ -105,10 +110,11 @@ def marked_places(caching: Caching) -> list[tuple[int, int]]:
 
 
 class CacheLedger:
-    """Keeps the entries of all salts, and talks to the engine about their pins.
+    """Keeps the entries of all salts, and talks to the engines about their pins.
 
     Args:
         new_id: returns an id for a pin; no engine message has the same.
+        to_engines: for each engine what carries a message to it.
         counters: receives "caches_made", "caches_expired", "caches_lost", "cache_read_tokens" and
             "cache_created_tokens".
     """
@@ -117,13 +123,13 @@ class CacheLedger:
         self,
         *,
         new_id: Callable[[], int],
-        to_engine: Callable[[ToEngine], None],
+        to_engines: Sequence[Callable[[ToEngine], None]],
         clock: Clock,
         limits: GatewayLimits,
         counters: Counter[str],
     ) -> None:
         self._new_id = new_id
-        self._to_engine = to_engine
+        self._to_engines = to_engines
         self._clock = clock
         self._limits = limits
         self._counters = counters
@@ -140,23 +146,50 @@ class CacheLedger:
 
     # ------------------------------------------------------------------ a call with marks
 
-    def grant(self, marked: MarkedPrompt, token_ids: Sequence[int], private: Borders = ()) -> list[EngineMark]:
+    def home(self, marked: MarkedPrompt, token_ids: Sequence[int], private: Borders = ()) -> int | None:
+        """Returns the engine that has the longest prefix that the marks read, or is computing one that they cover.
+
+        None: they read nothing, so any engine may have the call. Called before the call is placed.
+        """
+        self.tick()
+        digests = self._digests_of(marked, token_ids, private)
+        found = [(entry.prefix[0], entry.replica) for entry in self._reached(marked, digests)]
+        for mark in marked.marks:
+            creator = self._creating.get((marked.salt, (mark.length, digests[mark.length])))
+            if creator is not None and creator is not marked:
+                found.append((mark.length, creator.replica))
+        return max(found)[1] if found else None
+
+    def _digests_of(self, marked: MarkedPrompt, token_ids: Sequence[int], private: Borders) -> dict[int, bytes]:
+        """Returns the digests of the prompt at its marks, and at the lengths of entries up to the last of these."""
+        entries = self._salts.get(marked.salt, {})
+        lengths = {mark.length for mark in marked.marks} | {length for length, _ in entries}
+        longest = max((mark.length for mark in marked.marks), default=0)
+        return dict(_digests(token_ids, sorted(length for length in lengths if length <= longest), private))
+
+    def _reached(self, marked: MarkedPrompt, digests: Mapping[int, bytes]) -> list[_Entry]:
+        """Returns the entries that are prefixes of the prompt, shortest first."""
+        entries = self._salts.get(marked.salt, {}).values()
+        found = (entry for entry in entries if digests.get(entry.prefix[0]) == entry.prefix[1])
+        return sorted(found, key=lambda entry: entry.prefix[0])
+
+    def grant(
+        self, marked: MarkedPrompt, token_ids: Sequence[int], private: Borders = (), replica: int = 0
+    ) -> list[EngineMark]:
         """Finds what the marks read, and returns the marks that the engine is to place. Called when the call is sent.
 
         What is read ends later from now on. What is created is known when the call is settled.
+
+        Args:
+            replica: the engine that gets the call.
         """
         self.cancel(marked)  # what an engine that is lost has not placed
         self.tick()
         entries = self._salts.get(marked.salt, {})
-        lengths = {mark.length for mark in marked.marks} | {length for length, _ in entries}
-        longest = max((mark.length for mark in marked.marks), default=0)
-        digests = dict(_digests(token_ids, sorted(length for length in lengths if length <= longest), private))
+        digests = self._digests_of(marked, token_ids, private)
         marked.prefixes = [(mark.length, digests[mark.length]) for mark in marked.marks]
-        reached = sorted(
-            (entry for entry in entries.values() if digests.get(entry.prefix[0]) == entry.prefix[1]),
-            key=lambda entry: entry.prefix[0],
-        )
-        marked.read, marked.pins, marked.created_elsewhere = 0, [], set()
+        reached = [entry for entry in self._reached(marked, digests) if entry.replica == replica]
+        marked.read, marked.pins, marked.created_elsewhere, marked.replica = 0, [], set(), replica
         orders: list[EngineMark] = []
         room = min(self._limits.max_caches - len(self), self._limits.max_salt_caches - len(entries))
         for mark, prefix in zip(marked.marks, marked.prefixes, strict=True):
@@ -188,7 +221,7 @@ class CacheLedger:
         for mark, prefix, pin in zip(marked.marks, marked.prefixes, marked.pins, strict=True):
             made = pin is not None and next(answers, False)
             if made and pin is not None:
-                self._add(_Entry(marked.salt, prefix, pin, {}))
+                self._add(_Entry(marked.salt, prefix, marked.replica, pin, {}))
             entry = self._salts.get(marked.salt, {}).get(prefix)
             marked.held = entry is not None
             if entry is not None:
@@ -206,7 +239,7 @@ class CacheLedger:
         """Releases what a call that has not been settled may have placed. May be called again."""
         for pin in self._forget(marked):
             if pin is not None:
-                self._send(EngineRelease(pin))
+                self._send(marked.replica, EngineRelease(pin))
 
     def _forget(self, marked: MarkedPrompt) -> list[int | None]:
         self._unsettled.pop(marked, None)
@@ -295,22 +328,24 @@ class CacheLedger:
                 self._remove(entry)
                 self._counters["caches_lost"] += 1
 
-    def engine_lost(self) -> None:
-        """Forgets all entries, with the engine that kept them."""
-        self._counters["caches_lost"] += len(self)
-        for marked in list(self._unsettled):
+    def engine_lost(self, replica: int = 0) -> None:
+        """Forgets the entries of an engine that is gone."""
+        for marked in [marked for marked in self._unsettled if marked.replica == replica]:
             self._forget(marked)
-        self._salts.clear()
-        self._pins.clear()
-        self._names.clear()
-        self._records = 0
-        self._until = math.inf
+        for entry in self._entries_of(replica):
+            self._remove(entry)
+            self._counters["caches_lost"] += 1
+        if not self._pins:
+            self._until = math.inf
 
-    def events_lost(self) -> None:
-        """Releases all entries: the engine may have said that it does not keep them."""
-        for entry in list(self._pins.values()):
+    def events_lost(self, replica: int = 0) -> None:
+        """Releases the entries of an engine, which may have said that it does not keep them."""
+        for entry in self._entries_of(replica):
             self._release(entry)
             self._counters["caches_lost"] += 1
+
+    def _entries_of(self, replica: int) -> list[_Entry]:
+        return [entry for entry in self._pins.values() if entry.replica == replica]
 
     # ------------------------------------------------------------------ inside
 
@@ -318,7 +353,7 @@ class CacheLedger:
         """Adds an entry that will be held. Where another call has made the same meanwhile, that one stays."""
         entries = self._salts.setdefault(entry.salt, {})
         if entry.prefix in entries:
-            self._send(EngineRelease(entry.pin))
+            self._send(entry.replica, EngineRelease(entry.pin))
             return
         entries[entry.prefix] = self._pins[entry.pin] = entry
         self._counters["caches_made"] += 1
@@ -353,11 +388,11 @@ class CacheLedger:
 
     def _renew(self, entry: _Entry) -> None:
         """Tells the engine how long the entry is kept at least."""
-        self._send(EngineRenew(entry.pin, entry.ends - self._clock.now() + SLACK))
+        self._send(entry.replica, EngineRenew(entry.pin, entry.ends - self._clock.now() + SLACK))
 
     def _release(self, entry: _Entry) -> None:
         self._remove(entry)
-        self._send(EngineRelease(entry.pin))
+        self._send(entry.replica, EngineRelease(entry.pin))
 
     def _unname(self, entry: _Entry, name: str) -> None:
         if name:
@@ -373,10 +408,10 @@ class CacheLedger:
         if not entries:
             del self._salts[entry.salt]
 
-    def _send(self, message: ToEngine) -> None:
+    def _send(self, replica: int, message: ToEngine) -> None:
         """Sends a message. A lost one does no harm: the engine's pin ends when its time is over."""
         try:
-            self._to_engine(message)
+            self._to_engines[replica](message)
         except Exception:
             log.exception("a message about a cached prefix could not be sent")
 

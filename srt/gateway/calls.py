@@ -8,6 +8,8 @@ events into messages for the program, and tracks which of them have ended. It se
     (gone)      ended; the gateway forgets the call and drops late events
 
 Sampling is keyed by seed and position, so a repeated request gets the same answer.
+
+Of several engines, the replicas, one computes a call (`replica`); a BroadcastCall asks all of them.
 """
 
 import heapq
@@ -16,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Protocol
+from typing import Protocol, assert_never
 
 import msgspec
 
@@ -36,6 +38,7 @@ from ...lang.protocol import (
     Final,
     FinishReason,
     FromBackend,
+    Placed,
     RequestTimes,
     Scored,
     ScoredChoice,
@@ -43,6 +46,7 @@ from ...lang.protocol import (
     TokenLogprob,
     Usage,
 )
+from ...lang.status import PoolGauges, TreeSurvey
 from ..constraints.compiler import Compiled, CompileInquiry
 from ..core.messages import (
     ChooseEnded,
@@ -123,9 +127,25 @@ class PendingCall(ABC):
     losses: list[str] = field(default_factory=list, init=False)  # the reasons, one for each engine that lost its work
     aborted: bool = field(default=False, init=False)  # by its client; the engine knows
     marked: MarkedPrompt | None = field(default=None, init=False)  # marks of its prompt, for its first engine request
+    replica: int | None = field(default=None, init=False)  # the engine that it was placed on; None: not placed
+    reason: str = field(default="", init=False)  # for that engine, in words; "" where there is one
 
     def __post_init__(self) -> None:
         self.open = {message.id for message in self.messages}
+
+    @property
+    def placed(self) -> Placed | None:
+        """Says where it was computed, and why there; None where there is one engine."""
+        return Placed(self.replica, self.reason, len(self.losses)) if self.replica is not None and self.reason else None
+
+    def is_at(self, replica: int) -> bool:
+        """Returns whether an engine has it, or has begun with its prompt."""
+        return self.replica == replica
+
+    def targets(self) -> tuple[tuple[int, int], ...]:
+        """Returns (id, engine) of the requests that were sent and have not ended."""
+        assert self.replica is not None, "it was sent"
+        return tuple((id, self.replica) for id in self.open)
 
     @property
     def waits_for(self) -> str:
@@ -150,13 +170,8 @@ class PendingCall(ABC):
         first, *others = self.messages
         if self.marked is None or first.id not in self.open:
             return
-        match first:
-            case EngineGenerate(token_ids=token_ids) | EngineChoose(prompt=token_ids):
-                marks = grant(self.marked, token_ids, first.schedule.private)
-            case EngineScore(sequences=sequences):
-                marks = grant(self.marked, sequences[0], first.schedule.private)
-            case _:
-                raise AssertionError("nothing else has marks")
+        assert isinstance(first, EngineGenerate | EngineScore | EngineChoose), "nothing else has marks"
+        marks = grant(self.marked, prompt_of(first), first.schedule.private)
         self.messages = (msgspec.structs.replace(first, marks=marks), *others)
 
     @property
@@ -167,7 +182,7 @@ class PendingCall(ABC):
     def repeat(self, ids: Iterator[int]) -> None:
         """Gives the unfinished requests new ids, to be sent again."""
         self.messages = tuple(self._renewed(message, next(ids)) for message in self.messages)
-        self.phase = CallPhase.HELD
+        self.phase, self.replica = CallPhase.HELD, None
 
     def _renewed(self, message: Bounded, id: int) -> Bounded:
         if message.id not in self.open:
@@ -186,6 +201,17 @@ def _with_timeout(message: Bounded, seconds: float) -> Bounded:
         return message
     schedule = msgspec.structs.replace(message.schedule, timeout=max(seconds, 0.0))
     return msgspec.structs.replace(message, schedule=schedule)
+
+
+def prompt_of(message: EngineGenerate | EngineScore | EngineChoose | EngineEmbed) -> Sequence[int]:
+    """Returns the tokens that a request has in common with others like it."""
+    match message:
+        case EngineGenerate(token_ids=token_ids) | EngineChoose(prompt=token_ids) | EngineEmbed(token_ids=token_ids):
+            return token_ids
+        case EngineScore(sequences=sequences):
+            return sequences[0]
+        case _:
+            assert_never(message)
 
 
 # ------------------------------------------------------------------------------------------ generate
@@ -309,7 +335,7 @@ class GenCall(PendingCall):
         completions = tuple(_completion(item, self.compiled) for item in continuations)
         prompt_logprobs = tuple(self._texts(ends[0].prompt_logprobs))
         times = _times([end.times for end in ends])
-        return Final(self.request_id, completions, usage.marked(caching), prompt_logprobs, times, caching)
+        return Final(self.request_id, completions, usage.marked(caching), prompt_logprobs, times, caching, self.placed)
 
     def _texts(self, logprobs: Sequence[IdLogprob]) -> list[TokenLogprob]:
         return [self._described(item) for item in logprobs]
@@ -393,6 +419,7 @@ class ScoreCall(PendingCall):
             ).marked(caching),
             found.evaluations if found is not None else 0,
             caching,
+            self.placed,
         )
 
 
@@ -431,9 +458,53 @@ class CacheCall(PendingCall):
 # ------------------------------------------------------------------------------------------- control
 
 
+BroadcastEnded = ControlEnded | EngineSurveyed
+
+
 @dataclass(slots=True, eq=False)
-class ControlCall(PendingCall):
-    """Answers a Control with the engine's answer and the gateway's own facts.
+class BroadcastCall(PendingCall):
+    """Asks every engine that is ready the same, and answers when each has answered or is gone.
+
+    It has one message, which `spread` copies for each of the engines when the call is sent.
+    """
+
+    asked: dict[int, int] = field(default_factory=dict, init=False)  # id → engine, of those that have not answered
+    answers: dict[int, BroadcastEnded] = field(default_factory=dict, init=False)  # by engine
+
+    def spread(self, replicas: Sequence[int], ids: Iterator[int]) -> None:
+        """Asks these engines."""
+        question, *_ = self.messages
+        self.messages = tuple(msgspec.structs.replace(question, id=next(ids)) for _ in replicas)
+        self.asked = {message.id: replica for message, replica in zip(self.messages, replicas, strict=True)}
+        self.open = set(self.asked)
+
+    def is_at(self, replica: int) -> bool:
+        return replica in self.asked.values()
+
+    def targets(self) -> tuple[tuple[int, int], ...]:
+        return tuple(self.asked.items())
+
+    def without(self, replica: int) -> FromBackend | None:
+        """Goes on without an engine that is gone → the answer, if all the others have given theirs."""
+        for id in [id for id, asked in self.asked.items() if asked == replica]:
+            del self.asked[id]
+            self.open.discard(id)
+        return self._answer() if self.answers and not self.open else None
+
+    def note(self, event: BroadcastEnded) -> list[FromBackend]:
+        """Takes the answer of one engine → that of the call, if it was the last one."""
+        self.answers[self.asked.pop(event.id)] = event
+        self.open.discard(event.id)
+        return [] if self.open else [self._answer()]
+
+    @abstractmethod
+    def _answer(self) -> FromBackend:
+        """Makes the answer from those of the engines."""
+
+
+@dataclass(slots=True, eq=False)
+class ControlCall(BroadcastCall):
+    """Answers a Control with the engines' answers and the gateway's own facts. Numbers of several engines are added.
 
     Attributes:
         alone: returns the gateway's facts for `info`, the whole answer where there is no engine.
@@ -444,12 +515,26 @@ class ControlCall(PendingCall):
     def accept(self, event: FromEngine) -> list[FromBackend]:
         if not isinstance(event, ControlEnded):
             raise ProtocolBreach(f"a {type(event).__name__} for a control request")
-        self.open.discard(event.id)
-        return [Done(self.request_id, {**(self.alone() if self.alone is not None else {}), **event.result})]
+        return self.note(event)
+
+    def _answer(self) -> FromBackend:
+        results = [ended.result for ended in self.answers.values() if isinstance(ended, ControlEnded)]
+        return Done(self.request_id, {**(self.alone() if self.alone is not None else {}), **merged_facts(results)})
+
+
+def merged_facts(results: Sequence[Facts]) -> Facts:
+    """Adds up the counts in the facts of several engines; of all other facts the first one's are kept."""
+    merged: Facts = {}
+    for facts in results:
+        for name, fact in facts.items():
+            former = merged.get(name)
+            counts = type(fact) in (int, float) and type(former) in (int, float)
+            merged[name] = former + fact if counts else merged.get(name, fact)  # type: ignore[operator]  # numbers
+    return merged
 
 
 @dataclass(slots=True, eq=False)
-class SurveyCall(PendingCall):
+class SurveyCall(BroadcastCall):
     """Answers a Survey, with the texts of the nodes where they were asked for.
 
     Attributes:
@@ -463,15 +548,35 @@ class SurveyCall(PendingCall):
     def accept(self, event: FromEngine) -> list[FromBackend]:
         if not isinstance(event, EngineSurveyed):
             raise ProtocolBreach(f"a {type(event).__name__} for a survey")
-        self.open.discard(event.id)
-        survey = event.survey
-        if self.text:
-            texts = (self.spell(ids)[: self.text] for ids in event.shown)
-            nodes = tuple(
-                msgspec.structs.replace(node, text=text) for node, text in zip(survey.nodes, texts, strict=True)
+        return self.note(event)
+
+    def _answer(self) -> FromBackend:
+        surveys = [self._survey(replica, ended) for replica, ended in sorted(self.answers.items())]
+        nodes = tuple(node for survey in surveys for node in survey.nodes)
+        total, pool = sum(survey.total_nodes for survey in surveys), PoolGauges.sum_of([s.pool for s in surveys])
+        return Surveyed(self.request_id, TreeSurvey(nodes, total, pool))
+
+    def _survey(self, replica: int, ended: BroadcastEnded) -> TreeSurvey:
+        """Returns one engine's survey, with texts, and with ids of nodes that no other engine has."""
+        assert isinstance(ended, EngineSurveyed), "`accept` takes nothing else"
+        survey = ended.survey
+        texts = [self.spell(ids)[: self.text] for ids in ended.shown] if self.text else [""] * len(survey.nodes)
+        nodes = tuple(
+            msgspec.structs.replace(
+                node,
+                id=_distinct(node.id, replica),
+                parent=None if node.parent is None else _distinct(node.parent, replica),
+                text=text,
+                replica=replica,
             )
-            survey = msgspec.structs.replace(survey, nodes=nodes)
-        return [Surveyed(self.request_id, survey)]
+            for node, text in zip(survey.nodes, texts, strict=True)
+        )
+        return msgspec.structs.replace(survey, nodes=nodes)
+
+
+def _distinct(node: int, replica: int) -> int:
+    """Returns the id of an engine's node among those of all engines: of the first engine its own."""
+    return node + (replica << 40)
 
 
 _CLEARED_AT = 1_024  # entries of the heap, of calls that have ended among them
@@ -527,6 +632,14 @@ class CallIndex:
         for id in call.open:
             self._by_request.pop(id, None)
         call.repeat(ids)
+        for id in call.open:
+            self._by_request[id] = call
+
+    def spread(self, call: BroadcastCall, replicas: Sequence[int], ids: Iterator[int]) -> None:
+        """Gives a call a request for each of these engines."""
+        for id in call.open:
+            self._by_request.pop(id, None)
+        call.spread(replicas, ids)
         for id in call.open:
             self._by_request[id] = call
 

@@ -56,11 +56,15 @@ class EngineClient:
             Inlet(self._pulse, lambda messages: on_heartbeats(self, _read(messages, pulse_inbound)), on_error),
         )
 
-    def start(self, options: RuntimeOptions, process: EngineProcess | None = None) -> None:
-        """Takes a process that waits for its first line, or starts one. Raises OSError when none can be made."""
+    def start(self, options: RuntimeOptions, process: EngineProcess | None = None, replica: int = 0) -> None:
+        """Takes a process that waits for its first line, or starts one. Raises OSError when none can be made.
+
+        Args:
+            replica: its number among the engines of the gateway.
+        """
         self._process = process or EngineProcess()
         events, pulse = (f"ipc://{path}" for path in self._paths)
-        start = EngineStart(os.getpid(), events, pulse, str(self._rendezvous), options)
+        start = EngineStart(os.getpid(), events, pulse, str(self._rendezvous), options, replica)
         self._process.tell(msgspec.json.encode(start))
 
     @property

@@ -1,6 +1,7 @@
-"""The gateway without its sockets: text in, text out; tokens down to the engine, tokens back up.
+"""The gateway without its sockets: text in, text out; tokens down to an engine, tokens back up.
 
-It owns every call from its arrival to its one ending, and removes it in exactly one place (`_end`).
+It owns every call from its arrival to its one ending, and removes it in exactly one place (`_end`). Of several engines
+(replicas.py) each call goes to one, and to another one when that is lost before the client has seen a part of it.
 The carrier of its messages and the clock are arguments. So the same code runs on ZeroMQ sockets, in the
 user's process, and under a virtual clock in a simulation. It is used from one thread.
 """
@@ -54,7 +55,7 @@ from ...lang.protocol import (
     ToBackend,
     Tokenize,
 )
-from ...lang.status import EngineState, RisingCounters, RuntimeStatus
+from ...lang.status import EngineState, PoolGauges, ReplicaStatus, RuntimeStatus
 from ..constraints.compiler import Answer, Compiled, CompiledCache, InlineCompiler, Refused
 from ..core.config import CompilerLimits, GatewayLimits
 from ..core.instruments import Clock, FaultHook, no_faults
@@ -63,7 +64,11 @@ from ..core.messages import (
     Ended,
     EngineAbort,
     EngineControl,
+    EngineEmbed,
     EngineFailed,
+    EnginePrefill,
+    EngineSnapshot,
+    EngineSurvey,
     FromEngine,
     Heartbeat,
     KeepsEnded,
@@ -75,9 +80,22 @@ from ..multimodal.cache import PictureCache
 from ..tokenizer.prompt import CACHE_BYTES, Prompted, PromptEncoder, Showable
 from ..tokenizer.tokenizer import Tokenizer
 from .caches import CacheLedger
-from .calls import CacheCall, CallIndex, CallPhase, Client, ControlCall, GenCall, PendingCall, ScoreCall
+from .calls import (
+    BroadcastCall,
+    CacheCall,
+    CallIndex,
+    CallPhase,
+    Client,
+    ControlCall,
+    GenCall,
+    PendingCall,
+    ScoreCall,
+    merged_facts,
+    prompt_of,
+)
 from .hints import Hints
 from .images import Images, PictureCall
+from .replicas import Replicas
 from .validation import Question, RequestValidator
 from .vectors import EmbedCall, RankCall
 
@@ -89,12 +107,12 @@ Arriving = GenRequest | ScoreRequest | EmbedRequest | RankRequest | CreateCache 
 
 
 class Gateway:
-    """Owns the calls of all clients, and sends them to the engine.
+    """Owns the calls of all clients, and sends them to the engines.
 
     Args:
-        tokenizer: that of the engine's model.
+        tokenizer: that of the engines' model.
         model: the model's name, for messages.
-        to_engine: carries a message to the engine. May raise; that call then fails.
+        to_engines: for each engine what carries a message to it. May raise; that call then fails.
         seed: seeds the generator of seeds for requests without one; None takes the system's entropy.
         token_cache_bytes: memory for the tokens of earlier texts; 0 encodes every text whole and anew.
         constraints: compiles the constraints of requests; None compiles them inline.
@@ -108,7 +126,7 @@ class Gateway:
         tokenizer: Tokenizer,
         *,
         model: str,
-        to_engine: Callable[[ToEngine], None],
+        to_engines: Sequence[Callable[[ToEngine], None]],
         clock: Clock,
         limits: GatewayLimits,
         faults: FaultHook = no_faults,
@@ -120,13 +138,13 @@ class Gateway:
         vectors: VectorConfig = NO_VECTORS,
     ) -> None:
         self._model = model
-        self._to_engine = to_engine
         self._clock = clock
         self._limits = limits
         self._faults = faults
         seeds = random.Random(seed)
         self._ids: Iterator[int] = itertools.count(1)
-        self._pictures = Images(pictures, to_engine)
+        self._replicas = Replicas(to_engines, clock)
+        self._pictures = Images(pictures, to_engines)
         form = None if pictures is None else pictures.form
         self.encoder = PromptEncoder(tokenizer, cache_bytes=token_cache_bytes, pictures=form)
         self._validator = RequestValidator(
@@ -142,19 +160,14 @@ class Gateway:
             InlineCompiler(), "auto", entries=256, most_bytes=CompilerLimits().kept_bytes
         )
         self._calls = CallIndex()
-        self._state = EngineState.STARTING
-        self._cause = ""
         self._context_length: int | None = None
         self._start_id = uuid.uuid4().hex
-        self._engines = 0  # that have become ready
-        self._heartbeat: Heartbeat | None = None
-        self._heard = 0.0  # on the clock, when the last one came, or the engine became ready
-        self._engine_counters = RisingCounters()  # of all engines, by the number of those that were lost
         self.counters: Counter[str] = Counter()
         self._hints = Hints(
             self._validator,
             most_pins=limits.max_pins,
-            to_engine=to_engine,
+            to_engines=to_engines,
+            place=self._place_hint,
             upload=self._pictures.upload,
             clock=clock,
             faults=faults,
@@ -162,7 +175,7 @@ class Gateway:
         )
         self._caches = CacheLedger(
             new_id=lambda: next(self._ids),
-            to_engine=to_engine,
+            to_engines=to_engines,
             clock=clock,
             limits=limits,
             counters=self.counters,
@@ -170,7 +183,13 @@ class Gateway:
 
     @property
     def state(self) -> EngineState:
-        return self._state
+        """Ready when one of the engines is; failed when none can be started."""
+        return self._replicas.state
+
+    @property
+    def states(self) -> tuple[EngineState, ...]:
+        """Returns the state of each of several engines; () where there is one."""
+        return self._replicas.states
 
     @property
     def in_flight(self) -> int:
@@ -179,8 +198,8 @@ class Gateway:
 
     @property
     def heartbeat_age(self) -> float | None:
-        """Seconds since the engine's last heartbeat; None while no engine is ready."""
-        return self._clock.now() - self._heard if self._state is EngineState.READY else None
+        """Seconds since the last heartbeat of an engine; None while none is ready."""
+        return self._replicas.heartbeat_age
 
     # ------------------------------------------------------------------ from clients
 
@@ -206,7 +225,7 @@ class Gateway:
             case ReadStatus(request_id):
                 client.deliver(StatusRead(request_id, self.status()))
             case Hint():
-                if self._state is EngineState.READY:
+                if self.state is EngineState.READY:
                     self._hints.take(client, message, self._context_length)
                 else:
                     self._hints.unused()
@@ -236,23 +255,23 @@ class Gateway:
             self.counters["orphaned"] += 1
         self._hints.client_lost(client)
 
-    # ------------------------------------------------------------------ from the engine
+    # ------------------------------------------------------------------ from the engines
 
-    def engine_ready(self, context_length: int) -> None:
-        """Sends the held calls to the engine, in order of arrival; later calls go out at once."""
+    def engine_ready(self, context_length: int, replica: int = 0) -> None:
+        """Sends the held calls to the engines, in order of arrival; later calls go out at once."""
         self._context_length = self._validator.context_length = context_length
-        self._state = EngineState.READY
-        self._engines += 1
-        self._heard = self._clock.now()
+        self._replicas[replica].ready()
+        self._dispatch_held()
+
+    def _dispatch_held(self) -> None:
         for call in self._calls:
             if call.phase is CallPhase.HELD and not call.waits_for:
                 self._dispatch(call)
 
-    def engine_event(self, event: FromEngine) -> None:
-        """Handles one event of the engine. An event that does not fit its call ends that call only."""
+    def engine_event(self, event: FromEngine, replica: int = 0) -> None:
+        """Handles one event of an engine. An event that does not fit its call ends that call only."""
         if isinstance(event, Heartbeat):
-            self._heartbeat, self._heard = event, self._clock.now()
-            self._engine_counters.note(self.counters["engine_losses"], event.counters)
+            self._replicas[replica].note(event)
             return
         if isinstance(event, KeepsEnded):
             self._caches.keeps_ended(event.ids)
@@ -270,7 +289,7 @@ class Gateway:
         if isinstance(event, EngineFailed):
             call.open.discard(event.id)
             self._abort_engine_requests(call)
-            self._pictures.failed(call)
+            self._pictures.failed(call, replica)
             kind = event.kind if event.kind in WIRE_ERRORS else EngineError.__name__
             self._end(call, Failure(call.request_id, kind, event.message))
             return
@@ -299,33 +318,48 @@ class Gateway:
             caching = CachingUsage() if call.marked is None else call.marked.usage
             call.begun = Begun(event.prompt_tokens, event.cached_tokens, caching)
 
-    def engine_lost(self, reason: str) -> None:
-        """Fails the calls whose clients have seen a part of the answer; holds the others for the next engine."""
-        self._state = EngineState.STARTING
-        self._heartbeat = None
-        self._hints.engine_lost()
-        self._caches.engine_lost()
-        self._pictures.engine_lost()
+    def engine_lost(self, reason: str, replica: int = 0) -> None:
+        """Fails the calls of an engine whose clients have seen a part of the answer.
+
+        The others go to another engine at once, or are held for the next one."""
+        self._replicas[replica].lost()
+        self._hints.engine_lost(replica)
+        self._caches.engine_lost(replica)
+        self._pictures.engine_lost(replica)
         self.counters["engine_losses"] += 1
         for call in self._calls:
-            if call.phase is CallPhase.DISPATCHED:
-                self._repeat(call, f"the engine died while the request was running: {reason}")
+            if call.is_at(replica):
+                self._leave(call, replica, f"the engine died while the request was running: {reason}")
+        if self.state is EngineState.READY:
+            self._dispatch_held()
 
-    def events_lost(self, frames: int) -> None:
-        """Aborts everything the engine has, after frames of it were lost, and repeats or fails each call.
+    def events_lost(self, frames: int, replica: int = 0) -> None:
+        """Aborts everything an engine has, after frames of it were lost, and repeats or fails each call.
 
         It is unknown whose tokens the frames held, and a text must not have a gap."""
         self.counters["lost_frames"] += frames
-        self._caches.events_lost()
+        self._caches.events_lost(replica)
+        if len(self._replicas) > 1:
+            self._replicas[replica].send(EngineSnapshot())
         for call in self._calls:
-            if call.phase is CallPhase.DISPATCHED:
+            if call.is_at(replica) and call.phase is CallPhase.DISPATCHED:
                 self._abort_engine_requests(call)
-                self._repeat(call, "a message of the engine was lost")
-                if call in self._calls:
-                    self._dispatch(call)
+                self._leave(call, replica, "a message of the engine was lost")
+        self._dispatch_held()
+
+    def _leave(self, call: PendingCall, replica: int, reason: str) -> None:
+        """Takes back a call whose work an engine has lost: to be sent again, or failed where that is not possible."""
+        if call.phase is CallPhase.HELD:  # its constraint is being compiled, and its prompt was a hint
+            call.replica = None
+            if isinstance(call, GenCall):
+                call.hint = None
+        elif isinstance(call, BroadcastCall) and (answer := call.without(replica)) is not None:
+            self._end(call, answer)
+        elif not isinstance(call, BroadcastCall) or not call.open:
+            self._repeat(call, reason)
 
     def _repeat(self, call: PendingCall, reason: str) -> None:
-        """Holds a call whose work the engine has lost, to be sent again; fails it where that is not possible."""
+        """Holds a call whose work an engine has lost, to be sent again; fails it where that is not possible."""
         call.losses.append(reason)
         if isinstance(call, ControlCall) and call.alone is not None:
             self._end(call, Done(call.request_id, call.alone()))
@@ -340,12 +374,12 @@ class Gateway:
         else:
             self._fail(call, EngineError(f"{reason}; a part of the text was delivered before, so run it again"))
 
-    def engine_given_up(self, cause: str) -> None:
-        """Fails all calls: the engine cannot be started again."""
-        self._state = EngineState.FAILED
-        self._cause = cause
-        for call in self._calls:
-            self._fail(call, self._dead())
+    def engine_given_up(self, cause: str, replica: int = 0) -> None:
+        """Notes that an engine cannot be started again; fails all calls when it was the last one."""
+        self._replicas[replica].given_up(cause)
+        if self.state is EngineState.FAILED:
+            for call in self._calls:
+                self._fail(call, self._dead())
 
     # ------------------------------------------------------------------ time
 
@@ -367,37 +401,44 @@ class Gateway:
             self._fail(call, DeadlineError(f"the deadline passed {_waiting_for(call)}"))
 
     def info(self) -> Facts:
-        """Returns facts of the gateway, and the engine's counters from its last heartbeat."""
+        """Returns facts of the gateway, and the counters of the engines from their last heartbeats."""
         facts: Facts = {
             "model": self._model,
-            "engine": self._state.value,
-            "engine_cause": self._cause,
+            "engine": self.state.value,
+            "engine_cause": self._replicas.cause,
             "context_length": self._context_length,
             "in_flight": self.in_flight,
         }
+        if len(self._replicas) > 1:
+            facts |= {"replicas": len(self._replicas), "ready_replicas": len(self._replicas.ready)}
         facts |= self._own_counters()
-        if self._heartbeat is not None:
-            facts |= {"running": self._heartbeat.running, "waiting": self._heartbeat.waiting}
-            facts |= self._heartbeat.counters
-        return facts
+        beats = self._replicas.heartbeats
+        return facts | merged_facts(
+            [{"running": beat.running, "waiting": beat.waiting, **beat.counters} for beat in beats]
+        )
 
     def status(self) -> RuntimeStatus:
-        """Returns the state of gateway and engine, from the gateway's own memory."""
-        beat = self._heartbeat or Heartbeat(0, 0, 0)
+        """Returns the state of gateway and engines, from the gateway's own memory."""
+        replicas, beats = self._replicas, self._replicas.heartbeats
         return RuntimeStatus(
             model=self._model,
             gateway=self._start_id,
-            engine=self._state,
-            engine_cause=self._cause,
-            generation=self._engines,
+            engine=self.state,
+            engine_cause=replicas.cause,
+            generation=sum(replica.generation for replica in replicas.all),
             heartbeat_age=self.heartbeat_age,
             in_flight=self.in_flight,
             max_queue=self._limits.max_queue,
-            running=beat.running,
-            waiting=beat.waiting,
-            pool=beat.pool,
-            counters={**self._engine_counters.sums, **self._own_counters()},
+            running=sum(beat.running for beat in beats),
+            waiting=sum(beat.waiting for beat in beats),
+            pool=PoolGauges.sum_of([beat.pool for beat in beats]),
+            counters={**replicas.counters, **self._own_counters()},
+            replicas=self._statuses() if len(replicas) > 1 else (),
         )
+
+    def _statuses(self) -> tuple[ReplicaStatus, ...]:
+        calls = Counter(call.replica for call in self._calls if call.phase is CallPhase.DISPATCHED)
+        return tuple(replica.status(calls[replica.index]) for replica in self._replicas.all)
 
     def _own_counters(self) -> dict[str, int]:
         parts = (self.counters, self.encoder.counters, self._constraints.counters, self._pictures.counters)
@@ -426,7 +467,7 @@ class Gateway:
             self._pictures.hold(call, message)
         if isinstance(message, GenRequest) and isinstance(call, GenCall) and call.spec is not None:
             self._compile(call, call.spec, namespace(message.origin.salt, message.prompt))
-        elif self._state is EngineState.READY:
+        elif self.state is EngineState.READY:
             self._dispatch(call)
 
     def _compile(self, call: GenCall, spec: ConstraintSpec, salt: str) -> None:
@@ -437,11 +478,12 @@ class Gateway:
             if not call.waits_for or call not in self._calls:
                 return  # it was answered at once
             call.inquiry = inquiry
-            if self._state is EngineState.READY:
-                self._pictures.upload(call.pictures)
+            if self.state is EngineState.READY:
+                replica = self._place(call)
+                self._pictures.upload(call.pictures, replica)
                 hint = self._validator.prefill(call)
                 call.hint = hint.id
-                self._to_engine(hint)
+                self._replicas[replica].send(hint)
         except UmbelError as error:
             self._fail(call, error)
         except Exception:
@@ -459,11 +501,11 @@ class Gateway:
         except UmbelError as error:
             self._fail(call, error)
             return
-        if self._state is EngineState.READY:
+        if self.state is EngineState.READY:
             self._dispatch(call)
 
     def _check_open(self, message: Showable | EmbedRequest | RankRequest | Control | Survey) -> None:
-        if self._state is EngineState.FAILED and not isinstance(message, Control):
+        if self.state is EngineState.FAILED and not isinstance(message, Control):
             raise self._dead()
         if self.in_flight >= self._limits.max_queue:
             raise OverloadedError(
@@ -491,10 +533,10 @@ class Gateway:
             case Control(request_id, verb):
                 if verb not in VERBS:
                     raise ParameterError(f"unknown control verb {verb!r}; write one of {', '.join(VERBS)}")
-                if self._state is not EngineState.READY:
+                if self.state is not EngineState.READY:
                     if verb == "info":
                         return None
-                    if self._state is EngineState.FAILED:
+                    if self.state is EngineState.FAILED:
                         raise self._dead()
                 question = EngineControl(next(self._ids), verb)
                 alone = self.info if verb == "info" else None
@@ -557,7 +599,7 @@ class Gateway:
     def _show(self, client: Client, message: Showable) -> None:
         """Holds the message until its media are decoded, which may be at once."""
         hint = isinstance(message, Hint)
-        if hint and self._state is not EngineState.READY:
+        if hint and self.state is not EngineState.READY:
             self._hints.unused()
             return
         try:
@@ -592,17 +634,37 @@ class Gateway:
     def _dispatch(self, call: PendingCall) -> None:
         try:
             self._check_length(call)  # the context was not known while the first engine started
-            self._pictures.upload(call.pictures)
+            if isinstance(call, BroadcastCall):
+                self._calls.spread(call, self._replicas.ready, self._ids)
+            else:
+                replica = self._place(call)
+                self._pictures.upload(call.pictures, replica)
+                call.mark(partial(self._caches.grant, replica=replica))
             call.phase = CallPhase.DISPATCHED
-            call.mark(self._caches.grant)
+            targets = dict(call.targets())
             for message in call.outgoing(self._clock.now()):
                 self._faults("gateway.send")
-                self._to_engine(message)
+                self._replicas[targets[message.id]].send(message)
         except UmbelError as error:
             self._abort_engine_requests(call)
             self._fail(call, error)
         except Exception:
             self._internal(call, "sending the request to the engine")
+
+    def _place(self, call: PendingCall) -> int:
+        """Returns the engine that gets a call, and keeps to it until that is lost."""
+        if call.replica is None:
+            first = call.messages[0]
+            assert not isinstance(first, EngineControl | EngineSurvey), "these go to all"
+            home = None
+            if call.marked is not None and len(self._replicas) > 1 and not isinstance(first, EngineEmbed):
+                home = self._caches.home(call.marked, prompt_of(first), first.schedule.private)
+            call.replica, call.reason = self._replicas.place(first.schedule, home)
+        return call.replica
+
+    def _place_hint(self, message: EnginePrefill) -> int:
+        replica, _ = self._replicas.place(message.schedule, None)
+        return replica
 
     def _abort(self, call: PendingCall) -> None:
         """Asks the engine to end a call that was sent, with its text so far; ends any other call here."""
@@ -617,16 +679,16 @@ class Gateway:
         self._end_hint(call)
         if call.phase is CallPhase.HELD:
             return
-        for id in call.open:
+        for id, replica in call.targets():
             try:
-                self._to_engine(EngineAbort(id))
+                self._replicas[replica].send(EngineAbort(id))
             except Exception:
                 log.exception("abort of engine request %d could not be sent", id)
 
     def _end_hint(self, call: PendingCall) -> None:
         """Ends the hint of a call's prompt, which only this call sent: other calls with this prompt have their own."""
-        if isinstance(call, GenCall) and call.hint is not None:
-            self._hints.end(call.hint)
+        if isinstance(call, GenCall) and call.hint is not None and call.replica is not None:
+            self._hints.end(call.replica, call.hint)
             call.hint = None
 
     def _internal(self, call: PendingCall, doing: str) -> None:
@@ -663,7 +725,7 @@ class Gateway:
         call.client.deliver(ending)
 
     def _dead(self) -> EngineError:
-        return EngineError(f"the engine could not be restarted: {self._cause}; make a new Runtime")
+        return EngineError(f"the engine could not be restarted: {self._replicas.cause}; make a new Runtime")
 
 
 def _waiting_for(call: PendingCall) -> str:

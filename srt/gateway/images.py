@@ -129,11 +129,12 @@ class Images:
 
     Args:
         cache: None for a model that reads text only: nothing is done then, and the encoder refuses media.
+        to_engines: for each engine what carries a message to it.
     """
 
-    def __init__(self, cache: PictureCache | None, to_engine: Callable[[ToEngine], None]) -> None:
+    def __init__(self, cache: PictureCache | None, to_engines: Sequence[Callable[[ToEngine], None]]) -> None:
         self._cache = cache
-        self._to_engine = to_engine
+        self._to_engines = to_engines
 
     @property
     def counters(self) -> dict[str, int]:
@@ -169,26 +170,27 @@ class Images:
             self._cache.release(call.pictures)
             self._forget()
 
-    # ------------------------------------------------------------------ the engine
+    # ------------------------------------------------------------------ the engines
 
-    def upload(self, pictures: Sequence[Picture]) -> None:
-        """Sends pictures to the engine, before the message that uses them. Raises EngineError when they are gone."""
+    def upload(self, pictures: Sequence[Picture], replica: int) -> None:
+        """Sends pictures to an engine, before the message that uses them. Raises EngineError when they are gone."""
         if self._cache is not None:
-            self._cache.upload(pictures, self._to_engine)
+            self._cache.upload(pictures, self._to_engines[replica], replica)
 
-    def failed(self, call: PendingCall) -> None:
-        """Notes that the engine failed a call, perhaps for lack of its pictures: they are sent again the next time."""
+    def failed(self, call: PendingCall, replica: int) -> None:
+        """Notes that an engine failed a call, perhaps for lack of its pictures: they are sent again the next time."""
         if self._cache is not None:
-            self._cache.doubt(call.pictures)
+            self._cache.doubt(call.pictures, replica)
 
-    def engine_lost(self) -> None:
+    def engine_lost(self, replica: int) -> None:
         if self._cache is not None:
-            self._cache.engine_lost()
+            self._cache.engine_lost(replica)
 
     def _forget(self) -> None:
-        """Tells the engine which pictures to forget. Those that could not be sent are sent the next time."""
+        """Tells the engines which pictures to forget. Those that could not be sent are sent the next time."""
         assert self._cache is not None, "a call has held one"
-        try:
-            self._cache.send_forgotten(self._to_engine)
-        except Exception:
-            log.exception("that pictures are not needed could not be sent")
+        for replica, send in enumerate(self._to_engines):
+            try:
+                self._cache.send_forgotten(send, replica)
+            except Exception:
+                log.exception("that pictures are not needed could not be sent")

@@ -1,6 +1,6 @@
-"""The gateway process: sockets, the tokenizer, and the engine's supervision around a `Gateway`.
+"""The gateway process: sockets, the tokenizer, and the supervision of engines around a `Gateway`.
 
-    program ── DEALER ──▶ ROUTER ┐                     ┌ PAIR ◀─▶ PAIR ── engine process
+    program ── DEALER ──▶ ROUTER ┐                     ┌ PAIR ◀─▶ PAIR ── engine process, one for each replica
     program ── DEALER ──▶        ├─ Gateway (one loop) ┤
                                  ┘                     └ PULL ◀── PUSH    its heartbeats
 
@@ -11,6 +11,7 @@ parent closes it or dies, and removes the folder of the sockets.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import shutil
@@ -43,13 +44,12 @@ from ...lang.transport.link import (
     ToGateway,
     Welcome,
 )
-from ...lang.transport.process_life import machine_in_words, read_process, read_this_thread
 from ..constraints.compiler import CompiledCache
 from ..constraints.compiler_process import CompilerProcess
 from ..core.config import CompilerLimits, GatewayLimits, PictureLimits, SupervisionLimits
 from ..core.environment import fault_hook
 from ..core.instruments import SystemClock
-from ..core.messages import EngineFrame, EnginePhase, EngineReady, EngineStartFailed, Heartbeat, ToEngine
+from ..core.messages import EngineFrame, EnginePhase, EngineReady, EngineStartFailed, Heartbeat
 from ..launch import fetch_model, may_be_remote, open_tokenizer
 from ..multimodal.cache import PictureCache, ThreadedDigests
 from ..multimodal.decode import DecoderProcess
@@ -58,12 +58,12 @@ from ..tokenizer.prompt import CACHE_BYTES
 from ..tokenizer.tokenizer import Tokenizer, vocabulary_info
 from .calls import Client
 from .clients import Clients, Connection, LongPrompts, Received, Router
-from .engine_client import EngineClient
 from .engine_process import EngineProcess
+from .engine_slot import EngineSlot
 from .gateway import Gateway
 from .programs import Programs, capabilities_of
 from .remote import Admission, CurveRouter, Ownership, of_the_owner, open_port
-from .supervisor import EngineLife, Kill, Start, StartFailure, Supervisor
+from .supervisor import StartFailure
 
 
 class Startup:
@@ -78,7 +78,7 @@ class Startup:
         self._tokenizer: Tokenizer | None = None
         self._image_tokens = 0
         self._vectors = VectorInfo()
-        self.engine: EngineReady | None = None  # of the running engine
+        self.engine: EngineReady | None = None  # of an engine that runs; of several any
         self.failure: StartFailure | None = None  # why there will be no engine
         self.listens_on = ""
 
@@ -104,7 +104,8 @@ class Startup:
         self.engine = ready
         self._answer()
 
-    def engine_gone(self) -> None:
+    def engines_gone(self) -> None:
+        """Notes that no engine is ready any more."""
         self.engine = None
         self.enter("starting the engine again")
 
@@ -145,7 +146,9 @@ log = logging.getLogger("umbel.gateway")
 
 
 class GatewayServer:
-    """Connects one `Gateway` to its clients and its engine, and supervises the engine. Made on a running loop.
+    """Connects one `Gateway` to its clients and its engines. Made on a running loop.
+
+    It is ready with its first engine; the others join when they are. An engine that cannot start is given up alone.
 
     Args:
         umask: of the user, for a model that is downloaded into a cache that other programs share.
@@ -161,7 +164,6 @@ class GatewayServer:
         self._clock = SystemClock()
         self._limits = GatewayLimits(max_queue=start.options.max_queue, request_timeout=start.options.request_timeout)
         self._supervision = SupervisionLimits(start_timeout=start.startup_timeout)
-        self._supervisor = Supervisor(self._clock, self._supervision)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._clients = Clients(
             self._context,
@@ -177,20 +179,16 @@ class GatewayServer:
         self._compiler = CompilerProcess(CompilerLimits(), self._flush)
         self._decoder = DecoderProcess(PictureLimits(), self._flush)
         self._startup = Startup(self._clients, self._options, self._limits)
-        self._engine: EngineClient | None = None
-        self._waiting = waiting  # until an engine starts
+        self._engines = self._new_slots(waiting)
         self._umask = umask
         self._model_is_here = not may_be_remote(start.options)  # no engine starts before
-        self._generation = 0
-        self._ended_because: str | None = None  # set when the gateway ended it
-        self._tasks: set[asyncio.Task[None]] = set()
         self._stirred = asyncio.Event()  # wakes the supervision
         self._looks_at = 0.0  # when it wakes by itself
 
     def child_process_ids(self) -> list[int]:
-        """Returns the ids of the processes of the engine, the constraint compilers and the picture decoder that run."""
-        engine = self._engine or self._waiting
-        found = [None if engine is None else engine.process_id, *self._compiler.process_ids, self._decoder.process_id]
+        """Returns the ids of the processes of engines, constraint compilers and the picture decoder that run."""
+        engines = [engine.process_id for engine in self._engines]
+        found = [*engines, *self._compiler.process_ids, self._decoder.process_id]
         return [process_id for process_id in found if process_id is not None]
 
     async def run(self) -> None:
@@ -272,17 +270,17 @@ class GatewayServer:
             self._programs.client_lost(client)
 
     def _pong(self) -> Pong:
-        """Makes a sign of life with the state of the engine."""
+        """Makes a sign of life with the state of the engines."""
         core = self._core
-        return Pong(EngineState.STARTING) if core is None else Pong(core.state, core.heartbeat_age)
+        return Pong(EngineState.STARTING) if core is None else Pong(core.state, core.heartbeat_age, core.states)
 
     def _flush(self) -> None:
         """Sends all queued messages, one frame for each receiver."""
         for client in self._clients.flush():
             log.info("a client is gone; its requests are aborted")
             self.client_lost(client)
-        if self._engine is not None:
-            self._engine.flush()
+        for engine in self._engines:
+            engine.flush()
         if self._core is not None and self._core.next_deadline < self._looks_at:
             self._stirred.set()
 
@@ -303,7 +301,7 @@ class GatewayServer:
         self._core = Gateway(
             tokenizer,
             model=model,
-            to_engine=self._to_engine,
+            to_engines=[engine.send for engine in self._engines],
             clock=self._clock,
             limits=self._limits,
             faults=fault_hook(),
@@ -330,10 +328,11 @@ class GatewayServer:
             after=self._flush,
             counters=self._core.counters,
         )
-        if self._startup.engine is not None:
-            self._core.engine_ready(self._startup.engine.context_length)
-        elif self._startup.failure is not None:
-            self._core.engine_given_up(self._startup.failure.message)
+        for engine in self._engines:
+            if engine.ready is not None:
+                self._core.engine_ready(engine.ready.context_length, engine.index)
+            elif (failure := engine.failure or self._startup.failure) is not None:
+                self._core.engine_given_up(failure.message, engine.index)
         self._compiler.start()  # while the engine loads, so that it is ready for the first constraint
         self._startup.tokenizer_loaded(model, tokenizer, image_tokens, vectors.info)
         self._flush()
@@ -358,33 +357,49 @@ class GatewayServer:
         self._stirred.set()
 
     def _picture_cache(self, form: PictureFormat) -> PictureCache:
-        return PictureCache(form, self._decoder, ThreadedDigests(self._flush), PictureLimits())
+        digests = ThreadedDigests(self._flush)
+        return PictureCache(form, self._decoder, digests, PictureLimits(), self._options.replicas)
 
     def _give_up(self, failure: StartFailure) -> None:
+        """Reports that there will be no engine at all."""
         if self._core is not None:
-            self._core.engine_given_up(failure.message)
+            for engine in self._engines:
+                self._core.engine_given_up(failure.message, engine.index)
         self._startup.fail(failure)
         self._clients.tell_all(self._pong())
         self._flush()
 
-    # ------------------------------------------------------------------ the engine
+    # ------------------------------------------------------------------ the engines
+
+    def _new_slots(self, waiting: EngineProcess | None) -> list[EngineSlot]:
+        generations = itertools.count(1)
+        return [
+            EngineSlot(
+                index,
+                self._context,
+                self._folder,
+                self._options,
+                clock=self._clock,
+                limits=self._supervision,
+                generations=generations,
+                waiting=waiting if index == 0 else None,
+                on_frames=self._on_engine_frames,
+                on_heartbeats=self._on_heartbeats,
+                on_gone=self._on_engine_gone,
+                on_error=_end_process,
+            )
+            for index in range(self._options.replicas)
+        ]
 
     async def _supervise(self) -> None:
-        """Checks the engine and the deadlines: when one passes, when it is woken, and at regular intervals."""
+        """Checks the engines and the deadlines: when one passes, when it is woken, and at regular intervals."""
         while True:
             self._stirred.clear()
-            if self._engine is not None:
-                self._engine.look()  # its messages count before the system's readings
-                await asyncio.sleep(0)
-            if self._engine is not None:
-                self._observe(self._engine)
-            match self._supervisor.decide():
-                case Start() if self._startup.failure is None and self._model_is_here:
-                    self._start_engine()
-                case Kill(reason):
-                    self._end_engine(reason)
-                case Start() | None:
-                    pass
+            for engine in self._engines:
+                engine.look()  # its messages count before the system's readings
+            await asyncio.sleep(0)
+            for engine in self._engines:
+                engine.supervise(may_start=self._startup.failure is None and self._model_is_here)
             if self._core is not None:
                 self._core.tick()
             self._clients.probe(self._limits.client_silence, self._pong())
@@ -394,109 +409,61 @@ class GatewayServer:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stirred.wait(), max(0.0, self._looks_at - self._clock.now()))
 
-    def _observe(self, engine: EngineClient) -> None:
-        if self._supervisor.wants_readings and engine.process_id is not None:
-            self._supervisor.observe(read_process(engine.process_id), read_this_thread())
-
     def _next_look(self) -> float:
-        """Returns the time of the next check: the deadline, within bounds; a tick while the engine is down."""
+        """Returns the time of the next check: the deadline, within bounds; a tick while an engine is down."""
         now = self._clock.now()
-        if self._supervisor.life is EngineLife.DOWN:
+        if any(engine.is_down for engine in self._engines):
             return now + self._supervision.tick
         deadline = self._core.next_deadline if self._core is not None else float("inf")
         return min(now + self._supervision.look, max(deadline, now + self._supervision.tick))
 
-    def _end_engine(self, reason: str) -> None:
-        assert self._engine is not None, "an engine that is up has a process"
-        self._ended_because = f"{reason}; {machine_in_words()}"
-        self._engine.kill()
-
-    def _start_engine(self) -> None:
-        self._generation += 1
-        self._ended_because = None
-        self._engine = EngineClient(
-            self._context,
-            self._folder,
-            self._generation,
-            on_events=self._on_engine_frames,
-            on_heartbeats=self._on_heartbeats,
-            on_error=_end_process,
-        )
-        self._supervisor.started()
-        process, self._waiting = self._waiting, None
-        try:
-            self._engine.start(self._options, process)
-        except OSError as error:
-            self._engine_gone(self._engine, f"no process could be made: {error.strerror}")
-            return
-        task = asyncio.create_task(self._wait_for_exit(self._engine))
-        self._tasks.add(task)
-        task.add_done_callback(self._task_done)
-
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            _end_process(error)
-
-    def _on_engine_frames(self, engine: EngineClient, messages: list[EngineFrame]) -> None:
-        if self._engine is not engine:
-            return
-        if (lost := engine.lost()) and self._core is not None:
-            self._core.events_lost(lost)
+    def _on_engine_frames(self, engine: EngineSlot, lost: int, messages: list[EngineFrame]) -> None:
+        if lost and self._core is not None:
+            self._core.events_lost(lost, engine.index)
         for message in messages:
-            self._on_engine_frame(message)
+            self._on_engine_frame(engine, message)
         self._flush()
 
-    def _on_heartbeats(self, engine: EngineClient, messages: list[EngineFrame]) -> None:
-        if self._engine is not engine:
-            return
-        for message in messages:
-            if isinstance(message, Heartbeat):
-                self._supervisor.heartbeat(message.step, busy=message.running + message.waiting > 0)
-                if self._core is not None:
-                    self._core.engine_event(message)
+    def _on_heartbeats(self, engine: EngineSlot, beats: list[Heartbeat]) -> None:
+        for beat in beats:
+            if self._core is not None:
+                self._core.engine_event(beat, engine.index)
 
-    def _on_engine_frame(self, message: EngineFrame) -> None:
+    def _on_engine_frame(self, engine: EngineSlot, message: EngineFrame) -> None:
         match message:
             case EnginePhase(phase):
                 self._startup.enter(phase)
             case EngineReady():
-                self._supervisor.ready()
                 if self._core is not None:
-                    self._core.engine_ready(message.context_length)
+                    self._core.engine_ready(message.context_length, engine.index)
                 self._startup.engine_ready(message)
                 self._clients.tell_all(self._pong())
-            case EngineStartFailed(kind, text):
-                self._supervisor.start_failed(StartFailure(kind, text))
+            case EngineStartFailed():
+                pass  # the slot has noted it; its exit follows
             case _ if self._core is not None:
-                self._core.engine_event(message)
+                self._core.engine_event(message, engine.index)
             case _:
                 pass  # there is no gateway yet, so no call that it could belong to
 
-    def _to_engine(self, message: ToEngine) -> None:
-        assert self._engine is not None, "the core sends only while an engine is ready"
-        self._engine.send(message)
-
-    async def _wait_for_exit(self, engine: EngineClient) -> None:
-        reason = await engine.exit_reason()
-        self._engine_gone(engine, self._ended_because or reason)
-        self._flush()
-
-    def _engine_gone(self, engine: EngineClient, reason: str) -> None:
-        level = logging.INFO if self._supervisor.start_explained else logging.ERROR  # the clients get the reason then
-        log.log(level, "the engine is gone: %s", reason)
-        was_ready = self._supervisor.life is EngineLife.READY
-        self._engine = None
-        engine.close()
-        self._startup.engine_gone()
-        self._supervisor.exited(reason)
+    def _on_engine_gone(self, engine: EngineSlot, reason: str, was_ready: bool) -> None:
+        if not any(each.ready for each in self._engines):
+            self._startup.engines_gone()
         if was_ready and self._core is not None:
-            self._core.engine_lost(reason)
+            self._core.engine_lost(reason, engine.index)
+        if engine.failure is not None:
+            self._engine_given_up(engine, engine.failure)
         self._clients.tell_all(self._pong())
-        if self._supervisor.failure is not None:
-            self._give_up(self._supervisor.failure)
+        self._flush()
         self._stirred.set()
+
+    def _engine_given_up(self, engine: EngineSlot, failure: StartFailure) -> None:
+        """Goes on without an engine that cannot be started; reports the failure when it was the last one."""
+        if all(each.failure is not None for each in self._engines):
+            self._give_up(failure)
+            return
+        log.error("engine %d cannot be started and is given up, the others go on: %s", engine.index, failure.message)
+        if self._core is not None:
+            self._core.engine_given_up(failure.message, engine.index)
 
 
 def _end_process(error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""The gateway's picture cache: decodes each picture once, numbers it, and sends it to the engine.
+"""The gateway's picture cache: decodes each picture once, numbers it, and sends it to the engines that need it.
 
     bytes ──SHA-256──▶ source ──decoder──▶ keys ──▶ pictures ──▶ the engine, before the first message that holds one
       (salt, kind, frames, digest)      (salt, key) → number
@@ -8,7 +8,8 @@ pixels, so two files of equal pixels have one number, and no number is given twi
 
 A picture is present as long as its raster is here or at the engine. The least recently used rasters are evicted first.
 A picture that no request in flight holds is then forgotten at the engine too; one that is held, and that the engine
-has, is forgotten when it is released.
+has, is forgotten when it is released. With several engines the rasters of held pictures stay: the next request with one
+may go to an engine that lacks it.
 """
 
 import asyncio
@@ -46,8 +47,8 @@ class Picture:
     raster: Raster | None  # None: only the engine has it
     text: str = ""  # before it in a prompt
     holders: int = 0  # requests in flight
-    at_engine: bool = False
-    doubtful: bool = False  # the engine may not have it
+    engines: set[int] = field(default_factory=set)  # that have it
+    doubtful: set[int] = field(default_factory=set)  # of those: they may not have it
 
 
 @dataclass(slots=True, eq=False)
@@ -78,16 +79,25 @@ class Digests(Protocol):
 
 
 class PictureCache:
-    """Keeps decoded pictures by number, and tracks which of them the engine has. Used from one thread.
+    """Keeps decoded pictures by number, and tracks which of them each engine has. Used from one thread.
 
     Args:
         form: the model's picture format.
         decoder: decodes media.
         digests: computes the digests of media.
+        engines: how many there are.
     """
 
-    def __init__(self, form: PictureFormat, decoder: PictureDecoder, digests: Digests, limits: PictureLimits) -> None:
+    def __init__(
+        self,
+        form: PictureFormat,
+        decoder: PictureDecoder,
+        digests: Digests,
+        limits: PictureLimits,
+        engines: int = 1,
+    ) -> None:
         self.form = form
+        self._single = engines == 1
         self._digests = digests
         self.limits = limits
         self._decoder = decoder
@@ -99,7 +109,7 @@ class PictureCache:
         self._waiting_bytes = 0  # of media that are being decoded, or will be
         self._bytes = 0  # of rasters
         self._held_bytes = 0
-        self._forgotten: deque[int] = deque()  # numbers; the engine has not been told
+        self._forgotten: tuple[deque[int], ...] = tuple(deque() for _ in range(engines))  # numbers; it is not told yet
         self._counters: Counter[str] = Counter(
             dict.fromkeys(("pictures_decoded", "picture_hits", "pictures_refused", "pictures_sent"), 0)
         )
@@ -275,7 +285,7 @@ class PictureCache:
         if self._bytes <= self.limits.cache_bytes:
             return
         for picture in tuple(self._pictures.values()):
-            if picture.raster is None or (picture.holders and not picture.at_engine):
+            if picture.raster is None or (picture.holders and not (self._single and picture.engines)):
                 continue
             picture.raster = None
             self._bytes -= picture.size
@@ -285,47 +295,52 @@ class PictureCache:
                 return
 
     def _fall(self, picture: Picture) -> None:
-        """Removes a picture, and has the engine forget it."""
+        """Removes a picture, and has the engines forget it."""
         del self._pictures[picture.identity]
-        if picture.at_engine:
-            picture.at_engine = False
-            self._forgotten.append(picture.number)
+        for engine in picture.engines:
+            self._forgotten[engine].append(picture.number)
+        picture.engines.clear()
 
-    # ------------------------------------------------------------------ the engine
+    # ------------------------------------------------------------------ the engines
 
-    def upload(self, pictures: Sequence[Picture], send: Callable[[EnginePicture | EngineForget], None]) -> None:
-        """Sends the engine the pictures it lacks, before a message that uses them.
+    def upload(
+        self, pictures: Sequence[Picture], send: Callable[[EnginePicture | EngineForget], None], engine: int = 0
+    ) -> None:
+        """Sends an engine the pictures it lacks, before a message that uses them.
 
         Raises:
             EngineError: the engine that had one is gone, and its raster is too.
         """
-        self.send_forgotten(send)  # first: a picture that comes back has the number of one that was forgotten
+        self.send_forgotten(send, engine)  # first: a picture that comes back has the number of one that was forgotten
         for picture in pictures:
-            if picture.at_engine and not (picture.doubtful and picture.raster is not None):
+            if engine in picture.engines and not (engine in picture.doubtful and picture.raster is not None):
                 continue
             if picture.raster is None:
                 raise EngineError("the engine that had the request's pictures died; run it again")
             raster = msgspec.structs.asdict(picture.raster)
             send(EnginePicture(number=picture.number, digest=picture.identity[1], **raster))
-            picture.at_engine, picture.doubtful = True, False
+            picture.engines.add(engine)
+            picture.doubtful.discard(engine)
             self._counters["pictures_sent"] += 1
 
-    def doubt(self, pictures: Sequence[Picture]) -> None:
+    def doubt(self, pictures: Sequence[Picture], engine: int = 0) -> None:
         """Sends pictures again next time: the engine failed a request with them, perhaps because it lacks them."""
         for picture in pictures:
-            picture.doubtful = True
+            picture.doubtful.add(engine)
 
-    def send_forgotten(self, send: Callable[[EngineForget], None]) -> None:
-        """Tells the engine which pictures no later message uses."""
-        while self._forgotten:
-            send(EngineForget(self._forgotten[0]))
-            self._forgotten.popleft()
+    def send_forgotten(self, send: Callable[[EngineForget], None], engine: int = 0) -> None:
+        """Tells an engine which pictures no later message uses."""
+        forgotten = self._forgotten[engine]
+        while forgotten:
+            send(EngineForget(forgotten[0]))
+            forgotten.popleft()
 
-    def engine_lost(self) -> None:
-        """Notes that the engine has lost all pictures: each is sent again when it is next needed."""
-        self._forgotten.clear()
+    def engine_lost(self, engine: int = 0) -> None:
+        """Notes that an engine has lost all pictures: each is sent again when it is next needed."""
+        self._forgotten[engine].clear()
         for picture in tuple(self._pictures.values()):
-            picture.at_engine = False
+            picture.engines.discard(engine)
+            picture.doubtful.discard(engine)
             if picture.raster is None:
                 del self._pictures[picture.identity]
 

@@ -237,7 +237,7 @@ class Ill(LocalBackend):
 
     def ail(self) -> None:
         assert self._gateway is not None
-        self._gateway._state = self.state
+        self._gateway._replicas[0].state = self.state
 
 
 def test_health_follows_the_runtime() -> None:

@@ -47,7 +47,7 @@ class Harness:
         self.gateway = Gateway(
             tokenizer or ByteTokenizer(),
             model="toy",
-            to_engine=self.to_engine.append,
+            to_engines=[self.to_engine.append],
             clock=self.clock,
             limits=limits,
             faults=faults,

@@ -180,7 +180,7 @@ class World:
         self.gateway = Gateway(
             TOKENIZER,
             model="oracle",
-            to_engine=self._to_engine,
+            to_engines=[self._to_engine],
             clock=self.clock,
             limits=LIMITS,
             seed=seed,

@@ -69,7 +69,7 @@ class Machine:
         self.gateway = Gateway(
             TOKENIZER,
             model="oracle",
-            to_engine=self._send,
+            to_engines=[self._send],
             clock=self.clock,
             limits=GatewayLimits(**limits),  # type: ignore[arg-type]
             faults=lambda point: self.faults(point),

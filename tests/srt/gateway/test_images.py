@@ -56,7 +56,7 @@ class Scene:
         self.gateway = Gateway(
             ByteTokenizer(),
             model="toy",
-            to_engine=self.to_engine.append,
+            to_engines=[self.to_engine.append],
             clock=self.clock,
             limits=GatewayLimits(max_queue=8, request_timeout=60.0),
             seed=7,

@@ -67,7 +67,7 @@ class World(Harness):
         self.gateway = Gateway(
             ByteTokenizer(),
             model="toy",
-            to_engine=self.to_engine.append,
+            to_engines=[self.to_engine.append],
             clock=self.clock,
             limits=limits,
             seed=7,

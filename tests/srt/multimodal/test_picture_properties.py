@@ -60,7 +60,7 @@ class Traffic:
         self.gateway = Gateway(
             ByteTokenizer(),
             model="toy",
-            to_engine=self._to_engine,
+            to_engines=[self._to_engine],
             clock=self.clock,
             limits=GatewayLimits(max_queue=6, request_timeout=60.0),
             seed=7,
@@ -184,7 +184,7 @@ class Traffic:
         assert self.wrong == []
         assert not self.gateway.counters["internal_errors"]
         assert all(count == 1 for count in self.endings.values())
-        assert {picture.number for picture in pictures if picture.at_engine} == self.engine
+        assert {picture.number for picture in pictures if picture.engines} == self.engine
         assert all(picture.raster is not None or picture.holders for picture in pictures)
         kept = [picture for picture in pictures if picture.raster is not None]
         assert self.cache._bytes == RASTER * len(kept) <= limits.held_bytes + limits.cache_bytes
