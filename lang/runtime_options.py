@@ -102,10 +102,13 @@ class DebugOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     Attributes:
         check_every_step: check the integrity of pool and tree after every step (slow).
         step_delay: seconds the oracle sleeps in every step, for tests of slow engines.
+        block_cache: caches prefixes in blocks of so many tokens, found by their hash, in place of the radix tree, to
+            compare both; 0: the tree.
     """
 
     check_every_step: bool = False
     step_delay: Annotated[float, Range(0.0, 60.0, " seconds")] = 0.0
+    block_cache: Annotated[int, Range(0, 1024)] = 0
 
     def __post_init__(self) -> None:
         _check_fields(self)

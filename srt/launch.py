@@ -189,6 +189,7 @@ def open_engine(
         vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.bos_id
     matcher_cache = _matcher_cache(options, runner, open_words, openers, lasting)
     both_ways = source is not None and source.vectors.both_ways
+    _check_block_cache(options, runner)
     config = _scheduler_config(options, overlap=_overlaps(options, runner), both_ways=both_ways)
     head = _vector_head(options, source)
     scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, matcher_cache, head)
@@ -197,6 +198,22 @@ def open_engine(
     ready = matcher_cache.prepare() if prepare_constraints else None
     first_token = 0 if first is None else first
     return Engine(scheduler, runner, first_token, matcher_cache, ready, tuple(endings))
+
+
+def _check_block_cache(options: RuntimeOptions, runner: Runner) -> None:
+    """Raises ParameterError where the cache of blocks cannot take the place of the tree."""
+    size = options.debug.block_cache
+    if not size:
+        return
+    if runner.num_states or runner.window_pool is not None:
+        layers = "recurrent states" if runner.num_states else "slots of window layers"
+        raise ParameterError(f"block_cache={size}: {layers} are cached by the tree only; leave block_cache out")
+    if options.replicas > 1:
+        raise ParameterError(f"block_cache={size} does not tell the gateway what is cached; leave replicas out")
+    if options.salt_share < 1:
+        raise ParameterError(f"block_cache={size} does not count blocks by salt; leave salt_share out")
+    if runner.num_slots <= size:
+        raise ParameterError(f"block_cache={size}: the pool holds no block; write a larger pool_tokens")
 
 
 def _overlaps(options: RuntimeOptions, runner: Runner) -> bool:
@@ -224,6 +241,7 @@ def _scheduler_config(options: RuntimeOptions, *, overlap: bool, both_ways: bool
         policy=PolicyName(options.policy),
         least_ahead=0 if options.model == ORACLE else LEAST_AHEAD,
         cache_events=options.replicas > 1,  # for the gateway, which chooses between them by what they have cached
+        block_cache=options.debug.block_cache,
         check_every_step=options.debug.check_every_step,
         overlap=overlap,
         whole_texts=both_ways,

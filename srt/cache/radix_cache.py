@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...lang.prompt import Borders, parting
+from .prefix_cache import PrefixCache, SlotPool
 from .slot_allocator import IdleCheck, IntegrityError, SlotAllocator, Slots, require_node
 from .state_slots import NO_STATE, StateSlots
 
@@ -61,13 +62,13 @@ class RadixNode:
 
     def __init__(
         self,
-        tree: RadixCache,
+        tree: PrefixCache,
         node_id: int,
         salt: str,
         parent: RadixNode | None,
         tokens: Tokens,
         slots: Slots,
-        pool: SlotAllocator,
+        pool: SlotPool,
     ) -> None:
         self.tree = tree
         self.id = node_id
@@ -123,7 +124,7 @@ class RadixRoot(RadixNode):
 
     __slots__ = ("cached", "held_tokens", "kept_tokens", "leaves", "private_slots")
 
-    def __init__(self, tree: RadixCache, node_id: int, salt: str, pool: SlotAllocator, *, ordered: bool) -> None:
+    def __init__(self, tree: PrefixCache, node_id: int, salt: str, pool: SlotPool, *, ordered: bool) -> None:
         super().__init__(tree, node_id, salt, None, _NO_TOKENS, _NO_TOKENS, pool)
         self.cached = self.held_tokens = self.kept_tokens = self.private_slots = 0
         self.leaves = LeastRecentlyUsed() if ordered else None
@@ -255,6 +256,11 @@ class Match:
     fresh: bool = False
 
     @property
+    def last_use(self) -> int:
+        """The cache's count of uses at the latest use of the whole match."""
+        return self.node.last_use
+
+    @property
     def path(self) -> tuple[tuple[int, int, int], ...]:
         """Root first: (node id, position of its first token, number of tokens). Valid until `tree.splits` grows."""
         steps = []
@@ -340,6 +346,8 @@ class RadixCache:
         listener: is told how the nodes change; None: that costs nothing.
     """
 
+    page = 1  # tokens; prefixes of any length are cached
+
     def __init__(
         self,
         pool: SlotAllocator,
@@ -378,6 +386,10 @@ class RadixCache:
     @property
     def total_tokens(self) -> int:
         return self._tokens
+
+    @property
+    def node_count(self) -> int:
+        return len(self.idle_check)
 
     @property
     def evictable_tokens(self) -> int:
@@ -567,6 +579,10 @@ class RadixCache:
         """
         return self._evict(count, self.eviction)
 
+    def make_room(self, count: int) -> int:
+        """Evicts until `count` slots can be allocated, and returns the number of evicted tokens."""
+        return self.evict(count - self._pool.free) if count > self._pool.free else 0
+
     def evict_of(self, root: RadixRoot, count: int) -> int:
         """Evicts at least `count` tokens of one salt, as `evict` does of all."""
         assert root.leaves is not None, "the tree keeps an order for each salt"
@@ -710,6 +726,10 @@ class RadixCache:
             depth, node = stack.pop()
             yield depth, node
             stack.extend((depth + 1, child) for child in reversed(node.children.values()))
+
+    def held_slots(self) -> list[Slots]:
+        """Returns the slots of all nodes."""
+        return [node.slots for _, node in self.walk()]
 
     @property
     def salts(self) -> Iterable[RadixRoot]:

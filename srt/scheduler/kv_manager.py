@@ -19,6 +19,8 @@ import numpy as np
 
 from ...lang.runtime_options import most_of_salt
 from ...lang.status import PoolGauges, TreeNode, TreeSurvey
+from ..cache.block_cache import BlockCache, BlockPool
+from ..cache.prefix_cache import PrefixCache, SlotPool
 from ..cache.radix_cache import Match, RadixCache, RadixRoot
 from ..cache.slot_allocator import IntegrityError, SlotAllocator, Slots
 from ..cache.state_slots import StateSlots
@@ -86,7 +88,7 @@ class Pins:
     """
 
     def __init__(
-        self, cache: RadixCache, counters: Counters, most_tokens: int, most_kept: int, most_of_salt: int
+        self, cache: PrefixCache, counters: Counters, most_tokens: int, most_kept: int, most_of_salt: int
     ) -> None:
         self._cache = cache
         self._counters = counters
@@ -157,7 +159,7 @@ class Pins:
             self._counters.pins_refused += 1
             return
         self._cache.pin(match)
-        self._pins[number] = _Pin(match, seconds, now + seconds, match.node.last_use)
+        self._pins[number] = _Pin(match, seconds, now + seconds, match.last_use)
         self._counters.pins_placed += 1
         while self._cache.pinned_tokens > self._most_tokens:
             self.give_way()
@@ -187,8 +189,8 @@ class Pins:
     def renew(self, now: float) -> None:
         """Restarts the time of pins that the step has used. Called after a step."""
         for pin in self._pins.values():
-            if pin.used != pin.match.node.last_use:
-                pin.used, pin.ends = pin.match.node.last_use, now + pin.seconds
+            if pin.used != pin.match.last_use:
+                pin.used, pin.ends = pin.match.last_use, now + pin.seconds
 
     def give_way(self, salt: RadixRoot | None = None) -> bool:
         """Ends the oldest pin of a hint, or of one salt's; False: there is none. Kept prefixes stay."""
@@ -236,6 +238,7 @@ class KVManager:
     room for one sequence, its pins give way, and its request of the highest rank may take all of the share.
 
     Attributes:
+        tree: the cache, unless it is one of blocks.
         most_of_salt: slots that one salt may own.
         limited: these are fewer than all.
         states: manages recurrent states; None: the model has none.
@@ -258,13 +261,25 @@ class KVManager:
         window_pool: WindowPool | None = None,
     ) -> None:
         window_slots = None if window_pool is None else WindowSlots(num_slots, window_pool)
-        self.pool = SlotAllocator(num_slots, faults, window_slots)
         slots = StateSlots(num_states) if num_states else None
+        self.pool: SlotPool
+        self.cache: PrefixCache
+        self.tree: RadixCache | None = None
+        self.states: StateManager | None = None
+        self.journal: TreeJournal | None = None
+        if config.block_cache:
+            refused = num_states or window_pool or config.salt_share < 1
+            assert not refused, "_check_block_cache of launch.py"
+            self.pool = blocks = BlockPool(num_slots, config.block_cache, faults)
+            self.cache = BlockCache(blocks)
+        else:
+            self.pool = allocator = SlotAllocator(num_slots, faults, window_slots)
+            by_salt = most_of_salt(config.salt_share, allocator.total) < allocator.total
+            self.journal = TreeJournal() if config.cache_events else None
+            self.cache = self.tree = RadixCache(allocator, by_salt=by_salt, states=slots, listener=self.journal)
+            self.states = None if slots is None else StateManager(slots, self.tree, config, counters)
         self.most_of_salt = most_of_salt(config.salt_share, self.pool.total)
         self.limited = self.most_of_salt < self.pool.total
-        self.journal = TreeJournal() if config.cache_events else None
-        self.cache = RadixCache(self.pool, by_salt=self.limited, states=slots, listener=self.journal)
-        self.states = None if slots is None else StateManager(slots, self.cache, config, counters)
         self.longest = min(context_length, self.most_of_salt)
         share = int(config.pin_share * self.pool.total)
         most_kept = min(share, self.pool.total - self.longest)
@@ -323,7 +338,7 @@ class KVManager:
             for node in nodes
         )
         tokens = [node.tokens[:shown].tolist() for node in nodes] if shown else []
-        return TreeSurvey(described, len(self.cache.idle_check), self.gauges), tokens
+        return TreeSurvey(described, self.cache.node_count, self.gauges), tokens
 
     def begin_step(self) -> None:
         self._step += 1
@@ -418,7 +433,11 @@ class KVManager:
 
     def missing(self, request: Request, end: int) -> int:
         """Returns the number of slots to allocate before rows up to `end` can run."""
-        return max(0, end - request.slot_end)
+        return max(0, self._whole(end) - request.slot_end)
+
+    def _whole(self, count: int) -> int:
+        """Returns the slots that a request holds for so many tokens: a cache of blocks gives whole ones."""
+        return -(-count // self.cache.page) * self.cache.page
 
     def has_slots(self, request: Request, count: int) -> bool:
         """Returns whether `count` slots for a request are free, or can be by eviction."""
@@ -437,9 +456,8 @@ class KVManager:
         if self.limited and (excess := _root(request).owned + count - self.most_of_salt) > 0:
             with self.tree_time:
                 self._counters.evicted_tokens += self.cache.evict_of(_root(request), excess)
-        if count > self.pool.free:
-            with self.tree_time:
-                self._counters.evicted_tokens += self.cache.evict(count - self.pool.free)
+        with self.tree_time:
+            self._counters.evicted_tokens += self.cache.make_room(count)
         return True
 
     def allocate(self, request: Request, count: int) -> Slots:
@@ -459,10 +477,10 @@ class KVManager:
         """Returns the number of slots that a decoding request without a spare one allocates at once: as many as it may
         still need, but few when the pool is nearly full."""
         assert isinstance(request.job, Generation), "only generations decode"
-        wanted = min(self._run, request.job.sampling.max_tokens - request.generated)
+        wanted = self._whole(min(self._run, request.job.sampling.max_tokens - request.generated))
         if self.windows is not None and wanted > self.windows.slots.free:
             return 1
-        return wanted if self.has_slots(request, wanted * _SPARE_SHARE) else 1
+        return wanted if self.has_slots(request, wanted * _SPARE_SHARE) else self.cache.page
 
     def place(self, request: Request, end: int, slots: Slots) -> int:
         """Places the keys of rows before `end` in the spare slots and in new ones after them.
@@ -473,7 +491,7 @@ class KVManager:
         later in this step may already read them. Tokens after private ones do not: the tree may have received the same
         tokens since, and their slots would be written twice.
         """
-        follows_tree = request.tree_length == request.kv_length
+        follows_tree = request.kv_length - request.tree_length < self.cache.page
         first_write = 0 if self.windows is None else self.windows.fill(request, end)
         if len(slots):
             request.set_slots(request.slot_end, slots)
@@ -492,7 +510,7 @@ class KVManager:
     def pin(self, request: Request, *, seconds: float, now: float) -> None:
         """Pins the request's tokens in the tree. Its rows have run, and it is still open."""
         assert request.match is not None, "what no request holds may be gone"
-        whole = request.tree_length == request.length  # without a tree nothing is
+        whole = request.length - request.tree_length < self.cache.page  # without a tree nothing is
         self.pins.put(
             request.message_id, request.match if whole else Match(request.match.node, 0), seconds=seconds, now=now
         )
@@ -504,10 +522,11 @@ class KVManager:
         """
         placed = []
         for mark in marks:
-            known = request.tokens[: mark.length if mark.length <= request.tree_length else 0]  # 0: without a tree
+            cached = mark.length - request.tree_length < self.cache.page  # not without a tree
+            known = request.tokens[: mark.length if cached else 0]
             with self.tree_time:
                 match = self.cache.match(known, request.schedule.salt, request.schedule.private)
-            assert match.length == len(known), "the request's lock holds its path"
+            assert len(known) - match.length < self.cache.page, "the request's lock holds its path"
             placed.append(self.pins.keep(mark.id, match, seconds=mark.seconds, now=now))
         return placed
 
@@ -515,14 +534,15 @@ class KVManager:
         """Frees the spare slots of all requests; False: there were none."""
         found = False
         for request in requests:
-            found |= request.slot_end > request.kv_length
+            found |= request.slot_end > self._whole(request.kv_length)
             self._release_spare(request)
         return found
 
     def _release_spare(self, request: Request) -> None:
+        end = self._whole(request.kv_length)
         if request.match is not None:
-            self._release(request, request.slots(request.kv_length, request.slot_end))
-        request.slot_end = request.kv_length
+            self._release(request, request.slots(end, request.slot_end))
+        request.slot_end = end
 
     def adopt(self, request: Request, end: int) -> None:
         """Hands private slots before `end` to the tree. Slots of tokens that the tree already has are freed."""
@@ -540,12 +560,13 @@ class KVManager:
                 self._release(request, own)
                 request.set_slots(held.length, cached)
             if match.length < end:
-                own = request.slots(match.length, end)
+                known = match.length
+                own = request.slots(known, end)
                 schedule = request.schedule
                 match = self.cache.extend(
-                    match, tokens[match.length :], own, borders=schedule.private, priority=schedule.priority
+                    match, tokens[known:], own, borders=schedule.private, priority=schedule.priority
                 )
-                match.node.root.private_slots -= len(own)
+                match.node.root.private_slots -= match.length - known
         request.match = match
 
     def close(self, request: Request) -> None:
@@ -632,7 +653,7 @@ class KVManager:
             self.states.check(running)
         if self.windows is not None:
             self.windows.check(running)
-        in_tree = [node.slots for _, node in self.cache.walk()]
+        in_tree = self.cache.held_slots()
         self.pool.check(in_tree + [request.private_slots for request in running])
         private: Counter[RadixRoot] = Counter()
         for request in running:

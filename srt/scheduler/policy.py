@@ -42,6 +42,7 @@ class SchedulerConfig:
         policy: order of waiting requests; see above.
         policy_window: waiting requests that are ordered by their cached prefix; the others keep their order of arrival.
         radix_cache: keep and reuse keys and values of finished and running requests.
+        block_cache: tokens of a block of BlockCache, which takes the place of the tree; 0: the tree.
         in_step_sharing: a request may use keys that another request computes in the same step.
         least_ahead: a hint that misses fewer tokens than this is dropped, unless it pins.
         pin_share: the part of the pool that all pins and kept prefixes together may hold.
@@ -67,6 +68,7 @@ class SchedulerConfig:
     policy: PolicyName = PolicyName.LPM
     policy_window: int = 256
     radix_cache: bool = True
+    block_cache: int = 0
     in_step_sharing: bool = True
     least_ahead: int = 0
     pin_share: float = 0.5

@@ -165,8 +165,8 @@ class Scheduler:
                 if self._pictures is not None:
                     self._pictures.forget(number)
             case EngineSnapshot():
-                if self.kv.journal is not None:
-                    self.kv.journal.snapshot(self.kv.cache)
+                if self.kv.journal is not None and self.kv.tree is not None:
+                    self.kv.journal.snapshot(self.kv.tree)
             case EngineGenerate() | EngineScore() | EngineChoose() | EngineEmbed() | EnginePrefill():
                 if message.id in self._table.alive:
                     raise ParameterError(f"request id {message.id} is in use; give every request its own")

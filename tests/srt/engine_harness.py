@@ -213,7 +213,8 @@ class Engine:
 
     def check_copies(self) -> None:
         """Compares the copies with the tree; the changes of the last step must have been followed."""
-        truth = nodes_of(self.scheduler.kv.cache)
+        tree = self.scheduler.kv.tree
+        truth = {} if tree is None else nodes_of(tree)  # blocks tell nothing
         assert self.copy.nodes() == truth
         nodes = self.meta_tree.nodes_of(self.replica)
         copied = {node.id: (node.parent, node.salt, read(node.tokens)) for node in nodes}

@@ -109,7 +109,12 @@ stateful = st.tuples(
         }
     ),
 ).map(lambda parts: {**parts[0], **parts[1], "overlap": False})
-OTHER_LAYERS = {"windows": windowed, "states": stateful}
+blocks = st.tuples(
+    configs,
+    st.sampled_from([22, 30, 64, 200]),
+    st.sampled_from([2, 4, 7, 16]),
+).map(lambda parts: {**parts[0], "pool": parts[1], "salt_share": 1.0, "block_cache": parts[2]})
+OTHER_LAYERS = {"windows": windowed, "states": stateful, "blocks": blocks}
 
 
 def drive(engine: Engine, events: list[Arrival]) -> dict[int, Arrival]:
