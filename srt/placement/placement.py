@@ -165,6 +165,7 @@ class _LoadTable:
         self.prefill = np.zeros(0)  # tokens a second, as the next two
         self.decode = np.zeros(0)
         self.load = np.zeros(0)
+        self.room = np.zeros(0)  # tokens
         self.seconds_to_begin = np.zeros(0)
         self.processed: Counts = np.zeros(0, np.int64)
         self.calls: Counts = np.zeros(0, np.int64)
@@ -177,7 +178,8 @@ class _LoadTable:
         more = size - self.size
         if more <= 0:
             return
-        for name, first in (("prefill", PREFILL_RATE), ("decode", DECODE_RATE), ("load", LOAD_RATE)):
+        firsts = {"prefill": PREFILL_RATE, "decode": DECODE_RATE, "load": LOAD_RATE, "room": np.inf}
+        for name, first in firsts.items():
             setattr(self, name, np.append(getattr(self, name), np.full(more, first)))
         for name in ("up", "seconds_to_begin", "processed", "calls", "waiting", "to_compute", "to_load", "to_generate"):
             array = getattr(self, name)
@@ -198,7 +200,7 @@ class _LoadTable:
 
     def loads(self, tokens: Counts) -> Loads:
         wait = self.to_compute / self.prefill + self.to_load / self.load + self.to_generate / self.decode
-        return Loads(self.calls, self.waiting, wait, tokens, self.prefill, self.load)
+        return Loads(self.calls, self.waiting, wait, tokens, self.prefill, self.load, self.room)
 
 
 class Placement:
@@ -277,6 +279,10 @@ class Placement:
             if value is not None:
                 assert value > 0, f"a rate is above 0, not {value}"
                 rates[replica] = value
+
+    def room(self, replica: int, tokens: int) -> None:
+        """Sets how many tokens the pool of a replica holds; without it, nothing counts as evicted."""
+        self._table.room[replica] = tokens
 
     # ------------------------------------------------------------------------------------------ calls
 
