@@ -19,9 +19,9 @@ import signal
 import socket
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 import uvicorn
@@ -87,6 +87,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     limits: HttpLimits = HttpLimits()
 
 
+S = TypeVar("S", bound=Settings)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs `umbel serve`. Returns the exit status."""
     settings = settings_of(arguments, os.environ)
@@ -96,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
     options = OWN_DEFAULTS | settings.runtime
     runtime = Runtime(**options, listen=_listen_of(settings))
     programs = [open_program(given, Front.now()) for given in settings.program]
-    listening = _bind(settings.host, settings.port)
+    listening = bind(settings.host, settings.port)
     hosts = (*settings.allow_host, settings.host)
     access = Access(settings.keys, settings.admin_key, hosts, loopback=on_loopback(listening))
     if settings.http_workers > 1:
@@ -144,32 +147,43 @@ def _worker_start(settings: Settings, listening: socket.socket) -> WorkerStart:
 
 
 def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
+    """Reads the command line of `umbel serve`; see `read_settings`."""
+    return read_settings(_parser(), Settings, arguments, environment)
+
+
+def read_settings(
+    parser: argparse.ArgumentParser, kind: type[S], arguments: Sequence[str], environment: Mapping[str, str]
+) -> S:
     """Reads the command line, the file that it names, and the keys of the environment; the command line wins.
+
+    Args:
+        kind: the settings of the command.
 
     Raises:
         ParameterError: an unknown name or a wrong value in the file.
     """
-    given = vars(_parser().parse_args(arguments))
-    settings = _read_file(given.pop("config", None))
+    given = vars(parser.parse_args(arguments))
+    fields = {field.name for field in msgspec.structs.fields(kind)}
+    settings = _read_file(given.pop("config", None), fields)
     for name, value in given.items():
-        if name in OPTIONS:
+        if name in fields:
+            settings[name] = value
+        elif name in OPTIONS:
             settings.setdefault("runtime", {})[name] = value
         elif name in LIMITS:
             settings.setdefault("limits", {})[name] = value
         elif name == "api_key":
             settings["keys"] = settings.get("keys", {}) | _keys(value)
-        else:
-            settings[name] = value
     if "keys" not in settings and (key := environment.get("UMBEL_API_KEY")):
         settings["keys"] = {"default": key}
     if "admin_key" not in settings and (key := environment.get("UMBEL_ADMIN_KEY")):
         settings["admin_key"] = key
     try:
-        return msgspec.convert(settings, Settings)
+        return msgspec.convert(settings, kind)
     except msgspec.ValidationError as error:
         said, _, path = str(error).partition(" - at `$.")
         place = f"{path.rstrip('`')}: " if path else ""
-        raise ParameterError(f"{place}{said}; umbel serve --help lists what can be set") from None
+        raise ParameterError(f"{place}{said}; {parser.prog} --help lists what can be set") from None
 
 
 def _keys(given: Sequence[str]) -> dict[str, str]:
@@ -186,16 +200,15 @@ def _keys(given: Sequence[str]) -> dict[str, str]:
 
 
 # Any: TOML
-def _read_file(path: Path | None) -> dict[str, Any]:
+def _read_file(path: Path | None, known: Set[str]) -> dict[str, Any]:
     if path is None:
         return {}
     try:
         found = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ParameterError(f"--config {path}: {error}") from None
-    known = {field.name for field in msgspec.structs.fields(Settings)}
     for name in found:
-        if name in OPTIONS or name in LIMITS:
+        if name not in known and (name in OPTIONS or name in LIMITS):
             raise ParameterError(f"--config {path}: write {name} below [{'runtime' if name in OPTIONS else 'limits'}]")
         if name not in known:
             raise ParameterError(f"--config {path}: {name!r} is not known; {remedy(name, known)}")
@@ -214,6 +227,23 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Everything can stand in a TOML file: host, port, keys, the tables [runtime] and [limits].",
         argument_default=argparse.SUPPRESS,
     )
+    add_shared_options(parser)
+    parser.add_argument("--tcp", metavar="ADDRESS", help="let programs on other machines join at tcp://HOST:PORT")
+    parser.add_argument("--tcp-key", metavar="FILE", help="with --tcp: the key file of this server; see umbel keys")
+    parser.add_argument("--tcp-clients", metavar="FILE", help="with --tcp: the list of the clients that are admitted")
+    parser.add_argument(
+        "--http-workers",
+        type=int,
+        metavar="N",
+        help="processes that serve HTTP, on one socket and one runtime; default: 1",
+    )
+    parser.add_argument("--record", metavar="FILE", help="append the tokens of every request, for umbel cost")
+    add_option_groups(parser)
+    return parser
+
+
+def add_shared_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what all commands that serve take: where they listen, whom they serve, and what they offer."""
     parser.add_argument("--host", help=f"the address to listen on; default: {DEFAULT_HOST}, this machine only")
     parser.add_argument("--port", type=int, help=f"default: {DEFAULT_PORT}; 0 takes a free one")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file with settings; the command line wins")
@@ -230,15 +260,6 @@ def _parser() -> argparse.ArgumentParser:
         help="open administrative routes, which are there without it only where no key is set and --host is this "
         "machine; also UMBEL_ADMIN_KEY",
     )
-    parser.add_argument("--tcp", metavar="ADDRESS", help="let programs on other machines join at tcp://HOST:PORT")
-    parser.add_argument("--tcp-key", metavar="FILE", help="with --tcp: the key file of this server; see umbel keys")
-    parser.add_argument("--tcp-clients", metavar="FILE", help="with --tcp: the list of the clients that are admitted")
-    parser.add_argument(
-        "--http-workers",
-        type=int,
-        metavar="N",
-        help="processes that serve HTTP, on one socket and one runtime; default: 1",
-    )
     parser.add_argument("--allow-host", action="append", metavar="NAME", help="serve this name in the Host header, too")
     parser.add_argument(
         "--program",
@@ -247,7 +268,6 @@ def _parser() -> argparse.ArgumentParser:
         help="offer the program of a graph file that umbel compile -o made; with a parameter as a model, too, whose "
         "messages go to it; may be repeated",
     )
-    parser.add_argument("--record", metavar="FILE", help="append the tokens of every request, for umbel cost")
     parser.add_argument(
         "--ignore-line",
         action="append",
@@ -255,14 +275,19 @@ def _parser() -> argparse.ArgumentParser:
         help="drop lines that match as a whole from the first 4,096 characters of the system text and of the first "
         "message, such as one that changes with every request; may be repeated",
     )
+
+
+def add_option_groups(parser: argparse.ArgumentParser, left_out: Set[str] = frozenset()) -> None:
+    """Adds the limits and the options of the runtime, but for those that the command has itself."""
     for title, struct, fields in (("limits", HttpLimits, LIMITS), ("the runtime", RuntimeOptions, OPTIONS)):
         group = parser.add_argument_group(title)
         said = _attributes(struct)
         for name, field in fields.items():
+            if name in left_out:
+                continue
             default = OWN_DEFAULTS.get(name, "none" if field.default is msgspec.NODEFAULT else field.default)
             described = f"{said.get(name, '').rstrip('.')}; default: {default}".replace("%", "%%")
             group.add_argument(_flag(name), type=_reader(field.type), metavar="VALUE", help=described)
-    return parser
 
 
 def _attributes(struct: type) -> dict[str, str]:
@@ -318,7 +343,7 @@ def _plain_kinds(kind: Any) -> Iterator[Any]:
 # ---------------------------------------------------------------------------------------------- serving
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
     """Returns a bound socket. Raises ParameterError for an address that is taken or not of this machine."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -365,7 +390,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().send_400_response(msg)
 
 
-class _Uvicorn(uvicorn.Server):
+class UvicornServer(uvicorn.Server):
     """uvicorn without its own handling of signals."""
 
     @contextlib.contextmanager
@@ -373,10 +398,10 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def http_config(front: Front) -> uvicorn.Config:
-    """Returns the settings with which uvicorn serves a front."""
+def http_config(app: Application) -> uvicorn.Config:
+    """Returns the settings with which uvicorn serves an application."""
     return uvicorn.Config(
-        application(front),
+        app,
         http=HttpProtocol,
         ws="none",
         timeout_keep_alive=IDLE_SECONDS,
@@ -396,7 +421,7 @@ class Server:
         self._front = front
         self._runtime = runtime
         self._listening = listening
-        self._uvicorn = _Uvicorn(http_config(front))
+        self._uvicorn = UvicornServer(http_config(application(front)))
         self._asked_to_end = 0
         self._was_cut = False
         self.failed: BaseException | None = None

@@ -157,7 +157,7 @@ class Application:
             await self._router(scope, receive, send)
         except HttpError as error:
             dialect: Dialect = "anthropic" if scope["path"].startswith("/v1/messages") else "openai"
-            await _send_error(send, error, _spoken(scope, dialect), request_id)
+            await send_error(send, error, spoken(scope, dialect), request_id)
 
 
 class _Resource:
@@ -206,7 +206,7 @@ class _Handler:
         endpoint = self._endpoint
         try:
             asked = await self._asked(scope, receive, request_id)
-            watch = asyncio.create_task(_cancel_at_disconnect(receive, task))
+            watch = asyncio.create_task(cancel_at_disconnect(receive, task))
             answer = await endpoint.handle(asked)
             headers = _headers(request_id, asked.warnings)
             if isinstance(answer, Reply):
@@ -239,7 +239,7 @@ class _Handler:
         """Sends an error: as the whole answer, or as the last event of a stream that has begun."""
         dialect, request_id = self._endpoint.dialect, scope["umbel"]
         if out is None or not out.started:
-            await _send_error(send, error, _spoken(scope, dialect), request_id)
+            await send_error(send, error, spoken(scope, dialect), request_id)
         elif out.answer.failure is not None:
             await out.fail(out.answer.failure(error))
         else:
@@ -274,7 +274,8 @@ def _read_query(sent: bytes, known: Collection[str]) -> dict[str, str]:
     return found
 
 
-async def _cancel_at_disconnect(receive: Receive, task: "asyncio.Task[Any]") -> None:
+async def cancel_at_disconnect(receive: Receive, task: "asyncio.Task[Any]") -> None:
+    """Cancels a task once the client has hung up."""
     while (await receive())["type"] != "http.disconnect":
         pass
     task.cancel()
@@ -304,12 +305,13 @@ async def _send_reply(send: Send, reply: Reply, headers: list[tuple[bytes, bytes
     await send({"type": "http.response.body", "body": body})
 
 
-async def _send_error(send: Send, error: HttpError, dialect: Dialect, request_id: str) -> None:
+async def send_error(send: Send, error: HttpError, dialect: Dialect, request_id: str) -> None:
+    """Sends an error as a whole answer."""
     reply = Reply(error.shape(dialect, request_id), error.status, error.headers)
     await _send_reply(send, reply, _headers(request_id))
 
 
-def _spoken(scope: Scope, dialect: Dialect) -> Dialect:
+def spoken(scope: Scope, dialect: Dialect) -> Dialect:
     """Returns the dialect for an error: Anthropic's clients name its version, on routes of others, too."""
     return "anthropic" if any(name == b"anthropic-version" for name, _ in scope["headers"]) else dialect
 

@@ -13,9 +13,9 @@ PATIENCE = 120.0  # seconds until what must come counts as missing, on a machine
 _PROGRAM = "import sys; from umbel.interpreter.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
+def until(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
     """Waits until a condition is true. Returns what it gave."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while not (found := condition()):
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
@@ -26,19 +26,28 @@ class ServerProcess:
     """A server process.
 
     Args:
-        options: of `umbel serve`.
+        options: of the command.
+        command: that serves.
+        listens: what its log says of the address.
+        patience: seconds until it has to listen.
 
     Attributes:
-        host, port, address: known once the process listens, before the model is loaded.
+        host, port, address: known once the process listens; of `umbel serve`, before the model is loaded.
     """
 
-    def __init__(self, *options: str) -> None:
+    def __init__(
+        self,
+        *options: str,
+        command: str = "serve",
+        listens: str = r"listening on (http://[\d.]+:\d+)",
+        patience: float = PATIENCE,
+    ) -> None:
         # A file, since a pipe that is not read would stop the server.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
-        command = [sys.executable, "-c", _PROGRAM, "serve", "--port", "0", *options]
-        self.process = subprocess.Popen(command, stderr=self._log, stdin=subprocess.DEVNULL)
+        arguments = [sys.executable, "-c", _PROGRAM, command, "--port", "0", *options]
+        self.process = subprocess.Popen(arguments, stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL)
         try:
-            self.address: str = until(lambda: self.said(r"listening on (http://[\d.]+:\d+)"), "it does not listen")
+            self.address: str = until(lambda: self.said(listens), "it does not listen", patience)
         except BaseException:
             self.end()
             raise

@@ -124,10 +124,16 @@ async def facts(asked: Asked[None]) -> Reply:
 async def message(asked: Asked[MessageBody]) -> EventStream:
     """Answers one message."""
     try:
-        question: Question = _decoder.decode(asked.body.message)
+        question = read_question(asked.body.message)
     except (msgspec.DecodeError, ValueError, RecursionError, MemoryError) as error:
         raise wrong("message", f"it is no message of umbel {__version__}: {error}") from None
     return EventStream(_events(asked, question))
+
+
+def read_question(data: bytes) -> Question:
+    """Reads a message of a client. Raises msgspec.DecodeError, ValueError, RecursionError or MemoryError."""
+    question: Question = _decoder.decode(data)
+    return question
 
 
 async def _events(asked: Asked[MessageBody], question: Question) -> AsyncGenerator[bytes, None]:

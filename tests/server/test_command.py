@@ -16,7 +16,7 @@ from umbel.lang.runtime_options import RuntimeOptions
 from umbel.server import command
 from umbel.server.access import Access
 from umbel.server.app import ENDPOINTS, application
-from umbel.server.command import LIMITS, OPTIONS, Server, _attributes, _bind, _worker_start, main, settings_of, stopping
+from umbel.server.command import LIMITS, OPTIONS, Server, _attributes, _worker_start, bind, main, settings_of, stopping
 from umbel.server.front import Front
 from umbel.server.limits import HttpLimits
 from umbel.srt.in_process import LocalBackend
@@ -266,7 +266,7 @@ def test_a_server_that_other_machines_reach_without_a_key_says_so(
         server.end()
         await serving
 
-    bound = _bind(host, 0)
+    bound = bind(host, 0)
     asyncio.run(scenario())
     assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == told
 
@@ -305,7 +305,7 @@ def test_ten_servers_start_and_end_and_leave_their_ports_and_nothing_else() -> N
     """Twice on the same ports. The nightly form starts ten processes."""
 
     async def scenario(ports: list[int]) -> list[int]:
-        sockets = [_bind("127.0.0.1", port) for port in ports]
+        sockets = [bind("127.0.0.1", port) for port in ports]
         ports = [each.getsockname()[1] for each in sockets]
         backends = [Local(pool_tokens=1 << 10) for _ in ports]
         servers = [Server(Front(each), each, bound) for each, bound in zip(backends, sockets, strict=True)]  # type: ignore[arg-type]  # as a Runtime is

@@ -94,7 +94,7 @@ def test_what_a_client_that_hangs_up_held_is_free_after_a_few_steps(
 @asynccontextmanager
 async def connected(client: AsgiClient) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A socket of the server's own protocol."""
-    protocol = partial(HttpProtocol, http_config(client.app.front), ServerState(), {})
+    protocol = partial(HttpProtocol, http_config(client.app), ServerState(), {})
     listening = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
     async with listening, asyncio.timeout(60):
         reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())

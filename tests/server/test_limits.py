@@ -12,6 +12,7 @@ from umbel.lang.runtime_options import RuntimeOptions
 from umbel.lang.templates import child
 from umbel.server import limits
 from umbel.server.access import Access, Caller
+from umbel.server.app import application
 from umbel.server.bodies import Salt
 from umbel.server.command import http_config
 from umbel.server.front import Front
@@ -116,7 +117,7 @@ def test_a_salt_is_the_same_everywhere(salt: str) -> None:
 
 def test_a_connection_waits_longer_for_its_next_request_than_clients_keep_it() -> None:
     """The clients of OpenAI and Anthropic keep one for 5 s: a server that closes it then would meet their request."""
-    assert http_config(Front(LocalBackend())).timeout_keep_alive == limits.IDLE_SECONDS
+    assert http_config(application(Front(LocalBackend()))).timeout_keep_alive == limits.IDLE_SECONDS
     assert (DEFAULT_CONNECTION_LIMITS.keepalive_expiry or 0.0) < limits.IDLE_SECONDS
 
 
