@@ -13,7 +13,7 @@ LOCK ?= tests/lock.txt
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: demo test check nightly newest bench gpu gpu-wheels lock clean
+.PHONY: demo test check nightly newest ray ray-tests bench gpu gpu-wheels lock clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/judge.py
@@ -32,6 +32,14 @@ nightly: $(VENV)/dev.stamp
 # The same tests with the newest versions of everything that pyproject.toml admits, in an environment of their own.
 newest:
 	$(MAKE) test VENV=.venv-newest LOCK=/dev/null
+
+# Replicas on Ray, which `make test` leaves out where it is not installed: 350 MB, in an environment of their own.
+ray:
+	$(MAKE) ray-tests VENV=.venv-ray
+
+ray-tests: $(VENV)/dev.stamp
+	$(PIP) -c $(LOCK) '$(TORCH)' -e '.[ray]'
+	$(BIN)/python -m pytest tests/server/ray
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .
@@ -52,7 +60,7 @@ gpu-wheels:
 
 # A stale build/ would leak deleted modules into wheels.
 clean:
-	rm -rf build dist *.egg-info $(VENV) .venv-newest
+	rm -rf build dist *.egg-info $(VENV) .venv-newest .venv-ray
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

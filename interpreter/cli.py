@@ -19,6 +19,7 @@ COMMANDS = {
     "run": "run a Python file; its programs use the model that is named here",
     "chat": "talk to a model in the terminal",
     "serve": "serve a model over HTTP, with the APIs of OpenAI and Anthropic",
+    "deploy": "serve a model by several replicas on Ray Serve",
     "cost": "say what providers would have charged for a run that umbel serve recorded",
     "pull": "download a model from the Hugging Face hub",
     "models": "list the models on this machine, and the families that run",
@@ -50,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return int(_of_runtime("models_command").main(given[0], given[1:]))
         if given[:1] == ["serve"]:
             return _of_server("command", given[1:])
+        if given[:1] == ["deploy"]:
+            return _of_server("ray.command", given[1:])
         if given[:1] == ["cost"]:
             return _of_server("cost", given[1:])
         if not given:
@@ -110,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
             "--model", help="a name (org/repo, ollama:NAME), a folder or a GGUF file; default: Gemma 3 270M"
         )
     commands.add_parser("serve", help=COMMANDS["serve"], add_help=False)
+    commands.add_parser("deploy", help=COMMANDS["deploy"], add_help=False)
     commands.add_parser("cost", help=COMMANDS["cost"], add_help=False)
     for name in ("pull", "models", "rm", "doctor", "eval"):
         commands.add_parser(name, help=COMMANDS[name], add_help=False)

@@ -272,6 +272,15 @@ def test_no_import_is_excepted_from_the_layers() -> None:
     at_most([line for contract in contracts for line in contract.get("ignore_imports", ())], 0)
 
 
+def test_of_the_rooms_of_the_runtime_the_server_sees_placement_alone() -> None:
+    """It is named by all others: a room that is new has to be added."""
+    contracts: Any = project()["tool"]["importlinter"]["contracts"]
+    (layers,) = (each["layers"] for each in contracts if each.get("containers") == ["umbel.srt"])
+    (forbidden,) = (each["forbidden_modules"] for each in contracts if each.get("source_modules") == ["umbel.server"])
+    rooms = {f"umbel.srt.{room.strip()}" for layer in layers for room in layer.split("|")}
+    assert rooms - set(forbidden) == {"umbel.srt.placement"}
+
+
 def test_one_module_of_the_interpreter_sees_the_automata() -> None:
     """It checks texts of models that enforce no constraint."""
     of_automata = {path for path in shipped() if path.startswith("fsm/")}
