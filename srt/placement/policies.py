@@ -300,11 +300,12 @@ class ConsistentHashing:
 
     def __init__(self) -> None:
         self._places: dict[int, list[int]] = {}  # replica → its places on the ring
+        self._rings: dict[bytes, list[tuple[int, int]]] = {}  # replicas → (place, replica), ascending; the last one
 
     def choose(self, choice: Choice) -> tuple[int, str]:
         calls = choice.loads.calls
         most = math.ceil(LOAD_BOUND * (int(calls[choice.replicas].sum()) + 1) / len(choice.replicas))
-        ring = sorted((place, replica) for replica in choice.replicas.tolist() for place in self._of(replica))
+        ring = self._ring(choice.replicas)
         start = bisect_left(ring, (self._hash_of(choice.call), -1))
         passed: dict[int, None] = {}
         for step in range(len(ring)):
@@ -313,6 +314,13 @@ class ConsistentHashing:
                 return replica, f"next on the ring{f'; {len(passed)} above {most - 1} calls passed' if passed else ''}"
             passed[replica] = None
         raise AssertionError("some replica has at most the mean load")
+
+    def _ring(self, replicas: NDArray[np.int64]) -> list[tuple[int, int]]:
+        key = replicas.tobytes()
+        if key not in self._rings:
+            places = sorted((place, replica) for replica in replicas.tolist() for place in self._of(replica))
+            self._rings = {key: places}
+        return self._rings[key]
 
     def _of(self, replica: int) -> list[int]:
         if replica not in self._places:

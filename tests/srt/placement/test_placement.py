@@ -167,3 +167,23 @@ def test_routing_is_learned_from_and_evicted_at_intervals() -> None:
         'Processed Queue: {"http://localhost:30001": 3, "http://localhost:30002": 0}',
         'Running Queue: {"http://localhost:30001": 2, "http://localhost:30002": 0}',
     ]
+
+
+def test_the_cost_of_a_placement_does_not_grow_with_the_tree() -> None:
+    """Nodes are visited on the path of the call alone: to find it, to expect it, and to forget it."""
+
+    def operations(documents: int) -> int:
+        placement = Placement("added-delay", range(64))
+        for replica in range(64):
+            placement.apply(replica, [NodeAdded(1, 0, "", PREFIX)])
+            for number in range(documents):
+                tokens = packed([replica * documents + number, *range(200)])
+                placement.apply(replica, [NodeAdded(2 + number, 1, "", tokens)])
+        before = placement.tree.operations
+        placed = place(placement, call(3, *range(200), 5))
+        placement.ended(placed.number, 0.0)
+        placement.apply(placed.replica, ())
+        placement.check()
+        return placement.tree.operations - before
+
+    assert operations(2) == operations(20) <= 15
