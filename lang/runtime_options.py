@@ -149,6 +149,11 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         pool_tokens: tokens the KV pool holds; None derives it from pool_memory. Layers that see a window of tokens keep
             fewer, where that is enough for max_running requests.
         pool_memory: bytes for the KV pool, of each rank; None takes a share of what is free.
+        host_cache: bytes of host memory for pages of 64 tokens that were used twice or are pinned: prefixes come from
+            there when the KV pool has evicted them. None: none. docs/tiers.md has this and the next three.
+        disk_cache: folder for such pages. They outlive the engine, and other engines on this machine may share it.
+        disk_cache_size: bytes that all processes together keep in that folder.
+        shared_cache: a server of the Redis protocol for such pages, "redis://host:6379/0", which engines share.
         policy: order of waiting requests: "lpm" (longest cached prefix first) or "fcfs" (arrival).
         radix_cache: keep and reuse prefixes.
         in_step_sharing: requests of the same step share a new prefix too.
@@ -191,6 +196,10 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     chunk_size: Annotated[int | None, Range(1, 1 << 20)] = 512
     pool_tokens: Annotated[int | None, Range(2, 1 << 31)] = None
     pool_memory: Annotated[int | None, Range(1, 1 << 50)] = None
+    host_cache: Annotated[int | None, Range(1 << 20, 1 << 50, " bytes")] = None
+    disk_cache: str | None = None
+    disk_cache_size: Annotated[int, Range(1 << 20, 1 << 50, " bytes")] = 16 << 30
+    shared_cache: str | None = None
     policy: Policy = "lpm"
     radix_cache: bool = True
     in_step_sharing: bool = True
@@ -227,11 +236,31 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise ParameterError(f"tensor_parallel={ranks}: the oracle has no weights; leave it out")
         if ranks > 1 and self.adapters:
             raise ParameterError(f"tensor_parallel={ranks}: adapters are not cut into ranks; leave one of them out")
+        _check_tiers(self, ranks)
         delay = checks.plain_value(self.debug.step_delay)
         if delay and self.overlap is True:
             raise ParameterError(f"step_delay={delay} delays steps that wait; leave overlap=True out")
         if delay and not oracle:
             raise ParameterError(f"step_delay slows the oracle model only; model={shown(self.model)} takes none")
+
+
+TIER_OPTIONS = ("host_cache", "disk_cache", "shared_cache")  # fastest first
+
+
+def _check_tiers(options: "RuntimeOptions", ranks: int) -> None:
+    """Checks the options of the tiers of the cache."""
+    for name, example in (("disk_cache", '"~/umbel-pages"'), ("shared_cache", '"redis://127.0.0.1:6379/0"')):
+        if getattr(options, name) is not None:
+            checks.text(name, getattr(options, name), MAX_MODEL_LENGTH, f"{example}, or leave it out")
+    given = [name for name in TIER_OPTIONS if getattr(options, name) is not None]
+    if given and ranks > 1:
+        raise ParameterError(
+            f"tensor_parallel={ranks}: ranks do not save their parts of pages; leave {' and '.join(given)} out"
+        )
+    if given and options.debug.block_cache:
+        raise ParameterError(f"block_cache={options.debug.block_cache} has no tiers; leave {' and '.join(given)} out")
+    if given and not options.radix_cache:
+        raise ParameterError(f"radix_cache=False keeps no prefixes; leave {' and '.join(given)} out")
 
 
 def _check_adapters(adapters: object) -> None:
@@ -279,6 +308,10 @@ class CacheOptions(TypedDict, total=False):
     salt_share: float
     pool_tokens: int | None
     pool_memory: int | None
+    host_cache: int | None
+    disk_cache: str | None
+    disk_cache_size: int
+    shared_cache: str | None
     kv_dtype: KVDType
     incremental_tokenization: bool
     constraint_cache: int

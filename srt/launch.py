@@ -12,12 +12,13 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import cache, partial
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..lang.errors import MissingExtraError, ModelError, ParameterError
-from ..lang.runtime_options import ORACLE, RuntimeOptions
+from ..lang.runtime_options import ORACLE, TIER_OPTIONS, RuntimeOptions
 from .core.batch import AsyncRunner, Runner, VectorHead
 from .core.instruments import Clock, FaultHook
 from .core.messages import Heartbeat
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .constraints.matcher import MatcherCache
     from .constraints.matcher_factory import ConstraintVocabulary
     from .distributed.communicator import Communicator
+    from .scheduler.page_cache import PageTiers
     from .scheduler.policy import SchedulerConfig
     from .scheduler.scheduler import Scheduler
     from .weights import ModelSource
@@ -192,11 +194,14 @@ def open_engine(
     _check_block_cache(options, runner)
     config = _scheduler_config(options, overlap=_overlaps(options, runner), both_ways=both_ways)
     head = _vector_head(options, source)
-    scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, matcher_cache, head)
+    tiers = _page_tiers(options, runner, source, clock)
+    scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, matcher_cache, head, tiers)
     if oracle is not None:
         oracle.expected = scheduler.planned_tokens  # it compares the content of slots with the expected tokens
     ready = matcher_cache.prepare() if prepare_constraints else None
     first_token = 0 if first is None else first
+    if tiers is not None:
+        endings.append(_begin_tiers(scheduler, tiers, first_token, phase))
     return Engine(scheduler, runner, first_token, matcher_cache, ready, tuple(endings))
 
 
@@ -264,6 +269,69 @@ def _vector_head(options: RuntimeOptions, source: "ModelSource | None") -> Vecto
     with source.named_in_errors():
         hidden = decoder_config(source.config).get("hidden_size", 0)
         return load_head(source.vectors, source.tensors, source.path, hidden)
+
+
+def _page_tiers(
+    options: RuntimeOptions, runner: Runner, source: "ModelSource | None", clock: Clock
+) -> "PageTiers | None":
+    """Opens the tiers of the cache that options name; None: there are none, or the model has no pages.
+
+    source: of a model on disk.
+    """
+    given = [name for name in TIER_OPTIONS if getattr(options, name) is not None]
+    if not given:
+        return None
+    if runner.pages is None:
+        log.warning("%s: nothing is kept, for the recurrent states of this model are not in pages", ", ".join(given))
+        return None
+    from .core.batch import PagePart
+    from .scheduler.page_cache import PageTiers
+    from .tiers.access import DirectAccess, ThreadedAccess, TierAccess
+    from .tiers.disk import DiskTier
+    from .tiers.memory import HostMemory
+    from .tiers.names import PAGE_TOKENS, PageScheme
+    from .tiers.shared_store import SharedStore
+    from .tiers.tier import Tier
+
+    adapters: tuple[bytes, ...] = tuple(name.encode() for name in options.adapters)  # the oracle's have no weights
+    if options.model == ORACLE:
+        model = b"oracle"
+    elif source is None:
+        model = os.urandom(32)  # a model in memory has no name that another process could know
+    else:
+        from .weights.catalog.digests import adapter_digests, weights_digest
+
+        model = weights_digest(source.config, source.files, source.cache)
+        adapters = adapter_digests(options.adapters, source.cache)
+    facts = runner.facts()
+    computed = (type(runner).__name__, facts.get("weights", ""), options.dtype, str(runner.context_length))
+    fingerprint = sha256(repr((model, *computed)).encode()).digest()
+    scheme = PageScheme(fingerprint, str(facts.get("kv_dtype", "")), runner.pages.layout)
+    tiers: list[TierAccess] = []
+    if options.host_cache is not None:
+        tiers.append(DirectAccess(HostMemory(options.host_cache)))
+    slow: list[Tier] = []
+    if options.disk_cache is not None:
+        slow.append(DiskTier(Path(options.disk_cache).expanduser(), options.disk_cache_size, scheme.digest))
+    if options.shared_cache is not None:
+        slow.append(SharedStore(options.shared_cache, scheme.digest))
+    page_bytes = PAGE_TOKENS * sum(map(runner.pages.bytes_per_token, PagePart))
+    tiers += [ThreadedAccess(tier, page_bytes=page_bytes) for tier in slow]
+    return PageTiers(scheme, tuple(tiers), adapters, measured=options.model != ORACLE)
+
+
+def _begin_tiers(scheduler: "Scheduler", tiers: "PageTiers", first_token: int, phase: Phase) -> Callable[[], object]:
+    """Measures what tiers are compared with, and returns the call that ends them."""
+    if tiers.measured:
+        phase("measuring the tiers of the cache")
+        scheduler.measure_prompts(first_token)
+
+    def end() -> None:
+        """Saves what is left, and gives the tiers some seconds to store it."""
+        scheduler.kv.save_rest()
+        tiers.close()
+
+    return end
 
 
 def _open_vocabulary(

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol, cast
@@ -365,6 +365,9 @@ class RadixCache:
         self.idle_check = IdleCheck(pool, self.eviction)
         self._next_id = 0
         self._time = 0  # counts uses; the order is all that matters
+        self.before_eviction: Callable[[RadixNode], None] | None = (
+            None  # called with a leaf whose slots are still there
+        )
         self.evicted_tokens = 0  # cumulative
         self.splits = 0  # cumulative; each changes the paths through the node that was split
         self.forget()
@@ -591,6 +594,8 @@ class RadixCache:
     def _evict(self, count: int, order: EvictionPolicy) -> int:
         given = 0
         while given < count and (leaf := order.pop()) is not None:
+            if self.before_eviction is not None:
+                self.before_eviction(leaf)
             given += self._remove(leaf)
         self.evicted_tokens += given
         return given
@@ -610,8 +615,12 @@ class RadixCache:
         return sum(self._remove(node) for node in reversed(subtree))
 
     def clear(self) -> int:
-        """Evicts all nodes that are not held."""
-        return self.evict(self.evictable_tokens)
+        """Evicts all nodes that are not held, without `before_eviction`: what is emptied on purpose is not saved."""
+        told, self.before_eviction = self.before_eviction, None
+        try:
+            return self.evict(self.evictable_tokens)
+        finally:
+            self.before_eviction = told
 
     # ---------------------------------------------------------------------------------------- inside
 

@@ -6,6 +6,7 @@
 <cache>/tokenizers/<digest>       tokenizer.json of a GGUF file, see srt/weights/documents.py
 <cache>/vocabularies/<digest>     byte tables, see srt/tokenizer/vocabulary.py
 <cache>/merges/<digest>           merges of a BPE tokenizer, see srt/tokenizer/merges.py
+<cache>/digests/<digest>          digests of files of weights, see srt/weights/catalog/digests.py
 <cache>/compared/<digest>         notes that the default model was compared with its digest
 <cache>/models/<name>/            models that were put there, opened by name
 

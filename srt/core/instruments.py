@@ -89,6 +89,16 @@ class Counters:
     snapshot_misses: int = 0  # cached tokens computed again because no snapshot was near
     window_misses: int = 0  # cached tokens computed again because window layers had lost them
     window_slots_reclaimed: int = 0
+    loads: int = 0  # runs of pages that came from tiers of the cache
+    shared_loads: int = 0  # requests that waited for the load of another one
+    late_loads: int = 0  # given up: computing was faster
+    loads_declined: int = 0  # runs that a tier has, or may have, and that are computed faster
+    loaded_host_tokens: int = 0  # by tier
+    loaded_disk_tokens: int = 0
+    loaded_shared_tokens: int = 0
+    saved_pages: int = 0  # handed to the tiers
+    saved_window_pages: int = 0
+    save_failures: int = 0  # copies out of the pool that failed
     evicted_tokens: int = 0
     discarded_tokens: int = 0  # because the logits of their rows were not numbers
     cache_events: int = 0  # changes of the tree that were told to the gateway
@@ -111,6 +121,11 @@ class Counters:
     forward_seconds: float = 0.0  # in which the scheduler waited for steps: with overlap, less than they took
     sample_seconds: float = 0.0
     step_seconds: float = 0.0
+
+    def add_loaded(self, tier: str, tokens: int) -> None:
+        """Counts tokens that came from a tier."""
+        name = f"loaded_{tier}_tokens"
+        setattr(self, name, getattr(self, name) + tokens)
 
     def as_dict(self) -> dict[str, float]:
         return dict(zip(_COUNTERS, _read_counters(self), strict=True))  # before every step: a tenth of asdict's time

@@ -12,7 +12,7 @@ requests, its keys would lie scattered. Spare slots are private, and are taken b
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,9 +26,13 @@ from ..cache.slot_allocator import IntegrityError, SlotAllocator, Slots
 from ..cache.state_slots import StateSlots
 from ..cache.tree_journal import TreeJournal
 from ..cache.window_slots import WindowSlots
-from ..core.batch import StateRun, WindowPool
+from ..core.batch import PagePart, StateRun, WindowPool
 from ..core.instruments import Clock, Counters, FaultHook, Stopwatch
 from ..core.messages import EngineMark
+from ..tiers.names import PAGE_TOKENS
+from ..tiers.tier import Payload
+from .page_cache import PageCache
+from .page_loads import PageLoad
 from .policy import SchedulerConfig
 from .request import Generation, Request
 from .state_manager import StateManager
@@ -228,6 +232,7 @@ class Pins:
 
 _NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
 _LONGEST_RUN = 16  # slots taken ahead
+_PAGES_AT_ONCE = 8  # of a load; window layers have room for so many beyond what they keep
 _SPARE_SHARE = 16  # all spare slots together are at most this part of the pool
 
 
@@ -259,6 +264,7 @@ class KVManager:
         context_length: int,
         num_states: int = 0,
         window_pool: WindowPool | None = None,
+        pages: Callable[[WindowSlots | None, Callable[[Slots], bool]], PageCache] | None = None,
     ) -> None:
         window_slots = None if window_pool is None else WindowSlots(num_slots, window_pool)
         slots = StateSlots(num_states) if num_states else None
@@ -287,6 +293,13 @@ class KVManager:
         self.windows: WindowManager | None = None
         if window_slots is not None:
             self.windows = WindowManager(window_slots, config, counters, lambda: (*self.pins.matches, *self.pins.kept))
+        self.pages = None if pages is None else pages(window_slots, self._written)
+        if self.pages is not None:
+            assert self.tree is not None, "tiers have no blocks: RuntimeOptions"
+            self.tree.before_eviction = self.pages.before_eviction
+            if self.windows is not None:
+                self.windows.margin = 2 * PAGE_TOKENS  # so that the pages around a window can be saved whole
+        self._planning = False
         self.tree_time = Stopwatch(clock)
         self._counters = counters
         self._reuse = config.radix_cache
@@ -342,8 +355,21 @@ class KVManager:
 
     def begin_step(self) -> None:
         self._step += 1
+        self._planning = True
         if self.windows is not None:
             self.windows.begin_step()
+
+    def end_plan(self) -> None:
+        """Notes that the planned rows were launched, or that there are none."""
+        self._planning = False
+
+    def _written(self, slots: Slots) -> bool:
+        """Returns whether all keys in `slots` were computed, or are by a step that was launched."""
+        if not self._planning:
+            return True
+        if self.windows is not None and self.windows.attached_now(slots):
+            return False
+        return not (self._placed_in[slots] == self._step).any()
 
     def peek(self, request: Request) -> int:
         """Returns the number of cached tokens of a waiting request."""
@@ -453,12 +479,16 @@ class KVManager:
             return False
         if self.windows is not None and not self.windows.make_room(request, end, count):
             return False
+        self._evict_for(request, count)
+        return True
+
+    def _evict_for(self, request: Request, count: int) -> None:
+        """Evicts until `count` slots are free for a request: so many are, or can be."""
         if self.limited and (excess := _root(request).owned + count - self.most_of_salt) > 0:
             with self.tree_time:
                 self._counters.evicted_tokens += self.cache.evict_of(_root(request), excess)
         with self.tree_time:
             self._counters.evicted_tokens += self.cache.make_room(count)
-        return True
 
     def allocate(self, request: Request, count: int) -> Slots:
         """Allocates `count` slots for a request, ascending. The caller has called `make_room`."""
@@ -510,6 +540,8 @@ class KVManager:
     def pin(self, request: Request, *, seconds: float, now: float) -> None:
         """Pins the request's tokens in the tree. Its rows have run, and it is still open."""
         assert request.match is not None, "what no request holds may be gone"
+        if self.pages is not None:
+            self.pages.want(request, request.length)
         whole = request.length - request.tree_length < self.cache.page  # without a tree nothing is
         self.pins.put(
             request.message_id, request.match if whole else Match(request.match.node, 0), seconds=seconds, now=now
@@ -528,6 +560,8 @@ class KVManager:
                 match = self.cache.match(known, request.schedule.salt, request.schedule.private)
             assert len(known) - match.length < self.cache.page, "the request's lock holds its path"
             placed.append(self.pins.keep(mark.id, match, seconds=mark.seconds, now=now))
+            if self.pages is not None and placed[-1]:
+                self.pages.want(request, mark.length)
         return placed
 
     def take_back_spare(self, requests: Iterable[Request]) -> bool:
@@ -574,6 +608,8 @@ class KVManager:
         if request.match is None:
             return
         self.adopt(request, min(request.computed, request.kv_length, request.length))
+        if self.pages is not None:
+            self.pages.end(request)
         if self.windows is not None:
             self.windows.end(request)
         self._release(request, request.private_slots)
@@ -590,6 +626,8 @@ class KVManager:
         """
         if request.match is None:
             return
+        if self.pages is not None:
+            self.pages.distrust(request)
         self._release(request, request.private_slots)
         with self.tree_time:
             if self.states is not None:
@@ -602,6 +640,8 @@ class KVManager:
         """Forgets the request's slots without releasing them (they were released, or the pool was cleared)."""
         if self.windows is not None:
             self.windows.detach(request)
+        if self.pages is not None:
+            self.pages.leave(request)
         request.match = request.state = None
         request.kv_length = request.slot_end = request.computed = 0
 
@@ -611,6 +651,78 @@ class KVManager:
             request.set_slots(request.kv_length, match.slots(request.kv_length))
             request.kv_length = request.slot_end = match.length
         request.match = match
+
+    # ------------------------------------------------------------------------------------------ pages of tiers
+
+    def load(self, request: Request) -> bool:
+        """Looks in the tiers for the pages after the match of a request that was admitted; True: it waits for them."""
+        if self.pages is None or not (self._reuse and self.pages.active):
+            return False
+        load = self.pages.admit(request, self.reusable(request))
+        if load is None:
+            return False
+        if load.ended:
+            self.receive(request, load)
+        return not load.ended
+
+    def receive(self, request: Request, load: PageLoad) -> None:
+        """Puts the pages of a load into slots of a request that has waited for it, and hands them to the tree.
+
+        The first request that receives a load takes all of it; the others find it in the tree.
+        """
+        assert self.pages is not None, "a load has begun"
+        self.advance(request)
+        first, end = request.kv_length, load.end * PAGE_TOKENS
+        if first < load.first * PAGE_TOKENS or request.slot_end != first:
+            return  # another one than began the load, which shares less
+        while request.kv_length < end:
+            page = request.kv_length // PAGE_TOKENS
+            stop = min(end, (page + _PAGES_AT_ONCE) * PAGE_TOKENS)
+            if not self._place_pages(
+                request, stop, load.payloads[page - load.first : stop // PAGE_TOKENS - load.first]
+            ):
+                break
+        if self.windows is not None:
+            for page in load.wanted:
+                self._place_window(request, page, load)
+        if request.kv_length > first or load.windows:
+            self._counters.loads += 1
+            self.pages.arrived(load, request, first, request.kv_length)
+            self.adopt(request, request.kv_length)
+        load.windows.clear()
+
+    def _place_pages(self, request: Request, end: int, payloads: Sequence[Payload]) -> bool:
+        """Loads the tokens up to `end` into new slots; False: there is no room for them."""
+        assert self.pages is not None, "a load has begun"
+        start = request.kv_length
+        count = end - start
+        if not self.has_slots(request, count) or not (self.windows is None or self.windows.reserve(count)):
+            return False
+        self._evict_for(request, count)
+        slots = self.allocate(request, count)
+        if self.windows is not None:
+            self.windows.slots.detach(slots)  # those that are needed come afterwards
+        request.set_slots(start, slots)
+        self.pages.port.load(slots, payloads, PagePart.TOKENS)
+        request.kv_length = request.slot_end = end
+        return True
+
+    def _place_window(self, request: Request, page: int, load: PageLoad) -> None:
+        """Loads a page of window layers, where it came and its tokens are here."""
+        assert self.pages is not None, "a load has begun"
+        assert self.windows is not None, "only then are there such pages"
+        end = (page + 1) * PAGE_TOKENS
+        payload = load.windows.get(page)
+        if payload is None or end > request.kv_length:
+            return
+        slots = request.slots(end - PAGE_TOKENS, end)
+        if self.windows.complete(slots):
+            self.pages.port.load(self.windows.slots.of(slots), [payload], PagePart.WINDOWS)
+
+    def save_rest(self) -> None:
+        """Saves what is worth it and was not saved, at the end of the engine. Nothing runs."""
+        if self.pages is not None and self.tree is not None:
+            self.pages.flush([node for _, node in self.tree.walk() if not node.children])
 
     # ------------------------------------------------------------------------------------------ whole
 
@@ -628,6 +740,8 @@ class KVManager:
         self.cache.forget()
         if self.states is not None:
             self.states.slots.clear()
+        if self.pages is not None:
+            self.pages.clear()
         self.pins.forget()
 
     def check_some(self) -> bool:
@@ -653,6 +767,8 @@ class KVManager:
             self.states.check(running)
         if self.windows is not None:
             self.windows.check(running)
+        if self.pages is not None:
+            self.pages.check(running)
         in_tree = self.cache.held_slots()
         self.pool.check(in_tree + [request.private_slots for request in running])
         private: Counter[RadixRoot] = Counter()

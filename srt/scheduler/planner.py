@@ -103,7 +103,10 @@ class Planner:
                 self._table.drop(request)
             elif (full := self._no_room(request, promised)) is None:
                 self._table.admit(request)
-                self._plan_rows(request)
+                if self._kv.load(request):
+                    self._table.wait_for_load(request)
+                else:
+                    self._plan_rows(request)
                 if request.match is not None:  # it has not failed, and was not done at once
                     order.admitted(request)
                     promised += self._kv.missing(request, request.length) + self._config.headroom

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -32,6 +33,9 @@ from ..constraints.matcher import Matcher
 from ..core.messages import EngineMark, IdLogprob, Schedule
 from ..multimodal.sequence import NO_PICTURES, SequencePictures
 
+if TYPE_CHECKING:  # which imports this module
+    from .page_cache import RequestPages
+
 PENDING_TOKEN = -1  # stands for a token that a running step is about to choose
 NO_SOURCE = -1  # source of a request whose tokens are all known
 
@@ -40,6 +44,7 @@ Path = tuple[tuple[int, int, int], ...]  # root first: (node id, position of its
 
 class Phase(Enum):
     WAITING = "waiting"  # holds nothing
+    LOADING = "loading"  # as running, but no row is planned before its pages came from a tier, or are late
     RUNNING = "running"  # holds slots and a lock on its path in the tree
     ENDED = "ended"  # holds nothing, has been answered
 
@@ -177,11 +182,13 @@ class Request:
         "job",
         "kv_length",
         "length",
+        "loaded",
         "marked",
         "marks",
         "match",
         "message_id",
         "number",
+        "pages",
         "phase",
         "pictures",
         "prompt_length",
@@ -224,6 +231,8 @@ class Request:
         self.computed = 0
         self.reached = 0  # most rows ever computed or found: rows after it are new, rows before it repeated
         self.cached_tokens = 0  # prompt tokens that this request never computed
+        self.pages: RequestPages | None = None  # where tiers keep pages: its pages, once it has been admitted
+        self.loaded: dict[str, int] | None = None  # tokens that came from each tier
         self.state: RequestState | None = None  # of a running request of a model with recurrent states
         self.source = NO_SOURCE  # the logit row of the running step that chooses the token which is PENDING_TOKEN
 

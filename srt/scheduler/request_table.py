@@ -113,6 +113,16 @@ class RequestTable:
         request.phase = Phase.RUNNING
         self.changes += 1
 
+    def wait_for_load(self, request: Request) -> None:
+        """Lets a running request wait for its pages from a tier."""
+        request.phase = Phase.LOADING
+
+    def loaded(self, request: Request) -> None:
+        """Lets a request run whose load has ended."""
+        assert request.phase is Phase.LOADING, "it has waited"
+        request.phase = Phase.RUNNING
+        self.changes += 1
+
     def retract(self, request: Request) -> None:
         """Puts a running request back to waiting with all its tokens. Its keys stay in the tree while there is room."""
         self._counters.retractions += 1

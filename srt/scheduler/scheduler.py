@@ -11,15 +11,20 @@ A request that fails ends alone, also when its row fails during sampling: the ke
 pass that fails ends its batch and empties the tree; all other requests compute their tokens again.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...lang.errors import CapabilityError, DeadlineError, ParameterError, UmbelError
-from ..cache.slot_allocator import IntegrityError
+from ...lang.sampling import SamplingParams
+from ..cache.slot_allocator import IntegrityError, Slots
+from ..cache.window_slots import WindowSlots
 from ..constraints.matcher import MatcherCache
 from ..core.batch import AsyncRunner, Runner, VectorHead
 from ..core.instruments import Clock, Counters, FaultHook, no_faults
@@ -48,6 +53,7 @@ from .choice_search import ChoiceSearches
 from .commit import Commit, StepResult, read_step_result
 from .constrained import ConstrainedTexts
 from .kv_manager import KVManager
+from .page_cache import PageCache, PageTiers
 from .planner import Planner
 from .policy import PolicyName, SchedulerConfig
 from .request import Phase, Prefilling
@@ -56,6 +62,10 @@ from .step import NO_REQUESTS, FinishedStep, InFlightStep, PlannedRows, StepPlan
 from .timing import Timing
 
 Info = dict[str, str | int | float | bool | list[int | str] | None]
+
+_MEASURED_TOKENS = 256
+_log = logging.getLogger("umbel.engine")
+_ROWS_OF_PROMPT = 16  # rows of each sequence, on average, in a step that says how long prompts take
 
 __all__ = ["PolicyName", "Scheduler", "SchedulerConfig"]
 
@@ -72,6 +82,7 @@ class Scheduler:
             for each allocation), engine.forward (once for each step).
         constraints: opens the constraints of requests; None: such requests are refused.
         vectors: turns hidden states into vectors; None: requests for embeddings are refused.
+        tiers: keep pages that are not in the pool; None: there are none.
 
     Raises:
         ParameterError: overlap with a runner that is no `batch.AsyncRunner`.
@@ -87,6 +98,7 @@ class Scheduler:
         faults: FaultHook = no_faults,
         constraints: MatcherCache | None = None,
         vectors: VectorHead | None = None,
+        tiers: PageTiers | None = None,
     ) -> None:
         if config.overlap and not isinstance(runner, AsyncRunner):
             raise ParameterError(f"overlap=True: {type(runner).__name__} waits for its steps; write overlap=False")
@@ -108,6 +120,7 @@ class Scheduler:
             context_length=runner.context_length,
             num_states=runner.num_states,
             window_pool=runner.window_pool,
+            pages=None if tiers is None else partial(self._page_cache, tiers),
         )
         self._timing = Timing(clock)
         self._table = RequestTable(self.kv, self._counters, self._timing)
@@ -140,6 +153,7 @@ class Scheduler:
         self._sampler = Sampler(runner.vocab_size, runner.chooser)
         self._aborts: list[int] = []
         self._controls: list[EngineControl | EngineSurvey] = []
+        self._completed_at = 0.0  # on the clock: the last step
         self._ran = False  # since pool and tree were checked
 
     # ------------------------------------------------------------------------------------------ outside
@@ -213,9 +227,12 @@ class Scheduler:
 
     @property
     def opening(self) -> bool:
-        """Returns whether every live request waits for its constraint, so that `step` has nothing to compute yet."""
-        waits = len(self._table.held) == len(self._table.alive) > 0
-        return waits and self._nothing_asked and not self._in_flight
+        """Returns whether every live request waits for its constraint, or for its pages from a tier of the cache, so
+        that `step` has nothing to compute yet."""
+        table = self._table
+        if table.waiting or not table.alive or self._in_flight or not self._nothing_asked:
+            return False
+        return all(request.phase is Phase.LOADING for request in table.running.values())
 
     @property
     def running(self) -> int:
@@ -236,6 +253,25 @@ class Scheduler:
         self._counters.reset()
         self.kv.tree_time.seconds = 0.0
         self._timing.reset()
+
+    def measure_prompts(self, token: int) -> None:
+        """Computes a prompt of one token, repeated, until the time of a token is known, and logs from where on loading
+        pays. Called before the first request."""
+        assert self.kv.pages is not None, "there is something to compare it with"
+        pages = self.kv.pages
+        most = self.config.max_step_tokens or _MEASURED_TOKENS
+        tokens = max(1, min(_MEASURED_TOKENS, most, self._factory.longest - 1))
+        sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, seed=0)
+        pages.active = False
+        for pages.measures in (False, True):  # the first time also loads what steps need
+            self.handle_message(EngineGenerate(0, [token] * tokens, sampling, False))
+            while not self.idle:
+                self.step()
+            self.kv.flush()
+        pages.active = True
+        self.reset_counters()
+        for line in pages.crossings():
+            _log.info("%s", line)
 
     @property
     def last_failure(self) -> Exception | None:
@@ -275,6 +311,8 @@ class Scheduler:
         self._end_aborted()
         self._end_expired()
         self.kv.pins.expire(now)
+        if self.kv.pages is not None:
+            self._receive_pages(self.kv.pages)
         self._constrained.begin_step()
         self._searches.begin_step()
         self._ran |= bool(self._table.alive)
@@ -282,17 +320,40 @@ class Scheduler:
     def _end_step(self, started: float) -> None:
         """Renews pins that were used, counts the time, and checks pool and tree when due."""
         self.kv.pins.renew(self._clock.now())
+        if self.kv.pages is not None:
+            self.kv.pages.after_step()
         if self.config.check_every_step:
             self.check()
         self._counters.step_seconds += self._clock.now() - started
         if self.unchecked:
             self._check_some()
 
+    def _page_cache(self, tiers: PageTiers, windows: WindowSlots | None, written: Callable[[Slots], bool]) -> PageCache:
+        port = self._runner.pages
+        assert port is not None, "no tiers are made for such a runner"
+        return PageCache(tiers, port, windows, self._pictures, self._counters, self._clock, written)
+
+    def _receive_pages(self, pages: PageCache) -> None:
+        """Lets requests run whose load has ended, with what has come."""
+        for load in pages.loads.poll():
+            for request in sorted(load.waiting.values(), key=lambda request: request.rank):
+                if request.phase is not Phase.LOADING:
+                    continue  # its message has failed just now
+                assert request.pages is not None, "it waits for them"
+                request.pages.load = None
+                try:
+                    self.kv.receive(request, load)
+                except Exception as error:
+                    self._table.fail(request, error)
+                else:
+                    self._table.loaded(request)
+
     def _info(self) -> Info:
         pool = self.kv.gauges
         return {
             **self.counters,
             **self._runner.facts(),
+            **({} if self.kv.pages is None else self.kv.pages.facts()),
             "running": self.running,
             "waiting": self.waiting,
             "free_slots": pool.free,
@@ -431,12 +492,14 @@ class Scheduler:
             if not plan.planned:
                 return False
             self._commit.begin(plan)
+            launched_at = self._clock.now() if self.kv.pages is not None else 0.0
             try:
                 step = self._start(plan)
             except Exception as error:
                 step = InFlightStep.crashed(plan, error)
+        self.kv.end_plan()
         self._counters.overlapped_steps += before is not None
-        self._in_flight.append(step)
+        self._in_flight.append(step if self.kv.pages is None else replace(step, launched_at=launched_at))
         return not step.failed
 
     def _start(self, plan: StepPlan) -> InFlightStep:
@@ -466,7 +529,17 @@ class Scheduler:
         self._counters.forward_rows += rows
         self._counters.wasted_rows += rows - sum(rows.end - rows.start for rows in going)
         self._counters.logit_rows += step.plan.logit_rows
+        if self.kv.pages is not None:
+            self._time_prompts(step, self.kv.pages)
         self._commit.commit(going, result)
+
+    def _time_prompts(self, step: InFlightStep, pages: PageCache) -> None:
+        """Measures the time of a row in steps that consist of prompts."""
+        now = self._clock.now()
+        rows = sum(rows.end - rows.start for rows in step.plan.planned)
+        if pages.measures and rows >= _ROWS_OF_PROMPT * len(step.plan.planned):
+            pages.loads.rates.computed(rows, now - max(step.launched_at, self._completed_at))
+        self._completed_at = now
 
     def _read(self, step: InFlightStep, going: list[PlannedRows]) -> StepResult:
         """Waits for the step and reads the results of the requests that have not ended since it was launched."""

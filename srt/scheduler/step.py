@@ -525,6 +525,7 @@ class InFlightStep:
 
     `coming`: texts that continue, with the logit rows from which the runner chooses their next tokens. `blocked`: the
     number of texts that continue and whose token the runner does not choose. Both are empty without overlap.
+    `launched_at`: on the clock, where the time of steps is measured.
     """
 
     plan: StepPlan
@@ -532,6 +533,7 @@ class InFlightStep:
     pending: Pending
     coming: tuple[tuple[Request, int], ...] = ()
     blocked: int = 0
+    launched_at: float = 0.0
 
     @classmethod
     def launched(cls, plan: StepPlan, asked: StepRequests, pending: Pending) -> "InFlightStep":

@@ -46,6 +46,8 @@ class WindowManager:
         self._stride = max(config.snapshot_stride, _STRIDE * slots.reach)
         self._open: dict[int, Request] = {}  # by number
         self._planned: dict[int, int] = {}  # request → end of its rows in the step that is planned
+        self.margin = 0  # tokens before a window that are marked with it
+        self._attached: list[NDArray[np.int32]] = []  # cached slots whose rows run in the step that is planned
 
     # ------------------------------------------------------------------------------------------ a request
 
@@ -58,6 +60,11 @@ class WindowManager:
 
     def begin_step(self) -> None:
         self._planned.clear()
+        self._attached.clear()
+
+    def attached_now(self, slots: NDArray[np.int32]) -> bool:
+        """Returns whether the step that is planned writes window slots of cached tokens in `slots`."""
+        return any(bool(np.isin(slots, attached).any()) for attached in self._attached)
 
     def usable(self, request: Request) -> int:
         """Returns the number of tokens after which the request finds all that its next rows see."""
@@ -66,7 +73,7 @@ class WindowManager:
 
     def use(self, request: Request, end: int) -> None:
         """Marks the window of a request before token `end` as one in which a request begins or ends."""
-        self.slots.use(request.slots(max(0, end - self._reach(request) + 1), end))
+        self.slots.use(request.slots(max(0, end - self._reach(request) - self.margin + 1), end))
 
     def end(self, request: Request) -> None:
         """Marks the last window of a request that ends."""
@@ -83,7 +90,9 @@ class WindowManager:
         lacking = self._lacking(request, end)
         if not lacking.any():
             return first + len(lacking)
-        self.slots.attach(request.slots(first, first + len(lacking))[lacking])
+        attached = request.slots(first, first + len(lacking))[lacking]
+        self.slots.attach(attached)
+        self._attached.append(attached)
         return first + int(lacking.argmax())
 
     def mark(self, request: Request, end: int) -> None:
@@ -93,6 +102,22 @@ class WindowManager:
             stride *= 2
         for place in range((request.computed // stride + 1) * stride, min(end, prompt) + 1, stride):
             self.use(request, place)
+
+    # ------------------------------------------------------------------------------------------ loaded pages
+
+    def reserve(self, count: int) -> bool:
+        """Frees window slots until `count` are free, and returns whether there are so many."""
+        if count > self.slots.free:
+            self._reclaim(count - self.slots.free)
+        return count <= self.slots.free
+
+    def complete(self, slots: NDArray[np.int32]) -> bool:
+        """Gives window slots to those of `slots` that have none; False: there is no room for them."""
+        lacking = slots[self.slots.of(slots) == 0]
+        if not self.reserve(len(lacking)):
+            return False
+        self.slots.attach(lacking)
+        return True
 
     # ------------------------------------------------------------------------------------------ room
 

@@ -144,6 +144,7 @@ NUMBERS = [
     *[(ul.Echo, name, {}) for name in ("cache_tokens", "delay", "record")],
     *[(ul.Runtime, name, {"model": "oracle"}) for name in (
         "tensor_parallel", "context_length", "max_running", "chunk_size", "pool_tokens", "pool_memory", "pin_share",
+        "host_cache", "disk_cache_size",
         "salt_share", "constraint_cache", "max_wait", "max_queue", "request_timeout", "seed", "threads",
         "startup_timeout")],
     (DebugOptions, "step_delay", {}),
