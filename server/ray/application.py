@@ -8,6 +8,7 @@ Placement groups, starts, health checks, rolling updates and draining are Ray's;
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -25,7 +26,7 @@ HEALTH_SECONDS, HEALTH_TIMEOUT = 5.0, 30.0
 END_SECONDS = 10.0  # that a replica has after its calls, to end its processes
 MOST_STARTS = 3  # of a replica that fails to start
 QUIET = {"log_level": "WARNING", "enable_access_log": False}  # of Ray's parts; ours log as umbel serve does
-MARGIN = 256  # calls above the limit of a replica, so that the replica itself refuses, in its own words
+MARGIN = 1_024  # calls above the limits of all replicas, so that these refuse, in their own words
 
 
 class Scaling(msgspec.Struct, frozen=True):
@@ -64,8 +65,10 @@ class IngressDeployment:
     def __init__(self, replicas: handle.DeploymentHandle) -> None:
         self._replicas = replicas
 
+    # A place reserved by Ray would cost two messages to the replica for each call, which takes as much time as the call
+    # itself; a replica that ends waits for the answers on its own socket instead.
     def __serve_build_asgi_app__(self) -> Ingress:
-        return Ingress(self._replicas.choose_replica, self._everywhere)
+        return Ingress(partial(self._replicas.choose_replica, _reserve=False), self._everywhere)
 
     async def _everywhere(self) -> Sequence[Mapping[str, str]]:
         found: Sequence[Mapping[str, str]] = await self._replicas.broadcast("record_replica_metadata").results_async()
@@ -82,13 +85,11 @@ def build(
         host: where the sockets of replicas are; None takes the addresses of their nodes.
     """
     fixed = scaling.least == scaling.most
-    most_calls = start.limits.most_in_flight + MARGIN
     replicas = serve.deployment(Replica, name="Replica").options(
         **{"num_replicas": scaling.least} if fixed else {"autoscaling_config": _autoscaling(scaling)},
         ray_actor_options={"num_cpus": resources.cpus, "num_gpus": resources.gpus},
         placement_group_bundles=[{"CPU": resources.cpus, "GPU": resources.gpus}],
         placement_group_strategy="STRICT_PACK",
-        max_ongoing_requests=most_calls,
         max_constructor_retry_count=MOST_STARTS,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=start.limits.drain + END_SECONDS,
@@ -104,7 +105,7 @@ def build(
     ingress = serve.deployment(IngressDeployment, name="Ingress").options(
         num_replicas=1,
         ray_actor_options={"num_cpus": 0},
-        max_ongoing_requests=most_calls * scaling.most,
+        max_ongoing_requests=start.limits.most_in_flight * scaling.most + MARGIN,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=start.limits.drain + END_SECONDS,
         logging_config=QUIET,

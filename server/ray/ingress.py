@@ -1,6 +1,6 @@
 """The ingress: takes HTTP requests from Ray's proxies, has each placed, and passes on what its replica answers.
 
-    proxy of Ray ─▶ Ingress ── choose_replica ─▶ router: Placements       a place is held until the answer has ended
+    proxy of Ray ─▶ Ingress ── choose_replica ─▶ router: Placements       counts the call until its answer has ended
                        └────── HTTP ──────────▶ the replica's socket      bytes come back as they are
 
 It reads a body for its routing key and changes nothing of it: keys, limits and errors are the replica's. A request
@@ -15,7 +15,7 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 import aiohttp
 from starlette.datastructures import Headers
@@ -30,7 +30,7 @@ from .replica import TOKEN_HEADER
 
 log = logging.getLogger("umbel.server")
 MOST_TRIES = 4  # replicas that a request is sent to
-CHOICE_SECONDS = 10.0  # for a place; the router itself waits for nothing
+CHOICE_SECONDS = 30.0  # for the router, which waits for nothing but its own start
 CONNECT_SECONDS = 5.0
 RETRY_AFTER = 1
 PLACED_HEADER = b"umbel-placement"
@@ -39,7 +39,7 @@ _NOT_SENT = _HOP_BY_HOP | {"content-length", "expect", TOKEN_HEADER}
 
 
 class Selection(Protocol):
-    """A replica on which a place is held, as Ray describes it."""
+    """A replica that was chosen, as Ray describes it."""
 
     replica_id: str
     replica_metadata: dict[str, str]
@@ -50,14 +50,18 @@ All = Callable[[], Awaitable[Sequence[Mapping[str, str]]]]
 
 
 class LostReplicaError(Exception):
-    """The replica was lost before the client got a byte."""
+    """The replica was lost before the client got a byte. `unreachable`: nothing listens there."""
+
+    def __init__(self, message: str, unreachable: bool = False) -> None:
+        super().__init__(message)
+        self.unreachable = unreachable
 
 
 class Ingress:
     """An ASGI application in front of all replicas.
 
     Args:
-        choose: holds a place on the replica that placement names.
+        choose: names the replica of a call by placement.
         everywhere: asks all replicas for their metadata.
     """
 
@@ -65,7 +69,6 @@ class Ingress:
         self._choose = choose
         self._everywhere = everywhere
         self._session: aiohttp.ClientSession | None = None
-        self._leaving: set[asyncio.Task[Any]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -132,44 +135,25 @@ class Ingress:
         call = Call(key)
         refused: _Answer | None = None
         for _ in range(MOST_TRIES):
-            async with contextlib.AsyncExitStack() as held:
-                try:
-                    selection = await self._hold(held, call)
-                except (NoReplicaError, TimeoutError):
-                    break
-                try:
-                    answer = await self._ask(passed, selection.replica_metadata)
-                    if answer.status == 503:
-                        refused = await answer.kept()
-                        raise LostReplicaError(f"status {answer.status}")
+            try:
+                async with asyncio.timeout(CHOICE_SECONDS), self._choose(call) as selection:
+                    replica = selection.replica_metadata
+                answer = await self._ask(passed, replica)
+                if answer.status != 503:
                     await self._pass_on(passed, call, answer, send)
                     return
-                except LostReplicaError as error:
-                    log.warning("request %s: replica %s: %s", passed.id, selection.replica_id, error)
-                    call.exclude(selection.replica_id)
+                refused = await answer.kept()
+                call.refused()
+            except (NoReplicaError, TimeoutError):
+                break
+            except LostReplicaError as error:
+                log.warning("request %s: replica %s: %s", passed.id, call.replica, error)
+                call.refused(error.unreachable)
+            finally:
+                call.end()
         if refused is None:
             raise HttpError(503, "no replica is ready; try again", "no_replica", headers=busy_headers(RETRY_AFTER))
         await refused.send(send)
-
-    async def _hold(self, held: contextlib.AsyncExitStack, call: Call) -> Selection:
-        """Holds a place on the replica of the call until the stack is closed. Giving it back delays no answer."""
-        place = self._choose(call)
-        async with asyncio.timeout(CHOICE_SECONDS):
-            selection = await place.__aenter__()
-
-        def leave() -> None:
-            call.end()
-            leaving = asyncio.ensure_future(place.__aexit__(None, None, None))
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._left)
-
-        held.callback(leave)
-        return selection
-
-    def _left(self, leaving: "asyncio.Future[Any]") -> None:
-        self._leaving.discard(leaving)
-        if not leaving.cancelled() and (error := leaving.exception()) is not None:
-            log.info("a place could not be given back: %s", error)
 
     async def _ask(self, passed: "_Passed", replica: Mapping[str, str]) -> "_Answer":
         """Sends the request to a replica → its status and the first bytes of its answer.
@@ -184,7 +168,8 @@ class Ingress:
                 passed.method, url, data=passed.body, headers=headers, allow_redirects=False, skip_auto_headers=_OWN
             )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise LostReplicaError(f"{type(error).__name__}: {error}") from None
+            unreachable = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+            raise LostReplicaError(f"{type(error).__name__}: {error}", unreachable) from None
         try:
             streamed = response.headers.get("content-type", "").startswith(EVENTS)
             first = await (response.content.readany() if streamed else response.content.read())

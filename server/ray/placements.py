@@ -13,11 +13,12 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from ...srt.placement.placement import Placement
 from ...srt.placement.policies import Placing
 from .keys import RoutingKey
+
+LOST_SECONDS = 5.0  # Ray finds out about a replica that died within one or two
 
 
 class NoReplicaError(Exception):
@@ -39,30 +40,31 @@ class Call:
         self.excluded: frozenset[str] = frozenset()
         self.replica = ""
         self.said = ""
-        self._begin: Callable[[], None] | None = None
-        self._end: Callable[[], None] | None = None
+        self._at: tuple[Placements, int] | None = None
 
-    def exclude(self, replica: str) -> None:
-        """Says that a replica does not take it."""
-        self.excluded |= {replica}
-
-    def placed(self, replica: str, reason: str, begin: Callable[[], None], end: Callable[[], None]) -> None:
-        """Notes where it goes, and what to call as it goes on. An earlier placement ends."""
+    def placed(self, at: "Placements", replica: str, reason: str, number: int) -> None:
+        """Notes where it goes. An earlier placement ends."""
         self.end()
         self.replica, self.said = replica, f"{replica}: {reason}"
-        self._begin, self._end = begin, end
+        self._at = at, number
+
+    def refused(self, unreachable: bool = False) -> None:
+        """Says that its replica does not take it, or cannot be reached, by this call or another."""
+        self.excluded |= {self.replica}
+        if self._at is not None and unreachable:
+            self._at[0].lost(self.replica)
+        self.end()
 
     def begin(self) -> None:
         """Says that its replica has begun to answer."""
-        if self._begin is not None:
-            self._begin()
-            self._begin = None
+        if self._at is not None:
+            self._at[0].began(self._at[1])
 
     def end(self) -> None:
         """Says that its replica has no more to do with it. Once more does nothing."""
-        ending, self._begin, self._end = self._end, None, None
-        if ending is not None:
-            ending()
+        at, self._at = self._at, None
+        if at is not None:
+            at[0].ended(at[1])
 
 
 class Placements:
@@ -80,20 +82,26 @@ class Placements:
         self._numbers: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self._cached: dict[str, float] = {}  # as the replicas told last
+        self._told: Mapping[str, Mapping[str, float]] = {}
+        self._lost: dict[str, float] = {}  # until when
 
     def set_replicas(self, stats: Mapping[str, Mapping[str, float]]) -> None:
         """Takes the replicas that take calls now, and what each has told of itself last."""
         with self._lock:
             for gone in self._numbers.keys() - stats.keys():
                 self._down(gone)
+            self._told = stats
+            self._lost = {name: until for name, until in self._lost.items() if name in stats}
+            self._admit()
             for replica, told in stats.items():
-                if replica not in self._numbers:
-                    self._up(replica)
-                self._learn(replica, told)
+                if replica in self._numbers:
+                    self._learn(replica, told)
 
-    def died(self, replica: str) -> None:
-        """Says that a replica is gone, before its absence from `set_replicas` does."""
+    def lost(self, replica: str) -> None:
+        """Says that a replica cannot be reached, before its absence from `set_replicas` does. It gets no calls, as long
+        as it is there, for LOST_SECONDS."""
         with self._lock:
+            self._lost[replica] = self._clock() + LOST_SECONDS
             if replica in self._numbers:
                 self._down(replica)
 
@@ -102,13 +110,15 @@ class Placements:
         key = call.key
         placing = Placing(key.units, key.salt, (), key.group, key.program, key.work)
         with self._lock:
+            if self._lost:
+                self._admit()
             excluded = {self._numbers[each] for each in call.excluded if each in self._numbers}
             placed = self._placement.place(placing, self._clock(), excluded)
             replica = "" if placed is None else self._names[placed.replica]
         if placed is None:
             call.end()
             raise NoReplicaError("no replica takes the call")
-        call.placed(replica, placed.reason, partial(self._begin, placed.number), partial(self._end, placed.number))
+        call.placed(self, replica, placed.reason, placed.number)
         return replica
 
     def calls(self) -> dict[str, int]:
@@ -122,13 +132,22 @@ class Placements:
         with self._lock:
             return {replica: self._placement.tree.tokens_of(number) for replica, number in self._numbers.items()}
 
-    def _begin(self, number: int) -> None:
+    def began(self, number: int) -> None:
+        """Says that the prompt of a call is computed."""
         with self._lock:
             self._placement.began(number, self._clock())
 
-    def _end(self, number: int) -> None:
+    def ended(self, number: int) -> None:
+        """Says that a call is no load any more."""
         with self._lock:
             self._placement.ended(number, self._clock())
+
+    def _admit(self) -> None:
+        """Lets replicas take calls: new ones, and those that were lost and are still there after a while."""
+        now = self._clock()
+        self._lost = {name: until for name, until in self._lost.items() if until > now}
+        for replica in self._told.keys() - self._numbers.keys() - self._lost.keys():
+            self._up(replica)
 
     def _up(self, replica: str) -> None:
         number = next(each for each in itertools.count() if each not in self._names)

@@ -8,7 +8,6 @@ one write. The address and a token, without which the socket answers nothing, tr
 """
 
 import asyncio
-import contextlib
 import hmac
 import logging
 import secrets
@@ -25,7 +24,7 @@ from ...lang.status import RuntimeState, RuntimeStatus
 from ..access import Access
 from ..activity import keep, read_status
 from ..app import ENDPOINTS
-from ..command import LOG_FORMAT, LOG_TIMES, UvicornServer, bind, http_config
+from ..command import LAST_WORDS, LOG_FORMAT, LOG_TIMES, UvicornServer, bind, http_config
 from ..diagnosis.head import IgnoredLines
 from ..errors import HttpError
 from ..front import Front
@@ -138,15 +137,20 @@ class Replica:
             raise RuntimeError(f"the runtime is {health.state.value}: {health.cause}")
 
     async def __del__(self) -> None:
-        """Ends the server. Ray calls it once no call has a place here, or their time is over."""
-        if not hasattr(self, "_tasks"):
+        """Ends the server, which Ray has taken from the routers: what runs has the seconds of `drain`, what comes late
+        is refused and goes elsewhere."""
+        if not getattr(self, "_tasks", None):
             return  # the constructor has failed
+        serving, keeping = self._tasks
         self._front.draining = True
         self._uvicorn.should_exit = True
-        for task in self._tasks[1:]:
+        await asyncio.wait({serving}, timeout=self._start.limits.drain)
+        for each in self._uvicorn.server_state.tasks:
+            each.cancel()
+        await asyncio.wait({serving}, timeout=LAST_WORDS)
+        for task in (serving, keeping):
             task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(serving, keeping, return_exceptions=True)
         await self._runtime.close()
 
 

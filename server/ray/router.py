@@ -1,13 +1,12 @@
 """The request router of a deployment: a shell of Ray's interface around `Placements`.
 
-Ray makes one in each process that calls the deployment, by the import path in its configuration, and tells it of
-replicas that start, stop and die. Its own routers ask replicas for the length of their queues and wait for the answers;
-this one decides from what it knows, so a call waits for nothing but the reservation of its place. `choose_replicas`,
-Ray's hook for candidates, is preceded by that question, so the method before it is overridden; it is not public, which
-is why the version of Ray is pinned.
+Ray makes one in each process that has a handle of the deployment, by the import path in its configuration, and tells it
+of replicas that start, stop and die. Its own routers ask replicas for the length of their queues and wait for the
+answers, again and again while there is none that takes the call; this one decides once, from what it knows. The loop
+that would ask again is replaced. It is not public, which is why the version of Ray is pinned.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
@@ -29,26 +28,23 @@ class PlacementRouter(RequestRouter):  # type: ignore[misc]  # Ray is not instal
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
-        self._placements.died(replica_id.unique_id)
-
-    async def _choose_replica_for_request(
-        self, pending_request: PendingRequest, *, is_retry: bool = False
-    ) -> RunningReplica:
-        """Returns the replica for a call. A call that comes back was refused by the replica that it was sent to."""
-        call: Call = pending_request.args[0]
-        if is_retry and call.replica:
-            call.exclude(call.replica)
-        chosen = self._placements.place(call)
-        found = {each.replica_id.unique_id: each for each in self._replicas.values()}.get(chosen)
-        if found is None:
-            call.end()
-            raise NoReplicaError(f"replica {chosen} has ended")
-        return found
+        self._placements.lost(replica_id.unique_id)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Answers Ray's question for candidates, which it does not ask as long as the method above is overridden."""
-        if pending_request is None:
-            return [candidate_replicas]
-        return [[await self._choose_replica_for_request(pending_request)]]
+        """Returns the one replica for a call. Raises NoReplicaError."""
+        assert pending_request is not None, "a call is placed, not a guess at one"
+        call: Call = pending_request.args[0]
+        chosen = self._placements.place(call)
+        for replica in candidate_replicas:
+            if replica.replica_id.unique_id == chosen:
+                return [[replica]]
+        call.end()
+        raise NoReplicaError(f"replica {chosen} has ended")
+
+    async def _choose_replicas_with_backoff(
+        self, pending_request: PendingRequest | None = None
+    ) -> AsyncIterator[list[RunningReplica]]:
+        for replicas in await self.choose_replicas(self._replicas_list, pending_request):
+            yield replicas

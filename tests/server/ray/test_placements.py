@@ -4,7 +4,7 @@ import random
 
 import pytest
 from umbel.server.ray.keys import RoutingKey
-from umbel.server.ray.placements import Call, NoReplicaError, Placements
+from umbel.server.ray.placements import LOST_SECONDS, Call, NoReplicaError, Placements
 
 
 def replicas(*names: str, **told: float) -> dict[str, dict[str, float]]:
@@ -68,11 +68,11 @@ def test_an_excluded_replica_is_not_chosen_again() -> None:
     placements = opened("a", "b")
     call = prompt(LONG)
     first = placements.place(call)
-    call.exclude(first)
+    call.refused()
     second = placements.place(call)
     assert {first, second} == {"a", "b"}
     assert placements.calls() == {first: 0, second: 1}  # the first placement has ended
-    call.exclude(second)
+    call.refused()
     with pytest.raises(NoReplicaError):
         placements.place(call)
     assert placements.calls() == {"a": 0, "b": 0}
@@ -84,15 +84,29 @@ def test_without_replicas_nothing_is_waited_for() -> None:
         placements.place(prompt(LONG))
 
 
-def test_a_replica_that_died_is_not_chosen_and_has_lost_its_cache() -> None:
-    placements = opened("a", "b")
+def test_a_replica_that_is_lost_is_not_chosen_for_a_while_and_has_lost_its_cache() -> None:
+    now = [0.0]
+    placements = Placements("added-delay", clock=lambda: now[0])
+    placements.set_replicas(replicas("a", "b"))
     lost = answered(placements, prompt(LONG))
-    placements.died(lost)
-    placements.died(lost)
+    placements.lost(lost)
+    placements.lost(lost)
     (other,) = {"a", "b"} - {lost}
     assert answered(placements, prompt(LONG)) == other
     placements.set_replicas(replicas("a", "b"))
+    assert placements.calls() == {other: 0}
+    now[0] += LOST_SECONDS
     assert answered(placements, prompt(LONG)) == other
+    assert placements.calls() == {"a": 0, "b": 0}
+
+
+def test_a_replica_that_a_call_does_not_reach_gets_no_other_one() -> None:
+    placements = opened("a", "b")
+    call = prompt(LONG)
+    lost = placements.place(call)
+    call.refused(unreachable=True)
+    assert lost not in placements.calls()
+    assert placements.place(call) != lost
 
 
 def test_a_call_ends_though_its_replica_has_gone() -> None:
@@ -138,19 +152,21 @@ def test_a_slow_replica_gets_less() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_no_count_is_lost_whatever_happens(policy: str, seed: int) -> None:
     draw = random.Random(seed)
-    placements = Placements(policy, clock=lambda: 0.0)
+    now = [0.0]
+    placements = Placements(policy, clock=lambda: now[0])
     names = ["a", "b", "c", "d"]
-    there: set[str] = set()
+    there: set[str] = set()  # and not lost
     live: list[Call] = []
     for _ in range(400):
         match draw.randrange(6):
             case 0:
+                now[0] += LOST_SECONDS
                 there = set(draw.sample(names, draw.randrange(5)))
                 placements.set_replicas(replicas(*there, cached=float(draw.randrange(3)), pool=500.0))
             case 1 if there:
                 gone = draw.choice(sorted(there))
                 there.discard(gone)
-                placements.died(gone)
+                placements.lost(gone)
             case 2 if live:
                 live.pop(draw.randrange(len(live))).end()
             case 3 if live:
@@ -163,6 +179,7 @@ def test_no_count_is_lost_whatever_happens(policy: str, seed: int) -> None:
                 else:
                     with pytest.raises(NoReplicaError):
                         placements.place(call)
+    now[0] += LOST_SECONDS
     placements.set_replicas(replicas(*names))
     for call in live:
         call.end()
