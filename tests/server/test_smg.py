@@ -1,19 +1,25 @@
 """A foreign gateway in front of two servers: `smg`, the Shepherd Model Gateway.
 
 It reads bodies into types of its own and writes them again, so it adds fields at their defaults, and drops what it does
-not know inside of messages. The tests run where it is installed (`pip install smg`).
+not know inside of messages. The tests run where its command is on the PATH, or named by UMBEL_TEST_SMG (`pip install
+smg`, 102 MB).
 """
 
+import contextlib
 import json
+import os
+import re
+import shutil
 import socket
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+import umbel as ul
 
 from ..serving import until
 from .serving import ADMIN_KEY, KEY, Serving
@@ -30,7 +36,13 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[list[Serving]]:
-    pytest.importorskip("smg", reason="smg is not installed")
+    command()
+    with two_servers() as serving:
+        yield serving
+
+
+@contextlib.contextmanager
+def two_servers() -> Iterator[list[Serving]]:
     serving = [Serving("--model", "oracle") for _ in range(2)]
     try:
         yield [each.ready() for each in serving]
@@ -39,16 +51,31 @@ def servers() -> Iterator[list[Serving]]:
             each.end()
 
 
+def command() -> str:
+    """Returns the gateway's command. Skips where there is none."""
+    found = os.environ.get("UMBEL_TEST_SMG") or shutil.which("smg")
+    if found is None:
+        pytest.skip("smg is not installed")
+    return found
+
+
 @pytest.fixture(scope="module")
 def gateway(servers: list[Serving], tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    """A client of a gateway that knows both servers."""
-    port, folder = free_port(), tmp_path_factory.mktemp("smg")
+    """A client of a gateway that knows both servers and asks them in turn."""
+    with running(servers, tmp_path_factory.mktemp("smg"), "--policy", "round_robin") as client:
+        yield client
+
+
+@contextlib.contextmanager
+def running(servers: list[Serving], folder: Path, *options: str) -> Iterator[openai.OpenAI]:
+    """Runs a gateway that knows the servers → a client of it."""
+    port = free_port()
     address = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port()), "--policy", "round_robin"]
-    command += ["--api-key", KEY, "--worker-urls", *(each.address for each in servers)]
+    line = [command(), "launch", "--host", "127.0.0.1", "--port", str(port), *options, "--api-key", KEY]
+    line += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
+    line += ["--worker-urls", *(each.address for each in servers)]
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+        process = subprocess.Popen(line, stdout=log, stderr=log, cwd=folder)
     try:
         until(lambda: ready(process, address, len(servers)), f"smg does not serve: {folder / 'log'}")
         with openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0) as client:
@@ -156,3 +183,81 @@ def test_fields_of_ours_reach_the_server(gateway: openai.OpenAI, fields: dict[st
         gateway.chat.completions.create(**CHAT, extra_body=fields)
     assert raised.value.param == param
     assert gateway.chat.completions.create(**CHAT, extra_body={"umbel": {"timeout": 60}, "cache_salt": "a"}).choices
+
+
+# ------------------------------------------------------------------------------------------- where requests go
+
+
+def prefills(server: Serving) -> list[tuple[int, int]]:
+    """New and cached tokens of each line of the log."""
+    found = re.findall(r"prefill: \d+ requests?, (\d+) new tokens?, (\d+) cached", server.log)
+    return [(int(new), int(cached)) for new, cached in found]
+
+
+def told(servers: list[Serving], before: list[int]) -> int:
+    """Lines of prefills that the servers have logged since."""
+    return sum(len(prefills(server)) - count for server, count in zip(servers, before, strict=True))
+
+
+def test_three_equal_requests_are_computed_by_one_server(servers: list[Serving], tmp_path: Path) -> None:
+    """The oracle has a token for each byte. Another request has brought BOS to both servers, as start-up removes it."""
+    one = {"sampling_params": {"max_new_tokens": 1}}
+    with running(servers, tmp_path, "--policy", "cache_aware") as gateway:
+        address = str(gateway.base_url).removesuffix("/v1/") + "/generate"
+        for server in servers:
+            before = len(prefills(server))
+            server.ask("/generate", {"text": "Once upon a time", **one})
+            until(lambda server=server, before=before: len(prefills(server)) > before, "it is not in the log")
+        lines = [len(prefills(server)) for server in servers]
+        for number in range(3):
+            gateway.post(address, body={"text": "capital", **one}, cast_to=dict[str, Any])
+            until(lambda number=number: told(servers, lines) > number, "the request is not in the log")
+        there = [prefills(server)[count:] for server, count in zip(servers, lines, strict=True)]
+        assert sorted(there) == [[], [(7, 1), (1, 7), (1, 7)]], [server.log for server in servers]
+
+
+@ul.function
+def advise(s: ul.State, number: int) -> list[str]:
+    s += f"{number} " * 8
+    branches = s.fork(6)
+    for branch in branches:
+        branch += ul.gen("tip", 4)
+    return [branch["tip"] for branch in branches]
+
+
+def test_the_calls_of_a_fork_go_to_one_server(servers: list[Serving], tmp_path: Path) -> None:
+    """By the key's hash: --routing-key-override spreads calls that arrive before it has a server for their key."""
+    with running(servers, tmp_path, "--policy", "consistent_hashing") as gateway:
+        model = ul.RuntimeEndpoint(
+            str(gateway.base_url), server="openai", model="oracle", api_key=KEY, routing_key_header="X-SMG-Routing-Key"
+        )
+        for number in range(4):
+            before = [finished(server) for server in servers]
+            assert len(advise.run(number, backend=model).ret_value) == 6
+            until(lambda before=before: sum(map(finished, servers)) == sum(before) + 6, "six calls have ended")
+            grown = [finished(server) - count for server, count in zip(servers, before, strict=True)]
+            assert sorted(grown) == [0, 6], f"fork {number}"
+
+
+def test_a_wrong_request_is_answered_by_400_and_counts_against_no_server(
+    servers: list[Serving], tmp_path: Path
+) -> None:
+    options = ("--cb-failure-threshold", "2", "--retry-max-retries", "1", "--policy", "round_robin")
+    with running(servers, tmp_path, *options) as gateway:
+        for _ in range(8):
+            with pytest.raises(openai.BadRequestError):
+                gateway.chat.completions.create(**CHAT, extra_body={"other": 1})
+        before = [finished(server) for server in servers]
+        for _ in range(2):
+            assert gateway.chat.completions.create(**CHAT).choices
+        until(lambda: [finished(each) for each in servers] == [count + 1 for count in before], "one request each")
+
+
+def test_requests_go_on_when_a_server_is_killed(tmp_path: Path) -> None:
+    command()
+    with two_servers() as servers, running(servers, tmp_path, "--policy", "round_robin") as gateway:
+        servers[0].process.kill()
+        servers[0].process.wait()
+        answers = [gateway.chat.completions.create(**CHAT) for _ in range(6)]
+        assert len({answer.choices[0].message.content for answer in answers}) == 1
+        until(lambda: finished(servers[1]) >= 6, "the other server has answered all")

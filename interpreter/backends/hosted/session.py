@@ -11,6 +11,7 @@ Clock, randomness, network and environment variables come in by `Environment`.
 """
 
 import asyncio
+import hashlib
 import os
 import random
 import threading
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ....lang import checks
 from ....lang.errors import DeadlineError, ParameterError, UmbelError
+from ....lang.protocol import Origin
 from .errors import Provider, Transient
 from .transport import answered
 
@@ -202,6 +204,12 @@ _LIBRARIES = (
 )
 
 
+def routing_key(origin: Origin) -> str:
+    """Returns a key that the calls of one fork group have in common, and no others: of 32 hexadecimal digits."""
+    named = f"{len(origin.program_id)} {origin.program_id} {origin.fork_group}"
+    return hashlib.sha256(named.encode(errors="surrogatepass")).hexdigest()[:32]
+
+
 class Session(Generic[C_co]):
     """Runs calls to one provider.
 
@@ -210,6 +218,9 @@ class Session(Generic[C_co]):
         open, close: a client of its SDK for the running loop. The SDK's own retries are off.
         concurrency: calls at once on one loop.
         retries, timeouts, environment: how often, how long, and by whose clock.
+
+    Attributes:
+        routing_key_header: carries the routing key of a call, for a gateway between; None: nothing does.
 
     Raises:
         ParameterError: a concurrency that is no number from 1 to 4096.
@@ -231,6 +242,7 @@ class Session(Generic[C_co]):
         self.counts: Counter[str] = Counter()  # retries, by reason
         self._clients = Clients(open, close, concurrency)
         self._retries, self._timeouts, self._environment = retries, timeouts, environment
+        self.routing_key_header: str | None = None
 
     def deadline(self, seconds: float | None) -> float:
         """Returns the deadline of a call that begins now, on the clock of the environment.
@@ -242,12 +254,19 @@ class Session(Generic[C_co]):
         return self._environment.clock() + (whole if seconds is None else min(whole, seconds))
 
     @asynccontextmanager
-    async def slot(self, deadline: float) -> AsyncIterator[C_co]:
-        """Yields the loop's client, and holds one of the concurrency slots while the block runs."""
+    async def slot(self, deadline: float, origin: Origin | None = None) -> AsyncIterator[C_co]:
+        """Yields the loop's client, and holds one of the concurrency slots while the block runs.
+
+        Args:
+            origin: of the call, whose routing key its requests carry where that is asked for.
+        """
         mine = self._clients.of_this_loop()
         await self._within(mine.slots.acquire(), deadline)
         try:
-            yield mine.client
+            client: Any = mine.client  # Any: of an SDK
+            if self.routing_key_header is not None and origin is not None and origin.fork_group:
+                client = client.with_options(default_headers={self.routing_key_header: routing_key(origin)})
+            yield client
         finally:
             mine.slots.release()
 

@@ -72,6 +72,15 @@ def checked_headers(given: object) -> dict[str, str]:
     return {checks.plain(name): checks.plain(value) for name, value in headers.items()}
 
 
+def checked_header_name(parameter: str, given: object) -> str | None:
+    """Checks the name of a header. None means none. Raises ParameterError for anything that is no such name."""
+    if given is None:
+        return None
+    if not isinstance(given, str) or not _NAME.fullmatch(given):
+        raise ParameterError(f"{parameter}={shown(given)} is no name of a header; write one such as 'X-Routing-Key'")
+    return checks.plain(given)
+
+
 def checked_address(name: str, given: object, example: str) -> tuple[str, str]:
     """Checks an address. Returns it without a trailing slash, and its host.
 

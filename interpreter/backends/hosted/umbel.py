@@ -229,7 +229,7 @@ class UmbelServer:
         self._calls += 1
         body = msgspec.to_builtins(_Envelope(_encode(question)))
         deadline = self._session.deadline(timeout)
-        async with self._session.slot(deadline) as client:
+        async with self._session.slot(deadline, getattr(question, "origin", None)) as client:
             stream = await self._session.retried(lambda: _opened(client, body), deadline)
             try:
                 while (said := await self._session.once(_next(stream), deadline)) is not None:

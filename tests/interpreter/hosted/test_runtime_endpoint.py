@@ -60,6 +60,71 @@ def test_another_server_is_asked_by_the_openai_dialect(address: str):
         assert model.model == "local-7b"
 
 
+# ------------------------------------------------------------------------------------------- routing keys
+
+
+class KeyedSGLang(FakeSGLang):
+    """Keeps the header that a gateway routes by."""
+
+    keys: list[str | None]
+
+    async def _respond(self, request: HttpRequest, exchange: Exchange) -> None:
+        if request.path == "/generate":
+            self.keys.append(request.headers.get("x-smg-routing-key"))
+        await super()._respond(request, exchange)
+
+
+class KeyedOpenAI(FakeOpenAI):
+    """Keeps the header that a gateway routes by."""
+
+    keys: list[str | None]
+
+    async def _respond(self, request: HttpRequest, exchange: Exchange) -> None:
+        if request.path == "/v1/completions":
+            self.keys.append(request.headers.get("x-smg-routing-key"))
+        await super()._respond(request, exchange)
+
+
+@ul.function
+def advise(s, scored):
+    s += "Tips: " + ul.gen("plan", max_tokens=4, stop="\n")
+    branches = s.fork(3)
+    for branch in branches:
+        branch += " more: " + ul.gen("more", max_tokens=4, stop="\n")
+        if scored:
+            branch += ul.select("kind", ["a", "b"])
+    branches.join()
+    s += " end: " + ul.gen("end", max_tokens=4, stop="\n")
+
+
+@pytest.mark.parametrize("fake", [KeyedSGLang, KeyedOpenAI])
+def test_the_calls_of_a_fork_carry_one_routing_key(fake: type[KeyedSGLang] | type[KeyedOpenAI]):
+    def keys(model: ul.RuntimeEndpoint) -> list[str | None]:
+        fake.keys = []
+        assert advise.run(fake is KeyedSGLang, backend=model)["end"] == " x"
+        return fake.keys
+
+    with fake(lambda text: " x\n", scores={"a": -1.0, "b": -2.0}) as server:
+        model = endpoint(server, routing_key_header="X-SMG-Routing-Key")
+        first, *forked, last = keys(model)
+        assert first is last is None, "calls of no fork go where their prefix is"
+        assert len(set(forked)) == 1
+        assert forked[0] is not None
+        assert len(forked) >= 3
+        assert forked[0] not in keys(model), "another run is another group"
+        assert set(keys(endpoint(server))) == {None}
+
+
+def test_a_routing_key_header_is_the_name_of_a_header():
+    with pytest.raises(ul.ParameterError, match="no name of a header"):
+        ul.RuntimeEndpoint("http://127.0.0.1:9", routing_key_header="two words")
+    with pytest.raises(ul.ParameterError, match="no name of a header"):
+        ul.OpenAI("m", base_url="http://127.0.0.1:9", api_key="k", routing_key_header=7)
+
+
+# ------------------------------------------------------------------------------------------- gateways
+
+
 class Gateway(FakeOpenAI):
     """A server of the OpenAI dialect behind a gateway that answers all other paths with one status."""
 

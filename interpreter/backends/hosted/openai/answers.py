@@ -242,7 +242,7 @@ async def chunks(
 ) -> AsyncGenerator[Chunk, None]:
     """Makes a call and fills `answer`; yields chunks if the request asks for them."""
     deadline = session.deadline(request.origin.timeout)
-    async with session.slot(deadline) as client:
+    async with session.slot(deadline, request.origin) as client:
         if not plan.streams:
             await session.retried(lambda: _whole(client, plan, answer, session.provider, read), deadline)
             return

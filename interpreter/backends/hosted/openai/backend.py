@@ -25,7 +25,15 @@ from .. import conversation
 from ..backend import ConnectionOptions
 from ..errors import Provider
 from ..session import Environment, Timeouts
-from ..transport import checked_address, checked_headers, checked_key, http_library, open_client, secrets_of
+from ..transport import (
+    checked_address,
+    checked_header_name,
+    checked_headers,
+    checked_key,
+    http_library,
+    open_client,
+    secrets_of,
+)
 from . import profiles
 from .dialect import OpenAIDialect
 from .embeddings import embeddings
@@ -256,6 +264,8 @@ class OpenAI(OpenAIDialect["AsyncOpenAI"]):
         azure_endpoint, azure_deployment, api_version: an Azure resource.
         organization, project: at OpenAI, for accounting.
         extra_body: fields added to every request, as the server understands them.
+        routing_key_header: the name of a header, such as "X-SMG-Routing-Key", that carries a key which the calls of one
+            fork have in common, so that a gateway between sends them to one server; None sends none.
         options: as of `ConnectionOptions`.
 
     Raises:
@@ -281,6 +291,7 @@ class OpenAI(OpenAIDialect["AsyncOpenAI"]):
         organization: str | None = None,
         project: str | None = None,
         extra_body: Mapping[str, Any] | None = None,  # Any: JSON
+        routing_key_header: str | None = None,
         **options: Unpack[ConnectionOptions],
     ) -> None:
         environment = self.check_options(options)
@@ -313,6 +324,7 @@ class OpenAI(OpenAIDialect["AsyncOpenAI"]):
             written_with=None if chat_template is None else read_chat_template(chat_template, name=name),
             extra_body=extra_body,
         )
+        self._session.routing_key_header = checked_header_name("routing_key_header", routing_key_header)
 
     def _first_profile(self, given: str | Profile, model: str) -> Profile:
         if isinstance(given, Profile):

@@ -236,7 +236,7 @@ async def score_choices(
 
     async def one(choice: str) -> tuple[ScoredChoice, Usage]:
         body = _body(prompt, choice, planner)
-        async with session.slot(deadline) as client:
+        async with session.slot(deadline, request.origin) as client:
             data = await session.retried(lambda: client.post("/completions", cast_to=object, body=body), deadline)
         piece = parsed(data, session.provider)
         bound = tokens_at_most((Text(prompt + choice),))
@@ -266,7 +266,7 @@ async def prompt_logprobs(
     """
     prompt = planner.text(request.prompt)
     body = _body(prompt, "", planner)
-    async with session.slot(deadline) as client:
+    async with session.slot(deadline, request.origin) as client:
         data = await session.retried(lambda: client.post("/completions", cast_to=object, body=body), deadline)
     piece = parsed(data, session.provider)
     given = _told(piece, session.provider)

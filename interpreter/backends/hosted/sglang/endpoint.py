@@ -54,6 +54,7 @@ from ..errors import Provider
 from ..openai import profiles
 from ..openai.backend import OpenAI, listed, plain_endpoint
 from ..openai.profiles import Profile
+from ..transport import checked_header_name
 from ..umbel import PATH, UmbelFacts, UmbelServer, expected_capabilities
 from .server import SGLangServer
 from .wire import SGLangPlanner, checked_extra
@@ -100,6 +101,8 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
             Jinja source, or a ChatTemplate; None: by the model's name.
         profile: what a server of the OpenAI dialect can do, as of `OpenAI`.
         image_token: what stands for a picture in the model's prompts; None: by the model's name.
+        routing_key_header: the name of a header, such as "X-SMG-Routing-Key", that carries a key which the calls of one
+            fork have in common, so that a gateway between sends them to one server; None sends none.
         extra_body: fields added to every request; at SGLang its "sampling_params" are added to those of the request.
         options: as of `ConnectionOptions`.
 
@@ -123,6 +126,7 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
         profile: str | Profile = "auto",
         image_token: str | None = None,
         extra_body: Mapping[str, Any] | None = None,  # Any: JSON
+        routing_key_header: str | None = None,
         **options: Unpack[ConnectionOptions],
     ) -> None:
         self.check_options(options)
@@ -143,6 +147,7 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
         )
         name = f"endpoint {self._endpoint.host}"
         super().__init__(Provider(name, self._endpoint.host, "api_key=", self._endpoint.secrets), options)
+        self._session.routing_key_header = checked_header_name("routing_key_header", routing_key_header)
         self._name = name
         self._options = options
         self._asked, self._model, self._profile = server, model, profile
@@ -372,6 +377,7 @@ class RuntimeEndpoint(HostedBackend["AsyncOpenAI"]):
             chat_template=self._template,
             profile=self._profile,
             extra_body=self._extra,
+            routing_key_header=self._session.routing_key_header,
             **self._inner_options(),
         )
         await backend.start()

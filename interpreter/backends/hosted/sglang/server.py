@@ -25,6 +25,7 @@ from .....lang.protocol import (
     Final,
     GenRequest,
     Hint,
+    Origin,
     Scored,
     ScoredChoice,
     ScoreRequest,
@@ -112,7 +113,7 @@ class SGLangServer:
         """
         if namespace(hint.origin.salt, hint.prompt):
             return
-        task = asyncio.ensure_future(self._prefill(hint.prompt))
+        task = asyncio.ensure_future(self._prefill(hint))
         self._hints.add(task)
         task.add_done_callback(self._hints.discard)
 
@@ -153,12 +154,12 @@ class SGLangServer:
             task.cancel()
         await asyncio.gather(*self._hints, return_exceptions=True)
 
-    async def _prefill(self, prompt: tuple[Part, ...]) -> None:
+    async def _prefill(self, hint: Hint) -> None:
         """Computes a prefix. Errors are dropped: the requests that follow raise theirs."""
         with contextlib.suppress(UmbelError):
-            body = self._planner.body(self._planner.prompt(prompt), {"max_new_tokens": 0, "temperature": 0.0})
+            body = self._planner.body(self._planner.prompt(hint.prompt), {"max_new_tokens": 0, "temperature": 0.0})
             deadline = self._session.deadline(_MOST_SECONDS_FOR_HINT)
-            async with self._session.slot(deadline) as client:
+            async with self._session.slot(deadline, hint.origin) as client:
                 await self._session.retried(lambda: client.post(PATH, cast_to=object, body=body), deadline)
 
 
@@ -182,7 +183,7 @@ async def score_choices(
         CapabilityError: there is nothing before the choices, or no beginning of texts to compare them after.
         BackendError: log-probabilities are missing, or a call failed.
     """
-    scoring = _Scoring(session, planner, deadline)
+    scoring = _Scoring(session, planner, deadline, request.origin)
     prompt = planner.prompt(request.prompt)
     if not prompt["text"]:
         raise CapabilityError(f"{planner.backend} scores choices after a prompt only; write some text before them")
@@ -206,14 +207,16 @@ async def score_choices(
 class _Scoring:
     """Makes the calls for one request. `usage`: their sum."""
 
-    def __init__(self, session: "Session[AsyncOpenAI]", planner: SGLangPlanner, deadline: float) -> None:
-        self._session, self._planner, self._deadline = session, planner, deadline
+    def __init__(
+        self, session: "Session[AsyncOpenAI]", planner: SGLangPlanner, deadline: float, origin: Origin
+    ) -> None:
+        self._session, self._planner, self._deadline, self._origin = session, planner, deadline, origin
         self.usage = Usage()
 
     async def asked(self, prompt: Fields, **more: object) -> list[Meta]:
         """Requests facts about texts without generating. Returns one entry per text."""
         body = {**self._planner.body(prompt, _NOTHING), **more}
-        async with self._session.slot(self._deadline) as client:
+        async with self._session.slot(self._deadline, self._origin) as client:
             data = await self._session.retried(lambda: client.post(PATH, cast_to=object, body=body), self._deadline)
         facts = [each.meta_info for each in told(data, self._session.provider)]
         self.usage += Usage(
