@@ -30,6 +30,7 @@ Weights = Literal["auto", "float32", "bf16", "int8", "int4"]
 Kernels = Literal["auto", "native", "triton", "torch"]
 KVDType = Literal["auto", "fp8"]
 Policy = Literal["lpm", "fcfs"]
+PlacementName = Literal["added-delay", "cache-aware", "round-robin", "random", "power-of-two", "consistent-hashing"]
 Overlap = bool | Literal["auto"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -143,6 +144,9 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         replicas: engines that compute independently, each with the whole model and a pool of its own (tensor_parallel
             ranks each). Calls go to the one where they cost least, and to another one when theirs is lost. CPU threads
             are divided among them; on CUDA devices each takes the next tensor_parallel ones.
+        placement: how one of several replicas is chosen for a call: "added-delay" (where it delays all calls least,
+            by what each has cached and has to do; fork groups stay together), "cache-aware" (as SGLang's router),
+            "round-robin", "random", "power-of-two", or "consistent-hashing".
         context_length: most tokens of prompt and answer together; None takes the model's own.
         max_running: requests computed together in one step.
         chunk_size: most prompt tokens computed in one step; None computes prompts whole.
@@ -191,6 +195,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     device: Device = "auto"
     tensor_parallel: Annotated[int, Range(1, 64)] = 1
     replicas: Annotated[int, Range(1, 64)] = 1
+    placement: PlacementName = "added-delay"
     context_length: Annotated[int | None, Range(2, 1 << 24)] = None
     max_running: Annotated[int, Range(1, 1 << 14)] = 64
     chunk_size: Annotated[int | None, Range(1, 1 << 20)] = 512
@@ -340,6 +345,7 @@ class KeywordOptions(CacheOptions, SchedulingOptions, total=False):
     device: Device
     tensor_parallel: int
     replicas: int
+    placement: PlacementName
     context_length: int | None
     tree_attention: bool
     screened_head: bool

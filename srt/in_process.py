@@ -483,6 +483,7 @@ class LocalBackend:
             ),
             pictures=None if form is None else self._picture_cache(form),
             vectors=vectors,
+            placement=self.options.placement,
         )
         for index, local in enumerate(engines):
             self._gateway.engine_ready(local.engine.runner.context_length, index)

@@ -9,7 +9,7 @@ events into messages for the program, and tracks which of them have ended. It se
 
 Sampling is keyed by seed and position, so a repeated request gets the same answer.
 
-Of several engines, the replicas, one computes a call (`replica`); a BroadcastCall asks all of them.
+Of several engines, the replicas, one computes a call (`place`); a BroadcastCall asks all of them.
 """
 
 import heapq
@@ -68,6 +68,7 @@ from ..core.messages import (
 from ..multimodal.cache import Picture
 from ..tokenizer.tokenizer import Detokenizer
 from .caches import MarkedPrompt
+from .replicas import CallPlace
 
 Answer = FromBackend | FromPrograms
 
@@ -127,8 +128,7 @@ class PendingCall(ABC):
     losses: list[str] = field(default_factory=list, init=False)  # the reasons, one for each engine that lost its work
     aborted: bool = field(default=False, init=False)  # by its client; the engine knows
     marked: MarkedPrompt | None = field(default=None, init=False)  # marks of its prompt, for its first engine request
-    replica: int | None = field(default=None, init=False)  # the engine that it was placed on; None: not placed
-    reason: str = field(default="", init=False)  # for that engine, in words; "" where there is one
+    place: CallPlace | None = field(default=None, init=False)  # the engine that has it; None: not placed
 
     def __post_init__(self) -> None:
         self.open = {message.id for message in self.messages}
@@ -136,7 +136,17 @@ class PendingCall(ABC):
     @property
     def placed(self) -> Placed | None:
         """Says where it was computed, and why there; None where there is one engine."""
-        return Placed(self.replica, self.reason, len(self.losses)) if self.replica is not None and self.reason else None
+        place = self.place
+        return Placed(place.replica, place.reason, len(self.losses)) if place is not None and place.reason else None
+
+    @property
+    def replica(self) -> int | None:
+        return None if self.place is None else self.place.replica
+
+    @property
+    def work(self) -> int:
+        """Tokens that it may generate."""
+        return 0
 
     def is_at(self, replica: int) -> bool:
         """Returns whether an engine has it, or has begun with its prompt."""
@@ -144,8 +154,8 @@ class PendingCall(ABC):
 
     def targets(self) -> tuple[tuple[int, int], ...]:
         """Returns (id, engine) of the requests that were sent and have not ended."""
-        assert self.replica is not None, "it was sent"
-        return tuple((id, self.replica) for id in self.open)
+        assert self.place is not None, "it was sent"
+        return tuple((id, self.place.replica) for id in self.open)
 
     @property
     def waits_for(self) -> str:
@@ -182,7 +192,7 @@ class PendingCall(ABC):
     def repeat(self, ids: Iterator[int]) -> None:
         """Gives the unfinished requests new ids, to be sent again."""
         self.messages = tuple(self._renewed(message, next(ids)) for message in self.messages)
-        self.phase, self.replica = CallPhase.HELD, None
+        self.phase, self.place = CallPhase.HELD, None
 
     def _renewed(self, message: Bounded, id: int) -> Bounded:
         if message.id not in self.open:
@@ -264,6 +274,10 @@ class GenCall(PendingCall):
             old = self.continuations.pop(message.id)
             self.continuations[id] = Continuation(old.index, Detokenizer(self.token_bytes, self.stops))
         return PendingCall._renewed(self, message, id)
+
+    @property
+    def work(self) -> int:
+        return sum(message.sampling.max_tokens for message in self.messages if isinstance(message, EngineGenerate))
 
     def constrain(self, compiled: Compiled) -> None:
         """Adds the compiled constraint to its engine requests."""

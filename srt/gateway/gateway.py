@@ -40,6 +40,7 @@ from ...lang.protocol import (
     ExtendCache,
     Facts,
     Failure,
+    Final,
     FromBackend,
     GenRequest,
     Hint,
@@ -64,10 +65,8 @@ from ..core.messages import (
     Ended,
     EngineAbort,
     EngineControl,
-    EngineEmbed,
     EngineFailed,
     EnginePrefill,
-    EngineSnapshot,
     EngineSurvey,
     FromEngine,
     Heartbeat,
@@ -119,6 +118,7 @@ class Gateway:
         pictures: decodes and caches the pictures of requests; None for a model that reads text only.
         adapters: names that requests may give.
         vectors: how the model makes vectors of texts.
+        placement: name of the policy that chooses one of several engines.
     """
 
     def __init__(
@@ -136,6 +136,7 @@ class Gateway:
         pictures: PictureCache | None = None,
         adapters: Sequence[str] = (),
         vectors: VectorConfig = NO_VECTORS,
+        placement: str = "added-delay",
     ) -> None:
         self._model = model
         self._clock = clock
@@ -143,7 +144,8 @@ class Gateway:
         self._faults = faults
         seeds = random.Random(seed)
         self._ids: Iterator[int] = itertools.count(1)
-        self._replicas = Replicas(to_engines, clock)
+        self.counters: Counter[str] = Counter()
+        self._replicas = Replicas(to_engines, clock, placement, self.counters)
         self._pictures = Images(pictures, to_engines)
         form = None if pictures is None else pictures.form
         self.encoder = PromptEncoder(tokenizer, cache_bytes=token_cache_bytes, pictures=form)
@@ -162,7 +164,6 @@ class Gateway:
         self._calls = CallIndex()
         self._context_length: int | None = None
         self._start_id = uuid.uuid4().hex
-        self.counters: Counter[str] = Counter()
         self._hints = Hints(
             self._validator,
             most_pins=limits.max_pins,
@@ -260,7 +261,7 @@ class Gateway:
     def engine_ready(self, context_length: int, replica: int = 0) -> None:
         """Sends the held calls to the engines, in order of arrival; later calls go out at once."""
         self._context_length = self._validator.context_length = context_length
-        self._replicas[replica].ready()
+        self._replicas.became_ready(replica)
         self._dispatch_held()
 
     def _dispatch_held(self) -> None:
@@ -277,12 +278,13 @@ class Gateway:
             self._caches.keeps_ended(event.ids)
             return
         if isinstance(event, CacheEvents):
-            self.counters["cache_events"] += len(event.events)
+            self._replicas.note_changes(replica, event.events)
             return
         call = self._calls.of_request(event.id)
         if call is None:
             self.counters["late_events"] += 1
             return
+        self._replicas.began(call.place)
         if isinstance(event, MarksPlaced):
             self._marks_placed(call, event)
             return
@@ -322,7 +324,7 @@ class Gateway:
         """Fails the calls of an engine whose clients have seen a part of the answer.
 
         The others go to another engine at once, or are held for the next one."""
-        self._replicas[replica].lost()
+        self._replicas.lost(replica)
         self._hints.engine_lost(replica)
         self._caches.engine_lost(replica)
         self._pictures.engine_lost(replica)
@@ -339,8 +341,7 @@ class Gateway:
         It is unknown whose tokens the frames held, and a text must not have a gap."""
         self.counters["lost_frames"] += frames
         self._caches.events_lost(replica)
-        if len(self._replicas) > 1:
-            self._replicas[replica].send(EngineSnapshot())
+        self._replicas.changes_lost(replica)
         for call in self._calls:
             if call.is_at(replica) and call.phase is CallPhase.DISPATCHED:
                 self._abort_engine_requests(call)
@@ -350,7 +351,7 @@ class Gateway:
     def _leave(self, call: PendingCall, replica: int, reason: str) -> None:
         """Takes back a call whose work an engine has lost: to be sent again, or failed where that is not possible."""
         if call.phase is CallPhase.HELD:  # its constraint is being compiled, and its prompt was a hint
-            call.replica = None
+            call.place = None
             if isinstance(call, GenCall):
                 call.hint = None
         elif isinstance(call, BroadcastCall) and (answer := call.without(replica)) is not None:
@@ -370,13 +371,14 @@ class Gateway:
             self._fail(call, EngineError(f"{first}; it was asked again, and once more {second}; it may be the cause"))
         elif call.repeatable:
             self.counters["retried_requests"] += 1
+            self._replicas.ended(call.place)
             self._calls.repeat(call, self._ids)
         else:
             self._fail(call, EngineError(f"{reason}; a part of the text was delivered before, so run it again"))
 
     def engine_given_up(self, cause: str, replica: int = 0) -> None:
         """Notes that an engine cannot be started again; fails all calls when it was the last one."""
-        self._replicas[replica].given_up(cause)
+        self._replicas.given_up(replica, cause)
         if self.state is EngineState.FAILED:
             for call in self._calls:
                 self._fail(call, self._dead())
@@ -391,6 +393,7 @@ class Gateway:
     def tick(self) -> None:
         """Ends calls whose deadline has passed and that the engine has not ended, and caches whose time is over."""
         now = self._clock.now()
+        self._replicas.read_changes()
         self._caches.tick()
         for call in self._calls.due(now):
             due = call.deadline + (self._limits.deadline_grace if call.phase is CallPhase.DISPATCHED else 0.0)
@@ -653,18 +656,17 @@ class Gateway:
 
     def _place(self, call: PendingCall) -> int:
         """Returns the engine that gets a call, and keeps to it until that is lost."""
-        if call.replica is None:
+        if call.place is None:
             first = call.messages[0]
             assert not isinstance(first, EngineControl | EngineSurvey), "these go to all"
-            home = None
-            if call.marked is not None and len(self._replicas) > 1 and not isinstance(first, EngineEmbed):
-                home = self._caches.home(call.marked, prompt_of(first), first.schedule.private)
-            call.replica, call.reason = self._replicas.place(first.schedule, home)
-        return call.replica
+            home, tokens = None, prompt_of(first)
+            if call.marked is not None and len(self._replicas) > 1:
+                home = self._caches.home(call.marked, tokens, first.schedule.private)
+            call.place = self._replicas.place(tokens, first.schedule, work=call.work, home=home)
+        return call.place.replica
 
     def _place_hint(self, message: EnginePrefill) -> int:
-        replica, _ = self._replicas.place(message.schedule, None)
-        return replica
+        return self._replicas.place_hint(message.token_ids, message.schedule)
 
     def _abort(self, call: PendingCall) -> None:
         """Asks the engine to end a call that was sent, with its text so far; ends any other call here."""
@@ -708,6 +710,7 @@ class Gateway:
     def _end(self, call: PendingCall, ending: FromBackend | None) -> None:
         """Removes a call and sends its client the ending, unless the client is gone. No other place removes calls."""
         self._calls.remove(call)
+        self._replicas.ended(call.place, ending.usage.completion_tokens if isinstance(ending, Final) else None)
         if call.marked is not None:
             self._caches.cancel(call.marked)
         self._end_hint(call)

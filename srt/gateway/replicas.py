@@ -1,16 +1,22 @@
 """The engines of one gateway, its replicas: what is known of each, and which of them gets a call.
 
     call ── place ──▶ an engine that is ready, with the reason; the same until the call ends or its engine is lost
+    CacheEvents ──▶ backlog ──▶ the copy of each engine's tree     read when the gateway is idle, or before a placement
 
-The gateway's answers to questions about "the engine" are sums over all of them: it is ready when one is.
+The gateway's answers to questions about "the engine" are sums over all of them: it is ready when one is. Of a single
+engine no copy is kept, and nothing is placed.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...lang.status import EngineState, ReplicaStatus, RisingCounters
 from ..core.instruments import Clock
-from ..core.messages import Heartbeat, Schedule, ToEngine
+from ..core.messages import CacheEvent, EngineSnapshot, Heartbeat, Schedule, ToEngine
+
+if TYPE_CHECKING:  # it needs numpy, which a gateway of one engine does not load
+    from ..placement.placement import Placement
 
 LATE = 1.0  # seconds of silence, in which two heartbeats are due: such an engine gets no call while another can have it
 
@@ -85,17 +91,43 @@ class Replica:
         )
 
 
+MOST_CHANGES = 4096  # cache events that wait to be read
+SNAPSHOT_AGAIN = 1.0  # seconds after which an engine is asked again for its whole tree
+HINT_SECONDS = 2.0  # in which a hint counts as load, since its end is not told
+
+
+class CallPlace(NamedTuple):
+    """Says which engine gets a call.
+
+    Attributes:
+        reason: in words; "" where there is one engine.
+        number: of the call, for `Replicas.began` and `ended`.
+    """
+
+    replica: int
+    reason: str = ""
+    number: int = 0
+
+
 class Replicas:
     """All engines of a gateway.
 
     Args:
         to_engines: for each engine what carries a message to it.
+        policy: name of the placement policy.
+        counters: receives the numbers of placements by their kind, "placed_…".
     """
 
-    def __init__(self, to_engines: Sequence[Callable[[ToEngine], None]], clock: Clock) -> None:
+    def __init__(
+        self, to_engines: Sequence[Callable[[ToEngine], None]], clock: Clock, policy: str, counters: Counter[str]
+    ) -> None:
         self.all = tuple(Replica(index, send, clock) for index, send in enumerate(to_engines))
-        self._groups: dict[str, int] = {}
-        self._turn = 0
+        self._clock = clock
+        self._counters = counters
+        self._placement = _new_placement(policy) if len(self.all) > 1 else None
+        self._changes: deque[tuple[int, list[CacheEvent]]] = deque()
+        self._asked: dict[int, float] = {}  # when an engine was asked for its whole tree
+        self._hints: deque[tuple[float, int]] = deque()  # (when it counts no more, number)
 
     def __getitem__(self, index: int) -> Replica:
         return self.all[index]
@@ -142,28 +174,111 @@ class Replicas:
         """Returns the counters of all engines together, those of lost ones among them."""
         return summed(replica.counters for replica in self.all)
 
+    # ------------------------------------------------------------------ their lives
+
+    def became_ready(self, replica: int) -> None:
+        self.all[replica].ready()
+        if self._placement is not None:
+            self._placement.up(replica)
+
+    def lost(self, replica: int) -> None:
+        self.all[replica].lost()
+        if self._placement is not None:
+            self._forget_changes(replica)
+            self._placement.down(replica)
+
+    def given_up(self, replica: int, cause: str) -> None:
+        self.all[replica].given_up(cause)
+
     # ------------------------------------------------------------------ which of them gets a call
 
-    def place(self, schedule: Schedule, home: int | None) -> tuple[int, str]:
-        """Chooses an engine → its number, and why in words ("" where there is one). One must be ready.
+    def place(self, tokens: Sequence[int], schedule: Schedule, *, work: int = 0, home: int | None = None) -> CallPlace:
+        """Chooses an engine. One must be ready.
 
         Args:
+            tokens: of the prompt.
+            work: tokens that it may generate.
             home: the engine that the call has to go to if it is ready; None: any.
         """
-        if len(self.all) == 1:
-            return 0, ""
-        ready = self.ready
+        if self._placement is None:
+            return CallPlace(0)
+        from ..placement.meta_tree import packed
+        from ..placement.policies import Placing
+
+        self.read_changes()
+        now, ready = self._clock.now(), set(self.ready)
+        late = {index for index in ready if self.all[index].is_late}
+        exclude = ready - {home} if home in ready else late if late < ready else set()
+        names = schedule.fork_group, schedule.program_id
+        call = Placing(packed(tokens), schedule.salt, schedule.private, *names, work)
+        placed = self._placement.place(call, now, exclude)
+        assert placed is not None, "one is ready and not excluded"
         if home in ready:
-            return home, "a prefix that is kept for it lies there"
-        calm = [index for index in ready if not self.all[index].is_late] or ready
-        group = schedule.fork_group or schedule.program_id
-        if group and self._groups.get(group) in calm:
-            return self._groups[group], "its group is there"
-        self._turn += 1
-        chosen = calm[self._turn % len(calm)]
-        if group:
-            self._groups[group] = chosen
-        return chosen, "in turn"
+            kind, reason = "kept", "a prefix that is kept for it lies there"
+        else:
+            kind = "together" if placed.reason.startswith("its ") else "cached" if placed.expected else "cold"
+            coming = f", {placed.expected - placed.cached} more to come" if placed.expected > placed.cached else ""
+            reason = f"{placed.reason}; {placed.cached} of {call.length} tokens cached there{coming}"
+        self._counters[f"placed_{kind}"] += 1
+        return CallPlace(placed.replica, reason, placed.number)
+
+    def place_hint(self, tokens: Sequence[int], schedule: Schedule) -> int:
+        """Chooses an engine for a prefix that calls will share, which follow it. One must be ready."""
+        place = self.place(tokens, schedule)
+        self._hints.append((self._clock.now() + HINT_SECONDS, place.number))
+        return place.replica
+
+    def began(self, place: CallPlace | None) -> None:
+        """Says that the prompt of a call is computed; may be called again."""
+        if self._placement is not None and place is not None:
+            self._placement.began(place.number, self._clock.now())
+
+    def ended(self, place: CallPlace | None, generated: int | None = None) -> None:
+        """Says that a call needs nothing more of its engine; may be called again. `generated`: tokens, if known."""
+        if self._placement is not None and place is not None:
+            self._placement.ended(place.number, self._clock.now(), generated)
+
+    # ------------------------------------------------------------------ copies of their trees
+
+    def note_changes(self, replica: int, changes: list[CacheEvent]) -> None:
+        """Takes changes of an engine's tree, to be read later."""
+        self._counters["cache_events"] += len(changes)
+        if self._placement is not None:
+            self._changes.append((replica, changes))
+            if sum(len(each) for _, each in self._changes) > MOST_CHANGES:
+                self.read_changes()
+
+    def read_changes(self) -> None:
+        """Brings the copies up to date. Called when the gateway is idle, and before each placement."""
+        if self._placement is None:
+            return
+        now = self._clock.now()
+        while self._hints and self._hints[0][0] <= now:
+            self._placement.ended(self._hints.popleft()[1], now)
+        while self._changes:
+            replica, changes = self._changes.popleft()
+            if not self._placement.apply(replica, changes) and now >= self._asked.get(replica, -1e9) + SNAPSHOT_AGAIN:
+                self.ask_for_tree(replica)
+
+    def changes_lost(self, replica: int) -> None:
+        """Notes that changes of an engine's tree were lost, and asks for all of it."""
+        if self._placement is not None:
+            self._forget_changes(replica)
+            self._placement.gap(replica)
+            self.ask_for_tree(replica)
+
+    def ask_for_tree(self, replica: int) -> None:
+        self._asked[replica] = self._clock.now()
+        self.all[replica].send(EngineSnapshot())
+
+    def _forget_changes(self, replica: int) -> None:
+        self._changes = deque(each for each in self._changes if each[0] != replica)
+
+
+def _new_placement(policy: str) -> "Placement":
+    from ..placement.placement import Placement
+
+    return Placement(policy)
 
 
 def summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -316,6 +316,7 @@ class GatewayServer:
             ),
             pictures=None if form is None else self._picture_cache(form),
             vectors=vectors,
+            placement=self._options.placement,
         )
         image_tokens = 0 if form is None else most_tokens(form)
         self._long_prompts = LongPrompts(self._core, after=self._flush)

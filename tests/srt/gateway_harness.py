@@ -1,5 +1,7 @@
 """A gateway with a scripted engine: what it sends is recorded, what the engine says is up to the test."""
 
+from functools import partial
+
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import ConstraintSpec, FinishReason, GenRequest, Origin, ToBackend
 from umbel.lang.sampling import SamplingParams
@@ -40,22 +42,32 @@ class Harness:
         faults: FaultHook = no_faults,
         ready: bool = True,
         constraints: CompiledCache | None = None,
+        replicas: int = 1,
+        placement: str = "added-delay",
     ) -> None:
+        """`replicas`: engines; `to_engine` has what all are sent, `to` what each is."""
         self.clock = VirtualClock()
         self.to_engine: list[ToEngine] = []
+        self.to: list[list[ToEngine]] = [[] for _ in range(replicas)]
         self.front_end = FakeFrontEnd()
         self.gateway = Gateway(
             tokenizer or ByteTokenizer(),
             model="toy",
-            to_engines=[self.to_engine.append],
+            to_engines=[partial(self._sent, index) for index in range(replicas)],
             clock=self.clock,
             limits=limits,
             faults=faults,
             seed=7,
             constraints=constraints,
+            placement=placement,
         )
         if ready:
-            self.gateway.engine_ready(CONTEXT)
+            for index in range(replicas):
+                self.gateway.engine_ready(CONTEXT, index)
+
+    def _sent(self, replica: int, message: ToEngine) -> None:
+        self.to_engine.append(message)
+        self.to[replica].append(message)
 
     def send(self, message: ToBackend, client: bytes = CLIENT) -> None:
         self.gateway.receive(self.front_end.client(client), message)

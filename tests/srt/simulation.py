@@ -49,6 +49,7 @@ from umbel.srt.core.messages import (
 )
 from umbel.srt.gateway.calls import Answer, Client
 from umbel.srt.gateway.gateway import Gateway
+from umbel.srt.gateway.replicas import HINT_SECONDS
 from umbel.srt.in_process import LocalBackend
 from umbel.srt.launch import ORACLE_FAVOURITES, Engine, open_engine
 from umbel.srt.testing.oracle import OracleModel, reference_generate
@@ -56,6 +57,7 @@ from umbel.srt.tokenizer.prompt import PromptEncoder
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
 from .patient_compiler import PatientCompiler
+from .tree_copy import nodes_of, read
 
 TICK = 0.01  # virtual seconds
 PONG = 100  # ticks between the gateway's signs of life
@@ -165,54 +167,84 @@ class SimulatedClient:
         self.world.gateway.client_lost(Client(self.world, self.name))
 
 
+class SimulatedEngine:
+    """The place of one engine: its scheduler while it lives, and its frames."""
+
+    def __init__(self, world: "World", index: int) -> None:
+        self.world, self.index = world, index
+        self.engine: Engine | None = None
+        self.restart_at = 0.0
+
+    def start(self) -> None:
+        world = self.world
+        self.engine = open_engine(world.options, clock=world.clock, faults=no_faults, phase=lambda _: None)
+        self.counters: Counter[str] = Counter()
+        self.down, self.up = Channel(world, loss=world.loss), Channel(world, loss=world.loss)
+        self._down_out: Outbound[ToEngine] = Outbound(to_engine_codec())
+        self._down_in: Inbound[ToEngine] = Inbound(to_engine_codec(), Counter())
+        self._up_out: Outbound[EngineFrame] = Outbound(from_engine_codec())
+        self._up_in: Inbound[EngineFrame] = Inbound(from_engine_codec(), self.counters)
+        world.gateway.engine_ready(CONTEXT, self.index)
+
+    def kill(self) -> None:
+        self.world.kills += 1
+        self.engine = None
+        self.world.note("kill")
+        self.world.gateway.engine_lost("killed by the simulation", self.index)
+        self.restart_at = self.world.clock.now() + self.world.dice.choice((0.05, 1.0))
+
+    def send(self, message: ToEngine) -> None:
+        assert self.engine is not None, "the gateway sends only to engines that are ready"
+        self.down.put(self._down_out.write([message]))
+
+    def tick(self) -> None:
+        if self.engine is None:
+            if self.world.clock.now() < self.restart_at:
+                return
+            self.start()
+        assert self.engine is not None, "it was started"
+        for frames in self.down.take():
+            for message in self._down_in.read(frames):
+                self.engine.scheduler.handle_message(message)
+        events = self.engine.scheduler.step()
+        if events:
+            self.up.put(self._up_out.write(list(events)))
+        for frames in self.up.take():
+            lost = self.counters["lost"]
+            received = self._up_in.read(frames)
+            if self.counters["lost"] > lost:
+                self.world.gateway.events_lost(self.counters["lost"] - lost, self.index)
+            for event in received:
+                self.world.gateway.engine_event(event, self.index)  # type: ignore[arg-type]  # phases are not sent here
+
+
 class World:
     """Everything, driven by `run`."""
 
-    def __init__(self, seed: int, *, loss: float = 0.0, overlap: bool = False) -> None:
+    def __init__(self, seed: int, *, loss: float = 0.0, overlap: bool = False, replicas: int = 1) -> None:
         self.dice = random.Random(seed)
-        self.options = msgspec.structs.replace(OPTIONS, overlap=overlap)
+        self.options = msgspec.structs.replace(OPTIONS, overlap=overlap, replicas=replicas)
         self.clock = VirtualClock()
         self.loss = loss
         self.trace = hashlib.sha256()
         self.kills = self.ticks = 0
         self.clients = [SimulatedClient(self, f"client-{index}".encode(), loss=loss) for index in range(3)]
         self.compiler = PatientCompiler()
+        self.engines = [SimulatedEngine(self, index) for index in range(replicas)]
         self.gateway = Gateway(
             TOKENIZER,
             model="oracle",
-            to_engines=[self._to_engine],
+            to_engines=[engine.send for engine in self.engines],
             clock=self.clock,
             limits=LIMITS,
             seed=seed,
             constraints=CompiledCache(self.compiler, "fsm", entries=2, most_bytes=1 << 20),
         )
-        self.engine: Engine | None = None
-        self._start_engine()
+        for engine in self.engines:
+            engine.start()
 
     def note(self, what: str) -> None:
         self.trace.update(f"{self.clock.now():.3f} {what}\n".encode())
-
-    # ------------------------------------------------------------------ the engine's life
-
-    def _start_engine(self) -> None:
-        self.engine = open_engine(self.options, clock=self.clock, faults=no_faults, phase=lambda _: None)
-        self.engine_counters: Counter[str] = Counter()
-        self.engine_down, self.engine_up = Channel(self, loss=self.loss), Channel(self, loss=self.loss)
-        self._down_out: Outbound[ToEngine] = Outbound(to_engine_codec())
-        self._down_in: Inbound[ToEngine] = Inbound(to_engine_codec(), Counter())
-        self._up_out: Outbound[EngineFrame] = Outbound(from_engine_codec())
-        self._up_in: Inbound[EngineFrame] = Inbound(from_engine_codec(), self.engine_counters)
-        self.gateway.engine_ready(CONTEXT)
-
-    def kill_engine(self) -> None:
-        self.kills += 1
-        self.engine = None
-        self.note("kill")
-        self.gateway.engine_lost("killed by the simulation")
-        self.restart_at = self.clock.now() + self.dice.choice((0.05, 1.0))
-
-    def _to_engine(self, message: ToEngine) -> None:
-        self.engine_down.put(self._down_out.write([message]))
 
     def deliver(self, identity: bytes, message: Answer) -> None:
         client = next(client for client in self.clients if client.name == identity)
@@ -225,8 +257,7 @@ class World:
             self._act(index)
             for _ in range(self.dice.randint(1, 8)):
                 self.tick()
-        if self.engine is None:
-            self.clock.advance(max(0.0, self.restart_at - self.clock.now()))
+        self.clock.advance(max(0.0, *(engine.restart_at - self.clock.now() for engine in self.engines)))
         for _ in range(int((LIMITS.request_timeout + SLACK + LIMITS.deadline_grace) / TICK)):
             self.tick()
             if not self.gateway.in_flight and all(r.endings for c in self.clients for r in c.records.values()):
@@ -234,8 +265,6 @@ class World:
 
     def tick(self) -> None:
         self.clock.advance(TICK)
-        if self.engine is None and self.clock.now() >= self.restart_at:
-            self._start_engine()
         for client in self.clients:
             for frames in client.down.take():
                 for message in client.gateway_inbound.read(frames):
@@ -243,8 +272,8 @@ class World:
                         self.gateway.receive(Client(self, client.name), message)  # type: ignore[arg-type]  # clients send requests
         if self.ticks % 7 == 0:
             self.compiler.work()
-        if self.engine is not None:
-            self._step(self.engine)
+        for engine in self.engines:
+            engine.tick()
         self.gateway.tick()
         self.ticks += 1
         for client in self.clients:
@@ -256,21 +285,6 @@ class World:
                     client.link_broken()
                 for message in [] if client.gone else messages:
                     client.hear(message)
-
-    def _step(self, engine: Engine) -> None:
-        for frames in self.engine_down.take():
-            for message in self._down_in.read(frames):
-                engine.scheduler.handle_message(message)
-        events = engine.scheduler.step()
-        if events:
-            self.engine_up.put(self._up_out.write(list(events)))
-        for frames in self.engine_up.take():
-            lost = self.engine_counters["lost"]
-            received = self._up_in.read(frames)
-            if self.engine_counters["lost"] > lost:
-                self.gateway.events_lost(self.engine_counters["lost"] - lost)
-            for event in received:
-                self.gateway.engine_event(event)  # type: ignore[arg-type]  # phases are not sent here
 
     # ------------------------------------------------------------------ what happens
 
@@ -296,8 +310,8 @@ class World:
                 label = dice.choice(list(client.records))
                 client.records[label].aborted = True
                 client.say(Abort(label))
-            case "kill" if self.engine is not None:
-                self.kill_engine()
+            case "kill" if living := [engine for engine in self.engines if engine.engine is not None]:
+                dice.choice(living).kill()
             case "leave":
                 client.link_broken()
 
@@ -344,15 +358,36 @@ def verify(world: World) -> Counter[str]:
     assert world.gateway.in_flight == 0
     for _ in range(50):  # for messages that are on their way, and caches whose time is nearly over
         world.tick()
-    assert world.engine is not None
-    scheduler = world.engine.scheduler
+    schedulers = [engine.engine.scheduler for engine in world.engines if engine.engine is not None]
+    assert len(schedulers) == len(world.engines)
     if not world.loss:
-        assert set(world.gateway._caches._pins) == set(scheduler.kv.pins._kept), "gateway and engine keep the same"
-    while not scheduler.idle:
-        scheduler.step()
-    scheduler.check()
-    assert scheduler.kv.pool.free + scheduler.kv.cache.total_tokens == POOL
+        kept = {pin for scheduler in schedulers for pin in scheduler.kv.pins._kept}
+        assert set(world.gateway._caches._pins) == kept, "gateway and engines keep the same"
+        _verify_copies(world)
+    for scheduler in schedulers:
+        while not scheduler.idle:
+            scheduler.step()
+        scheduler.check()
+        assert scheduler.kv.pool.free + scheduler.kv.cache.total_tokens == POOL
     return outcomes
+
+
+def _verify_copies(world: World) -> None:
+    """Compares the gateway's copies with the trees of the engines, once nothing is on its way."""
+    placement = world.gateway._replicas._placement
+    if placement is None:
+        return
+    while not all(engine.engine is None or engine.engine.scheduler.idle for engine in world.engines):
+        world.tick()
+    for _ in range(20 + round(HINT_SECONDS / TICK)):  # until frames have arrived, and hints count no more
+        world.tick()
+    placement.check()
+    for engine in world.engines:
+        assert engine.engine is not None, "it was started again"
+        nodes = {node.id: (node.parent, node.salt, read(node.tokens)) for node in placement.tree.nodes_of(engine.index)}
+        truth = nodes_of(engine.engine.scheduler.kv.cache)
+        assert nodes == {number: (parent, salt, tokens) for number, (parent, _, salt, tokens) in truth.items()}
+    assert all(replica.running == 0 for replica in placement.facts().replicas), "a call that ended still counts"
 
 
 def _verify_text(record: Record, ending: FromBackend | None) -> None:

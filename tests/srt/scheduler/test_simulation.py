@@ -9,20 +9,31 @@ from ..simulation import World, verify
 EVENTS = 60
 
 
+@pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_every_request_ends_once_with_an_honest_text_whatever_dies(seed: int, overlap: bool) -> None:
-    world = World(seed, overlap=overlap)
+def test_every_request_ends_once_with_an_honest_text_whatever_dies(seed: int, overlap: bool, replicas: int) -> None:
+    world = World(seed, overlap=overlap, replicas=replicas)
     world.run(EVENTS)
     outcomes = verify(world)
     assert outcomes["Final"] > 5
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("seed", range(100, 104))
-def test_lost_frames_cost_their_requests_and_never_leave_a_gap(seed: int) -> None:
-    world = World(seed, loss=0.01)
+def test_lost_frames_cost_their_requests_and_never_leave_a_gap(seed: int, replicas: int) -> None:
+    world = World(seed, loss=0.01, replicas=replicas)
     world.run(EVENTS)
     verify(world)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("first", range(0, 1_000, 50))
+def test_a_thousand_histories_of_two_and_three_engines(first: int) -> None:
+    for seed in range(first, first + 50):
+        world = World(seed, loss=(0.0, 0.004)[seed % 2], replicas=2 + seed % 2)
+        world.run(300)
+        verify(world)
 
 
 def test_the_same_seed_gives_the_same_history() -> None:
