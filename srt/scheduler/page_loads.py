@@ -214,7 +214,7 @@ class PageLoads:
                 return
             if not run.asked and not run.done:
                 if self._pays(load, run.found):
-                    run.load(0, run.found)
+                    run.load(0, run.found, self._window_bytes if load.tries else self._token_bytes)
                 elif self.rates.probes(self._tiers[load.tier].name):
                     run.probe()
                 else:
@@ -267,9 +267,8 @@ class PageLoads:
         if load.tries:
             load.windows.update(zip(self._missing_windows(load), came, strict=False))
         else:
-            sound = [payload for payload in came if payload.nbytes == self._token_bytes]
-            load.payloads += sound
-            load.media += [self._tiers[load.tier].name] * len(sound)
+            load.payloads += came
+            load.media += [self._tiers[load.tier].name] * len(came)
 
     def _end_stage(self, load: PageLoad) -> None:
         """Ends the load, or goes on to its window pages, or to a shorter run where one of them is missing."""

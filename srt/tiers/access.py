@@ -42,16 +42,20 @@ class PageRun:
         self.done = False
         self.first = self.asked = self.came = 0
         self.cancelled = False
+        self._page_bytes = 0
         self._loader = loader
         self._arrived: deque[Payload] = deque()
 
-    def load(self, first: int, count: int) -> None:
-        """Begins to load pages [first, first + count), once."""
+    def load(self, first: int, count: int, page_bytes: int = 0) -> None:
+        """Begins to load pages [first, first + count), once.
+
+        page_bytes: of each payload; one of another size is no page, and ends the run. 0: any.
+        """
         assert self.found is not None, "the answer has not come"
         assert not self.asked, "a run is loaded once"
         assert 0 <= first < first + count <= self.found, "asks for what was found"
         if not self.done:
-            self.first, self.asked = first, count
+            self.first, self.asked, self._page_bytes = first, count, page_bytes
             self._loader(self)
 
     def probe(self) -> None:
@@ -79,9 +83,9 @@ class PageRun:
         self.found = found
 
     def arrive(self, payloads: Sequence[Payload | None]) -> None:
-        """Takes a chunk. The first page that is missing ends the run."""
+        """Takes a chunk. The first page that is missing, or of another size, ends the run."""
         for payload in payloads:
-            if payload is None:
+            if payload is None or (self._page_bytes and payload.nbytes != self._page_bytes):
                 self.done = True
                 return
             self._arrived.append(payload)

@@ -153,6 +153,22 @@ def test_a_page_that_is_gone_ends_the_run_before_it() -> None:
     drained(access)
 
 
+@pytest.mark.parametrize("threaded", [False, True])
+def test_a_page_of_another_size_ends_the_run_before_it(threaded: bool) -> None:
+    """What comes after it would otherwise be taken for the page before."""
+    tier, arrivals = HostMemory(1 << 20), Arrivals()
+    stored = pages(4)
+    stored[1] = stored[1][:-1]
+    tier.store(chain("a", 4), stored)
+    access = ThreadedAccess(tier, notify=arrivals) if threaded else DirectAccess(tier)
+    run = access.look(chain("a", 4))
+    arrivals.until(lambda: run.found == 4)
+    run.load(0, 4, PAGE)
+    arrivals.until(lambda: run.done)
+    assert [int(page[0]) for page in run.take()] == [0]
+    access.close()
+
+
 def test_a_tier_that_raises_is_a_miss() -> None:
     tier = GatedTier()
     tier.error = RuntimeError("broken")
