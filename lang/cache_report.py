@@ -7,8 +7,8 @@
 Reports are values: what runs later changes nothing in them.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -100,6 +100,7 @@ class CallReport:
         computed_tokens: of these, not found.
         cause: why the cached part ends where it does.
         miss: where; None for a call without one.
+        loaded: of the cached tokens, those that came from a tier of the cache: {"disk": 512}.
         salt: of the cache; with the adapter, "salt@adapter", where one computed the prompt.
     """
 
@@ -114,6 +115,7 @@ class CallReport:
     cause: CacheCause
     miss: CacheMiss | None = None
     salt: str = ""
+    loaded: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -219,7 +221,8 @@ def _call_lines(number: int, call: CallReport) -> Iterator[str]:
     where = f"  {call.line}" if call.line is not None else ""
     yield f"{number}. {call.label}{where}"
     if call.cause not in (CacheCause.NO_CALL, CacheCause.UNKNOWN):
-        parts = f"{call.cached_tokens:,} cached + {call.computed_tokens:,} computed"
+        tiers = ", ".join(f"{tokens:,} loaded from {tier}" for tier, tokens in call.loaded.items())
+        parts = f"{call.cached_tokens:,} cached{f' ({tiers})' if tiers else ''} + {call.computed_tokens:,} computed"
         names = zip(("salt", "adapter"), call.salt.partition("@")[::2], strict=True)
         salt = "".join(f", {kind} {name!r}" for kind, name in names if name)
         yield f"   {call.prompt_tokens:,} prompt tokens = {parts} ({call.created_tokens:,} newly cached{salt})"

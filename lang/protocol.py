@@ -40,7 +40,9 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     storing. `cache_read_tokens` are prompt tokens that explicit caching has read: those that marks found kept, or that
     a hosted backend charged as read. What our runtime caches without marks is in neither, and is free. All are among
     the `prompt_tokens`. `long_write_tokens` are those of the `cache_write_tokens` that marks keep for an hour or
-    longer, or that a hosted backend stores for longer than its shortest time, which costs more.
+    longer, or that a hosted backend stores for longer than its shortest time, which costs more. `loaded_tokens` are
+    those of the `cached_tokens` that came from a tier of the cache, by tier: "host", "disk" or "shared". The others
+    were on the device.
     """
 
     prompt_tokens: int = 0
@@ -50,6 +52,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     cache_write_tokens: int = 0
     long_write_tokens: int = 0
     cache_read_tokens: int = 0
+    loaded_tokens: dict[str, int] = {}
 
     @property
     def total_tokens(self) -> int:
@@ -65,6 +68,10 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
             self.cache_write_tokens + other.cache_write_tokens,
             self.long_write_tokens + other.long_write_tokens,
             self.cache_read_tokens + other.cache_read_tokens,
+            {
+                tier: self.loaded_tokens.get(tier, 0) + other.loaded_tokens.get(tier, 0)
+                for tier in {**self.loaded_tokens, **other.loaded_tokens}
+            },
         )
 
     def marked(self, caching: CachingUsage | None) -> "Usage":

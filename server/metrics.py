@@ -29,6 +29,9 @@ from .http import Asked, Endpoint, Reply
 _COUNTERS: Mapping[str, tuple[str, str]] = {
     "umbel_prompt_tokens": ("prompt_tokens", "Tokens of prompts, when they are first admitted."),
     "umbel_cached_tokens": ("cached_tokens", "Tokens of prompts whose keys were in the cache."),
+    "umbel_loaded_host_tokens": ("loaded_host_tokens", "Cached tokens that came from host memory."),
+    "umbel_loaded_disk_tokens": ("loaded_disk_tokens", "Cached tokens that came from the disk."),
+    "umbel_loaded_shared_tokens": ("loaded_shared_tokens", "Cached tokens that came from the shared store."),
     "umbel_computed_prompt_tokens": ("computed_prompt_tokens", "Tokens of prompts that were computed."),
     "umbel_generated_tokens": ("completion_tokens", "Tokens that were generated."),
     "umbel_forced_tokens": ("forced_tokens", "Generated tokens that a constraint left no choice about."),

@@ -109,6 +109,7 @@ async def _call(backend: Backend, journal: Journal, earlier: EarlierCalls, asked
         cause,
         miss,
         asked.salt,
+        usage.loaded_tokens,
     )
 
 

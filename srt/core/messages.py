@@ -259,7 +259,7 @@ class Ended(_Wire, frozen=True):
     ended the text. `text_bytes`: length in bytes of the whole generated text without the stop string.
     `forced_tokens`: tokens that the constraint left no choice about. `enforced`: the text satisfies the request's
     constraint. `healed`: bytes of the first token that repeat the end of the prompt; `text_bytes` does not count
-    them.
+    them. `loaded`: cached tokens that came from each tier.
     """
 
     id: int
@@ -276,6 +276,7 @@ class Ended(_Wire, frozen=True):
     enforced: bool = False
     healed: int = 0
     times: RequestTimes = RequestTimes()
+    loaded: dict[str, int] = {}
 
 
 class ScoreEnded(_Wire, frozen=True):

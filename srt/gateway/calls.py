@@ -345,6 +345,7 @@ class GenCall(PendingCall):
             cached_tokens=min(end.cached_tokens for end in ends),
             completion_tokens=sum(end.completion_tokens for end in ends),
             calls=1,
+            loaded_tokens=ends[0].loaded,
         )
         completions = tuple(_completion(item, self.compiled) for item in continuations)
         prompt_logprobs = tuple(self._texts(ends[0].prompt_logprobs))

@@ -206,6 +206,7 @@ class RequestTable:
             and (stop.matched is None or stop.matched in cursor.eos_ids),
             healed=healed,
             times=self._timing.of(request, generation),
+            loaded=request.loaded if request.loaded and request.cached_tokens else {},
         )
 
     def fail(self, request: Request, error: Exception) -> None:

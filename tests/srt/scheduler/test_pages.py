@@ -105,7 +105,9 @@ def test_another_engine_finds_the_pages(windows: tuple[int, int] | None, overlap
     tier, tokens = host(), prompt(500)
     warmed(tier, tokens, windows=windows)
     second = engine(tier, windows=windows, overlap=overlap)
-    assert text_of(second, tokens).cached_tokens == 7 * PAGE_TOKENS
+    first = text_of(second, tokens)
+    assert first.cached_tokens == 7 * PAGE_TOKENS
+    assert first.loaded == {"host": 7 * PAGE_TOKENS}
     assert second.scheduler.counters["loaded_host_tokens"] == 7 * PAGE_TOKENS
     assert text_of(second, tokens[:450] + prompt(40, 1)).cached_tokens == 450
     if windows != TIGHT:  # whose window pages of the middle were gone before they could be saved

@@ -354,6 +354,8 @@ NOT_OF_ONE_ROW = {  # function, or Class.* for all of its methods → why it is 
     "scheduler.request_table:RequestTable.hold": "moves requests between tables",
     "scheduler.request_table:RequestTable.queue": "moves requests between tables",
     "scheduler.request_table:RequestTable.admit": "moves requests between tables",
+    "scheduler.request_table:RequestTable.wait_for_load": "moves requests between phases",
+    "scheduler.request_table:RequestTable.loaded": "moves requests between phases",
     "scheduler.request_table:RequestTable.retract": "moves requests between tables",
     "scheduler.request_table:RequestTable.retract_all": "moves requests between tables",
     "scheduler.request_table:RequestTable._wait_again": "moves requests between tables",
