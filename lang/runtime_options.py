@@ -9,6 +9,7 @@ read; `tests/lang/test_runtime_options.py` compares the two.
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -181,6 +182,9 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         request_timeout: seconds after which a request without an earlier deadline ends.
         seed: of the generator that draws seeds for requests without one; None draws it.
         threads: CPU threads of all engines and ranks together; None takes torch's choice.
+        kv_events: address at which the cached blocks are published in vLLM's schema, for foreign routers
+            (docs/kv_events.md): a port of this machine ("5557"), "tcp://HOST:PORT" or "ipc://PATH". Replays and
+            snapshots are at the next port, or at PATH.replay. None publishes nothing.
         debug: switches for tests, a dict or `DebugOptions`.
         log_level: of gateway and engine, on standard error.
     """
@@ -222,6 +226,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     request_timeout: Annotated[float, Range(0.001, 86400.0, " seconds")] = 600.0
     seed: Annotated[int | None, Range(0, 2**63 - 1)] = None
     threads: Annotated[int | None, Range(1, 1024)] = None
+    kv_events: str | None = None
     debug: DebugOptions = DebugOptions()
     log_level: LogLevel = "warning"
 
@@ -236,6 +241,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         if not isinstance(self.overlap, bool) and not automatic:
             raise ParameterError(f'overlap={shown(self.overlap)} is not known; write "auto", True or False')
         _check_adapters(self.adapters)
+        _check_kv_events(self.kv_events)
         ranks, oracle = checks.plain_value(self.tensor_parallel), checks.plain_value(self.model) == ORACLE
         if ranks > 1 and oracle:
             raise ParameterError(f"tensor_parallel={ranks}: the oracle has no weights; leave it out")
@@ -273,6 +279,18 @@ def _check_adapters(adapters: object) -> None:
     for name, path in given.items():
         checked_adapter("a name in adapters", name)
         checks.text(f"adapters[{name!r}]", path, MAX_MODEL_LENGTH, "the path of its folder")
+
+
+_PUBLISHED_AT = re.compile(r"(?:tcp://(?:\[[^\]\s]+\]|[^:\s]+):)?(\d{1,5})|ipc://\S+")
+
+
+def _check_kv_events(address: object) -> None:
+    if address is None:
+        return
+    instead = 'a port such as "5557", "tcp://127.0.0.1:5557" or "ipc:///path/of/a/file"'
+    found = _PUBLISHED_AT.fullmatch(checks.text("kv_events", address, MAX_MODEL_LENGTH, instead))
+    if found is None or (found[1] and not 1 <= int(found[1]) < 65_535):  # the next port is for replays
+        raise ParameterError(f"kv_events={shown(address)} is no address; write {instead}")
 
 
 def most_of_salt(share: float, slots: int) -> int:
@@ -353,6 +371,7 @@ class KeywordOptions(CacheOptions, SchedulingOptions, total=False):
     constraint_engine: ConstraintEngine
     seed: int | None
     threads: int | None
+    kv_events: str | None
     log_level: LogLevel
     cache: CacheOptions | Mapping[str, Any]  # Any: checked when the options are made
     scheduling: SchedulingOptions | Mapping[str, Any]

@@ -241,6 +241,10 @@ class LocalBackend:
             if isinstance(debug, Mapping):
                 options["debug"] = {"check_every_step": True, **debug}
         self.options = options_of("LocalBackend()", model, options)
+        if self.options.kv_events is not None:
+            raise ParameterError(
+                "kv_events: a runtime in this process publishes nothing; write ul.Runtime(kv_events=...)"
+            )
         self._limits = GatewayLimits(max_queue=self.options.max_queue, request_timeout=self.options.request_timeout)
         self._clock = clock or SystemClock()
         self._faults = faults

@@ -213,8 +213,9 @@ def _check_block_cache(options: RuntimeOptions, runner: Runner) -> None:
     if runner.num_states or runner.window_pool is not None:
         layers = "recurrent states" if runner.num_states else "slots of window layers"
         raise ParameterError(f"block_cache={size}: {layers} are cached by the tree only; leave block_cache out")
-    if options.replicas > 1:
-        raise ParameterError(f"block_cache={size} does not tell the gateway what is cached; leave replicas out")
+    if options.replicas > 1 or options.kv_events is not None:
+        other = "replicas" if options.replicas > 1 else "kv_events"
+        raise ParameterError(f"block_cache={size} does not tell the gateway what is cached; leave {other} out")
     if options.salt_share < 1:
         raise ParameterError(f"block_cache={size} does not count blocks by salt; leave salt_share out")
     if runner.num_slots <= size:
@@ -245,7 +246,8 @@ def _scheduler_config(options: RuntimeOptions, *, overlap: bool, both_ways: bool
         max_step_logits=max(MOST_LOGITS, options.max_running),
         policy=PolicyName(options.policy),
         least_ahead=0 if options.model == ORACLE else LEAST_AHEAD,
-        cache_events=options.replicas > 1,  # for the gateway, which chooses between them by what they have cached
+        # For the gateway, which chooses between engines by what they have cached, and for those that it publishes to.
+        cache_events=options.replicas > 1 or options.kv_events is not None,
         block_cache=options.debug.block_cache,
         check_every_step=options.debug.check_every_step,
         overlap=overlap,

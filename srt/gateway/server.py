@@ -17,6 +17,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -49,7 +50,15 @@ from ..constraints.compiler_process import CompilerProcess
 from ..core.config import CompilerLimits, GatewayLimits, PictureLimits, SupervisionLimits
 from ..core.environment import fault_hook
 from ..core.instruments import SystemClock
-from ..core.messages import EngineFrame, EnginePhase, EngineReady, EngineStartFailed, Heartbeat
+from ..core.messages import (
+    CacheEvents,
+    EngineFrame,
+    EnginePhase,
+    EngineReady,
+    EngineSnapshot,
+    EngineStartFailed,
+    Heartbeat,
+)
 from ..launch import fetch_model, may_be_remote, open_tokenizer
 from ..multimodal.cache import PictureCache, ThreadedDigests
 from ..multimodal.decode import DecoderProcess
@@ -61,6 +70,7 @@ from .clients import Clients, Connection, LongPrompts, Received, Router
 from .engine_process import EngineProcess
 from .engine_slot import EngineSlot
 from .gateway import Gateway
+from .kv_events import KVEventPublisher
 from .programs import Programs, capabilities_of
 from .remote import Admission, CurveRouter, Ownership, of_the_owner, open_port
 from .supervisor import StartFailure
@@ -174,6 +184,7 @@ class GatewayServer:
             on_error=_end_process,
         )
         self._core: Gateway | None = None  # once the tokenizer is loaded
+        self._publisher: KVEventPublisher | None = None  # with kv_events
         self._long_prompts: LongPrompts | None = None  # with the core
         self._programs: Programs | None = None  # with the core
         self._compiler = CompilerProcess(CompilerLimits(), self._flush)
@@ -195,6 +206,8 @@ class GatewayServer:
         """Runs until the process ends. A task that fails ends the process: its parent sees that at once."""
         if self._listen is not None:
             self._open_port(self._listen)
+        if self._options.kv_events is not None:
+            self._open_publisher(self._options.kv_events)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._load_tokenizer())
             group.create_task(self._supervise())
@@ -208,6 +221,13 @@ class GatewayServer:
             self._give_up(StartFailure(type(error).__name__, str(error)))
         else:
             self._clients.add(Router(CurveRouter(socket), Ownership()))
+
+    def _open_publisher(self, address: str) -> None:
+        """Publishes cached blocks. An address that cannot be bound fails the start."""
+        try:
+            self._publisher = KVEventPublisher(self._context, address, now=time.time, on_error=_end_process)
+        except ParameterError as error:
+            self._give_up(StartFailure(type(error).__name__, str(error)))
 
     # ------------------------------------------------------------------ clients
 
@@ -298,10 +318,13 @@ class GatewayServer:
             what = f"the tokenizer could not be loaded: {type(error).__name__}: {str(error)[:500]}"
             self._give_up(StartFailure(EngineError.__name__, what))
             return
+        publisher = self._publisher
         self._core = Gateway(
             tokenizer,
             model=model,
-            to_engines=[engine.send for engine in self._engines],
+            to_engines=[
+                engine.send if publisher is None else publisher.watched(engine.send) for engine in self._engines
+            ],
             clock=self._clock,
             limits=self._limits,
             faults=fault_hook(),
@@ -318,6 +341,8 @@ class GatewayServer:
             vectors=vectors,
             placement=self._options.placement,
         )
+        if publisher is not None:
+            publisher.counters = self._core.counters
         image_tokens = 0 if form is None else most_tokens(form)
         self._long_prompts = LongPrompts(self._core, after=self._flush)
         self._programs = Programs(
@@ -419,6 +444,9 @@ class GatewayServer:
         return min(now + self._supervision.look, max(deadline, now + self._supervision.tick))
 
     def _on_engine_frames(self, engine: EngineSlot, lost: int, messages: list[EngineFrame]) -> None:
+        if lost and self._publisher is not None:
+            self._publisher.frames_lost(engine.index)
+            engine.send(EngineSnapshot())
         if lost and self._core is not None:
             self._core.events_lost(lost, engine.index)
         for message in messages:
@@ -431,6 +459,11 @@ class GatewayServer:
                 self._core.engine_event(beat, engine.index)
 
     def _on_engine_frame(self, engine: EngineSlot, message: EngineFrame) -> None:
+        if self._publisher is not None:
+            if isinstance(message, EngineReady):
+                self._publisher.ready(engine.index)
+            elif isinstance(message, CacheEvents) and not self._publisher.follow(engine.index, message):
+                engine.send(EngineSnapshot())
         match message:
             case EnginePhase(phase):
                 self._startup.enter(phase)
@@ -449,6 +482,8 @@ class GatewayServer:
     def _on_engine_gone(self, engine: EngineSlot, reason: str, was_ready: bool) -> None:
         if not any(each.ready for each in self._engines):
             self._startup.engines_gone()
+        if self._publisher is not None:
+            self._publisher.gone(engine.index)
         if was_ready and self._core is not None:
             self._core.engine_lost(reason, engine.index)
         if engine.failure is not None:

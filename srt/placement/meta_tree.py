@@ -21,7 +21,8 @@ the way; `apply` O(nodes of the chain that changes). One thread uses a tree.
 from __future__ import annotations
 
 import heapq
-import struct
+import sys
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -49,8 +50,10 @@ _LEAST_SWEPT = 64  # entries of a heap
 
 def packed(token_ids: Iterable[int]) -> bytes:
     """Returns tokens as the tree takes them: int32, little-endian."""
-    values = tuple(token_ids)
-    return struct.pack(f"<{len(values)}i", *values)
+    values = array("i", token_ids)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
 
 
 class CopyError(ValueError):
