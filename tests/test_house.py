@@ -149,6 +149,8 @@ SMALL_FILES = {
     "fsm/tokens/jump.py": "the rule of jump-forward, next to the matching that asks for it",
     "lang/templates/child.py": "a process started as a module: it loads jinja2, msgspec and nothing of its parent",
     "server/history.py": "a cache with its own bounds, tested by itself; a front has one",
+    "server/ray/application.py": "imports Ray, which the options of the command must not need",
+    "server/ray/router.py": "the class that Ray loads by its path on every node",
     "srt/constraints/compiler_worker.py": "a process, started as a module, that loads the automata and no torch",
     "srt/models/cpu_latents.py": "one native structure and its weights, latent.h; the decoder has others",
     "srt/models/cpu_experts.py": "one native structure and its weights, experts.h; the decoder has others",

@@ -30,7 +30,7 @@ MARGIN = 1_024  # calls above the limits of all replicas, so that these refuse, 
 
 
 class Scaling(msgspec.Struct, frozen=True):
-    """How many replicas there are.
+    """Bounds the number of replicas.
 
     Attributes:
         least, most: equal for a fixed number.
@@ -46,7 +46,7 @@ class Scaling(msgspec.Struct, frozen=True):
 
 
 class Resources(msgspec.Struct, frozen=True):
-    """What Ray reserves for a replica, on one node."""
+    """Says what Ray reserves for a replica, on one node."""
 
     cpus: float
     gpus: float

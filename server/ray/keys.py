@@ -48,7 +48,7 @@ class Reach(enum.Enum):
 
 
 class RoutingKey(msgspec.Struct, frozen=True):
-    """What placement knows of a request.
+    """Carries what placement knows of a request.
 
     Attributes:
         units: little-endian int32 numbers; none for a request that leaves no prompt in the cache.

@@ -39,7 +39,7 @@ MOST_BROKEN = 6  # health checks in a row that find no gateway, which the replic
 
 
 class ReplicaStart(msgspec.Struct, frozen=True):
-    """What a replica is started with.
+    """Carries what a replica is started with.
 
     Attributes:
         options: of its runtime.
