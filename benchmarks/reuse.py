@@ -1,16 +1,15 @@
 """The best cache hit rate that any cache and any order could reach on the tokens of a run (Theorem 3.1).
 
-`optimal_reuse.py` counts it for one batch. A run has two phases: what ran before the measured one is in the cache
-already, for the optimum as it was for the engine.
+`srt/simulator/optimum.py` counts it for one batch. A run has two phases: what ran before the measured one is in the
+cache already, for the optimum as it was for the engine.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from umbel.lang.prompt import Text
+from umbel.srt.simulator.optimum import optimal_cached_tokens
 from umbel.srt.tokenizer.prompt import PromptEncoder
-
-from benchmarks.optimal_reuse import optimal_cached_tokens
 
 from .recorder import Call, Chosen, Generated
 

@@ -25,6 +25,7 @@ COMMANDS = {
     "models": "list the models on this machine, and the families that run",
     "rm": "remove a model that umbel models lists",
     "doctor": "look at what umbel needs of this machine, and say what to do",
+    "simulate": "say how a workload would run on a number of replicas, without computing it",
     "eval": "measure weight formats of a model on a text",
     "keys": "make the keys of a runtime that listens on a TCP port, and of its clients",
     "compile": "print, draw or keep the graph of a program",
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _compile(given[1:])
         if given[:1] == ["eval"]:
             return int(_of_runtime("evaluation").main(given[1:]))
+        if given[:1] == ["simulate"]:
+            return int(_of_runtime("simulator.command").main(given[1:]))
         if given[:1] == ["doctor"]:
             return int(_of_runtime("doctor").main(given[1:]))
         if given and given[0] in ("pull", "models", "rm"):
@@ -115,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("serve", help=COMMANDS["serve"], add_help=False)
     commands.add_parser("deploy", help=COMMANDS["deploy"], add_help=False)
     commands.add_parser("cost", help=COMMANDS["cost"], add_help=False)
-    for name in ("pull", "models", "rm", "doctor", "eval"):
+    for name in ("pull", "models", "rm", "doctor", "eval", "simulate"):
         commands.add_parser(name, help=COMMANDS[name], add_help=False)
     keys = commands.add_parser("keys", help=COMMANDS["keys"])
     keys.add_argument("file", help="the new key file, for its owner alone (0600)")

@@ -106,14 +106,19 @@ class DebugOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         step_delay: seconds the oracle sleeps in every step, for tests of slow engines.
         block_cache: caches prefixes in blocks of so many tokens, found by their hash, in place of the radix tree, to
             compare both; 0: the tree.
+        recording: a file to which the engine writes the lengths of its calls and the times of its steps, for
+            `umbel simulate`, and no text; "" writes none. A file of this name is replaced.
     """
 
     check_every_step: bool = False
     step_delay: Annotated[float, Range(0.0, 60.0, " seconds")] = 0.0
     block_cache: Annotated[int, Range(0, 1024)] = 0
+    recording: str = ""
 
     def __post_init__(self) -> None:
         _check_fields(self)
+        if self.recording != "":
+            checks.text("debug.recording", self.recording, MAX_MODEL_LENGTH, "the path of a new file")
 
 
 class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -251,6 +256,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         delay = checks.plain_value(self.debug.step_delay)
         if delay and self.overlap is True:
             raise ParameterError(f"step_delay={delay} delays steps that wait; leave overlap=True out")
+        if self.debug.recording and self.replicas > 1:
+            raise ParameterError(f"debug.recording is of one engine; replicas={self.replicas}: leave one of them out")
         if delay and not oracle:
             raise ParameterError(f"step_delay slows the oracle model only; model={shown(self.model)} takes none")
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .distributed.communicator import Communicator
     from .scheduler.page_cache import PageTiers
     from .scheduler.policy import SchedulerConfig
+    from .scheduler.recording import EngineRecorder
     from .scheduler.scheduler import Scheduler
     from .weights import ModelSource
 
@@ -195,7 +196,8 @@ def open_engine(
     config = _scheduler_config(options, overlap=_overlaps(options, runner), both_ways=both_ways)
     head = _vector_head(options, source)
     tiers = _page_tiers(options, runner, source, clock)
-    scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, matcher_cache, head, tiers)
+    recorder = _recorder(options, runner, config, endings)
+    scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, matcher_cache, head, tiers, recorder)
     if oracle is not None:
         oracle.expected = scheduler.planned_tokens  # it compares the content of slots with the expected tokens
     ready = matcher_cache.prepare() if prepare_constraints else None
@@ -220,6 +222,29 @@ def _check_block_cache(options: RuntimeOptions, runner: Runner) -> None:
         raise ParameterError(f"block_cache={size} does not count blocks by salt; leave salt_share out")
     if runner.num_slots <= size:
         raise ParameterError(f"block_cache={size}: the pool holds no block; write a larger pool_tokens")
+
+
+def _recorder(
+    options: RuntimeOptions, runner: Runner, config: "SchedulerConfig", endings: list[Callable[[], object]]
+) -> "EngineRecorder | None":
+    """Opens the recording that `debug` asks for, which ends with the engine. Raises ParameterError."""
+    from .scheduler.recording import EngineRecorder
+
+    if not options.debug.recording:
+        return None
+    window = runner.window_pool
+    facts = {
+        "model": options.model,
+        "pool": runner.num_slots - 1,
+        "max_running": config.max_running,
+        "chunk": config.max_step_tokens,
+        "policy": config.policy.value,
+        "least_ahead": config.least_ahead,
+        "window": None if window is None else [window.num_slots, window.reach],
+    }
+    recorder = EngineRecorder(Path(options.debug.recording).expanduser(), facts)
+    endings.append(recorder.close)
+    return recorder
 
 
 def _overlaps(options: RuntimeOptions, runner: Runner) -> bool:

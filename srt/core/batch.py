@@ -60,6 +60,15 @@ class Allowed(NamedTuple):
     bits: NDArray[np.uint32] | None  # packed: bit t % 32 of word t // 32; given when they are not few
 
 
+class StepShape(NamedTuple):
+    """The amounts of work in a step, from which its duration can be estimated."""
+
+    rows: int
+    keys: int  # attended to, summed over the rows
+    prefill_rows: int  # rows of sequences with more than one
+    sequences: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RowRequests:
     """The need of each logit row, and its sampling parameters. Those of a row that is not SAMPLE are unused."""
@@ -231,6 +240,13 @@ class Batch:
     @property
     def rows(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def shape(self) -> StepShape:
+        """The amounts of work; what sequences share is counted for each of them."""
+        counts = self.query_lengths.astype(np.int64)
+        keys = int((counts * self.prefix_lengths + counts * (counts + 1) // 2).sum())
+        return StepShape(self.rows, keys, int(counts[counts > 1].sum()), len(counts))
 
     @property
     def outputs(self) -> NDArray[np.int64]:

@@ -56,6 +56,7 @@ from .kv_manager import KVManager
 from .page_cache import PageCache, PageTiers
 from .planner import Planner
 from .policy import PolicyName, SchedulerConfig
+from .recording import EngineRecorder
 from .request import Phase, Prefilling
 from .request_table import RequestFactory, RequestTable, SchedulerContext, failure
 from .step import NO_REQUESTS, FinishedStep, InFlightStep, PlannedRows, StepPlan, build_row_requests, pending_tokens
@@ -83,6 +84,7 @@ class Scheduler:
         constraints: opens the constraints of requests; None: such requests are refused.
         vectors: turns hidden states into vectors; None: requests for embeddings are refused.
         tiers: keep pages that are not in the pool; None: there are none.
+        recorder: writes down what arrives and what steps take, for the simulator; None: nothing is written.
 
     Raises:
         ParameterError: overlap with a runner that is no `batch.AsyncRunner`.
@@ -99,6 +101,7 @@ class Scheduler:
         constraints: MatcherCache | None = None,
         vectors: VectorHead | None = None,
         tiers: PageTiers | None = None,
+        recorder: EngineRecorder | None = None,
     ) -> None:
         if config.overlap and not isinstance(runner, AsyncRunner):
             raise ParameterError(f"overlap=True: {type(runner).__name__} waits for its steps; write overlap=False")
@@ -111,6 +114,7 @@ class Scheduler:
         self._faults = faults
         self._counters = Counters()
         self._pictures = runner.pictures
+        self._recorder = recorder
         self.kv = KVManager(
             runner.num_slots,
             config,
@@ -164,6 +168,8 @@ class Scheduler:
         Raises:
             ParameterError: the id is in use; two endings with one id could not be told apart.
         """
+        if self._recorder is not None:
+            self._recorder.arrived(message, self._clock.now())
         match message:
             case EngineAbort(id=message_id):
                 self._aborts.append(message_id)
@@ -208,6 +214,9 @@ class Scheduler:
             changes = self.kv.journal.take()
             self._counters.cache_events += sum(len(message.events) for message in changes)
             events[:0] = changes
+        if self._recorder is not None:
+            now = self._clock.now()
+            self._recorder.stepped(now - started, events, now)
         return events
 
     @property
@@ -509,6 +518,8 @@ class Scheduler:
         windows = self.kv.windows
         batch = plan.build(asked.row_requests, None if windows is None else windows.slots)
         started = self._clock.now()
+        if self._recorder is not None:
+            self._recorder.launched(batch.shape)
         self._faults("engine.forward")
         pending = FinishedStep(self._runner.forward(batch)) if launcher is None else launcher.launch(batch)
         self._counters.forward_seconds += self._clock.now() - started

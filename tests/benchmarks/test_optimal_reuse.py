@@ -7,8 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.scheduler.scheduler import PolicyName
-
-from benchmarks.optimal_reuse import optimal_cached_tokens
+from umbel.srt.simulator.optimum import optimal_cached_tokens
 
 from ..srt.engine_harness import Engine
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from umbel.lang.sampling import SamplingParams
-
-from benchmarks.optimal_reuse import optimal_cached_tokens
+from umbel.srt.simulator.optimum import optimal_cached_tokens
 
 from .engine_harness import Engine
 

@@ -28,7 +28,7 @@ def optimal_cached_tokens(prompts: Sequence[Sequence[int]], generated: Sequence[
     """
     assert not generated or len(generated) == len(prompts), "one answer for each prompt"
     lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
-    # The key of the last generated token is never computed: nothing is sampled behind it.
+    # The key of the last generated token is never computed: nothing is sampled after it.
     answers = [answer[:-1] for answer in generated] if generated else [()] * len(prompts)
     sequences = [np.array([*prompt, *answer], dtype=np.int64) for prompt, answer in zip(prompts, answers, strict=True)]
     ends = np.array([len(sequence) for sequence in sequences], dtype=np.int64)

@@ -1,0 +1,280 @@
+"""The command umbel simulate."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from ...lang.errors import ParameterError
+from ...lang.runtime_options import RuntimeOptions
+from ..launch import LEAST_AHEAD, open_tokenizer
+from ..placement.policies import POLICIES
+from ..tokenizer.tokenizer import Tokenizer
+from .answers import AnswerTokens, MadeUpTokens, NumberTokenizer, Words
+from .arrivals import Arrivals, AtOnce, ClosedLoop, parse_arrivals, start_sessions
+from .calls import Host, ProgramSession, Session, parse_shape
+from .coarse import CoarseSimulation
+from .events import Events
+from .exact import ExactSimulation, ReplicaShape
+from .measurements import Measurements, SimulationResult
+from .recorded import RecordingPlayer, is_recording, read_recording
+from .report import draw_svg, lines_of, page_of
+from .step_model import (
+    DEFAULT_STEPS,
+    StepModel,
+    fit,
+    read_step_model,
+    read_steps,
+    this_machine,
+    write_step_model,
+)
+from .tiers import TierModel, parse_tiers
+from .workload import read_workload
+
+MOST_REPLICAS = 10_000
+MOST_COUNTED = 20_000_000  # prompt tokens; the optimum of more is not counted
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A workload that can be simulated.
+
+    Attributes:
+        start: plans its beginning, and needs the tokenizer's simulation.
+        tokens: about how many the prompts have.
+    """
+
+    tokenizer: Tokenizer
+    answers: AnswerTokens
+    settings: ReplicaShape
+    start: Callable[[Events, Host], None]
+    counted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Says how to simulate: the mode, the replicas, and how their calls are placed."""
+
+    coarse: bool = False
+    replicas: int = 1
+    policy: str = "added-delay"
+    steps: StepModel = DEFAULT_STEPS
+    tiers: tuple[TierModel, ...] = ()
+
+
+def simulate(scenario: Scenario, plan: Plan) -> tuple[SimulationResult, Measurements]:
+    """Runs a simulation to its end.
+
+    Raises:
+        ParameterError: the plan asks for what the mode does not do.
+        UmbelError: a call cannot be served, such as one that is longer than the pool.
+    """
+    events = Events()
+    measurements = Measurements(plan.replicas, keeps_sequences=scenario.counted)
+    host: ExactSimulation | CoarseSimulation
+    parts = (events, scenario.tokenizer, scenario.answers, plan.steps, scenario.settings, measurements)
+    if plan.coarse:
+        host = CoarseSimulation(*parts, policy=plan.policy, tiers=plan.tiers)
+    else:
+        if plan.tiers:
+            raise ParameterError("an exact simulation has no slower tiers; write --coarse, or leave --tiers out")
+        host = ExactSimulation(*parts, policy=plan.policy)
+    scenario.start(events, host)
+    events.run()
+    host.finish()
+    result = measurements.result("coarse" if plan.coarse else "exact", plan.policy, measurements.optimum())
+    return result, measurements
+
+
+# ------------------------------------------------------------------------------------------------- workloads
+
+
+def open_scenario(
+    name: str,
+    arrivals: Arrivals | None = None,
+    *,
+    model: str = "default",
+    settings: ReplicaShape | None = None,
+    first: int | None = None,
+) -> Scenario:
+    """Opens a workload file, a recording, or a made-up shape such as "prefixes=64,prefix=1000".
+
+    Args:
+        arrivals: None: those of the workload.
+        model: whose tokenizer a workload file is encoded with.
+        settings: of the replicas; None: those of a recording, else the usual ones.
+        first: takes so many programs of a workload file.
+
+    Raises:
+        ParameterError: there is no such workload, or arrivals of a recording are to be changed.
+        ModelError: the tokenizer cannot be opened.
+    """
+    path = Path(name).expanduser()
+    if is_recording(path):
+        return _recorded(path, arrivals, settings)
+    settings = settings or ReplicaShape()
+    if "=" in name and not path.exists():
+        shape = parse_shape(name)
+        made_up = NumberTokenizer()
+        counted = shape.requests * (shape.prefix + shape.own) <= MOST_COUNTED
+
+        def sessions() -> Iterable[Session]:
+            return shape.sessions()
+
+        return Scenario(made_up, MadeUpTokens(), settings, _starting(arrivals or AtOnce(), sessions), counted)
+    workload = read_workload(path).first(first)
+    programs = [ProgramSession(program, number) for number, program in enumerate(workload.programs)]
+    usual = ClosedLoop(1) if workload.serial else AtOnce()
+    tokenizer = open_tokenizer(RuntimeOptions(model=model)).tokenizer
+    return Scenario(tokenizer, Words(tokenizer), settings, _starting(arrivals or usual, lambda: programs), counted=True)
+
+
+def _starting(arrivals: Arrivals, sessions: Callable[[], Iterable[Session]]) -> Callable[[Events, Host], None]:
+    return lambda events, host: start_sessions(arrivals, sessions(), events, host)
+
+
+def _recorded(path: Path, arrivals: Arrivals | None, settings: ReplicaShape | None) -> Scenario:
+    if arrivals is not None:
+        raise ParameterError("a recording has its own arrivals; leave --arrivals out")
+    recording = read_recording(path)
+    if recording.skipped:
+        print(f"umbel simulate: {recording.skipped} messages could not be recorded and are left out", file=sys.stderr)
+    tokenizer = NumberTokenizer()
+
+    def start(events: Events, host: Host) -> None:
+        RecordingPlayer(recording, tokenizer, events, host).begin()
+
+    return Scenario(tokenizer, MadeUpTokens(), settings or recording.settings, start, counted=True)
+
+
+# ------------------------------------------------------------------------------------------------- command line
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command. Returns the exit status; raises UmbelError."""
+    options = _parser().parse_args(arguments)
+    steps = Path(options.steps).expanduser() if options.steps else None
+    if options.measure or options.fit:
+        return _make_steps(options, steps)
+    if options.workload is None:
+        raise ParameterError("nothing to simulate; write a workload file, a recording, or prefixes=64,prefix=1000")
+    if not 1 <= options.replicas <= MOST_REPLICAS:
+        raise ParameterError(f"--replicas {options.replicas}; write 1 to {MOST_REPLICAS:,}")
+    arrivals = None if options.arrivals is None else parse_arrivals(options.arrivals, options.seed)
+    scenario = open_scenario(
+        options.workload, arrivals, model=options.model, settings=_settings(options), first=options.first
+    )
+    plan = Plan(
+        coarse=options.coarse,
+        replicas=options.replicas,
+        policy=options.policy,
+        steps=DEFAULT_STEPS if steps is None else read_step_model(steps),
+        tiers=parse_tiers(options.tiers),
+    )
+    result, measurements = simulate(scenario, plan)
+    print("\n".join(lines_of(result)))
+    _write(options, result, measurements, shlex.join(["umbel", "simulate", *arguments]))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="umbel simulate",
+        description="Say how a workload would run on a number of replicas: hit rate, waiting, throughput. No model is "
+        "computed; docs/simulator.md says what is real.",
+    )
+    parser.add_argument(
+        "workload",
+        nargs="?",
+        help="a workload file (JSON lines of programs), a recording (debug={'recording': FILE}), or a shape: "
+        "prefixes=64,prefix=1000,own=60,output=1,requests=2000,skew=0,seed=1",
+    )
+    parser.add_argument("--replicas", type=int, default=1, help="default: 1")
+    parser.add_argument("--policy", choices=list(POLICIES), default="added-delay", help="default: added-delay")
+    parser.add_argument("--pool", type=int, metavar="TOKENS", help="KV pool of each replica; default: 32768")
+    parser.add_argument("--max-running", type=int, help="sequences that run together; default: 64")
+    parser.add_argument("--chunk", type=int, help="most rows of prompts in a step; default: 512")
+    parser.add_argument(
+        "--tiers",
+        default="",
+        help="slower tiers, coarse only: host=TOKENS,disk=TOKENS,store=TOKENS; TOKENS@RATE gives tokens a second",
+    )
+    parser.add_argument("--coarse", action="store_true", help="closed-form steps in place of real schedulers")
+    parser.add_argument(
+        "--arrivals",
+        help="all, poisson:RATE (a second) or clients:NUMBER; default: all, or one after the other where "
+        "the workload says so",
+    )
+    parser.add_argument("--first", type=int, metavar="N", help="the first N programs of a workload file")
+    parser.add_argument("--model", default="default", help="whose tokenizer encodes a workload file; default: default")
+    parser.add_argument("--seed", type=int, default=1, help="of random arrivals; default: 1")
+    parser.add_argument("--steps", metavar="FILE", help="the step model; default: one of a 2-core machine")
+    parser.add_argument("--json", metavar="FILE", help="write the figures")
+    parser.add_argument("--svg", metavar="FILE", help="draw them")
+    parser.add_argument("--html", metavar="FILE", help="write a page with the drawing and all figures")
+    parser.add_argument("--measure", metavar="MODEL", help="run this model, fit a step model, and write it to --steps")
+    parser.add_argument("--fit", metavar="RECORDING", help="fit a step model to a recording, and write it to --steps")
+    return parser
+
+
+def _settings(options: argparse.Namespace) -> ReplicaShape | None:
+    """Returns the settings that are given; None: none is."""
+    given = {"pool": options.pool, "max_running": options.max_running, "chunk": options.chunk}
+    named = {name: value for name, value in given.items() if value is not None}
+    for name, value in named.items():
+        least = 2 if name == "pool" else 1
+        if value < least:
+            raise ParameterError(f"--{name.replace('_', '-')} {value}; write {least} or more")
+    if not named:
+        return None
+    path = Path(options.workload).expanduser()
+    base = read_recording(path).settings if is_recording(path) else ReplicaShape(least_ahead=LEAST_AHEAD)
+    return replace(base, **named)
+
+
+def _make_steps(options: argparse.Namespace, target: Path | None) -> int:
+    """Fits a step model, prints how good it is, and writes it."""
+    if target is None:
+        raise ParameterError("write --steps FILE: where the step model goes")
+    if options.measure:
+        from .measuring import measure
+
+        recorded, model = measure(options.measure), options.measure
+    else:
+        recorded, model = read_steps(Path(options.fit).expanduser())
+    found = fit(recorded, machine=this_machine(), model=model)
+    write_step_model(found, target)
+    error = found.held_out
+    assert error is not None, "a fit has it"
+    print(f"{len(recorded)} steps of {model} on {found.machine}")
+    print(
+        f"seconds = {found.step:.3g} + {found.row:.3g} rows + {found.key:.3g} keys"
+        f" + {found.prefill_row:.3g} prefill rows + {found.sequence:.3g} sequences"
+    )
+    print(
+        f"on {error.steps} steps that were left out: median error {error.median:.1%}, mean {error.mean:.1%}, "
+        f"of their sum {error.total:+.1%}"
+    )
+    return 0
+
+
+def _write(options: argparse.Namespace, result: SimulationResult, measurements: Measurements, command: str) -> None:
+    if not (options.json or options.svg or options.html):
+        return
+    title = Path(options.workload).name
+    try:
+        if options.json:
+            figures = msgspec.to_builtins(result) | {"hit_rate": result.hit_rate, "command": command}
+            Path(options.json).write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
+        if options.svg or options.html:
+            picture = draw_svg(result, measurements, title)
+        if options.svg:
+            Path(options.svg).write_text(picture, encoding="utf-8")
+        if options.html:
+            Path(options.html).write_text(page_of(result, picture, title, command), encoding="utf-8")
+    except OSError as error:
+        raise ParameterError(f"the figures cannot be written: {error}") from error

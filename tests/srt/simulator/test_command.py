@@ -1,0 +1,56 @@
+"""The command umbel simulate: what it prints and writes, and what it refuses."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from umbel.interpreter.cli import main
+from umbel.srt.simulator.command import main as simulate_main
+
+SHAPE = "prefixes=4,prefix=50,own=5,requests=40"
+
+
+@pytest.mark.parametrize("more", [[], ["--replicas", "3"], ["--replicas", "100", "--coarse"]])
+def test_figures_are_printed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
+    files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "svg", "html")}
+    written = [word for kind, path in files.items() for word in (f"--{kind}", str(path))]
+    assert main(["simulate", SHAPE, "--pool", "5000", *more, *written]) == 0
+    printed = capsys.readouterr().out
+    assert "hit rate" in printed
+    figures = json.loads(files["json"].read_text())
+    assert figures["calls"] == 40
+    assert len(figures["by_replica"]) == figures["replicas"]
+    drawn = ElementTree.parse(files["svg"]).getroot()
+    assert drawn.tag.endswith("svg")
+    page = files["html"].read_text()
+    assert "<svg" in page
+    assert not any(word in page for word in ("<script", "src=", "@import", "href="))
+
+
+def test_a_step_model_is_measured_and_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = tmp_path / "steps.json"
+    assert simulate_main(["--measure", "oracle", "--steps", str(steps)]) == 0
+    assert "median error" in capsys.readouterr().out
+    assert simulate_main([SHAPE, "--steps", str(steps)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "nothing to simulate"),
+        (["missing.jsonl"], "cannot be read"),
+        ([SHAPE, "--replicas", "0"], "write 1 to"),
+        ([SHAPE, "--replicas", "65"], "write --coarse for more"),
+        ([SHAPE, "--pool", "1"], "write 2 or more"),
+        ([SHAPE, "--arrivals", "now"], "write all, poisson:60"),
+        ([SHAPE, "--tiers", "host=1000"], "write --coarse"),
+        ([SHAPE, "--steps", "missing.json"], "holds no step model"),
+        (["--measure", "oracle"], "write --steps FILE"),
+        ([SHAPE, "--json", "missing/out.json"], "cannot be written"),
+        ([SHAPE, "--pool", "20"], "failed"),
+    ],
+)
+def test_mistakes_say_what_to_write(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *arguments]) == 1
+    assert message in capsys.readouterr().err

@@ -1,0 +1,121 @@
+"""A recording of a real runtime, simulated exactly, has the counters of that runtime."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from umbel.lang.errors import ParameterError
+from umbel.lang.prompt import Generated, Text
+from umbel.lang.protocol import GenRequest, Hint, Origin, ScoreRequest
+from umbel.lang.sampling import SamplingParams
+from umbel.srt.in_process import LocalBackend
+from umbel.srt.simulator.answers import MadeUpTokens, NumberTokenizer
+from umbel.srt.simulator.command import Plan, open_scenario, simulate
+from umbel.srt.simulator.events import Events
+from umbel.srt.simulator.exact import ExactSimulation
+from umbel.srt.simulator.measurements import Measurements
+from umbel.srt.simulator.recorded import RecordingPlayer, is_recording, read_recording
+from umbel.srt.simulator.step_model import DEFAULT_STEPS, read_steps
+
+SAME = ("requests", "prompt_tokens", "cached_tokens", "computed_prompt_tokens", "completion_tokens", "finished")
+SECRET = "a private sentence"
+
+
+async def conversation(backend: LocalBackend, number: int) -> None:
+    """Shots, a hint, two branches, a choice, and a second turn on the first one's answer."""
+    origin = Origin(program_id=f"p{number}", fork_group=f"g{number}", salt="eve" if number % 3 == 0 else "")
+    shots = (Text(f"{SECRET} and some more of it. " * 4), Text(f"question {number}: "))
+    backend.hint(Hint(f"h{number}", shots, origin))
+
+    async def generate(name: str, prompt: tuple[Text | Generated, ...], length: int, heat: float) -> Generated:
+        sampling = SamplingParams(max_tokens=length, temperature=heat, ignore_eos=True)
+        request = GenRequest(f"{name}{number}", prompt, sampling, stream=number % 2 == 0, origin=origin)
+        final = [event async for event in backend.generate(request)][-1]
+        completion = final.completions[0]  # type: ignore[union-attr]  # the last event is a Final
+        return Generated(completion.text, completion.token_ids)
+
+    first, _ = await asyncio.gather(generate("a", shots, 9, 0.0), generate("b", (*shots, Text("why? ")), 5, 1.0))
+    await backend.score(ScoreRequest(f"s{number}", shots, ("yes", "yes, but", "no"), origin=origin))
+    await generate("c", (*shots, first, Text(" and then? ")), 6, 0.0)
+
+
+def record(path: Path, *, together: int, pool: int) -> dict[str, object]:
+    async def work() -> dict[str, object]:
+        backend = LocalBackend(pool_tokens=pool, debug={"recording": str(path)})
+        await backend.start()
+        for first in range(0, 12, together):
+            await asyncio.gather(*(conversation(backend, number) for number in range(first, first + together)))
+        info = (await backend.control("info")).result
+        await backend.close()
+        return dict(info)
+
+    return asyncio.run(work())
+
+
+def replayed(path: Path) -> dict[str, float]:
+    recording = read_recording(path)
+    assert recording.skipped == 0
+    events, measurements, tokenizer = Events(), Measurements(1), NumberTokenizer()
+    host = ExactSimulation(events, tokenizer, MadeUpTokens(), DEFAULT_STEPS, recording.settings, measurements)
+    RecordingPlayer(recording, tokenizer, events, host).begin()
+    events.run()
+    host.finish()
+    return measurements.counters
+
+
+@pytest.mark.parametrize("together", [1, 4, 12])
+def test_the_counters_are_those_of_the_runtime(tmp_path: Path, together: int) -> None:
+    info = record(tmp_path / "r.jsonl", together=together, pool=20_000)
+    counters = replayed(tmp_path / "r.jsonl")
+    assert {name: counters[name] for name in SAME} == {name: info[name] for name in SAME}
+
+
+def test_they_are_the_same_where_prefixes_are_evicted(tmp_path: Path) -> None:
+    info = record(tmp_path / "r.jsonl", together=1, pool=300)
+    counters = replayed(tmp_path / "r.jsonl")
+    assert counters["evicted_tokens"] > 0
+    assert {name: counters[name] for name in SAME} == {name: info[name] for name in SAME}
+
+
+def test_a_recording_has_no_text(tmp_path: Path) -> None:
+    record(tmp_path / "r.jsonl", together=4, pool=20_000)
+    text = (tmp_path / "r.jsonl").read_text()
+    assert is_recording(tmp_path / "r.jsonl")
+    for word in (*SECRET.split(), "question", "eve", json.dumps(list(SECRET.encode()))[1:-1]):
+        assert f'"{word}"' not in text
+        assert f" {word} " not in text
+
+
+def test_the_command_takes_recordings_and_their_steps(tmp_path: Path) -> None:
+    record(tmp_path / "r.jsonl", together=4, pool=20_000)
+    for plan in (Plan(), Plan(replicas=2), Plan(coarse=True, replicas=2)):
+        result, _ = simulate(open_scenario(str(tmp_path / "r.jsonl")), plan)
+        assert result.calls == 48
+    steps, model = read_steps(tmp_path / "r.jsonl")
+    assert model == "oracle"
+    assert len(steps) > 20
+
+
+def test_what_cannot_be_recorded_is_counted(tmp_path: Path) -> None:
+    async def work() -> None:
+        backend = LocalBackend(debug={"recording": str(tmp_path / "r.jsonl")})
+        await backend.score(ScoreRequest("s", (Text("one "),), ("yes", "no"), probability="exact"))
+        await backend.close()
+
+    asyncio.run(work())
+    assert read_recording(tmp_path / "r.jsonl").skipped == 1
+
+
+def test_a_broken_recording_is_refused_with_its_line(tmp_path: Path) -> None:
+    record(tmp_path / "r.jsonl", together=4, pool=20_000)
+    lines = (tmp_path / "r.jsonl").read_text().splitlines()
+    (tmp_path / "r.jsonl").write_text("\n".join([*lines[:5], lines[5][:10]]))
+    with pytest.raises(ParameterError, match=r"r\.jsonl, line 6"):
+        read_recording(tmp_path / "r.jsonl")
+
+
+def test_a_recording_that_cannot_be_written_is_an_error_at_the_start(tmp_path: Path) -> None:
+    backend = LocalBackend(debug={"recording": str(tmp_path / "none" / "r.jsonl")})
+    with pytest.raises(ParameterError, match=r"debug\.recording"):
+        asyncio.run(backend.start())

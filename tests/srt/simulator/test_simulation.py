@@ -1,0 +1,128 @@
+"""Whole simulations: exact against the optimum and against what must hold, coarse against exact."""
+
+from pathlib import Path
+
+import pytest
+from umbel.lang.errors import ParameterError
+from umbel.srt.simulator.arrivals import ClosedLoop, Poisson
+from umbel.srt.simulator.command import Plan, open_scenario, simulate
+from umbel.srt.simulator.exact import ReplicaShape
+from umbel.srt.simulator.measurements import SimulationResult
+from umbel.srt.simulator.tiers import parse_tiers
+
+WORKLOADS = Path(__file__).parents[3] / "benchmarks" / "workloads"
+
+
+def run(
+    name: str, plan: Plan | None = None, *, pool: int = 1 << 20, first: int | None = None, poisson: float = 0.0
+) -> SimulationResult:
+    shape = ReplicaShape(pool=pool)
+    arrivals = Poisson(poisson) if poisson else None
+    scenario = open_scenario(name, arrivals, model="oracle", settings=shape, first=first)
+    result, _ = simulate(scenario, plan or Plan())
+    return result
+
+
+def test_one_replica_with_room_reaches_the_optimum() -> None:
+    result = run("prefixes=8,prefix=100,own=10,requests=60")
+    assert result.hit_rate == result.optimal_hit_rate
+    assert result.calls == 60
+    assert result.seconds > 0
+    assert result.waiting.p50 <= result.first_token.p50 <= result.call.p50
+
+
+def test_a_simulation_repeats_itself() -> None:
+    name, plan = "prefixes=8,prefix=100,own=10,requests=60,output=5", Plan(replicas=3)
+    assert run(name, plan, poisson=20) == run(name, plan, poisson=20)
+
+
+COMPARED = [("mmlu_5shot", 12), ("react_agent", 4), ("hellaswag_20shot", 4), ("multi_turn_chat_short", 6)]
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize(("workload", "first"), COMPARED)
+def test_coarse_is_near_exact_on_workload_files(workload: str, first: int, replicas: int) -> None:
+    path = str(WORKLOADS / f"{workload}.jsonl")
+    exact = run(path, Plan(replicas=replicas), first=first)
+    coarse = run(path, Plan(coarse=True, replicas=replicas), first=first)
+    assert coarse.hit_rate == pytest.approx(exact.hit_rate, abs=0.02)
+    assert coarse.calls_per_second == pytest.approx(exact.calls_per_second, rel=0.1)
+    assert coarse.optimal_cached_tokens is not None
+
+
+def test_coarse_is_near_exact_where_the_pool_is_short() -> None:
+    name = "prefixes=12,prefix=200,own=20,requests=150,output=4"
+    exact, coarse = run(name, pool=1_500, poisson=10), run(name, Plan(coarse=True), pool=1_500, poisson=10)
+    assert exact.hit_rate < exact.optimal_hit_rate - 0.05  # otherwise nothing was short
+    assert coarse.hit_rate == pytest.approx(exact.hit_rate, abs=0.02)
+    assert coarse.calls_per_second == pytest.approx(exact.calls_per_second, rel=0.1)
+
+
+def test_four_replicas_are_four_times_one_with_their_cache_together() -> None:
+    name = "prefixes=57,prefix=100,own=14,requests=600"
+    one, four = run(name, pool=8_000), run(name, Plan(replicas=4), pool=2_000)
+    assert four.calls_per_second > 0.9 * 4 * one.calls_per_second
+    assert four.hit_rate > 0.95 * one.hit_rate
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+def test_placement_beats_taking_turns(coarse: bool) -> None:
+    """Eight replicas with room for eleven of 64 prefixes each."""
+    name, plan = "prefixes=64,prefix=200,own=12,requests=800", Plan(coarse=coarse, replicas=8)
+    placed = run(name, plan, pool=11 * 212)
+    turns = run(name, Plan(coarse=coarse, replicas=8, policy="round-robin"), pool=11 * 212)
+    assert placed.hit_rate > 1.5 * turns.hit_rate
+    assert placed.calls_per_second > 1.5 * turns.calls_per_second
+
+
+def test_no_replica_is_overloaded_by_a_hot_prefix_while_another_idles() -> None:
+    """One prefix has two thirds of the calls."""
+    result = run("prefixes=20,prefix=200,own=12,requests=500,skew=2", Plan(replicas=4), pool=4_000, poisson=80)
+    assert result.most_over_mean is not None
+    assert result.most_over_mean <= 2
+
+
+def test_clients_that_wait_are_never_more_than_they_are() -> None:
+    scenario = open_scenario("prefixes=4,prefix=50,requests=40", ClosedLoop(5), settings=ReplicaShape(pool=5_000))
+    _, measurements = simulate(scenario, Plan(replicas=2))
+    _, loads = measurements.loads(200)
+    assert int(loads.sum(axis=0).max()) == 5
+
+
+def test_a_slower_tier_brings_what_was_evicted() -> None:
+    name, tiers = "prefixes=20,prefix=256,own=16,requests=150", parse_tiers("host=20000")
+    without = run(name, Plan(coarse=True), pool=1_200, poisson=2)
+    with_host = run(name, Plan(coarse=True, tiers=tiers), pool=1_200, poisson=2)
+    assert with_host.tier_tokens["host"] > 0
+    assert with_host.computed_tokens < without.computed_tokens / 2
+    assert with_host.first_token.mean < without.first_token.mean
+
+
+def test_a_tier_that_is_slower_than_computing_is_left_alone() -> None:
+    name, tiers = "prefixes=20,prefix=256,own=16,requests=100", parse_tiers("disk=20000@10")
+    plain, slow = run(name, Plan(coarse=True), pool=1_200), run(name, Plan(coarse=True, tiers=tiers), pool=1_200)
+    assert slow == plain
+
+
+def test_the_store_is_one_for_all_replicas() -> None:
+    name, tiers = "prefixes=1,prefix=640,own=16,requests=8", parse_tiers("store=20000")
+    plan = Plan(coarse=True, replicas=4, policy="round-robin", tiers=tiers)
+    assert run(name, plan, poisson=0.5).computed_tokens == 640 + 8 * 16
+
+
+def test_tiers_and_modes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ParameterError, match="write --coarse"):
+        run("prefixes=2,requests=4", Plan(tiers=parse_tiers("host=1000")))
+    with pytest.raises(ParameterError, match="at most 64"):
+        run("prefixes=2,requests=4", Plan(replicas=65))
+    for text in ("host", "tape=1000", "host=10", "host=1000@0", "host=1000,host=2000"):
+        with pytest.raises(ParameterError):
+            parse_tiers(text)
+
+
+@pytest.mark.nightly
+def test_a_thousand_replicas() -> None:
+    plan = Plan(coarse=True, replicas=1_000)
+    result = run("prefixes=3000,prefix=1000,own=60,requests=20000", plan, pool=11_660, poisson=5_000)
+    assert result.calls == 20_000
+    assert result.hit_rate > 0.6
