@@ -74,7 +74,8 @@ class Calls:
         finally:
             if final is not None:
                 ledger.settle(held, final.usage)
-                self._run.journal.end(asked, final.usage, final.completions[0].text if final.completions else "")
+                answer = final.completions[0].text if final.completions else ""
+                self._run.journal.end(asked, final.usage, answer, final.placed)
             else:
                 ledger.settle_unfinished(held, generated)
         if final is None:
@@ -104,7 +105,7 @@ class Calls:
         finally:
             if scored is not None:
                 ledger.settle(held, scored.usage)
-                self._run.journal.end(asked, scored.usage, "")
+                self._run.journal.end(asked, scored.usage, "", scored.placed)
             else:
                 ledger.settle_unfinished(held, 0)
         if len(scored.choices) != len(request.choices):

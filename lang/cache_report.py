@@ -102,6 +102,7 @@ class CallReport:
         miss: where; None for a call without one.
         loaded: of the cached tokens, those that came from a tier of the cache: {"disk": 512}.
         salt: of the cache; with the adapter, "salt@adapter", where one computed the prompt.
+        placed: which of several engines computed it, and why that one; "" where there is one.
     """
 
     kind: str
@@ -116,6 +117,7 @@ class CallReport:
     miss: CacheMiss | None = None
     salt: str = ""
     loaded: Mapping[str, int] = field(default_factory=dict)
+    placed: str = ""
 
     @property
     def label(self) -> str:
@@ -227,6 +229,8 @@ def _call_lines(number: int, call: CallReport) -> Iterator[str]:
         salt = "".join(f", {kind} {name!r}" for kind, name in names if name)
         yield f"   {call.prompt_tokens:,} prompt tokens = {parts} ({call.created_tokens:,} newly cached{salt})"
     yield f"   {call.cause}: {call.explanation}"
+    if call.placed:
+        yield f"   {call.placed}"
     if call.miss is not None:
         yield from _miss_lines(call.miss)
 

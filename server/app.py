@@ -31,16 +31,18 @@ _NOT_READY = {
 
 
 async def health(asked: Asked[None]) -> Reply:
-    """Answers 200 while requests are served, else 503 with the reason."""
+    """Answers 200 while requests are served, by one of several engines at least, else 503 with the reason."""
     try:
         asked.front.check_open()
     except HttpError as error:
         return Reply({"status": error.code, "message": error.message}, error.status, error.headers)
-    state = asked.front.health().state
+    found = asked.front.health()
+    state = found.state
+    replicas = {"replicas": list(found.replicas)} if found.replicas else {}
     if state is RuntimeState.READY:
-        return Reply({"status": "ok"})
+        return Reply({"status": "ok", **replicas})
     headers = {"retry-after": str(asked.front.limits.retry_after)}
-    return Reply({"status": state.value, "message": _NOT_READY[state]}, 503, headers)
+    return Reply({"status": state.value, "message": _NOT_READY[state], **replicas}, 503, headers)
 
 
 async def version(asked: Asked[None]) -> Reply:

@@ -130,6 +130,12 @@ class Front:
         if not self.started:
             raise self._busy("the model is being loaded", "starting")
 
+    def _check_engines(self) -> None:
+        """Raises HttpError 503 while all of several engines are down: another server may answer sooner."""
+        health = self.health()
+        if health.replicas and health.state is RuntimeState.RESTARTING:
+            raise self._busy("all engines ended or hang, and others start; try again", "restarting")
+
     def cut_off(self) -> HttpError:
         """Returns the answer to a request that is in flight when the server ends."""
         return self._busy("the server ended before the answer did; another one may answer", "draining")
@@ -158,6 +164,7 @@ class Front:
                 nothing. 400 for a request that would pass it alone, since no other time will do.
         """
         self.check_open()
+        self._check_engines()
         most = self.limits.most_in_flight
         if count > most:
             raise HttpError(400, f"the request asks for {count} texts, and at most {most} run or wait here", "too_many")

@@ -8,7 +8,7 @@ together, so the routes are the administrator's.
 
 import datetime
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -17,7 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from ..lang import __version__
-from ..lang.status import EngineState, RuntimeStatus
+from ..lang.status import EngineState, ReplicaStatus, RuntimeStatus
 from .activity import read_status
 from .bodies import refused_fields
 from .front import Front
@@ -40,7 +40,10 @@ _COUNTERS: Mapping[str, tuple[str, str]] = {
     "umbel_programs": ("gateway_programs", "Programs that were run as one request each."),
     "umbel_steps": ("steps", "Forward passes."),
     "umbel_engine_losses": ("gateway_engine_losses", "Engines that ended although they were ready."),
+    "umbel_retried_requests": ("gateway_retried_requests", "Requests that were sent again after an engine was lost."),
 }
+# Why calls were placed at one of several engines.
+_PLACED = ("kept", "together", "cached", "cold")
 _ENDINGS = ("finished", "failed", "aborted", "expired")
 _Durations = Literal["queue_seconds", "first_token_seconds", "token_seconds"]
 _HISTOGRAMS: Mapping[str, tuple[_Durations, str]] = {
@@ -68,6 +71,8 @@ class Snapshot(Collector):
         if self._status is not None:
             yield from self._counters(self._status)
             yield from self._gauges(self._status)
+            if self._status.replicas:
+                yield from self._replicas(self._status)
 
     def _http(self) -> Iterator[Metric]:
         """Yields the counts of all processes of the server, and the refused fields of this one."""
@@ -116,6 +121,33 @@ class Snapshot(Collector):
         yield GaugeMetricFamily("umbel_running", "Requests that the engine computes.", value=status.running)
         yield GaugeMetricFamily("umbel_waiting", "Requests that wait in the engine.", value=status.waiting)
         yield GaugeMetricFamily("umbel_in_flight", "Calls without an ending, of all clients.", value=status.in_flight)
+
+    @staticmethod
+    def _replicas(status: RuntimeStatus) -> Iterator[Metric]:
+        """Yields the figures of several engines one by one."""
+        placed = CounterMetricFamily("umbel_placed", "Calls by why their engine was chosen.", labels=["reason"])
+        for reason in _PLACED:
+            placed.add_metric([reason], status.counters.get(f"gateway_placed_{reason}", 0))
+        yield placed
+        for name, meaning, read in _OF_REPLICAS:
+            gauge = GaugeMetricFamily(f"umbel_replica_{name}", meaning, labels=["replica"])
+            for index, replica in enumerate(status.replicas):
+                gauge.add_metric([str(index)], read(replica))
+            yield gauge
+        for name, meaning in (("prompt_tokens", "Tokens of prompts."), ("cached_tokens", "Of these, from the cache.")):
+            counter = CounterMetricFamily(f"umbel_replica_{name}", meaning, labels=["replica"])
+            for index, replica in enumerate(status.replicas):
+                counter.add_metric([str(index)], replica.counters.get(name, 0))
+            yield counter
+
+
+_OF_REPLICAS: Sequence[tuple[str, str, Callable[[ReplicaStatus], float]]] = (
+    ("ready", "Whether this engine takes requests.", lambda replica: float(replica.engine is EngineState.READY)),
+    ("in_flight", "Calls that this engine has.", lambda replica: replica.in_flight),
+    ("running", "Requests that this engine computes.", lambda replica: replica.running),
+    ("waiting", "Requests that wait in this engine.", lambda replica: replica.waiting),
+    ("pool_free", "Free slots of its KV pool.", lambda replica: replica.pool.free),
+)
 
 
 async def metrics(asked: Asked[None]) -> Reply:

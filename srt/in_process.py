@@ -472,7 +472,7 @@ class LocalBackend:
         self._gateway = Gateway(
             tokenizer,
             model=self._name,
-            to_engines=[local.send for local in engines],
+            to_engines=[partial(self._to_engine, local) for local in engines],
             clock=self._clock,
             limits=self._limits,
             faults=self._faults,
@@ -530,6 +530,9 @@ class LocalBackend:
     def _arrived(self, message: Answer) -> None:
         if self._exchange is not None:
             self._exchange.deliver(message)
+
+    def _to_engine(self, local: LocalEngine, message: ToEngine) -> None:
+        local.send(message)
 
     def _on_events(self, replica: int, events: list[FromEngine]) -> None:
         if self._gateway is not None:

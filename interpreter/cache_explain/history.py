@@ -38,7 +38,7 @@ from ...lang.prompt import (
     parting,
     told_apart,
 )
-from ...lang.protocol import Backend, GenRequest, ScoreRequest, Usage
+from ...lang.protocol import Backend, GenRequest, Placed, ScoreRequest, Usage
 
 PROMPTS = 256
 CHARACTERS = 32 * 2**20  # and bytes of pictures; what prompts share is counted for each of them
@@ -90,6 +90,7 @@ class Asked(msgspec.Struct, eq=False, gc=False):
         began, ended: logical times, counted in starts and ends of calls; `ended` None while it runs, or if it failed.
         usage: by the backend.
         answer: the generated text.
+        placed: the engine that computed it, of several.
         characters: of its prompt, and bytes of its pictures.
         sequences: times its tokens are counted: once for every choice of a scored select.
     """
@@ -103,6 +104,7 @@ class Asked(msgspec.Struct, eq=False, gc=False):
     ended: int | None = None
     usage: Usage | None = None
     answer: str = ""
+    placed: Placed | None = None
 
 
 class History:
@@ -135,10 +137,10 @@ class History:
                 self._characters -= self._calls.popleft().characters
         return asked
 
-    def end(self, asked: Asked, usage: Usage, answer: str) -> None:
+    def end(self, asked: Asked, usage: Usage, answer: str, placed: Placed | None = None) -> None:
         """Records the end of a successful call."""
         asked.ended = next(self._time)
-        asked.usage, asked.answer = usage, answer
+        asked.usage, asked.answer, asked.placed = usage, answer, placed
 
     @property
     def calls(self) -> list[Asked]:
@@ -208,10 +210,10 @@ class Journal:
         self.calls.append(asked)
         return asked
 
-    def end(self, asked: Asked | None, usage: Usage, answer: str) -> None:
+    def end(self, asked: Asked | None, usage: Usage, answer: str, placed: Placed | None = None) -> None:
         """Records the end of a successful call."""
         if asked is not None:
-            self.history.end(asked, usage, answer)
+            self.history.end(asked, usage, answer, placed)
 
 
 # -------------------------------------------------------------------------------- earlier prompts

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ...lang.cache_report import CacheCause, CacheMiss, CacheReport, CallReport, SourceLine
 from ...lang.errors import CapabilityError
 from ...lang.prompt import Media, Part, Source, SourceKind
-from ...lang.protocol import Backend, Locate, Located, Locating, Origin, Usage
+from ...lang.protocol import Backend, Locate, Located, Locating, Origin, Placed, Usage
 from . import statements
 from .history import Asked, EarlierCalls, Intent, Journal, Layout, Neighbour, Neighbours, PromptPiece, of_call
 
@@ -110,7 +110,14 @@ async def _call(backend: Backend, journal: Journal, earlier: EarlierCalls, asked
         miss,
         asked.salt,
         usage.loaded_tokens,
+        "" if asked.placed is None else described(asked.placed),
     )
+
+
+def described(placed: Placed) -> str:
+    """Returns which engine computed a call, and why that one, in words."""
+    moved = f", after {placed.moved} lost engine{'s' * (placed.moved > 1)}" if placed.moved else ""
+    return f"replica {placed.replica}{moved}: {placed.reason}"
 
 
 def _created(backend: Backend, usage: Usage) -> int:

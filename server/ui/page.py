@@ -25,6 +25,7 @@ from ...lang.status import (
     MOST_SHOWN,
     EngineState,
     Observable,
+    ReplicaStatus,
     TreeSurvey,
 )
 from ..activity import Reading, read_status
@@ -62,6 +63,25 @@ _HEADERS = {
 }
 
 
+class LiveReplica(msgspec.Struct, frozen=True):
+    """One of several engines at one moment.
+
+    Attributes:
+        pool_used: part of its KV pool that is not free, 0 to 1.
+    """
+
+    state: EngineState
+    running: int
+    waiting: int
+    pool_used: float
+
+    @classmethod
+    def of(cls, replica: ReplicaStatus) -> "LiveReplica":
+        pool = replica.pool
+        used = (pool.total - pool.free) / max(1, pool.total)
+        return cls(replica.engine, replica.running, replica.waiting, round(used, 4))
+
+
 class LiveState(msgspec.Struct, frozen=True):
     """The server at one moment, for the live page.
 
@@ -74,6 +94,7 @@ class LiveState(msgspec.Struct, frozen=True):
         refused: requests over HTTP for which there was no room.
         now: seconds on the clock of the readings.
         readings: oldest first; a second apart, over the last minutes.
+        replicas: of several engines each; [] for one.
     """
 
     version: str
@@ -86,6 +107,7 @@ class LiveState(msgspec.Struct, frozen=True):
     refused: int
     now: float
     readings: list[Reading]
+    replicas: list[LiveReplica]
 
 
 async def page(asked: Asked[None]) -> Reply:
@@ -122,6 +144,7 @@ async def state(asked: Asked[None]) -> Reply:
         refused=front.counts.total("refused"),
         now=now,
         readings=readings,
+        replicas=[] if status is None else [LiveReplica.of(replica) for replica in status.replicas],
     )
     return Reply(found, headers={"cache-control": "no-store"})
 

@@ -28,7 +28,7 @@ class Watched(LocalBackend):
         self.most = 0
 
     async def start(self) -> None:
-        fresh = self._engine is None
+        fresh = not self._engines
         await super().start()
         if fresh:
             self._watch()

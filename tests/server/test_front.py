@@ -12,7 +12,7 @@ from umbel.server.bodies import UmbelFields
 from umbel.server.front import Front
 from umbel.server.http import Endpoint
 from umbel.srt.core.messages import Schedule
-from umbel.srt.in_process import LocalBackend
+from umbel.srt.in_process import LocalBackend, LocalEngine
 
 from ..srt.simulation import VirtualClock
 from .client import served
@@ -41,10 +41,10 @@ class Recording(LocalBackend):
         super().__init__(clock=VirtualClock(), context_length=640, pool_tokens=4_096)
         self.schedules: list[Schedule] = []
 
-    def _to_engine(self, message: Any) -> None:
+    def _to_engine(self, local: LocalEngine, message: Any) -> None:
         if hasattr(message, "schedule"):
             self.schedules.append(message.schedule)
-        super()._to_engine(message)
+        super()._to_engine(local, message)
 
 
 def test_an_origin_has_each_field_in_its_place() -> None:
