@@ -81,6 +81,11 @@ class Serving(ServerProcess):
     def engine(self) -> psutil.Process:
         return self._child(_ENGINE)
 
+    def engines(self) -> list[psutil.Process]:
+        """The engines of several replicas; a new one comes last."""
+        found = [each for each in self.processes() if _ENGINE in _command(each)]
+        return sorted(found, key=lambda each: (each.create_time(), each.pid))
+
     def gateway(self) -> psutil.Process:
         return self._child(_GATEWAY)
 
