@@ -25,7 +25,7 @@ from ..core.config import PictureLimits, WorkerLimits
 from ..processes.worker import Cause, Trouble, WorkerProcess
 from .format import PictureFormat, Raster, frame_format
 
-MOST_SECONDS = 86_400  # of a clip whose times a model is told
+MOST_SECONDS = 86_400  # the longest clip for models that read the times of its parts
 
 
 class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
