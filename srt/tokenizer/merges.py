@@ -16,7 +16,7 @@ import heapq
 import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Self
@@ -218,12 +218,13 @@ class MergeTokenizer:
 
     def _merge(self, symbols: list[int]) -> list[int]:
         """Merges neighbours, those of the lowest rank first and of equal ones the leftmost, until none can be."""
+        find = cache(self._find)  # a long word has few pairs, each of them often
         ids: list[int | None] = list(symbols)  # None: merged into the one before
         ahead, back = list(range(1, len(ids) + 1)), list(range(-1, len(ids) - 1))
         waiting = [
             (rank, place, merged)
             for place, pair in enumerate(itertools.pairwise(symbols))
-            if (found := self._find(*pair)) is not None
+            if (found := find(*pair)) is not None
             for rank, merged in [found]
         ]
         heapq.heapify(waiting)
@@ -231,7 +232,7 @@ class MergeTokenizer:
             rank, place, merged = heapq.heappop(waiting)
             left, after = ids[place], ahead[place]
             right = ids[after] if after < len(ids) else None
-            if left is None or right is None or self._find(left, right) != (rank, merged):
+            if left is None or right is None or find(left, right) != (rank, merged):
                 continue  # one of the two is part of another merge
             ids[place], ids[after] = merged, None
             ahead[place] = ahead[after]
@@ -239,7 +240,7 @@ class MergeTokenizer:
                 back[ahead[after]] = place
             for begin, end in ((back[place], place), (place, ahead[place])):
                 first, second = ids[begin] if begin >= 0 else None, ids[end] if end < len(ids) else None
-                if first is not None and second is not None and (found := self._find(first, second)) is not None:
+                if first is not None and second is not None and (found := find(first, second)) is not None:
                     heapq.heappush(waiting, (found[0], begin, found[1]))
         return [token for token in ids if token is not None]
 

@@ -1,8 +1,9 @@
 """What constraints take of a vocabulary is made before an engine is ready, kept on disk, and in no step's way later."""
 
+import gc
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -213,7 +214,17 @@ def write(opener: VocabularyMatcherFactory, spec: ConstraintSpec, tokens: int = 
             assert len(state.closing_tokens()) <= state.closing_bound
 
 
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """Turns automatic collections off, as the engine's process does (engine/process.py): a full one would walk all
+    objects that other tests have left in this process, with the lock."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.mark.model
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("spec", KINDS, ids=lambda spec: f"{spec.kind} {spec.source[:16]}")
 def test_no_constraint_keeps_the_interpreters_lock(opener: VocabularyMatcherFactory, spec: ConstraintSpec) -> None:
     compile_constraint(spec, "auto")  # the compiler's imports are not the engine's
