@@ -391,6 +391,7 @@ def test_a_runtime_on_blocks_conforms_as_a_backend(case: conformance.Case) -> No
     [
         ({"salt_share": 0.5}, OracleRunner(), "leave salt_share out"),
         ({"replicas": 2}, OracleRunner(), "leave replicas out"),
+        ({"kv_events": "5557"}, OracleRunner(), "leave kv_events out"),
         ({}, OracleRunner(num_states=5), "leave block_cache out"),
         ({}, OracleRunner(window_pool=WindowPool(9, 4)), "leave block_cache out"),
         ({}, OracleRunner(num_slots=16), "a larger pool_tokens"),
