@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
     _use_token(os.environ)
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else a replica's lines are missing where another's are alike
     try:
-        import ray
+        import ray.serve  # a folder that is called ray would be taken for Ray
     except ModuleNotFoundError:
         raise MissingExtraError("ray", "ray") from None
     logging.basicConfig(stream=sys.stderr, format=LOG_FORMAT, datefmt=LOG_TIMES)
@@ -232,7 +232,8 @@ def _deploy(settings: DeploySettings, start: ReplicaStart, local: bool) -> None:
     options = {"host": settings.host, "port": port}
     serve.start(proxy_location="EveryNode", http_options=options, logging_config=QUIET)
     count = str(least) if least == most else f"{least} to {most}"
-    log.info("deploying %s with %s replicas; each loads the model ...", settings.app, count)
+    plural = "" if most == 1 else "s"
+    log.info("deploying %s with %s replica%s; each loads the model ...", settings.app, count, plural)
     application = build(
         start,
         Scaling(least, most, settings.calls_per_replica, settings.up_delay, settings.down_delay),
