@@ -272,7 +272,7 @@ class Gateway:
     def engine_event(self, event: FromEngine, replica: int = 0) -> None:
         """Handles one event of an engine. An event that does not fit its call ends that call only."""
         if isinstance(event, Heartbeat):
-            self._replicas[replica].note(event)
+            self._replicas.heard(replica, event)
             return
         if isinstance(event, KeepsEnded):
             self._caches.keeps_ended(event.ids)

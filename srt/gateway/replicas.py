@@ -181,6 +181,11 @@ class Replicas:
         if self._placement is not None:
             self._placement.up(replica)
 
+    def heard(self, replica: int, heartbeat: Heartbeat) -> None:
+        self.all[replica].note(heartbeat)
+        if self._placement is not None and heartbeat.pool.total:
+            self._placement.room(replica, heartbeat.pool.total)
+
     def lost(self, replica: int) -> None:
         self.all[replica].lost()
         if self._placement is not None:

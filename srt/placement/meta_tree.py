@@ -21,8 +21,7 @@ the way; `apply` O(nodes of the chain that changes). One thread uses a tree.
 from __future__ import annotations
 
 import heapq
-import sys
-from array import array
+import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -50,10 +49,8 @@ _LEAST_SWEPT = 64  # entries of a heap
 
 def packed(token_ids: Iterable[int]) -> bytes:
     """Returns tokens as the tree takes them: int32, little-endian."""
-    values = array("i", token_ids)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tobytes()
+    values = tuple(token_ids)
+    return struct.pack(f"<{len(values)}i", *values)
 
 
 class CopyError(ValueError):

@@ -275,6 +275,7 @@ class Placement:
     ) -> None:
         """Sets rates of a replica, in tokens a second over all of its calls; those that are None stay."""
         table = self._table
+        table.grow(replica + 1)
         for rates, value in ((table.prefill, prefill), (table.decode, decode), (table.load, load)):
             if value is not None:
                 assert value > 0, f"a rate is above 0, not {value}"
@@ -282,6 +283,7 @@ class Placement:
 
     def room(self, replica: int, tokens: int) -> None:
         """Sets how many tokens the pool of a replica holds; without it, nothing counts as evicted."""
+        self._table.grow(replica + 1)
         self._table.room[replica] = tokens
 
     # ------------------------------------------------------------------------------------------ calls

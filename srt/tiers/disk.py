@@ -76,7 +76,7 @@ class DiskTier:
         self._hits = self._misses = self._stored = self._evicted = self._dropped = 0
 
     def open(self) -> None:
-        """Makes the index. Takes about a second for 100,000 pages."""
+        """Makes the index: 4 to 7 s for 100,000 pages, in which looks wait."""
         try:
             with self._locked() as usage:
                 alone = self._folder.clean(usage)

@@ -97,6 +97,16 @@ class TestPlacing:
         cached = len(tokens_of(harness, PREFIX))
         assert f"{cached} of {cached + 1} tokens cached there" in placed.reason
 
+    def test_a_short_prefix_in_a_full_pool_draws_no_call(self) -> None:
+        """What the call would evict there counts; heartbeats have the size of the pool."""
+        for room, place in ((1000, 1), (len(PREFIX) // 2, 0)):
+            harness = Harness(replicas=2)
+            cached = tokens_of(harness, PREFIX)[: len(PREFIX) // 4]
+            harness.gateway.engine_event(Heartbeat(1, 0, 0, pool=PoolGauges(total=room)), 1)
+            harness.gateway.engine_event(CacheEvents([NodeAdded(1, 0, "", packed(cached))]), 1)
+            harness.send(generate("a", PREFIX))
+            assert place_of(harness, "a") == place
+
     def test_what_another_salt_has_cached_draws_no_call(self) -> None:
         harness = Harness(replicas=2)
         tokens = packed(tokens_of(harness, PREFIX))
