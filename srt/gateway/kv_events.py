@@ -41,7 +41,7 @@ log = logging.getLogger("umbel.gateway")
 
 
 class EventBatch(msgspec.Struct, frozen=True, array_like=True):
-    """What is published at once."""
+    """Holds the events that are published at once."""
 
     ts: float
     events: Sequence[BlockEvent]
@@ -183,7 +183,7 @@ class KVEventPublisher:
                     answers, end = self._since(int.from_bytes(question, "big")), b""
                 case _:
                     self.counters["kv_events_malformed"] += 1
-                    continue  # without the empty frame nobody would read the answer
+                    continue  # without the empty frame the asker's socket would drop the answer
             for number, batch in answers:
                 self._questions.send_multipart([asker, b"", TOPIC, number.to_bytes(8, "big"), batch], zmq.NOBLOCK)
             self._questions.send_multipart([asker, b"", b"", _END, end], zmq.NOBLOCK)

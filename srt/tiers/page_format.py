@@ -43,7 +43,7 @@ def checksums() -> Any:
     try:
         import xxhash
     except ImportError as error:
-        raise MissingExtraError("xxhash", "store") from error
+        raise MissingExtraError("xxhash", "runtime") from error
     return xxhash
 
 

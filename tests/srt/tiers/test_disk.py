@@ -23,8 +23,6 @@ from umbel.srt.tiers.tier import Payload
 
 from .pages import PAGE, chain, pages
 
-pytest.importorskip("xxhash", reason="the store extra is not installed")
-
 SCHEME = b"s" * 32
 ROOM = 40 * BLOCK
 

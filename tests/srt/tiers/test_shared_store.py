@@ -22,7 +22,7 @@ from umbel.srt.tiers.tier import Payload
 from .pages import PAGE, chain, pages
 
 redis = pytest.importorskip("redis", reason="the store extra is not installed")
-pytest.importorskip("xxhash", reason="the store extra is not installed")
+pytest.importorskip("redis", reason="the store extra is not installed")
 
 SCHEME = b"s" * 32
 WAIT = 60.0  # seconds that a process may take on a busy machine
