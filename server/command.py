@@ -414,6 +414,9 @@ def http_config(app: Application) -> uvicorn.Config:
     )
 
 
+TIERS = ("host_cache", "disk_cache", "shared_cache")  # options, and the facts of `info` that say what each is worth
+
+
 class Server:
     """Serves until a signal ends it."""
 
@@ -454,6 +457,8 @@ class Server:
         await self._front.start()
         names = ", ".join(model.name for model in self._front.models)
         log.info("ready: %s on %s (page: %s/ui)", names, address, address)
+        for line in await self._tiers():
+            log.info("%s", line)
         if self._runtime.listens_on:
             log.info("programs on other machines join at %s", self._runtime.listens_on)
         access = self._front.access
@@ -464,6 +469,15 @@ class Server:
                 "" if access.administered else absent,
             )
         await asyncio.gather(keep(self._runtime, self._front.activity), self._front.programs.follow())
+
+    async def _tiers(self) -> list[str]:
+        """Returns a line for each tier of the cache: from how many pages on loading is faster than computing."""
+        options = self._runtime.options
+        chosen = [name for name in TIERS if getattr(options, name) is not None]
+        if not chosen:
+            return []
+        facts = (await self._runtime.control("info")).result
+        return [str(facts[name]) for name in chosen if name in facts]
 
     def _stop(self) -> None:
         self._uvicorn.should_exit = True

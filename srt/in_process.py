@@ -424,10 +424,7 @@ class LocalBackend:
             self._programs.client_lost(self._client)
         if self._exchange is not None:
             self._exchange.fail(lambda: BackendError("the backend was closed"))
-        engines, self._engines = self._engines, ()
-        for local in engines:
-            await local.close()
-        del engines
+        await self._close_engines()
         self._gateway = self._exchange = self._programs = self._loop = None
         if self.options.model != ORACLE:
             # An engine has reference cycles, which only a collection frees. A few objects may hold all of a device's
@@ -441,6 +438,12 @@ class LocalBackend:
     def _calls(self) -> Exchange:
         assert self._exchange is not None, "start() made it"
         return self._exchange
+
+    async def _close_engines(self) -> None:
+        """Ends them. It holds none of them afterwards: `close` collects what they leave."""
+        engines, self._engines = self._engines, ()
+        for local in engines:
+            await local.close()
 
     def _open(self) -> None:
         loaded = self._loaded

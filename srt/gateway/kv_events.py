@@ -23,7 +23,7 @@ import msgspec
 import zmq
 
 from ...lang.errors import ParameterError
-from ...lang.transport.inlet import Inlet
+from ...lang.transport.inlet import Inlet, prepare
 from ..core.messages import CacheCleared, CacheEvents, EnginePicture, ToEngine
 from .kv_blocks import AllBlocksCleared, BlockEvent, KVBlocks
 
@@ -87,11 +87,10 @@ class KVEventPublisher:
         self._kept_bytes = 0
         self._pack = msgspec.msgpack.Encoder().encode
         stream, questions = endpoints(address)
-        self._stream, self._questions = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+        self._stream = prepare(context.socket(zmq.PUB), LARGEST_QUESTION)
+        self._questions = prepare(context.socket(zmq.ROUTER), LARGEST_QUESTION)
         for socket, where in ((self._stream, stream), (self._questions, questions)):
             socket.setsockopt(zmq.SNDHWM, MOST_QUEUED)
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.MAXMSGSIZE, LARGEST_QUESTION)
             socket.setsockopt(zmq.IPV6, int("[" in where))
             try:
                 socket.bind(where)

@@ -230,7 +230,8 @@ class Replicas:
     def place_hint(self, tokens: Sequence[int], schedule: Schedule) -> int:
         """Chooses an engine for a prefix that calls will share, which follow it. One must be ready."""
         place = self.place(tokens, schedule)
-        self._hints.append((self._clock.now() + HINT_SECONDS, place.number))
+        if self._placement is not None:
+            self._hints.append((self._clock.now() + HINT_SECONDS, place.number))
         return place.replica
 
     def began(self, place: CallPlace | None) -> None:

@@ -153,7 +153,8 @@ class Rates:
         load = page_bytes * facts.seconds_per_byte
         if computing is None or not facts.seconds_per_byte:
             return f"loads from {tier}: not measured yet"
-        figures = f"a page takes {_time(load)} after {_time(facts.latency)}, computing it {_time(computing)}"
+        before = f" ({_time(facts.latency)} before the first)" if facts.latency else ""
+        figures = f"a page takes {_time(load)}{before}, computing it {_time(computing)}"
         gain = GAIN * computing - load
         if gain <= 0:
             return f"loads from {tier} do not pay: {figures}"

@@ -226,6 +226,8 @@ def test_every_socket_has_a_largest_frame() -> None:
         "srt/gateway/clients.py:ROUTER",
         "srt/gateway/engine_client.py:PAIR",
         "srt/gateway/engine_client.py:PULL",
+        "srt/gateway/kv_events.py:PUB",
+        "srt/gateway/kv_events.py:ROUTER",
         "srt/gateway/remote.py:ROUTER",
         "srt/engine/process.py:PAIR",
         "srt/engine/process.py:PUSH",
