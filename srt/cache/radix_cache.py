@@ -162,10 +162,10 @@ class EvictionPolicy(Protocol):
 
 
 class TreeListener(Protocol):
-    """Is told every change of the nodes of a tree, right after it. The implementation is `TreeJournal`.
+    """Receives every change of the nodes of a tree, right after the change. The implementation is `TreeJournal`.
 
-    What it is told with the tokens of the nodes gives the tree: parents come before their children, leaves go before
-    their parents, and roots are not told of. Ids are never used twice.
+    The changes and the tokens of the nodes give the tree: parents come before their children, leaves go before their
+    parents. The tree reports no change of a root, and never uses an id twice.
     """
 
     def added(self, node: RadixNode) -> None:
@@ -343,7 +343,7 @@ class RadixCache:
         eviction: chooses the next leaf to evict; least recently used first by default.
         by_salt: keeps an order of eviction for each salt, too, for `evict_of`.
         states: has the snapshots at nodes, which end with their node; None: the model has no recurrent state.
-        listener: is told how the nodes change; None: that costs nothing.
+        listener: receives the changes of the nodes; None: that costs nothing.
     """
 
     page = 1  # tokens; prefixes of any length are cached

@@ -1,8 +1,8 @@
 """Simulates replicas coarsely: real placement and one radix tree for all of them, steps in closed form.
 
 A replica admits calls, computes prompts in chunks and decodes as the scheduler does, with three simplifications: steps
-in which all sequences only decode are taken together, at their sum by the step model; what a replica has cached is told
-to placement at once; and room in the pool is estimated: nothing in the tree is locked.
+in which all sequences only decode are taken together, at their sum by the step model; placement learns at
+once what a replica has cached; and room in the pool is estimated: nothing in the tree is locked.
 
     waiting ── longest prefix first ──▶ prompts ── a chunk in each step ──▶ decoding ── the next end ──▶ ended
 """
@@ -421,7 +421,7 @@ class CoarseSimulation:
         seed: int = 0,
     ) -> None:
         if settings.policy != "lpm":
-            raise ParameterError(f"a coarse simulation orders by lpm, not by {settings.policy}; write --exact")
+            raise ParameterError(f"a coarse simulation orders by lpm, not by {settings.policy}; leave --coarse out")
         self.events, self.model, self.settings = events, model, settings
         self._tokenizer, self._tokens, self._measurements = tokenizer, tokens, measurements
         self._placement = Placement(policy, range(measurements.replicas), seed=seed)

@@ -1,4 +1,4 @@
-"""What placement is told of a request."""
+"""The routing key of a request has what placement needs of it."""
 
 import base64
 import json

@@ -86,7 +86,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 class Peer:
-    """A server on the loopback that treats each connection as it is told."""
+    """A server on the loopback that handles each connection as the test says."""
 
     def __init__(self, serve: Callable[[socket.socket], None]) -> None:
         self._serve = serve
