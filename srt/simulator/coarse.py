@@ -297,7 +297,7 @@ class _CoarseReplica:
         if self._prefixes[sequence.prefix] == 1:
             self._prefix_tokens += sequence.cached
         self._private += sequence.length - sequence.cached
-        self._store(sequence, sequence.tokens)
+        self._store(sequence, sequence.tokens, counted=0)
         self._waiting.admitted(sequence.tokens)
         if found:
             self._loading += 1
@@ -309,10 +309,10 @@ class _CoarseReplica:
         self._prompts.append(sequence)
         self._wake()
 
-    def _store(self, sequence: _Sequence, tokens: bytes) -> None:
+    def _store(self, sequence: _Sequence, tokens: bytes, *, counted: int) -> None:
         self._tree.insert(self.number, tokens, sequence.ask.call.origin.salt)
         for tier in self._simulation.tiers:
-            tier.store(self.number, tokens, sequence.ask.call.origin.salt)
+            tier.store(self.number, tokens, sequence.ask.call.origin.salt, counted=counted)
         self._evictions += bool(self._tree.evict(self.number, self._settings.pool - _HEADROOM * self._count))
 
     def _end_prompts(self, parts: list[tuple[_Sequence, int]], seconds: float) -> None:
@@ -387,7 +387,8 @@ class _CoarseReplica:
             del self._prefixes[sequence.prefix]
             self._prefix_tokens -= len(sequence.prefix) // TOKEN_BYTES
         if len(sequence.ask.answer) > 1:
-            self._store(sequence, sequence.tokens + packed(sequence.ask.answer[:-1]))
+            tokens = sequence.tokens + packed(sequence.ask.answer[:-1])
+            self._store(sequence, tokens, counted=sequence.length)
         self._simulation.ended(self.number, sequence.ask)
 
 

@@ -75,14 +75,9 @@ def simulate(scenario: Scenario, plan: Plan) -> tuple[SimulationResult, Measurem
     """
     events = Events()
     measurements = Measurements(plan.replicas, keeps_sequences=scenario.counted)
-    host: ExactSimulation | CoarseSimulation
     parts = (events, scenario.tokenizer, scenario.answers, plan.steps, scenario.settings, measurements)
-    if plan.coarse:
-        host = CoarseSimulation(*parts, policy=plan.policy, tiers=plan.tiers)
-    else:
-        if plan.tiers:
-            raise ParameterError("an exact simulation has no slower tiers; write --coarse, or leave --tiers out")
-        host = ExactSimulation(*parts, policy=plan.policy)
+    simulation = CoarseSimulation if plan.coarse else ExactSimulation
+    host: ExactSimulation | CoarseSimulation = simulation(*parts, policy=plan.policy, tiers=plan.tiers)
     scenario.start(events, host)
     events.run()
     host.finish()
@@ -201,7 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tiers",
         default="",
-        help="slower tiers, coarse only: host=TOKENS,disk=TOKENS,store=TOKENS; TOKENS@RATE gives tokens a second",
+        help="slower tiers: host=TOKENS,disk=TOKENS,store=TOKENS; TOKENS@RATE gives tokens a second",
     )
     parser.add_argument("--coarse", action="store_true", help="closed-form steps in place of real schedulers")
     parser.add_argument(

@@ -3,11 +3,11 @@
     session ──▶ Gateway ──▶ Scheduler of a replica ──▶ SimulatedRunner: its step takes as long as the step model says
             ◀──────────────────────────────────────────  answers reach the gateway when the step has ended
 
-What is left out: the time that the gateway and the sockets take, and the text of answers.
+What is left out: the time that the gateway and the sockets take, that of saving pages, and the text of answers.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -20,12 +20,17 @@ from ...lang.errors import EngineError, ParameterError
 from ...lang.prompt import Generated, Part
 from ...lang.protocol import Failure, Final, GenRequest, Hint, Origin, Scored, ScoreRequest
 from ...lang.sampling import SamplingParams
+from ..cache.pool_pages import CopiedPages
+from ..constraints.matcher import OPENING_POLL
 from ..core.batch import (
     DUMMY_SLOT,
     Batch,
     Draws,
     Logits,
+    PagePart,
     RowNeed,
+    SavedPages,
+    StepShape,
     Summary,
     WindowPool,
 )
@@ -41,14 +46,18 @@ from ..core.messages import (
 from ..gateway.calls import Answer, Client
 from ..gateway.gateway import Gateway
 from ..launch import LEAST_AHEAD
+from ..scheduler.page_cache import PageTiers
 from ..scheduler.policy import PolicyName
 from ..scheduler.scheduler import Scheduler, SchedulerConfig
+from ..tiers.names import PAGE_TOKENS, PageScheme
+from ..tiers.tier import Payload
 from ..tokenizer.tokenizer import Tokenizer
 from .answers import AnswerTokens, mix
 from .calls import Answered, SimulatedCall
 from .events import EventClock, Events
 from .measurements import Measurements
 from .step_model import StepModel
+from .tiers import TOKEN_BYTES, TierModel, open_access
 
 CONTEXT = 1 << 20  # tokens; the pool is the limit
 MOST_REPLICAS = 64  # as RuntimeOptions.replicas
@@ -83,7 +92,6 @@ class SimulatedRunner:
 
     trie_walk = None
     pictures = None
-    pages = None
     num_states = 0
 
     def __init__(self, settings: ReplicaShape, model: StepModel, tokens: AnswerTokens, vocab: int) -> None:
@@ -93,7 +101,8 @@ class SimulatedRunner:
         self.window_pool = settings.window
         self.clock = EventClock()
         self.busy = 0.0  # seconds
-        self._model = model
+        self.pages = SimulatedPages(self)
+        self.model = model
         self._tokens = tokens
         self._chooser = _EvenChooser()
         self.clear()
@@ -103,13 +112,13 @@ class SimulatedRunner:
         return self._chooser
 
     def clear(self) -> None:
-        self._hashes = np.zeros(self.num_slots, dtype=np.uint64)
+        self.hashes = np.zeros(self.num_slots, dtype=np.uint64)
 
     def facts(self) -> Mapping[str, str | int | float]:
         return {"kernels": "simulated"}
 
     def forward(self, batch: Batch) -> Logits:
-        seconds = self._model.seconds(batch.shape)
+        seconds = self.model.seconds(batch.shape)
         self.busy += seconds
         self.clock.move_to(self.clock.now() + seconds)
         of_rows = self._write(batch)
@@ -132,15 +141,37 @@ class SimulatedRunner:
             for slots, prefix, rows in zip(
                 batch.slots, batch.prefix_lengths.tolist(), batch.query_lengths.tolist(), strict=True
             ):
-                start = self._hashes[slots[prefix - 1]] if prefix else np.uint64(0)
+                start = self.hashes[slots[prefix - 1]] if prefix else np.uint64(0)
                 own = sums[first : first + rows]
                 following, before = start - before, own[-1].copy()
                 own += following
                 # In order: a sequence may begin with rows that an earlier one of this step has written.
-                self._hashes[batch.write_slots[first : first + rows]] = own
+                self.hashes[batch.write_slots[first : first + rows]] = own
                 first += rows
-        self._hashes[DUMMY_SLOT] = 0
+        self.hashes[DUMMY_SLOT] = 0
         return sums
+
+
+class SimulatedPages:
+    """Implements `batch.PagePort`: a page has the hashes of its slots; one of window layers is as large, and empty."""
+
+    layout = "simulated"
+
+    def __init__(self, runner: SimulatedRunner) -> None:
+        self._runner = runner
+
+    def bytes_per_token(self, part: PagePart) -> int:
+        return TOKEN_BYTES
+
+    def save(self, slots: NDArray[np.int32], part: PagePart) -> SavedPages:
+        if part is PagePart.WINDOWS:
+            return CopiedPages([np.zeros(page.size * TOKEN_BYTES, dtype=np.uint8) for page in slots])
+        return CopiedPages([self._runner.hashes[page].view(np.uint8) for page in slots])
+
+    def load(self, slots: NDArray[np.int32], payloads: Sequence[Payload], part: PagePart) -> None:
+        if part is PagePart.TOKENS:
+            tokens = np.concatenate([payload.view(np.uint64) for payload in payloads])
+            self._runner.hashes[slots] = tokens[-len(slots) :]
 
 
 class _EvenChooser:
@@ -164,6 +195,7 @@ class _SimulatedReplica:
         runner: SimulatedRunner,
         settings: ReplicaShape,
         answer: Callable[[FromEngine], None],
+        tiers: PageTiers | None,
         *,
         cache_events: bool,
     ) -> None:
@@ -176,7 +208,11 @@ class _SimulatedReplica:
             cache_events=cache_events,
         )
         self.runner = runner
-        self.scheduler = Scheduler(runner, lambda _: b" w", frozenset(), config, runner.clock)
+        self.scheduler = Scheduler(runner, lambda _: b" w", frozenset(), config, runner.clock, tiers=tiers)
+        if self.scheduler.kv.pages is not None:
+            rows = config.max_step_tokens or PAGE_TOKENS  # a runtime measures them at its start
+            seconds = runner.model.seconds(StepShape(rows, rows * (rows + 1) // 2, rows, 1))
+            self.scheduler.kv.pages.loads.rates.computed(rows, seconds)
         self._events = events
         self._answer = answer
         self._inbox: deque[ToEngine] = deque()
@@ -196,6 +232,9 @@ class _SimulatedReplica:
             self.scheduler.handle_message(self._inbox.popleft())
         began = clock.now()
         answers = self.scheduler.step()
+        pages = self.scheduler.kv.pages
+        if pages is not None and pages.loads.going and not answers and clock.now() == began:
+            clock.move_to(began + OPENING_POLL)  # nothing can run before pages come: it looks again as an engine does
         self._nothing_done = 0 if answers or clock.now() > began else self._nothing_done + 1
         assert self._nothing_done < _STUCK, "requests wait and none of them can run"
         self._events.at(clock.now(), lambda: self._end_step(answers))
@@ -214,6 +253,7 @@ class ExactSimulation:
 
     Args:
         tokenizer, tokens: those of the prompts and of the answers.
+        tiers: slower ones of the cache, the fastest first.
     """
 
     def __init__(
@@ -225,6 +265,7 @@ class ExactSimulation:
         settings: ReplicaShape,
         measurements: Measurements,
         policy: str = "added-delay",
+        tiers: Sequence[TierModel] = (),
     ) -> None:
         if measurements.replicas > MOST_REPLICAS:
             raise ParameterError(
@@ -235,15 +276,19 @@ class ExactSimulation:
         self._ids = count(1)
         self._waiting: dict[str, Callable[[Answered], None]] = {}
         self._client = Client(self, b"simulated")
+        self._tiers = tiers
+        self._stores = {tier.name: tier.memory() for tier in tiers if tier.shared}
+        runners = [SimulatedRunner(settings, model, tokens, tokenizer.vocab_size) for _ in range(measurements.replicas)]
         self._replicas = [
             _SimulatedReplica(
                 events,
-                SimulatedRunner(settings, model, tokens, tokenizer.vocab_size),
+                runner,
                 settings,
                 partial(self._engine_event, number),
+                self._open_tiers(runner),
                 cache_events=measurements.replicas > 1,
             )
-            for number in range(measurements.replicas)
+            for number, runner in enumerate(runners)
         ]
         self._gateway = Gateway(
             tokenizer,
@@ -256,6 +301,15 @@ class ExactSimulation:
         )
         for number in range(measurements.replicas):
             self._gateway.engine_ready(CONTEXT, number)
+
+    def _open_tiers(self, runner: SimulatedRunner) -> PageTiers | None:
+        if not self._tiers:
+            return None
+        scheme = PageScheme(b"simulated", "", runner.pages.layout)
+        stores, events = self._stores, self._events
+        return PageTiers(
+            scheme, tuple(open_access(tier, stores.get(tier.name), events, runner.clock) for tier in self._tiers)
+        )
 
     # ------------------------------------------------------------------ Host
 
@@ -315,6 +369,10 @@ class ExactSimulation:
         for number, replica in enumerate(self._replicas):
             replica.scheduler.check()
             self._measurements.worked(number, replica.runner.busy, replica.scheduler.counters)
+        for tier in self._tiers:
+            loaded = int(self._measurements.counters[f"loaded_{tier.medium}_tokens"])
+            if loaded:
+                self._measurements.tier_tokens[tier.name] = loaded
 
 
 def _parts(prompt: tuple[Part, ...] | NDArray[np.int32]) -> tuple[Part, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from .tier import Payload, TierFacts
 
-_ENTRY_BYTES = 256  # of a page without its payload: name, dictionary, array
+ENTRY_BYTES = 256  # of a page without its payload: name, dictionary, array
 
 
 class HostMemory:
@@ -54,7 +54,7 @@ class HostMemory:
         first = len(names) - len(payloads)
         assert first >= 0, "every payload has a name"
         for index, payload in enumerate(payloads, first):
-            size = payload.nbytes + _ENTRY_BYTES
+            size = payload.nbytes + ENTRY_BYTES
             if names[index] in self._pages:
                 continue
             if size > self._limit or (index and names[index - 1] not in self._pages):
@@ -70,7 +70,7 @@ class HostMemory:
         for name in names:
             payload = self._pages.pop(name, None)
             if payload is not None:
-                self._bytes -= payload.nbytes + _ENTRY_BYTES
+                self._bytes -= payload.nbytes + ENTRY_BYTES
 
     def sample(self, size: int) -> float | None:
         """Has nothing to measure: a payload is lent without a copy."""
@@ -101,5 +101,5 @@ class HostMemory:
     def _trim(self) -> None:
         while self._bytes > self._limit:
             _, payload = self._pages.popitem(last=False)
-            self._bytes -= payload.nbytes + _ENTRY_BYTES
+            self._bytes -= payload.nbytes + ENTRY_BYTES
             self._evicted += 1

@@ -44,7 +44,7 @@ def test_a_step_model_is_measured_and_used(tmp_path: Path, capsys: pytest.Captur
         ([SHAPE, "--replicas", "65"], "write --coarse for more"),
         ([SHAPE, "--pool", "1"], "write 2 or more"),
         ([SHAPE, "--arrivals", "now"], "write all, poisson:60"),
-        ([SHAPE, "--tiers", "host=1000"], "write --coarse"),
+        ([SHAPE, "--tiers", "host"], "write some of host=TOKENS"),
         ([SHAPE, "--steps", "missing.json"], "holds no step model"),
         (["--measure", "oracle"], "write --steps FILE"),
         ([SHAPE, "--json", "missing/out.json"], "cannot be written"),

@@ -17,6 +17,7 @@ from umbel.srt.simulator.exact import ExactSimulation
 from umbel.srt.simulator.measurements import Measurements
 from umbel.srt.simulator.recorded import RecordingPlayer, is_recording, read_recording
 from umbel.srt.simulator.step_model import DEFAULT_STEPS, read_steps
+from umbel.srt.simulator.tiers import parse_tiers
 
 SAME = ("requests", "prompt_tokens", "cached_tokens", "computed_prompt_tokens", "completion_tokens", "finished")
 SECRET = "a private sentence"
@@ -40,9 +41,9 @@ async def conversation(backend: LocalBackend, number: int) -> None:
     await generate("c", (*shots, first, Text(" and then? ")), 6, 0.0)
 
 
-def record(path: Path, *, together: int, pool: int) -> dict[str, object]:
+def record(path: Path, *, together: int, pool: int, host: int | None = None) -> dict[str, object]:
     async def work() -> dict[str, object]:
-        backend = LocalBackend(pool_tokens=pool, debug={"recording": str(path)})
+        backend = LocalBackend(pool_tokens=pool, host_cache=host, debug={"recording": str(path)})
         await backend.start()
         for first in range(0, 12, together):
             await asyncio.gather(*(conversation(backend, number) for number in range(first, first + together)))
@@ -53,11 +54,19 @@ def record(path: Path, *, together: int, pool: int) -> dict[str, object]:
     return asyncio.run(work())
 
 
-def replayed(path: Path) -> dict[str, float]:
+def replayed(path: Path, tiers: str = "") -> dict[str, float]:
     recording = read_recording(path)
     assert recording.skipped == 0
     events, measurements, tokenizer = Events(), Measurements(1), NumberTokenizer()
-    host = ExactSimulation(events, tokenizer, MadeUpTokens(), DEFAULT_STEPS, recording.settings, measurements)
+    host = ExactSimulation(
+        events,
+        tokenizer,
+        MadeUpTokens(),
+        DEFAULT_STEPS,
+        recording.settings,
+        measurements,
+        tiers=parse_tiers(tiers),
+    )
     RecordingPlayer(recording, tokenizer, events, host).begin()
     events.run()
     host.finish()
@@ -76,6 +85,14 @@ def test_they_are_the_same_where_prefixes_are_evicted(tmp_path: Path) -> None:
     counters = replayed(tmp_path / "r.jsonl")
     assert counters["evicted_tokens"] > 0
     assert {name: counters[name] for name in SAME} == {name: info[name] for name in SAME}
+
+
+def test_they_are_the_same_where_host_memory_has_what_was_evicted(tmp_path: Path) -> None:
+    info = record(tmp_path / "r.jsonl", together=1, pool=300, host=1 << 24)
+    counters = replayed(tmp_path / "r.jsonl", "host=1000000")
+    assert counters["loaded_host_tokens"] > 0
+    names = (*SAME, "loads", "loaded_host_tokens", "saved_pages", "evicted_tokens")
+    assert {name: counters[name] for name in names} == {name: info[name] for name in names}
 
 
 def test_a_recording_has_no_text(tmp_path: Path) -> None:
