@@ -27,7 +27,7 @@ class EngineState(StrEnum):
 
 class RuntimeState(StrEnum):
     STOPPED = "stopped"  # not started yet, or closed
-    STARTING = "starting"  # the gateway and its first engine
+    STARTING = "starting"  # the gateway and its engines
     READY = "ready"
     RESTARTING = "restarting"  # an engine is gone, and the gateway starts another; calls are held
     FAILED = "failed"  # no engine can be started; calls fail at once

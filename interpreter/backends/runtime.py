@@ -364,6 +364,8 @@ class Runtime:
         exchange = self._connected()
         if exchange is None:
             health = self.health()
+            if health.healthy:
+                raise BackendError("this loop has not started the runtime; await runtime.start() on it first")
             raise BackendError(
                 f"a runtime that is {health.state.value} has no status ({health.cause}); await runtime.start() first"
             )

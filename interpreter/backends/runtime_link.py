@@ -142,7 +142,8 @@ class Link:
         if self._broken is not None:
             return RuntimeHealth(RuntimeState.BROKEN, str(self._broken()), silence)
         if self.welcome is None:
-            return RuntimeHealth(RuntimeState.STARTING, f"it is {self._phase}", silence)
+            engines = () if self._pong is None else self._pong.replicas
+            return RuntimeHealth(RuntimeState.STARTING, f"it is {self._phase}", silence, replicas=engines)
         if self._pong is None:
             return RuntimeHealth(RuntimeState.READY, silence=silence)
         age = self._pong.heartbeat_age

@@ -184,7 +184,7 @@ class Gateway:
 
     @property
     def state(self) -> EngineState:
-        """Ready when one of the engines is; failed when none can be started."""
+        """Ready when one of the engines is, and the first start is over; failed when none can be started."""
         return self._replicas.state
 
     @property
@@ -259,10 +259,13 @@ class Gateway:
     # ------------------------------------------------------------------ from the engines
 
     def engine_ready(self, context_length: int, replica: int = 0) -> None:
-        """Sends the held calls to the engines, in order of arrival; later calls go out at once."""
+        """Sends the held calls to the engines, in order of arrival; later calls go out at once.
+
+        At the first start they are held until all engines are ready or have failed, see `replicas.GATHERING`."""
         self._context_length = self._validator.context_length = context_length
         self._replicas.became_ready(replica)
-        self._dispatch_held()
+        if self.state is EngineState.READY:
+            self._dispatch_held()
 
     def _dispatch_held(self) -> None:
         for call in self._calls:
@@ -382,18 +385,22 @@ class Gateway:
         if self.state is EngineState.FAILED:
             for call in self._calls:
                 self._fail(call, self._dead())
+        elif self._replicas.gather():
+            self._dispatch_held()
 
     # ------------------------------------------------------------------ time
 
     @property
     def next_deadline(self) -> float:
         """Time of the next `tick` that may be needed; infinite when nothing is in flight and nothing is kept."""
-        return min(self._calls.next_due, self._caches.next_end)
+        return min(self._calls.next_due, self._caches.next_end, self._replicas.gathered_by)
 
     def tick(self) -> None:
         """Ends calls whose deadline has passed and that the engine has not ended, and caches whose time is over."""
         now = self._clock.now()
         self._replicas.read_changes()
+        if self._replicas.gather():
+            self._dispatch_held()
         self._caches.tick()
         for call in self._calls.due(now):
             due = call.deadline + (self._limits.deadline_grace if call.phase is CallPhase.DISPATCHED else 0.0)

@@ -111,6 +111,7 @@ class Startup:
         self._answer()
 
     def engine_ready(self, ready: EngineReady) -> None:
+        """Takes the facts of an engine, when the gateway is ready."""
         self.engine = ready
         self._answer()
 
@@ -158,7 +159,8 @@ log = logging.getLogger("umbel.gateway")
 class GatewayServer:
     """Connects one `Gateway` to its clients and its engines. Made on a running loop.
 
-    It is ready with its first engine; the others join when they are. An engine that cannot start is given up alone.
+    It is ready when its engines are: at the first start all of them, or those that are within some seconds after the
+    first; later any. An engine that cannot start is given up alone.
 
     Args:
         umask: of the user, for a model that is downloaded into a cache that other programs share.
@@ -361,6 +363,7 @@ class GatewayServer:
                 self._core.engine_given_up(failure.message, engine.index)
         self._compiler.start()  # while the engine loads, so that it is ready for the first constraint
         self._startup.tokenizer_loaded(model, tokenizer, image_tokens, vectors.info)
+        self._announce()
         self._flush()
 
     async def _fetch_model(self) -> None:
@@ -428,6 +431,7 @@ class GatewayServer:
                 engine.supervise(may_start=self._startup.failure is None and self._model_is_here)
             if self._core is not None:
                 self._core.tick()
+                self._announce()
             self._clients.probe(self._limits.client_silence, self._pong())
             self._clients.look()
             self._looks_at = self._next_look()
@@ -470,14 +474,21 @@ class GatewayServer:
             case EngineReady():
                 if self._core is not None:
                     self._core.engine_ready(message.context_length, engine.index)
-                self._startup.engine_ready(message)
-                self._clients.tell_all(self._pong())
+                self._announce()
+                self._clients.tell_all(self._pong())  # each engine shows, also during the first start
             case EngineStartFailed():
                 pass  # the slot has noted it; its exit follows
             case _ if self._core is not None:
                 self._core.engine_event(message, engine.index)
             case _:
                 pass  # there is no gateway yet, so no call that it could belong to
+
+    def _announce(self) -> None:
+        """Tells the clients that wait for the start that it is over, when the gateway is ready."""
+        if self._startup.engine is not None or self._core is None or self._core.state is not EngineState.READY:
+            return
+        self._startup.engine_ready(next(engine.ready for engine in self._engines if engine.ready is not None))
+        self._clients.tell_all(self._pong())
 
     def _on_engine_gone(self, engine: EngineSlot, reason: str, was_ready: bool) -> None:
         if not any(each.ready for each in self._engines):
@@ -488,6 +499,7 @@ class GatewayServer:
             self._core.engine_lost(reason, engine.index)
         if engine.failure is not None:
             self._engine_given_up(engine, engine.failure)
+            self._announce()
         self._clients.tell_all(self._pong())
         self._flush()
         self._stirred.set()

@@ -42,7 +42,7 @@ from umbel.srt.core.messages import (
     ScoreEnded,
     Tokens,
 )
-from umbel.srt.gateway.replicas import LATE
+from umbel.srt.gateway.replicas import GATHERING, LATE
 from umbel.srt.placement.meta_tree import packed
 
 from ..gateway_harness import CONTEXT, Harness, ended, generate
@@ -156,6 +156,71 @@ class TestPlacing:
         harness.gateway.engine_event(ended(harness.generates()[0].id, [65]))
         assert finals(harness)["a"].placed is None
         assert harness.gateway._replicas._placement is None
+
+
+class TestFirstStart:
+    """Calls that come before the engines are held until all are ready or have failed, for a bounded time."""
+
+    def held(self, replicas: int) -> Harness:
+        harness = Harness(replicas=replicas, ready=False)
+        for index in range(6):
+            harness.send(generate(str(index), chr(ord("a") + index) * 40))
+        return harness
+
+    def test_calls_wait_for_all_engines_and_are_spread(self) -> None:
+        harness = self.held(3)
+        for replica in (1, 0):
+            harness.gateway.engine_ready(CONTEXT, replica)
+            harness.gateway.tick()
+            assert harness.generates() == []
+            assert harness.gateway.state is EngineState.STARTING
+        assert harness.gateway.states == (EngineState.READY, EngineState.READY, EngineState.STARTING)
+        harness.gateway.engine_ready(CONTEXT, 2)
+        assert harness.gateway.state is EngineState.READY
+        assert [len(generates_at(harness, replica)) for replica in range(3)] == [2, 2, 2]
+
+    def test_an_engine_that_takes_too_long_is_not_waited_for(self) -> None:
+        harness = self.held(2)
+        harness.clock.advance(100.0)  # the wait begins with the first that is ready
+        harness.gateway.engine_ready(CONTEXT, 0)
+        assert harness.gateway.next_deadline == 100.0 + GATHERING
+        harness.clock.advance(GATHERING - 0.1)
+        harness.gateway.tick()
+        assert harness.generates() == []
+        harness.clock.advance(0.1)
+        harness.gateway.tick()
+        assert len(generates_at(harness, 0)) == 6
+        harness.gateway.engine_ready(CONTEXT, 1)
+        harness.send(generate("next", "z" * 40))
+        assert place_of(harness, "next") == 1
+
+    def test_an_engine_that_is_given_up_is_not_waited_for(self) -> None:
+        harness = self.held(2)
+        harness.gateway.engine_ready(CONTEXT, 1)
+        harness.gateway.engine_given_up("no such device", 0)
+        assert harness.gateway.state is EngineState.READY
+        assert len(generates_at(harness, 1)) == 6
+
+    def test_with_the_first_lost_the_wait_begins_anew(self) -> None:
+        harness = self.held(2)
+        harness.gateway.engine_ready(CONTEXT, 0)
+        harness.gateway.engine_lost("it was ended by SIGKILL", 0)
+        harness.clock.advance(2 * GATHERING)
+        harness.gateway.tick()
+        harness.gateway.engine_ready(CONTEXT, 1)
+        assert harness.generates() == []
+        harness.gateway.engine_ready(CONTEXT, 0)
+        assert [len(generates_at(harness, replica)) for replica in range(2)] == [3, 3]
+
+    def test_an_engine_that_starts_again_holds_no_call(self) -> None:
+        harness = Harness(replicas=2)
+        harness.gateway.engine_lost("it was ended by SIGKILL", 1)
+        harness.send(generate("a"))
+        assert place_of(harness, "a") == 0
+        harness.gateway.engine_lost("it was ended by SIGKILL", 0)
+        harness.send(generate("b"))
+        harness.gateway.engine_ready(CONTEXT, 1)
+        assert {place_of(harness, label) for label in "ab"} == {1}
 
 
 class TestLoss:
@@ -295,6 +360,8 @@ class TestAllEngines:
         harness = Harness(replicas=3, ready=False)
         harness.send(Control("f", "flush_cache"))
         harness.gateway.engine_ready(CONTEXT, 2)
+        harness.clock.advance(GATHERING)
+        harness.gateway.tick()
         (control,) = self.controls(harness)
         harness.gateway.engine_event(ControlEnded(control.id, {"evicted": 3}), 2)
         assert harness.answers() == [Done("f", {"evicted": 3})]
