@@ -298,6 +298,11 @@ def adapted_salt(salt: str, adapter: str) -> str:
     return f"{salt}@{adapter}" if adapter else salt
 
 
+def adapter_of(namespace: str) -> str:
+    """Returns the adapter in whose namespace keys lie; "": they are the model's own."""
+    return namespace.partition("@")[2].partition("/")[0]
+
+
 def namespace(salt: str, parts: Iterable[Part]) -> str:
     """Returns the namespace of the cache at the end of a prompt."""
     opened = openings(salt, parts)

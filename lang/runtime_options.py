@@ -263,6 +263,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 TIER_OPTIONS = ("host_cache", "disk_cache", "shared_cache")  # fastest first
+SAVE_SECONDS = 5.0  # that an engine has at an orderly end to save pages of its cache
 
 
 def _check_tiers(options: "RuntimeOptions", ranks: int) -> None:

@@ -40,7 +40,7 @@ from .front import Front
 from .http import Application
 from .limits import IDLE_SECONDS, HttpLimits
 from .program_store import open_program
-from .workers import MOST_WORKERS, Workers, WorkerStart, address_of, on_loopback, share_of
+from .workers import MOST_WORKERS, Ending, Workers, WorkerStart, address_of, on_loopback, share_of
 
 log = logging.getLogger("umbel.server")
 LOG_FORMAT, LOG_TIMES = "%(asctime)s %(message)s", "%H:%M:%S"
@@ -425,6 +425,7 @@ class Server:
         self._runtime = runtime
         self._listening = listening
         self._uvicorn = UvicornServer(http_config(application(front)))
+        self._ending = Ending(runtime)
         self._asked_to_end = 0
         self._was_cut = False
         self.failed: BaseException | None = None
@@ -451,7 +452,7 @@ class Server:
         finally:
             starting.cancel()
             (self.failed,) = await asyncio.gather(starting, return_exceptions=True)
-            await self._runtime.close()
+            await self._ending.run()
 
     async def _start(self, address: str) -> None:
         await self._front.start()
@@ -489,6 +490,7 @@ class Server:
         self._stop()
         left = self._front.in_flight
         if self._asked_to_end > 1:
+            self._ending.hurry()
             self._cut()
             return
         log.info("%s", stopping(left, self._front.limits.drain))

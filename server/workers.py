@@ -10,6 +10,7 @@ refuses that (`Front.check_alone`).
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import shutil
@@ -82,6 +83,30 @@ def on_loopback(listening: socket.socket) -> bool:
     return ipaddress.ip_address(listening.getsockname()[0]).is_loopback
 
 
+class Ending:
+    """Ends the runtime of a server, which may save pages of its cache for some seconds first."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._hurried = False
+        self._closing: asyncio.Task[None] | None = None
+
+    def hurry(self) -> None:
+        """Saves nothing more: the user has asked for the end a second time."""
+        self._hurried = True
+        if self._closing is not None:
+            self._closing.cancel()
+
+    async def run(self) -> None:
+        """Ends the runtime."""
+        if self._hurried:
+            await self._runtime.end_at_once()
+            return
+        self._closing = asyncio.create_task(self._runtime.close())
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._closing
+
+
 class Workers:
     """Runs the workers of a server until a signal ends it.
 
@@ -99,6 +124,7 @@ class Workers:
         self._start = msgspec.structs.replace(start, counts=self._counts.fileno(), kept=str(self._kept))
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._ending = asyncio.Event()
+        self._runtime_end = Ending(runtime)
         self.failed: UmbelError | None = None
 
     def run(self) -> int:
@@ -113,6 +139,8 @@ class Workers:
         if not self._ending.is_set():
             drain = self._start.limits.drain
             log.info("stopping: requests in flight have %g s to end; Ctrl-C again ends at once", drain)
+        else:
+            self._runtime_end.hurry()
         self._ending.set()
         for process in self._processes.values():
             process.terminate()
@@ -129,7 +157,7 @@ class Workers:
         finally:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
-            await self._runtime.close()
+            await self._runtime_end.run()
             shutil.rmtree(self._kept, ignore_errors=True)
 
     async def _start_runtime(self) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..lang.errors import MissingExtraError, ModelError, ParameterError
-from ..lang.runtime_options import ORACLE, TIER_OPTIONS, RuntimeOptions
+from ..lang.runtime_options import ORACLE, SAVE_SECONDS, TIER_OPTIONS, RuntimeOptions
 from .core.batch import AsyncRunner, Runner, VectorHead
 from .core.instruments import Clock, FaultHook
 from .core.messages import Heartbeat
@@ -74,6 +74,7 @@ class Engine:
     constraints: "MatcherCache"
     constraints_ready: Future[None] | None  # set by prepare_constraints, see `open_engine`
     endings: tuple[Callable[[], object], ...]  # of its own threads
+    save_cache: Callable[[], None]  # ends the tiers of the cache, which keep what outlives the engine
 
     def heartbeat(self) -> Heartbeat:
         """Returns the engine's state, for the next heartbeat."""
@@ -82,7 +83,8 @@ class Engine:
         return Heartbeat(int(counters["steps"]), scheduler.running, scheduler.waiting, counters, scheduler.kv.gauges)
 
     def close(self) -> None:
-        """Ends its threads, which hold the objects of their last work. No step may begin afterwards."""
+        """Saves its cache, and ends its threads, which hold the objects of their last work. No step may begin then."""
+        self.save_cache()
         for end in self.endings:
             end()
 
@@ -202,9 +204,8 @@ def open_engine(
         oracle.expected = scheduler.planned_tokens  # it compares the content of slots with the expected tokens
     ready = matcher_cache.prepare() if prepare_constraints else None
     first_token = 0 if first is None else first
-    if tiers is not None:
-        endings.append(_begin_tiers(scheduler, tiers, first_token, phase))
-    return Engine(scheduler, runner, first_token, matcher_cache, ready, tuple(endings))
+    save = _begin_tiers(scheduler, tiers, first_token, phase, clock)
+    return Engine(scheduler, runner, first_token, matcher_cache, ready, tuple(endings), save)
 
 
 def _check_block_cache(options: RuntimeOptions, runner: Runner) -> None:
@@ -320,7 +321,7 @@ def _page_tiers(
     from .tiers.shared_store import SharedStore
     from .tiers.tier import Tier
 
-    adapters: tuple[bytes, ...] = tuple(name.encode() for name in options.adapters)  # the oracle's have no weights
+    adapters = {name: name.encode() for name in options.adapters}  # the oracle's have no weights
     if options.model == ORACLE:
         model = b"oracle"
     elif source is None:
@@ -329,7 +330,7 @@ def _page_tiers(
         from .weights.catalog.digests import adapter_digests, weights_digest
 
         model = weights_digest(source.config, source.files, source.cache)
-        adapters = adapter_digests(options.adapters, source.cache)
+        adapters = dict(zip(options.adapters, adapter_digests(options.adapters, source.cache), strict=True))
     facts = runner.facts()
     computed = (type(runner).__name__, facts.get("weights", ""), options.dtype, str(runner.context_length))
     fingerprint = sha256(repr((model, *computed)).encode()).digest()
@@ -347,16 +348,31 @@ def _page_tiers(
     return PageTiers(scheme, tuple(tiers), adapters, measured=options.model != ORACLE)
 
 
-def _begin_tiers(scheduler: "Scheduler", tiers: "PageTiers", first_token: int, phase: Phase) -> Callable[[], object]:
+def _begin_tiers(
+    scheduler: "Scheduler", tiers: "PageTiers | None", first_token: int, phase: Phase, clock: Clock
+) -> Callable[[], None]:
     """Measures what tiers are compared with, and returns the call that ends them."""
+    from .tiers.memory import HostMemory
+
+    if tiers is None:
+        return lambda: None
     if tiers.measured:
         phase("measuring the tiers of the cache")
         scheduler.measure_prompts(first_token)
 
     def end() -> None:
-        """Saves what is left, and gives the tiers some seconds to store it."""
-        scheduler.kv.save_rest()
-        tiers.close()
+        """Saves what is left, and gives the tiers the rest of SAVE_SECONDS to store it. Logs how much that was."""
+        began = clock.now()
+        before = [access.facts() for access in tiers.accesses]
+        scheduler.kv.save_rest(SAVE_SECONDS)
+        tiers.close(max(0.1, SAVE_SECONDS - (clock.now() - began)))
+        seconds = clock.now() - began
+        for was, access in zip(before, tiers.accesses, strict=True):
+            facts = access.facts()
+            stored, left = facts.stored - was.stored, facts.dropped - was.dropped
+            if access.name != HostMemory.name and (stored or left):
+                late = f"; {left} were left out" if left else ""
+                log.info("%s cache: %d pages saved at the end, in %.1f s%s", access.name, stored, seconds, late)
 
     return end
 

@@ -389,7 +389,24 @@ class Runtime:
     async def close(self) -> None:
         """Ends the processes; requests in flight end with an error. A closed runtime is not started again.
 
-        A joined one leaves the processes to their owner."""
+        With `disk_cache` or `shared_cache` the engines save pages of their caches first, for at most 5 s; cancelled
+        meanwhile, or by Ctrl-C, they end at once. A joined one leaves the processes to their owner."""
+        process = await self._take_apart()
+        if process is not None:
+            try:
+                await asyncio.to_thread(process.close)
+            except BaseException:
+                process.end_at_once()
+                raise
+
+    async def end_at_once(self) -> None:
+        """As `close`, without time for saving pages of the cache."""
+        process = await self._take_apart()
+        if process is not None:
+            await asyncio.to_thread(process.end_at_once)
+
+    async def _take_apart(self) -> GatewayProcess | None:
+        """Ends the links → the gateway, which is to be ended."""
         loop = asyncio.get_running_loop()
         with self._lock:
             self._closed = True
@@ -408,8 +425,7 @@ class Runtime:
                 link.abandon()
             else:
                 asyncio.run_coroutine_threadsafe(link.close(), owner)
-        if process is not None:
-            await asyncio.to_thread(process.close)
+        return process
 
     @property
     def listens_on(self) -> str:
@@ -738,7 +754,7 @@ def _end_forgotten(links: dict[asyncio.AbstractEventLoop, Link], processes: list
         if loop.is_closed():
             link.abandon()
     for process in processes:
-        process.close()
+        process.end_at_once()
 
 
 def _check_extras(model: str) -> None:

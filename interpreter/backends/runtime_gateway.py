@@ -41,8 +41,9 @@ import zmq
 
 from ...lang.errors import BackendError, ConnectionLostError, ParameterError, shown
 from ...lang.programs import PROGRAM_HOST
-from ...lang.runtime_options import CLIENTS_SOCKET, LOCK_FILE, GatewayStart, RuntimeOptions
+from ...lang.runtime_options import CLIENTS_SOCKET, LOCK_FILE, SAVE_SECONDS, GatewayStart, RuntimeOptions
 from ...lang.transport.keys import Listen
+from ...lang.transport.lifeline import END_LINE
 from ...lang.transport.process_life import (
     ProcessSample,
     TimeSpent,
@@ -55,6 +56,7 @@ from ...lang.transport.process_life import (
 
 PREFIX = "umbel-runtime-"
 MAX_FOLDER = 80  # bytes of path; a socket's whole path may have about 104
+SAVED_SECONDS = SAVE_SECONDS + 2.0  # for a gateway whose engines save their caches; then it is ended
 EXIT_SECONDS = 0.3  # to end by itself once its pipe is closed; then it is killed, which leaves nothing either
 LINK_TO_GATEWAY = "gateway"  # in a shared folder
 IPC = "ipc://"
@@ -179,6 +181,7 @@ class GatewayProcess(LocalGateway):
     def __init__(self, options: RuntimeOptions, startup_timeout: float, listen: Listen | None = None) -> None:
         remove_stale_folders()
         super().__init__()
+        self._saves = options.disk_cache is not None or options.shared_cache is not None
         self._ending = threading.Lock()  # links of several threads may find that it hangs
         self._memory_kills = memory_kills()
         try:
@@ -229,12 +232,30 @@ class GatewayProcess(LocalGateway):
                 self._kill()
 
     def close(self) -> None:
-        """Ends gateway and engine, and removes the folder. May be called again."""
+        """Ends gateway and engine, and removes the folder. May be called again.
+
+        Engines with a tier of the cache that outlives them have SAVE_SECONDS to save pages. A KeyboardInterrupt
+        meanwhile, or `end_at_once` from another thread, ends them at once.
+        """
+        if os.getpid() == self.owner and self._saves and self in _living and self.was_ready:
+            assert self._process.stdin is not None, "a pipe was asked for"
+            try:
+                with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):  # it has ended, or hangs
+                    self._process.stdin.write(END_LINE)
+                    self._process.stdin.flush()
+                    self._process.wait(SAVED_SECONDS)
+            finally:
+                self.end_at_once()
+            return
+        self.end_at_once()
+
+    def end_at_once(self) -> None:
+        """As `close`, without time for saving pages."""
         if os.getpid() != self.owner:
             return
         _living.discard(self)
         assert self._process.stdin is not None, "a pipe was asked for"
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             self._process.stdin.close()
         try:
             self._process.wait(EXIT_SECONDS)

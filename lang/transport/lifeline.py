@@ -15,8 +15,16 @@ from collections.abc import Callable
 LOOK = 0.5  # seconds between checks of the parent's id
 
 
-def watch(parent: int, before_exit: Callable[[], None], *, pipe: int = 0) -> threading.Thread:
+END_LINE = b"end\n"  # asks the child to end in an orderly way, before the pipe is closed
+
+
+def watch(
+    parent: int, before_exit: Callable[[], None], *, pipe: int = 0, on_end: Callable[[], None] | None = None
+) -> threading.Thread:
     """Ends this process, after `before_exit`, once `pipe` is closed by the parent or the parent is gone.
+
+    on_end: called in the thread when the parent writes END_LINE, and ends the process at some time; None: it is ended
+    at once.
 
     The thread is a daemon and shares no lock: it works while the main thread hangs.
     """
@@ -24,8 +32,10 @@ def watch(parent: int, before_exit: Callable[[], None], *, pipe: int = 0) -> thr
     def look() -> None:
         while os.getppid() == parent:
             readable, _, _ = select.select([pipe], [], [], LOOK)
-            if readable and not os.read(pipe, 4096):
+            if readable and (not os.read(pipe, 4096) or on_end is None):
                 break
+            if readable and on_end is not None:
+                on_end()
         with contextlib.suppress(Exception):  # the parent is gone, and the exit must come
             before_exit()
         os._exit(0)

@@ -218,6 +218,10 @@ class EngineSnapshot(_Wire, frozen=True):
     """
 
 
+class EngineEnd(_Wire, frozen=True):
+    """Asks the engine's process to save pages of its cache for the next start, and to end. Requests get no answer."""
+
+
 ToEngine = (
     EngineGenerate
     | EngineScore
@@ -232,6 +236,7 @@ ToEngine = (
     | EngineControl
     | EngineSurvey
     | EngineSnapshot
+    | EngineEnd
 )
 
 # ---- from the engine

@@ -32,6 +32,7 @@ from ..core.instruments import SystemClock
 from ..core.messages import (
     Ended,
     EngineControl,
+    EngineEnd,
     EngineFailed,
     EngineFrame,
     EngineGenerate,
@@ -183,7 +184,8 @@ def _drain(engine: Engine) -> list[FromEngine]:
 
 
 def serve(engine: Engine, link: EngineLink, pulse: Pulse) -> None:
-    """Runs the engine's loop until the process ends. An exception here belongs to no request, and ends the process."""
+    """Runs the engine's loop until the gateway asks for its end. An exception here belongs to no request, and ends the
+    process."""
     scheduler = engine.scheduler
     logged: Exception | None = None
     collector = StepCollector()
@@ -198,6 +200,9 @@ def serve(engine: Engine, link: EngineLink, pulse: Pulse) -> None:
             prepared = True
             engine.constraints.prepare_llguidance()  # a request that comes just then waits for it, once
         for message in messages:
+            if isinstance(message, EngineEnd):
+                engine.save_cache()
+                return
             scheduler.handle_message(message)
         now = time.monotonic()
         if resting or messages or now >= due:  # before the step: a long one shows as busy
@@ -254,6 +259,7 @@ def main() -> None:
     link.send(EngineReady(runner.context_length, runner.vocab_size, runner.num_slots - 1))
     try:
         serve(engine, link, pulse)
+        os._exit(0)  # its threads have nothing to end
     except BaseException:
         log.exception("the engine ends")
         os._exit(1)  # at once: the gateway sees the exit and answers every request

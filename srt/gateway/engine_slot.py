@@ -15,7 +15,7 @@ from ...lang.runtime_options import RuntimeOptions
 from ...lang.transport.process_life import machine_in_words, read_process, read_this_thread
 from ..core.config import SupervisionLimits
 from ..core.instruments import Clock
-from ..core.messages import EngineFrame, EngineReady, EngineStartFailed, Heartbeat, ToEngine
+from ..core.messages import EngineEnd, EngineFrame, EngineReady, EngineStartFailed, Heartbeat, ToEngine
 from .engine_client import EngineClient
 from .engine_process import EngineProcess
 from .supervisor import EngineLife, Kill, Start, StartFailure, Supervisor
@@ -66,6 +66,7 @@ class EngineSlot:
         self._on_error = on_error
         self._client: EngineClient | None = None
         self._ended_because: str | None = None  # set when the gateway ended it
+        self._is_ending = False  # it was asked to end
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -93,6 +94,15 @@ class EngineSlot:
     def flush(self) -> None:
         if self._client is not None:
             self._client.flush()
+
+    def end(self) -> bool:
+        """Asks an engine that is ready to save its cache and to end → whether there is one. Nothing starts after it."""
+        self._is_ending = True
+        if self._client is None or self.ready is None:
+            return False
+        self._client.send(EngineEnd())
+        self._client.flush()
+        return True
 
     def look(self) -> None:
         """Reads the messages that are there."""
@@ -125,7 +135,7 @@ class EngineSlot:
         if self._client is not None and self._supervisor.wants_readings and self._client.process_id is not None:
             self._supervisor.observe(read_process(self._client.process_id), read_this_thread())
         match self._supervisor.decide():
-            case Start() if may_start:
+            case Start() if may_start and not self._is_ending:
                 self._start()
             case Kill(reason):
                 assert self._client is not None, "an engine that is up has a process"
@@ -166,7 +176,8 @@ class EngineSlot:
         self._gone(client, self._ended_because or reason)
 
     def _gone(self, client: EngineClient, reason: str) -> None:
-        level = logging.INFO if self._supervisor.start_explained else logging.ERROR  # the clients get the reason then
+        explained = self._supervisor.start_explained or self._is_ending
+        level = logging.INFO if explained else logging.ERROR  # the clients get the reason then
         which = f" {self.index}" if self._options.replicas > 1 else ""
         log.log(level, "the engine%s is gone: %s", which, reason)
         was_ready = self._supervisor.life is EngineLife.READY

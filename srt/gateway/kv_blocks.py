@@ -17,6 +17,7 @@ from hashlib import sha256
 import msgspec
 import numpy as np
 
+from ...lang.prompt import adapter_of
 from ..core.batch import PICTURE_BASE
 from ..core.messages import (
     CacheCleared,
@@ -175,7 +176,7 @@ class KVBlocks:
         ids = np.frombuffer(tokens, dtype="<i4")[: count * BLOCK_TOKENS]
         shown = self._pictures(ids)
         ids = np.minimum(ids, PICTURE_BASE) if shown else ids
-        adapter = node.salt.partition("@")[2].partition("/")[0]
+        adapter = adapter_of(node.salt)
         described = _keys_by_block(first, node.root, opened, shown)
         known = node.names[first - node.start // BLOCK_TOKENS :]
         data = ids.tobytes()

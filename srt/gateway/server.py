@@ -18,6 +18,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -28,7 +29,7 @@ from ...lang.chat_template import ChatTemplate
 from ...lang.errors import BackendError, CapabilityError, EngineError, OverloadedError, ParameterError, UmbelError
 from ...lang.programs import RunProgram
 from ...lang.protocol import Abort, Failure, Hint, Release, VectorInfo
-from ...lang.runtime_options import CLIENTS_SOCKET, GatewayStart, RuntimeOptions
+from ...lang.runtime_options import CLIENTS_SOCKET, SAVE_SECONDS, GatewayStart, RuntimeOptions
 from ...lang.status import EngineState
 from ...lang.transport.exchange import Outgoing
 from ...lang.transport.keys import Listen
@@ -154,6 +155,7 @@ class Startup:
 
 
 log = logging.getLogger("umbel.gateway")
+END_GRACE = 1.0  # seconds that engines have beyond SAVE_SECONDS, before they are killed
 
 
 class GatewayServer:
@@ -197,6 +199,7 @@ class GatewayServer:
         self._model_is_here = not may_be_remote(start.options)  # no engine starts before
         self._stirred = asyncio.Event()  # wakes the supervision
         self._looks_at = 0.0  # when it wakes by itself
+        self._finish: Callable[[], None] | None = None  # ends the process; set once it was asked to end
 
     def child_process_ids(self) -> list[int]:
         """Returns the ids of the processes of engines, constraint compilers and the picture decoder that run."""
@@ -400,6 +403,20 @@ class GatewayServer:
 
     # ------------------------------------------------------------------ the engines
 
+    def end(self, finish: Callable[[], None]) -> None:
+        """Lets the engines save their caches and end, for some seconds, then ends the process by `finish`.
+
+        Their calls get no answer: the clients that share this gateway see that it has ended.
+        """
+        if self._finish is not None:
+            return
+        self._finish = finish
+        ending = [engine.end() for engine in self._engines]
+        if any(ending):
+            asyncio.get_running_loop().call_later(SAVE_SECONDS + END_GRACE, finish)
+        else:
+            finish()
+
     def _new_slots(self, waiting: EngineProcess | None) -> list[EngineSlot]:
         generations = itertools.count(1)
         return [
@@ -491,6 +508,10 @@ class GatewayServer:
         self._clients.tell_all(self._pong())
 
     def _on_engine_gone(self, engine: EngineSlot, reason: str, was_ready: bool) -> None:
+        if self._finish is not None:
+            if not any(each.ready for each in self._engines):
+                self._finish()
+            return
         if not any(each.ready for each in self._engines):
             self._startup.engines_gone()
         if self._publisher is not None:
@@ -537,10 +558,18 @@ def run(umask: int, waiting: EngineProcess | None) -> None:
                 os.kill(process, signal.SIGKILL)
         shutil.rmtree(start.folder, ignore_errors=True)
 
-    watch(start.parent, before_exit)
+    def finish() -> None:
+        before_exit()
+        os._exit(0)
 
     async def serve() -> None:
         server.append(GatewayServer(start, umask, waiting))
+        loop = asyncio.get_running_loop()
+
+        def end() -> None:
+            loop.call_soon_threadsafe(server[0].end, finish)
+
+        watch(start.parent, before_exit, on_end=end)
         await server[0].run()
 
     try:

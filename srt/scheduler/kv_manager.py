@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...lang.runtime_options import most_of_salt
+from ...lang.runtime_options import SAVE_SECONDS, most_of_salt
 from ...lang.status import PoolGauges, TreeNode, TreeSurvey
 from ..cache.block_cache import BlockCache, BlockPool
 from ..cache.prefix_cache import PrefixCache, SlotPool
@@ -719,10 +719,10 @@ class KVManager:
         if self.windows.complete(slots):
             self.pages.port.load(self.windows.slots.of(slots), [payload], PagePart.WINDOWS)
 
-    def save_rest(self) -> None:
-        """Saves what is worth it and was not saved, at the end of the engine. Nothing runs."""
+    def save_rest(self, seconds: float = SAVE_SECONDS) -> None:
+        """Saves what is worth it and was not saved, at the end of the engine, for at most `seconds`."""
         if self.pages is not None and self.tree is not None:
-            self.pages.flush([node for _, node in self.tree.walk() if not node.children])
+            self.pages.flush([node for _, node in self.tree.walk() if not node.children], seconds)
 
     # ------------------------------------------------------------------------------------------ whole
 

@@ -14,19 +14,20 @@ name and a payload of its own, and is saved where all tokens of the page still h
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 import numpy as np
 
+from ...lang.prompt import adapter_of
 from ..cache.radix_cache import RadixNode, ascend
 from ..cache.slot_allocator import IntegrityError, Slots
 from ..cache.window_slots import WindowSlots
 from ..core.batch import PagePart, PagePort, PictureStore, SavedPages
 from ..core.instruments import Clock, Counters
-from ..core.messages import NO_ADAPTER
 from ..tiers.access import TierAccess
+from ..tiers.memory import HostMemory
 from ..tiers.names import PAGE_TOKENS, PageScheme, page_names
 from ..tiers.rates import Rates
 from .page_loads import PageLoad, PageLoads
@@ -35,7 +36,9 @@ from .request import Phase, Request
 _PAGES_A_STEP = 4  # saved of all requests together: copying a page takes about as long as computing a token
 _PAGES_AT_END = 16  # of a request that ends, or of a leaf that is evicted
 _MOST_KNOWN = 1 << 16  # pages whose uses are known
-_MOST_FLUSHED = 512  # pages saved when the engine ends
+_PAGE_OVERHEAD = 3 * 4096  # bytes of a file's header, its last block and its folders
+_FLUSHED_BYTES = 64 << 20  # given to the tiers when the engine ends, before it waits for them
+_FLUSH_SHARE = 0.8  # of the time for the end: the rest is for what the tiers were given last
 
 _ALL = (PagePart.TOKENS,)  # where windows have no slots of their own
 
@@ -47,19 +50,30 @@ class PageTiers:
     """The tiers of one engine, fastest first, and what names its pages.
 
     Attributes:
-        adapters: a digest of the weights of each adapter.
+        adapters: name → digest of the adapter's weights.
         measured: steps are timed, and a tier that is slower than computing is not used.
     """
 
     scheme: PageScheme
     accesses: tuple[TierAccess, ...]
-    adapters: tuple[bytes, ...] = ()
+    adapters: Mapping[str, bytes] = field(default_factory=dict)
     measured: bool = True
 
-    def close(self) -> None:
-        """Ends the tiers, which store what waits for some seconds."""
+    def settle(self, seconds: float) -> None:
+        """Waits until the tiers have stored what they were given, for at most `seconds`."""
         for access in self.accesses:
-            access.close()
+            access.settle(seconds)
+
+    def close(self, seconds: float) -> None:
+        """Ends the tiers, which store what waits for at most `seconds` each."""
+        for access in self.accesses:
+            access.close(seconds)
+
+    @property
+    def room(self) -> int:
+        """Bytes that tiers which outlive the engine can take without an eviction. Those of a server are its own."""
+        facts = [access.facts() for access in self.accesses if access.name != HostMemory.name]
+        return min((each.limit - each.bytes for each in facts if each.limit), default=0)
 
 
 @dataclass(slots=True, eq=False)
@@ -108,6 +122,12 @@ class PageLedger:
         """Returns whether a page is worth saving, and a part of it was not."""
         flags = self._flags.get(name, 0)
         return bool(flags & _WANTED) and not flags & flag
+
+    def promote(self, names: Iterable[bytes]) -> int:
+        """Makes pages worth saving that were used once → the number of those that were not saved."""
+        fresh = [name for name in names if self._flags.get(name, 0) & (_SEEN | _WANTED | _TOKENS) == _SEEN]
+        self.add(fresh, _WANTED)
+        return len(fresh)
 
     def drop(self, names: Iterable[bytes]) -> None:
         for name in names:
@@ -173,6 +193,7 @@ class PageCache:
             token_bytes=PAGE_TOKENS * port.bytes_per_token(PagePart.TOKENS),
             window_bytes=0 if windows is None else PAGE_TOKENS * port.bytes_per_token(PagePart.WINDOWS),
         )
+        self._clock = clock
         self._ledger = PageLedger()
         self._open: dict[int, Request] = {}  # running requests, by number
         self._saving: list[_Saving] = []
@@ -275,9 +296,9 @@ class PageCache:
         """Names the whole pages of the first tokens, and counts a use of those that are new."""
         pages = request.pages
         if pages is None:
-            adapter = request.schedule.adapter
-            weights = b"" if adapter == NO_ADAPTER else self.tiers.adapters[adapter]
-            pages = request.pages = RequestPages(self.tiers.scheme.root(request.schedule.salt, weights), [])
+            schedule = request.schedule
+            first = next((name for place, name in schedule.private if not place), schedule.salt)
+            pages = request.pages = RequestPages(self._root(schedule.salt, first), [])
         known = pages.names
         if len(known) < length // PAGE_TOKENS:
             pages.names = page_names(
@@ -290,6 +311,15 @@ class PageCache:
         whole = min(len(pages.names), length // PAGE_TOKENS)
         self._ledger.use(pages.names[pages.counted : whole])
         pages.counted = max(pages.counted, whole)
+
+    def _root(self, salt: str, namespace: str) -> bytes:
+        """Returns the name before the first page. An adapter computes all of a sequence, so its first namespace has it.
+
+        Args:
+            namespace: in which the first token lies.
+        """
+        adapter = adapter_of(namespace)
+        return self.tiers.scheme.root(salt, self.tiers.adapters[adapter] if adapter else b"")
 
     def _digest(self, number: int) -> bytes | None:
         return None if self._pictures is None else self._pictures.digest(number)
@@ -310,25 +340,62 @@ class PageCache:
         """Saves pages that end in a leaf that is about to be evicted, with those before them that were not saved."""
         if not self._ledger.unsaved:
             return
-        path = list(ascend(leaf))[::-1]
-        length = sum(len(node.tokens) for node in path)
+        length = sum(len(node.tokens) for node in ascend(leaf))
         if length // PAGE_TOKENS == (length - len(leaf.tokens)) // PAGE_TOKENS:
             return
+        names, slots = self._path(leaf)
+        self._save_pages(names, slots, 0, _PAGES_AT_END)
+
+    def _path(self, leaf: RadixNode) -> tuple[list[bytes], Slots]:
+        """Returns the names of the whole pages from the root to the end of a leaf, and the slots of its tokens."""
+        path = list(ascend(leaf))[::-1]
         tokens = np.concatenate([node.tokens for node in path])
         slots = np.concatenate([node.slots for node in path])
         starts = np.cumsum([0, *(len(node.tokens) for node in path)]).tolist()
         borders = tuple((start, node.salt) for start, node in zip(starts, path, strict=False) if node.opens)
-        root = self.tiers.scheme.root(leaf.root.salt)
-        names = page_names(root, tokens, borders=borders, digest_of=self._digest)
-        self._save_pages(names, slots, 0, _PAGES_AT_END)
+        root = self._root(leaf.root.salt, path[0].salt)
+        return page_names(root, tokens, borders=borders, digest_of=self._digest), slots
 
-    def flush(self, leaves: Iterable[RadixNode]) -> None:
-        """Saves what is left of the tree, when the engine ends, and waits for the copies."""
-        before = self._counters.saved_pages
-        for leaf in leaves:
-            if self._counters.saved_pages - before < _MOST_FLUSHED:
-                self.before_eviction(leaf)
+    def flush(self, leaves: Iterable[RadixNode], seconds: float) -> None:
+        """Saves what is left of the tree, when the engine ends: head first, the most recently used leaves first.
+
+        First the pages that are worth it at any time. Then those that were used once, as far as the folder has room
+        for them: another page is not evicted for one of them.
+        """
+        until = self._clock.now() + _FLUSH_SHARE * seconds
+        recent = sorted(leaves, key=lambda leaf: -leaf.last_use)
         self._deliver()
+        if self._ledger.unsaved or self._windows is not None:
+            self._flush_paths(recent, until)
+        self.tiers.settle(max(0.0, until - self._clock.now()))
+        page_bytes = PAGE_TOKENS * sum(map(self.port.bytes_per_token, PagePart if self._windows is not None else _ALL))
+        room = self.tiers.room // max(1, page_bytes + _PAGE_OVERHEAD)
+        if room > 0:
+            self._flush_paths(recent, until, room)
+
+    def _flush_paths(self, leaves: Sequence[RadixNode], until: float, once: int = 0) -> None:
+        """Saves pages of leaves until a time on the clock.
+
+        Args:
+            once: pages that may be saved although they were used once only.
+        """
+        given = 0  # bytes
+        token_bytes = PAGE_TOKENS * self.port.bytes_per_token(PagePart.TOKENS)
+        for leaf in leaves:
+            names, slots = self._path(leaf)
+            page = 0
+            while page < len(names) and self._clock.now() < until:
+                if once > 0:
+                    once -= self._ledger.promote(names[page : page + min(once, _PAGES_AT_END)])
+                before = page
+                count, page = self._save_pages(names, slots, page, _PAGES_AT_END)
+                self._deliver()
+                given += count * token_bytes
+                if given >= _FLUSHED_BYTES:
+                    self.tiers.settle(max(0.0, until - self._clock.now()))
+                    given = 0
+                if page == before:
+                    break  # keys that are not there
 
     def crossings(self) -> list[str]:
         """Says of each tier from where on loading pays, by the rates of now."""

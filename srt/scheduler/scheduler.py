@@ -34,6 +34,7 @@ from ..core.messages import (
     EngineChoose,
     EngineControl,
     EngineEmbed,
+    EngineEnd,
     EngineForget,
     EngineGenerate,
     EnginePicture,
@@ -191,6 +192,8 @@ class Scheduler:
                 if message.id in self._table.alive:
                     raise ParameterError(f"request id {message.id} is in use; give every request its own")
                 self._accept(message)
+            case EngineEnd():
+                raise AssertionError("it is for the process")
             case _:
                 assert_never(message)
 

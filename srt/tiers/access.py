@@ -109,8 +109,11 @@ class TierAccess(Protocol):
 
     def facts(self) -> TierFacts: ...
 
-    def close(self) -> None:
-        """Ends the access; stores what waits, for some seconds."""
+    def settle(self, seconds: float) -> None:
+        """Waits until nothing waits to be stored, for at most `seconds`. At the end of the engine only."""
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Ends the access; stores what waits, for at most `seconds`."""
 
 
 class DirectAccess:
@@ -140,7 +143,10 @@ class DirectAccess:
     def facts(self) -> TierFacts:
         return replace(self._tier.facts(), latency=self._rate.latency, seconds_per_byte=self._rate.per_byte)
 
-    def close(self) -> None:
+    def settle(self, seconds: float) -> None:
+        """Has nothing to wait for: pages are stored at once."""
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
         self._tier.close()
 
     def _load(self, run: PageRun) -> None:
@@ -199,7 +205,7 @@ class ThreadedAccess:
                 run.answer(0)
                 return run
             self._looks.append(run)
-            self._wake.notify()
+            self._wake.notify_all()
         return run
 
     def store(self, names: Sequence[bytes], payloads: Sequence[Payload]) -> None:
@@ -210,12 +216,12 @@ class ThreadedAccess:
                 return
             self._stored_bytes += size
             self._changes.append((names, payloads))
-            self._wake.notify()
+            self._wake.notify_all()
 
     def forget(self, names: Sequence[bytes]) -> None:
         with self._wake:
             self._changes.append((names, None))
-            self._wake.notify()
+            self._wake.notify_all()
 
     def facts(self) -> TierFacts:
         facts = self._tier.facts()
@@ -231,12 +237,19 @@ class ThreadedAccess:
             seconds_per_byte=self._rate.per_byte,
         )
 
+    def settle(self, seconds: float) -> None:
+        with self._wake:
+            self._wake.wait_for(lambda: not self._stored_bytes, seconds)
+
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Stores what waits, for at most `seconds`; a thread that hangs in a system call is left."""
+        """Stores what waits, for at most `seconds`, and drops the rest; a thread in a system call is left alone."""
         with self._wake:
             self._closing = True
-            self._wake.notify()
+            self._wake.notify_all()
         self._thread.join(seconds)
+        with self._wake:
+            self._dropped += sum(len(payloads) for _, payloads in self._changes if payloads is not None)
+            self._changes.clear()
 
     def _enqueue_load(self, run: PageRun) -> None:
         with self._wake:
@@ -245,7 +258,7 @@ class ThreadedAccess:
                 return
             self._loads.append(run)
             self._asked_pages += run.asked
-            self._wake.notify()
+            self._wake.notify_all()
 
     # ------------------------------------------------------------------ the tier's thread
 
@@ -294,6 +307,7 @@ class ThreadedAccess:
         elif job[1] is not None:
             with self._wake:
                 self._stored_bytes -= sum(payload.nbytes for payload in job[1])
+                self._wake.notify_all()
 
     def _unexpected(self, error: Exception) -> None:
         self._faults.add("unexpected", f"{type(error).__name__}: {error}")

@@ -24,7 +24,7 @@ from ..core.instruments import Clock, SystemClock
 from .names import NAME_BYTES
 from .page_folder import BLOCK, FolderUsage, PageFiles, PageFolder, blocks, page_bytes
 from .page_format import HEADER_BYTES, BadPage, PageFormat
-from .tier import Breaker, Faults, Payload, TierFacts
+from .tier import Breaker, Faults, LoadCounts, Payload, TierFacts
 
 _FOLDER_BYTES = 2 * BLOCK  # of the two folders that may have to be made for a page
 _OPEN_AFTER = 5  # writes that failed one after the other
@@ -73,7 +73,8 @@ class DiskTier:
         self._stuck: dict[bytes, _IndexEntry] = {}  # pages that could not be removed
         self._last = 0  # latest use, in nanoseconds of the file system
         self._usage = FolderUsage()  # as it was last seen
-        self._hits = self._misses = self._stored = self._evicted = self._dropped = 0
+        self._loads = LoadCounts()
+        self._stored = self._evicted = self._dropped = 0
 
     def open(self) -> None:
         """Makes the index: 4 to 7 s for 100,000 pages, in which looks wait."""
@@ -98,15 +99,7 @@ class DiskTier:
         return count
 
     def load(self, names: Sequence[bytes]) -> list[Payload | None]:
-        found: list[Payload | None] = [None] * len(names)
-        for place, name in enumerate(names):
-            payload = self._read(name)
-            if payload is None:
-                self._misses += 1
-                break  # what follows a gap is not used
-            found[place] = payload
-            self._hits += 1
-        return found
+        return self._loads.take(map(self._read, names), len(names))
 
     def store(self, names: Sequence[bytes], payloads: Sequence[Payload]) -> None:
         first = len(names) - len(payloads)
@@ -143,8 +136,8 @@ class DiskTier:
             pages=self._usage.pages,
             bytes=self._usage.bytes,
             limit=self._limit,
-            hits=self._hits,
-            misses=self._misses,
+            hits=self._loads.hits,
+            misses=self._loads.misses,
             stored=self._stored,
             evicted=self._evicted,
             dropped=self._dropped,

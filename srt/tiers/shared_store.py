@@ -19,7 +19,7 @@ from ...lang.errors import MissingExtraError, ParameterError
 from ..core.instruments import Clock, SystemClock
 from .names import FORMAT, NAME_BYTES
 from .page_format import HEADER_BYTES, BadPage, PageFormat
-from .tier import Breaker, Faults, Payload, TierFacts
+from .tier import Breaker, Faults, LoadCounts, Payload, TierFacts
 
 CONNECT_SECONDS = 1.0
 SOCKET_SECONDS = 2.0  # without a byte
@@ -56,7 +56,8 @@ class SharedStore:
         self._faults = Faults(self.name, self._clock)
         self._breaker = Breaker(self._clock, failures=_OPEN_AFTER, pause=_PAUSE)
         self._seen: OrderedDict[bytes, None] = OrderedDict()  # pages that the store had when it was last asked
-        self._hits = self._misses = self._stored = self._dropped = 0
+        self._loads = LoadCounts()
+        self._stored = self._dropped = 0
 
     def open(self) -> None:
         """Asks whether the server is there, so that the log says at start when it is not."""
@@ -69,20 +70,12 @@ class SharedStore:
         return self._first_run(self._exist(names))
 
     def load(self, names: Sequence[bytes]) -> list[Payload | None]:
-        found: list[Payload | None] = [None] * len(names)
         keys = [self._key(name) for name in names]
         values = self._answers(len(names), lambda: self._client.mget(keys)) if names else []
         if values is None:
-            self._misses += len(names)
-            return found
-        for place, (name, value) in enumerate(zip(names, values, strict=True)):
-            payload = self._checked(name, value)
-            if payload is None:
-                self._misses += 1
-                break  # what follows a gap is not used
-            found[place] = payload
-            self._hits += 1
-        return found
+            self._loads.misses += len(names)
+            return [None] * len(names)
+        return self._loads.take(map(self._checked, names, values), len(names))
 
     def store(self, names: Sequence[bytes], payloads: Sequence[Payload]) -> None:
         first = len(names) - len(payloads)
@@ -121,8 +114,8 @@ class SharedStore:
     def facts(self) -> TierFacts:
         return TierFacts(
             self.name,
-            hits=self._hits,
-            misses=self._misses,
+            hits=self._loads.hits,
+            misses=self._loads.misses,
             stored=self._stored,
             dropped=self._dropped,
             faults=dict(self._faults.counts),

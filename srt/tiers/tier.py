@@ -8,7 +8,7 @@ A tier never raises to its caller. What goes wrong is a miss, a count by kind, a
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -87,6 +87,28 @@ class Tier(Protocol):
 
     def close(self) -> None:
         """Ends connections and files. The pages stay where they outlive a process."""
+
+
+class LoadCounts:
+    """Counts the pages that were loaded or were missing."""
+
+    def __init__(self) -> None:
+        self.hits = self.misses = 0
+
+    def take(self, pages: Iterable[Payload | None], count: int) -> list[Payload | None]:
+        """Returns `count` pages up to the first that is missing; None for the others: after a gap none is of use.
+
+        Args:
+            pages: read one by one; none after the gap.
+        """
+        found: list[Payload | None] = [None] * count
+        for place, payload in enumerate(pages):
+            if payload is None:
+                self.misses += 1
+                break
+            found[place] = payload
+            self.hits += 1
+        return found
 
 
 _SECONDS_BETWEEN_LINES = 60.0

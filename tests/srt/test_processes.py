@@ -25,6 +25,7 @@ import zmq
 from umbel.interpreter.backends.runtime import Runtime
 from umbel.interpreter.backends.runtime_gateway import GatewayProcess
 from umbel.interpreter.backends.runtime_link import Link
+from umbel.interpreter.loop import streams
 from umbel.lang.errors import BackendError, ConnectionLostError, DeadlineError, EngineError, ModelError, UmbelError
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import (
@@ -470,6 +471,19 @@ def test_a_runtime_that_nobody_holds_ends_its_processes() -> None:
     del runtime
     gc.collect()
     wait_until(lambda: not gateway.is_running() and not engine.is_running(), "a forgotten runtime goes on")
+
+
+def test_an_orderly_end_saves_the_cache_for_the_next_start_and_a_quick_one_does_not(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    cached = []
+    for end in (Runtime.end_at_once, Runtime.close, Runtime.close):
+        runtime = Runtime("oracle", disk_cache=str(tmp_path / "pages"))
+        final = runtime.final_of("a" * 200, {"max_tokens": 1})
+        cached.append(final.usage.cached_tokens)
+        children_before = children()
+        streams.run(end(runtime))
+        assert not any(child.is_running() for child in children_before)
+    assert cached == [0, 0, 192]
 
 
 def test_two_runtimes_live_side_by_side() -> None:

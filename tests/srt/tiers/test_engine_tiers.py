@@ -11,8 +11,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from umbel.srt.core.batch import PICTURE_BASE
 from umbel.srt.core.instruments import VirtualClock
-from umbel.srt.core.messages import Ended
+from umbel.srt.core.messages import Ended, EnginePicture
 from umbel.srt.scheduler.page_cache import PageTiers
 from umbel.srt.testing.oracle import reference_generate
 from umbel.srt.tiers.access import DirectAccess
@@ -21,7 +22,7 @@ from umbel.srt.tiers.memory import HostMemory
 from umbel.srt.tiers.names import PAGE_TOKENS, PageScheme
 from umbel.srt.tiers.page_folder import PageFiles
 from umbel.srt.tiers.shared_store import SharedStore
-from umbel.srt.tiers.tier import Tier
+from umbel.srt.tiers.tier import Payload, Tier
 
 from ..engine_harness import GREEDY, Engine
 from ..scheduler.test_pages import prompt, text_of
@@ -121,6 +122,126 @@ def test_an_engine_of_another_kind_finds_nothing(open_tier: Open, other: PageSch
     tokens = prompt(300)
     filled(open_tier(), tokens)
     assert text_of(engine_of(open_tier(other), scheme=other), tokens).cached_tokens == 0
+
+
+def with_adapter(name: str) -> dict[str, object]:
+    return {"adapter": 0, "private": ((0, f"@{name}"),)}
+
+
+def engine_with_adapter(tier: Tier, name: str, weights: bytes, **settings: object) -> Engine:
+    return engine_of(tier, tiers=PageTiers(SCHEME, (DirectAccess(tier),), {name: weights}, measured=False), **settings)
+
+
+def evicted(engine: Engine, tokens: list[int], **schedule: object) -> None:
+    """Uses a prompt twice, and lets other prompts evict it before it was saved whole."""
+    for seed in (None, None, 1, 2, 3):
+        engine.generate(tokens if seed is None else prompt(300, seed), **schedule)
+        engine.run()
+
+
+def test_no_page_of_an_adapter_is_read_by_another_one_or_without_one(folder: Path) -> None:
+    """Two adapters of one name, too: after a restart a name may stand for other weights."""
+    tokens = prompt(300)
+
+    def tier() -> Tier:
+        return DiskTier(folder, LIMIT, SCHEME.digest)
+
+    filling = engine_with_adapter(tier(), "sql", b"A", pool=700)
+    evicted(filling, tokens, **with_adapter("sql"))
+    filling.scheduler.kv.save_rest()
+    for name, weights in (("sql", b"B"), ("law", b"B")):
+        other = engine_with_adapter(tier(), name, weights)
+        assert text_of(other, tokens).cached_tokens == 0
+        assert cached_with(other, tokens, name) == 0
+    assert cached_with(engine_with_adapter(tier(), "law", b"A"), tokens, "law") == 0  # its namespace is another one
+    assert cached_with(engine_with_adapter(tier(), "sql", b"A"), tokens, "sql") == 4 * PAGE_TOKENS
+
+
+def test_pages_of_an_adapter_are_saved_before_their_eviction_and_at_the_end(folder: Path) -> None:
+    """By the names by which requests look for them."""
+    tokens = prompt(40 * PAGE_TOKENS)
+    long = {"pool": 3_500, "context": 3_000, "max_step_tokens": 1_024}
+    filling = engine_with_adapter(DiskTier(folder, LIMIT, SCHEME.digest), "sql", b"A", **long)
+    for _ in range(2):
+        cached_with(filling, tokens, "sql")
+    filling.scheduler.kv.save_rest()
+    reading = engine_with_adapter(DiskTier(folder, LIMIT, SCHEME.digest), "sql", b"A", **long)
+    assert cached_with(reading, tokens, "sql") == 39 * PAGE_TOKENS  # the last token is computed
+
+
+def cached_with(engine: Engine, tokens: list[int], adapter: str) -> int:
+    """Runs one request with an adapter → its cached tokens. The oracle's own text is that of the model without one."""
+    number = engine.generate(tokens, **with_adapter(adapter))
+    engine.run()
+    ended = engine.endings.pop(number)
+    assert isinstance(ended, Ended)
+    return ended.cached_tokens
+
+
+def test_the_end_saves_what_was_used_once_where_there_is_room(folder: Path) -> None:
+    tokens = prompt(300)
+    filling = engine_of(DiskTier(folder, LIMIT, SCHEME.digest))
+    text_of(filling, tokens)
+    assert filling.scheduler.counters["saved_pages"] == 0
+    filling.scheduler.kv.save_rest()
+    assert text_of(engine_of(DiskTier(folder, LIMIT, SCHEME.digest)), tokens).cached_tokens == 4 * PAGE_TOKENS
+
+
+def test_the_end_evicts_nothing_for_what_was_used_once(folder: Path) -> None:
+    def small() -> DiskTier:
+        return DiskTier(folder, 6 * 3 * 4096, SCHEME.digest)
+
+    kept, once = prompt(300), prompt(1_000, 1)
+    filled(small(), kept)
+    engine = engine_of(small())
+    text_of(engine, once)
+    engine.scheduler.kv.save_rest()
+    assert text_of(engine_of(small()), kept).cached_tokens == 4 * PAGE_TOKENS
+
+
+class SlowFiles(PageFiles):
+    """Each page that is written takes a second of a clock."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+
+    def write(self, path: Path, header: bytes, payload: Payload) -> None:
+        self.clock.advance(1.0)
+        super().write(path, header, payload)
+
+
+def test_an_end_whose_time_is_up_has_saved_heads_of_what_was_used_last(folder: Path) -> None:
+    files = SlowFiles()
+    engine = engine_of(DiskTier(folder, LIMIT, SCHEME.digest, files=files))
+    files.clock = engine.clock
+    old, new = prompt(1_100), prompt(1_100, 1)
+    for tokens in (old, new):
+        text_of(engine, tokens)
+    engine.scheduler.kv.save_rest(seconds=5.0)
+    again = engine_of(DiskTier(folder, LIMIT, SCHEME.digest))
+    assert text_of(again, new).cached_tokens == 16 * PAGE_TOKENS
+    assert text_of(again, old).cached_tokens == 0
+
+
+def test_a_picture_finds_its_pages_after_a_restart_and_another_one_of_its_number_never(folder: Path) -> None:
+    """After a restart numbers begin anew, so another picture of the same size may have the number of this one."""
+
+    def asked(digest: bytes, files: PageFiles | None = None) -> int:
+        engine = engine_of(DiskTier(folder, LIMIT, SCHEME.digest, files=files, clock=VirtualClock()))
+        engine.scheduler.handle_message(EnginePicture(1, 4, 8, 8, 0, 0, 1, 1, bytes(3), digest=digest))
+        tokens = [*prompt(70), *[PICTURE_BASE + 1] * 4, *prompt(150, 5)]
+        cached = [text_of(engine, tokens).cached_tokens for _ in range(2)]
+        engine.scheduler.kv.save_rest()
+        return cached[0]
+
+    head, whole = PAGE_TOKENS, 3 * PAGE_TOKENS
+    assert asked(b"c" * 32) == 0
+    for seed in range(20):
+        other = bytes([seed]) * 32
+        assert asked(other, FaultyFiles(seed, 0.2)) <= head
+        asked(other)  # saves what the faults have kept from being saved
+        assert asked(other) == whole
+    assert asked(b"c" * 32) == whole
 
 
 def test_another_beginning_finds_nothing(open_tier: Open) -> None:
