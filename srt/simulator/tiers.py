@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ...lang.errors import ParameterError
 from ..placement.meta_tree import TOKEN_BYTES as META_TOKEN_BYTES
 from ..placement.meta_tree import MetaTree
-from ..tiers.access import DirectAccess, PageRun, TierAccess
+from ..tiers.access import CLOSE_SECONDS, DirectAccess, PageRun, TierAccess
 from ..tiers.memory import ENTRY_BYTES, HostMemory
 from ..tiers.names import PAGE_TOKENS
 from ..tiers.rates import LoadRate
@@ -181,7 +181,10 @@ class SimulatedAccess:
             seconds_per_byte=self._rate.per_byte,
         )
 
-    def close(self) -> None:
+    def settle(self, seconds: float) -> None:
+        """Has nothing to wait for: no simulation saves pages at its end."""
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
         self._pages.close()
 
     def _enqueue_load(self, run: PageRun) -> None:
