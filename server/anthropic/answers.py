@@ -13,8 +13,8 @@ from typing import Any, Literal
 import msgspec
 
 from ...lang.cache_report import CacheCause
-from ...lang.protocol import Usage
-from ..diagnosis.comparison import Change, Comparison
+from ...lang.protocol import Placed, Usage
+from ..diagnosis.comparison import Change, Comparison, PlacedFacts, placed_facts
 from ..http import sse
 from .fields import DirectCaller
 
@@ -69,10 +69,13 @@ class ReusedTokens(msgspec.Struct, frozen=True):
         cached_tokens: were reused from the cache by whatever right, marked or not.
         cache_cause: why less was found than this prompt shares with the one of `diagnostics`: "evicted", or "off" for a
             server that keeps nothing; left out otherwise.
+        placed: the engine that computed the answer, of several, where `diagnostics` was asked for: each has a cache of
+            its own. Known at the end.
     """
 
     cached_tokens: int = 0
     cache_cause: CacheCause | msgspec.UnsetType = msgspec.UNSET
+    placed: PlacedFacts | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessageUsage(msgspec.Struct, frozen=True):
@@ -88,9 +91,12 @@ class MessageUsage(msgspec.Struct, frozen=True):
     umbel: ReusedTokens = ReusedTokens()
 
 
-def message_usage(usage: Usage, thinking_tokens: int, comparison: Comparison | None = None) -> MessageUsage:
-    """Writes usage in Anthropic's shape."""
+def message_usage(
+    usage: Usage, thinking_tokens: int, comparison: Comparison | None = None, placed: Placed | None = None
+) -> MessageUsage:
+    """Writes usage in Anthropic's shape. `placed`: told where there is a comparison."""
     cause = None if comparison is None else comparison.lost(usage)
+    told = None if comparison is None else placed
     read, written, longer = usage.cache_read_tokens, usage.cache_write_tokens, usage.long_write_tokens
     return MessageUsage(
         usage.prompt_tokens - read - written,
@@ -99,7 +105,7 @@ def message_usage(usage: Usage, thinking_tokens: int, comparison: Comparison | N
         read,
         CacheCreation(written - longer, longer),
         output_tokens_details=ThinkingDetails(thinking_tokens),
-        umbel=ReusedTokens(usage.cached_tokens, cause or msgspec.UNSET),
+        umbel=ReusedTokens(usage.cached_tokens, cause or msgspec.UNSET, placed_facts(told)),
     )
 
 

@@ -194,7 +194,7 @@ class _Message:
 
     def _usage(self, said: Said) -> MessageUsage:
         final = self._dialogue.final
-        return message_usage(final.usage, said.reasoning_tokens, self._comparison)
+        return message_usage(final.usage, said.reasoning_tokens, self._comparison, final.placed)
 
     def _stop(self, said: Said) -> tuple[StopReason, str | None]:
         """Returns why the answer ended, and the stop sequence that ended it."""

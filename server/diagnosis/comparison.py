@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+import msgspec
+
 from ...lang.cache_report import CacheCause
-from ...lang.protocol import Backend, Locate, Locating, Usage
+from ...lang.protocol import Backend, Locate, Locating, Placed, Usage
 from ..conversation import Dialogue
 from ..http import Asked
 from .exchanges import Exchange, digests_of_messages, digests_of_tools
@@ -59,6 +61,25 @@ class Comparison:
         if usage.cached_tokens >= min(self.shared, usage.prompt_tokens) - 1:
             return None
         return CacheCause.EVICTED if self.keeps else CacheCause.OFF
+
+
+class PlacedFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Says which of several engines computed a request, and why that one.
+
+    Attributes:
+        replica: its number, from 0 on, as in `/metrics`.
+        reason: in words.
+        moved: how often the request went elsewhere because its engine was lost.
+    """
+
+    replica: int
+    reason: str
+    moved: int = 0
+
+
+def placed_facts(placed: Placed | None) -> PlacedFacts | msgspec.UnsetType:
+    """Writes the place of a request; nothing where there is one engine."""
+    return msgspec.UNSET if placed is None else PlacedFacts(placed.replica, placed.reason, placed.moved)
 
 
 async def compare(asked: Asked[Any], dialogue: Dialogue, name: str, earlier: str | None) -> Comparison | None:

@@ -23,11 +23,13 @@ from ...lang.protocol import (
     Final,
     FinishReason,
     GenRequest,
+    Placed,
     Tokenize,
     TokenLogprob,
 )
 from ...lang.sampling import MAX_TOKEN_ID
 from ..bodies import Label, TokenId, TopLogprobs, wrong
+from ..diagnosis.comparison import PlacedFacts, placed_facts
 from ..front import Front
 from ..http import DONE, JSON_OR_EVENTS, Answer, Asked, Endpoint, EventStream, Reply, sse
 from ..limits import MAX_BATCH, check_constraint
@@ -139,7 +141,10 @@ class FinishFacts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CompletionFacts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Facts that SGLang does not have, as of `protocol.Completion`."""
+    """Facts that SGLang does not have, as of `protocol.Completion`.
+
+    `placed`: the engine that computed it, of several.
+    """
 
     kept: int = 0
     tail: str = ""
@@ -147,6 +152,7 @@ class CompletionFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     guarantee: str = ""
     unenforced: tuple[tuple[str, str], ...] = ()
     narrowed: tuple[tuple[str, str, str], ...] = ()
+    placed: PlacedFacts | msgspec.UnsetType = msgspec.UNSET
 
 
 class GenerateMeta(msgspec.Struct, frozen=True):
@@ -264,7 +270,7 @@ class _Generation:
                 prompt_tokens=final.usage.prompt_tokens,
                 cached_tokens=final.usage.cached_tokens,
                 e2e_latency=seconds,
-                umbel=_facts(completion),
+                umbel=_facts(completion, final.placed),
             )
             if query.told:
                 meta = msgspec.structs.replace(
@@ -455,7 +461,7 @@ def _finish(completion: Completion) -> FinishFacts:
             return FinishFacts("length", length=len(completion.token_ids))
 
 
-def _facts(completion: Completion) -> CompletionFacts:
+def _facts(completion: Completion, placed: Placed | None) -> CompletionFacts:
     return CompletionFacts(
         completion.kept,
         completion.tail,
@@ -463,6 +469,7 @@ def _facts(completion: Completion) -> CompletionFacts:
         completion.guarantee,
         completion.unenforced,
         completion.narrowed,
+        placed_facts(placed),
     )
 
 

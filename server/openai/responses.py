@@ -30,7 +30,7 @@ from ..conversation import (
     picture,
     warn_of_effort,
 )
-from ..diagnosis.comparison import Change, Comparison, compare
+from ..diagnosis.comparison import Change, Comparison, PlacedFacts, compare, placed_facts
 from ..errors import HttpError
 from ..http import JSON_OR_EVENTS, Answer, Asked, Endpoint, EventStream, Reply, sse
 from ..limits import MAX_MESSAGES, MAX_NAME, MAX_TOOLS
@@ -449,6 +449,7 @@ class CacheDiagnosis(msgspec.Struct, frozen=True):
         reason, cache_missed_tokens, comparison_reusable_tokens: of a miss: the first part that changed, the input's
             tokens after that place, and the tokens before it.
         cause: of "unavailable": "evicted" where nothing changed and the tokens were no longer there.
+        placed: the engine that computed it, of several: each has a cache of its own.
     """
 
     type: Literal["cache_miss", "cache_hit", "comparison_response_not_found", "unavailable"]
@@ -456,6 +457,7 @@ class CacheDiagnosis(msgspec.Struct, frozen=True):
     cache_missed_tokens: int | msgspec.UnsetType = msgspec.UNSET
     comparison_reusable_tokens: int | msgspec.UnsetType = msgspec.UNSET
     cause: CacheCause | msgspec.UnsetType = msgspec.UNSET
+    placed: PlacedFacts | msgspec.UnsetType = msgspec.UNSET
 
 
 def diagnosis_of(comparison: Comparison, usage: Usage) -> CacheDiagnosis:
@@ -710,8 +712,11 @@ class _Response:
         )
 
     def _diagnosis(self) -> CacheDiagnosis | None:
+        if self._comparison is None:
+            return None
         final = self._dialogue.final
-        return None if self._comparison is None else diagnosis_of(self._comparison, final.usage)
+        found = diagnosis_of(self._comparison, final.usage)
+        return msgspec.structs.replace(found, placed=placed_facts(final.placed))
 
     def _usage(self, said: Said) -> ResponseUsage:
         usage = self._dialogue.final.usage

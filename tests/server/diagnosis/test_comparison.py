@@ -45,10 +45,12 @@ def run(
     scenario: Callable[[AsgiClient], Awaitable[None]],
     template: str = "chatml",
     radix_cache: bool = True,
+    replicas: int = 1,
     **front: Any,
 ) -> None:
     async def whole() -> None:
-        async with served(LocalBackend(chat_template=template, radix_cache=radix_cache), **front) as client:
+        backend = LocalBackend(chat_template=template, radix_cache=radix_cache, replicas=replicas)
+        async with served(backend, **front) as client:
             await asyncio.wait_for(scenario(client), 60)  # type: ignore[arg-type]
 
     asyncio.run(whole())
@@ -352,3 +354,22 @@ def test_an_effort_that_changes_the_prompt_is_named() -> None:
         assert second["prompt_cache_diagnostics"]["reason"] == "reasoning_effort_changed"
 
     run(scenario, SWITCHED)
+
+
+def test_diagnoses_name_the_engine_of_several_and_why_it_was_chosen() -> None:
+    async def scenario(client: AsgiClient) -> None:
+        response = await respond(client, (await respond(client))["id"])
+        placed = response["prompt_cache_diagnostics"].pop("placed")
+        assert response["prompt_cache_diagnostics"] == {"type": "cache_hit"}
+        assert set(placed) == {"replica", "reason"}
+        length = response["usage"]["input_tokens"]
+        assert placed["reason"].endswith(f" of {length} tokens cached there")
+        message = await ask(client, (await ask(client, None))["id"])
+        assert set(message["usage"]["umbel"]["placed"]) == {"replica", "reason"}
+        unasked = await client.post("/v1/messages", BODY)
+        assert "placed" not in unasked.json["usage"]["umbel"], "its load is for those who ask"
+        plain = {"text": "one", "sampling_params": {"max_new_tokens": 1}}
+        native = await client.post("/generate", plain)
+        assert native.json["meta_info"]["umbel"]["placed"]["replica"] in (0, 1)
+
+    run(scenario, replicas=2)
