@@ -120,6 +120,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, omit_defaults=True):
         cause: why it cannot be started; "" otherwise.
         generation: how many engines in this place have become ready.
         in_flight: calls that were sent to it and have no ending.
+        rates: tokens a second that it prefills, decodes and loads from tiers, as far as they were measured; placement
+            reckons with them.
     """
 
     engine: EngineState
@@ -131,6 +133,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     waiting: int = 0
     pool: PoolGauges = PoolGauges()
     counters: dict[str, float] = {}
+    rates: dict[str, float] = {}
 
 
 class RuntimeStatus(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -147,6 +147,9 @@ _OF_REPLICAS: Sequence[tuple[str, str, Callable[[ReplicaStatus], float]]] = (
     ("running", "Requests that this engine computes.", lambda replica: replica.running),
     ("waiting", "Requests that wait in this engine.", lambda replica: replica.waiting),
     ("pool_free", "Free slots of its KV pool.", lambda replica: replica.pool.free),
+    ("prefill_rate", "Tokens a second that it prefills, 0: unknown.", lambda replica: replica.rates.get("prefill", 0)),
+    ("decode_rate", "Tokens a second that it decodes, 0: unknown.", lambda replica: replica.rates.get("decode", 0)),
+    ("load_rate", "Tokens a second from its tiers, 0: unknown.", lambda replica: replica.rates.get("load", 0)),
 )
 
 

@@ -116,6 +116,11 @@ class Counters:
     pool_rebuilds: int = 0  # after failed steps and failed integrity checks
     integrity_failures: int = 0
     idle_checks: int = 0  # of the whole tree and pool, completed in idle time
+    prompt_step_rows: int = 0  # of steps that consist of prompts
+    decode_step_rows: int = 0  # of steps in which each sequence has one row
+    prompt_step_seconds: float = 0.0  # of these steps, from the end of the one before on
+    decode_step_seconds: float = 0.0
+    load_seconds: float = 0.0  # from the look for pages until they have come, of loads that brought some
     tree_seconds: float = 0.0
     mask_seconds: float = 0.0
     forward_seconds: float = 0.0  # in which the scheduler waited for steps: with overlap, less than they took

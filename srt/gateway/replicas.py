@@ -45,6 +45,7 @@ class Replica:
         self.heartbeat: Heartbeat | None = None  # the last one of the engine that runs
         self._heard = 0.0  # on the clock, when that came, or the engine became ready
         self._counters = RisingCounters()
+        self.measured = MeasuredRates()
 
     @property
     def is_ready(self) -> bool:
@@ -77,6 +78,7 @@ class Replica:
     def lost(self) -> None:
         self.state, self.heartbeat = EngineState.STARTING, None
         self.losses += 1
+        self.measured.lost()
 
     def given_up(self, cause: str) -> None:
         self.state, self.cause = EngineState.FAILED, cause
@@ -93,7 +95,52 @@ class Replica:
             waiting=beat.waiting,
             pool=beat.pool,
             counters=self.counters,
+            rates=self.measured.rates,
         )
+
+
+class MeasuredRates:
+    """Measures how many tokens a second an engine prefills, decodes and loads, from counters of its heartbeats.
+
+    These count the seconds of steps and loads, so time in which it idles says nothing. A rate is a moving mean of
+    samples; a sample has at least `least` tokens.
+    """
+
+    # Each rate: the counters of its tokens, that of its seconds, the tokens of a sample.
+    kinds: Mapping[str, tuple[tuple[str, ...], str, int]] = {
+        "prefill": (("prompt_step_rows",), "prompt_step_seconds", 256),
+        "decode": (("decode_step_rows",), "decode_step_seconds", 64),
+        "load": (("loaded_host_tokens", "loaded_disk_tokens", "loaded_shared_tokens"), "load_seconds", 256),
+    }
+    weight = 0.25  # of the latest sample
+
+    def __init__(self) -> None:
+        self._seconds_per_token: dict[str, float] = {}
+        self._read: dict[str, tuple[float, float]] = {}  # tokens and seconds when the last sample was taken
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Returns tokens a second, of those rates that were measured."""
+        return {kind: 1 / seconds for kind, seconds in self._seconds_per_token.items()}
+
+    def note(self, counters: Mapping[str, float]) -> bool:
+        """Reads counters of the engine that runs; returns whether a rate has changed."""
+        changed = False
+        for kind, (names, seconds_name, least) in self.kinds.items():
+            tokens, seconds = sum(counters.get(name, 0.0) for name in names), counters.get(seconds_name, 0.0)
+            before, seconds_before = self._read.get(kind, (0.0, 0.0))
+            if tokens - before < least or seconds <= seconds_before:
+                continue
+            self._read[kind] = tokens, seconds
+            sample = (seconds - seconds_before) / (tokens - before)
+            mean = self._seconds_per_token.get(kind, sample)
+            self._seconds_per_token[kind] = mean + self.weight * (sample - mean)
+            changed = True
+        return changed
+
+    def lost(self) -> None:
+        """Says that the next counters are those of another engine, which begin at 0; the rates stay until it says."""
+        self._read.clear()
 
 
 MOST_CHANGES = 4096  # cache events that wait to be read
@@ -204,6 +251,23 @@ class Replicas:
         self.all[replica].note(heartbeat)
         if self._placement is not None and heartbeat.pool.total:
             self._placement.room(replica, heartbeat.pool.total)
+        if self._placement is not None and self.all[replica].measured.note(heartbeat.counters):
+            self._set_rates(self._placement)
+
+    def _set_rates(self, placement: "Placement") -> None:
+        """Sets the rates of all engines: what one has not measured is the mean of the others.
+
+        What none has measured keeps its proportion to the rate of prefilling. So engines are compared by figures of one
+        kind, not by a measured one and a guess."""
+        from ..placement.placement import DECODE_RATE, LOAD_RATE, PREFILL_RATE
+
+        means: dict[str, float] = {}
+        for kind, guess in (("prefill", PREFILL_RATE), ("decode", DECODE_RATE), ("load", LOAD_RATE)):
+            known = [rates[kind] for replica in self.all if kind in (rates := replica.measured.rates)]
+            guess *= means.get("prefill", PREFILL_RATE) / PREFILL_RATE
+            means[kind] = sum(known) / len(known) if known else guess
+        for replica in self.all:
+            placement.rates(replica.index, **(means | replica.measured.rates))
 
     def lost(self, replica: int) -> None:
         self.all[replica].lost()

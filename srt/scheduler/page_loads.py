@@ -299,3 +299,5 @@ class PageLoads:
             load.payloads.clear()
             load.media.clear()
         del load.payloads[max(0, load.end - load.first) :], load.media[max(0, load.end - load.first) :]
+        if load.payloads:
+            self._counters.load_seconds += self._clock.now() - load.started

@@ -504,14 +504,14 @@ class Scheduler:
             if not plan.planned:
                 return False
             self._commit.begin(plan)
-            launched_at = self._clock.now() if self.kv.pages is not None else 0.0
+            launched_at = self._clock.now()
             try:
                 step = self._start(plan)
             except Exception as error:
                 step = InFlightStep.crashed(plan, error)
         self.kv.end_plan()
         self._counters.overlapped_steps += before is not None
-        self._in_flight.append(step if self.kv.pages is None else replace(step, launched_at=launched_at))
+        self._in_flight.append(replace(step, launched_at=launched_at))
         return not step.failed
 
     def _start(self, plan: StepPlan) -> InFlightStep:
@@ -543,16 +543,21 @@ class Scheduler:
         self._counters.forward_rows += rows
         self._counters.wasted_rows += rows - sum(rows.end - rows.start for rows in going)
         self._counters.logit_rows += step.plan.logit_rows
-        if self.kv.pages is not None:
-            self._time_prompts(step, self.kv.pages)
+        self._time(step, rows)
         self._commit.commit(going, result)
 
-    def _time_prompts(self, step: InFlightStep, pages: PageCache) -> None:
-        """Measures the time of a row in steps that consist of prompts."""
-        now = self._clock.now()
-        rows = sum(rows.end - rows.start for rows in step.plan.planned)
-        if pages.measures and rows >= _ROWS_OF_PROMPT * len(step.plan.planned):
-            pages.loads.rates.computed(rows, now - max(step.launched_at, self._completed_at))
+    def _time(self, step: InFlightStep, rows: int) -> None:
+        """Measures steps that consist of prompts, and those that only decode; others say little of either."""
+        now, sequences, pages = self._clock.now(), len(step.plan.planned), self.kv.pages
+        seconds = now - max(step.launched_at, self._completed_at)
+        if rows >= _ROWS_OF_PROMPT * sequences:
+            self._counters.prompt_step_rows += rows
+            self._counters.prompt_step_seconds += seconds
+            if pages is not None and pages.measures:
+                pages.loads.rates.computed(rows, seconds)
+        elif rows == sequences:
+            self._counters.decode_step_rows += rows
+            self._counters.decode_step_seconds += seconds
         self._completed_at = now
 
     def _read(self, step: InFlightStep, going: list[PlannedRows]) -> StepResult:

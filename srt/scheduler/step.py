@@ -525,7 +525,7 @@ class InFlightStep:
 
     `coming`: texts that continue, with the logit rows from which the runner chooses their next tokens. `blocked`: the
     number of texts that continue and whose token the runner does not choose. Both are empty without overlap.
-    `launched_at`: on the clock, where the time of steps is measured.
+    `launched_at`: on the clock.
     """
 
     plan: StepPlan

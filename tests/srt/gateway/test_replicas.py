@@ -399,6 +399,65 @@ class TestAllEngines:
         assert [replica.counters["steps"] for replica in status.replicas] == [2.0, 3.0]
 
 
+class TestRates:
+    """Rates come from counters of heartbeats, by tokens and the seconds of steps and loads."""
+
+    def beat(self, harness: Harness, replica: int, **counters: float) -> None:
+        harness.gateway.engine_event(Heartbeat(1, 0, 0, counters), replica)
+
+    def rates(self, harness: Harness, replica: int) -> tuple[float, float, float]:
+        placement = harness.gateway._replicas._placement
+        assert placement is not None
+        table = placement._table
+        return float(table.prefill[replica]), float(table.decode[replica]), float(table.load[replica])
+
+    def test_what_one_engine_measured_is_the_guess_for_the_others_and_gives_the_rest_its_proportion(self) -> None:
+        harness = Harness(replicas=2)
+        self.beat(harness, 0, prompt_step_rows=1000.0, prompt_step_seconds=2.0)
+        assert self.rates(harness, 0) == self.rates(harness, 1) == (500.0, 62.5, 5000.0)
+        self.beat(harness, 1, prompt_step_rows=1000.0, prompt_step_seconds=1.0)
+        self.beat(harness, 1, decode_step_rows=100.0, decode_step_seconds=0.5, loaded_disk_tokens=512, load_seconds=0.1)
+        assert self.rates(harness, 0) == pytest.approx((500.0, 200.0, 5120.0))
+        assert self.rates(harness, 1) == pytest.approx((1000.0, 200.0, 5120.0))
+        harness.send(ReadStatus("q"))
+        (read,) = [message for message in harness.answers() if isinstance(message, StatusRead)]
+        assert [dict(replica.rates) for replica in read.status.replicas] == [
+            {"prefill": 500.0},
+            pytest.approx({"prefill": 1000.0, "decode": 200.0, "load": 5120.0}),
+        ]
+
+    def test_a_rate_is_a_moving_mean_over_samples_of_many_tokens_and_idle_time_says_nothing(self) -> None:
+        harness = Harness(replicas=2)
+        before = self.rates(harness, 0)
+        self.beat(harness, 0, prompt_step_rows=255.0, prompt_step_seconds=9.0)
+        assert self.rates(harness, 0) == before
+        self.beat(harness, 0, prompt_step_rows=1000.0, prompt_step_seconds=10.0)
+        for _ in range(3):
+            harness.clock.advance(100.0)
+            self.beat(harness, 0, prompt_step_rows=1000.0, prompt_step_seconds=10.0)
+        assert self.rates(harness, 0)[0] == pytest.approx(100.0)
+        self.beat(harness, 0, prompt_step_rows=2000.0, prompt_step_seconds=12.0)
+        assert self.rates(harness, 0)[0] == pytest.approx(1 / (0.75 * 0.01 + 0.25 * 0.002))
+
+    def test_the_next_engine_of_a_place_counts_from_0_and_keeps_the_rate_until_then(self) -> None:
+        harness = Harness(replicas=2)
+        self.beat(harness, 0, prompt_step_rows=10_000.0, prompt_step_seconds=100.0)
+        harness.gateway.engine_lost("it was ended by SIGKILL", 0)
+        harness.gateway.engine_ready(CONTEXT, 0)
+        assert self.rates(harness, 0)[0] == pytest.approx(100.0)
+        self.beat(harness, 0, prompt_step_rows=300.0, prompt_step_seconds=3.0)
+        self.beat(harness, 0, prompt_step_rows=600.0, prompt_step_seconds=3.0)  # without seconds: no evidence
+        assert self.rates(harness, 0)[0] == pytest.approx(100.0)
+
+    def test_an_engine_that_computes_slowly_gets_fewer_calls(self) -> None:
+        harness = Harness(replicas=2)
+        self.beat(harness, 0, prompt_step_rows=1000.0, prompt_step_seconds=4.0)
+        self.beat(harness, 1, prompt_step_rows=1000.0, prompt_step_seconds=1.0)
+        for index in range(10):
+            harness.send(generate(str(index), f"{index} {PREFIX}", max_tokens=1))
+        assert [len(generates_at(harness, replica)) for replica in range(2)] == [2, 8]
+
+
 class TestExplicitCaches:
     def marked(self, label: str, text: str = " and so on") -> GenRequest:
         request = GenRequest(label, (Text(PREFIX), Text(text)), SamplingParams(max_tokens=1))

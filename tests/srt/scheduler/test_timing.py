@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from umbel.lang.protocol import RequestTimes
 from umbel.lang.sampling import SamplingParams
 from umbel.lang.status import BOUNDS, EngineState, Histogram, RuntimeStatus
+from umbel.srt.core.batch import Batch
 from umbel.srt.core.messages import Ended, EngineAbort, EngineFailed
 from umbel.srt.scheduler.timing import Durations
 
@@ -63,6 +64,26 @@ def test_a_prompt_without_a_continuation_has_no_token() -> None:
     message_id = engine.generate([1, 2, 3], SamplingParams(max_tokens=0, temperature=0.0))
     run(engine)
     assert times(engine, message_id) == RequestTimes(0.0)
+
+
+def test_steps_that_only_prefill_or_only_decode_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine()
+    runner = engine.scheduler._runner
+    forward = runner.forward
+
+    def slow(batch: Batch) -> object:
+        engine.clock.advance(2.0)
+        return forward(batch)
+
+    monkeypatch.setattr(runner, "forward", slow)
+    for message_id in range(2):
+        engine.generate([message_id] + 39 * [5], GREEDY)
+    run(engine)  # and a second between two steps, in which nothing runs
+    engine.generate(5 * [7], GREEDY)
+    run(engine)
+    counters = engine.scheduler.counters
+    names = ("prompt_step_rows", "prompt_step_seconds", "decode_step_rows", "decode_step_seconds", "steps")
+    assert [counters[name] for name in names] == [80, 2.0, 9, 12.0, 8]
 
 
 def test_a_text_of_forced_tokens_comes_at_once() -> None:
