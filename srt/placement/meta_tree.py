@@ -43,7 +43,7 @@ Counts = NDArray[np.int64]
 _Edge = bytes | tuple[str, bytes]  # the key of a child: its first token, with its namespace where the edge opens that
 
 TOKEN_BYTES = 4
-_MANY = 24  # replicas; more are written as an array of bits
+_MANY = 6  # replicas; more are written as an array of bits
 _LEAST_SWEPT = 64  # entries of a heap
 
 

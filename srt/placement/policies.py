@@ -129,8 +129,8 @@ def least_of(among: NDArray[np.int64], *keys: NDArray[np.int64] | Seconds) -> in
     for key in keys:
         if len(among) == 1:
             break
-        values = key[among]
-        least = values.min()
+        values = key if len(among) == len(key) else key[among]
+        least = float(values.min())
         among = among[values <= least + 1e-9 * abs(least)]
     return int(among[0])
 
@@ -159,51 +159,62 @@ class AddedDelay:
     name = "added-delay"
     follows = True
 
-    # While a replica idles, no other is given more calls than this, and than twice the mean.
+    # No replica is given more calls than this and than so many times the mean, while another idles or the replicas have
+    # four calls each. The ratio is below the 2 that is aimed at while another idles, since the mean falls when calls
+    # end, and a call that is placed does not move any more.
     spared_calls = 4
-    spared_ratio = 2.0
+    spared_ratio = 1.75
+    compared_calls = 4
 
     def choose(self, choice: Choice) -> tuple[int, str]:
+        # Arrays have a place for each number of a replica; those that cannot be chosen get an infinite delay.
         replicas, loads, call = self._not_overloaded(choice), choice.loads, choice.call
         cold = is_cold(choice)
-        cached = choice.lengths.coming[replicas]
-        if cold:
-            cached = np.zeros_like(cached)
-        to_load = np.zeros_like(cached)
+        new = call.length - choice.lengths.coming
+        missing = np.full_like(new, call.length) if cold else new
+        to_load: Counts | None = None
         if call.loadable:
-            there = zip(replicas.tolist(), cached.tolist(), strict=True)
-            to_load[:] = [loaded_tokens(call, replica, count, loads.load, loads.prefill) for replica, count in there]
-        seconds = (call.length - cached - to_load) / loads.prefill[replicas] + to_load / loads.load[replicas]
-        delays = np.zeros(len(loads.wait))
-        delays[replicas] = loads.wait[replicas] + seconds * (1 + loads.waiting[replicas])
-        new = call.length - cached
-        evicted = np.clip(loads.tokens[replicas] + new - loads.room[replicas], 0, new)
-        delays[replicas] += evicted / loads.prefill[replicas]
-        chosen = least_of(replicas, delays, loads.calls, loads.tokens)
-        if len(replicas) < len(choice.replicas):
-            why = f"{len(choice.replicas) - len(replicas)} replicas have over twice the mean load while another idles; "
+            to_load = np.zeros_like(new)
+            for replica, known in zip(replicas.tolist(), (call.length - missing)[replicas].tolist(), strict=True):
+                to_load[replica] = loaded_tokens(call, replica, known, loads.load, loads.prefill)
+        if to_load is not None and to_load.any():
+            seconds = (missing - to_load) / loads.prefill + to_load / loads.load
         else:
-            why = ""
-        if cold and not to_load.any():
+            to_load, seconds = None, missing / loads.prefill
+        seconds *= 1 + loads.waiting
+        seconds += loads.wait
+        evicted = np.minimum(loads.tokens + missing - loads.room, missing)
+        np.maximum(evicted, 0, out=evicted)
+        evicted /= loads.prefill
+        seconds += evicted
+        if len(replicas) == len(seconds):
+            delays = seconds
+        else:
+            delays = np.full(len(seconds), np.inf)
+            delays[replicas] = seconds[replicas]
+        chosen = least_of(replicas, delays, loads.calls, loads.tokens)
+        left_out = len(choice.replicas) - len(replicas)
+        why = f"{left_out} replicas have over {self.spared_ratio} times the mean load; " if left_out else ""
+        if cold and to_load is None:
             return (
                 chosen,
                 f"{why}its prefix is cached nowhere, and load is least there: {loads.wait[chosen]:.3f} s of work",
             )
-        why += f"least added delay, {delays[chosen]:.3f} s"
-        others = replicas[replicas != chosen]
-        if len(others):
-            next_best = int(others[delays[others].argmin()])
-            why += (
-                f"; at replica {next_best}, with {choice.lengths.coming[next_best]} tokens, {delays[next_best]:.3f} s"
-            )
+        delay = float(delays[chosen])
+        why += f"least added delay, {delay:.3f} s"
+        if len(replicas) > 1:
+            delays[chosen] = np.inf
+            other = int(delays.argmin())
+            why += f"; at replica {other}, with {choice.lengths.coming[other]} tokens, {delays[other]:.3f} s"
         return chosen, why
 
     def _not_overloaded(self, choice: Choice) -> NDArray[np.int64]:
         calls = choice.loads.calls[choice.replicas]
-        if calls.min() > 0:
+        total = int(calls.sum()) + 1  # with this one
+        if total < self.compared_calls * len(calls) and calls.min() > 0:
             return choice.replicas
-        most = max(self.spared_calls, self.spared_ratio * (int(calls.sum()) + 1) / len(calls))
-        return choice.replicas[calls < most]  # it has one more afterwards
+        within = calls < max(self.spared_calls, math.floor(self.spared_ratio * total / len(calls)))
+        return choice.replicas if within.all() else choice.replicas[within]  # never none: the least of them is
 
 
 class RoundRobin:

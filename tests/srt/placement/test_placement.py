@@ -1,5 +1,7 @@
 """Where calls go: policies on small cases, loads, groups, replicas that come and go."""
 
+import random
+
 import pytest
 from umbel.srt.core.messages import CacheCleared, NodeAdded, NodeExtended
 from umbel.srt.placement.meta_tree import packed
@@ -85,6 +87,28 @@ def test_a_cold_call_goes_where_load_is_least() -> None:
     chosen = [place(placement, call(prefix=packed([n] * size))) for n, size in enumerate((900, 100, 300, 50))]
     assert [placed.replica for placed in chosen] == [0, 1, 2, 1]
     assert "cached nowhere" in chosen[3].reason
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_placement_puts_a_replica_above_twice_the_mean_while_another_idles(seed: int) -> None:
+    """One prefix has all calls; they end in any order, many more at some replicas than at others."""
+    source, placement = random.Random(seed), Placement("added-delay", range(6))
+    running: dict[int, int] = {}  # number → replica
+    for number in range(600):
+        if running and source.random() < 0.45:
+            favoured = [name for name, replica in running.items() if replica < 3] or list(running)
+            ended = source.choice(favoured)
+            del running[ended]
+            placement.ended(ended, 0.0)
+        else:
+            placed = place(placement, call(number, work=64))
+            running[placed.number] = placed.replica
+            calls = [facts.running for facts in placement.facts().replicas]
+            chosen, mean = calls[placed.replica], sum(calls) / 6
+            assert min(calls) > 0 or chosen <= max(4, 2 * mean)
+            assert mean < 4 or chosen <= 1.75 * mean
+    assert len(running) > 24, "the bound of the mean was not reached"
+    placement.check()
 
 
 def test_load_counts_from_the_placement_until_the_end() -> None:

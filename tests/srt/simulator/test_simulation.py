@@ -75,6 +75,24 @@ def test_placement_beats_taking_turns(coarse: bool) -> None:
     assert placed.calls_per_second > 1.5 * turns.calls_per_second
 
 
+@pytest.mark.nightly
+def test_eight_coarse_replicas_beat_taking_turns_by_far() -> None:
+    name, plan = "prefixes=64,prefix=1000,own=60,requests=1500", Plan(coarse=True, replicas=8)
+    placed = run(name, plan, pool=11_660)
+    turns = run(name, Plan(coarse=True, replicas=8, policy="round-robin"), pool=11_660)
+    assert placed.hit_rate >= 3 * turns.hit_rate
+    assert placed.calls_per_second >= 2.5 * turns.calls_per_second
+
+
+@pytest.mark.nightly
+def test_near_capacity_a_hot_prefix_overloads_no_replica_while_another_idles() -> None:
+    """Loads drift apart as calls end, so the policy keeps them nearer to the mean than twice it."""
+    result = run("prefixes=64,prefix=1000,own=60,requests=1000,skew=1.5", Plan(replicas=8), pool=11_660, poisson=25)
+    assert result.most_over_mean is not None
+    assert 0 < result.most_over_mean <= 2
+    assert result.hit_rate > 0.85
+
+
 def test_no_replica_is_overloaded_by_a_hot_prefix_while_another_idles() -> None:
     """One prefix has two thirds of the calls."""
     result = run("prefixes=20,prefix=200,own=12,requests=500,skew=2", Plan(replicas=4), pool=4_000, poisson=80)
