@@ -19,6 +19,7 @@ import umbel as ul
 from umbel.lang.errors import UmbelError
 from umbel.lang.runtime_options import DEFAULT, RuntimeOptions
 from umbel.srt.launch import open_tokenizer
+from umbel.srt.simulator.workload import Workload
 from umbel.srt.tokenizer.prompt import PromptEncoder
 
 from . import micro, plots, systems, workload
@@ -32,7 +33,6 @@ from .report import markdown
 from .results import Results, read
 from .sweep import sweep
 from .systems import PeerSystem, System, Umbel
-from .workload import Workload
 
 RECORD = "results.json"
 RUNTIME_BYTES = 3 << 30  # what one runtime may take, when groups are made

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from umbel.interpreter import loop
 from umbel.srt.in_process import LocalBackend
+from umbel.srt.simulator.workload import Fork, Gen, Ops, Program, Values, Workload
 from umbel.srt.tokenizer.prompt import PromptEncoder
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
@@ -22,7 +23,6 @@ from . import workload
 from .configuration import FULL
 from .measure import Reuse, measure
 from .systems import Umbel
-from .workload import Fork, Gen, Ops, Workload
 
 TREE = 0
 SIZES = (TREE, 64, 256)  # bytes of a block: about 16 and 64 tokens
@@ -68,7 +68,7 @@ class _Kept(Umbel):
 
     texts: tuple[str, ...] = ()
 
-    def many(self, programs: Sequence[workload.Program], concurrency: int) -> list[workload.Values | Exception]:
+    def many(self, programs: Sequence[Program], concurrency: int) -> list[Values | Exception]:
         results = super().many(programs, concurrency)
         self.texts = tuple(repr(result) for result in results)
         return results

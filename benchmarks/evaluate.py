@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from .workload import (
+from umbel.srt.simulator.workload import (
     Branch,
     Fork,
     Gen,

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from umbel.srt.simulator.workload import Ops, Program, Text, Workload
 from umbel.srt.tokenizer.prompt import PromptEncoder
 
 from .recorder import Call
 from .reuse import least_computed, prompt_tokens, sequences_of
 from .systems import Counters, System
 from .validity import Validity, of_programs
-from .workload import Ops, Program, Text, Workload
 
 CONCURRENCY = 32
 WARM = 3  # programs of the latency phase

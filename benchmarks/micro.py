@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from umbel.lang.prompt import Text as TextPart
+from umbel.srt.simulator.workload import Fork, Gen, Op, Program, Text
 from umbel.srt.tokenizer.prompt import PromptEncoder
 
 from .configuration import FULL, Value
 from .systems import System, Umbel, start
-from .workload import Fork, Gen, Op, Program, Text
 
 BATCHES = (1, 8, 16, 32)
 PROMPT = 32  # tokens

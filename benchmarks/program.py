@@ -9,8 +9,22 @@ import asyncio
 import umbel as ul
 from umbel.lang.ops import Gen as GenOp
 from umbel.lang.ops import Select as SelectOp
-
-from .workload import Branch, Fork, Gen, Image, Op, Ops, Program, Select, Text, Values, Var, key_of, keys_of, scope_of
+from umbel.srt.simulator.workload import (
+    Branch,
+    Fork,
+    Gen,
+    Image,
+    Op,
+    Ops,
+    Program,
+    Select,
+    Text,
+    Values,
+    Var,
+    key_of,
+    keys_of,
+    scope_of,
+)
 
 
 def gen(op: Gen) -> GenOp | SelectOp:

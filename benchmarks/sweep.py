@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import umbel as ul
+from umbel.srt.simulator.workload import Workload
 from umbel.srt.tokenizer.prompt import PromptEncoder
 
 from .configuration import FULL
@@ -16,7 +17,6 @@ from .measure import CONCURRENCY, measure
 from .recorder import Call, Generated, Recorder
 from .results import SweepPoint
 from .systems import Umbel
-from .workload import Workload
 
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 WORKLOAD = "tree_of_thought_gsm8k"  # as in the paper

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import umbel as ul
+from umbel.srt.simulator.workload import Program, Values
 
 from . import machine
 from .configuration import Configuration, Value
 from .evaluate import Completer, evaluate, evaluate_all
 from .program import play
 from .recorder import Call, Recorder
-from .workload import Program, Values
 
 Counters = Mapping[str, float]
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import jsonschema
 import referencing
 import regex
-
-from .workload import Branch, Fork, Gen, Ops, Program, Schema, Values, key_of
+from umbel.srt.simulator.workload import Branch, Fork, Gen, Ops, Program, Schema, Values, key_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,51 +1,9 @@
-"""The workload files of the benchmark, by name. The simulator reads the same format (`srt/simulator/workload.py`)."""
+"""Finds the workload files of the benchmark by name. `umbel.srt.simulator.workload` has their format."""
 
 from pathlib import Path
 
 from umbel.lang.errors import ParameterError
-from umbel.srt.simulator.workload import (
-    Branch,
-    Fork,
-    Gen,
-    Image,
-    Op,
-    Ops,
-    Program,
-    Schema,
-    Select,
-    Text,
-    Values,
-    Var,
-    Workload,
-    key_of,
-    keys_of,
-    read_workload,
-    scope_of,
-    without_constraints,
-)
-
-__all__ = [
-    "FOLDER",
-    "Branch",
-    "Fork",
-    "Gen",
-    "Image",
-    "Op",
-    "Ops",
-    "Program",
-    "Schema",
-    "Select",
-    "Text",
-    "Values",
-    "Var",
-    "Workload",
-    "available",
-    "key_of",
-    "keys_of",
-    "read",
-    "scope_of",
-    "without_constraints",
-]
+from umbel.srt.simulator.workload import Workload, read_workload
 
 FOLDER = Path(__file__).parent / "workloads"
 

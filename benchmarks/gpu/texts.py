@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ..workload import Fork, Gen, Op, Ops, Program, Select, Text, Workload
+from umbel.srt.simulator.workload import Fork, Gen, Op, Ops, Program, Select, Text, Workload
 
 
 def texts_of(workloads: Sequence[Workload]) -> Iterator[str]:

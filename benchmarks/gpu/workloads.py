@@ -20,6 +20,7 @@ from umbel.lang.errors import UmbelError
 from umbel.srt.in_process import LocalBackend
 from umbel.srt.launch import LoadedModel
 from umbel.srt.runners.cuda.device import StepLimits
+from umbel.srt.simulator.workload import Workload
 from umbel.srt.tokenizer.prompt import PromptEncoder
 
 from ..configuration import ALL, FULL, Configuration
@@ -28,7 +29,6 @@ from ..measure import Measurement, measure
 from ..report import markdown
 from ..results import Results, Spread
 from ..systems import Umbel
-from ..workload import Workload
 from .figures import Figure, Unit
 from .shapes import Shape
 from .steps import random_runner

@@ -7,8 +7,7 @@ from umbel.interpreter import selecting as deciding
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Backend, Final, GenRequest, ScoreRequest
 from umbel.lang.sampling import SamplingParams
-
-from benchmarks.workload import Schema
+from umbel.srt.simulator.workload import Schema
 
 
 class BackendAsPeer:

@@ -12,6 +12,7 @@ import umbel as ul
 from umbel.lang.errors import ParameterError
 from umbel.lang.prompt import Text as TextPart
 from umbel.srt.in_process import LocalBackend
+from umbel.srt.simulator.workload import Gen, Program, Text, Workload
 from umbel.srt.tokenizer.prompt import PromptEncoder
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
@@ -29,7 +30,6 @@ from benchmarks.results import Results, Spread, SweepPoint, read
 from benchmarks.sweep import sweep
 from benchmarks.systems import PeerSystem, Umbel
 from benchmarks.validity import Validity
-from benchmarks.workload import Gen, Program, Text, Workload
 
 from .conftest import BackendAsPeer
 

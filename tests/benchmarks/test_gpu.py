@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.srt.attention.backend import AttentionGeometry
 from umbel.srt.launch import LoadedModel
+from umbel.srt.simulator.workload import Fork, Gen, Program, Select, Text, Workload
 from umbel.srt.testing.oracle import OracleRunner
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
@@ -33,7 +34,6 @@ from benchmarks.gpu.subjects import Subject
 from benchmarks.gpu.texts import shortened, texts_of
 from benchmarks.gpu.words import WordTokenizer
 from benchmarks.gpu.workloads import KINDS, ON_HOST, Engine
-from benchmarks.workload import Fork, Gen, Program, Select, Text, Workload
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = Limits(bandwidth=2e12, rate=1e15, stated=True)

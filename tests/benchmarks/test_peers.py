@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from umbel.srt.simulator.workload import Gen
 from umbel.srt.weights import open_model
 
 from benchmarks.peers.completion_server import cut_at_stop, shared_length
@@ -17,7 +18,7 @@ from benchmarks.peers.locate import create, find
 from benchmarks.peers.peer import PeerError, PeerOptions
 from benchmarks.peers.process import ServerProcess
 from benchmarks.peers.served import OwnServerPeer
-from benchmarks.workload import Gen, read
+from benchmarks.workload import read
 
 from ..srt.weights.tiny import BY_NAME, write_gguf
 

@@ -14,11 +14,7 @@ from umbel.interpreter.backends.echo import Echo, Gate
 from umbel.lang.prompt import Text as TextPart
 from umbel.lang.protocol import Chunk, Final, GenRequest
 from umbel.srt.in_process import LocalBackend
-from umbel.srt.tokenizer.tokenizer import ByteTokenizer
-
-from benchmarks.evaluate import evaluate, evaluate_all
-from benchmarks.program import check, play
-from benchmarks.workload import (
+from umbel.srt.simulator.workload import (
     Fork,
     Gen,
     Image,
@@ -29,11 +25,14 @@ from benchmarks.workload import (
     Text,
     Values,
     Var,
-    available,
     keys_of,
-    read,
     without_constraints,
 )
+from umbel.srt.tokenizer.tokenizer import ByteTokenizer
+
+from benchmarks.evaluate import evaluate, evaluate_all
+from benchmarks.program import check, play
+from benchmarks.workload import available, read
 
 from .conftest import BackendAsPeer
 

@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from umbel.srt.simulator.workload import Fork, Gen, Program, Text
 
 from benchmarks.validity import Validity, of_programs, of_regex, of_schema
-from benchmarks.workload import Fork, Gen, Program, Text
 
 SATISFIED, CUT, BROKEN = Validity(1), Validity(cut=1), Validity(broken=1)
 
