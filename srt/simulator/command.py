@@ -18,7 +18,7 @@ from .answers import AnswerTokens, MadeUpTokens, NumberTokenizer, Words
 from .arrivals import Arrivals, AtOnce, ClosedLoop, parse_arrivals, start_sessions
 from .calls import Host, ProgramSession, Session, parse_shape
 from .coarse import CoarseSimulation
-from .events import Events
+from .events import Events, rare_collections
 from .exact import ExactSimulation, ReplicaShape
 from .measurements import Measurements, SimulationResult
 from .recorded import RecordingPlayer, is_recording, read_recording
@@ -78,8 +78,9 @@ def simulate(scenario: Scenario, plan: Plan) -> tuple[SimulationResult, Measurem
     parts = (events, scenario.tokenizer, scenario.answers, plan.steps, scenario.settings, measurements)
     simulation = CoarseSimulation if plan.coarse else ExactSimulation
     host: ExactSimulation | CoarseSimulation = simulation(*parts, policy=plan.policy, tiers=plan.tiers)
-    scenario.start(events, host)
-    events.run()
+    with rare_collections():
+        scenario.start(events, host)
+        events.run()
     host.finish()
     result = measurements.result("coarse" if plan.coarse else "exact", plan.policy, measurements.optimum())
     return result, measurements

@@ -1,9 +1,24 @@
 """The order of what happens in a simulation: events at virtual times, run one after the other."""
 
+import gc
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 Action = Callable[[], None]
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Lets Python look for garbage in cycles rarely: a simulation has millions of objects that live, and few cycles."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(500_000, 50, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 class EventClock:

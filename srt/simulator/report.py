@@ -1,6 +1,7 @@
 """Prints the figures of a simulation, and draws them: an SVG, and an HTML page that needs nothing else."""
 
 import html
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -101,35 +102,48 @@ def _hit_rates(result: SimulationResult) -> list[str]:
     return parts
 
 
-def _axes(most: float, right: str, *, times: float | None = None) -> list[str]:
-    """Draws four lines with their numbers, and what is under the panel."""
+def round_ticks(most: float, count: int = 5) -> list[float]:
+    """Returns multiples of 1, 2 or 5 · 10^n from 0 to the first one that is not below `most`, about `count` of them."""
+    rough = max(most, 1e-9) / count
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * size for factor in (1, 2, 5, 10) if factor * size >= rough * (1 - 1e-9))
+    return [index * step for index in range(math.ceil(most / step - 1e-9) + 1)]
+
+
+def _axes(most: float, right: str, *, times: float | None = None) -> tuple[list[str], float]:
+    """Draws lines at round numbers, and what is under the panel → (parts, the number at the top)."""
+    ticks = round_ticks(max(most, 5))  # calls and tokens are whole numbers
     parts = []
-    for step in range(5):
-        y = 16 + (PANEL - 16) * (1 - step / 4)
+    for tick in ticks:
+        y = 16 + (PANEL - 16) * (1 - tick / ticks[-1])
         parts += [
             f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="{_GRID}"/>',
-            _text(LEFT - 8, y + 4, _short(most * step / 4), fill=_PALE, size=11, anchor="end"),
+            _text(LEFT - 8, y + 4, _short(tick, ticks[-1]), fill=_PALE, size=11, anchor="end"),
         ]
     if times is not None:
-        return parts + _times(times)
-    return [*parts, _text(WIDTH - RIGHT, PANEL + 18, right, fill=_PALE, size=11, anchor="end")]
+        return parts + _times(times), ticks[-1]
+    return [*parts, _text(WIDTH - RIGHT, PANEL + 18, right, fill=_PALE, size=11, anchor="end")], ticks[-1]
 
 
 def _times(seconds: float) -> list[str]:
-    """Writes five times under a panel."""
+    """Writes round times under a panel, up to its end."""
     parts = []
-    for step in range(5):
-        x = LEFT + (WIDTH - LEFT - RIGHT) * step / 4
-        anchor = "start" if step == 0 else "end" if step == 4 else "middle"
-        parts.append(_text(x, PANEL + 18, f"{seconds * step / 4:,.3g} s", fill=_PALE, size=11, anchor=anchor))
+    for tick in round_ticks(seconds, 6):
+        if tick <= seconds:
+            x = LEFT + (WIDTH - LEFT - RIGHT) * tick / max(seconds, 1e-9)
+            parts += [
+                f'<line x1="{x:.1f}" y1="{PANEL}" x2="{x:.1f}" y2="{PANEL + 4}" stroke="{_PALE}"/>',
+                _text(x, PANEL + 18, f"{tick:,.6g} s", fill=_PALE, size=11, anchor="middle"),
+            ]
     return parts
 
 
-def _short(value: float) -> str:
+def _short(value: float, most: float) -> str:
+    """Writes a number of an axis that goes to `most`: all in one unit."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if value >= size:
-            return f"{value / (1e3 if letter == 'k' else size):.3g} {letter}"
-    return f"{value:.3g}"
+        if most >= size:
+            return f"{value / (1e3 if letter == 'k' else size):.6g}{f' {letter}' if value else ''}"
+    return f"{value:,.6g}"
 
 
 def _tokens(result: SimulationResult) -> list[str]:
@@ -139,12 +153,12 @@ def _tokens(result: SimulationResult) -> list[str]:
     if len(replicas) > 128:
         replicas, label = sorted(replicas, reverse=True), f"{len(replicas):,} replicas, by their tokens"
     most = max(1, *(prompt for prompt, _ in replicas))
-    parts = _axes(most, label)
+    parts, top = _axes(most, label)
     room, tall = (WIDTH - LEFT - RIGHT) / len(replicas), PANEL - 16
     gap = min(6.0, room * 0.2)
     for index, (prompt, cached) in enumerate(replicas):
-        x, full = LEFT + index * room + gap / 2, tall * prompt / most
-        computed = tall * (prompt - cached) / most
+        x, full = LEFT + index * room + gap / 2, tall * prompt / top
+        computed = tall * (prompt - cached) / top
         bar = f'<rect x="{x:.2f}" width="{room - gap:.2f}"'
         parts += [
             f'{bar} y="{16 + tall - computed:.1f}" height="{computed:.1f}" fill="{_COMPUTED}"/>',
@@ -164,12 +178,13 @@ def _loads(measurements: Measurements) -> list[str]:
     times, loads = measurements.loads(POINTS)
     most = max(1, int(loads.max(initial=0)))
     if len(loads) > MOST_ROWS:
+        axes, top = _axes(most, "", times=float(times[-1]))
         return [
-            *_axes(most, "", times=float(times[-1])),
-            _line(loads.min(axis=0), most, "#8d99ae", 1.2),
-            _line(loads.max(axis=0), most, "#d1495b", 1.2),
-            _line(loads.mean(axis=0), most, _INK, 2.0),
-            _text(WIDTH - RIGHT, 10, "greatest, mean and least", fill=_PALE, size=11, anchor="end"),
+            *axes,
+            _line(loads.min(axis=0), top, "#8d99ae", 1.2),
+            _line(loads.max(axis=0), top, "#d1495b", 1.2),
+            _line(loads.mean(axis=0), top, _INK, 2.0),
+            _text(WIDTH - RIGHT, 10, "red: greatest; black: mean; grey: least", fill=_PALE, size=11, anchor="end"),
         ]
     parts = _times(float(times[-1]))
     tall, room = (PANEL - 16) / len(loads), (WIDTH - LEFT - RIGHT) / POINTS

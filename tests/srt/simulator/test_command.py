@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from umbel.interpreter.cli import main
 from umbel.srt.simulator.command import main as simulate_main
+from umbel.srt.simulator.report import round_ticks
 
 SHAPE = "prefixes=4,prefix=50,own=5,requests=40"
 
@@ -26,6 +27,20 @@ def test_figures_are_printed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFix
     page = files["html"].read_text()
     assert "<svg" in page
     assert not any(word in page for word in ("<script", "src=", "@import", "href="))
+
+
+@pytest.mark.parametrize(
+    ("most", "ticks"),
+    [
+        (78_200, [0, 20_000, 40_000, 60_000, 80_000]),
+        (163_240, [0, 50_000, 100_000, 150_000, 200_000]),
+        (5, [0, 1, 2, 3, 4, 5]),
+        (0.5, [0, 0.1, 0.2, 0.3, 0.4, 0.5]),
+        (25.3, [0, 10, 20, 30]),
+    ],
+)
+def test_axes_have_round_numbers(most: float, ticks: list[float]) -> None:
+    assert round_ticks(most) == pytest.approx(ticks)
 
 
 def test_a_step_model_is_measured_and_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
