@@ -171,6 +171,12 @@ class Serving(ServerProcess):
         """Gauges and counters of the server."""
         return (await self.ask("GET", "/server_info")).json  # type: ignore[no-any-return]
 
+    async def figures(self) -> dict[str, float]:
+        """Returns the samples of `/metrics` by name and labels."""
+        content = (await self.ask("GET", "/metrics")).content.decode()
+        lines = (line.rpartition(" ") for line in content.splitlines() if line and not line.startswith("#"))
+        return {name: float(value) for name, _, value in lines}
+
     async def rest(self) -> dict[str, Any]:
         """Waits until nothing runs, and the pool is whole → the facts then."""
 
