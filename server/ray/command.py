@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import logging
 import os
+import re
 import secrets
 import signal
 import sys
@@ -88,6 +89,7 @@ def main(arguments: Sequence[str]) -> int:
     start = start_of(settings)
     _use_token(os.environ)
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else a replica's lines are missing where another's are alike
+    os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")  # tracebacks of its parts stay in Ray's own log files
     try:
         import ray.serve  # a folder that is called ray would be taken for Ray
     except ModuleNotFoundError:
@@ -96,6 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     log.setLevel(logging.INFO)
     local = _join(settings)
     try:
+        _check_room(settings, local)
         _deploy(settings, start, local)
         if local:
             asyncio.run(_until_signal())
@@ -219,8 +222,43 @@ def _join(settings: DeploySettings) -> bool:
     return True
 
 
+def _check_room(settings: DeploySettings, local: bool) -> None:
+    """Says where the fewest replicas find no room. Raises ParameterError where no node can come."""
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    missing = missing_room(settings, nodes)
+    if missing and local:
+        raise ParameterError(missing)
+    if missing:
+        log.warning("%s; waiting for other nodes, Ctrl-C ends the wait and `serve shutdown` the application", missing)
+
+
+def missing_room(settings: DeploySettings, nodes: Sequence[Mapping[str, float]]) -> str:
+    """Returns what the fewest replicas lack on the nodes of a cluster, in words; "" where there is room.
+
+    Args:
+        nodes: what each node has, by Ray's names.
+    """
+    needs = {"CPU": settings.cpus_per_replica, "GPU": settings.gpus_per_replica}
+    room = sum(
+        min((int(node.get(name, 0.0) / need + 1e-6) for name, need in needs.items() if need), default=MOST_REPLICAS)
+        for node in nodes
+    )
+    least, _ = settings.bounds
+    if room >= least:
+        return ""
+    given = f"--gpus-per-replica {needs['GPU']:g}"
+    if needs["GPU"] and not any(node.get("GPU") for node in nodes):
+        return f"{given}: Ray finds no GPU here; leave it out to compute on the CPU"
+    given = f"--cpus-per-replica {needs['CPU']:g}" + (f" and {given}" if needs["GPU"] else "")
+    have = "; ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
+    return f"--replicas {settings.replicas}: with {given} there is room for {room} (nodes: {have}); write less of these"
+
+
 def _deploy(settings: DeploySettings, start: ReplicaStart, local: bool) -> None:
     from ray import serve
+    from ray.serve.context import _get_global_client  # which has the address that a cluster's first deployment chose
 
     from .application import QUIET, Resources, Scaling, build
 
@@ -231,6 +269,9 @@ def _deploy(settings: DeploySettings, start: ReplicaStart, local: bool) -> None:
         port = listening.getsockname()[1] if settings.port == 0 else settings.port
     options = {"host": settings.host, "port": port}
     serve.start(proxy_location="EveryNode", http_options=options, logging_config=QUIET)
+    http = _get_global_client().http_config
+    if (http.host, http.port) != (settings.host, port):
+        log.warning("the cluster answers at %s:%d, as its first deployment said", http.host, http.port)
     count = str(least) if least == most else f"{least} to {most}"
     plural = "" if most == 1 else "s"
     log.info("deploying %s with %s replica%s; each loads the model ...", settings.app, count, plural)
@@ -244,8 +285,22 @@ def _deploy(settings: DeploySettings, start: ReplicaStart, local: bool) -> None:
     try:
         serve.run(application, name=settings.app, route_prefix="/")
     except RuntimeError as error:
-        raise BackendError(f"Ray could not start the application: {error}") from None
-    log.info("ready: %s on http://%s:%d", settings.app, settings.host, port)
+        raise BackendError(f"Ray could not start {settings.app}: {_cause(settings.app) or error}") from None
+    log.info("ready: %s on http://%s:%d", settings.app, http.host, http.port)
+
+
+def _cause(app: str) -> str:
+    """Returns what the replicas of an application failed with."""
+    from ray import serve
+
+    found = serve.status().applications.get(app)
+    return next(filter(None, (last_error(each.message) for each in found.deployments.values())), "") if found else ""
+
+
+def last_error(message: str) -> str:
+    """Returns the error at the end of Ray's message about a deployment that did not start; "" where it has none."""
+    found = re.findall(r"^(?:\w+\.)*(\w+(?:Error|Exception): .+)", message, re.MULTILINE)
+    return found[-1] if found else ""
 
 
 def _shut_down() -> None:

@@ -71,7 +71,7 @@ class Replica:
     """
 
     async def __init__(self, start: bytes, host: str | None = None) -> None:  # type: ignore[misc]  # Ray awaits it
-        logging.basicConfig(stream=sys.stderr, format=LOG_FORMAT, datefmt=LOG_TIMES)
+        logging.basicConfig(stream=sys.__stderr__, format=LOG_FORMAT, datefmt=LOG_TIMES)
         log.setLevel(logging.INFO)
         self._start = msgspec.json.decode(start, type=ReplicaStart)
         self._runtime = Runtime(**self._start.options)

@@ -284,6 +284,23 @@ def keep_calling(deployment: Deployment, work: Callable[[], None], callers: int 
     return lost, ended
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["oracle", "--gpus-per-replica", "1000"], "--gpus-per-replica 1"),
+        (["/nowhere/model.gguf"], "ModelError: there is no model, folder or file '/nowhere/model.gguf'"),
+    ],
+)
+def test_what_cannot_start_is_said_in_a_line(given: list[str], said: str) -> None:
+    command = [sys.executable, "-c", _PROGRAM, "deploy", *given, "--address", "local", "--port", "0"]
+    done = subprocess.run(
+        command, check=False, timeout=LONG_PATIENCE, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert said in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.model
 def test_the_same_request_three_times_is_computed_by_one_replica() -> None:
     """The first experiment of SGLang's router: 7 new tokens and 1 cached, 1 and 7, 1 and 7; the other replica idles.
