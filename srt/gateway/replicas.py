@@ -145,7 +145,7 @@ class MeasuredRates:
 
 MOST_CHANGES = 4096  # cache events that wait to be read
 SNAPSHOT_AGAIN = 1.0  # seconds after which an engine is asked again for its whole tree
-HINT_SECONDS = 2.0  # in which a hint counts as load, since its end is not told
+HINT_SECONDS = 10.0  # for which a hint counts as load at most: one that an engine has dropped never shows in its tree
 
 
 class CallPlace(NamedTuple):
@@ -179,7 +179,7 @@ class Replicas:
         self._placement = _new_placement(policy) if len(self.all) > 1 else None
         self._changes: deque[tuple[int, list[CacheEvent]]] = deque()
         self._asked: dict[int, float] = {}  # when an engine was asked for its whole tree
-        self._hints: deque[tuple[float, int]] = deque()  # (when it counts no more, number)
+        self._hints: dict[int, float] = {}  # number → when it counts no more, on the clock; in their order
         self._gathers = len(self.all) > 1  # the first start goes on
         self.gathered_by = float("inf")  # on the clock: it ends then at the latest
 
@@ -316,7 +316,7 @@ class Replicas:
         """Chooses an engine for a prefix that calls will share, which follow it. One must be ready."""
         place = self.place(tokens, schedule)
         if self._placement is not None:
-            self._hints.append((self._clock.now() + HINT_SECONDS, place.number))
+            self._hints[place.number] = self._clock.now() + HINT_SECONDS
         return place.replica
 
     def began(self, place: CallPlace | None) -> None:
@@ -344,12 +344,21 @@ class Replicas:
         if self._placement is None:
             return
         now = self._clock.now()
-        while self._hints and self._hints[0][0] <= now:
-            self._placement.ended(self._hints.popleft()[1], now)
+        while self._hints and (oldest := next(iter(self._hints.items())))[1] <= now:
+            self._end_hint(self._placement, oldest[0])
+        changed = {replica for replica, _ in self._changes}
         while self._changes:
             replica, changes = self._changes.popleft()
             if not self._placement.apply(replica, changes) and now >= self._asked.get(replica, -1e9) + SNAPSHOT_AGAIN:
                 self.ask_for_tree(replica)
+        for replica in changed:
+            for number in self._placement.computed(replica, now):
+                if number in self._hints:
+                    self._end_hint(self._placement, number)
+
+    def _end_hint(self, placement: "Placement", number: int) -> None:
+        del self._hints[number]
+        placement.ended(number, self._clock.now())
 
     def changes_lost(self, replica: int) -> None:
         """Notes that changes of an engine's tree were lost, and asks for all of it."""

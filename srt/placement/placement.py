@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.messages import CacheCleared, CacheEvent
-from .meta_tree import CopyError, CorruptTreeError, Counts, Expectation, Lengths, MetaTree
+from .meta_tree import TOKEN_BYTES, CopyError, CorruptTreeError, Counts, Expectation, Lengths, MetaTree
 from .policies import (
     CacheAwareSettings,
     Choice,
@@ -231,6 +231,7 @@ class Placement:
         self._table = _LoadTable()
         self._up: NDArray[np.int64] = np.zeros(0, np.int64)
         self._calls: dict[int, _PlacedCall] = {}
+        self._waiting: dict[int, set[int]] = {}  # replica → its calls whose prompt is not computed, as far as known
         self._number = 0
         self._ended: dict[int, list[Expectation]] = {}  # replica → of calls that ended since the last events
         self._stale: set[int] = set()
@@ -256,6 +257,7 @@ class Placement:
             The numbers of the calls that were there, which are forgotten. Those that sent nothing may be placed again.
         """
         lost = [number for number, call in self._calls.items() if call.replica == replica]
+        self._waiting.pop(replica, None)
         for number in lost:
             call = self._calls.pop(number)
             self._table.add(call, -1)
@@ -312,9 +314,27 @@ class Placement:
         call = self._calls.get(number)
         if call is not None and not call.began:
             call.began = True
+            self._waiting[call.replica].discard(number)
             self._table.add_prompt(call, -1)
             mean = self._table.seconds_to_begin
             mean[call.replica] += _NEW_SHARE * (now - call.placed_at - mean[call.replica])
+
+    def computed(self, replica: int, now: float) -> list[int]:
+        """Says that prompts are computed which the events of a replica have shown; returns the numbers of the calls.
+
+        A call that does not stream tells nothing before its end."""
+        found = [number for number in self._waiting.get(replica, ()) if self._is_there(self._calls[number])]
+        for number in found:
+            self.began(number, now)
+        return found
+
+    @staticmethod
+    def _is_there(call: _PlacedCall) -> bool:
+        """Returns whether the replica holds the whole prompt, but for the last token at most."""
+        end = None if call.expectation is None else call.expectation.end
+        if end is not None and len(end.tokens) == TOKEN_BYTES and not end.held >> call.replica & 1:
+            end = end.parent
+        return end is not None and bool(end.held >> call.replica & 1)
 
     def ended(self, number: int, now: float, generated: int | None = None) -> None:
         """Says that a call needs nothing more of its replica. `generated`: the tokens that it made, if known."""
@@ -325,6 +345,7 @@ class Placement:
             self.began(number, now)
             self._usual_tokens += _NEW_SHARE * (generated - self._usual_tokens)
         del self._calls[number]
+        self._waiting[call.replica].discard(number)
         self._table.add(call, -1)
         if call.expectation is not None:
             self._ended.setdefault(call.replica, []).append(call.expectation)
@@ -367,6 +388,7 @@ class Placement:
             self.tree.insert(replica, call.tokens, call.salt, call.borders)
         placed = _PlacedCall(replica, rest - to_load, to_load, generate, now, expectation)
         self._calls[number] = placed
+        self._waiting.setdefault(replica, set()).add(number)
         self._table.add(placed, 1)
         self._table.processed[replica] += 1
 

@@ -39,10 +39,11 @@ from umbel.srt.core.messages import (
     Heartbeat,
     MarksPlaced,
     NodeAdded,
+    NodeExtended,
     ScoreEnded,
     Tokens,
 )
-from umbel.srt.gateway.replicas import GATHERING, LATE
+from umbel.srt.gateway.replicas import GATHERING, HINT_SECONDS, LATE
 from umbel.srt.placement.meta_tree import packed
 
 from ..gateway_harness import CONTEXT, Harness, ended, generate
@@ -456,6 +457,48 @@ class TestRates:
         for index in range(10):
             harness.send(generate(str(index), f"{index} {PREFIX}", max_tokens=1))
         assert [len(generates_at(harness, replica)) for replica in range(2)] == [2, 8]
+
+
+class TestWaiting:
+    """A call waits until its prompt is computed; without a token that tells it, the events of its engine do."""
+
+    def waiting(self, harness: Harness) -> list[tuple[int, int]]:
+        """Returns for each engine the calls that wait, and all."""
+        harness.gateway.tick()
+        placement = harness.gateway._replicas._placement
+        assert placement is not None
+        placement.check()
+        return [(facts.waiting, facts.running) for facts in placement.facts().replicas]
+
+    def test_the_prompt_of_a_call_that_does_not_stream_is_computed_when_events_show_it(self) -> None:
+        harness = Harness(replicas=2)
+        harness.send(generate("a", PREFIX))
+        tokens = tokens_of(harness, PREFIX)
+        assert self.waiting(harness) == [(1, 1), (0, 0)]
+        harness.gateway.engine_event(CacheEvents([NodeAdded(1, 0, "", packed(tokens))]), 1)  # of another engine
+        harness.gateway.engine_event(CacheEvents([NodeAdded(1, 0, "", packed(tokens[:20]))]), 0)
+        assert self.waiting(harness) == [(1, 1), (0, 0)]
+        harness.gateway.engine_event(CacheEvents([NodeExtended(1, packed(tokens[20:]))]), 0)
+        assert self.waiting(harness) == [(0, 1), (0, 0)]
+        harness.gateway.engine_event(ended(generates_at(harness, 0)[0].id, [65]), 0)
+        assert self.waiting(harness) == [(0, 0), (0, 0)]
+
+    def test_a_hint_is_load_until_its_prefix_is_there(self) -> None:
+        harness = Harness(replicas=2)
+        harness.send(Hint("h", (Text(PREFIX),)))
+        harness.clock.advance(5.0)
+        assert self.waiting(harness) == [(1, 1), (0, 0)]
+        harness.gateway.engine_event(CacheEvents([NodeAdded(1, 0, "", packed(tokens_of(harness, PREFIX)))]), 0)
+        assert self.waiting(harness) == [(0, 0), (0, 0)]
+
+    def test_a_hint_that_is_dropped_counts_for_some_seconds_only(self) -> None:
+        harness = Harness(replicas=2)
+        harness.send(Hint("h", (Text(PREFIX),)))
+        harness.gateway.engine_lost("it was ended by SIGKILL", 0)
+        harness.send(Hint("i", (Text(PREFIX),)))
+        assert self.waiting(harness) == [(0, 0), (1, 1)]
+        harness.clock.advance(HINT_SECONDS)
+        assert self.waiting(harness) == [(0, 0), (0, 0)]
 
 
 class TestExplicitCaches:
