@@ -22,15 +22,16 @@ from umbel.srt.launch import open_tokenizer
 from umbel.srt.simulator.workload import Workload
 from umbel.srt.tokenizer.prompt import PromptEncoder
 
-from . import micro, plots, systems, workload
+from . import micro, systems, workload
 from .configuration import FULL, Configuration, Value, available
-from .machine import describe, free_bytes
 from .measure import CONCURRENCY, WARM, Clock, marked, measure
 from .peers.locate import create
 from .peers.peer import PeerError, PeerOptions
-from .program import check
-from .report import markdown
-from .results import Results, read
+from .record import plots
+from .record.machine import describe, free_bytes
+from .record.report import markdown
+from .record.results import Results, read
+from .replay.program import check
 from .sweep import sweep
 from .systems import PeerSystem, System, Umbel
 

@@ -26,9 +26,9 @@ import torch
 from umbel.srt.tokenizer.prompt import PromptEncoder
 from umbel.srt.weights import open_model
 
-from . import machine
 from .configuration import FULL
 from .micro import Micro, start_to_first_token
+from .record import machine
 from .systems import Umbel, start
 
 PREFILL = 1024  # tokens

@@ -15,7 +15,7 @@ from .configuration import ALL, ON_CPU, choose, option
 from .measure import CONCURRENCY
 from .peers import locate
 from .peers.peer import PeerError, PeerOptions
-from .report import markdown
+from .record.report import markdown
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from umbel.srt.simulator.workload import Ops, Program, Text, Workload
 from umbel.srt.tokenizer.prompt import PromptEncoder
 
-from .recorder import Call
-from .reuse import least_computed, prompt_tokens, sequences_of
+from .replay.recorder import Call
+from .replay.reuse import least_computed, prompt_tokens, sequences_of
+from .replay.validity import Validity, of_programs
 from .systems import Counters, System
-from .validity import Validity, of_programs
 
 CONCURRENCY = 32
 WARM = 3  # programs of the latency phase

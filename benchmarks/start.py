@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import psutil  # type: ignore[import-untyped]  # its stubs are a package of their own
 
-from . import machine
+from .record import machine
 
 PROGRAM = """
 import sys, time

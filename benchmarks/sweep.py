@@ -14,8 +14,8 @@ from umbel.srt.tokenizer.prompt import PromptEncoder
 
 from .configuration import FULL
 from .measure import CONCURRENCY, measure
-from .recorder import Call, Generated, Recorder
-from .results import SweepPoint
+from .record.results import SweepPoint
+from .replay.recorder import Call, Generated, Recorder
 from .systems import Umbel
 
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)

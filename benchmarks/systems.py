@@ -7,11 +7,11 @@ from typing import Protocol
 import umbel as ul
 from umbel.srt.simulator.workload import Program, Values
 
-from . import machine
 from .configuration import Configuration, Value
-from .evaluate import Completer, evaluate, evaluate_all
-from .program import play
-from .recorder import Call, Recorder
+from .record import machine
+from .replay.evaluate import Completer, evaluate, evaluate_all
+from .replay.program import play
+from .replay.recorder import Call, Recorder
 
 Counters = Mapping[str, float]
 

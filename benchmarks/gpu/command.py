@@ -16,8 +16,8 @@ from .figures import Record, markdown
 from .groups import GROUPS, Group, Run
 from .hardware import describe
 from .packages import left_out
-from .sizes import FULL, TINY
 from .stopwatch import Budget, DeviceStopwatch, HostStopwatch, Stopwatch, give_memory_back
+from .subjects.sizes import FULL, TINY
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "gpu"
 MINUTES, DRY_MINUTES = 7.5, 2.5

@@ -9,16 +9,17 @@ from itertools import chain
 from pathlib import Path
 
 from . import packages
-from .attention_subjects import attention_subjects
-from .comparisons import comparisons
 from .figures import Figure, Record
 from .kernel_tests import ENGINE_TESTS, ON_DEVICE, ON_HOST, figures_of_tests, processes_here
 from .packages import ROOT
-from .packed_subjects import packed_experts, packed_products
-from .sizes import Sizes
-from .small_subjects import expert_subjects, small_subjects
 from .stopwatch import Budget, Stopwatch
-from .subjects import Subject
+from .subjects.attention import attention_subjects
+from .subjects.comparisons import comparisons
+from .subjects.experts import expert_subjects, packed_experts
+from .subjects.packed import packed_products
+from .subjects.sizes import Sizes
+from .subjects.small import small_subjects
+from .subjects.subject import Subject
 
 Say = Callable[[str], None]
 
@@ -92,13 +93,13 @@ def experts(run: Run, budget: Budget) -> None:
 
 
 def sampling(run: Run, budget: Budget) -> None:
-    from .sampling_subjects import sampling_subjects
+    from .subjects.sampling import sampling_subjects
 
     _time(run, budget, "sampling", sampling_subjects(run.sizes, run.stopwatch.device))
 
 
 def steps(run: Run, budget: Budget) -> None:
-    from .steps import FULL, SMALL, borrowed_figures, step_figures
+    from .engine.steps import FULL, SMALL, borrowed_figures, step_figures
 
     sizes, limits = SMALL if run.dry else FULL, run.record.hardware.limits
     figures = step_figures(sizes, run.stopwatch, limits)
@@ -112,9 +113,9 @@ def steps(run: Run, budget: Budget) -> None:
 def engine(run: Run, budget: Budget) -> None:
     from .. import workload
     from ..configuration import ALL, FULL
-    from .shapes import LLAMA_2_7B, LLAMA_3_8B, TINY
-    from .texts import shortened
-    from .workloads import BASE, ON_DEVICE, ON_HOST, Engine, text_record
+    from .engine.shapes import LLAMA_2_7B, LLAMA_3_8B, TINY
+    from .engine.texts import shortened
+    from .engine.workloads import BASE, ON_DEVICE, ON_HOST, Engine, text_record
 
     folder = run.large or workload.FOLDER
     names = run.workloads or workload.available(folder)

@@ -22,13 +22,13 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from .attention_variants import attention_variants
-from .linear_variants import linear_variants
-from .moe_variants import moe_variants
-from .quantized_variants import quantized_variants
-from .sampling_variants import sampling_variants
-from .small_variants import small_variants
-from .variants import Variant
+from .variants.attention import attention_variants
+from .variants.linear import linear_variants
+from .variants.moe import moe_variants
+from .variants.quantized import quantized_variants
+from .variants.sampling import sampling_variants
+from .variants.small import small_variants
+from .variants.variant import Variant
 
 CAPABILITY = 90
 ARCHITECTURE = "sm_90a"

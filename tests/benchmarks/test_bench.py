@@ -17,19 +17,20 @@ from umbel.srt.tokenizer.prompt import PromptEncoder
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
 from benchmarks import bench as bench_module
-from benchmarks import micro, plots
+from benchmarks import micro
 from benchmarks.bench import Bench, Settings
 from benchmarks.configuration import ALL, FULL, ON_CPU, Configuration, available, choose, option
-from benchmarks.machine import describe
 from benchmarks.main import main, parser, settings
 from benchmarks.measure import Measurement, Reuse, marked, measure
 from benchmarks.micro import Figure, prompt_of
 from benchmarks.peers.peer import PeerOptions
-from benchmarks.report import markdown
-from benchmarks.results import Results, Spread, SweepPoint, read
+from benchmarks.record import plots
+from benchmarks.record.machine import describe
+from benchmarks.record.report import markdown
+from benchmarks.record.results import Results, Spread, SweepPoint, read
+from benchmarks.replay.validity import Validity
 from benchmarks.sweep import sweep
 from benchmarks.systems import PeerSystem, Umbel
-from benchmarks.validity import Validity
 
 from .conftest import BackendAsPeer
 

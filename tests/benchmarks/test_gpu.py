@@ -24,16 +24,16 @@ from benchmarks import workload
 from benchmarks.configuration import ALL, Configuration
 from benchmarks.gpu import packages
 from benchmarks.gpu.__main__ import prepare
-from benchmarks.gpu.batches import Rows, forked_step, pool_for, step_of
+from benchmarks.gpu.engine.shapes import LLAMA_2_7B, LLAMA_3_8B, TINY, RandomTensors
+from benchmarks.gpu.engine.texts import shortened, texts_of
+from benchmarks.gpu.engine.words import WordTokenizer
+from benchmarks.gpu.engine.workloads import KINDS, ON_HOST, Engine
 from benchmarks.gpu.figures import Figure, Record, Unit, markdown, number
 from benchmarks.gpu.hardware import Hardware, Limits, limits_of
 from benchmarks.gpu.kernel_tests import Counting, NoTests, figures_of_tests
-from benchmarks.gpu.shapes import LLAMA_2_7B, LLAMA_3_8B, TINY, RandomTensors
 from benchmarks.gpu.stopwatch import Budget, DeviceStopwatch
-from benchmarks.gpu.subjects import Subject
-from benchmarks.gpu.texts import shortened, texts_of
-from benchmarks.gpu.words import WordTokenizer
-from benchmarks.gpu.workloads import KINDS, ON_HOST, Engine
+from benchmarks.gpu.subjects.batches import Rows, forked_step, pool_for, step_of
+from benchmarks.gpu.subjects.subject import Subject
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = Limits(bandwidth=2e12, rate=1e15, stated=True)

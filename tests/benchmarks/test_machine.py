@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import machine
+from benchmarks.record import machine
 
 SIZE = 32 << 20
 READER = """

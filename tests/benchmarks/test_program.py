@@ -30,8 +30,8 @@ from umbel.srt.simulator.workload import (
 )
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
-from benchmarks.evaluate import evaluate, evaluate_all
-from benchmarks.program import check, play
+from benchmarks.replay.evaluate import evaluate, evaluate_all
+from benchmarks.replay.program import check, play
 from benchmarks.workload import available, read
 
 from .conftest import BackendAsPeer

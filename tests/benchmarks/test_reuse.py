@@ -11,9 +11,9 @@ from umbel.srt.simulator.workload import Fork, Gen, Program, Select, Text
 from umbel.srt.tokenizer.prompt import PromptEncoder
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
-from benchmarks.program import play
-from benchmarks.recorder import Recorder
-from benchmarks.reuse import Asked, least_computed, prompt_tokens, sequences_of
+from benchmarks.replay.program import play
+from benchmarks.replay.recorder import Recorder
+from benchmarks.replay.reuse import Asked, least_computed, prompt_tokens, sequences_of
 
 Tokens = tuple[int, ...]
 tokens = st.lists(st.integers(1, 2), min_size=1, max_size=5).map(tuple)

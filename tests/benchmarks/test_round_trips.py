@@ -6,8 +6,8 @@ import pytest
 from umbel.lang.errors import DeadlineError
 from umbel.srt.in_process import LocalBackend
 
-from benchmarks.round_trips import LATENCY, STEP, compare, interview, table, tree
-from benchmarks.virtual_time import VirtualTime
+from benchmarks.round_trips.compare import LATENCY, STEP, compare, interview, table, tree
+from benchmarks.round_trips.virtual_time import VirtualTime
 
 
 def test_five_gens_take_one_message_and_less_than_half_the_time() -> None:

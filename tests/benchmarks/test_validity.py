@@ -5,7 +5,7 @@ import json
 import pytest
 from umbel.srt.simulator.workload import Fork, Gen, Program, Text
 
-from benchmarks.validity import Validity, of_programs, of_regex, of_schema
+from benchmarks.replay.validity import Validity, of_programs, of_regex, of_schema
 
 SATISFIED, CUT, BROKEN = Validity(1), Validity(cut=1), Validity(broken=1)
 

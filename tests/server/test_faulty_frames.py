@@ -28,7 +28,7 @@ from umbel.server.front import Front
 from umbel.srt.gateway.clients import Clients, Connection, Received
 from umbel.srt.in_process import LocalBackend
 
-from benchmarks.virtual_time import VirtualTime
+from benchmarks.round_trips.virtual_time import VirtualTime
 
 from .client import AsgiClient
 

@@ -11,7 +11,7 @@ from umbel.server.access import Access
 from umbel.srt.core.instruments import Clock
 from umbel.srt.in_process import LocalBackend
 
-from benchmarks.virtual_time import VirtualTime
+from benchmarks.round_trips.virtual_time import VirtualTime
 
 from .client import AsgiClient, served
 

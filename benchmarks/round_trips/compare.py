@@ -107,6 +107,7 @@ def table(found: Iterable[Comparison]) -> str:
     return "\n".join(lines)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Prints the table of all programs and lengths."""
     print(f"A step takes {STEP * 1000:g} ms, a message {LATENCY * 1000:g} ms each way; time is virtual.\n")
     print(table(compare(program, tokens) for program in PROGRAMS for tokens in LENGTHS))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from .configuration import FULL, ON_DEVICES, OURS, PAPER
-from .measure import Measurement
+from ..configuration import FULL, ON_DEVICES, OURS, PAPER
+from ..measure import Measurement
 from .results import Results
 
 _COLOURS = (

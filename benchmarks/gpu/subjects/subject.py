@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .figures import Figure, Unit
-from .hardware import Limits
-from .stopwatch import Stopwatch
+from ..figures import Figure, Unit
+from ..hardware import Limits
+from ..stopwatch import Stopwatch
 
 Work = Callable[[], object]
 

@@ -18,7 +18,7 @@ from umbel.srt.kernels.triton.linear import (
 from umbel.srt.kernels.triton.low_rank import low_rank_down, low_rank_up
 from umbel.srt.layers.low_rank import TILE_OUTPUTS
 
-from .variants import Variant
+from .variant import Variant
 
 _HIDDEN, _WIDTH = 4096, 14336
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

@@ -1,25 +1,21 @@
-"""Norms, heads, activations, experts and products of few rows: what should cost its bytes, and products of many."""
+"""Norms, heads, activations and products of few rows: what should cost its bytes."""
 
 from collections.abc import Callable, Iterator
 
 import torch
 from torch.nn import functional
 from umbel.srt.kernels.triton.linear import act_and_multiply, linear
-from umbel.srt.kernels.triton.moe import fused_experts
 from umbel.srt.kernels.triton.norm import add_rms_norm, rms_norm
 from umbel.srt.kernels.triton.rope import rope_and_store
 from umbel.srt.layers.rope import RopeConfig, RopeType, rope_table
 
+from ..figures import Unit
 from .batches import normal, pool_for
-from .figures import Unit
-from .sizes import ExpertShape, Sizes
-from .subjects import Subject
+from .sizes import Sizes
+from .subject import Subject
 
 GROUP = "passes"
-EXPERTS = "experts"
 PASS_MUST, PASS_STRETCH = 75.0, 88.0  # % of bandwidth
-PRODUCT_MUST, PRODUCT_STRETCH = 200.0, 260.0  # TFLOPS
-SINGLE_MUST = 70.0  # % of bandwidth, of one token
 FEW_ROWS = (1, 16, 32)
 EPS = 1e-5
 ROPE = RopeConfig(RopeType.DEFAULT, 10_000.0)
@@ -118,64 +114,3 @@ def product(rows: int, sizes: Sizes, device: torch.device) -> Subject:
         beside=lambda: work(functional.linear),
         note=f"beside: torch; of {times} in one graph",
     )
-
-
-def expert_subjects(sizes: Sizes, device: torch.device) -> Iterator[Subject]:
-    """A whole prompt, where products count, and one token, where its experts' weights do."""
-    for shape in sizes.experts:
-        gate_up = normal(shape.experts, 2 * shape.width, shape.hidden, device=device, dtype=DTYPE) * shape.hidden**-0.5
-        down = normal(shape.experts, shape.hidden, shape.width, device=device, dtype=DTYPE) * shape.width**-0.5
-        yield _experts(shape, gate_up, down, sizes.prompt, device)
-        yield _single(shape, gate_up, down, device)
-
-
-def _experts(
-    shape: ExpertShape, gate_up: torch.Tensor, down: torch.Tensor, tokens: int, device: torch.device
-) -> Subject:
-    x = normal(tokens, shape.hidden, device=device, dtype=DTYPE)
-    weights = torch.full((tokens, shape.top_k), 1 / shape.top_k, device=device)
-    chosen = orders(shape, tokens, device)[:, : shape.top_k].contiguous()
-    return Subject(
-        group=EXPERTS,
-        name=f"{shape.name}, {tokens} tokens",
-        unit=Unit.RATE,
-        work=lambda: fused_experts(x, gate_up, down, weights, chosen, activation="silu"),
-        size=min(shape.experts, tokens * shape.top_k) * numbers_of(shape) * DTYPE.itemsize + 2 * x.nbytes,
-        operations=2 * tokens * shape.top_k * numbers_of(shape),
-        must=PRODUCT_MUST,
-        stretch=PRODUCT_STRETCH,
-    )
-
-
-def _single(shape: ExpertShape, gate_up: torch.Tensor, down: torch.Tensor, device: torch.device) -> Subject:
-    """One token, layer behind layer as in a step: each goes through experts of its own, so none is in the cache."""
-    x = normal(1, shape.hidden, device=device, dtype=DTYPE)
-    weights = torch.full((1, shape.top_k), 1 / shape.top_k, device=device)
-    layers = shape.experts // shape.top_k
-    chosen = [one.contiguous() for one in orders(shape, 1, device).split(shape.top_k, dim=1)[:layers]]
-
-    def work() -> None:
-        for one in chosen:
-            fused_experts(x, gate_up, down, weights, one, activation="silu")
-
-    return Subject(
-        group=EXPERTS,
-        name=f"{shape.name}, 1 token",
-        unit=Unit.BANDWIDTH,
-        work=work,
-        size=shape.top_k * numbers_of(shape) * DTYPE.itemsize + 2 * x.nbytes,
-        times=layers,
-        must=SINGLE_MUST,
-        note=f"of {layers} layers in one graph",
-    )
-
-
-def numbers_of(shape: ExpertShape) -> int:
-    """Of one expert."""
-    return 3 * shape.hidden * shape.width
-
-
-def orders(shape: ExpertShape, tokens: int, device: torch.device) -> torch.Tensor:
-    """All experts in an order of each token, int32 [tokens, experts]."""
-    generator = torch.Generator(device).manual_seed(4)
-    return torch.rand(tokens, shape.experts, generator=generator, device=device).argsort(dim=1).int()

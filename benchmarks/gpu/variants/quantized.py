@@ -14,7 +14,7 @@ from umbel.srt.kernels.triton.quantized import (
     widen_codes,
 )
 
-from .variants import Variant
+from .variant import Variant
 
 _HIDDEN = 4096
 # Name → type of codes, kind, inputs of a group, zeros, type of scales.

@@ -7,7 +7,7 @@ from umbel.srt.kernels.triton.linear import SILU, act_and_multiply_rows
 from umbel.srt.kernels.triton.norm import add_and_normalise_rows, normalise_rows, warps_for
 from umbel.srt.kernels.triton.rope import rope_and_store_heads
 
-from .variants import Variant
+from .variant import Variant
 
 
 def small_variants() -> list[Variant]:

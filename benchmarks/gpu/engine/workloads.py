@@ -23,16 +23,16 @@ from umbel.srt.runners.cuda.device import StepLimits
 from umbel.srt.simulator.workload import Workload
 from umbel.srt.tokenizer.prompt import PromptEncoder
 
-from ..configuration import ALL, FULL, Configuration
-from ..machine import describe
-from ..measure import Measurement, measure
-from ..report import markdown
-from ..results import Results, Spread
-from ..systems import Umbel
-from .figures import Figure, Unit
+from ...configuration import ALL, FULL, Configuration
+from ...measure import Measurement, measure
+from ...record.machine import describe
+from ...record.report import markdown
+from ...record.results import Results, Spread
+from ...systems import Umbel
+from ..figures import Figure, Unit
+from ..stopwatch import Budget, give_memory_back
 from .shapes import Shape
 from .steps import random_runner
-from .stopwatch import Budget, give_memory_back
 from .texts import texts_of
 from .words import WordTokenizer
 

@@ -5,7 +5,7 @@ from umbel.srt.kernels.triton.sampling import summarise_rows
 from umbel.srt.kernels.triton.sampling_kernels import TILE, scan
 from umbel.srt.kernels.triton.sampling_select import select
 
-from .variants import Variant
+from .variant import Variant
 
 _LOGITS = {"stride": "i32", "vocab": "i32"}
 _DRAWS = {

@@ -4,6 +4,7 @@ Where pytest is not installed this is the test; where it is, it comes on top, wi
 """
 
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 from umbel.srt.attention.backend import AttentionGeometry, TorchBackend
@@ -17,11 +18,12 @@ from umbel.srt.kernels.triton.norm import add_rms_norm, rms_norm
 from umbel.srt.kernels.triton.rope import rope_and_store
 from umbel.srt.layers.rope import rope_table
 
+from ..figures import Figure, Unit
 from .batches import Rows, forked_step, normal, pool_for, step_of
-from .figures import Figure, Unit
-from .packed_subjects import packed_comparisons
+from .experts import packed_expert_comparisons
+from .packed import packed_comparisons
 from .sizes import Sizes
-from .small_subjects import EPS, FEW_ROWS, ROPE
+from .small import EPS, FEW_ROWS, ROPE
 
 GROUP = "equality"
 MOST = 1e-2  # of the expected values, by their norm
@@ -41,7 +43,7 @@ def comparisons(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
     for dtype in HALVES:
         yield from _passes(sizes, dtype, device)
     yield from _experts(sizes, device)
-    for name, actual, expected in packed_comparisons(sizes, device):
+    for name, actual, expected in chain(packed_comparisons(sizes, device), packed_expert_comparisons(sizes, device)):
         yield _figure(name, actual, expected)
 
 

@@ -9,10 +9,10 @@ from umbel.srt.core.batch import Draws
 from umbel.srt.kernels.triton.sampling import DeviceDraws, TritonSampling
 from umbel.srt.sampling.gumbel import draw_keys
 
+from ..figures import Unit
 from .batches import normal
-from .figures import Unit
 from .sizes import Sizes
-from .subjects import Subject
+from .subject import Subject
 
 GROUP = "sampling"
 MUST, STRETCH = 50.0, 75.0  # % of bandwidth, one read of the logits counted: two reads, and one with a small pass

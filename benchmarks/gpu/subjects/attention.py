@@ -8,11 +8,11 @@ from umbel.srt.attention.backend import AttentionGeometry
 from umbel.srt.cache.kv_pool import KVPool
 from umbel.srt.kernels.triton.attention_backend import TritonBackend, TritonPlan
 
+from ..figures import Unit
+from ..hardware import Limits
 from .batches import Rows, Step, forked_step, normal, pool_for, step_of
-from .figures import Unit
-from .hardware import Limits
 from .sizes import Decode, Extend, Fork, Sizes
-from .subjects import Subject, Work
+from .subject import Subject, Work
 
 GROUP = "attention"
 STREAM_MUST, STREAM_STRETCH = 75.0, 88.0  # % of bandwidth

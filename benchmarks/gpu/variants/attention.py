@@ -6,7 +6,7 @@ from umbel.srt.cache.kv_pool import FLOAT8, LayerKV
 from umbel.srt.kernels.triton.attention import HeadShape, attend_items, merge_parts, store_rows, tiles_for, unit_heads
 from umbel.srt.kernels.triton.attention_backend import item_constants, merge_constants, store_constants
 
-from .variants import Variant
+from .variant import Variant
 
 EXACT_SPILLS = 2048  # bytes, of both tiles in float32: products without tensor cores are there to be compared with
 MEASURED = 256  # numbers of a head

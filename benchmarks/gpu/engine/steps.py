@@ -18,11 +18,11 @@ from umbel.srt.runners.cuda.build import accelerator_for, build_cuda_runner
 from umbel.srt.runners.cuda.device import StepLimits
 from umbel.srt.runners.cuda.runner import CudaRunner
 
-from .batches import Rows, Step, forked_step, step_of
-from .figures import Figure, Unit
-from .hardware import Limits
+from ..figures import Figure, Unit
+from ..hardware import Limits
+from ..stopwatch import Stopwatch
+from ..subjects.batches import Rows, Step, forked_step, step_of
 from .shapes import LLAMA_2_7B, LLAMA_3_8B, TINY, RandomTensors, Shape
-from .stopwatch import Stopwatch
 
 GROUP = "steps"
 MUST, STRETCH = 75.0, 85.0  # % of what reading weights and keys takes at least, of one sequence

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from .configuration import FULL
-from .measure import Measurement
+from ..configuration import FULL
+from ..measure import Measurement
+from ..replay.validity import Validity
 from .results import Results, Spread
-from .validity import Validity
 
 Cell = Callable[[str, str], str]  # workload, system → text
 

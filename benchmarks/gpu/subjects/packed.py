@@ -1,4 +1,4 @@
-"""Packed matrices and packed experts: of few rows they should cost their codes, of many their products."""
+"""Packed matrices: of few rows they should cost their codes."""
 
 import math
 from collections.abc import Iterator
@@ -6,15 +6,14 @@ from dataclasses import dataclass
 
 import torch
 from umbel.srt.kernels.triton import reference
-from umbel.srt.kernels.triton.moe import fused_experts
 from umbel.srt.kernels.triton.quantized import quantized_linear
 from umbel.srt.layers.quantized import Codes, QuantizedTensor
 
+from ..figures import Unit
 from .batches import normal
-from .figures import Unit
-from .sizes import ExpertShape, Sizes
-from .small_subjects import DTYPE, EXPERTS, GROUP, PRODUCT_MUST, PRODUCT_STRETCH, numbers_of, orders
-from .subjects import Subject
+from .sizes import Sizes
+from .small import DTYPE, GROUP
+from .subject import Subject
 
 ROW_MUST, ROW_STRETCH = 75.0, 88.0  # % of bandwidth, of one row
 _ROWS = (1, 32)
@@ -84,68 +83,6 @@ def _product(form: Form, rows: int, sizes: Sizes, device: torch.device) -> Subje
     )
 
 
-def packed_experts(sizes: Sizes, device: torch.device) -> Iterator[Subject]:
-    """A whole prompt, and one token, layer after layer: each goes through experts that are not in the cache."""
-    for shape in sizes.packed:
-        for form in FORMS:
-            gate_up, down = _stacks(form, shape, device)
-            yield _prompt(form, shape, gate_up, down, sizes.prompt, device)
-            yield _single(form, shape, gate_up, down, device)
-
-
-def _stacks(form: Form, shape: ExpertShape, device: torch.device) -> tuple[QuantizedTensor, QuantizedTensor]:
-    gate_up = form.matrix(shape.experts * 2 * shape.width, shape.hidden, device, seed=1)
-    return gate_up, form.matrix(shape.experts * shape.hidden, shape.width, device, seed=2)
-
-
-def _prompt(
-    form: Form,
-    shape: ExpertShape,
-    gate_up: QuantizedTensor,
-    down: QuantizedTensor,
-    tokens: int,
-    device: torch.device,
-) -> Subject:
-    x = normal(tokens, shape.hidden, device=device, dtype=DTYPE)
-    weights = torch.full((tokens, shape.top_k), 1 / shape.top_k, device=device)
-    chosen = orders(shape, tokens, device)[:, : shape.top_k].contiguous()
-    share = min(1.0, tokens * shape.top_k / shape.experts)
-    return Subject(
-        group=EXPERTS,
-        name=f"{shape.name}, {form.name}, {tokens} tokens",
-        unit=Unit.RATE,
-        work=lambda: fused_experts(x, gate_up, down, weights, chosen, activation="silu"),
-        size=share * (bytes_of(gate_up) + bytes_of(down)) + 2 * x.nbytes,
-        operations=2 * tokens * shape.top_k * numbers_of(shape),
-        must=PRODUCT_MUST,
-        stretch=PRODUCT_STRETCH,
-    )
-
-
-def _single(
-    form: Form, shape: ExpertShape, gate_up: QuantizedTensor, down: QuantizedTensor, device: torch.device
-) -> Subject:
-    x = normal(1, shape.hidden, device=device, dtype=DTYPE)
-    weights = torch.full((1, shape.top_k), 1 / shape.top_k, device=device)
-    layers = shape.experts // shape.top_k
-    chosen = [one.contiguous() for one in orders(shape, 1, device).split(shape.top_k, dim=1)[:layers]]
-
-    def work() -> None:
-        for one in chosen:
-            fused_experts(x, gate_up, down, weights, one, activation="silu")
-
-    return Subject(
-        group=EXPERTS,
-        name=f"{shape.name}, {form.name}, 1 token",
-        unit=Unit.BANDWIDTH,
-        work=work,
-        size=(bytes_of(gate_up) + bytes_of(down)) * shape.top_k / shape.experts + 2 * x.nbytes,
-        times=layers,
-        must=ROW_MUST,
-        note=f"of {layers} layers in one graph",
-    )
-
-
 def packed_comparisons(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """Yields names, results, and those of the references in float32."""
     for form in FORMS:
@@ -154,18 +91,11 @@ def packed_comparisons(sizes: Sizes, device: torch.device) -> Iterator[tuple[str
             x = normal(rows, sizes.hidden, device=device, dtype=DTYPE, seed=7)
             expected = reference.quantized_linear(x.float(), weight)
             yield f"product of {rows} with {form.name}", quantized_linear(x, weight), expected
-    for shape in sizes.packed:
-        weights = torch.full((9, shape.top_k), 1 / shape.top_k, device=device)
-        chosen = orders(shape, 9, device)[:, : shape.top_k].contiguous()
-        for form in FORMS:
-            stacks = _stacks(form, shape, device)
-            for tokens in (9, 1):
-                x, some = normal(tokens, shape.hidden, device=device, dtype=DTYPE), (weights[:tokens], chosen[:tokens])
-                actual = fused_experts(x, *stacks, *some, activation="silu")
-                expected = reference.fused_experts(x.float(), *stacks, *some, activation="silu")
-                yield f"experts, {shape.name}, {form.name}" + (", 1 token" if tokens == 1 else ""), actual, expected
 
 
-def bytes_of(weight: QuantizedTensor) -> int:
+def bytes_of(weight: torch.Tensor | QuantizedTensor) -> int:
+    """Returns what a product has to read of a matrix."""
+    if isinstance(weight, torch.Tensor):
+        return weight.nbytes
     zeros = 0 if weight.zeros is None else weight.zeros.nbytes
     return weight.codes.nbytes + weight.scales.nbytes + zeros

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 from umbel.lang.errors import ParameterError
 
+from ..measure import Measurement
+from ..micro import Figure
 from .machine import Machine
-from .measure import Measurement
-from .micro import Figure
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from umbel.srt.kernels.triton.moe import (
 )
 from umbel.srt.kernels.triton.quantized import BYTES, FLOAT4, NIBBLES, TABLE
 
-from .variants import Variant
+from .variant import Variant
 
 _MODELS = {"8x7B": (8, 2, 4096, 14336), "30B": (128, 8, 2048, 768)}  # experts, of a token, hidden, width
 _CUTS = {"decode": DECODE_TILES, "middle": MIDDLE_TILES, "prefill": PREFILL_TILES}

@@ -1,0 +1,1 @@
+"""What is timed on a GPU, kernel by kernel, at which sizes; and the comparisons with references."""

@@ -1,0 +1,1 @@
+"""The kernels as launches compile them, for `ptx.py`."""

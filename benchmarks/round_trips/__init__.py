@@ -1,0 +1,1 @@
+"""Measures what shipping a program saves, in virtual time."""

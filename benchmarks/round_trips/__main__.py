@@ -1,0 +1,5 @@
+"""`python -m benchmarks.round_trips`: see `compare`."""
+
+from .compare import main
+
+main()
