@@ -111,7 +111,7 @@ def check_pieces(family: Family, turns: list[tuple[tuple[str, ...], tuple[str, .
 
 
 @pytest.mark.parametrize("family", TEMPLATES, ids=lambda family: family.name)
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(turns=TURNS)
 @example(turns=[((), ("\n\nc",))])
 @example(turns=[((), ("\n", "\nc"))])

@@ -70,13 +70,13 @@ def test_a_variable_that_a_branch_leaves_alone_is_the_same_in_a_graph(
     check_equal(body, oracle, passes)
 
 
-@settings(max_examples=140, **QUIETLY)
+@settings(max_examples=80, **QUIETLY)
 @given(body=bodies(4))
 def test_random_programs_on_echo(body: tuple[object, ...]) -> None:
     check_equal(body, Watched(Echo(answer)), "none")
 
 
-@settings(max_examples=200, **QUIETLY)
+@settings(max_examples=80, **QUIETLY)
 @given(body=bodies(4))
 def test_random_programs_on_the_oracle(body: tuple[object, ...], oracle: Watched) -> None:
     check_equal(body, oracle, "default")

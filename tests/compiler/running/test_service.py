@@ -92,7 +92,7 @@ def test_its_state_shows_what_it_would_show_here(backend: LocalBackend) -> None:
         assert getattr(shipped.usage, name) == getattr(here.usage, name)
 
 
-@settings(max_examples=60, **QUIETLY)
+@settings(max_examples=30, **QUIETLY)
 @given(body=bodies(3))
 def test_random_programs(body: tuple[object, ...], shared: LocalBackend) -> None:
     program = program_of(body, [])

@@ -25,7 +25,7 @@ def said(graph: Graph) -> list[Any]:
     ]
 
 
-@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(body=bodies(4))
 def test_random_programs_are_traced(body: tuple[object, ...]) -> None:
     program = program_of(body, [])

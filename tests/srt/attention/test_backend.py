@@ -46,7 +46,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     *(sequences, backends, windows, st.sampled_from([0.0, 5.0]), st.integers(0, 15), pictures),
     *(layers, st.booleans()),

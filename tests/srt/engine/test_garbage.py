@@ -24,6 +24,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[StepCollector]:
     gc.collect()
     yield StepCollector()
     gc.unfreeze()
+    gc.freeze()  # as conftest.py left it
     gc.enable()
 
 

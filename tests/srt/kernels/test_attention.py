@@ -124,7 +124,7 @@ def test_attention_is_that_of_torch_whatever_the_number_of_threads(
     assert torch.equal(one_thread, two_threads)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     made=batches,
     window=st.one_of(st.none(), st.integers(1, 100), st.builds(Chunk, st.integers(1, 100))),

@@ -62,7 +62,7 @@ def random_mask(vocab: int, rng: np.random.Generator, share: float) -> np.ndarra
     return np.packbits(allowed, bitorder="little").view(np.uint32)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     vocab=st.sampled_from(VOCABULARIES),
     rows=st.integers(1, 70),

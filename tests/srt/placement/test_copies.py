@@ -13,7 +13,7 @@ from ..scheduler.test_scheduler_properties import Arrival, arrivals, configs, dr
 from ..tree_copy import nodes_of
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(work=st.lists(st.tuples(configs, st.lists(arrivals, min_size=1, max_size=6)), min_size=2, max_size=3))
 def test_engines_that_share_prompts_have_exact_copies_in_one_tree(
     work: list[tuple[dict[str, object], list[Arrival]]],

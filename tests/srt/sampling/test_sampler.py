@@ -127,7 +127,7 @@ params = st.builds(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     shape=st.sampled_from([20, 700, 3000]),
     wishes=st.lists(st.tuples(params, st.integers(0, 2**40), st.integers(0, 10**6)), min_size=1, max_size=6),

@@ -261,9 +261,19 @@ def test_a_ledger_counts_what_is_worth_saving() -> None:
 
 
 @pytest.mark.parametrize("windows", WINDOWS, ids=str)
-@pytest.mark.parametrize("running", [1, 32])
-@pytest.mark.parametrize("chunk", [None, 48])
-@pytest.mark.parametrize("reuse", [True, False], ids=["tree", "no tree"])
+@pytest.mark.parametrize(
+    ("running", "chunk", "reuse"),
+    [
+        (1, None, True),
+        (32, 48, True),
+        (32, None, False),
+        *(pytest.param(*rest, marks=pytest.mark.nightly) for rest in [(1, 48, True), (32, None, True)]),
+        *(
+            pytest.param(*rest, marks=pytest.mark.nightly)
+            for rest in [(1, None, False), (1, 48, False), (32, 48, False)]
+        ),
+    ],
+)
 def test_tiers_change_no_text(windows: tuple[int, int] | None, running: int, chunk: int | None, reuse: bool) -> None:
     """64 prompts with common beginnings, twice, in a pool that holds a part of them."""
     random = Random(7)

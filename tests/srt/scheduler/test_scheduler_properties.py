@@ -190,7 +190,7 @@ def judge(engine: Engine, sent: dict[int, Arrival], *, injected: bool = False) -
     assert engine.scheduler.running == engine.scheduler.waiting == 0
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(config=configs, events=st.lists(arrivals, min_size=1, max_size=12))
 def test_every_request_ends_once_and_equals_the_run_without_cache(
     config: dict[str, object], events: list[Arrival]
@@ -199,7 +199,7 @@ def test_every_request_ends_once_and_equals_the_run_without_cache(
     judge(engine, drive(engine, events))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     config=configs,
     events=st.lists(arrivals, min_size=2, max_size=8),
@@ -223,7 +223,7 @@ def test_a_fault_anywhere_costs_no_other_request_anything(
 
 
 @pytest.mark.parametrize("layers", OTHER_LAYERS)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), events=st.lists(arrivals, min_size=1, max_size=12))
 def test_requests_of_other_layers_equal_the_run_without_cache(
     layers: str, data: st.DataObject, events: list[Arrival]

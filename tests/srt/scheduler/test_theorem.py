@@ -70,9 +70,9 @@ def test_calling_siblings_keeps_the_order_depth_first(
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(batch=st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=5).map(tuple), min_size=2, max_size=7))
+@given(batch=st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=5).map(tuple), min_size=2, max_size=6))
 def test_no_order_computes_less(batch: Requests) -> None:
-    """All orders of at most 7 requests, in a cache as large as the longest, by the tree itself."""
+    """All orders of at most 6 requests, in a cache as large as the longest, by the tree itself."""
     pool = max(map(len, batch))
     best = min(served_in_turn(order, pool) for order in set(permutations(batch)))
     assert computed(batch, pool, PolicyName.LPM, max_running=1) == best == sum_of_edges(batch)

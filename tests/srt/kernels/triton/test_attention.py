@@ -37,7 +37,7 @@ def attend(
     return backend.attend(0, queries, pool, backend.plan(batch, window), scale=SCALE, softcap=softcap)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     made=batches,
     geometry=st.sampled_from([SMALL, AttentionGeometry(3, 3, 16), AttentionGeometry(3, 1, 48)]),
