@@ -493,7 +493,7 @@ class LocalBackend:
             placement=self.options.placement,
         )
         for index, local in enumerate(engines):
-            self._gateway.engine_ready(local.engine.runner.context_length, index)
+            self._gateway.engine_ready(local.engine.runner.context_length, index, local.engine.tiers)
         self._engines = engines  # last: other tasks in `start` take it as the sign that all of this is ready
 
     def _picture_cache(self, form: PictureFormat) -> PictureCache:

@@ -21,7 +21,7 @@ from ..lang.errors import MissingExtraError, ModelError, ParameterError
 from ..lang.runtime_options import ORACLE, SAVE_SECONDS, TIER_OPTIONS, RuntimeOptions
 from .core.batch import AsyncRunner, Runner, VectorHead
 from .core.instruments import Clock, FaultHook
-from .core.messages import Heartbeat
+from .core.messages import NO_TIERS, Heartbeat, TierRooms
 from .core.vectors import VectorConfig
 from .multimodal.format import PictureFormat
 from .tokenizer.tokenizer import ByteTokenizer, Tokenizer, VocabularyTokenizer
@@ -81,6 +81,12 @@ class Engine:
         scheduler = self.scheduler
         counters = scheduler.counters
         return Heartbeat(int(counters["steps"]), scheduler.running, scheduler.waiting, counters, scheduler.kv.gauges)
+
+    @property
+    def tiers(self) -> TierRooms:
+        """Returns what the slower tiers of its cache hold at most."""
+        pages = self.scheduler.kv.pages
+        return NO_TIERS if pages is None else pages.rooms
 
     def close(self) -> None:
         """Saves its cache, and ends its threads, which hold the objects of their last work. No step may begin then."""

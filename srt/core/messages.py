@@ -476,12 +476,27 @@ class EnginePhase(_Start, frozen=True):
     phase: str
 
 
+class TierRooms(_Wire, frozen=True):
+    """Says how many tokens the slower tiers of an engine hold at most, in pages of `page` tokens; 0: there is none.
+
+    `host`: its own memory. `lasting`: disk and shared store, which the engines of a gateway have in common.
+    """
+
+    host: int = 0
+    lasting: int = 0
+    page: int = 1
+
+
+NO_TIERS = TierRooms()
+
+
 class EngineReady(_Start, frozen=True):
     """Reports that the engine takes requests: the warm-up has made a real token."""
 
     context_length: int
     vocab_size: int
     pool_tokens: int
+    tiers: TierRooms = NO_TIERS
 
 
 class EngineStartFailed(_Start, frozen=True):

@@ -256,7 +256,7 @@ def main() -> None:
     pulse = Pulse(context, start.pulse, SupervisionLimits().heartbeat_period)
     pulse.start()
     runner = engine.runner
-    link.send(EngineReady(runner.context_length, runner.vocab_size, runner.num_slots - 1))
+    link.send(EngineReady(runner.context_length, runner.vocab_size, runner.num_slots - 1, engine.tiers))
     try:
         serve(engine, link, pulse)
         os._exit(0)  # its threads have nothing to end

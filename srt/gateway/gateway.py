@@ -61,6 +61,7 @@ from ..constraints.compiler import Answer, Compiled, CompiledCache, InlineCompil
 from ..core.config import CompilerLimits, GatewayLimits
 from ..core.instruments import Clock, FaultHook, no_faults
 from ..core.messages import (
+    NO_TIERS,
     CacheEvents,
     Ended,
     EngineAbort,
@@ -72,6 +73,7 @@ from ..core.messages import (
     Heartbeat,
     KeepsEnded,
     MarksPlaced,
+    TierRooms,
     ToEngine,
 )
 from ..core.vectors import NO_VECTORS, VectorConfig
@@ -258,12 +260,12 @@ class Gateway:
 
     # ------------------------------------------------------------------ from the engines
 
-    def engine_ready(self, context_length: int, replica: int = 0) -> None:
+    def engine_ready(self, context_length: int, replica: int = 0, tiers: TierRooms = NO_TIERS) -> None:
         """Sends the held calls to the engines, in order of arrival; later calls go out at once.
 
         At the first start they are held until all engines are ready or have failed, see `replicas.GATHERING`."""
         self._context_length = self._validator.context_length = context_length
-        self._replicas.became_ready(replica)
+        self._replicas.became_ready(replica, tiers)
         if self.state is EngineState.READY:
             self._dispatch_held()
 

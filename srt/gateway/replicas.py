@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...lang.status import EngineState, ReplicaStatus, RisingCounters
 from ..core.instruments import Clock
-from ..core.messages import CacheEvent, EngineSnapshot, Heartbeat, Schedule, ToEngine
+from ..core.messages import NO_TIERS, CacheEvent, EngineSnapshot, Heartbeat, Schedule, TierRooms, ToEngine
 
 if TYPE_CHECKING:  # it needs numpy, which a gateway of one engine does not load
     from ..placement.placement import Placement
@@ -230,10 +230,11 @@ class Replicas:
 
     # ------------------------------------------------------------------ their lives
 
-    def became_ready(self, replica: int) -> None:
+    def became_ready(self, replica: int, tiers: TierRooms = NO_TIERS) -> None:
         self.all[replica].ready()
         if self._placement is not None:
             self._placement.up(replica)
+            self._placement.tiers(replica, tiers)
         if self._gathers:
             self.gathered_by = min(self.gathered_by, self._clock.now() + GATHERING)
             self.gather()
@@ -306,9 +307,11 @@ class Replicas:
         if home in ready:
             kind, reason = "kept", "a prefix that is kept for it lies there"
         else:
-            kind = "together" if placed.reason.startswith("its ") else "cached" if placed.expected else "cold"
+            known = placed.expected or placed.to_load
+            kind = "together" if placed.reason.startswith("its ") else "cached" if known else "cold"
             coming = f", {placed.expected - placed.cached} more to come" if placed.expected > placed.cached else ""
-            reason = f"{placed.reason}; {placed.cached} of {call.length} tokens cached there{coming}"
+            load = f", {placed.to_load} to be loaded from its tiers" if placed.to_load else ""
+            reason = f"{placed.reason}; {placed.cached} of {call.length} tokens cached there{coming}{load}"
         self._counters[f"placed_{kind}"] += 1
         return CallPlace(placed.replica, reason, placed.number)
 

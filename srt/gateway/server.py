@@ -361,7 +361,7 @@ class GatewayServer:
         )
         for engine in self._engines:
             if engine.ready is not None:
-                self._core.engine_ready(engine.ready.context_length, engine.index)
+                self._core.engine_ready(engine.ready.context_length, engine.index, engine.ready.tiers)
             elif (failure := engine.failure or self._startup.failure) is not None:
                 self._core.engine_given_up(failure.message, engine.index)
         self._compiler.start()  # while the engine loads, so that it is ready for the first constraint
@@ -490,7 +490,7 @@ class GatewayServer:
                 self._startup.enter(phase)
             case EngineReady():
                 if self._core is not None:
-                    self._core.engine_ready(message.context_length, engine.index)
+                    self._core.engine_ready(message.context_length, engine.index, message.tiers)
                 self._announce()
                 self._clients.tell_all(self._pong())  # each engine shows, also during the first start
             case EngineStartFailed():

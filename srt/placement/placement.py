@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.messages import CacheCleared, CacheEvent
+from ..core.messages import NO_TIERS, CacheCleared, CacheEvent, TierRooms
 from .meta_tree import TOKEN_BYTES, CopyError, CorruptTreeError, Counts, Expectation, Lengths, MetaTree
 from .policies import (
     CacheAwareSettings,
@@ -73,7 +73,8 @@ class Placed:
         reason: in words, for `explain_cache()` and logs; it has no text of the prompt.
         cached: tokens of its prefix that the replica holds.
         expected: tokens of its prefix that it holds or calls in flight bring; at least `cached`.
-        lengths: both, for all replicas.
+        to_load: tokens after those that it loads from its tiers, as far as is known.
+        lengths: the first two, for all replicas.
         number: of the call, for `began` and `ended`.
     """
 
@@ -81,6 +82,7 @@ class Placed:
     reason: str
     cached: int
     expected: int
+    to_load: int
     lengths: Lengths
     number: int
 
@@ -203,6 +205,49 @@ class _LoadTable:
         return Loads(self.calls, self.waiting, wait, tokens, self.prefill, self.load, self.room)
 
 
+_LASTING = 0  # the place in the tree of what all replicas can load; a replica's own memory has its number + 1
+
+
+class _TierCopies:
+    """Guesses what replicas can load from their slower tiers. A wrong guess moves a call, and never changes a token.
+
+    Engines keep a page from its second use on: a call that finds a prefix at its replica is that use. Each tier is
+    taken to evict what was used least recently. Disk and store are taken to be the same for all replicas.
+    """
+
+    def __init__(self) -> None:
+        self.rooms: dict[int, TierRooms] = {}
+        self._tree = MetaTree()
+
+    def down(self, replica: int) -> None:
+        """Says that a replica has lost its memory."""
+        self.rooms.pop(replica, None)
+        self._tree.drop(replica + 1)
+
+    def shown(self, call: Placing, replicas: list[int]) -> Placing:
+        """Returns the call with what each of the replicas can load of it."""
+        if not self._tree.total_tokens:
+            return call
+        held = self._tree.lengths(call.tokens, call.salt, call.borders, replicas=max(replicas) + 2).held.tolist()
+        loadable = {
+            replica: max(held[replica + 1], held[_LASTING] if self.rooms.get(replica, NO_TIERS).lasting else 0)
+            for replica in replicas
+        }
+        return replace(call, loadable={replica: length for replica, length in loadable.items() if length})
+
+    def use(self, call: Placing, replica: int, length: int) -> None:
+        """Says that a call uses the first `length` tokens of its prompt again at a replica."""
+        rooms = self.rooms.get(replica, NO_TIERS)
+        length -= length % rooms.page
+        if not length:
+            return
+        tokens, borders = call.tokens[: length * TOKEN_BYTES], tuple(each for each in call.borders if each[0] < length)
+        for place, room in ((replica + 1, rooms.host), (_LASTING, rooms.lasting)):
+            if room:
+                self._tree.insert(place, tokens, call.salt, borders)
+                self._tree.evict(place, room)
+
+
 class Placement:
     """Places calls at replicas, which are numbers from 0 on; the number of one that is gone may be used again.
 
@@ -239,6 +284,7 @@ class Placement:
         self._usual_tokens = USUAL_TOKENS
         self._eviction: Eviction | None = None
         self._next_eviction: float | None = None
+        self._tiers = _TierCopies()
         for replica in replicas:
             self.up(replica)
 
@@ -265,6 +311,7 @@ class Placement:
                 self.tree.forget(call.expectation)
         self._settle(replica)
         self.tree.drop(replica)
+        self._tiers.down(replica)
         self._stale.discard(replica)
         for home in [key for key, there in self._homes.items() if there == replica]:
             del self._homes[home]
@@ -288,6 +335,10 @@ class Placement:
         self._table.grow(replica + 1)
         self._table.room[replica] = tokens
 
+    def tiers(self, replica: int, rooms: TierRooms) -> None:
+        """Sets how much the slower tiers of a replica hold; without it, nothing counts as loadable."""
+        self._tiers.rooms[replica] = rooms
+
     # ------------------------------------------------------------------------------------------ calls
 
     def place(self, call: Placing, now: float, exclude: AbstractSet[int] = frozenset()) -> Placed | None:
@@ -302,12 +353,15 @@ class Placement:
         if self._learns == "routing":
             self._evict_when_due(now)
         lengths = self.tree.lengths(call.tokens, call.salt, call.borders, replicas=table.size)
+        if call.loadable is None:
+            call = self._tiers.shown(call, replicas.tolist())
         choice = Choice(call, number, replicas, lengths, table.loads(self.tree.all_tokens(table.size)))
         replica, reason = self._together(choice) or self.policy.choose(choice)
         self._remember(call, replica)
         expected = int(lengths.coming[replica])
-        self._count(call, number, replica, expected, now)
-        return Placed(replica, reason, int(lengths.held[replica]), expected, lengths, number)
+        to_load = self._count(call, number, replica, expected, now)
+        self._tiers.use(call, replica, expected + to_load)
+        return Placed(replica, reason, int(lengths.held[replica]), expected, to_load, lengths, number)
 
     def began(self, number: int, now: float) -> None:
         """Says that the prompt of a call is computed. Calls that are not known any more are no error."""
@@ -377,7 +431,8 @@ class Placement:
         while len(self._homes) > _MOST_HOMES:
             self._homes.popitem(last=False)
 
-    def _count(self, call: Placing, number: int, replica: int, expected: int, now: float) -> None:
+    def _count(self, call: Placing, number: int, replica: int, expected: int, now: float) -> int:
+        """Counts a call at its replica; returns the tokens that it will load."""
         rest = max(1, call.length - expected)  # the last token is always computed
         to_load = min(rest - 1, loaded_tokens(call, replica, expected, self._table.load, self._table.prefill))
         generate = min(call.work, round(self._usual_tokens))
@@ -391,6 +446,7 @@ class Placement:
         self._waiting.setdefault(replica, set()).add(number)
         self._table.add(placed, 1)
         self._table.processed[replica] += 1
+        return to_load
 
     # ------------------------------------------------------------------------------------------ what is cached
 

@@ -26,6 +26,7 @@ from ..cache.slot_allocator import IntegrityError, Slots
 from ..cache.window_slots import WindowSlots
 from ..core.batch import PagePart, PagePort, PictureStore, SavedPages
 from ..core.instruments import Clock, Counters
+from ..core.messages import TierRooms
 from ..tiers.access import TierAccess
 from ..tiers.memory import HostMemory
 from ..tiers.names import PAGE_TOKENS, PageScheme, page_names
@@ -193,12 +194,23 @@ class PageCache:
             token_bytes=PAGE_TOKENS * port.bytes_per_token(PagePart.TOKENS),
             window_bytes=0 if windows is None else PAGE_TOKENS * port.bytes_per_token(PagePart.WINDOWS),
         )
+        self._page_bytes = PAGE_TOKENS * sum(map(port.bytes_per_token, PagePart))
         self._clock = clock
         self._ledger = PageLedger()
         self._open: dict[int, Request] = {}  # running requests, by number
         self._saving: list[_Saving] = []
 
     # ------------------------------------------------------------------------------------------ a request
+
+    @property
+    def rooms(self) -> TierRooms:
+        """Returns what the tiers hold at most. A store whose server decides counts as what a PageLedger knows."""
+        tokens = {"host": 0, "lasting": 0}
+        for access in self.tiers.accesses:
+            limit, name = access.facts().limit, "host" if access.name == HostMemory.name else "lasting"
+            pages = limit // self._page_bytes if limit else _MOST_KNOWN
+            tokens[name] = max(tokens[name], PAGE_TOKENS * pages)
+        return TierRooms(**tokens, page=PAGE_TOKENS)
 
     def admit(self, request: Request, usable: int) -> PageLoad | None:
         """Counts the use of a prompt's pages, and looks for those that are not on the device.

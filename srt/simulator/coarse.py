@@ -32,7 +32,7 @@ from .events import Events
 from .exact import ReplicaShape
 from .measurements import Measurements
 from .step_model import StepModel
-from .tiers import TierContents, TierModel
+from .tiers import TierContents, TierModel, rooms_of
 
 _HEADROOM = 8  # slots for each running sequence, as SchedulerConfig.headroom
 _MAX_WAIT = 10.0  # seconds, as SchedulerConfig.max_wait
@@ -428,6 +428,9 @@ class CoarseSimulation:
         self._placement = Placement(policy, range(measurements.replicas), seed=seed)
         for replica in range(measurements.replicas):
             self._placement.rates(replica, prefill=model.prefill_rate, decode=model.decode_rate)
+            if tiers:
+                self._placement.rates(replica, load=max(tier.rate for tier in tiers))
+                self._placement.tiers(replica, rooms_of(tiers))
         self.tree = self._placement.tree
         self.tiers = tuple(map(TierContents, tiers))
         self._encoder = PromptEncoder(tokenizer)

@@ -57,7 +57,7 @@ from .calls import Answered, SimulatedCall
 from .events import EventClock, Events
 from .measurements import Measurements
 from .step_model import StepModel
-from .tiers import TOKEN_BYTES, TierModel, open_access
+from .tiers import TOKEN_BYTES, TierModel, open_access, rooms_of
 
 CONTEXT = 1 << 20  # tokens; the pool is the limit
 MOST_REPLICAS = 64  # as RuntimeOptions.replicas
@@ -300,7 +300,7 @@ class ExactSimulation:
             seed=0,
         )
         for number in range(measurements.replicas):
-            self._gateway.engine_ready(CONTEXT, number)
+            self._gateway.engine_ready(CONTEXT, number, rooms_of(tiers))
 
     def _open_tiers(self, runner: SimulatedRunner) -> PageTiers | None:
         if not self._tiers:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ...lang.errors import ParameterError
+from ..core.messages import TierRooms
 from ..placement.meta_tree import TOKEN_BYTES as META_TOKEN_BYTES
 from ..placement.meta_tree import MetaTree
 from ..tiers.access import CLOSE_SECONDS, DirectAccess, PageRun, TierAccess
@@ -83,6 +84,12 @@ def parse_tiers(text: str) -> tuple[TierModel, ...]:
     if len({tier.name for tier in tiers}) < len(tiers):
         raise ParameterError(f"tiers {text!r} name one twice; write each once")
     return tuple(tiers)
+
+
+def rooms_of(tiers: Sequence[TierModel]) -> TierRooms:
+    """Returns what tiers hold, for placement: those of each replica (here its disk too), and the store of all."""
+    own = max((tier.tokens for tier in tiers if not tier.shared), default=0)
+    return TierRooms(own, max((tier.tokens for tier in tiers if tier.shared), default=0), PAGE)
 
 
 class TierContents:

@@ -88,6 +88,7 @@ from umbel.srt.core.messages import (
     NodeSplit,
     NodeTookUp,
     ScoreEnded,
+    TierRooms,
     Tokens,
     from_engine_codec,
     from_gateway_codec,
@@ -173,7 +174,7 @@ FROM_ENGINE = [
         ]
     ),
     EnginePhase("x"),
-    EngineReady(1, 2, 3),
+    EngineReady(1, 2, 3, TierRooms(4, 5, 6)),
     EngineStartFailed("ModelError", "no"),
 ]
 DIRECTIONS = [

@@ -40,7 +40,9 @@ from umbel.srt.core.messages import (
     MarksPlaced,
     NodeAdded,
     NodeExtended,
+    NodeRemoved,
     ScoreEnded,
+    TierRooms,
     Tokens,
 )
 from umbel.srt.gateway.replicas import GATHERING, HINT_SECONDS, LATE
@@ -107,6 +109,21 @@ class TestPlacing:
             harness.gateway.engine_event(CacheEvents([NodeAdded(1, 0, "", packed(cached))]), 1)
             harness.send(generate("a", PREFIX))
             assert place_of(harness, "a") == place
+
+    def test_a_call_goes_where_its_prefix_can_be_loaded(self) -> None:
+        harness = Harness(replicas=2)
+        for replica in range(2):
+            harness.gateway.engine_ready(CONTEXT, replica, TierRooms(host=1_000, page=16))
+        harness.gateway.engine_event(CacheEvents([NodeAdded(1, 0, "", packed(tokens_of(harness, PREFIX)))]), 1)
+        harness.send(generate("a", PREFIX))
+        harness.gateway.engine_event(ended(generates_at(harness, 1)[0].id, [65]), 1)
+        harness.gateway.engine_event(CacheEvents([NodeRemoved(1)]), 1)
+        harness.send(generate("b", PREFIX + "?"))
+        assert place_of(harness, "b") == 1
+        harness.gateway.engine_event(ended(generates_at(harness, 1)[1].id, [65]), 1)
+        placed = finals(harness)["b"].placed
+        assert placed is not None
+        assert "48 to be loaded from its tiers" in placed.reason
 
     def test_what_another_salt_has_cached_draws_no_call(self) -> None:
         harness = Harness(replicas=2)

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from umbel.srt.core.messages import CacheCleared, NodeAdded, NodeExtended
+from umbel.srt.core.messages import CacheCleared, NodeAdded, NodeExtended, NodeRemoved, TierRooms
 from umbel.srt.placement.meta_tree import packed
 from umbel.srt.placement.placement import GROUP_IMBALANCE, PROGRAM_IMBALANCE, Placed, Placement
 from umbel.srt.placement.policies import POLICIES, Placing, policy_named
@@ -211,3 +211,67 @@ def test_the_cost_of_a_placement_does_not_grow_with_the_tree() -> None:
         return placement.tree.operations - before
 
     assert operations(2) == operations(20) <= 15
+
+
+def with_tiers(host: int = 0, lasting: int = 0) -> Placement:
+    placement = Placement("added-delay", range(2))
+    for replica in range(2):
+        placement.tiers(replica, TierRooms(host, lasting, 64))
+    return placement
+
+
+def used_and_evicted(placement: Placement, prefix: bytes) -> None:
+    """Replica 1 has a prefix, a call uses it there, and it leaves the device."""
+    placement.apply(1, [NodeAdded(1, 0, "", prefix)])
+    placed = place(placement, call(prefix=prefix))
+    assert (placed.replica, placed.to_load) == (1, 0)
+    placement.ended(placed.number, 0.0)
+    placement.apply(1, [NodeRemoved(1)])
+
+
+def test_a_call_goes_where_its_prefix_can_be_loaded_if_that_is_faster_than_computing() -> None:
+    placement = with_tiers(host=2_000)
+    used_and_evicted(placement, PREFIX)
+    placed = place(placement, call(1))
+    assert (placed.replica, placed.cached, placed.to_load) == (1, 0, 960)
+    placement.ended(placed.number, 0.0)
+    placement.apply(1, [])  # what the call would have brought is not there
+    placement.rates(1, load=100.0)
+    slow = place(placement, call(1))
+    assert (slow.replica, slow.to_load) == (0, 0)
+    placement.check()
+
+
+def test_a_prefix_that_was_used_once_is_kept_by_no_tier() -> None:
+    placement = with_tiers(host=2_000)
+    placement.apply(1, [NodeAdded(1, 0, "", PREFIX)])
+    placement.apply(1, [NodeRemoved(1)])
+    placed = place(placement, call(1))
+    assert (placed.replica, placed.to_load) == (0, 0)
+
+
+def test_all_replicas_load_what_lasts_and_a_lost_one_loses_only_its_memory() -> None:
+    for rooms, loads in (({"host": 2_000}, 0), ({"lasting": 2_000}, 960)):
+        placement = with_tiers(**rooms)
+        used_and_evicted(placement, PREFIX)
+        placement.down(1)
+        placed = place(placement, call(1))
+        assert (placed.replica, placed.to_load) == (0, loads)
+
+
+def test_a_tier_evicts_what_was_used_least_recently() -> None:
+    placement = with_tiers(host=1_000)
+    other = packed(range(5_000, 6_000))
+    used_and_evicted(placement, PREFIX)
+    used_and_evicted(placement, other)
+    for prefix, loads in ((PREFIX, 0), (other, 960)):
+        placed = place(placement, call(1, prefix=prefix))
+        assert placed.to_load == loads
+        placement.ended(placed.number, 0.0)
+
+
+def test_what_one_salt_can_load_another_cannot() -> None:
+    placement = with_tiers(host=2_000)
+    used_and_evicted(placement, PREFIX)
+    placed = place(placement, call(1, salt="another"))
+    assert (placed.replica, placed.to_load) == (0, 0)
