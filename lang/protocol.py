@@ -16,7 +16,7 @@ Usage adds up to the cost of a run. Costs are values: one that was read does not
 import struct
 from collections.abc import AsyncIterator
 from enum import StrEnum
-from typing import Annotated, Literal, Protocol, get_args, runtime_checkable
+from typing import Annotated, Literal, Protocol, assert_never, get_args, runtime_checkable
 
 import msgspec
 
@@ -489,18 +489,45 @@ class RequestTimes(msgspec.Struct, frozen=True, array_like=True):
     last_token: float | None = None
 
 
+class PlaceKind(StrEnum):
+    """Tells why a call went to one of several engines, without the load of others."""
+
+    KEPT = "kept"
+    TOGETHER = "together"
+    CACHED = "cached"
+    COLD = "cold"
+
+    @property
+    def words(self) -> str:
+        match self:
+            case PlaceKind.KEPT:
+                return "a prefix that is kept for it lies there"
+            case PlaceKind.TOGETHER:
+                return "other calls of its fork group or program are there"
+            case PlaceKind.CACHED:
+                return "a part of its prompt is cached there, or will be"
+            case PlaceKind.COLD:
+                return "nothing of its prompt is cached there"
+            case _:
+                assert_never(self)
+
+
 class Placed(msgspec.Struct, frozen=True, array_like=True):
     """Says which of several engines computed a call, and why that one.
 
     Attributes:
         replica: its number, from 0 on.
-        reason: in words.
+        reason: in words, with the load of all callers in figures: for the owner of the runtime, never for clients of a
+            server.
         moved: how often the call went elsewhere because its engine was lost.
+        cached: tokens of its prompt that were cached there when it was placed, by the gateway's copy of the tree.
     """
 
     replica: int
     reason: str
     moved: int = 0
+    kind: PlaceKind = PlaceKind.COLD
+    cached: int = 0
 
 
 class Final(_Wire, frozen=True):

@@ -203,8 +203,7 @@ class TreeNode(msgspec.Struct, frozen=True, array_like=True):
         tokens: how many it has.
         locks, pins, keeps: running requests, pins and kept prefixes that hold it.
         age: how many uses of the cache there have been since its last one.
-        salt: names its namespace by a number, which stays the same while anything is cached in it. Each of several
-            engines has numbers of its own.
+        salt: names its namespace by a number, which is the same in all engines: 48 bits of a digest.
         text: the beginning of its text, if it was asked for.
         replica: the engine that has it.
     """
@@ -225,7 +224,8 @@ class TreeSurvey(msgspec.Struct, frozen=True):
     """The radix tree between two steps; of several engines each one's tree.
 
     Attributes:
-        nodes: parents before their children; the most recently used branches, and of those the largest nodes.
+        nodes: parents before their children; the most recently used branches, and of those the largest nodes. Those
+            of the first engine come first.
         total_nodes: how many the tree has; more than `nodes` where it was cut.
         pool: the slots of the pool at the same moment.
     """
@@ -275,7 +275,7 @@ class Observable(Protocol):
         """Reads the radix tree after the step that runs.
 
         Args:
-            most: nodes, up to MOST_NODES.
+            most: nodes of all engines together, up to MOST_NODES.
             text: characters of the text of each node, up to MOST_SHOWN. Prompts are private: 0 shows none.
 
         Raises:

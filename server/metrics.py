@@ -17,6 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from ..lang import __version__
+from ..lang.protocol import PlaceKind
 from ..lang.status import EngineState, ReplicaStatus, RuntimeStatus
 from .activity import read_status
 from .bodies import refused_fields
@@ -42,8 +43,6 @@ _COUNTERS: Mapping[str, tuple[str, str]] = {
     "umbel_engine_losses": ("gateway_engine_losses", "Engines that ended although they were ready."),
     "umbel_retried_requests": ("gateway_retried_requests", "Requests that were sent again after an engine was lost."),
 }
-# Why calls were placed at one of several engines.
-_PLACED = ("kept", "together", "cached", "cold")
 _ENDINGS = ("finished", "failed", "aborted", "expired")
 _Durations = Literal["queue_seconds", "first_token_seconds", "token_seconds"]
 _HISTOGRAMS: Mapping[str, tuple[_Durations, str]] = {
@@ -126,7 +125,7 @@ class Snapshot(Collector):
     def _replicas(status: RuntimeStatus) -> Iterator[Metric]:
         """Yields the figures of several engines one by one."""
         placed = CounterMetricFamily("umbel_placed", "Calls by why their engine was chosen.", labels=["reason"])
-        for reason in _PLACED:
+        for reason in PlaceKind:
             placed.add_metric([reason], status.counters.get(f"gateway_placed_{reason}", 0))
         yield placed
         for name, meaning, read in _OF_REPLICAS:

@@ -64,22 +64,26 @@ class Comparison:
 
 
 class PlacedFacts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Says which of several engines computed a request, and why that one.
+    """Says which of several engines computed a request, and why that one. It says nothing of the load of other callers.
 
     Attributes:
         replica: its number, from 0 on, as in `/metrics`.
         reason: in words.
+        cached_tokens: of the prompt, were cached there when the engine was chosen.
         moved: how often the request went elsewhere because its engine was lost.
     """
 
     replica: int
     reason: str
+    cached_tokens: int
     moved: int = 0
 
 
 def placed_facts(placed: Placed | None) -> PlacedFacts | msgspec.UnsetType:
     """Writes the place of a request; nothing where there is one engine."""
-    return msgspec.UNSET if placed is None else PlacedFacts(placed.replica, placed.reason, placed.moved)
+    if placed is None:
+        return msgspec.UNSET
+    return PlacedFacts(placed.replica, placed.kind.words, placed.cached, placed.moved)
 
 
 async def compare(asked: Asked[Any], dialogue: Dialogue, name: str, earlier: str | None) -> Comparison | None:

@@ -29,6 +29,7 @@ from ...lang.protocol import (
     EmbedRequest,
     ExtendCache,
     Failure,
+    Final,
     GenRequest,
     Hint,
     Locate,
@@ -39,6 +40,7 @@ from ...lang.protocol import (
     ReadCaches,
     ReadStatus,
     Release,
+    Scored,
     ScoreRequest,
     StatusRead,
     Survey,
@@ -145,7 +147,7 @@ async def _events(asked: Asked[MessageBody], question: Question) -> AsyncGenerat
         try:
             async with aclosing(_answers(front, asked.caller, asked.id, question)) as answers:
                 async for answer in answers:
-                    yield _event(msgspec.structs.replace(answer, id=label))
+                    yield _event(_without_load(msgspec.structs.replace(answer, id=label)))
         except UmbelError as error:
             yield _event(Failure(label, type(error).__name__, str(error)))
     yield DONE
@@ -164,6 +166,14 @@ def _places(question: Question) -> int:
             return 0
         case _:
             return 1
+
+
+def _without_load(answer: msgspec.Struct) -> msgspec.Struct:
+    """Returns an answer whose place is explained without the load of other callers."""
+    if not isinstance(answer, Final | Scored) or answer.placed is None:
+        return answer
+    reason = f"{answer.placed.kind.words}; {answer.placed.cached} tokens cached there"
+    return msgspec.structs.replace(answer, placed=msgspec.structs.replace(answer.placed, reason=reason))
 
 
 def _event(answer: msgspec.Struct) -> bytes:

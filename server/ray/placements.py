@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from ...lang.protocol import PlaceKind
 from ...srt.placement.placement import Placement
 from ...srt.placement.policies import Placing
 from .keys import RoutingKey
@@ -32,7 +33,7 @@ class Call:
         key: what placement knows of it.
         excluded: replicas that have refused it or were lost with it.
         replica: the one that it was placed on last; "" before.
-        said: the replica and the reason, in words.
+        said: the replica and the reason, in words; a client reads it, so it has no load of others.
     """
 
     def __init__(self, key: RoutingKey) -> None:
@@ -42,10 +43,10 @@ class Call:
         self.said = ""
         self._at: tuple[Placements, int] | None = None
 
-    def placed(self, at: "Placements", replica: str, reason: str, number: int) -> None:
+    def placed(self, at: "Placements", replica: str, kind: PlaceKind, number: int) -> None:
         """Notes where it goes. An earlier placement ends."""
         self.end()
-        self.replica, self.said = replica, f"{replica}: {reason}"
+        self.replica, self.said = replica, f"{replica}: {kind.words}"
         self._at = at, number
 
     def refused(self, unreachable: bool = False) -> None:
@@ -118,7 +119,7 @@ class Placements:
         if placed is None:
             call.end()
             raise NoReplicaError("no replica takes the call")
-        call.placed(self, replica, placed.reason, placed.number)
+        call.placed(self, replica, placed.kind, placed.number)
         return replica
 
     def calls(self) -> dict[str, int]:

@@ -472,9 +472,6 @@ class BlockCache:
         """The salts that have running requests."""
         return self._roots.values()
 
-    def namespace(self, salt: str) -> int:
-        return self._roots[salt].id
-
     def survey(self, most: int) -> tuple[list[RadixNode], int]:
         return [], self._time
 

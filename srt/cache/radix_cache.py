@@ -376,7 +376,6 @@ class RadixCache:
     def forget(self) -> None:
         """Empties the tree. Slots are not released: the caller clears the pool too, or has counted them."""
         self._roots: dict[str, RadixRoot] = {}
-        self._private: dict[str, list[int]] = {}  # private namespace → its number, and its edges that open it
         self.eviction.clear()
         self._tokens = 0
         self._held_tokens = 0  # in nodes with a lock, a pin or a keep
@@ -491,8 +490,6 @@ class RadixCache:
         leaf.priority = priority
         assert leaf.edge not in node.children, "advance the match first: the tree knows this token"
         node.children[leaf.edge] = leaf
-        if not inside:
-            self._private.setdefault(salt, [leaf.id, 0])[1] += 1
         self.idle_check.added(leaf)
         leaf.locks = 1  # the caller's lock reaches one node further; the ancestors have it already
         self._add(leaf.root, len(tokens))
@@ -699,11 +696,6 @@ class RadixCache:
         assert parent is not None, "a leaf that left the tree is never evictable"
         assert not leaf.held, "evicting a locked node frees slots in use"
         del parent.children[leaf.edge]
-        if leaf.opens:
-            opened = self._private[leaf.salt]
-            opened[1] -= 1
-            if not opened[1]:
-                del self._private[leaf.salt]
         leaf.parent = None
         if leaf.state:
             assert self._states is not None, "only it puts snapshots at nodes"
@@ -744,10 +736,6 @@ class RadixCache:
     def salts(self) -> Iterable[RadixRoot]:
         """The salts that have nodes or running requests."""
         return self._roots.values()
-
-    def namespace(self, salt: str) -> int:
-        """Returns a number for a namespace that has nodes. It stays the same while anything is cached in it."""
-        return self._private[salt][0] if salt in self._private else self._roots[salt].id
 
     def survey(self, most: int) -> tuple[list[RadixNode], int]:
         """Returns up to `most` nodes, parents before their children, and the number of uses up to now.

@@ -137,7 +137,9 @@ class PendingCall(ABC):
     def placed(self) -> Placed | None:
         """Says where it was computed, and why there; None where there is one engine."""
         place = self.place
-        return Placed(place.replica, place.reason, len(self.losses)) if place is not None and place.reason else None
+        if place is None or not place.reason:
+            return None
+        return Placed(place.replica, place.reason, len(self.losses), place.kind, place.cached)
 
     @property
     def replica(self) -> int | None:
@@ -553,10 +555,12 @@ class SurveyCall(BroadcastCall):
     """Answers a Survey, with the texts of the nodes where they were asked for.
 
     Attributes:
+        most: nodes of all engines together.
         text: characters of each.
         spell: returns the text of token ids.
     """
 
+    most: int
     text: int
     spell: Callable[[Sequence[int]], str]
 
@@ -567,7 +571,8 @@ class SurveyCall(BroadcastCall):
 
     def _answer(self) -> FromBackend:
         surveys = [self._survey(replica, ended) for replica, ended in sorted(self.answers.items())]
-        nodes = tuple(node for survey in surveys for node in survey.nodes)
+        share = _share([len(survey.nodes) for survey in surveys], self.most)  # parents are before their children
+        nodes = tuple(node for survey in surveys for node in survey.nodes[:share])
         total, pool = sum(survey.total_nodes for survey in surveys), PoolGauges.sum_of([s.pool for s in surveys])
         return Surveyed(self.request_id, TreeSurvey(nodes, total, pool))
 
@@ -587,6 +592,17 @@ class SurveyCall(BroadcastCall):
             for node, text in zip(survey.nodes, texts, strict=True)
         )
         return msgspec.structs.replace(survey, nodes=nodes)
+
+
+def _share(lengths: Sequence[int], most: int) -> int:
+    """Returns how much each list may keep so that all together keep `most`; 1 at least, so that none is left out."""
+    rest = most
+    for left, length in zip(range(len(lengths), 0, -1), sorted(lengths), strict=True):
+        share = max(1, rest // left)
+        if length > share:
+            return share
+        rest -= length
+    return most
 
 
 def _distinct(node: int, replica: int) -> int:

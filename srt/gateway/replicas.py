@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from ...lang.protocol import PlaceKind
 from ...lang.status import EngineState, ReplicaStatus, RisingCounters
 from ..core.instruments import Clock
 from ..core.messages import NO_TIERS, CacheEvent, EngineSnapshot, Heartbeat, Schedule, TierRooms, ToEngine
@@ -154,11 +155,14 @@ class CallPlace(NamedTuple):
     Attributes:
         reason: in words; "" where there is one engine.
         number: of the call, for `Replicas.began` and `ended`.
+        cached: tokens of its prompt that the engine holds.
     """
 
     replica: int
     reason: str = ""
     number: int = 0
+    kind: PlaceKind = PlaceKind.COLD
+    cached: int = 0
 
 
 class Replicas:
@@ -305,15 +309,14 @@ class Replicas:
         placed = self._placement.place(call, now, exclude)
         assert placed is not None, "one is ready and not excluded"
         if home in ready:
-            kind, reason = "kept", "a prefix that is kept for it lies there"
+            kind, reason = PlaceKind.KEPT, PlaceKind.KEPT.words
         else:
-            known = placed.expected or placed.to_load
-            kind = "together" if placed.reason.startswith("its ") else "cached" if known else "cold"
+            kind = placed.kind
             coming = f", {placed.expected - placed.cached} more to come" if placed.expected > placed.cached else ""
             load = f", {placed.to_load} to be loaded from its tiers" if placed.to_load else ""
             reason = f"{placed.reason}; {placed.cached} of {call.length} tokens cached there{coming}{load}"
         self._counters[f"placed_{kind}"] += 1
-        return CallPlace(placed.replica, reason, placed.number)
+        return CallPlace(placed.replica, reason, placed.number, kind, placed.cached)
 
     def place_hint(self, tokens: Sequence[int], schedule: Schedule) -> int:
         """Chooses an engine for a prefix that calls will share, which follow it. One must be ready."""

@@ -362,7 +362,7 @@ class RequestValidator:
                 raise ParameterError(f"survey({name}={value}) is out of range; write {low} to {high}")
         question = EngineSurvey(next(self._ids), message.most, message.text)  # few tokens are shorter than a character
         deadline = now + self._limits.request_timeout
-        return SurveyCall(client, message.id, (question,), deadline, message.text, self._shown_text)
+        return SurveyCall(client, message.id, (question,), deadline, message.most, message.text, self._shown_text)
 
     def _shown_text(self, token_ids: Sequence[int]) -> str:
         """Returns the text of tokens of the tree. Pictures, which are ids beyond the vocabulary there, have none."""

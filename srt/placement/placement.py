@@ -23,6 +23,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ...lang.protocol import PlaceKind
 from ..core.messages import NO_TIERS, CacheCleared, CacheEvent, TierRooms
 from .meta_tree import TOKEN_BYTES, CopyError, CorruptTreeError, Counts, Expectation, Lengths, MetaTree
 from .policies import (
@@ -70,7 +71,8 @@ class Placed:
     """Says where a call goes.
 
     Attributes:
-        reason: in words, for `explain_cache()` and logs; it has no text of the prompt.
+        reason: in words, for `explain_cache()` and logs; it has no text of the prompt, but the load of all callers.
+        kind: the reason without that load.
         cached: tokens of its prefix that the replica holds.
         expected: tokens of its prefix that it holds or calls in flight bring; at least `cached`.
         to_load: tokens after those that it loads from its tiers, as far as is known.
@@ -80,6 +82,7 @@ class Placed:
 
     replica: int
     reason: str
+    kind: PlaceKind
     cached: int
     expected: int
     to_load: int
@@ -356,12 +359,15 @@ class Placement:
         if call.loadable is None:
             call = self._tiers.shown(call, replicas.tolist())
         choice = Choice(call, number, replicas, lengths, table.loads(self.tree.all_tokens(table.size)))
-        replica, reason = self._together(choice) or self.policy.choose(choice)
+        together = self._together(choice)
+        replica, reason = together or self.policy.choose(choice)
         self._remember(call, replica)
         expected = int(lengths.coming[replica])
         to_load = self._count(call, number, replica, expected, now)
         self._tiers.use(call, replica, expected + to_load)
-        return Placed(replica, reason, int(lengths.held[replica]), expected, to_load, lengths, number)
+        known = PlaceKind.CACHED if expected or to_load else PlaceKind.COLD
+        kind = known if together is None else PlaceKind.TOGETHER
+        return Placed(replica, reason, kind, int(lengths.held[replica]), expected, to_load, lengths, number)
 
     def began(self, number: int, now: float) -> None:
         """Says that the prompt of a call is computed. Calls that are not known any more are no error."""

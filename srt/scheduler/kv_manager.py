@@ -10,6 +10,7 @@ A decoding request allocates a run of slots ahead, for its next tokens: with one
 requests, its keys would lie scattered. Spare slots are private, and are taken back before a request is retracted.
 """
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -337,6 +338,7 @@ class KVManager:
     def survey(self, most: int, shown: int) -> tuple[TreeSurvey, list[list[int]]]:
         """Returns the tree, and the first `shown` tokens of each node."""
         nodes, now = self.cache.survey(most)
+        numbers = {salt: _number_of(salt) for salt in {node.salt for node in nodes}}
         described = tuple(
             TreeNode(
                 id=node.id,
@@ -346,7 +348,7 @@ class KVManager:
                 pins=node.pins,
                 keeps=node.keeps,
                 age=now - node.last_use,
-                salt=self.cache.namespace(node.salt),
+                salt=numbers[node.salt],
             )
             for node in nodes
         )
@@ -781,6 +783,11 @@ class KVManager:
                     f"salt {salt.salt!r} owns {salt.owned} slots of {self.most_of_salt}, {salt.private_slots} of them "
                     f"private, and its requests have {private[salt]}"
                 )
+
+
+def _number_of(salt: str) -> int:
+    """Returns the number of a namespace, which is the same in all engines and exact in a page's 64-bit floats."""
+    return int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=6).digest(), "little")
 
 
 def _root(request: Request) -> RadixRoot:

@@ -1,12 +1,16 @@
 """Tenants: what one has made the engine compute does not help, slow or reorder another."""
 
 import asyncio
+import base64
 import logging
 import random
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
+from umbel.lang.prompt import Text
+from umbel.lang.protocol import Final, GenRequest, Placed, PlaceKind, SamplingParams
 from umbel.server.access import Access
 from umbel.srt.core.instruments import Clock
 from umbel.srt.in_process import LocalBackend
@@ -144,6 +148,48 @@ def test_neither_times_nor_the_order_of_answers_tell_what_another_has_asked(shar
         score = auc([each[place] for each in found if not each[0]], [each[place] for each in found if each[0]])
         spread = 0.05 if probes >= 400 else 0.3  # two deviations of so many probes
         assert score > 0.9 if shared else 0.5 - spread <= score <= 0.5 + spread, (place, score)
+
+
+def test_why_an_engine_was_chosen_tells_no_load_of_other_keys() -> None:
+    """The reason of a local runtime has figures of it; the words of an answer over HTTP leave them out."""
+    words = {kind.words for kind in PlaceKind}
+    parts, sampling = (Text("why here"),), SamplingParams(max_tokens=1, temperature=0)
+    request = GenRequest("r", parts, sampling)
+
+    async def local_reason(backend: LocalBackend) -> str:
+        final = [event async for event in backend.generate(request)][-1]
+        assert isinstance(final, Final)
+        assert final.placed is not None
+        return final.placed.reason
+
+    async def check_http(client: AsgiClient) -> None:
+        key = {"x-api-key": KEYS["a"]}
+        body = {"text": "why here", "sampling_params": {"max_new_tokens": 1}}
+        placed = (await client.post("/generate", body, **key)).json["meta_info"]["umbel"]["placed"]
+        assert set(placed) == {"replica", "reason", "cached_tokens"}
+        assert placed["reason"] in words
+        question = base64.b64encode(msgspec.msgpack.encode(request)).decode()
+        remote = await client.post("/runtime", {"message": question}, **key)
+        answer = msgspec.msgpack.decode(base64.b64decode(remote.events[-2][1]["message"]))  # before [DONE]
+        at = msgspec.convert(answer["placed"], Placed)
+        assert at.reason == f"{at.kind.words}; {at.cached} tokens cached there"
+
+    async def scenario() -> None:
+        backend = LocalBackend(replicas=2)
+        async with served(backend, access=Access(KEYS)) as client:
+            idle = await local_reason(backend)
+            await check_http(client)
+            long = {"model": "oracle", "prompt": "x" * 1_000, "max_tokens": 3_000, "ignore_eos": True}
+            others = asyncio.create_task(client.post("/v1/completions", long, **{"x-api-key": KEYS["b"]}))
+            while (await backend.status()).in_flight < 1:
+                await asyncio.sleep(0)
+            assert await local_reason(backend) != idle, "the load has to show in the reason of the runtime itself"
+            await check_http(client)
+            assert not others.done(), "the load has to last"
+            others.cancel()
+            await asyncio.gather(others, return_exceptions=True)
+
+    asyncio.run(scenario())
 
 
 CANARY, SECRET = "canary-fdzq", "sk-canary-77ab"  # a label of a line has no digits

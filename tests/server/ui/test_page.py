@@ -19,6 +19,7 @@ from umbel.lang.status import MOST_NODES, MOST_SHOWN, EngineState, PoolGauges, R
 from umbel.server.access import Access
 from umbel.server.limits import READINGS
 from umbel.server.ui.page import PAGE, LiveState
+from umbel.srt.in_process import LocalBackend
 
 from ...serving import until
 from ..client import AsgiClient, served
@@ -212,6 +213,22 @@ def test_the_tree_has_its_nodes_and_texts_only_when_asked() -> None:
         assert len((await client.get("/ui/tree?most=2")).json["nodes"]) == 2
 
     on_a_server(work)
+
+
+def test_the_tree_names_the_engine_of_each_node_and_a_salt_alike_in_all() -> None:
+    async def work(client: AsgiClient) -> None:
+        for number in range(4):
+            for salt in ("one", "two", "three"):  # in turn, so that each comes to both
+                body = COMPLETION | {"prompt": f"{number}{salt}", "cache_salt": salt}
+                assert (await client.post("/v1/completions", body)).status == 200
+        survey = msgspec.json.decode((await client.get("/ui/tree")).content, type=TreeSurvey)
+        assert sum(node.tokens for node in survey.nodes) == survey.pool.cached
+        salts = [{node.salt for node in survey.nodes if node.replica == engine} for engine in range(2)]
+        assert salts[0] == salts[1]
+        assert len(salts[0]) == 3
+        assert max(salts[0]) < 1 << 53, "JavaScript has no larger whole numbers"
+
+    on_a_server(work, backend=LocalBackend(replicas=2, placement="round-robin"))
 
 
 @pytest.mark.parametrize(

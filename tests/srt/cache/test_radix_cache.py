@@ -507,12 +507,6 @@ class Model(RuleBasedStateMachine):
             stack.append((*(stack[-1] if stack else ()), *node.tokens.tolist()))
             assert not node.state or self.snapshots[node.state] == stack[-1]
 
-    @invariant()
-    def every_namespace_has_one_number(self) -> None:
-        nodes = [node for _, node in self.tree.cache.walk()]
-        numbers = {(node.salt, self.tree.cache.namespace(node.salt)) for node in nodes}
-        assert len(numbers) == len({number for _, number in numbers}) == len({node.salt for node in nodes})
-
 
 Model.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestModel = Model.TestCase

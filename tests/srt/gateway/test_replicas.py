@@ -400,6 +400,24 @@ class TestAllEngines:
         assert len({node.id for node in survey.nodes}) == 4
         assert [node.parent for node in survey.nodes] == [None, survey.nodes[0].id, None, survey.nodes[2].id]
 
+    @pytest.mark.parametrize(
+        ("counts", "kept"), [((2, 9), (2, 8)), ((9, 9), (5, 5)), ((3, 4), (3, 4)), ((0, 12), (0, 10))]
+    )
+    def test_a_survey_has_as_many_nodes_of_all_engines_as_were_asked_for(
+        self, counts: tuple[int, ...], kept: tuple[int, ...]
+    ) -> None:
+        harness = Harness(replicas=2)
+        harness.send(Survey("s", 10))
+        surveys = [message for message in harness.to_engine if isinstance(message, EngineSurvey)]
+        for replica, (question, count) in enumerate(zip(surveys, counts, strict=True)):
+            nodes = tuple(TreeNode(number, None, 3, 0, 0, 0, 0, 0) for number in range(count))
+            survey = TreeSurvey(nodes, count, PoolGauges())
+            harness.gateway.engine_event(EngineSurveyed(question.id, survey), replica)
+        (answer,) = harness.answers()
+        assert isinstance(answer, Surveyed)
+        assert tuple(sum(node.replica == each for node in answer.survey.nodes) for each in range(2)) == kept
+        assert answer.survey.total_nodes == sum(counts)
+
     def test_the_status_has_each_engine_and_their_sums(self) -> None:
         harness = Harness(replicas=2)
         harness.send(generate("a"))
