@@ -143,6 +143,7 @@ class ConstrainedTexts:
         assert cursor is not None, "called for texts with a constraint only"
         if cursor.error is None and cursor.restored and token is not None:
             request.restore_prompt_token(token)
+            self._counters.prompt_tokens += 1  # it was left out when the request was admitted
             return self._jump(request, generation, cursor)
         stop = self._append(request, generation, cursor, token)
         return self._jump(request, generation, cursor) if stop is None else stop

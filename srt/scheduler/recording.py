@@ -103,8 +103,11 @@ class EngineRecorder:
                     number, tokens = self._open.pop(id)
                     prompt = tokens[: event.prompt_tokens]
                     tokens.extend(token_ids)
+                    if event.healed:
+                        del tokens[event.prompt_tokens - 1]
                     self._grow(number, prompt, tokens)
-                    self._write({"end": id, "at": self._at(now), "tokens": made})
+                    replaced = {"replaced": 1} if event.healed else {}
+                    self._write({"end": id, "at": self._at(now), "tokens": made, **replaced})
                 case ScoreEnded(id=id) | EngineFailed(id=id) if id != WARM_UP:
                     self._open.pop(id, None)
                     self._write({"end": id, "at": self._at(now), "tokens": 0})

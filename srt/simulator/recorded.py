@@ -47,6 +47,8 @@ class Recording:
         calls: in the order of their arrival.
         ends: calls, in the order of their ends.
         tokens: call → tokens of its answer.
+        replaced: calls whose constraint replaced the prompt's last token: they ran without it, and their answers begin
+            with another.
         skipped: messages that could not be recorded; the figures of the simulation leave them out.
     """
 
@@ -55,6 +57,7 @@ class Recording:
     calls: tuple[_RecordedCall, ...]
     ends: tuple[int, ...]
     tokens: dict[int, int]
+    replaced: frozenset[int]
     skipped: int
 
 
@@ -87,6 +90,7 @@ def read_recording(path: Path) -> Recording:
         calls: list[_RecordedCall] = []
         ends: list[int] = []
         tokens: dict[int, int] = {}
+        replaced: set[int] = set()
         skipped, before = 0, 0.0
         for line in lines:
             number += 1
@@ -96,11 +100,13 @@ def read_recording(path: Path) -> Recording:
             elif "end" in record:
                 ends.append(record["end"])
                 tokens[record["end"]] = record["tokens"]
+                if record.get("replaced"):
+                    replaced.add(record["end"])
             skipped += "skipped" in record
             before = record.get("at", before)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ParameterError(f"{path.name}, line {number}: {error!r}; it is no recording of a runtime") from error
-    return Recording(str(facts["model"]), settings, tuple(calls), tuple(ends), tokens, skipped)
+    return Recording(str(facts["model"]), settings, tuple(calls), tuple(ends), tokens, frozenset(replaced), skipped)
 
 
 def _call(record: dict[str, Any], ended: int, gap: float) -> _RecordedCall:  # Any: JSON
@@ -159,6 +165,8 @@ class RecordingPlayer:
 
     def _ending(self, call: _RecordedCall, sequence: int) -> Callable[[Answered], None]:
         def end(answer: Answered) -> None:
+            if call.id in self._recording.replaced:
+                self._sequences[sequence].pop()
             self._sequences[sequence] += answer.token_ids
             self._ended.add(call.id)
             self._go_on()
@@ -174,6 +182,7 @@ class RecordingPlayer:
                 choices = tuple(self._tokenizer.text_of(tuple(ids[call.start :])) for ids in sequences)
                 self._host.ask(SimulatedCall(prompt, choices=choices, origin=call.origin), then)
             case _:
-                prompt = np.array(sequences[0], dtype=np.int32)
+                ran = sequences[0][:-1] if call.id in self._recording.replaced else sequences[0]
+                prompt = np.array(ran, dtype=np.int32)
                 made = self._recording.tokens.get(call.id, 0)
                 self._host.ask(SimulatedCall(prompt, made, call.sampled, origin=call.origin), then)

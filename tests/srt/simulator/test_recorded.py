@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from umbel.lang.errors import ParameterError
 from umbel.lang.prompt import Generated, Text
-from umbel.lang.protocol import GenRequest, Hint, Origin, ScoreRequest
+from umbel.lang.protocol import ConstraintSpec, GenRequest, Hint, Origin, ScoreRequest
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.in_process import LocalBackend
 from umbel.srt.simulator.answers import MadeUpTokens, NumberTokenizer
@@ -18,6 +18,7 @@ from umbel.srt.simulator.measurements import Measurements
 from umbel.srt.simulator.recorded import RecordingPlayer, is_recording, read_recording
 from umbel.srt.simulator.step_model import DEFAULT_STEPS, read_steps
 from umbel.srt.simulator.tiers import parse_tiers
+from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
 SAME = ("requests", "prompt_tokens", "cached_tokens", "computed_prompt_tokens", "completion_tokens", "finished")
 SECRET = "a private sentence"
@@ -76,6 +77,33 @@ def replayed(path: Path, tiers: str = "") -> dict[str, float]:
 @pytest.mark.parametrize("together", [1, 4, 12])
 def test_the_counters_are_those_of_the_runtime(tmp_path: Path, together: int) -> None:
     info = record(tmp_path / "r.jsonl", together=together, pool=20_000)
+    counters = replayed(tmp_path / "r.jsonl")
+    assert {name: counters[name] for name in SAME} == {name: info[name] for name in SAME}
+
+
+def test_they_are_the_same_where_constraints_replace_or_keep_the_last_token_of_a_prompt(tmp_path: Path) -> None:
+    async def work() -> dict[str, object]:
+        # Tokens that a constraint forces have no keys at the end of a text; simulated ones have.
+        backend = LocalBackend(debug={"recording": str(tmp_path / "r.jsonl")}, jump_forward=False)
+        await backend.start()
+        [longer] = ByteTokenizer().encode(" the", first=False)
+        for number in range(6):
+            sampling = SamplingParams(max_tokens=20, seed=number, logit_bias={longer: 100.0 * (number % 2)})
+            things = ConstraintSpec("regex", "the end|a thing|bees")
+            parts = (Text(f"{number}: they sing in "),)  # tokens " the" and " a" begin with its last one
+            request = GenRequest(f"c{number}", parts, sampling, constraint=things)
+            final = [event async for event in backend.generate(request)][-1]
+            completion = final.completions[0]  # type: ignore[union-attr]  # the last event is a Final
+            answer = Generated(completion.text, completion.token_ids)
+            async for _ in backend.generate(GenRequest(f"d{number}", (*parts, answer, Text(" then")), sampling)):
+                pass
+        info = (await backend.control("info")).result
+        await backend.close()
+        return dict(info)
+
+    info = asyncio.run(work())
+    assert info["prompt_tokens"] == info["cached_tokens"] + info["computed_prompt_tokens"]
+    assert len(read_recording(tmp_path / "r.jsonl").replaced) == 5  # of 6
     counters = replayed(tmp_path / "r.jsonl")
     assert {name: counters[name] for name in SAME} == {name: info[name] for name in SAME}
 
