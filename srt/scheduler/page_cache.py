@@ -117,7 +117,8 @@ class PageLedger:
 
     def remove(self, names: Iterable[bytes], flags: int) -> None:
         for name in names:
-            self._set(name, self._flags.get(name, 0) & ~flags)
+            if name in self._flags:
+                self._set(name, self._flags[name] & ~flags)
 
     def lacks(self, name: bytes, flag: int) -> bool:
         """Returns whether a page is worth saving, and a part of it was not."""
@@ -193,6 +194,7 @@ class PageCache:
             page_tokens=PAGE_TOKENS,
             token_bytes=PAGE_TOKENS * port.bytes_per_token(PagePart.TOKENS),
             window_bytes=0 if windows is None else PAGE_TOKENS * port.bytes_per_token(PagePart.WINDOWS),
+            gone=self._evicted_by_tiers,
         )
         self._page_bytes = PAGE_TOKENS * sum(map(port.bytes_per_token, PagePart))
         self._clock = clock
@@ -335,6 +337,10 @@ class PageCache:
 
     def _digest(self, number: int) -> bytes | None:
         return None if self._pictures is None else self._pictures.digest(number)
+
+    def _evicted_by_tiers(self, names: Sequence[bytes]) -> None:
+        """Notes that no tier has these pages any more, so that they are saved again when they are computed."""
+        self._ledger.remove(names, _TOKENS | _WINDOWS)
 
     # ------------------------------------------------------------------------------------------ saving
 

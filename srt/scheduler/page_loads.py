@@ -13,7 +13,7 @@ Layers with a window need the keys of the last `reach` tokens only, so their pag
 the end of the run backwards. Where one is missing, the run ends there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..core.instruments import Clock, Counters
@@ -71,6 +71,8 @@ class PageLoad:
     end: int = 0  # the page after the last one that can be used
     ended: bool = False
     tier: int = 0  # the place of the tier that is asked
+    answered: int = 0  # tiers that said what they have
+    found: int = 0  # pages, the most that one of them had
     run: PageRun | None = None
     tries: int = 0  # of window pages; 0: the others are not complete
 
@@ -86,6 +88,7 @@ class PageLoads:
     Args:
         tiers: fastest first.
         token_bytes, window_bytes: of a page, in the payload of each part.
+        gone: told the names of pages that no tier has, when all have answered.
     """
 
     def __init__(
@@ -98,8 +101,10 @@ class PageLoads:
         page_tokens: int,
         token_bytes: int,
         window_bytes: int,
+        gone: Callable[[Sequence[bytes]], None],
     ) -> None:
         self.rates = rates
+        self._gone = gone
         self._tiers = tiers
         self._rests = [TierRest() for _ in tiers]
         self._counters = counters
@@ -225,6 +230,9 @@ class PageLoads:
                 return
             if run.asked and run.came == run.asked:
                 self._rests[load.tier].seconds = _REST
+            if not load.tries:
+                load.answered += 1
+                load.found = max(load.found, len(load.names) - len(run.names) + run.found)
             load.run = None
             load.tier += 1
 
@@ -275,6 +283,8 @@ class PageLoads:
         load.tier = 0
         if not load.tries:
             load.end = load.first + len(load.payloads)
+            if load.answered == len(self._tiers):
+                self._gone(load.names[load.found :])
         if not load.window_names or not load.end:
             self._end(load)
             return

@@ -7,11 +7,11 @@ from random import Random
 import pytest
 from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.core.messages import Ended, EngineAbort, EngineControl
-from umbel.srt.scheduler.page_cache import PageLedger, PageTiers
+from umbel.srt.scheduler.page_cache import PageLedger, PageTiers, window_name
 from umbel.srt.testing.oracle import reference_generate
 from umbel.srt.tiers.access import DirectAccess, PageRun
 from umbel.srt.tiers.memory import HostMemory
-from umbel.srt.tiers.names import PAGE_TOKENS, PageScheme
+from umbel.srt.tiers.names import PAGE_TOKENS, PageScheme, page_names
 
 from ..engine_harness import GREEDY, Engine
 
@@ -97,6 +97,23 @@ def test_a_page_is_saved_when_a_second_request_uses_it(windows: tuple[int, int] 
     text_of(filling, prompt(200))
     filling.scheduler.kv.save_rest()
     assert filling.scheduler.counters["saved_pages"] == 3
+
+
+@pytest.mark.parametrize("windows", [None, (700, 65)], ids=str)
+def test_pages_that_all_tiers_have_evicted_are_saved_again(windows: tuple[int, int] | None) -> None:
+    fast, slow, tokens = Desk("host"), Desk("disk"), prompt(200)
+    machine = engine(fast, slow, windows=windows)
+    names = page_names(SCHEME.root(""), tokens)
+    saved = []
+    for turn, emptied in enumerate([(), (), (fast,), (fast, slow), ()]):
+        for shelf in emptied:
+            shelf.forget([*names, *map(window_name, names)])
+        machine.scheduler.handle_message(EngineControl(1_000_000 + turn, "flush_cache"))
+        text_of(machine, tokens)
+        machine.scheduler.kv.save_rest()
+        saved.append(machine.scheduler.counters["saved_pages"])
+    assert saved == [3, 3, 3, 6, 6]
+    assert fast.look(names).found == slow.look(names).found == 3
 
 
 @pytest.mark.parametrize("windows", WINDOWS, ids=str)
