@@ -428,6 +428,7 @@ class CoarseSimulation:
         self._placement = Placement(policy, range(measurements.replicas), seed=seed)
         for replica in range(measurements.replicas):
             self._placement.rates(replica, prefill=model.prefill_rate, decode=model.decode_rate)
+            self._placement.room(replica, settings.pool)
             if tiers:
                 self._placement.rates(replica, load=max(tier.rate for tier in tiers))
                 self._placement.tiers(replica, rooms_of(tiers))

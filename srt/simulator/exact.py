@@ -34,12 +34,13 @@ from ..core.batch import (
     Summary,
     WindowPool,
 )
-from ..core.config import GatewayLimits
+from ..core.config import GatewayLimits, SupervisionLimits
 from ..core.messages import (
     Ended,
     EngineGenerate,
     EngineScore,
     FromEngine,
+    Heartbeat,
     ScoreEnded,
     ToEngine,
 )
@@ -187,7 +188,10 @@ class _EvenChooser:
 
 
 class _SimulatedReplica:
-    """A scheduler that steps while it has work. `answer` is called with its messages when their step has ended."""
+    """A scheduler that steps while it has work. `answer` is called with its messages when their step has ended.
+
+    `beat` is its state when no step runs, as the heartbeats of an engine bring it.
+    """
 
     def __init__(
         self,
@@ -213,6 +217,7 @@ class _SimulatedReplica:
             rows = config.max_step_tokens or PAGE_TOKENS  # a runtime measures them at its start
             seconds = runner.model.seconds(StepShape(rows, rows * (rows + 1) // 2, rows, 1))
             self.scheduler.kv.pages.loads.rates.computed(rows, seconds)
+        self.beat = self._heartbeat()
         self._events = events
         self._answer = answer
         self._inbox: deque[ToEngine] = deque()
@@ -240,12 +245,18 @@ class _SimulatedReplica:
         self._events.at(clock.now(), lambda: self._end_step(answers))
 
     def _end_step(self, answers: list[FromEngine]) -> None:
+        self.beat = self._heartbeat()
         for answer in answers:
             self._answer(answer)
         if self._inbox or not self.scheduler.idle:
             self._step()
         else:
             self._stepping = False
+
+    def _heartbeat(self) -> Heartbeat:
+        scheduler = self.scheduler
+        counters = scheduler.counters
+        return Heartbeat(int(counters["steps"]), scheduler.running, scheduler.waiting, counters, scheduler.kv.gauges)
 
 
 class ExactSimulation:
@@ -301,6 +312,7 @@ class ExactSimulation:
         )
         for number in range(measurements.replicas):
             self._gateway.engine_ready(CONTEXT, number, rooms_of(tiers))
+        self._next_heartbeats = 0.0
 
     def _open_tiers(self, runner: SimulatedRunner) -> PageTiers | None:
         if not self._tiers:
@@ -314,6 +326,7 @@ class ExactSimulation:
     # ------------------------------------------------------------------ Host
 
     def ask(self, call: SimulatedCall, then: Callable[[Answered], None]) -> None:
+        self._send_heartbeats()
         number = f"c{next(self._ids)}"
         self._waiting[number] = then
         prompt = _parts(call.prompt)
@@ -328,9 +341,20 @@ class ExactSimulation:
         self._gateway.receive(self._client, request)
 
     def hint(self, prompt: tuple[Part, ...], origin: Origin) -> None:
+        self._send_heartbeats()
         self._gateway.receive(self._client, Hint(f"h{next(self._ids)}", prompt, origin))
 
     # ------------------------------------------------------------------ between gateway and replicas
+
+    def _send_heartbeats(self) -> None:
+        """Sends heartbeats that are due: they matter only when something is placed.
+
+        From them placement knows the pool of a replica and how fast it computes."""
+        if self._events.now < self._next_heartbeats:
+            return
+        self._next_heartbeats = self._events.now + SupervisionLimits().heartbeat_period
+        for number, replica in enumerate(self._replicas):
+            self._gateway.engine_event(replica.beat, number)
 
     def deliver(self, identity: bytes, message: Answer) -> None:
         """Passes an answer of the gateway to the session that asked."""

@@ -1,9 +1,12 @@
 """Whole simulations: exact against the optimum and against what must hold, coarse against exact."""
 
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import pytest
 from umbel.lang.errors import ParameterError
+from umbel.srt.placement.placement import Placed, Placement
+from umbel.srt.placement.policies import Placing
 from umbel.srt.simulator.arrivals import ClosedLoop, Poisson
 from umbel.srt.simulator.command import Plan, open_scenario, simulate
 from umbel.srt.simulator.exact import ReplicaShape
@@ -84,6 +87,41 @@ def test_eight_coarse_replicas_beat_taking_turns_by_far() -> None:
     assert placed.calls_per_second >= 2.5 * turns.calls_per_second
 
 
+@pytest.mark.parametrize("coarse", [False, True])
+def test_placement_knows_pools_and_speeds(coarse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls come seldom: no replica counts as late because it has told nothing since the last one."""
+    rooms: dict[int, int] = {}
+    speeds: set[tuple[int, str]] = set()
+
+    class Knowing(Placement):
+        def room(self, replica: int, tokens: int) -> None:
+            rooms[replica] = tokens
+            super().room(replica, tokens)
+
+        def rates(self, replica: int, **rates: float | None) -> None:
+            speeds.update((replica, kind) for kind in rates)
+            super().rates(replica, **rates)
+
+        def place(self, call: Placing, now: float, exclude: AbstractSet[int] = frozenset()) -> Placed | None:
+            assert not exclude
+            return super().place(call, now, exclude)
+
+    for module in ("placement.placement", "simulator.coarse"):
+        monkeypatch.setattr(f"umbel.srt.{module}.Placement", Knowing)
+    run("prefixes=9,prefix=300,own=20,requests=40,output=16", Plan(coarse=coarse, replicas=3), pool=5_000, poisson=0.5)
+    assert rooms == {0: 5_000, 1: 5_000, 2: 5_000}
+    assert speeds >= {(replica, kind) for replica in range(3) for kind in ("prefill", "decode")}
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+def test_below_saturation_prefixes_stay_where_they_are(coarse: bool) -> None:
+    """Without the size of the pools, calls that meet a queue copy prefixes to idle replicas: 0.80 and 0.66 of it."""
+    name = "prefixes=64,prefix=200,own=12,requests=500"
+    result = run(name, Plan(coarse=coarse, replicas=8), pool=11 * 212, poisson=40)
+    assert result.optimal_hit_rate is not None
+    assert result.hit_rate > 0.9 * result.optimal_hit_rate
+
+
 @pytest.mark.nightly
 def test_near_capacity_a_hot_prefix_overloads_no_replica_while_another_idles() -> None:
     """Loads drift apart as calls end, so the policy keeps them nearer to the mean than twice it."""
@@ -120,7 +158,8 @@ def test_a_slower_tier_brings_what_was_evicted(tier: str, coarse: bool) -> None:
 
 @pytest.mark.parametrize("tiers", ["host=20000", "disk=8000", "host=2000,disk=10000,store=20000"])
 def test_coarse_is_near_exact_with_tiers(tiers: str) -> None:
-    name, places = "prefixes=20,prefix=256,own=16,requests=150,output=4", parse_tiers(tiers)
+    """Of fewer calls one prefix, found or not, would be half a point."""
+    name, places = "prefixes=20,prefix=256,own=16,requests=400,output=4", parse_tiers(tiers)
     exact = run(name, Plan(tiers=places, replicas=2), pool=1_200, poisson=4)
     coarse = run(name, Plan(tiers=places, replicas=2, coarse=True), pool=1_200, poisson=4)
     assert sum(exact.tier_tokens.values()) > 0
