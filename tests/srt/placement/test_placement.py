@@ -89,6 +89,22 @@ def test_a_cold_call_goes_where_load_is_least() -> None:
     assert "cached nowhere" in chosen[3].reason
 
 
+def test_a_call_goes_to_an_idle_replica_while_another_has_too_much() -> None:
+    """Calls end at some replicas, so the mean falls below what others have; the next call ends that."""
+    placement = Placement("added-delay", range(6))
+    running = [place(placement, call(number)) for number in range(90)]
+    placement.apply(0, [NodeAdded(1, 0, "", PREFIX)])
+    for ended in running:
+        if ended.replica in (1, 2) or (ended.replica == 0 and ended.number <= 72):
+            placement.ended(ended.number, 0.0)
+    for replica in (1, 2):
+        placement.apply(replica, [])
+    assert [facts.running for facts in placement.facts().replicas] == [3, 0, 0, 15, 15, 15]
+    placed = place(placement, call(90))
+    assert placed.replica in (1, 2)
+    assert placed.reason.startswith("4 left out, or one would have over 1.75 times the mean")
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_no_placement_puts_a_replica_above_twice_the_mean_while_another_idles(seed: int) -> None:
     """One prefix has all calls; they end in any order, many more at some replicas than at others."""

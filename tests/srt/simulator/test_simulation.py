@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from umbel.lang.errors import ParameterError
 from umbel.srt.placement.placement import Placed, Placement
-from umbel.srt.placement.policies import Placing
+from umbel.srt.placement.policies import AddedDelay, Choice, Placing
 from umbel.srt.simulator.arrivals import ClosedLoop, Poisson
 from umbel.srt.simulator.command import Plan, open_scenario, simulate
 from umbel.srt.simulator.exact import ReplicaShape
@@ -123,9 +123,24 @@ def test_below_saturation_prefixes_stay_where_they_are(coarse: bool) -> None:
 
 
 @pytest.mark.nightly
-def test_near_capacity_a_hot_prefix_overloads_no_replica_while_another_idles() -> None:
-    """Loads drift apart as calls end, so the policy keeps them nearer to the mean than twice it."""
-    result = run("prefixes=64,prefix=1000,own=60,requests=1000,skew=1.5", Plan(replicas=8), pool=11_660, poisson=25)
+def test_near_capacity_no_call_is_placed_at_a_hot_replica_while_another_idles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads drift apart as calls end: then the next call goes to one that idles, so it does not last."""
+    choose, overloads = AddedDelay.choose, []
+
+    def watched(policy: AddedDelay, choice: Choice) -> tuple[int, str]:
+        chosen, why = choose(policy, choice)
+        before = choice.loads.calls
+        after = before + (choice.replicas == chosen)
+        if after.sum() >= 4 * len(after) and before.min() == 0:
+            too_many, was_idle = before.max() > 1.75 * before.mean(), before[chosen] == 0
+            overloads.append(bool((too_many and not was_idle) or after[chosen] > max(4, 2 * after.mean())))
+        return chosen, why
+
+    monkeypatch.setattr(AddedDelay, "choose", watched)
+    name = "prefixes=64,prefix=1000,own=60,requests=1000,skew=1.5"
+    result = run(name, Plan(replicas=8), pool=11_660, poisson=25)
+    assert len(overloads) > 10
+    assert not any(overloads)
     assert result.most_over_mean is not None
     assert 0 < result.most_over_mean <= 2
     assert result.hit_rate > 0.85
