@@ -6,7 +6,9 @@ the loop, so that a test is deterministic.
 """
 
 import asyncio
+import contextlib
 import gc
+import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -77,11 +79,13 @@ class EngineThread:
 
     Args:
         news: returns whether there are messages for the scheduler. Called in the thread.
+        turn: held during the steps.
     """
 
-    def __init__(self, scheduler: "Scheduler", news: Callable[[], bool]) -> None:
+    def __init__(self, scheduler: "Scheduler", news: Callable[[], bool], turn: threading.Lock) -> None:
         self._scheduler = scheduler
         self._news = news
+        self._turn = turn
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="local engine")
 
     async def advance(self) -> list[FromEngine]:
@@ -102,11 +106,12 @@ class EngineThread:
 
         A return to the loop and back costs a millisecond without any step."""
         scheduler = self._scheduler
-        for _ in range(MOST_STEPS):
-            events = scheduler.step()
-            resting = scheduler.idle and not scheduler.unchecked
-            if events or self._news() or resting or scheduler.opening:
-                return events
+        with self._turn:
+            for _ in range(MOST_STEPS):
+                events = scheduler.step()
+                resting = scheduler.idle and not scheduler.unchecked
+                if events or self._news() or resting or scheduler.opening:
+                    return events
         return []
 
 
@@ -132,16 +137,23 @@ class LocalEngine:
         self._on_lost = on_lost
         self._step_seconds = step_seconds
         self._inbox: deque[ToEngine] = deque()
-        self._thread = EngineThread(engine.scheduler, lambda: bool(self._inbox))
+        self._turn = threading.Lock()  # a pump has it while it uses the scheduler or the gateway
+        self._thread = EngineThread(engine.scheduler, lambda: bool(self._inbox), self._turn)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pump: asyncio.Task[None] | None = None
+        self._left: list[FromEngine] = []  # events of the last steps on a former loop
 
     def move_to(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Runs on another loop from now on; the former one has ended."""
-        self._loop, self._pump = loop, None
+        """Runs on another loop from now on. The former one may still run in its thread, with a step after the last
+        answer: its pump uses nothing any more when this returns."""
+        with self._turn:
+            self._loop, self._pump = loop, None
 
     def send(self, message: ToEngine) -> None:
         self._inbox.append(message)
+        self._go_on()
+
+    def _go_on(self) -> None:
         if self._loop is not None and (self._pump is None or self._pump.done()):
             self._pump = self._loop.create_task(self._run(), name="local engine")
 
@@ -157,24 +169,42 @@ class LocalEngine:
         self._inbox.clear()
 
     async def _run(self) -> None:
-        """Steps until no work is left. No two threads ever use the gateway or the scheduler at once."""
-        scheduler = self.engine.scheduler
+        """Steps until no work is left, or until another loop runs the engine. No two threads ever use the gateway or
+        the scheduler at once."""
+        loop, scheduler = asyncio.get_running_loop(), self.engine.scheduler
+        events: list[FromEngine] = []
+        stepped = False
         try:
-            while self._inbox or not scheduler.idle or scheduler.unchecked:
-                while self._inbox:
-                    scheduler.handle_message(self._inbox.popleft())
+            while True:
+                with self._turn:
+                    if self._loop is not loop:
+                        self._leave(events)
+                        return
+                    if stepped or self._left:
+                        came, self._left = [*self._left, *events], []
+                        self._on_events(came)
+                    if not (self._inbox or not scheduler.idle or scheduler.unchecked):
+                        return
+                    while self._inbox:
+                        scheduler.handle_message(self._inbox.popleft())
+                    resting, stepped = scheduler.idle, True
+                    events = scheduler.step() if self._step_seconds is not None else []
                 if self._step_seconds is not None:
-                    resting = scheduler.idle
-                    events = scheduler.step()
                     await asyncio.sleep(0 if resting else self._step_seconds)  # other tasks run between two steps
                 else:
                     events = await self._thread.advance()
                     if scheduler.opening:
                         await asyncio.sleep(OPENING_POLL)
-                self._on_events(events)
         except Exception as error:  # it belongs to no request: the engine is lost, like a process
             self._on_lost(f"{type(error).__name__}: {error}")
             raise EngineError("the local engine ended") from error
+
+    def _leave(self, events: list[FromEngine]) -> None:
+        """Leaves the events of a last step to the loop that runs the engine now."""
+        self._left += events
+        if events and self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended, too
+                self._loop.call_soon_threadsafe(self._go_on)
 
 
 T = TypeVar("T")
@@ -327,12 +357,12 @@ class LocalBackend:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:  # a new loop, such as the next asyncio.run of a test
             assert self._gateway is not None
-            self._gateway.client_lost(self._client)
-            if self._programs is not None:
-                self._gateway.client_lost(self._programs.calls_client)
             self._loop = loop
             for local in self._engines:
                 local.move_to(loop)
+            self._gateway.client_lost(self._client)
+            if self._programs is not None:
+                self._gateway.client_lost(self._programs.calls_client)
             self._exchange = Exchange(
                 self.down.put,
                 window=self.options.max_queue,

@@ -1,12 +1,13 @@
-"""Steps in a thread: how many follow each other, and what becomes of them when nobody waits any more."""
+"""Steps in a thread: how many follow each other, what becomes of them when nobody waits any more, and another loop."""
 
 import asyncio
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
-from umbel.srt.core.messages import FromEngine, Tokens
-from umbel.srt.in_process import MOST_STEPS, EngineThread
+from umbel.srt.core.messages import EngineEnd, FromEngine, Tokens
+from umbel.srt.in_process import MOST_STEPS, EngineThread, LocalEngine
 
 TOLD = Tokens(1, [2])
 
@@ -33,7 +34,7 @@ class Steps:
 
 def advance(scheduler: Steps, *, news: bool = False) -> list[FromEngine]:
     async def once() -> list[FromEngine]:
-        thread = EngineThread(scheduler, lambda: news)  # type: ignore[arg-type]  # the part of a scheduler that it uses
+        thread = EngineThread(scheduler, lambda: news, threading.Lock())  # type: ignore[arg-type]  # the part of a scheduler that it uses
         try:
             return await thread.advance()
         finally:
@@ -74,7 +75,7 @@ def test_whoever_is_cancelled_waits_for_the_step() -> None:
     scheduler = Long(idle_after=1)
 
     async def cancel() -> None:
-        thread = EngineThread(scheduler, lambda: False)  # type: ignore[arg-type]  # as above
+        thread = EngineThread(scheduler, lambda: False, threading.Lock())  # type: ignore[arg-type]  # as above
         task = asyncio.create_task(thread.advance())
         await asyncio.to_thread(begun.wait, 10)
         task.cancel()
@@ -87,3 +88,91 @@ def test_whoever_is_cancelled_waits_for_the_step() -> None:
 
     asyncio.run(cancel())
     assert scheduler.steps == 1
+
+
+class Steady(Steps):
+    """Takes messages, and tells one event for each; its next step after `hold` waits until the test lets it go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unchecked = False
+        self.left: list[object] = []
+        self.threads: set[threading.Thread] = set()
+        self.hold, self.held, self.go_on = False, threading.Event(), threading.Event()
+
+    @property
+    def idle(self) -> bool:
+        return not self.left and not self.hold
+
+    def handle_message(self, message: object) -> None:
+        self.threads.add(threading.current_thread())
+        self.left.append(message)
+
+    def step(self) -> list[FromEngine]:
+        told = [TOLD] * len(self.left)
+        self.left.clear()
+        if self.hold:
+            self.hold = False
+            self.held.set()
+            assert self.go_on.wait(10)
+        return told
+
+
+class Turn:
+    """A lock that lets the held step end when another thread begins to wait for it."""
+
+    def __init__(self, go_on: threading.Event) -> None:
+        self._lock, self._go_on = threading.Lock(), go_on
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self._go_on.set()
+            self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+@pytest.mark.parametrize("step_seconds", [None, 0.0], ids=["in a thread", "on the loop"])
+def test_an_engine_that_another_loop_takes_over_is_used_by_that_loop_alone(step_seconds: float | None) -> None:
+    """As a program on the loop of all programs, and then `asyncio.run`: the first loop goes on running."""
+    scheduler = Steady()
+    heard: list[FromEngine] = []
+
+    def on_events(events: list[FromEngine]) -> None:
+        scheduler.threads.add(threading.current_thread())
+        heard.extend(events)
+
+    engine = SimpleNamespace(scheduler=scheduler, close=lambda: None)
+    local = LocalEngine(
+        engine,  # type: ignore[arg-type]  # the part of an engine that it uses
+        on_events=on_events,
+        on_lost=pytest.fail,
+        step_seconds=step_seconds,
+    )
+    local._turn = local._thread._turn = Turn(scheduler.go_on)  # type: ignore[assignment]
+    former = asyncio.new_event_loop()
+    thread = threading.Thread(target=former.run_forever)
+    thread.start()
+
+    def begin() -> None:
+        local.move_to(former)
+        scheduler.hold = True
+        local.send(EngineEnd())
+
+    async def take_over() -> None:
+        local.move_to(asyncio.get_running_loop())
+        scheduler.threads.clear()
+        for _ in range(3):
+            local.send(EngineEnd())
+        while len(heard) < 4:
+            await asyncio.sleep(0)
+        await local.close()
+
+    former.call_soon_threadsafe(begin)
+    assert scheduler.held.wait(10)
+    asyncio.run(take_over())
+    former.call_soon_threadsafe(former.stop)
+    thread.join()
+    former.close()
+    assert scheduler.threads == {threading.current_thread()}
