@@ -221,6 +221,7 @@ def test_plots_are_well_formed_and_their_bars_as_long_as_the_figures(results: Re
 
 
 @pytest.mark.processes
+@pytest.mark.nightly
 def test_the_whole_benchmark_on_the_oracle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--model", "oracle", "--workload", "no_reuse", "--programs", "2"]
     arguments += ["--configurations", "no-cache", "no-parallelism", "--repeat", "1", "--no-figures"]

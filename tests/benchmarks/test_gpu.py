@@ -254,7 +254,8 @@ def test_wheels_are_downloaded_for_the_python_of_the_gpu(tmp_path: Path, monkeyp
 # ------------------------------------------------------------------------------------------ tests of kernels
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("processes", [1, 2])
 def test_tests_are_counted_by_file(processes: int, tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(
         "import pytest\n\ndef test_a(): pass\n\ndef test_b(): assert False\n\n@pytest.mark.skip\ndef test_c(): pass\n"

@@ -197,6 +197,7 @@ class Joining:
 
 
 @pytest.mark.processes
+@pytest.mark.nightly
 def test_a_process_joins_follows_a_replaced_gateway_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # real folders: sockets need short paths
     with Runtime("oracle", context_length=500) as owner:

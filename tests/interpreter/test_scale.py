@@ -4,6 +4,7 @@ import gc
 import threading
 
 import psutil
+import pytest
 import umbel as ul
 from umbel.interpreter.backends.echo import Echo
 
@@ -12,6 +13,7 @@ WARM_UP = 1_000  # caches, pools and lazily imported modules have their size by 
 MEGABYTE = 2**20
 
 
+@pytest.mark.nightly
 def test_ten_thousand_programs_in_generator_form_hold_flat_memory() -> None:
     @ul.function
     def program(s, number):

@@ -42,6 +42,7 @@ def test_words_are_nearly_all_in_their_usual_tokens(runtime: Runtime) -> None:
     assert meta["probabilities"][" Paris"] > 0.9
 
 
+@pytest.mark.nightly
 def test_letters_are_half_in_the_words_that_begin_with_them(runtime: Runtime) -> None:
     meta = facts(runtime, "The grade is", [" A", " B"])
     assert all(0.5 <= share_of_usual_tokens(meta, choice) <= 0.75 for choice in (" A", " B"))

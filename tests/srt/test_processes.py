@@ -152,6 +152,7 @@ def test_a_killed_engine_ends_every_request_and_is_restarted(runtime: Runtime) -
     assert tokens == 5
 
 
+@pytest.mark.nightly
 def test_requests_that_have_given_nothing_away_are_asked_the_next_engine(runtime: Runtime) -> None:
     async def answers(while_running: Callable[[], None]) -> list[object]:
         async def text(n: int, stream: bool) -> object:
@@ -269,7 +270,8 @@ def test_a_gateway_that_is_stopped_is_replaced_and_its_engine_ended(own_runtime:
     assert own_runtime._process.process_id != gateway.pid
 
 
-@pytest.mark.parametrize("act", [psutil.Process.kill, pytest.param(psutil.Process.suspend, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("act", [psutil.Process.kill, psutil.Process.suspend])
 def test_requests_that_have_given_nothing_away_are_asked_a_second_gateway(
     act: Callable[[psutil.Process], None], own_runtime: Runtime
 ) -> None:
@@ -310,6 +312,7 @@ def test_requests_that_have_given_nothing_away_are_asked_a_second_gateway(
     assert own_runtime.vocabulary.control["<s>"] == own_runtime.vocabulary.bos_id == 256
 
 
+@pytest.mark.nightly
 def test_links_of_several_threads_that_find_a_gateway_stopped_replace_it_once(own_runtime: Runtime) -> None:
     own_runtime.wait_ready()
     assert own_runtime._process is not None
@@ -332,6 +335,7 @@ def test_links_of_several_threads_that_find_a_gateway_stopped_replace_it_once(ow
     assert own_runtime._process.process_id != gateway.pid
 
 
+@pytest.mark.nightly
 def test_a_gateway_that_is_stopped_while_it_starts_is_found(own_runtime: Runtime) -> None:
     async def scenario() -> None:
         starting = asyncio.create_task(own_runtime.start())
@@ -526,6 +530,7 @@ def test_an_engine_that_always_dies_while_starting_is_given_up_with_the_cause(mo
     runtime.shutdown()
 
 
+@pytest.mark.nightly
 def test_a_start_that_hangs_ends_by_its_startup_timeout_and_says_in_which_phase(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

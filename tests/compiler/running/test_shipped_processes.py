@@ -100,6 +100,7 @@ def test_a_gateway_that_dies_ends_the_program_and_the_next_one_gets_a_new_one() 
         assert compiled.run("Di", backend=runtime, timeout=PATIENCE)["wish"]  # the graph is sent anew
 
 
+@pytest.mark.nightly
 def test_a_program_of_which_nothing_is_known_yet_is_run_by_a_second_gateway() -> None:
     with ul.Runtime(model="oracle") as runtime:
         compiled = interview.compile(server=True)

@@ -54,7 +54,13 @@ def observed(name: str, backend: Backend) -> Any:
         return EXAMPLES[name].observe(load(name))
 
 
-@pytest.mark.parametrize("name", sorted(set(EXAMPLES) - CONSTRAINED))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.nightly] * (number % 2))
+        for number, name in enumerate(sorted(set(EXAMPLES) - CONSTRAINED))
+    ],
+)
 def test_the_variables_are_those_of_the_runtime(
     name: str, oracle: tuple[LocalBackend, Voice], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -240,7 +240,13 @@ needs_llguidance = pytest.mark.skipif(find_spec("llguidance") is None, reason="l
 
 @needs_llguidance
 @pytest.mark.processes
-@pytest.mark.parametrize("spec", SLOW_FOR_LLGUIDANCE, ids=["schema", "asked", "grammar", "asked grammar"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(spec, marks=[] if name in ("schema", "asked grammar") else [pytest.mark.nightly], id=name)
+        for name, spec in zip(("schema", "asked", "grammar", "asked grammar"), SLOW_FOR_LLGUIDANCE, strict=True)
+    ],
+)
 def test_what_llguidance_reads_too_long_is_refused_before_the_engine_hears_of_it(spec: ConstraintSpec) -> None:
     async def run() -> None:
         compiler = CompilerProcess(CompilerLimits(cpu_seconds=0.3), lambda: None, WorkerLimits(look=0.05, overtime=0.1))

@@ -106,7 +106,7 @@ async def serve(runtime: Runtime) -> None:
         await text(200 + number, "Answer: ", constraint)
 
 
-@pytest.mark.parametrize("model", ["oracle", pytest.param("default", marks=pytest.mark.model)])
+@pytest.mark.parametrize("model", ["oracle", pytest.param("default", marks=[pytest.mark.model, pytest.mark.nightly])])
 def test_nothing_that_is_served_holds_the_interpreter_lock_for_long(model: str, ticks: Path) -> None:
     with Runtime(model, context_length=16_384 if model == "oracle" else None) as runtime:
         asyncio.run(begin(runtime))

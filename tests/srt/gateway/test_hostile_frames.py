@@ -97,7 +97,7 @@ print(spent, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, labels
 """
 
 
-_ALWAYS = ("maps", "maps in a field of many", "biases", "token ids")
+_ALWAYS = ("maps in a field of many", "token ids")
 
 
 @pytest.mark.parametrize(

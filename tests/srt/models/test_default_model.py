@@ -57,6 +57,7 @@ def test_logits_equal_those_of_transformers_whole_and_in_chunks(runner: TorchRun
         assert relative_error(run_steps(runner, sequences, steps)[0], expected) < 1e-4
 
 
+@pytest.mark.nightly
 def test_logits_past_the_sliding_window_equal_those_of_transformers(runner: TorchRunner, reference: Any) -> None:
     ids = (prompt() * 40)[:540]  # the window is 512
     with torch.no_grad():

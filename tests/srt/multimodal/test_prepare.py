@@ -165,7 +165,10 @@ def test_frames_are_overviews_only() -> None:
     assert frame_format(form_of("clip")) == form_of("clip")
 
 
-@pytest.mark.parametrize("size", [(3, 5000), (5000, 3), (1, 5999), (16_000, 7)])
+@pytest.mark.parametrize(
+    "size",
+    [(3, 5000), (5000, 3), *(pytest.param(size, marks=pytest.mark.nightly) for size in ((1, 5999), (16_000, 7)))],
+)
 def test_of_a_strip_that_is_too_long_the_middle_is_computed_and_nearly_the_same(size: tuple[int, int]) -> None:
     form = msgspec.structs.replace(form_of("clip"), tile_height=224, tile_width=224, resize=224)
     width, height = size

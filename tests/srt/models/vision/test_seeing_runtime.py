@@ -65,7 +65,10 @@ def ask(s: ul.State, image: Image.Image, question: str) -> None:
     s += LEAD + ul.image(image) + question + ul.gen("answer", max_tokens=LENGTH, temperature=0.0, ignore_eos=True)
 
 
-@pytest.mark.parametrize("family", MAKES)
+@pytest.mark.parametrize(
+    "family",
+    [name if number == 0 else pytest.param(name, marks=pytest.mark.nightly) for number, name in enumerate(MAKES)],
+)
 def test_two_questions_about_one_picture(family: str, tmp_path: Path) -> None:
     tiny = MAKES[family]()
     source = write(tmp_path / "model", tiny)
