@@ -340,7 +340,10 @@ class Placement:
 
     def tiers(self, replica: int, rooms: TierRooms) -> None:
         """Sets how much the slower tiers of a replica hold; without it, nothing counts as loadable."""
-        self._tiers.rooms[replica] = rooms
+        if rooms.host or rooms.lasting:
+            self._tiers.rooms[replica] = rooms
+        else:
+            self._tiers.rooms.pop(replica, None)
 
     # ------------------------------------------------------------------------------------------ calls
 
@@ -356,7 +359,7 @@ class Placement:
         if self._learns == "routing":
             self._evict_when_due(now)
         lengths = self.tree.lengths(call.tokens, call.salt, call.borders, replicas=table.size)
-        if call.loadable is None:
+        if call.loadable is None and self._tiers.rooms:
             call = self._tiers.shown(call, replicas.tolist())
         choice = Choice(call, number, replicas, lengths, table.loads(self.tree.all_tokens(table.size)))
         together = self._together(choice)
@@ -364,7 +367,8 @@ class Placement:
         self._remember(call, replica)
         expected = int(lengths.coming[replica])
         to_load = self._count(call, number, replica, expected, now)
-        self._tiers.use(call, replica, expected + to_load)
+        if self._tiers.rooms:
+            self._tiers.use(call, replica, expected + to_load)
         known = PlaceKind.CACHED if expected or to_load else PlaceKind.COLD
         kind = known if together is None else PlaceKind.TOGETHER
         return Placed(replica, reason, kind, int(lengths.held[replica]), expected, to_load, lengths, number)
