@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/judge.py
 
-# Two cores take six minutes. Processes under test are waited for, so there is one worker more than cores; each needs up
+# Two cores take nine minutes. Processes under test are waited for, so there is one worker more than cores; each needs up
 # to 3 GB, so there are at most four. What loads the machine on purpose comes last, alone.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cores + 1 : 4)))
 test: $(VENV)/dev.stamp
@@ -27,7 +27,8 @@ test: $(VENV)/dev.stamp
 
 # What `make test` leaves out: minutes of load on purpose, 40,000 calls of a fuzz, new examples of hypothesis.
 nightly: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -m nightly --hypothesis-profile=nightly
+	$(BIN)/python -m pytest -m nightly --hypothesis-profile=nightly -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore=tests/stress
+	$(BIN)/python -m pytest -m nightly --hypothesis-profile=nightly tests/stress
 
 # The same tests with the newest versions of everything that pyproject.toml admits, in an environment of their own.
 newest:
