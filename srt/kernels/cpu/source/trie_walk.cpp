@@ -11,10 +11,11 @@ constexpr int32_t UNKNOWN = -2, NO_TOKEN = -1;
 
 inline void allow(uint32_t* bits, int32_t token) { bits[token >> 5] |= 1u << (token & 31); }
 
+// About half of the nodes have a token, in no order: without a branch that would be guessed wrong.
 inline void allow_all(const TrieView& trie, uint32_t* bits, int32_t token) {
-    if (token >= 0) {
-        allow(bits, token);
-    } else if (token != NO_TOKEN) {
+    const bool one = token >= 0;
+    bits[one ? token >> 5 : 0] |= (uint32_t)one << (token & 31);
+    if (token < NO_TOKEN) {
         const int32_t* group = trie.groups + (-2 - token);
         for (int32_t i = 1; i <= group[0]; i++) allow(bits, group[i]);
     }
@@ -33,41 +34,50 @@ class Walk {
     // Goes through one piece until `stop` nodes have been visited in all, `room` pieces have been left, or a transition is
     // not to be had.
     void through(const WorkItem& work, long stop, long room) {
+        const TrieNode* const nodes = trie_.nodes;
+        const int32_t* table = *rows_.table;
+        int32_t* const states = path_.states.data();
+        int32_t* const ends = path_.ends.data();
+        const int32_t last = work.end, top = nodes[work.begin].step >> 8;
+        const long deepest = room - count + top;  // at this depth the room is used up; nothing is left on the way to it
         int32_t node = work.begin;
-        const int32_t top = trie_.nodes[node].step >> 8;
-        path_.states[top - 1] = work.state;
-        path_.ends[top - 1] = work.end;
-        while (node < work.end) {
-            const TrieNode& here = trie_.nodes[node];
-            const int32_t depth = here.step >> 8, before = path_.states[depth - 1];
-            if (visited >= stop || count + depth - top >= room) return leave(node, depth, top);
-            const int32_t byte = here.step & 0xff;
-            int32_t behind = next(before, byte);
+        long seen = visited;
+        states[top - 1] = work.state;
+        ends[top - 1] = last;
+        while (node < last) {
+            const TrieNode& here = nodes[node];
+            const int32_t depth = here.step >> 8, before = states[depth - 1], byte = here.step & 0xff;
+            if (seen >= stop || depth >= deepest) {
+                leave(node, depth, top);
+                break;
+            }
+            int32_t behind = table[(long)before * 256 + byte];
             if (behind == UNKNOWN) {
                 if (!rows_.find(before, byte)) {
                     stopped = true;
-                    return leave(node, depth, top);
+                    leave(node, depth, top);
+                    break;
                 }
-                behind = next(before, byte);
+                table = *rows_.table;
+                behind = table[(long)before * 256 + byte];
             }
-            visited++;
+            seen++;
             if (behind >= 0) {
-                path_.states[depth] = behind;
-                path_.ends[depth] = here.end;
+                states[depth] = behind;
+                ends[depth] = here.end;
                 allow_all(trie_, bits_, here.token);
                 node++;
             } else {
                 node = here.end;
             }
         }
+        visited = seen;
     }
 
     long count = 0, visited = 0;
     bool stopped = false;
 
   private:
-    int32_t next(int32_t state, int32_t byte) const { return (*rows_.table)[(long)state * 256 + byte]; }
-
     // What has not been visited: the siblings from `node` on, and those behind each node above it.
     void leave(int32_t node, int32_t depth, int32_t top) {
         for (; depth >= top; depth--) {
