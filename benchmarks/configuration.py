@@ -63,6 +63,7 @@ OURS = (
     Configuration("no-screened-head", "No screened head", {"screened_head": False}),
     Configuration("no-in-batch-sharing", "No in-batch sharing", {"in_step_sharing": False}),
     Configuration("no-jump-forward", "No jump-forward", {"jump_forward": False}),
+    Configuration("no-guesses", "No guesses of next tokens", {"token_guesses": False}),
     Configuration("no-constraint-cache", "No cache of compiled constraints", {"constraint_cache": 0}),
     Configuration("torch-kernels", "Kernels of torch", {"kernels": "torch"}),
 )

@@ -179,6 +179,9 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         screened_head: find the most likely token without computing every logit in full.
         incremental_tokenization: keep the tokens of earlier texts, and encode only what is new.
         jump_forward: text that a constraint leaves no choice about is appended without steps of its own.
+        token_guesses: steps also run guesses of the next tokens where that is faster: what followed the same words in
+            the prompt. Right ones save steps, and texts stay the same. Not while steps overlap, nor for models with
+            recurrent states.
         constraint_engine: enforces constraints: "fsm" (umbel's automata), "llguidance", "outlines-core",
             "interegular", or "auto": umbel's, and llguidance for what those refuse.
         constraint_cache: compiled constraints that are kept; 0 compiles for every request.
@@ -224,6 +227,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     screened_head: bool = True
     incremental_tokenization: bool = True
     jump_forward: bool = True
+    token_guesses: bool = True
     constraint_engine: ConstraintEngine = "auto"
     constraint_cache: Annotated[int, Range(0, 1 << 20)] = 256
     max_wait: Annotated[float, Range(0.0, 3600.0, " seconds")] = 10.0
@@ -376,6 +380,7 @@ class KeywordOptions(CacheOptions, SchedulingOptions, total=False):
     tree_attention: bool
     screened_head: bool
     jump_forward: bool
+    token_guesses: bool
     constraint_engine: ConstraintEngine
     seed: int | None
     threads: int | None

@@ -20,7 +20,7 @@ Where a text is complete, a sampled token that does not belong to it may end it 
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import ParamSpec, Protocol, TypeVar
@@ -34,6 +34,7 @@ from ...lang.errors import ConstraintError
 from ..core.messages import EngineConstraint
 
 MOST_SPARE = 16  # tokens; a name and a short value
+_AGAIN = 1 << 30  # fuel for a mask that was made before
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -229,6 +230,34 @@ class Matcher:
                 raise ConstraintError("no token of the model spells what the constraint asks for next; widen it")
             self.pending.append(int(few[0]))
         return left
+
+    def ahead(self, tokens: Sequence[int], spend: Callable[[Callable[[int], int | None]], bool]) -> Iterator[None]:
+        """Yields after each of `tokens` that may come one after the other, while its mask is that after this token.
+
+        It ends before a token that may not come, after one that ends the text, where a mask is not finished, and where
+        tokens are known anyway. Then the matcher is as it was.
+
+        Args:
+            spend: runs the preparation of a mask; False: it was not finished.
+        """
+        if self._boundary is not None or self.pending or self.closing:
+            return
+        taken = 0
+        try:
+            for token in tokens:
+                if not _holds(self._state.mask, token):
+                    return
+                self._state.advance(token)
+                taken += 1
+                if token in self.eos_ids or self._state.finished or not spend(self._state.prepare):
+                    return
+                yield
+        except ConstraintRefused:
+            return  # if the text comes there, it is told so
+        finally:
+            if taken:
+                self._state.rollback(taken)
+                self._state.prepare(_AGAIN)
 
     def settle(self, token: int, remaining: int) -> int | None:
         """Takes a token → the token taken, which differs when `pending` or the budget overrules the sample.

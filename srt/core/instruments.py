@@ -83,6 +83,9 @@ class Counters:
     logit_rows: int = 0
     overlapped_steps: int = 0  # launched while the one before had not been read
     wasted_rows: int = 0  # of texts that had ended when their rows were read
+    guessed_prompt_rows: int = 0  # rows of guessed tokens (guesses.py), by source
+    accepted_prompt_rows: int = 0  # of these: the guess was right
+    guess_failures: int = 0  # sources that were switched off
     picked_rows: int = 0  # logit rows for which the runner returned the token, not the logits
     snapshots_taken: int = 0  # of recurrent states
     snapshot_hits: int = 0  # requests that went on from one, each time
@@ -132,6 +135,11 @@ class Counters:
         name = f"loaded_{tier}_tokens"
         setattr(self, name, getattr(self, name) + tokens)
 
+    def add_guesses(self, source: str, guessed: int, accepted: int) -> None:
+        """Counts rows of guesses of a source."""
+        for name, rows in ((f"guessed_{source}_rows", guessed), (f"accepted_{source}_rows", accepted)):
+            setattr(self, name, getattr(self, name) + rows)
+
     def as_dict(self) -> dict[str, float]:
         return dict(zip(_COUNTERS, _read_counters(self), strict=True))  # before every step: a tenth of asdict's time
 
@@ -164,7 +172,7 @@ class Stopwatch:
 
 
 # Called at named points of the system; it raises what the point is to raise, or returns. The points: gateway.tokenize,
-# gateway.send, engine.plan, engine.forward, engine.sample, engine.commit, memory.allocate, engine.start.
+# gateway.send, engine.plan, engine.guess, engine.forward, engine.sample, engine.commit, memory.allocate, engine.start.
 FaultHook = Callable[[str], None]
 
 

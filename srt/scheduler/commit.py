@@ -347,6 +347,7 @@ class Commit:
         self._faults = context.faults
         self._constrained = constrained
         self._searches = searches
+        self._verified: set[int] = set()  # requests whose new tokens are told when all rows of guesses were read
 
     def begin(self, plan: StepPlan) -> None:
         """Counts the rows of the plan, just before they run."""
@@ -384,6 +385,57 @@ class Commit:
             except Exception as error:
                 self._table.fail(request, error)
 
+    def verify(
+        self, planned: Sequence[PlannedRows], result: StepResult, read: Callable[[Sequence[PlannedRows]], StepResult]
+    ) -> dict[int, int]:
+        """Applies the result of rows that rows of guesses follow, then those of the guesses that were right.
+
+        The row of a guess counts once the text has this token. It is read then, as if it had run in a step of its own.
+
+        Args:
+            result: of these rows without guesses.
+            read: reads further rows.
+
+        Returns:
+            By number of the request: how many of its guesses were right.
+        """
+        self._verified = {rows.request.number for rows in planned}
+        try:
+            self.commit(planned, result)
+            going = list(planned)
+            while going:
+                following = [(rows, after) for rows in going if (after := self._following(rows)) is not None]
+                going = [rows for rows, _ in following]
+                if following:
+                    self.commit([after for _, after in following], read([after for _, after in following]))
+        finally:
+            self._verified = set()
+        for rows in planned:
+            request = rows.request
+            if request.phase is Phase.RUNNING and isinstance(request.job, Generation):
+                self._timing.committed(request, request.job)
+                self._stream(request, request.job)
+        return {rows.request.number: rows.right_guesses for rows in planned}
+
+    def _following(self, rows: PlannedRows) -> PlannedRows | None:
+        """Returns the rows of guesses that the text has reached since; None: there are none."""
+        request = rows.request
+        if request.phase is not Phase.RUNNING:
+            return None
+        end = rows.end + rows.right_guesses
+        if end > request.computed and end == request.length and request.constrained:
+            if self._constrained.ready(request):
+                end = rows.end + rows.right_guesses  # forced tokens may have followed
+            else:
+                end -= 1  # its mask is not finished: the row runs again
+        start = request.computed
+        if request.phase is not Phase.RUNNING or end <= start:
+            return None
+        request.computed = request.kv_length = end
+        request.reached = max(request.reached, end)
+        first, last = request.logit_rows(start, end)
+        return PlannedRows(request, start, end, start, first, last, rows.logits_of_last + first - (rows.end - 1))
+
     def _commit_request(self, request: Request, result: StepResult, *, last: bool) -> None:
         """Commits the result of one request. last: its rows in this step are the last that it has now."""
         known = result.known.get(request.number, [])
@@ -398,7 +450,8 @@ class Commit:
                 if generation.stop is not None and not request.owes_logprobs:
                     self.finish(request)
                     return
-                self._stream(request, generation)
+                if request.number not in self._verified:
+                    self._stream(request, generation)
             case Scoring(logprobs=values):
                 values.extend(entry.logprob for entry in known)
             case Choosing():
@@ -422,10 +475,11 @@ class Commit:
             stop = self._context.append_token(request, sampled.token)
         else:
             stop = self._constrained.commit(request, generation, sampled.token)
-        self._timing.committed(request, generation)
         if stop is not None:
+            self._timing.committed(request, generation)
             self._table.end_text(request, stop)
-        else:
+        elif request.number not in self._verified:
+            self._timing.committed(request, generation)
             self._stream(request, generation)
 
     def _stream(self, request: Request, generation: Generation) -> None:

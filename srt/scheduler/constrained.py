@@ -5,7 +5,7 @@ plan   ──ready──▶ the mask is ready, or the row that chooses is left o
 commit ──commit─▶ the sampled token and the forced tokens after it
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -13,10 +13,11 @@ from ...fsm.errors import ConstraintRefused
 from ...lang.errors import CapabilityError, ConstraintError
 from ...lang.protocol import FinishReason
 from ..constraints.matcher import Boundary, Matcher, SharedConstraint
-from ..core.batch import PICTURE_BASE
+from ..core.batch import PICTURE_BASE, Allowed
 from ..core.messages import EngineGenerate
 from .request import Generation, Request, Stop, constraint_end
 from .request_table import SchedulerContext
+from .step import allowed_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,17 @@ class ConstrainedTexts:
         finally:
             self._counters.mask_seconds += self._clock.now() - started
         return False
+
+    def allowed_after(self, request: Request, tokens: Sequence[int]) -> list[Allowed | None]:
+        """Returns the tokens that may come after each of `tokens`, as far as these may follow the text."""
+        generation = request.job
+        assert isinstance(generation, Generation), "only generations have constraints"
+        assert generation.cursor is not None, "asked for texts with a constraint only"
+        started = self._clock.now()
+        after = generation.cursor.ahead(tokens, self._spend)
+        found = [allowed_of(request, generation, ahead) for ahead, _ in enumerate(after, 1)]
+        self._counters.mask_seconds += self._clock.now() - started
+        return found
 
     def _spend(self, prepare: Callable[[int], int | None]) -> bool:
         """Runs `prepare` with half of the step's remaining fuel; False when that was not enough."""

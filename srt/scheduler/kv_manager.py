@@ -234,6 +234,7 @@ class Pins:
 _NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
 _LONGEST_RUN = 16  # slots taken ahead
 _PAGES_AT_ONCE = 8  # of a load; window layers have room for so many beyond what they keep
+_GUESS_SHARE = 4  # the slots of one text's guesses are at most this part of what is free or evictable
 _SPARE_SHARE = 16  # all spare slots together are at most this part of the pool
 
 
@@ -513,6 +514,18 @@ class KVManager:
         if self.windows is not None and wanted > self.windows.slots.free:
             return 1
         return wanted if self.has_slots(request, wanted * _SPARE_SHARE) else self.cache.page
+
+    def stretch(self, request: Request, count: int) -> int:
+        """Returns for how many of the next `count` tokens there are spare slots; takes some where enough are left."""
+        missing = count - (request.slot_end - request.kv_length)
+        if missing > 0:
+            missing = self._whole(missing)
+            narrow = self.windows is not None and missing > self.windows.slots.free
+            if not narrow and self.has_slots(request, missing * _GUESS_SHARE):
+                self._evict_for(request, missing)
+                request.set_slots(request.slot_end, self.allocate(request, missing))
+                request.slot_end += missing
+        return min(count, request.slot_end - request.kv_length)
 
     def place(self, request: Request, end: int, slots: Slots) -> int:
         """Places the keys of rows before `end` in the spare slots and in new ones after them.

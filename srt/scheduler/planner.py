@@ -11,6 +11,7 @@ from typing import Literal
 from ..cache.slot_allocator import Slots
 from .commit import Commit
 from .constrained import ConstrainedTexts
+from .guesses import Guesser
 from .policy import AdmissionPolicy
 from .request import Phase, Prefilling, Request
 from .request_table import SchedulerContext
@@ -22,7 +23,9 @@ _PATIENCE = 16  # steps after which admission is tried again though the queue he
 class Planner:
     """Makes the StepPlan of each step."""
 
-    def __init__(self, context: SchedulerContext, constrained: ConstrainedTexts, commit: Commit) -> None:
+    def __init__(
+        self, context: SchedulerContext, constrained: ConstrainedTexts, commit: Commit, guesser: Guesser | None
+    ) -> None:
         self.current = StepPlan(None, 0)  # being made, or running
         self._config = context.config
         self._kv = context.kv
@@ -31,6 +34,7 @@ class Planner:
         self._faults = context.faults
         self._constrained = constrained
         self._commit = commit
+        self._guesser = guesser
         self._step_running = False  # a step is running
         self._leaving = 0  # requests that certainly end with that step
         self.short = False  # the last plan left rows out for lack of slots that the running step may free
@@ -68,7 +72,13 @@ class Planner:
                     self._plan_rows(request)
         if self._table.waiting and not plan.full and self._may_admit and not self._still_held:
             self._admit(plan)
+        if self._guesser is not None:
+            self._guesser.extend(plan)
         return plan
+
+    def charge(self, request: Request, rows: int) -> None:
+        """Counts rows of right guesses as used by the request's program."""
+        self._policy.usage.add(request, rows)
 
     @property
     def _may_admit(self) -> bool:

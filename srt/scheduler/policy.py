@@ -52,6 +52,8 @@ class SchedulerConfig:
         headroom: slots left for every running sequence when another one is admitted, against early retraction.
         partial_logits: the runner may answer a row that only chooses a token with the token, without its logits.
         jump_forward: tokens that a constraint forces are appended without a decode step of their own.
+        token_guesses: steps check guesses of the next tokens where that is faster (guesses.py); not with overlap, nor
+            for models with recurrent states.
         constraint_fuel: automaton transitions that one step may compute, some 6 ms of Python; masks that need more
             are finished in later steps.
         snapshot_stride: tokens of a long prompt between two snapshots of recurrent states, at least.
@@ -78,6 +80,7 @@ class SchedulerConfig:
     whole_texts: bool = False
     partial_logits: bool = True
     jump_forward: bool = True
+    token_guesses: bool = False
     constraint_fuel: int = 250
     snapshot_stride: int = 512
     snapshot_gap: int = 8

@@ -157,6 +157,23 @@ class RequestState:
     position: int = 0
 
 
+@dataclass(slots=True)
+class Rate:
+    """Measures how often guesses are right; older observations count less."""
+
+    right: float
+    tried: float
+    kept: float  # the part of an observation's weight that each later one leaves it
+
+    def add(self, right: int, wrong: int) -> None:
+        self.right = self.right * self.kept + right
+        self.tried = self.tried * self.kept + right + wrong
+
+    @property
+    def mean(self) -> float:
+        return self.right / self.tried
+
+
 class Request:
     """One sequence. Only the scheduler changes it, between and during steps.
 
@@ -179,6 +196,7 @@ class Request:
         "cached_tokens",
         "computed",
         "deadline",
+        "guess_rates",
         "job",
         "kv_length",
         "length",
@@ -234,6 +252,7 @@ class Request:
         self.pages: RequestPages | None = None  # where tiers keep pages: its pages, once it has been admitted
         self.loaded: dict[str, int] | None = None  # tokens that came from each tier
         self.state: RequestState | None = None  # of a running request of a model with recurrent states
+        self.guess_rates: dict[tuple[str, int], Rate] = {}  # of its guessed tokens, by source and kind
         self.source = NO_SOURCE  # the logit row of the running step that chooses the token which is PENDING_TOKEN
 
     @property

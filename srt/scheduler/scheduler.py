@@ -13,7 +13,7 @@ pass that fails ends its batch and empties the tree; all other requests compute 
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import assert_never
@@ -26,7 +26,7 @@ from ...lang.sampling import SamplingParams
 from ..cache.slot_allocator import IntegrityError, Slots
 from ..cache.window_slots import WindowSlots
 from ..constraints.matcher import MatcherCache
-from ..core.batch import AsyncRunner, Runner, VectorHead
+from ..core.batch import AsyncRunner, Logits, Runner, VectorHead
 from ..core.instruments import Clock, Counters, FaultHook, no_faults
 from ..core.messages import (
     ControlEnded,
@@ -53,6 +53,7 @@ from ..sampling.sampler import Sampler
 from .choice_search import ChoiceSearches
 from .commit import Commit, StepResult, read_step_result
 from .constrained import ConstrainedTexts
+from .guesses import Guesser, make_guesser
 from .kv_manager import KVManager
 from .page_cache import PageCache, PageTiers
 from .planner import Planner
@@ -86,6 +87,7 @@ class Scheduler:
         vectors: turns hidden states into vectors; None: requests for embeddings are refused.
         tiers: keep pages that are not in the pool; None: there are none.
         recorder: writes down what arrives and what steps take, for the simulator; None: nothing is written.
+        guesser: guesses tokens in place of the one that config.token_guesses asks for.
 
     Raises:
         ParameterError: overlap with a runner that is no `batch.AsyncRunner`.
@@ -103,6 +105,7 @@ class Scheduler:
         vectors: VectorHead | None = None,
         tiers: PageTiers | None = None,
         recorder: EngineRecorder | None = None,
+        guesser: Guesser | None = None,
     ) -> None:
         if config.overlap and not isinstance(runner, AsyncRunner):
             raise ParameterError(f"overlap=True: {type(runner).__name__} waits for its steps; write overlap=False")
@@ -154,7 +157,10 @@ class Scheduler:
         self._constrained = ConstrainedTexts(context)
         self._searches = ChoiceSearches(context)
         self._commit = Commit(context, self._constrained, self._searches)
-        self._planner = Planner(context, self._constrained, self._commit)
+        self._guesser = guesser or make_guesser(config, runner)
+        if self._guesser is not None:
+            self._guesser.attach(context, self._constrained)
+        self._planner = Planner(context, self._constrained, self._commit, self._guesser)
         self._sampler = Sampler(runner.vocab_size, runner.chooser)
         self._aborts: list[int] = []
         self._controls: list[EngineControl | EngineSurvey] = []
@@ -204,6 +210,8 @@ class Scheduler:
         """
         started = self._clock.now()
         self._begin_step(started)
+        if self._guesser is not None:
+            self._guesser.begin_step(started)
         if self._in_flight and (self._planner.short or self._in_flight[0].delays_too_many):
             self._complete()
         ahead = 1 if self._launch() and self._async_runner is not None else 0
@@ -295,7 +303,8 @@ class Scheduler:
 
         A token that is not known yet is PENDING_TOKEN.
         """
-        return [rows.request.tokens[: rows.end] for rows in self._planner.current.planned]
+        planned = self._planner.current.planned
+        return [np.append(rows.request.tokens[: rows.end], rows.guesses).astype(np.int32) for rows in planned]
 
     def planned_messages(self) -> list[int]:
         """Returns the ids of the messages with rows in the last planned step, in batch order."""
@@ -534,38 +543,71 @@ class Scheduler:
         planned = step.plan.planned
         going = [rows for rows in planned if rows.request.phase is not Phase.ENDED]
         try:
-            result = self._read(step, going)
+            logits = self._wait(step)
+            result = self._read(step, going, logits)
         except Exception as error:
             self._fail(step, error)
             return
-        rows = sum(rows.end - rows.start for rows in planned)
+        rows = sum(rows.whole_end - rows.start for rows in planned)
         self._counters.steps += 1
         self._counters.forward_rows += rows
-        self._counters.wasted_rows += rows - sum(rows.end - rows.start for rows in going)
+        self._counters.wasted_rows += rows - sum(rows.whole_end - rows.start for rows in going)
         self._counters.logit_rows += step.plan.logit_rows
-        self._time(step, rows)
-        self._commit.commit(going, result)
+        right = 0
+        seconds = self._duration(step)
+        if not step.plan.guess_rows:
+            self._commit.commit(going, result)
+        else:
+            right = self._verify(step, going, result, logits)
+        self._time(step, rows, right, seconds)
 
-    def _time(self, step: InFlightStep, rows: int) -> None:
-        """Measures steps that consist of prompts, and those that only decode; others say little of either."""
-        now, sequences, pages = self._clock.now(), len(step.plan.planned), self.kv.pages
+    def _verify(self, step: InFlightStep, going: list[PlannedRows], result: StepResult, logits: Logits) -> int:
+        """Commits a step with rows of guesses, and returns how many of these were right."""
+        assert self._guesser is not None, "the step has guesses"
+        plain = [rows for rows in going if rows.guessed is None]
+        guessed = [rows for rows in going if rows.guessed is not None]
+        self._commit.commit(plain, result)
+        right = self._commit.verify(guessed, result, lambda some: self._read(step, some, logits))
+        for rows in guessed:
+            count = right[rows.request.number]
+            self._guesser.learn(rows, count)
+            self._planner.charge(rows.request, count)
+        return sum(right.values())
+
+    def _duration(self, step: InFlightStep) -> float:
+        """Returns the seconds of a step that has completed just now."""
+        now = self._clock.now()
         seconds = now - max(step.launched_at, self._completed_at)
-        if rows >= _ROWS_OF_PROMPT * sequences:
+        self._completed_at = now
+        return seconds
+
+    def _time(self, step: InFlightStep, rows: int, right: int, seconds: float) -> None:
+        """Counts steps that consist of prompts, and those that only decode; others say little of either.
+
+        rows: of the step, guesses included. right: guesses that were.
+        """
+        sequences, pages = len(step.plan.planned), self.kv.pages
+        if rows - step.plan.guess_rows == sequences:
+            self._counters.decode_step_rows += sequences + right
+            self._counters.decode_step_seconds += seconds
+            if self._guesser is not None:
+                self._guesser.decoded(step.plan, rows)
+        elif rows >= _ROWS_OF_PROMPT * sequences:
             self._counters.prompt_step_rows += rows
             self._counters.prompt_step_seconds += seconds
             if pages is not None and pages.measures:
                 pages.loads.rates.computed(rows, seconds)
-        elif rows == sequences:
-            self._counters.decode_step_rows += rows
-            self._counters.decode_step_seconds += seconds
-        self._completed_at = now
 
-    def _read(self, step: InFlightStep, going: list[PlannedRows]) -> StepResult:
-        """Waits for the step and reads the results of the requests that have not ended since it was launched."""
+    def _wait(self, step: InFlightStep) -> Logits:
         started = self._clock.now()
         logits = step.pending.result()
-        computed = self._clock.now()
-        self._counters.forward_seconds += computed - started
+        self._counters.forward_seconds += self._clock.now() - started
+        self._counters.picked_rows += sum(place < 0 for place in logits.places.tolist())
+        return logits
+
+    def _read(self, step: InFlightStep, going: Sequence[PlannedRows], logits: Logits) -> StepResult:
+        """Reads the results of the requests that have not ended since the step was launched."""
+        started = self._clock.now()
         errors = dict(step.asked.errors)
         for rows in going:
             try:
@@ -573,8 +615,7 @@ class Scheduler:
             except Exception as error:
                 errors[rows.request.number] = error
         result = read_step_result(logits, going, step.asked.row_requests, self._sampler, errors)
-        self._counters.sample_seconds += self._clock.now() - computed
-        self._counters.picked_rows += sum(place < 0 for place in logits.places.tolist())
+        self._counters.sample_seconds += self._clock.now() - started
         return result
 
     # ------------------------------------------------------------------------------------------ failures

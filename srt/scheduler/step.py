@@ -65,6 +65,19 @@ from ..sampling.sampler import changes_logits
 from .request import NO_SOURCE, Generation, Path, Phase, Request
 
 
+class Guessed(NamedTuple):
+    """Guessed tokens, see guesses.py. `chance`: how likely each of them is right if those before it are.
+
+    `allowed`: of a constrained text, the tokens that may come after each.
+    """
+
+    source: str
+    tokens: list[int]
+    kind: int
+    chance: float
+    allowed: list[Allowed | None] | None = None
+
+
 class PlannedRows(NamedTuple):  # a frozen dataclass takes four times as long to make, once per row of a decode step
     """Rows [start, end) of a request; logits of its rows [first_logit, last_logit).
 
@@ -74,6 +87,7 @@ class PlannedRows(NamedTuple):  # a frozen dataclass takes four times as long to
     `hidden`: the number of rows, the last ones, whose hidden states are needed; `hidden_index`: index of the first of
     them among the step's.
     `first_write`: rows before it write to no slot of window layers, where these have slots of their own.
+    `guessed`: tokens whose rows follow, in spare slots of the request; each of these rows has logits.
     """
 
     request: Request
@@ -87,6 +101,27 @@ class PlannedRows(NamedTuple):  # a frozen dataclass takes four times as long to
     hidden: int = 0
     hidden_index: int = 0
     first_write: int = 0
+    guessed: Guessed | None = None
+
+    @property
+    def guesses(self) -> list[int]:
+        return [] if self.guessed is None else self.guessed.tokens
+
+    @property
+    def whole_end(self) -> int:
+        """The exclusive end of its rows with those of guesses."""
+        return self.end if self.guessed is None else self.end + len(self.guessed.tokens)
+
+    @property
+    def right_guesses(self) -> int:
+        """The number of guesses that the text has repeated since, from the first one on."""
+        guesses = self.guesses
+        if not guesses:
+            return 0
+        said = self.request.tokens[self.end : self.end + len(guesses)].tolist()
+        return next(
+            (place for place, (one, other) in enumerate(zip(said, guesses, strict=False)) if one != other), len(said)
+        )
 
     @property
     def logits_of_last(self) -> int:
@@ -108,6 +143,7 @@ class StepPlan:
     planned: list[PlannedRows] = field(default_factory=list)
     logit_rows: int = 0
     hidden_rows: int = 0
+    guess_rows: int = 0
 
     @property
     def full(self) -> bool:
@@ -158,6 +194,17 @@ class StepPlan:
         self.logit_rows += 1
         self.logits_left -= 1
 
+    def guess(self, chosen: Mapping[int, Guessed]) -> None:
+        """Adds rows of guesses after those of the texts with these indices, when all other rows are planned."""
+        logit_rows = 0
+        for index, rows in enumerate(self.planned):
+            guessed = chosen.get(index)
+            self.planned[index] = rows._replace(first_index=logit_rows, guessed=guessed)
+            logit_rows += rows.last_logit - rows.first_logit + (0 if guessed is None else len(guessed.tokens))
+        self.logits_left -= logit_rows - self.logit_rows
+        self.guess_rows = logit_rows - self.logit_rows
+        self.logit_rows = logit_rows
+
     def build(self, row_requests: RowRequests | None = None, windows: WindowSlots | None = None) -> Batch:
         """Builds the batch. It reads paths last: no node of the tree is split between now and the forward pass.
 
@@ -176,7 +223,7 @@ class StepPlan:
             write_slots=arrays.write_slots,
             query_lengths=counts,
             prefix_lengths=arrays.prefix_lengths,
-            slots=tuple(r.request.slots(0, r.end) for r in rows),
+            slots=tuple(r.request.slots(0, r.whole_end) for r in rows),
             logit_rows=arrays.logit_rows,
             paths=tuple(_path(r.request, r.end) for r in rows),
             row_requests=row_requests,
@@ -208,19 +255,21 @@ class _RowArrays(NamedTuple):
 def _ranges_of_rows(planned: list[PlannedRows]) -> _RowArrays:
     """Returns the arrays of any rows."""
     starts = np.array([r.start for r in planned], dtype=np.int64)
-    counts = np.array([r.end for r in planned], dtype=np.int64) - starts
+    counts = np.array([r.whole_end for r in planned], dtype=np.int64) - starts
     ends = np.cumsum(counts)
     offsets = ends - counts  # of each request's first row among the step's
     token_ids = np.empty(int(counts.sum()), dtype=np.int64)
     write_slots = np.empty(len(token_ids), dtype=np.int64)
     for r, first, last in zip(planned, offsets.tolist(), ends.tolist(), strict=True):
-        token_ids[first:last] = r.request.tokens[r.start : r.end]
-        write_slots[first:last] = r.request.slots(r.start, r.end)
+        token_ids[first : first + r.end - r.start] = r.request.tokens[r.start : r.end]
+        if r.guessed is not None:
+            token_ids[first + r.end - r.start : last] = r.guessed.tokens
+        write_slots[first:last] = r.request.slots(r.start, r.whole_end)
         if r.known > r.start:
             write_slots[first : min(first + r.known - r.start, last)] = DUMMY_SLOT
     logit_rows = _ranges(
         offsets - starts + np.array([r.first_logit for r in planned], dtype=np.int64),
-        np.array([r.last_logit - r.first_logit for r in planned], dtype=np.int64),
+        np.array([r.last_logit - r.first_logit + r.whole_end - r.end for r in planned], dtype=np.int64),
     )
     return _RowArrays(
         token_ids=token_ids,
@@ -262,8 +311,8 @@ def _window_slots(planned: list[PlannedRows], windows: WindowSlots) -> tuple[NDA
     first = max(0, min([rows.start - windows.reach + 1 for rows in planned] + seen))
     found = []
     for rows in planned:
-        slots = np.zeros(rows.end, dtype=np.int32)
-        slots[first:] = windows.of(rows.request.slots(first, rows.end))
+        slots = np.zeros(rows.whole_end, dtype=np.int32)
+        slots[first:] = windows.of(rows.request.slots(first, rows.whole_end))
         found.append(slots)
     return tuple(found)
 
@@ -272,7 +321,7 @@ def _window_write_slots(planned: list[PlannedRows], windows: WindowSlots) -> NDA
     """Returns where each row's key goes in window layers: [R]"""
     found = []
     for rows in planned:
-        slots = windows.of(rows.request.slots(rows.start, rows.end)).astype(np.int64)
+        slots = windows.of(rows.request.slots(rows.start, rows.whole_end)).astype(np.int64)
         slots[: max(0, rows.first_write - rows.start)] = DUMMY_SLOT
         found.append(slots)
     return np.concatenate(found)
@@ -310,7 +359,7 @@ def _hidden_rows(planned: list[PlannedRows], ends: NDArray[np.int64]) -> NDArray
 
 def _generated(planned: list[PlannedRows], counts: NDArray[np.int32]) -> NDArray[np.int32]:
     """Counts, for each request, its rows of tokens after its prompt: [B]"""
-    ends = np.array([rows.end - rows.request.prompt_length for rows in planned], dtype=np.int64)
+    ends = np.array([rows.whole_end - rows.request.prompt_length for rows in planned], dtype=np.int64)
     return np.clip(ends, 0, counts).astype(np.int32)
 
 
@@ -333,7 +382,9 @@ def _rope_positions(planned: list[PlannedRows]) -> NDArray[np.int64] | None:
     """Returns the step's positions on three axes, [3, R]; None: all of them are those in the sequences."""
     if not any(rows.request.pictures.on_axes for rows in planned):
         return None
-    return np.concatenate([rows.request.pictures.rope_positions(rows.start, rows.end) for rows in planned], axis=1)
+    return np.concatenate(
+        [rows.request.pictures.rope_positions(rows.start, rows.whole_end) for rows in planned], axis=1
+    )
 
 
 def _path(request: Request, end: int) -> Path:
@@ -414,14 +465,19 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
             row_requests.described[rows.logits_of_last] = True
         if choice.allowed is not None:
             allowed[rows.logits_of_last] = choice.allowed
-        if choice.limits is None:
-            kinds[rows.logits_of_last] = _ARGMAX
-            continue
-        kinds[rows.logits_of_last] = _SAMPLE
-        sampled.append(rows.logits_of_last)
-        drawn.append(choice.limits)
-        seeds.append(generation.seed)
-        positions.append(request.length)
+        for ahead, row in enumerate(range(rows.logits_of_last, rows.logits_of_last + len(rows.guesses) + 1)):
+            if ahead and forbidden_ends(request, generation, ahead):
+                continue
+            if ahead and (after := _allowed_after(rows, ahead)) is not None:
+                allowed[row] = after
+            if choice.limits is None:
+                kinds[row] = _ARGMAX
+                continue
+            kinds[row] = _SAMPLE
+            sampled.append(row)
+            drawn.append(choice.limits)
+            seeds.append(generation.seed)
+            positions.append(request.length + ahead)
     row_requests.kinds[:] = kinds
     if sampled:
         inverse_temperatures, top_k, top_p, min_p = zip(*drawn, strict=True)
@@ -432,6 +488,11 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
         if row_requests.top_p is not None:
             row_requests.top_p[sampled] = top_p
     return StepRequests(row_requests, errors)
+
+
+def _allowed_after(rows: PlannedRows, ahead: int) -> Allowed | None:
+    """Returns the tokens that may come after so many guesses; None: all."""
+    return None if rows.guessed is None or rows.guessed.allowed is None else rows.guessed.allowed[ahead - 1]
 
 
 def _choice_of(request: Request, generation: Generation, *, launched: bool) -> _Choice | None:
@@ -445,8 +506,10 @@ def _choice_of(request: Request, generation: Generation, *, launched: bool) -> _
     return _Choice(generation.wants_logprobs, allowed_of(request, generation), limits)
 
 
-def allowed_of(request: Request, generation: Generation) -> Allowed | None:
+def allowed_of(request: Request, generation: Generation, ahead: int = 0) -> Allowed | None:
     """Returns the tokens that may come next; None: all, or the next token is already known.
+
+    ahead: the matcher is as it would be after so many more tokens.
 
     Before min_tokens, and when end-of-sequence is ignored, a constrained text ends only where no other token is
     allowed. Otherwise the tokens that end the text without being part of it are allowed, too.
@@ -454,7 +517,7 @@ def allowed_of(request: Request, generation: Generation) -> Allowed | None:
     cursor = generation.cursor
     if cursor is None or cursor.pending:
         return None
-    early = request.generated < generation.sampling.min_tokens
+    early = request.generated + ahead < generation.sampling.min_tokens
     withheld = generation.ends if early else frozenset()
     if early or generation.sampling.ignore_eos:
         withheld |= cursor.eos_ids
@@ -472,9 +535,12 @@ def allowed_of(request: Request, generation: Generation) -> Allowed | None:
     return Allowed(None, bits)
 
 
-def forbidden_ends(request: Request, generation: Generation) -> frozenset[int]:
-    """Returns the end tokens that are forbidden before min_tokens. For constrained texts see `allowed_of`."""
-    early = request.generated < generation.sampling.min_tokens
+def forbidden_ends(request: Request, generation: Generation, ahead: int = 0) -> frozenset[int]:
+    """Returns the end tokens that are forbidden before min_tokens, for a row `ahead` of the last one.
+
+    For constrained texts see `allowed_of`.
+    """
+    early = request.generated + ahead < generation.sampling.min_tokens
     return generation.ends if early and generation.cursor is None else frozenset()
 
 
@@ -482,6 +548,13 @@ def needs_only_token(sampling: SamplingParams) -> bool:
     """Returns whether a row sampled with these parameters needs only its token."""
     narrow = sampling.temperature == 0.0 or (sampling.top_p == 1.0 and sampling.top_k <= MAX_SAMPLED_TOP_K)
     return narrow and not sampling.logprobs and sampling.top_logprobs == 0 and not changes_logits(sampling)
+
+
+def takes_all_logits(request: Request) -> bool:
+    """Returns whether the request's next token is chosen from all logits of its row."""
+    generation = request.job
+    assert isinstance(generation, Generation), "only generations sample"
+    return not needs_only_token(generation.sampling) or bool(forbidden_ends(request, generation))
 
 
 def _chosen_alone(generation: Generation) -> bool:

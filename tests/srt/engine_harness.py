@@ -29,6 +29,7 @@ from umbel.srt.core.messages import (
     Tokens,
 )
 from umbel.srt.placement.meta_tree import MetaTree
+from umbel.srt.scheduler.guesses import Guesser
 from umbel.srt.scheduler.page_cache import PageTiers
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 from umbel.srt.testing.launched_oracle import Computes, LaunchedOracle
@@ -74,6 +75,7 @@ class Engine:
         meta_tree: MetaTree | None = None,
         replica: int = 0,
         tiers: PageTiers | None = None,
+        guesser: Guesser | None = None,
         **settings: object,
     ) -> None:
         """`computes`, `forward_seconds`: of a LaunchedOracle, which runs the steps where they overlap, or take time.
@@ -94,7 +96,16 @@ class Engine:
         if config.overlap or forward_seconds:
             steps = LaunchedOracle(self.runner, computes=computes, clock=self.clock, seconds=forward_seconds)
         self.scheduler = Scheduler(
-            steps, token_bytes, eos_ids, config, self.clock, faults, constraints, vectors=vectors, tiers=tiers
+            steps,
+            token_bytes,
+            eos_ids,
+            config,
+            self.clock,
+            faults,
+            constraints,
+            vectors=vectors,
+            tiers=tiers,
+            guesser=guesser,
         )
         steps.expected = self.scheduler.planned_tokens
         self.token_bytes = token_bytes

