@@ -60,9 +60,8 @@ from .planner import Planner
 from .policy import PolicyName, SchedulerConfig
 from .recording import EngineRecorder
 from .request import Phase, Prefilling
-from .request_table import RequestFactory, RequestTable, SchedulerContext, failure
+from .request_table import RequestFactory, RequestTable, SchedulerContext, Timing, failure
 from .step import NO_REQUESTS, FinishedStep, InFlightStep, PlannedRows, StepPlan, build_row_requests, pending_tokens
-from .timing import Timing
 
 Info = dict[str, str | int | float | bool | list[int | str] | None]
 

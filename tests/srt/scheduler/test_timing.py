@@ -8,7 +8,7 @@ from umbel.lang.sampling import SamplingParams
 from umbel.lang.status import BOUNDS, EngineState, Histogram, RuntimeStatus
 from umbel.srt.core.batch import Batch
 from umbel.srt.core.messages import Ended, EngineAbort, EngineFailed
-from umbel.srt.scheduler.timing import Durations
+from umbel.srt.scheduler.request_table import Durations
 
 from ..engine_harness import GREEDY, Engine
 from ..toy_constraint import texts
