@@ -70,6 +70,11 @@ class Automaton:
         self.start = self._state_of(self._frames.enter(lowered.root, self._frames.root))
 
     @property
+    def half_full(self) -> bool:
+        """Whether more than half of the states are there that the limits allow."""
+        return 2 * self.states > self._limits.states
+
+    @property
     def states(self) -> int:
         """States made so far."""
         return len(self._positions)

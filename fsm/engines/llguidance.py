@@ -315,6 +315,8 @@ class LlguidanceState:
         before, now = spell(self._before), spell(self._closing)
         return len(now) > len(before) and now.endswith(before)
 
+    roomy = True  # the library does not say how many states it has
+
     # ---------------------------------------------------------------------------------------- moving
 
     def advance(self, token: int) -> None:
@@ -350,8 +352,9 @@ class LlguidanceState:
         self._mask, self._endings, self.ended = None, None, False
 
     def copy(self) -> LlguidanceState:
+        """See ConstraintState.copy."""
         copied = LlguidanceState(
-            self._matcher.deep_copy(), self._tokens, self._ends, self._encode, self._counters, self._context
+            self._matcher.deep_copy(), self._tokens, self._ends, self._encode, JumpCounters(), self._context
         )
         copied._taken, copied._plans = self._taken.copy(), self._plans.copy()
         copied._closing, copied._before, copied._searched = self._closing, self._before, self._searched

@@ -100,7 +100,7 @@ class Constraint:
         Raises:
             ConstraintRefused: no text begins with `said`.
         """
-        if 2 * self._explored.automaton.states > self._limits.states:
+        if self._explored.automaton.half_full:
             self._explored, self._healings = self._unexplored(), {}
         state = self._explored.automaton.run(self._explored.automaton.start, said)
         if state == DEAD:
@@ -235,6 +235,11 @@ class ConstraintState:
         data = self._explored.masks.vocabulary.token_bytes(step.token)
         return self._explored.begins_more(step.state, data)
 
+    @property
+    def roomy(self) -> bool:
+        """Whether states may be explored that no text needs: half of the automaton's limit is left to those that do."""
+        return not self._explored.automaton.half_full
+
     # ---------------------------------------------------------------------------------------- moving
 
     def advance(self, token: int) -> None:
@@ -279,8 +284,8 @@ class ConstraintState:
         self.ended = False
 
     def copy(self) -> ConstraintState:
-        """Copies the cursor, which goes its own way from here."""
-        copied = ConstraintState(self._explored, self._counters, self._context, self._state)
+        """Copies the cursor, which goes its own way from here, and counts its jumps for itself."""
+        copied = ConstraintState(self._explored, JumpCounters(), self._context, self._state)
         copied._steps = self._steps.copy()
         copied._plan, copied._place = self._plan, self._place
         copied._mask, copied.ended = self._mask, self.ended

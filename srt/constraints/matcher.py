@@ -23,7 +23,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,6 @@ from ...lang.errors import ConstraintError
 from ..core.messages import EngineConstraint
 
 MOST_SPARE = 16  # tokens; a name and a short value
-_AGAIN = 1 << 30  # fuel for a mask that was made before
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,6 +58,10 @@ class TextState(Protocol):
     def finished(self) -> bool:
         """Whether the text is accepted and nothing can follow."""
 
+    @property
+    def roomy(self) -> bool:
+        """Whether states may be explored that no text may come to."""
+
     def prepare(self, fuel: int) -> int | None:
         """Computes the mask → the remaining fuel, or None when it is not finished.
 
@@ -67,6 +70,9 @@ class TextState(Protocol):
     def advance(self, token: int) -> None: ...
 
     def rollback(self, tokens: int) -> None: ...
+
+    def copy(self) -> Self:
+        """Returns a state that goes its own way from here."""
 
     def forced_tokens(self) -> list[int]: ...
 
@@ -242,22 +248,19 @@ class Matcher:
         """
         if self._boundary is not None or self.pending or self.closing:
             return
-        taken = 0
+        own, self._state = self._state, self._state.copy()  # past its limits an engine does not come back
         try:
             for token in tokens:
-                if not _holds(self._state.mask, token):
+                if not (self._state.roomy and _holds(self._state.mask, token)):
                     return
                 self._state.advance(token)
-                taken += 1
                 if token in self.eos_ids or self._state.finished or not spend(self._state.prepare):
                     return
                 yield
         except ConstraintRefused:
-            return  # if the text comes there, it is told so
+            return  # a text that gets there ends with this error
         finally:
-            if taken:
-                self._state.rollback(taken)
-                self._state.prepare(_AGAIN)
+            self._state = own
 
     def settle(self, token: int, remaining: int) -> int | None:
         """Takes a token → the token taken, which differs when `pending` or the budget overrules the sample.

@@ -211,7 +211,7 @@ class StepPlan:
         windows: the slots of window layers; None: these have none of their own.
         """
         rows = self.planned
-        decoding = self.logit_rows == len(rows) and all(r.end - r.start == 1 for r in rows)
+        decoding = not self.guess_rows and self.logit_rows == len(rows) and all(r.end - r.start == 1 for r in rows)
         arrays = _single_rows(rows) if decoding else _ranges_of_rows(rows)
         counts, ends = arrays.query_lengths, arrays.ends
         adapters = [r.request.schedule.adapter for r in rows]

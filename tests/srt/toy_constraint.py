@@ -98,6 +98,13 @@ class ToyState:
     def rollback(self, tokens: int) -> None:
         del self._tokens[len(self._tokens) - tokens :]
 
+    roomy = True
+
+    def copy(self) -> "ToyState":
+        copied = ToyState(self._toy, self._said)
+        copied._tokens, copied._paid = self._tokens.copy(), self._paid
+        return copied
+
     def forced_tokens(self) -> list[int]:
         """The common beginning of all that may follow, but for the last token, which might grow."""
         rest = self._open

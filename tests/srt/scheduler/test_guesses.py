@@ -103,6 +103,19 @@ def test_wrong_guesses_cost_rows_and_nothing_else() -> None:
     assert engine.count("computed_prompt_tokens") == without.count("computed_prompt_tokens")
 
 
+def test_one_guess_runs_beside_a_row_without_logits() -> None:
+    """Two sequences, two rows of logits, and three rows."""
+    short = SamplingParams(temperature=0.0, max_tokens=2)
+    truth = Engine().reference([1], short).token_ids
+    engine = Engine(guesser=told({2: truth}), in_step_sharing=False)
+    engine.generate([1], SamplingParams(temperature=0.0, max_tokens=0))
+    message_id = engine.generate([1], short)
+    engine.run()
+    engine.assert_equals_reference(message_id, [1], short)
+    assert engine.count("accepted_prompt_rows") == 1
+    assert engine.count("forward_rows") == 3
+
+
 def test_a_call_after_guesses_finds_as_much_in_the_cache() -> None:
     cached = []
     for guesses in (False, True):
