@@ -85,6 +85,8 @@ class Counters:
     wasted_rows: int = 0  # of texts that had ended when their rows were read
     guessed_prompt_rows: int = 0  # rows of guessed tokens (guesses.py), by source
     accepted_prompt_rows: int = 0  # of these: the guess was right
+    guessed_history_rows: int = 0
+    accepted_history_rows: int = 0
     guess_failures: int = 0  # sources that were switched off
     picked_rows: int = 0  # logit rows for which the runner returned the token, not the logits
     snapshots_taken: int = 0  # of recurrent states

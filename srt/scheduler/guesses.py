@@ -11,18 +11,24 @@ The keys of right guesses are those that the text would have had (`Batch.generat
 row). The keys of wrong ones lie in spare slots, which the next step writes again. `Commit.verify` reads the rows one
 after the other, with penalties, constraints, stops and log-probabilities as they are after the guesses before.
 
+Two sources guess: what followed the same tokens in the prompt and in the text itself, and what followed them in earlier
+texts of the same namespace, siblings of a fork among them.
+
 Which guesses run follows two measurements: how often guesses of a kind were right, and what steps of so many rows take
 on this machine. Where a row costs more than it brings, none runs, and the step is the one it would have been.
 """
 
 import logging
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from statistics import fmean, median
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from ..core.batch import Runner
 from .constrained import ConstrainedTexts
@@ -50,30 +56,39 @@ class Guess(NamedTuple):
     kind: int
 
 
-class GuessSource(Protocol):
-    """Finds guesses. One that raises, or gives what is no token, is switched off."""
+_MOST_SHARED = 8  # tokens before a place that are compared
+_RATES_BY_SHARED = (0.0, 0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.8, 0.9)
 
-    @property
-    def name(self) -> str:
-        """Counters are guessed_NAME_rows and accepted_NAME_rows."""
 
-    @property
-    def first_rates(self) -> Sequence[float]:
-        """By kind: the part of its tokens that is right, before anything was measured."""
+class GuessSource(ABC):
+    """Finds guesses. One that raises, or gives what is no token, is switched off.
 
+    `name`: counters are guessed_NAME_rows and accepted_NAME_rows. `first_rates`: by kind, the part of its tokens that
+    is right, before anything was measured.
+    """
+
+    name: str
+    first_rates: Sequence[float]
+
+    @abstractmethod
     def guess(self, request: Request, most: int) -> Guess | None:
         """Returns at most `most` tokens that may follow; None: it knows of none."""
 
+    def learn(self, request: Request) -> None:  # noqa: B027 (a source need not learn)
+        """Learns from a text that has ended."""
 
-class PromptSource:
+    def forget(self) -> None:  # noqa: B027
+        """Forgets all texts."""
+
+
+class PromptSource(GuessSource):
     """Guesses that a text repeats what was in its prompt, or in itself: what followed the same tokens there.
 
     Of the places that share most tokens before them the latest counts. The kind is the number of those tokens.
     """
 
     name = "prompt"
-    first_rates = (0.0, 0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.8, 0.9)
-    _most = len(first_rates) - 1
+    first_rates = _RATES_BY_SHARED
 
     def guess(self, request: Request, most: int) -> Guess | None:
         tokens = request.tokens
@@ -82,7 +97,7 @@ class PromptSource:
         if not len(places):
             return None
         shared = 1
-        while shared < self._most:
+        while shared < _MOST_SHARED:
             longer = places[places >= shared]
             longer = longer[tokens[longer - shared] == tokens[end - 1 - shared]]
             if not len(longer):
@@ -93,6 +108,94 @@ class PromptSource:
         while len(found) < most:  # the text repeats its end, again and again
             found += found[: most - len(found)]
         return Guess(found, shared)
+
+
+_MOST_LOGS = 16  # namespaces; the least recently used one is forgotten
+_LOG_TOKENS = 1 << 16  # of a namespace: 256 KiB, and as much for each of its tables
+_WINDOWS = (6, 2)  # tokens by which places are found
+_BETWEEN = -1  # stands between two texts
+
+
+class _Log:
+    """The last texts of a namespace one after the other, and where the same tokens were seen last.
+
+    A table has a place for each hash of the tokens before it. Newer places overwrite older ones, and a full log begins
+    again at its start, so a place counts only where the tokens before it are those that are looked for.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = np.full(_LOG_TOKENS, _BETWEEN, dtype=np.int32)
+        self._end = 0
+        self._tables = {window: np.zeros(_LOG_TOKENS, dtype=np.int32) for window in _WINDOWS}
+
+    def append(self, tokens: NDArray[np.int32]) -> None:
+        tokens = tokens[-(_LOG_TOKENS - 1) :]
+        if self._end + len(tokens) >= _LOG_TOKENS:
+            self._end = 0
+        start, self._end = self._end, self._end + len(tokens) + 1
+        self._tokens[start : self._end - 1] = tokens
+        self._tokens[self._end - 1] = _BETWEEN
+        for window, table in self._tables.items():
+            if len(tokens) > window:  # nothing follows the last one
+                places = sliding_window_view(tokens[:-1].astype(np.uint64), window)
+                table[_bucket(places.T)] = np.arange(start + window, start + len(tokens), dtype=np.int32)
+
+    def find(self, before: list[int], most: int) -> Guess | None:
+        """Returns what followed these tokens last, at most _MOST_SHARED of them; the kind is how many were the same."""
+        for window, table in self._tables.items():
+            if len(before) < window:
+                continue
+            place = int(table[_bucket(before[-window:])])
+            known = self._tokens[max(0, place - len(before)) : place].tolist()
+            shared = 0
+            while shared < len(known) and known[-1 - shared] == before[-1 - shared]:
+                shared += 1
+            if shared >= window:
+                following: list[int] = self._tokens[place : place + most].tolist()
+                if _BETWEEN in following:
+                    following = following[: following.index(_BETWEEN)]
+                return Guess(following, shared) if following else None
+        return None
+
+
+def _bucket(tokens: Iterable[Any]) -> Any:  # int; or uint64 arrays, of many sequences
+    """Returns where a table has a sequence of tokens, given token by token: 0 to _LOG_TOKENS - 1."""
+    mixed = 0  # below 2 ** 32, and its product below 2 ** 64
+    for token in tokens:
+        mixed = (mixed + token) * 0x9E3779B1 & 0xFFFFFFFF
+    return mixed >> 16
+
+
+class HistorySource(GuessSource):
+    """Guesses that a text repeats an earlier one of the same namespace: what followed the same tokens there last.
+
+    It keeps the generated tokens of texts that have ended, with a few before them: prompts are `PromptSource`'s, and
+    with them as well fewer guesses are right. The kind is the number of tokens that both share before the place.
+    """
+
+    name = "history"
+    first_rates = _RATES_BY_SHARED
+
+    def __init__(self) -> None:
+        self._logs: OrderedDict[str, _Log] = OrderedDict()
+
+    def guess(self, request: Request, most: int) -> Guess | None:
+        log = self._logs.get(request.namespace)
+        return None if log is None else log.find(request.tokens[-_MOST_SHARED:].tolist(), most)
+
+    def learn(self, request: Request) -> None:
+        if request.generated < 2:
+            return
+        log = self._logs.get(request.namespace)
+        if log is None:
+            log = self._logs[request.namespace] = _Log()
+            if len(self._logs) > _MOST_LOGS:
+                self._logs.popitem(last=False)
+        self._logs.move_to_end(request.namespace)
+        log.append(request.tokens[max(0, request.prompt_length - _MOST_SHARED) :])
+
+    def forget(self) -> None:
+        self._logs.clear()
 
 
 class StepCosts:
@@ -162,7 +265,7 @@ def make_guesser(config: SchedulerConfig, runner: Runner) -> "Guesser | None":
     """Makes the guesser that a configuration asks for; None: nothing is guessed."""
     if not config.token_guesses or config.overlap or runner.num_states:
         return None
-    return Guesser([PromptSource()], StepCosts, runner.vocab_size)
+    return Guesser([PromptSource(), HistorySource()], StepCosts, runner.vocab_size)
 
 
 class Guesser:
@@ -190,6 +293,7 @@ class Guesser:
         self._clock = context.clock
         self._faults = context.faults  # visited at engine.guess, for each source and text
         self._constrained = constrained
+        context.table.on_text_end = self._text_ended
 
     # ------------------------------------------------------------------------------------------ planning
 
@@ -198,20 +302,21 @@ class Guesser:
 
     def extend(self, plan: StepPlan) -> None:
         """Adds rows of guesses to a plan that is otherwise complete, where they are worth their time."""
-        if not self._sources:
+        sampling = [
+            index for index, rows in enumerate(plan.planned) if rows.end == rows.request.length and rows.request.samples
+        ]
+        if not (self._sources and sampling):
             return
+        exploring = self._same == _EXPLORE - 1
         found: dict[int, Guessed] = {}
-        sampling = 0
-        for index, rows in enumerate(plan.planned):
-            request = rows.request
-            if rows.end != request.length or not request.samples:
-                continue
-            sampling += 1
-            if request.goes_on and (guess := self._best(request)) is not None:
-                found[index] = guess
-        if not found:
-            return
-        counts = self._worth(plan, found, sampling)
+        if exploring or self._may_pay(plan, len(sampling)):
+            for index in sampling:
+                request = plan.planned[index].request
+                if request.goes_on and (guess := self._best(request)) is not None:
+                    found[index] = guess
+            if not found:
+                return
+        counts = self._worth(plan, found, len(sampling))
         self._same = self._same + 1 if bool(counts) is self._ran else 0
         self._ran = bool(counts)
         if self._same == _EXPLORE:
@@ -222,6 +327,15 @@ class Guesser:
                 chosen[index] = guess
         if chosen:
             plan.guess(chosen)
+
+    def _may_pay(self, plan: StepPlan, sampling: int) -> bool:
+        """Returns whether a row could be worth its time if its guess were as good as certain."""
+        costs = self._costs_of(plan)
+        rows = sum(rows.end - rows.start for rows in plan.planned)
+        if not (costs.knows(sampling) and costs.covers(rows + 1)):
+            return False
+        more = costs.seconds(rows + 1) - costs.seconds(rows)
+        return _MOST * costs.seconds(sampling) >= _MARGIN * more * sampling
 
     def _possible(self, request: Request, guess: Guessed, count: int) -> Guessed | None:
         """Returns the first `count` tokens of a guess, as far as there are slots and its constraint allows them."""
@@ -282,7 +396,7 @@ class Guesser:
         sampling: texts that get a token of this step anyway.
         """
         costs = self._costs_of(plan)
-        if not costs.knows(sampling):
+        if not (found and costs.knows(sampling)):
             return {}
         rows = sum(rows.end - rows.start for rows in plan.planned)
         left = plan.logits_left if plan.rows_left is None else min(plan.logits_left, plan.rows_left)
@@ -306,6 +420,18 @@ class Guesser:
         return self._costs[any(rows.request.samples and takes_all_logits(rows.request) for rows in plan.planned)]
 
     # ------------------------------------------------------------------------------------------ learning
+
+    def forget(self) -> None:
+        """Forgets earlier texts; what was measured stays."""
+        for source in self._sources:
+            source.forget()
+
+    def _text_ended(self, request: Request) -> None:
+        for source in tuple(self._sources):
+            try:
+                source.learn(request)
+            except Exception as error:
+                self._switch_off(source, error)
 
     def decoded(self, plan: StepPlan, rows: int) -> None:
         """Measures a step without prompts whose tokens were committed just now. rows: guesses included."""

@@ -144,6 +144,7 @@ class RequestTable:
         self.alive: dict[int, list[Request]] = {}  # by message: those of its requests that have not ended
         self.events: list[FromEngine] = []
         self.last_failure: Exception | None = None
+        self.on_text_end: Callable[[Request], None] | None = None  # called with a generation that ends
         self.changes = 0  # counts arrivals, admissions, retractions and endings
         self._kv = kv
         self._counters = counters
@@ -243,6 +244,8 @@ class RequestTable:
     def finish_text(self, request: Request, stop: Stop) -> None:
         """Answers a generation whose text has ended and for which all is computed."""
         self._counters.finished += 1
+        if self.on_text_end is not None:
+            self.on_text_end(request)
         self.end(request.message_id, self._ended(request, stop))
 
     def aborted(self, request: Request) -> FromEngine:

@@ -469,6 +469,8 @@ class Scheduler:
                 case EngineSurvey(id, most, shown):
                     answer: FromEngine = EngineSurveyed(id, *self.kv.survey(most, shown))
                 case EngineControl(id, "flush_cache"):
+                    if self._guesser is not None:
+                        self._guesser.forget()
                     answer = ControlEnded(id, {"evicted": self.kv.flush(), "kept": self.kv.cache.total_tokens})
                 case EngineControl(id, "info"):
                     answer = ControlEnded(id, self._info())

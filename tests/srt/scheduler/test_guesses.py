@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 from umbel.lang.protocol import RequestTimes
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.instruments import FailAt
-from umbel.srt.core.messages import Ended, EngineFailed, Tokens
-from umbel.srt.scheduler.guesses import MOST_GUESSES, Guess, Guesser, PromptSource, StepCosts
+from umbel.srt.core.messages import Ended, EngineControl, EngineFailed, Tokens
+from umbel.srt.scheduler.guesses import (
+    MOST_GUESSES,
+    Guess,
+    Guesser,
+    GuessSource,
+    HistorySource,
+    PromptSource,
+    StepCosts,
+)
 from umbel.srt.scheduler.request import Generation, Request
 from umbel.srt.testing.oracle import OracleError
 
@@ -38,7 +46,7 @@ class Free(StepCosts):
         return 0.0
 
 
-class Told:
+class Told(GuessSource):
     """Knows texts by message. Every `wrong`-th token that it tells is another one."""
 
     name = "prompt"
@@ -62,6 +70,13 @@ class Told:
 
 def told(said: Mapping[int, Sequence[int]], wrong: int | None = None, vocabulary: int = VOCABULARY) -> Guesser:
     return Guesser([Told(said, wrong, vocabulary)], Free, vocabulary)
+
+
+def guessing(said: Mapping[int, Sequence[int]], wrong: int | str | None, vocabulary: int = VOCABULARY) -> Guesser:
+    """A guesser that knows what was said, or ("sources") one with the sources of a runtime."""
+    if isinstance(wrong, str):
+        return Guesser([PromptSource(), HistorySource()], Free, vocabulary)
+    return told(said, wrong, vocabulary)
 
 
 def said_by(engine: Engine) -> dict[int, list[int]]:
@@ -185,33 +200,32 @@ def test_the_tokens_of_a_step_are_sent_together_and_share_its_time() -> None:
 
 # -- whatever happens
 
+wrongs = st.sampled_from([None, 2, 4, 9, "sources"])
 speculated = plain.configs.map(lambda config: {**config, "overlap": False})
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    config=speculated, events=st.lists(plain.arrivals, min_size=1, max_size=12), wrong=st.sampled_from([None, 2, 4, 9])
-)
+@given(config=speculated, events=st.lists(plain.arrivals, min_size=1, max_size=12), wrong=wrongs)
 def test_texts_equal_those_without_cache(
-    config: dict[str, object], events: list[plain.Arrival], wrong: int | None
+    config: dict[str, object], events: list[plain.Arrival], wrong: int | str | None
 ) -> None:
     """Guesses may be right by the run before this one, in which the same was sent."""
     before = Engine(**config)  # type: ignore[arg-type]
     plain.drive(before, [replace(event, abort_after=None, timeout=None) for event in events])
-    engine = Engine(guesser=told(said_by(before), wrong), **config)  # type: ignore[arg-type]
+    engine = Engine(guesser=guessing(said_by(before), wrong), **config)  # type: ignore[arg-type]
     plain.judge(engine, plain.drive(engine, events))
 
 
 @pytest.mark.parametrize("layers", ["windows", "blocks"])
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(data=st.data(), events=st.lists(plain.arrivals, min_size=1, max_size=12), wrong=st.sampled_from([None, 2, 4, 9]))
+@given(data=st.data(), events=st.lists(plain.arrivals, min_size=1, max_size=12), wrong=wrongs)
 def test_texts_of_other_layers_equal_those_without_cache(
-    layers: str, data: st.DataObject, events: list[plain.Arrival], wrong: int | None
+    layers: str, data: st.DataObject, events: list[plain.Arrival], wrong: int | str | None
 ) -> None:
     config = {**data.draw(plain.OTHER_LAYERS[layers]), "overlap": False}
     before = Engine(**config)  # type: ignore[arg-type]
     plain.drive(before, [replace(event, abort_after=None, timeout=None) for event in events])
-    engine = Engine(guesser=told(said_by(before), wrong), **config)  # type: ignore[arg-type]
+    engine = Engine(guesser=guessing(said_by(before), wrong), **config)  # type: ignore[arg-type]
     plain.judge(engine, plain.drive(engine, events))
 
 
@@ -219,15 +233,15 @@ def test_texts_of_other_layers_equal_those_without_cache(
 @given(
     config=constrained.configs,
     events=st.lists(constrained.arrivals, min_size=1, max_size=10),
-    wrong=st.sampled_from([None, 2, 4, 9]),
+    wrong=wrongs,
 )
 def test_constrained_texts_are_those_that_their_requests_would_get_alone(
-    config: dict[str, object], events: list[constrained.Arrival], wrong: int | None
+    config: dict[str, object], events: list[constrained.Arrival], wrong: int | str | None
 ) -> None:
     config = {**config, "overlap": False}
     before = constrained.machine(**config)
     constrained.drive(before, [replace(event, abort_after=None) for event in events])
-    engine = constrained.machine(guesser=told(said_by(before), wrong, TOKENIZER.vocab_size), **config)
+    engine = constrained.machine(guesser=guessing(said_by(before), wrong, TOKENIZER.vocab_size), **config)
     constrained.judge(engine, constrained.drive(engine, events))
 
 
@@ -237,14 +251,15 @@ def test_constrained_texts_are_those_that_their_requests_would_get_alone(
     events=st.lists(plain.arrivals, min_size=2, max_size=8),
     point=st.sampled_from(["engine.plan", "engine.forward", "engine.sample", "engine.commit", "memory.allocate"]),
     k=st.integers(1, 40),
+    wrong=st.sampled_from([5, "sources"]),
 )
 def test_a_fault_anywhere_costs_no_other_text_anything(
-    config: dict[str, object], events: list[plain.Arrival], point: str, k: int
+    config: dict[str, object], events: list[plain.Arrival], point: str, k: int, wrong: int | str
 ) -> None:
     before = Engine(**config)  # type: ignore[arg-type]
     plain.drive(before, [replace(event, abort_after=None, timeout=None) for event in events])
     fault = FailAt(point, k, OracleError("injected"))
-    engine = Engine(faults=fault, guesser=told(said_by(before), 5), **config)  # type: ignore[arg-type]
+    engine = Engine(faults=fault, guesser=guessing(said_by(before), wrong), **config)  # type: ignore[arg-type]
     plain.judge(engine, plain.drive(engine, events), injected=True)
     failed = [e for e in engine.endings.values() if isinstance(e, EngineFailed) and e.message == "injected"]
     if point != "engine.forward":
@@ -324,10 +339,13 @@ def test_a_fault_of_a_source_changes_no_text(caplog: pytest.LogCaptureFixture) -
     assert 0 < engine.count("accepted_prompt_rows") < 37
 
 
-def request_with(tokens: Sequence[int]) -> Request:
-    engine = Engine()
-    engine.generate(tokens, LONG)
+def request_with(tokens: Sequence[int], *, prompt: int | None = None, salt: str = "") -> Request:
+    """A request; tokens after the first `prompt` were generated."""
+    engine = Engine(pool=4096)
+    engine.generate(list(tokens[:prompt]), LONG, salt=salt)
     (request,) = engine.scheduler._table.waiting.values()
+    for token in tokens[len(tokens[:prompt]) :]:
+        request.append(int(token))
     return request
 
 
@@ -347,11 +365,116 @@ def test_a_prompt_is_repeated_from_where_most_tokens_agree(tokens: list[int], mo
     assert PromptSource().guess(request_with(tokens), most) == guess
 
 
+def history_of(*texts: Sequence[int], salts: Sequence[str] = ()) -> HistorySource:
+    """A history of texts whose first two tokens are prompts."""
+    source = HistorySource()
+    for text, salt in zip(texts, salts or [""] * len(texts), strict=True):
+        source.learn(request_with(text, prompt=2, salt=salt))
+    return source
+
+
+@pytest.mark.parametrize(
+    ("texts", "tokens", "guess"),
+    [
+        ([], [1, 2], None),
+        ([[1, 2, 3, 4, 5]], [2, 3], Guess([4, 5], 2)),
+        ([[1, 2, 3, 4, 5]], [9, 4, 5], None),  # nothing followed
+        ([[1, 2, 3, 4, 5]], [1, 2], Guess([3, 4, 5], 2)),  # a prompt's end counts
+        ([[1, 2, 3, 4, 5]], [7, 3], None),  # one token is too few
+        ([[1, 2, 3, 4], [5, 2, 3, 6]], [8, 2, 3], Guess([6], 2)),  # the latest of equals
+        ([[*range(10, 20)], [17, 18, 5, 5]], [*range(11, 19)], Guess([19], 8)),  # more than the latest shares
+        ([[1, 2, 3], [4, 5, 6]], [2, 3], None),  # no text goes on in the next one
+        ([[1, 2, 3, 4, 5, 6, 7]], [2, 3], Guess([4, 5, 6], 2)),
+    ],
+)
+def test_an_earlier_text_is_repeated_from_where_most_tokens_agree(
+    texts: list[list[int]], tokens: list[int], guess: Guess | None
+) -> None:
+    assert history_of(*texts).guess(request_with(tokens), 3) == guess
+
+
+def test_a_history_is_of_its_namespace() -> None:
+    source = history_of([1, 2, 3, 4, 5], [1, 2, 3, 7, 7], salts=["a", "b"])
+    assert source.guess(request_with([1, 2, 3], salt="a"), 4) == Guess([4, 5], 3)
+    assert source.guess(request_with([1, 2, 3], salt="b"), 4) == Guess([7, 7], 3)
+    assert source.guess(request_with([1, 2, 3]), 4) is None
+    source.forget()
+    assert source.guess(request_with([1, 2, 3], salt="a"), 4) is None
+
+
+def test_a_history_forgets_the_oldest_texts_and_namespaces() -> None:
+    source = HistorySource()
+    source.learn(request_with([1, 2, 3, 4, 5], prompt=2))
+    for start in range(500):
+        source.learn(request_with([1, 2, *((start + place) % 1000 + 1000 for place in range(200))], prompt=2))
+    assert source.guess(request_with([1, 2, 3]), 4) is None, "100,000 tokens came after it"
+    seen = request_with([1, 1400, 1401], prompt=1)
+    assert source.guess(seen, 2) == Guess([1402, 1403], 2)
+    for number in range(20):
+        source.learn(request_with([1, 2, 3, 4, 5], prompt=2, salt=f"{number}"))
+    assert source.guess(seen, 2) is None
+    assert source.guess(request_with([1, 2], salt="19"), 4) == Guess([3, 4, 5], 2)
+
+
+@given(
+    texts=st.lists(st.lists(st.integers(1, 3), min_size=4, max_size=30), min_size=1, max_size=8),
+    tokens=st.lists(st.integers(1, 3), min_size=2, max_size=12),
+)
+def test_what_a_history_guesses_followed_the_same_tokens(texts: list[list[int]], tokens: list[int]) -> None:
+    guess = history_of(*texts).guess(request_with(tokens), 4)
+    places = [
+        (text, place) for text in texts for place in range(2, len(text)) if text[place - 2 : place] == tokens[-2:]
+    ]
+    if guess is None:
+        assert not places or texts[-1] not in [text for text, _ in places] or len(tokens) < 2
+        return
+    before = tokens[-guess.kind :]
+    assert any(
+        text[:place][-guess.kind :] == before and text[place : place + 4] == guess.tokens for text, place in places
+    )
+
+
+def test_a_text_that_was_said_before_takes_few_steps() -> None:
+    sampling = SamplingParams(temperature=0.9, seed=5, max_tokens=40, ignore_eos=True)
+    engine = Engine(guesser=Guesser([HistorySource()], Free, VOCABULARY))
+    steps = []
+    for _ in range(2):
+        before = engine.count("steps")
+        message_id = engine.generate([1, 2, 3], sampling)
+        engine.run()
+        engine.assert_equals_reference(message_id, [1, 2, 3], sampling)
+        steps.append(engine.count("steps") - before)
+    assert steps == [40, 3]
+    assert engine.count("guessed_history_rows") == engine.count("accepted_history_rows") == 37
+
+
+def test_a_flushed_cache_remembers_no_text() -> None:
+    engine = Engine(guesser=Guesser([HistorySource()], Free, VOCABULARY))
+    for control in (98, 99):
+        engine.generate([1, 2, 3], LONG)
+        engine.run()
+        engine.scheduler.handle_message(EngineControl(control, "flush_cache"))
+        engine.run()
+    assert engine.count("guessed_history_rows") == 0
+
+
+def test_a_source_that_cannot_learn_is_switched_off() -> None:
+    class Forgetful(HistorySource):
+        def learn(self, request: Request) -> None:
+            raise RuntimeError("full")
+
+    engine = Engine(guesser=Guesser([Forgetful()], Free, VOCABULARY))
+    message_id = engine.generate([1, 2, 3], LONG)
+    engine.run()
+    engine.assert_equals_reference(message_id, [1, 2, 3], LONG)
+    assert engine.count("guess_failures") == 1
+
+
 def test_the_first_rates_cover_every_kind() -> None:
-    source = PromptSource()
-    found = source.guess(request_with([1, 2] * 20), 1)
-    assert found is not None
-    assert found.kind == len(source.first_rates) - 1
+    for source in (PromptSource(), history_of([1, 2] * 20)):
+        found = source.guess(request_with([1, 2] * 20), 1)
+        assert found is not None
+        assert found.kind == len(source.first_rates) - 1
 
 
 # -- what is worth its time
