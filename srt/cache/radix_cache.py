@@ -24,7 +24,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Protocol, cast
 
 import numpy as np
@@ -330,6 +330,8 @@ def _edge(tokens: Tokens, position: int, borders: Borders) -> tuple[_Edge, int]:
 
 
 _NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
+MOST_GROWN = 1024  # tokens of a leaf that may still grow; leaves are evicted whole
+CHAIN = 2  # nodes with one child each before a leaf that grows
 
 
 class RadixCache:
@@ -475,8 +477,7 @@ class RadixCache:
         """Appends tokens of one namespace."""
         node = match.node
         inside = salt == node.salt
-        grows = match.fresh and node.locks == 1 and not (node.pins or node.keeps or node.children or node.state)
-        if inside and grows:
+        if inside and self._may_grow(match, priority):
             self.idle_check.changes(node)
             node.tokens = np.concatenate([node.tokens, tokens])
             node.slots = np.concatenate([node.slots, slots])
@@ -496,6 +497,22 @@ class RadixCache:
         if self._listener is not None:
             self._listener.added(leaf)
         return Match(leaf, match.length + len(tokens), fresh=True)
+
+    @staticmethod
+    def _may_grow(match: Match, priority: int) -> bool:
+        """Returns whether the leaf that a match ends with takes the tokens after it, instead of a new leaf.
+
+        Its holder must be the only one. A leaf of an earlier request grows at the end of a chain of only children, up
+        to MOST_GROWN tokens: a session that goes on and on would otherwise add a node with each call, and each call
+        passes all nodes.
+        """
+        node = match.node
+        if node.locks != 1 or node.pins or node.keeps or node.children or node.state:
+            return False
+        if match.fresh:
+            return True
+        before = [above for above in islice(ascend(node), 1, 1 + CHAIN) if len(above.children) == 1]
+        return len(before) == CHAIN and len(node.tokens) < MOST_GROWN and node.priority == priority
 
     def _add(self, root: RadixRoot, count: int) -> None:
         """Counts tokens that their holder has appended."""

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from umbel.srt.cache.radix_cache import (
+    MOST_GROWN,
     Borders,
     LeastRecentlyUsed,
     Match,
@@ -65,6 +66,43 @@ def test_a_holder_grows_its_own_leaf_and_a_later_one_appends_a_node() -> None:
     tree.cache.unlock(match)
     tree.serve([1, 2, 3, 4])
     assert tree.shape() == [(0, [1, 2, 3]), (1, [4])]
+
+
+def test_a_session_adds_no_node_with_each_call() -> None:
+    tree = Tree(slots=3000)
+    text = list(range(1, 3001))
+    for end in range(10, 3001, 10):
+        tree.serve(text[:end])
+        tree.cache.check([])
+    depths = [len(tokens) for _, tokens in tree.shape()]
+    assert depths == [10, 10, MOST_GROWN + 6, MOST_GROWN + 6, 920]
+    assert tree.cache.peek(array(text), "") == 3000
+
+
+def test_a_session_grows_no_leaf_that_is_held_kept_or_not_alone() -> None:
+    def session(priority: int = 0) -> Tree:
+        tree = Tree()
+        for end in (2, 4, 6):
+            tree.serve(list(range(1, end + 1)), priority=priority)
+        return tree
+
+    longer = list(range(1, 9))
+    tree = session()
+    tree.serve(longer)
+    assert [len(tokens) for _, tokens in tree.shape()] == [2, 2, 4]
+    for hold in ("lock", "pin", "keep"):
+        tree = session()
+        match = tree.cache.match(array(longer), "")
+        getattr(tree.cache, hold)(match)
+        tree.serve(longer)
+        assert [len(tokens) for _, tokens in tree.shape()] == [2, 2, 2, 2], hold
+    tree = session()
+    tree.serve(longer, priority=1)
+    assert [len(tokens) for _, tokens in tree.shape()] == [2, 2, 2, 2], "priority"
+    tree = session()
+    tree.serve([1, 2, 9])
+    tree.serve(longer)
+    assert [len(tokens) for _, tokens in tree.shape()] == [2, 2, 2, 2, 1], "a branch"
 
 
 def test_a_leaf_that_somebody_else_holds_does_not_grow_under_him() -> None:
