@@ -13,7 +13,7 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -274,7 +274,7 @@ def parting(left: Borders, right: Borders, length: int) -> int:
     return length
 
 
-def openings(salt: str, parts: Iterable[Part]) -> list[tuple[int, str]]:
+def openings(salt: str, parts: Sequence[Part]) -> list[tuple[int, str]]:
     """Returns the places of a prompt at which private namespaces open: (number of parts before it, namespace).
 
         salt "s"   [ Text ][ Private acme ][ Text ][ Private eve ][ Text ]   →   (2, "s/acme"), (4, "s/acme/eve")
@@ -284,6 +284,8 @@ def openings(salt: str, parts: Iterable[Part]) -> list[tuple[int, str]]:
     """
     opened: list[tuple[int, str]] = []
     tenants: list[str] = []
+    if Private not in map(type, parts):  # a session of a thousand calls has thousands of parts
+        return opened
     for index, part in enumerate(parts):
         if isinstance(part, Private) and tenants[-1:] != [part.tenant]:
             tenants.append(part.tenant)
@@ -303,7 +305,7 @@ def adapter_of(namespace: str) -> str:
     return namespace.partition("@")[2].partition("/")[0]
 
 
-def namespace(salt: str, parts: Iterable[Part]) -> str:
+def namespace(salt: str, parts: Sequence[Part]) -> str:
     """Returns the namespace of the cache at the end of a prompt."""
     opened = openings(salt, parts)
     return opened[-1][1] if opened else salt

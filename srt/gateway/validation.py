@@ -6,6 +6,7 @@ index, texts are tokenized, and the prompt is measured against the context.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import assert_never
 
 import msgspec
@@ -511,15 +512,17 @@ class RequestValidator:
             raise ParameterError(f"timeout={timeout} is not a number of seconds; write at least 0, or None")
         if len(prompt) > limits.max_prompt_parts:
             raise RequestError(f"the prompt has {len(prompt)} parts; at most {limits.max_prompt_parts} are accepted")
-        for part in prompt:
+        opened = openings(origin.salt, prompt)
+        if len(opened) > MAX_PRIVATE:
+            raise RequestError(f"the prompt has more than {MAX_PRIVATE} private parts inside of each other; open fewer")
+        encoder = self._encoder.salted(opened[-1][1] if opened else origin.salt)
+        for part in islice(prompt, encoder.known_parts(prompt), None):  # the others were checked with an earlier prompt
             if isinstance(part, Text):
                 _check_text("the prompt", part.text)
             elif isinstance(part, Generated):
                 self._check_tokens("prompt", part.token_ids)
             elif isinstance(part, Private):
                 checked_tenant(part.tenant)
-        if len(openings(origin.salt, prompt)) > MAX_PRIVATE:
-            raise RequestError(f"the prompt has more than {MAX_PRIVATE} private parts inside of each other; open fewer")
 
     def _check_caching(self, caching: Caching, parts: int) -> None:
         places = [mark.place for mark in caching.marks]

@@ -11,10 +11,11 @@ ones, and encoding begins at the last small block.
 """
 
 import re
+from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from copy import copy
-from itertools import groupby
+from itertools import groupby, islice
 from sys import getsizeof
 from typing import NamedTuple
 
@@ -138,6 +139,74 @@ def _weight(key: Hashable) -> int:
     return getsizeof(key) + (sum(map(_weight, key)) if isinstance(key, tuple) else 0)
 
 
+class Beginning(NamedTuple):
+    """The first parts of a prompt, which were encoded before. They end with generated tokens."""
+
+    parts: int
+    token_ids: "array[int] | list[int]"
+    characters: int  # of text that was encoded for them
+
+
+_NO_BEGINNING = Beginning(0, [], 0)
+_PART = 400  # bytes: a part with a short text or a few tokens, which the key keeps
+LEAST_PARTS = 16  # of a beginning; encoding fewer takes no longer than looking for them
+
+
+class Beginnings:
+    """Remembers the ids of long prompts up to their last generated text, by their parts.
+
+    The next call of a session begins with the parts of the last one. Hashing and comparing them takes a twentieth of
+    encoding them.
+
+    Args:
+        most_bytes: limit of memory, roughly; the least recently used ones are dropped.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._bytes = 0
+        self._entries: OrderedDict[tuple[str, tuple[Part, ...]], Beginning] = OrderedDict()
+        self._last: tuple[str, Sequence[Part], Beginning] = ("", (), _NO_BEGINNING)  # of this very prompt
+
+    def find(self, salt: str, parts: Sequence[Part]) -> Beginning:
+        """Returns the longest known beginning, of the two that end with the last generated texts."""
+        if len(parts) < LEAST_PARTS:
+            return _NO_BEGINNING
+        if self._last[1] is parts and self._last[0] == salt:
+            return self._last[2]
+        found = _NO_BEGINNING
+        for end in islice(_generated_ends(parts), 2):
+            key = salt, tuple(parts[:end])
+            if (known := self._entries.get(key)) is not None:
+                self._entries.move_to_end(key)
+                found = known
+                break
+        self._last = salt, parts, found
+        return found
+
+    def put(self, salt: str, parts: Sequence[Part], token_ids: Sequence[int], characters: int) -> None:
+        """Remembers the ids of parts that end with generated text."""
+        key = salt, tuple(parts)
+        if key in self._entries:
+            return
+        self._entries[key] = entry = Beginning(len(parts), array("i", token_ids), characters)
+        self._bytes += _size_of(entry)
+        while self._bytes > self._most:
+            self._bytes -= _size_of(self._entries.popitem(last=False)[1])
+
+
+def _size_of(entry: Beginning) -> int:
+    return _ENTRY + _PART * entry.parts + 12 * len(entry.token_ids) + entry.characters
+
+
+def _generated_ends(parts: Sequence[Part]) -> Iterator[int]:
+    """Yields the ends of long beginnings that end with generated tokens, the last one first."""
+    for end in range(len(parts), LEAST_PARTS - 1, -1):
+        part = parts[end - 1]
+        if isinstance(part, Generated) and part.token_ids:
+            yield end
+
+
 CACHE_BYTES = 64 * 2**20  # some 1,500,000 tokens
 BLOCK = 1024  # characters, and more until the next boundary
 SMALL_BLOCK = 128
@@ -168,6 +237,8 @@ class PromptEncoder:
         self._characters: Counter[str] = Counter()  # "asked" for, and "tokenized" among them
         self._memory = TokenCache(cache_bytes) if cache_bytes else None
         self._cache: TokenCache | Namespace | None = self._memory  # the part in use
+        self._beginnings = Beginnings(cache_bytes // 4)  # of all salts
+        self._salt = ""
         names = sorted(filter(None, tokenizer.special_ids))
         self._control = re.compile(f"({any_of(names)})") if names else None
         self._pieces: dict[str, list[str]] = {}
@@ -187,6 +258,7 @@ class PromptEncoder:
             return self
         other = copy(self)
         other._cache = self._memory.namespace(salt)
+        other._salt = salt
         return other
 
     @property
@@ -203,7 +275,35 @@ class PromptEncoder:
     def encode(self, parts: Sequence[Part]) -> list[int]:
         """Encodes a prompt. Raises CapabilityError when it holds media that are not `Shown`."""
         assert self._pictures is None or not _unseen(parts), "the gateway shows what it encodes"
-        return self._encode_items(self._items(parts))
+        ids, start = self._encode_beginning(parts)
+        ids += self._encode_items(self._items(parts[start:], inside=start > 0))
+        return ids
+
+    def known_parts(self, parts: Sequence[Part]) -> int:
+        """Returns how many of the first parts are those of an earlier prompt of this salt, which was encoded."""
+        return self._beginning(parts).parts
+
+    def _beginning(self, parts: Sequence[Part]) -> Beginning:
+        if self._memory is None or self._pictures is not None:
+            return _NO_BEGINNING
+        return self._beginnings.find(self._salt, parts)
+
+    def _encode_beginning(self, parts: Sequence[Part]) -> tuple[list[int], int]:
+        """Returns the ids of the parts up to the last generated text of a long prompt, and their number.
+
+        What an earlier call has encoded is taken from there."""
+        known = self._beginning(parts)
+        ids, start, before = list(known.token_ids), known.parts, self._characters["asked"]
+        self._characters["asked"] += known.characters
+        if self._memory is None or self._pictures is not None:
+            return ids, start
+        end = next(_generated_ends(parts), 0)
+        if end > start:
+            ids += self._encode_items(self._items(parts[start:end], inside=start > 0))
+            if len(ids) < 2:
+                return [], 0  # nothing but BOS so far
+            self._beginnings.put(self._salt, parts[:end], ids, self._characters["asked"] - before)
+        return ids, max(start, end)
 
     def encode_endings(self, parts: Sequence[Part], endings: Sequence[str]) -> tuple[list[int], list[list[int]]]:
         """Returns the ids of a prompt, and of the prompt with each of these constant texts appended.
@@ -211,14 +311,15 @@ class PromptEncoder:
         The part before the last block is the same for all of them, so it is assembled once.
         """
         assert self._pictures is None or not _unseen(parts), "the gateway shows what it encodes"
-        items = list(self._items(parts))
-        start = 0 if self.tokenizer.bos_id is None else 1
-        tail: Key = "" if any(items[start:]) else ("",)
+        before, known = self._encode_beginning(parts)
+        items = list(self._items(parts[known:], inside=known > 0))
+        start = 0 if known or self.tokenizer.bos_id is None else 1
+        tail: Key = "" if known or any(items[start:]) else ("",)
         if len(items) > start and not isinstance(run := items[-1], list):
             blocks = [run] if self._cache is None else self._blocks(run, BLOCK)
             tail = blocks.pop()
             items[-1:] = blocks
-        before = self._encode_items(items)
+        before += self._encode_items(items)
         text, first = _text(tail), isinstance(tail, tuple)
 
         def ended(ending: str) -> list[int]:
@@ -353,11 +454,14 @@ class PromptEncoder:
 
     # ------------------------------------------------------------------ runs
 
-    def _items(self, parts: Sequence[Part]) -> Iterator[Key | list[int]]:
-        """Yields runs of text and the ids between them. A run that begins the sequence comes in a tuple."""
+    def _items(self, parts: Sequence[Part], *, inside: bool = False) -> Iterator[Key | list[int]]:
+        """Yields runs of text and the ids between them. A run that begins the sequence comes in a tuple.
+
+        inside: the parts follow others of their prompt, and generated tokens.
+        """
         tokenizer = self.tokenizer
-        beginning = True  # nothing but BOS so far
-        if tokenizer.bos_id is not None:
+        beginning = not inside  # nothing but BOS so far
+        if beginning and tokenizer.bos_id is not None:
             yield [tokenizer.bos_id]
         run: list[str] = []
 

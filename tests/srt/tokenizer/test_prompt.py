@@ -7,9 +7,19 @@ import tracemalloc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from umbel.lang.prompt import Generated, Part, Text
+from umbel.lang.prompt import Generated, Part, Private, Text
 from umbel.srt.tokenizer.hf import HFTokenizer
-from umbel.srt.tokenizer.prompt import BLOCK, LONG, SMALL_BLOCK, PromptEncoder, TokenCache, any_of, text_of
+from umbel.srt.tokenizer.prompt import (
+    BLOCK,
+    LEAST_PARTS,
+    LONG,
+    SMALL_BLOCK,
+    Beginnings,
+    PromptEncoder,
+    TokenCache,
+    any_of,
+    text_of,
+)
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer, Tokenizer
 
 from ..toy_tokenizers import BUILDERS, CONTROL, CORPUS, byte_level, reread, wrap
@@ -76,6 +86,36 @@ def test_prompts_that_grow_and_branch_are_encoded_as_if_each_were_the_first(kind
         )
         prompts.append((*before, part))
         assert reusing.encode(prompts[-1]) == plain.encode(prompts[-1])
+
+
+@pytest.mark.parametrize("kind", ["bytes", *sorted(BUILDERS)])
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_sessions_of_many_parts_are_encoded_as_if_each_prompt_were_the_first(kind: str, data: st.DataObject) -> None:
+    """Parts up to the last generated text come from an earlier prompt; also where these are nothing but BOS so far."""
+    tokenizer: Tokenizer = BYTES if kind == "bytes" else toy(kind)
+    reusing, plain = PromptEncoder(tokenizer), PromptEncoder(tokenizer, cache_bytes=0)
+    bos = tokenizer.bos_id
+    generated = [(ord("t"),), (ord("t"), ord("h"), ord("e")), (), *([] if bos is None else [(bos,), (bos, ord("t"))])]
+    part = st.one_of(
+        st.builds(Text, st.one_of(pieces, st.just(""))),
+        st.builds(Text, st.sampled_from(["<|im_start|>user\n", "\n<|im_end|>\n", "<s>", ""]), st.just(True)),
+        st.builds(Generated, st.just("the"), st.sampled_from(generated)),
+        st.builds(Private, st.sampled_from(["acme", "globex"])),
+    )
+    empty = st.sampled_from([Text(""), Text("", True), *(Generated("", ids) for ids in generated[-2:])])
+    first = st.one_of(
+        st.lists(part, min_size=LEAST_PARTS - 2, max_size=LEAST_PARTS + 2),
+        st.lists(empty, min_size=LEAST_PARTS - 2, max_size=LEAST_PARTS + 2),
+    )
+    prompts = [tuple(data.draw(first))]
+    for _ in range(data.draw(st.integers(1, 6))):
+        prompts.append((*data.draw(st.sampled_from(prompts)), *data.draw(st.lists(part, min_size=1, max_size=3))))
+        salt = data.draw(st.sampled_from(["", "a"]))
+        prompt, endings = prompts[-1], ["", "n end"]
+        assert reusing.salted(salt).encode(prompt) == plain.encode(prompt)
+        assert reusing.salted(salt).encode_endings(prompt, endings) == plain.encode_endings(prompt, endings)
+        assert reusing.counters["reused_characters"] >= 0
 
 
 @pytest.mark.parametrize("kind", ["bytes", *sorted(BUILDERS)])
@@ -262,6 +302,39 @@ def test_a_prompt_that_grows_is_encoded_from_its_last_small_block_on() -> None:
     before = encoder.counters["tokenized_characters"]
     encoder.encode([Text(text + "It ends.")])
     assert encoder.counters["tokenized_characters"] - before <= SMALL_BLOCK + 2 * len("It ends.") + len(" cities")
+
+
+def session(turns: int) -> tuple[Part, ...]:
+    answer = Generated("the", (ord("t"), ord("h"), ord("e")))
+    return tuple(part for turn in range(turns) for part in (Text(f"question {turn}?"), answer))
+
+
+def test_a_session_is_known_up_to_its_last_answer_but_one() -> None:
+    encoder = PromptEncoder(BYTES)
+    question = Text("and now?")
+    for turns in range(1, 40):
+        prompt = (*session(turns), question)
+        fresh = (*session(turns), question)  # other objects, as they come over the wire
+        known = encoder.known_parts(fresh)
+        assert known == (2 * turns - 2 if 2 * turns - 2 >= LEAST_PARTS else 0)
+        asked = encoder.counters
+        assert encoder.encode(prompt) == PromptEncoder(BYTES, cache_bytes=0).encode(prompt)
+        grown = sum(encoder.counters.values()) - sum(asked.values())
+        assert grown == sum(len(part.text) for part in prompt if isinstance(part, Text)), "known text counts as reused"
+    assert encoder.salted("a").known_parts(prompt) == 0, "another salt did not say it"
+
+
+def test_beginnings_take_no_more_memory_than_they_may() -> None:
+    most = 1 << 20
+    beginnings = Beginnings(most)
+    tracemalloc.start()
+    for turns in range(20, 220):
+        parts = tuple(Generated(f"text {part} of {turns}", (1_000 + turns, part)) for part in range(2 * turns))
+        beginnings.put("", parts, list(range(1_000, 1_000 + 6 * turns)), 0)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken < 1.25 * most
+    assert beginnings.find("", parts).token_ids.tolist() == list(range(1_000, 1_000 + 6 * 219))
 
 
 def test_prompts_of_a_batch_have_their_common_head_encoded_once() -> None:
