@@ -259,7 +259,7 @@ def test_they_agree_on_the_runtime_too(ops: Ops) -> None:
 
 def test_every_workload_file_is_read_and_its_variables_are_unique() -> None:
     names = available()
-    assert len(names) == 15
+    assert len(names) == 16
     for name in names:
         workload = read(name)
         assert workload.licence
