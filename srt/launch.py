@@ -271,13 +271,14 @@ def _scheduler_config(options: RuntimeOptions, *, overlap: bool, both_ways: bool
     from .scheduler.policy import PolicyName, SchedulerConfig
 
     shared = {field.name for field in fields(SchedulerConfig)} & set(RuntimeOptions.__struct_fields__)
-    same = {name: getattr(options, name) for name in shared - {"policy", "overlap"}}
+    same = {name: getattr(options, name) for name in shared - {"policy", "overlap", "token_guesses"}}
     same["radix_cache"] = options.radix_cache and not both_ways
     return SchedulerConfig(
         max_step_tokens=options.chunk_size,
         max_step_logits=max(MOST_LOGITS, options.max_running),
         policy=PolicyName(options.policy),
         least_ahead=0 if options.model == ORACLE else LEAST_AHEAD,
+        token_guesses=options.token_guesses and options.model != ORACLE,  # its pieces come by token, however slow it is
         # For the gateway, which chooses between engines by what they have cached, and for those that it publishes to.
         cache_events=options.replicas > 1 or options.kv_events is not None,
         block_cache=options.debug.block_cache,

@@ -66,7 +66,7 @@ PROGRAMS = (interview, tree)
 
 def measure(program: ul.Program, tokens: int, *, server: bool) -> Measured:
     """One run on a runtime that is new, shipped or a call at a time."""
-    backend = LocalBackend(token_guesses=False, latency=LATENCY, step_seconds=STEP, debug={"check_every_step": False})
+    backend = LocalBackend(latency=LATENCY, step_seconds=STEP, debug={"check_every_step": False})
     compiled = program.compile(static_args={"tokens": tokens}, server=True) if server else None
 
     async def run() -> None:

@@ -308,7 +308,7 @@ def test_the_usual_run_has_every_ablation_and_full_every_file() -> None:
     usual = settings(parser().parse_args([]))
     assert {each.name for each in usual.configurations} == {each.name for each in ON_CPU} - {"torch-kernels"}
     assert usual.minutes == 9
-    assert len(settings(parser().parse_args(["--full"])).workloads) == 15
+    assert len(settings(parser().parse_args(["--full"])).workloads) == 16
 
 
 def test_prompts_have_the_length_that_is_asked_for() -> None:

@@ -508,9 +508,10 @@ def test_the_default_model_calls_a_tool_and_reads_its_result(real: openai.OpenAI
 def test_arguments_of_the_default_model_come_in_pieces_of_the_whole(real: openai.OpenAI) -> None:
     (model,) = real.models.list()
     asked = ASKED | {"model": model.id, "tools": TOOLS, "tool_choice": FORCED, "max_tokens": 80}
+    # Streamed first: a text that was said before comes in few pieces.
+    deltas = [event.choices[0] for event in real.chat.completions.create(**asked, stream=True)]
     whole = real.chat.completions.create(**asked).choices[0].message.tool_calls
     assert whole is not None
-    deltas = [event.choices[0] for event in real.chat.completions.create(**asked, stream=True)]
     calls = [call for delta in deltas for call in delta.delta.tool_calls or ()]
     assert calls[0].id
     assert calls[0].function is not None

@@ -66,11 +66,13 @@ def test_overshoot_says_nearly_the_same_in_one_pass(runtime: Runtime) -> None:
         assert math.exp(overshoot["choice_scores"][choice]) == pytest.approx(exact["mass"][choice][0], rel=0.02)
 
 
-def test_a_blank_at_the_end_of_the_prompt_changes_little(runtime: Runtime) -> None:
-    """With it, the token " yes" begins inside the prompt's last one."""
-    before = facts(runtime, "Is Paris in France? Answer:", [" yes", " no"])["probabilities"]
-    behind = facts(runtime, "Is Paris in France? Answer: ", ["yes", "no"])["probabilities"]
-    assert behind["yes"] == pytest.approx(before[" yes"], abs=0.01)
+def test_a_blank_at_the_end_of_the_prompt_changes_nothing() -> None:
+    """With it, the token " yes" begins inside the prompt's last one. In float32, because rounded weights and inputs
+    move the probabilities of both by up to 0.016, and apart by 0.01 on CPUs with AVX2."""
+    with Runtime(pool_tokens=4096, weights="float32", dtype="float32") as exact:
+        before = facts(exact, "Is Paris in France? Answer:", [" yes", " no"])["probabilities"]
+        after = facts(exact, "Is Paris in France? Answer: ", ["yes", "no"])["probabilities"]
+    assert after["yes"] == pytest.approx(before[" yes"], abs=1e-4)
 
 
 def test_of_two_grades_the_longer_is_not_counted_for_the_shorter(runtime: Runtime) -> None:

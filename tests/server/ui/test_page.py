@@ -174,7 +174,7 @@ def test_the_state_has_the_last_minutes_and_no_reading_twice() -> None:
         now = asyncio.get_running_loop().time()
         for second in range(READINGS + 5):
             status = RuntimeStatus("m", "0", EngineState.READY, running=second, pool=PoolGauges(total=9, free=9))
-            client.app.front.activity.line(status, now - 1_000 + second)
+            client.app.front.activity.line(status, now - 1 + second / 1_000)  # a clock may have just begun
         state = (await client.get("/ui/state")).json
         assert [each["running"] for each in state["readings"]] == [*range(5, READINGS + 5), 0]
         later = (await client.get(f"/ui/state?after={state['readings'][-3]['at']!r}")).json
