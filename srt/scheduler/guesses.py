@@ -30,7 +30,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from ..core.batch import Runner
+from ..core.batch import PICTURE_BASE, Runner
 from .constrained import ConstrainedTexts
 from .policy import SchedulerConfig
 from .request import Generation, Rate, Request
@@ -57,6 +57,7 @@ class Guess(NamedTuple):
 
 
 _MOST_SHARED = 8  # tokens before a place that are compared
+_BETWEEN = -1  # stands between two texts of a log
 _RATES_BY_SHARED = (0.0, 0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.8, 0.9)
 
 
@@ -105,15 +106,23 @@ class PromptSource(GuessSource):
             places, shared = longer, shared + 1
         first = int(places[-1]) + 1
         found: list[int] = tokens[first : first + most].tolist()
+        if max(found) >= PICTURE_BASE:
+            return _guess_of(found, shared)
         while len(found) < most:  # the text repeats its end, again and again
             found += found[: most - len(found)]
         return Guess(found, shared)
 
 
+def _guess_of(following: list[int], kind: int) -> Guess | None:
+    """Returns the tokens before a picture or the end of a text as a guess; None: there are none."""
+    ends = (place for place, token in enumerate(following) if token >= PICTURE_BASE or token == _BETWEEN)
+    following = following[: next(ends, None)]
+    return Guess(following, kind) if following else None
+
+
 _MOST_LOGS = 16  # namespaces; the least recently used one is forgotten
 _LOG_TOKENS = 1 << 16  # of a namespace: 256 KiB, and as much for each of its tables
 _WINDOWS = (6, 2)  # tokens by which places are found
-_BETWEEN = -1  # stands between two texts
 
 
 class _Log:
@@ -151,10 +160,7 @@ class _Log:
             while shared < len(known) and known[-1 - shared] == before[-1 - shared]:
                 shared += 1
             if shared >= window:
-                following: list[int] = self._tokens[place : place + most].tolist()
-                if _BETWEEN in following:
-                    following = following[: following.index(_BETWEEN)]
-                return Guess(following, shared) if following else None
+                return _guess_of(self._tokens[place : place + most].tolist(), shared)
         return None
 
 

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from umbel.lang.protocol import RequestTimes
 from umbel.lang.sampling import SamplingParams
+from umbel.srt.core.batch import PICTURE_BASE
 from umbel.srt.core.instruments import FailAt
 from umbel.srt.core.messages import Ended, EngineControl, EngineFailed, Tokens
 from umbel.srt.scheduler.guesses import (
@@ -363,6 +364,17 @@ def request_with(tokens: Sequence[int], *, prompt: int | None = None, salt: str 
 )
 def test_a_prompt_is_repeated_from_where_most_tokens_agree(tokens: list[int], most: int, guess: Guess | None) -> None:
     assert PromptSource().guess(request_with(tokens), most) == guess
+
+
+def test_no_guess_holds_a_picture() -> None:
+    """Neither one from the prompt nor one from an earlier text, whose last prompt tokens may be a picture's."""
+    picture = [PICTURE_BASE + 7, PICTURE_BASE + 8]
+    text = [3, 4, 5, *picture, 6]
+    assert PromptSource().guess(request_with([*text, 3, 4], prompt=1), 8) == Guess([5], 2)
+    assert PromptSource().guess(request_with([3, 4, *picture, 6, 3, 4], prompt=1), 8) is None
+    assert history_of([1, *text]).guess(request_with([9, 3, 4]), 8) == Guess([5], 2)
+    assert history_of([1, 3, 4, *picture, 6]).guess(request_with([9, 3, 4]), 8) is None
+    assert history_of([1, 2, *picture, 6, 7]).guess(request_with([9, *picture], prompt=1), 8) == Guess([6, 7], 2)
 
 
 def history_of(*texts: Sequence[int], salts: Sequence[str] = ()) -> HistorySource:
