@@ -251,7 +251,7 @@ class MetaTree:
 
     def lengths(self, tokens: bytes, salt: str, borders: Borders = (), *, replicas: int) -> Lengths:
         """Finds for each of the replicas 0 … `replicas` - 1 the longest prefix that it has; changes nothing."""
-        held, coming = np.zeros(replicas, np.int64), np.zeros(replicas, np.int64)
+        held = coming = np.zeros(replicas, np.int64)  # one array as long as both are the same
         node = self._roots.get(salt)
         position, end_of_all = 0, len(tokens)
         holders = known = (1 << replicas) - 1
@@ -261,8 +261,11 @@ class MetaTree:
             node = node.children.get(edge)
             now_held = holders & node.held if node is not None else 0
             now_known = known & (node.held | node.coming) if node is not None else 0
-            if position:
+            if coming is held and now_held != now_known:
+                coming = held.copy()
+            if position and holders != now_held:
                 _write(held, holders & ~now_held, position // TOKEN_BYTES)
+            if position and coming is not held and known != now_known:
                 _write(coming, known & ~now_known, position // TOKEN_BYTES)
             holders, known = now_held, now_known
             if node is None or not known:
@@ -273,7 +276,8 @@ class MetaTree:
                 break
         if position:
             _write(held, holders, position // TOKEN_BYTES)
-            _write(coming, known, position // TOKEN_BYTES)
+            if coming is not held:
+                _write(coming, known, position // TOKEN_BYTES)
         return Lengths(held, coming)
 
     # ------------------------------------------------------------------------------------------ calls in flight
