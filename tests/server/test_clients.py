@@ -592,7 +592,6 @@ def test_responses_of_the_default_model_call_a_tool_and_follow_a_class(real: ope
     assert fits(call)
     with real.responses.stream(**forced) as stream:
         pieces = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
-    assert len(pieces) > 1
     assert "".join(pieces) == call.arguments
 
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "Rain."}
