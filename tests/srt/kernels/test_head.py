@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from umbel.lang.errors import ParameterError
 from umbel.srt.core.batch import Allowed, RowNeed, RowRequests
 from umbel.srt.kernels.cpu.head import Head
-from umbel.srt.kernels.cpu.library import load_library
+from umbel.srt.kernels.cpu.library import Isa, load_library
 from umbel.srt.kernels.cpu.linear import Format, PackedMatrix
+from umbel.srt.layers.checkpoint import BlockTensor
 from umbel.srt.sampling.gumbel import draw_key, gumbel, inverse_temperature
 
 from .native import native_isas
@@ -47,7 +48,7 @@ def _choose_row(logits: NDArray[np.float64], row_requests: RowRequests, row: int
     return int(np.where(kept, scores, -np.inf).argmax())
 
 
-FORMATS = (Format.F32, Format.BF16, Format.F16, Format.INT8)
+FORMATS = (Format.F32, Format.BF16, Format.F16, Format.INT8, Format.Q8_0)
 
 
 @pytest.fixture(params=native_isas(), ids=lambda isa: isa.value)
@@ -62,8 +63,24 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def matrix_of(library: ctypes.CDLL, weight: torch.Tensor, form: Format) -> PackedMatrix:
+    if form is not Format.Q8_0:
+        return PackedMatrix(library, [weight], form)
+    blocks = weight.reshape(len(weight), -1, 32)
+    scales = blocks.abs().amax(dim=-1) / 127
+    codes = (blocks / scales.clamp(min=1e-20)[..., None]).nan_to_num().round().to(torch.int8)
+    data = torch.cat([scales.half()[..., None].view(torch.uint8), codes.view(torch.uint8)], dim=-1)
+    shape = (len(weight), weight.shape[1])
+    return PackedMatrix(library, [BlockTensor("Q8_0", shape, data.reshape(len(weight), -1).numpy())])
+
+
 def head_of(library: ctypes.CDLL, weight: torch.Tensor, form: Format = Format.BF16, *, screen: bool = True) -> Head:
-    return Head(library, PackedMatrix(library, [weight], form), screen=screen)
+    return Head(library, matrix_of(library, weight, form), screen=screen)
+
+
+def whole_blocks(hidden: int, form: Format) -> int:
+    """So many inputs, or the next number of them that blocks have."""
+    return -(-hidden // 32) * 32 if form is Format.Q8_0 else hidden
 
 
 def states(rows: int, hidden: int, seed: int = 3) -> torch.Tensor:
@@ -111,18 +128,20 @@ def assert_same(head: Head, x: torch.Tensor, row_requests: RowRequests) -> None:
 def test_the_best_token_is_that_of_all_logits(
     library: ctypes.CDLL, form: Format, rows: int, vocab: int, hidden: int
 ) -> None:
+    hidden = whole_blocks(hidden, form)
     head = head_of(library, normal(vocab, hidden), form)
     x = states(rows, hidden)
     best = head.best(x)
     whole = head.all(x).max(dim=1)
     assert best.tokens.tolist() == whole.indices.tolist()
     assert best.logits.tolist() == whole.values.tolist()
-    assert head.screens
+    assert head.screens or form is Format.Q8_0
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 30), st.integers(1, 400), st.integers(1, 300), st.sampled_from(FORMATS), st.integers(0, 99))
 def test_sizes_are_free(rows: int, vocab: int, hidden: int, form: Format, seed: int) -> None:
+    hidden = whole_blocks(hidden, form)
     for isa in native_isas():
         library = load_library(isa)
         head = head_of(library, normal(vocab, hidden, seed=seed), form)
@@ -136,6 +155,19 @@ def test_few_logits_are_computed_exactly(library: ctypes.CDLL) -> None:
     counters = head.counters
     assert (counters.rows, counters.fallbacks) == (10, 0)
     assert 10 <= counters.exact <= counters.candidates < 10 * 1000
+
+
+@pytest.mark.skipif(Isa.AVX2 not in native_isas(), reason="this CPU has no AVX2")
+def test_blocks_of_bytes_are_screened_by_inputs_of_seven_bits() -> None:
+    """With AVX2 and nothing wider. A logit costs one row of one panel."""
+    head, x = head_of(load_library(Isa.AVX2), normal(20_000, 128), Format.Q8_0), states(10, 128)
+    assert head.screens
+    for requests in (best_picks(10), sampled_picks(10), sampled_picks(10, top_k=20), sampled_picks(10, min_p=0.1)):
+        before = head.counters
+        assert_same(head, x, requests)
+        assert head.counters.fallbacks == 0
+        assert 10 <= head.counters.exact - before.exact <= head.counters.candidates - before.candidates < 10 * 1000
+    assert head.bytes == 2 * 20_000 * 4
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -156,13 +188,13 @@ def test_near_ties_are_decided_by_exact_logits(library: ctypes.CDLL, form: Forma
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_rows_of_zeros_and_outliers_of_weights_change_nothing(library: ctypes.CDLL, form: Format) -> None:
-    weight = normal(1200, 80)
+    weight = normal(1200, 96)
     weight[::3] = 0
     weight[7] *= 1e4
     weight[:, 11] *= 300
     weight[100, 5] = 1e6
     weight /= 1024 if form is Format.F16 else 1  # it holds nothing above 65504
-    x = states(12, 80)
+    x = states(12, 96)
     x[3] = 0
     x[4] = -x[4].abs()
     x[5] *= 1e-18
@@ -188,9 +220,9 @@ def test_more_ties_than_a_shortlist_holds_take_all_logits(library: ctypes.CDLL) 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_a_row_that_is_not_of_numbers_chooses_nothing(library: ctypes.CDLL, form: Format, bad: float) -> None:
-    head = head_of(library, normal(600, 70), form)
-    x = states(9, 70)
-    x[2, 69] = bad
+    head = head_of(library, normal(600, 96), form)
+    x = states(9, 96)
+    x[2, 95] = bad
     for row_requests in (best_picks(9), sampled_picks(9)):
         chosen = head.choose(x, row_requests)
         assert chosen.tokens[2] == -1
@@ -200,11 +232,11 @@ def test_a_row_that_is_not_of_numbers_chooses_nothing(library: ctypes.CDLL, form
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_weight_that_is_no_number_is_reported_in_every_row(library: ctypes.CDLL, form: Format) -> None:
-    weight = normal(600, 70)
+    weight = normal(600, 96)
     weight[599, 3] = float("nan")
     head = head_of(library, weight, form)
     assert not head.screens
-    assert head.best(states(4, 70)).tokens.tolist() == [-1] * 4
+    assert head.best(states(4, 96)).tokens.tolist() == [-1] * 4
 
 
 def test_logits_too_large_for_float32_choose_nothing(library: ctypes.CDLL) -> None:
@@ -228,7 +260,7 @@ def test_coarse_estimates_choose_the_same(library: ctypes.CDLL, form: Format) ->
     weight, x = normal(3000, 96), states(40, 96)
     x[:, 50] *= 30  # one group of inputs is far larger than the others
     x[7, ::4] *= 50  # and in one row too many are
-    matrix = PackedMatrix(library, [weight], form)
+    matrix = matrix_of(library, weight, form)
     coarse, fine = Head(library, matrix), Head(library, matrix, coarse=False)
     for row_requests in (best_picks(40), sampled_picks(40)):
         one, other = coarse.choose(x, row_requests), fine.choose(x, row_requests)
@@ -249,7 +281,7 @@ def test_thousands_of_tokens_that_nobody_uses_fill_no_shortlist(library: ctypes.
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_number_of_threads_and_of_rows_changes_nothing(library: ctypes.CDLL, form: Format) -> None:
-    head, x, row_requests = head_of(library, normal(3000, 90), form), states(21, 90), sampled_picks(21)
+    head, x, row_requests = head_of(library, normal(3000, 96), form), states(21, 96), sampled_picks(21)
     results = []
     for threads in (1, 2, 3):
         library.umbel_set_threads(threads)
@@ -314,8 +346,8 @@ def masks(rows: int, vocab: int, share: float, *, seed: int = 5) -> dict[int, Al
     ],
 )
 def test_only_what_a_mask_allows_is_chosen(library: ctypes.CDLL, form: Format, share: float, screen: bool) -> None:
-    head = head_of(library, normal(9001, 48), form, screen=screen)
-    x, allowed = states(9, 48), masks(9, 9001, share)
+    head = head_of(library, normal(9001, 64), form, screen=screen)
+    x, allowed = states(9, 64), masks(9, 9001, share)
     assert_same(head, x, replace(best_picks(9), allowed=allowed))
     for top_k, min_p in [(0, 0.0), (1, 0.0), (40, 0.0), (0, 0.1), (10, 0.02)]:
         assert_same(head, x, replace(sampled_picks(9, top_k=top_k, min_p=min_p, seed=7), allowed=allowed))
@@ -327,10 +359,10 @@ def test_only_what_a_mask_allows_is_chosen(library: ctypes.CDLL, form: Format, s
 @given(st.integers(1, 20), st.integers(1, 400), st.sampled_from(FORMATS), st.floats(0, 1), st.integers(0, 99))
 def test_masks_of_any_size(rows: int, vocab: int, form: Format, share: float, seed: int) -> None:
     for isa in native_isas():
-        head = head_of(load_library(isa), normal(vocab, 40, seed=seed), form)
+        head = head_of(load_library(isa), normal(vocab, 64, seed=seed), form)
         allowed = masks(rows, vocab, share, seed=seed)
-        assert_same(head, states(rows, 40), replace(best_picks(rows), allowed=allowed))
-        assert_same(head, states(rows, 40), replace(sampled_picks(rows, top_k=seed, seed=seed), allowed=allowed))
+        assert_same(head, states(rows, 64), replace(best_picks(rows), allowed=allowed))
+        assert_same(head, states(rows, 64), replace(sampled_picks(rows, top_k=seed, seed=seed), allowed=allowed))
 
 
 def test_a_mask_of_another_vocabulary_is_refused(library: ctypes.CDLL) -> None:
@@ -365,7 +397,7 @@ def test_draws_follow_the_probabilities(library: ctypes.CDLL) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("rows", [1, 5, 23])
 def test_some_logits_are_those_of_all(library: ctypes.CDLL, form: Format, rows: int) -> None:
-    head, x = head_of(library, normal(700, 150), form), states(rows, 150)
+    head, x = head_of(library, normal(700, 160), form), states(rows, 160)
     tokens = np.array([0, 1, 15, 16, 17, 333, 699, 698, 5, 5], dtype=np.int32)
     assert torch.equal(head.some(x, tokens), head.all(x)[:, torch.from_numpy(tokens).long()])
     assert head.some(x, tokens[:0]).shape == (rows, 0)

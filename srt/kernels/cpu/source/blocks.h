@@ -9,7 +9,7 @@
 //     nibbles    4 lines: line l has group l in its lower and group l + 4 in its upper half bytes
 //     two bits   2 lines: line l has group 4 · l + j in bits 2j and 2j + 1
 //     one bit    1 line: group g in bit g
-//     bytes      8 lines: a group each; where SHORT_INPUTS, of 8 outputs inputs 0 and 2 of the group, then 1 and 3
+//     bytes      8 lines: a group each
 //   4 bits are nibbles, 5 bits nibbles and one bit, 6 nibbles and two, 3 two and one, 2 two, 8 bytes
 //
 // Codes are unsigned; those of 8 bits, and what IQ4 looks up, are signed where SIGNED_BYTES. A weight is
@@ -151,6 +151,12 @@ struct BlockRows {
         return tile_rows(tile);
 #endif
     }
+    // Where the integers of a block of inputs are, in units of 32 of them.
+    long place(long row, long block) const {
+        long tile = row / TILE, first = tile * TILE;
+        return first * (k / 32) + block * lanes(tile) + (row - first);
+    }
+    float scale(long row, long block) const { return factors[place(row, block) * 4]; }
 };
 
 // Whether inputs of 8 bits, or 16 where `fine`, are shorts for a part in this format.
@@ -176,5 +182,8 @@ void linear_blocks(const Matrix& weight, const float* x, long rows, long x_strid
 
 // All rows of inputs times one panel: tile[r, 0:16], without bias. Runs on the calling thread.
 void multiply_panel(const MatrixPart& part, const BlockInputs& x, long panel, float* tile);
+
+// One row of shorts times one panel, with the same bits.
+void multiply_panel_row(const MatrixPart& part, const BlockInputs& x, long row, long panel, float* sums);
 
 }  // namespace umbel

@@ -196,8 +196,7 @@ class NarrowCodes {
     }
     UMBEL_INLINE vshorts at(int group, int odd, int v) const {
         if constexpr (BITS == 8) {
-            const uint8_t* bytes = lines_ + group * 64 + v * 32 + odd * 16;
-            return (vshorts)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)bytes));
+            return split((vwords)load_codes(lines_ + group * 64 + v * 32), odd);
         } else if constexpr (BITS == 4) {
             vwords line = (vwords)load_codes(lines_ + group % 4 * 64 + v * 32);
             vwords codes = line >> (group / 4 * 4 + odd * 8) & 15;

@@ -132,7 +132,7 @@ void multiply_shorts(const BlockOperands& operands, float* sums) {
                     add_shorts<F, 2>(codes, scales, x + r * 32, factors + r * 4, sums + r * PANEL);
                 if (r < rows) add_shorts<F, 1>(codes, scales, x + r * 32, factors + r * 4, sums + r * PANEL);
             };
-            if (block_format(F).bits == 8 || rows <= BlockKernels::FEW)
+            if (rows <= BlockKernels::FEW)
                 add_rows(NarrowCodes<F>(units.lines + block * BYTES));
             else
                 add_rows(WideCodes<F>(units.lines + block * BYTES));

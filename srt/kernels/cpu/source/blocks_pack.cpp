@@ -131,15 +131,7 @@ UMBEL_INLINE void put_codes(const uint8_t* codes, long output, uint8_t* lines) {
     if constexpr (BITS == 8)
         for (long g = 0; g < 8; g++) {
             uint32_t word = four(codes + 4 * g) ^ (SIGNED_BYTES ? 0x80808080u : 0);
-            if (!SHORT_INPUTS) {
-                put(g, word);
-                continue;
-            }
-            uint16_t even = (uint16_t)((word & 255) | (word >> 8 & 0xff00));
-            uint16_t odd = (uint16_t)((word >> 8 & 255) | (word >> 16 & 0xff00));
-            uint8_t* at = lines + g * 64 + output / 8 * 32 + output % 8 * 2;
-            std::memcpy(at, &even, 2);
-            std::memcpy(at + 16, &odd, 2);
+            put(g, word);
         }
     if constexpr (BITS >= 4 && BITS <= 6)
         for (long g = 0; g < 4; g++)

@@ -98,12 +98,6 @@ UMBEL_INLINE void take_rounded(const float* x, const int8_t* values, float scale
     }
 }
 
-// Where the integers of a block of inputs are, in units of 32 of them.
-long place_of(const BlockRows& rows, long lane, long block) {
-    long tile = lane / BlockRows::TILE, first = tile * BlockRows::TILE;
-    return first * (rows.k / 32) + block * rows.lanes(tile) + (lane - first);
-}
-
 BlockRows take_rows(const Matrix& weight, long rows, bool shorts) {
     thread_local Buffer bytes_memory, shorts_memory, factors_memory[2];
     int terms = shorts ? 1 : weight.input_terms;
@@ -118,7 +112,7 @@ BlockRows take_rows(const Matrix& weight, long rows, bool shorts) {
 
 // 32 inputs of a row, in one of the forms.
 void round_inputs(const BlockRows& rows, long row, long block, const float* inputs) {
-    long place = place_of(rows, row * rows.terms, block);
+    long place = rows.place(row * rows.terms, block);
     float* factors = (float*)rows.factors + place * 4;
     if (rows.shorts) return round_block(inputs, (int16_t*)rows.shorts + place * 32, factors);
     int8_t* bytes = (int8_t*)rows.bytes + place * 32;

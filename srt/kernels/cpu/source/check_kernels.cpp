@@ -164,7 +164,14 @@ bool head_works(Format format, long rows) {
     std::vector<int32_t> tokens(rows);
     MatrixPart part = create_part(format, 0, N, K, false);
     if (!part.data) return false;
-    fill_part(part, 0, N, weight.data(), Source::F32, K);
+    if (is_blocks(format)) {
+        std::vector<uint8_t> codes(N * K);
+        for (long i = 0; i < N * K; i++) codes[i] = (uint8_t)(128 + 127 * weight[i]);
+        std::vector<f16> scales(N * K / 32, to_f16(0.0078125f));
+        pack_integers(part, 0, N, codes.data(), scales.data(), nullptr);
+    } else {
+        fill_part(part, 0, N, weight.data(), Source::F32, K);
+    }
     Matrix matrix{N, K, 1, &part};
     Head* head = create_head(matrix, true);
     bool right = head != nullptr;
@@ -207,7 +214,7 @@ bool attention_works() {
 }
 
 bool heads_work() {
-    for (Format format : {Format::F32, Format::BF16, Format::INT8})
+    for (Format format : {Format::F32, Format::BF16, Format::INT8, Format::Q8_0})
         for (long rows : {1, 9})
             if (!head_works(format, rows)) return false;
     return true;

@@ -81,6 +81,7 @@ void round_row(const Tile& tile, long r, LargeGroups& large, uint8_t* values, fl
             double difference = (double)input - (double)scale * stored;
             lost += difference * difference - before * before;
             large.values[g][r][i] = (int16_t)stored;
+            large.numbers[g][r][i] = stored;
             out[i] = COARSE_OFFSET;
         }
     }
@@ -104,7 +105,10 @@ void quantize_tile(Tile& tile, LargeGroups& large, uint8_t* values, float* scale
         }
         scales[r] = errors[r] = std::numeric_limits<float>::quiet_NaN();
         for (long at = 0; at < tile.k_padded; at += 4) std::memset(values + at * tile.rows + r * 4, COARSE_OFFSET, 4);
-        for (int g = 0; g < large.count; g++) std::memset(large.values[g][r], 0, sizeof large.values[g][r]);
+        for (int g = 0; g < large.count; g++) {
+            std::memset(large.values[g][r], 0, sizeof large.values[g][r]);
+            std::memset(large.numbers[g][r], 0, sizeof large.numbers[g][r]);
+        }
     }
 }
 
@@ -194,15 +198,95 @@ void multiply(const Operands& operands, float* sums) {
             store(sums + r * PANEL + o, __builtin_convertvector(load_int(&exact[r][o]), vf) * operands.scales[r]);
 }
 
-typedef void (*Multiply)(const Operands&, float*);
+constexpr BlockFormat Q8 = block_format(Format::Q8_0);
 
-struct Kernels {
-    Multiply by_rows[INT8_ROWS + 1] = {};
+struct BlockPlace {  // of 32 inputs in a panel of Q8_0
+    const f16* scales;     // [16]
+    const uint8_t* lines;  // [8][64]
+
+    BlockPlace(const MatrixPart& weight, long panel, long block) {
+        long unit = block / UNIT, left = weight.k / 32 - unit * UNIT;
+        const uint8_t* start = (const uint8_t*)weight.panel(panel) + unit * unit_bytes(Q8, 0);
+        scales = (const f16*)(start + block % UNIT * 32);
+        lines = start + unit_scale_bytes(Q8, 0, left < UNIT ? left : UNIT) + block % UNIT * Q8.code_bytes();
+    }
+};
+
+// A panel of Q8_0 times R rows of a tile, in the steps of their integers.
+template <int R>
+void multiply_blocks(const MatrixPart& weight, long panel, const Operands& operands, float* sums) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    const long blocks = weight.k / 32, step = operands.next_bytes / (blocks * 8);
+    const uint8_t *x = operands.x, *unit = (const uint8_t*)weight.panel(panel);
+    const int8_t* next = operands.next;
+    for (long first = 0; first < blocks; first += UNIT) {
+        const long count = blocks - first < UNIT ? blocks - first : UNIT;
+        const uint8_t *scales = unit, *lines = unit + unit_scale_bytes(Q8, 0, count);
+        unit += unit_bytes(Q8, 0, count);
+        for (; lines < unit; lines += Q8.code_bytes(), scales += 32) {
+            vi exact[R][2] = {};
+#pragma GCC unroll 8
+            for (int g = 0; g < 8; g++) {
+                __builtin_prefetch(next, 0, 2);
+                next += step;
+                vi low = load_int(lines + g * 64), high = load_int(lines + g * 64 + 32);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; r++) {
+                    int32_t four;
+                    std::memcpy(&four, x + (g * R + r) * 4, 4);
+                    vi inputs = splat_int(four);
+                    add_fours(exact[r][0], low, inputs, ones);
+                    add_fours(exact[r][1], high, inputs, ones);
+                }
+            }
+            x += 32 * R;
+#pragma GCC unroll 2
+            for (int v = 0; v < 2; v++) {
+                vf scale = load((const f16*)scales + v * VL);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; r++) {
+                    float* sum = sums + r * PANEL + v * VL;
+                    store(sum, fma(__builtin_convertvector(exact[r][v], vf), scale, load(sum)));
+                }
+            }
+            asm("" ::: "memory");  // else sums of floats take the registers of the integers
+        }
+    }
+    for (int g = 0; g < operands.large.count; g++) {
+        long group = operands.large.groups[g];
+        BlockPlace place(weight, panel, group / 8);
+        vf weights[2][4];
+        for (int v = 0; v < 2; v++) {
+            vi codes = load_int(place.lines + group % 8 * 64 + v * 32);
+            vf scale = load(place.scales + v * VL);
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++)
+                weights[v][i] = __builtin_convertvector((codes << (24 - 8 * i)) >> 24, vf) * scale;
+        }
+#pragma GCC unroll 1
+        for (int r = 0; r < R; r++) {
+            float* at = sums + r * PANEL;
+            vf low = load(at), high = load(at + VL);
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) {
+                vf number = splat(operands.large.numbers[g][r][i]);
+                low = fma(weights[0][i], number, low);
+                high = fma(weights[1][i], number, high);
+            }
+            store(at, low);
+            store(at + VL, high);
+        }
+    }
+}
+
+struct Kernels {  // by the rows of a tile
+    void (*integers[INT8_ROWS + 1])(const Operands&, float*) = {};
+    void (*blocks[INT8_ROWS + 1])(const MatrixPart&, long, const Operands&, float*) = {};
 };
 
 template <int... R>
 constexpr Kernels all_kernels(std::integer_sequence<int, R...>) {
-    return {{nullptr, multiply<R + 1>...}};
+    return {{nullptr, multiply<R + 1>...}, {nullptr, multiply_blocks<R + 1>...}};
 }
 constexpr Kernels KERNELS = all_kernels(std::make_integer_sequence<int, INT8_ROWS>{});
 
@@ -243,7 +327,57 @@ void CoarseProducts::compute(long tile, long panel, long turn, long turns, float
                       x_.k_padded,
                       weights + panel_bytes + turn * panel_bytes / turns,
                       panel_bytes / turns};
-    KERNELS.by_rows[rows](operands, sums);
+    KERNELS.integers[rows](operands, sums);
+}
+
+void CoarseBlockProducts::compute(long tile, long panel, long turn, long turns, float* sums) const {
+    long row = x_.first_row(tile), rows = x_.first_row(tile + 1) - row, share = weight_.panel_bytes / turns;
+    Operands operands{nullptr, x_.values + row * x_.k_padded, nullptr, nullptr, x_.large[tile], x_.k_padded,
+                      (const int8_t*)weight_.panel(panel + 1) + turn * share, share};
+    std::memset(sums, 0, rows * PANEL * sizeof(float));
+    KERNELS.blocks[rows](weight_, panel, operands, sums);
+    for (long r = 0; r < rows; r++)
+        for (long o = 0; o < PANEL; o += VL) {
+            float* sum = sums + r * PANEL + o;
+            store(sum, (load(sum) - load(offsets_ + panel * PANEL + o)) * x_.scales[row + r]);
+        }
+}
+
+// Each of the additions may lose a unit of what the terms together can be: inputs of at most 127 steps for each weight,
+// and the large ones.
+float CoarseBlockProducts::lost(long row) const {
+    long tile = 0;
+    while (x_.first_row(tile + 1) <= row) tile++;
+    const LargeGroups& large = x_.large[tile];
+    double most = 127.0 * 127.0 * (double)weight_.k;
+    for (int g = 0; g < large.count; g++)
+        for (float number : large.numbers[g][row - x_.first_row(tile)]) most += (double)number * number;
+    double additions = (double)(weight_.k / 32 + 4 * large.count + 8);
+    return (float)(1.01 * additions * 0x1p-24 * std::sqrt(most) * (double)x_.scales[row]);
+}
+
+void measure_blocks(const MatrixPart& weight, long panel, float* norms, float* offsets) {
+    double squares[PANEL] = {}, sums[PANEL] = {};
+    for (long block = 0; block < weight.k / 32; block++) {
+        BlockPlace place(weight, panel, block);
+        int32_t block_squares[PANEL] = {}, block_sums[PANEL] = {};
+        for (long g = 0; g < 8; g++)
+            for (long o = 0; o < PANEL; o++)
+                for (long i = 0; i < 4; i++) {
+                    int32_t code = (int8_t)place.lines[g * 64 + o * 4 + i];
+                    block_squares[o] += code * code;
+                    block_sums[o] += code;
+                }
+        for (long o = 0; o < PANEL; o++) {
+            double scale = from_f16(place.scales[o]);
+            squares[o] += scale * scale * block_squares[o];
+            sums[o] += scale * block_sums[o];
+        }
+    }
+    for (long o = 0; o < PANEL; o++) {
+        norms[o] = (float)(std::sqrt(squares[o]) * (1 + 1e-6));
+        offsets[o] = (float)(COARSE_OFFSET * sums[o]);
+    }
 }
 
 #endif

@@ -1,10 +1,13 @@
-// Inputs in 7 bits, for estimates of many rows: with AVX2 a product of bytes costs half of one of 16 bits.
+// Inputs in 7 bits, for estimates of many rows: with AVX2 a product of bytes costs less than one of 16 bits.
 //
 // A row has one scale, chosen for most of its inputs. The few groups of four that hold larger ones (hidden states have
-// such channels) are left out, and added in 16 bits to the same integer sums. What rounding has lost is known for each
-// row, so a bound can be kept.
+// such channels) are left out, and added in 16 bits. What rounding has lost is known for each row, so a bound can be kept.
+//
+// Two kinds of weights are multiplied with them: INT8, in exact integers, and blocks in Q8_0, whose sums of 32 inputs are
+// exact and are added as float32.
 #pragma once
 
+#include "blocks.h"
 #include "linear.h"
 #include "linear_int8.h"
 
@@ -23,7 +26,11 @@ struct LargeGroups {  // of one tile
     int count;
     int32_t groups[MOST];
     int16_t values[MOST][INT8_ROWS][4];
+    float numbers[MOST][INT8_ROWS][4];  // the same
 };
+
+// Whether blocks of this format are multiplied with inputs in 7 bits.
+constexpr bool takes_coarse(Format format) { return SHORT_INPUTS && format == Format::Q8_0; }
 
 struct CoarseRows {
     long rows, k_padded, tiles;
@@ -53,6 +60,29 @@ class CoarseProducts {
     const CoarseRows& x_;
     const int32_t* offsets_;
 };
+
+// The same for blocks of Q8_0, and nothing is left to be multiplied. `offsets`: for each output COARSE_OFFSET times the
+// sum of its weights.
+class CoarseBlockProducts {
+  public:
+    static constexpr int MOST_ROWS = INT8_ROWS;
+
+    CoarseBlockProducts(const MatrixPart& weight, const CoarseRows& x, const float* offsets)
+        : weight_(weight), x_(x), offsets_(offsets) {}
+
+    void compute(long tile, long panel, long turn, long turns, float* sums) const;
+
+    // What float32 loses of a row's sums, as a share of the norm of an output's weights.
+    float lost(long row) const;
+
+  private:
+    const MatrixPart& weight_;
+    const CoarseRows& x_;
+    const float* offsets_;
+};
+
+// The norm of every output of a panel of Q8_0, rounded up, and its offset.
+void measure_blocks(const MatrixPart& weight, long panel, float* norms, float* offsets);
 
 #endif
 

@@ -8,24 +8,40 @@
 #include "threads.h"
 
 namespace umbel {
+namespace {
+
+bool screens_blocks(const Matrix& matrix) {
+#if defined(UMBEL_COARSE_ROWS)
+    return matrix.count == 1 && takes_coarse(matrix.parts->format) && !matrix.order;
+#else
+    return false;
+#endif
+}
+
+}  // namespace
 
 Head* create_head(const Matrix& matrix, bool screen, bool coarse) {
     Head* head = new (std::nothrow) Head{};
     if (!head) return nullptr;
     head->matrix = &matrix;
     head->exact = matrix.plain();
+    head->coarse = coarse;
+    if (coarse && screens_blocks(matrix)) head->exact = matrix.parts;
     if (!screen || !head->exact || is_coded(head->exact->format)) return head;
     const MatrixPart& exact = *head->exact;
-    head->coarse = coarse;
+    bool blocks = is_blocks(exact.format);
     head->radii = new (std::nothrow) float[exact.panels * PANEL]{};
-    head->offsets = new (std::nothrow) int32_t[exact.panels * PANEL]{};
-    if (exact.format == Format::INT8) {
+    if (blocks)
+        head->block_offsets = new (std::nothrow) float[exact.panels * PANEL]{};
+    else
+        head->offsets = new (std::nothrow) int32_t[exact.panels * PANEL]{};
+    if (blocks || exact.format == Format::INT8) {
         head->screen = &exact;
     } else {
         head->copy = create_part(Format::INT8, 0, exact.n, exact.k, exact.exact);
         head->screen = head->copy.data ? &head->copy : nullptr;
     }
-    if (!head->radii || !head->offsets || !head->screen) {
+    if (!head->radii || !(blocks ? (void*)head->block_offsets : head->offsets) || !head->screen) {
         free_head(head);
         return nullptr;
     }
@@ -38,6 +54,7 @@ void free_head(Head* head) {
     free_part(head->copy);
     delete[] head->radii;
     delete[] head->offsets;
+    delete[] head->block_offsets;
     delete head;
 }
 

@@ -2,7 +2,8 @@
 //
 // Who wants only the best token of a row, or one that is drawn, needs few of 262,144 logits. A copy of the matrix in
 // INT8 gives every logit to within a bound that is proven (head_screen.h), in one pass over a half of the bytes; the few
-// tokens that can still be chosen get their exact logits. What is chosen is what the exact logits choose, bit by bit.
+// tokens that can still be chosen get their exact logits. What is chosen is what the exact logits choose, bit by bit. A
+// matrix in INT8 needs no copy, nor does one in blocks of Q8_0 where inputs of 7 bits are the faster ones.
 #pragma once
 
 #include "linear.h"
@@ -33,11 +34,12 @@ struct HeadCounters {
 
 struct Head {
     const Matrix* matrix = nullptr;      // of the caller
-    const MatrixPart* exact = nullptr;   // its only part; nullptr: it is in blocks, or of several parts, and no screen
-    const MatrixPart* screen = nullptr;  // INT8; `exact` itself where that is INT8; nullptr: every row takes all logits
+    const MatrixPart* exact = nullptr;   // its only part; nullptr: of several, or in other blocks, and there is no screen
+    const MatrixPart* screen = nullptr;  // INT8 or Q8_0; `exact` itself where that is so; nullptr: rows take all logits
     MatrixPart copy{};                   // what of it is ours
     float* radii = nullptr;          // [panels · 16], see head_screen.h
     int32_t* offsets = nullptr;      // [panels · 16], see coarse_rows.h
+    float* block_offsets = nullptr;  // the same of blocks
     bool coarse = false;             // whether many rows are estimated from 7 bits
     float norm_ratio = 0;            // largest |stored bytes| of an output
     float largest_stored = 0;        // largest |scale × stored bytes| of an output

@@ -20,8 +20,9 @@ constexpr long CHUNK_PANELS = 64;  // so that a thread which lost its core delay
 constexpr long SAMPLE_STRIDE = 32; // panels
 constexpr long SAMPLED_FROM = 512;  // panels: fewer tokens than shortlists hold need no sample
 constexpr float LOWEST = std::numeric_limits<float>::lowest();  // padding, at minus infinity, is below it
-constexpr double UNIT = 0x1p-24;     // relative error of one float32 rounding
+constexpr double ROUNDING = 0x1p-24;     // relative error of one float32 rounding
 constexpr float UNDERFLOW_NORM = 1e-16f;  // at most, of weights whose squares are no float32 numbers
+alignas(64) constexpr float ONES[PANEL] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
 #if defined(UMBEL_COARSE_ROWS)
 constexpr long SUM_OFFSET = COARSE_OFFSET;
@@ -134,7 +135,7 @@ void store_larger(std::atomic<float>& most, float value) {
 // All rows of one tile against one panel: what can still be chosen goes to the shortlists.
 UMBEL_INLINE void screen_tile(const Head& head, const ScreenedRow* rows, long count, long panel, const float* sums,
                               Shortlist* lists) {
-    const float* scales = head.screen->scales + panel * PANEL;
+    const float* scales = head.screen->scales ? head.screen->scales + panel * PANEL : ONES;  // blocks have theirs inside
     const float* radii = head.radii + panel * PANEL;
     for (long r = 0; r < count; r++) {
         const ScreenedRow& row = rows[r];
@@ -163,8 +164,8 @@ UMBEL_INLINE void screen_tile(const Head& head, const ScreenedRow* rows, long co
 template <Format F>
 bool fill(Head& head) {
     const MatrixPart& exact = *head.exact;
-    const double summed = 1 + (double)(exact.k + 8) * 2 * UNIT;  // what float32 sums of squares may lose
-    const double lost = (double)(exact.k + (exact.k + INT8_BLOCK - 1) / INT8_BLOCK + 32) * UNIT;
+    const double summed = 1 + (double)(exact.k + 8) * 2 * ROUNDING;  // what float32 sums of squares may lose
+    const double lost = (double)(exact.k + (exact.k + INT8_BLOCK - 1) / INT8_BLOCK + 32) * ROUNDING;
     std::atomic<float> ratio{0}, stored_norm{0}, largest{0};
     std::atomic<bool> finite{true};
     parallel(exact.panels, even_grain(exact.panels, 16), [&](long begin, long end) {
@@ -177,7 +178,7 @@ bool fill(Head& head) {
                     if (output >= exact.n) break;
                     double norm = std::sqrt(norms.weights[lane]) * summed;
                     double stored = std::sqrt(norms.stored[lane]) * summed;
-                    double difference = std::sqrt(norms.difference[lane]) * summed + 4 * UNIT * norm;
+                    double difference = std::sqrt(norms.difference[lane]) * summed + 4 * ROUNDING * norm;
                     head.radii[output] = rounded_up(difference + 1.02 * lost * (norm + difference)) + UNDERFLOW_NORM;
                     head.offsets[output] = (int32_t)(norms.sum[lane] * SUM_OFFSET);
                     store_larger(ratio, rounded_up(stored));
@@ -191,6 +192,27 @@ bool fill(Head& head) {
     head.largest_norm = largest;
     return finite;
 }
+
+#if defined(UMBEL_COARSE_ROWS)
+
+bool fill_blocks(Head& head) {
+    const MatrixPart& exact = *head.exact;
+    std::atomic<float> largest{0};
+    parallel(exact.panels, even_grain(exact.panels, 16), [&](long begin, long end) {
+        for (long panel = begin; panel < end; panel++) {
+            alignas(64) float norms[PANEL];
+            measure_blocks(exact, panel, norms, head.block_offsets + panel * PANEL);
+            for (long o = 0; o < PANEL && panel * PANEL + o < exact.n; o++) {
+                head.radii[panel * PANEL + o] = norms[o] + UNDERFLOW_NORM;
+                store_larger(largest, norms[o] <= 1e30f ? norms[o] : std::numeric_limits<float>::infinity());
+            }
+        }
+    });
+    head.largest_norm = largest;
+    return std::isfinite(head.largest_norm);
+}
+
+#endif
 
 // The shortlists get what can be chosen of every `stride`-th panel. `products` makes what computes a tile of rows times
 // a panel, for one chunk of the loop.
@@ -289,7 +311,20 @@ void screen_rows(const Head& head, const Int8Rows& x, const ScreenedRow* rows, S
 
 #if defined(UMBEL_COARSE_ROWS)
 void screen_rows(const Head& head, const CoarseRows& x, const ScreenedRow* rows, Shortlist* lists) {
+    if (is_blocks(head.screen->format))
+        return screen(head, x, rows, lists, [&] { return CoarseBlockProducts(*head.screen, x, head.block_offsets); });
     screen(head, x, rows, lists, [&] { return CoarseProducts(*head.screen, x, head.offsets); });
+}
+
+float block_error_above(const Head& head, const CoarseRows& x, const BlockInputs& exact, long row, float norm) {
+    const MatrixPart& weight = *head.exact;
+    double square = 0;
+    for (long block = 0; block < weight.k / 32; block++) {
+        double step = 0.51 * exact.of(weight.format).scale(row, block);
+        square += step * step * 32;
+    }
+    double lost = (double)(weight.k / 32 + 8) * ROUNDING * 1.02 * norm;  // by the sums of the logit
+    return rounded_up(x.errors[row] + std::sqrt(square) + lost + CoarseBlockProducts(weight, x, nullptr).lost(row));
 }
 #endif
 
@@ -317,6 +352,9 @@ bool fill_screen(Head& head) {
         case Format::BF16: return fill<Format::BF16>(head);
         case Format::F16: return fill<Format::F16>(head);
         case Format::INT8: return fill<Format::INT8>(head);
+#if defined(UMBEL_COARSE_ROWS)
+        case Format::Q8_0: return fill_blocks(head);
+#endif
         default: return false;
     }
     return false;

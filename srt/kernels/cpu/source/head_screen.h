@@ -8,6 +8,9 @@
 // scale times `norm_ratio`, and at most `largest_stored`. So, for the logit as `linear` rounds it,
 //
 //   |logit − estimate| <= |x| · radius + |x − x^| · min(norm_ratio · scale, largest_stored)
+//
+// Of blocks in Q8_0 the weights are the stored ones: the radius of a token is |w|, and is multiplied with all that the
+// inputs of the logit and those of the estimate lack, and what float32 sums of both may lose.
 #pragma once
 
 #include "coarse_rows.h"
@@ -30,7 +33,7 @@ enum class Rule {
 // One row: what of it is screened, and by which rule.
 struct ScreenedRow {
     Rule rule;
-    float norm;           // |x|, rounded up; 0 where estimates are the logits themselves
+    float norm;           // |x|, rounded up, or what of it blocks leave; 0 where estimates are the logits themselves
     float error;          // |x − x^| · norm_ratio, rounded up
     float largest_error;  // |x − x^| · largest_stored, rounded up
     float slack;
@@ -63,6 +66,9 @@ struct Shortlist {
 void screen_rows(const Head& head, const Int8Rows& x, const ScreenedRow* rows, Shortlist* lists);
 #if defined(UMBEL_COARSE_ROWS)
 void screen_rows(const Head& head, const CoarseRows& x, const ScreenedRow* rows, Shortlist* lists);
+
+// Of blocks: what a logit and its estimate may differ by, as a share of the norm of a token's weights, rounded up.
+float block_error_above(const Head& head, const CoarseRows& x, const BlockInputs& exact, long row, float norm);
 #endif
 
 // The next float32 that is surely not below.

@@ -19,6 +19,7 @@ constexpr long MOST_TOP = 256;      // a larger top_k leaves too many tokens for
 constexpr double LARGEST_SCORE = 1e30;
 #if defined(UMBEL_COARSE_ROWS)
 constexpr long FEW_ROWS = 4;  // which memory is slower than
+constexpr long FEWEST_BLOCK_ROWS = 3;  // without a draw: fewer wait for memory, whichever way they take
 #endif
 
 // Rows `which` of x one after the other, as `linear` reads them.
@@ -63,17 +64,28 @@ ScreenedRow describe(const Head& head, const Choice& choice, const float* x, flo
     return result;
 }
 
+// The gathered rows in the forms that exact logits are computed from.
+struct GatheredRows {
+    const float* x;
+    Int8Rows integers;
+    BlockInputs blocks;
+};
+
 // Exact logits of tokens of one row, by the calling thread.
 class ExactLogits {
   public:
-    ExactLogits(const MatrixPart& weight, const float* x, const Int8Rows& inputs, long row)
-        : weight_(weight), x_(x), inputs_(inputs), row_(row) {
-        while (inputs.first_row(tile_ + 1) <= row) tile_++;
+    ExactLogits(const MatrixPart& weight, const GatheredRows& rows, long row)
+        : weight_(weight), x_(rows.x + row * weight.k), inputs_(rows.integers), blocks_(rows.blocks), row_(row) {
+        while (inputs_.rows && inputs_.first_row(tile_ + 1) <= row) tile_++;
     }
 
     float of(int32_t token) const {
         long panel = token / PANEL;
         alignas(64) float sums[Int8Products::MOST_ROWS * PANEL];
+        if (is_blocks(weight_.format)) {
+            multiply_panel_row(weight_, blocks_, row_, panel, sums);
+            return sums[token % PANEL];
+        }
         if (weight_.format != Format::INT8) {
             linear_panel(weight_, x_, 1, weight_.k, panel, sums);
             return sums[token % PANEL];
@@ -86,6 +98,7 @@ class ExactLogits {
     const MatrixPart& weight_;
     const float* x_;
     const Int8Rows& inputs_;
+    const BlockInputs& blocks_;
     long row_, tile_ = 0;
 };
 
@@ -193,24 +206,29 @@ void choose_by_all_logits(Head& head, const float* x, long x_stride, const Picks
 }
 
 // Shortlists of the gathered rows, from inputs of 7 or of 16 bits. Where the matrix is INT8, 16 bits are the logits.
-void estimate(Head& head, bool coarse, const float* x, const Int8Rows& inputs, const std::vector<Choice>& choices,
+void estimate(Head& head, bool coarse, const GatheredRows& gathered, const std::vector<Choice>& choices,
               ScreenedRow* rows, Shortlist* lists) {
-    long k = head.exact->k;
+    long k = head.exact->k, count = (long)choices.size();
     auto describe_all = [&](auto&& error) {
-        for (long row = 0; row < inputs.rows; row++) rows[row] = describe(head, choices[row], x + row * k, error(row));
+        for (long row = 0; row < count; row++)
+            rows[row] = describe(head, choices[row], gathered.x + row * k, error(row));
     };
 #if defined(UMBEL_COARSE_ROWS)
     if (coarse) {
-        CoarseRows inputs_coarse = quantize_coarsely(*head.screen, x, inputs.rows, k);
-        describe_all([&](long row) { return inputs_coarse.errors[row]; });
-        return screen_rows(head, inputs_coarse, rows, lists);
+        CoarseRows inputs = quantize_coarsely(*head.screen, gathered.x, count, k);
+        describe_all([&](long row) { return inputs.errors[row]; });
+        for (long row = 0; is_blocks(head.screen->format) && row < count; row++) {
+            rows[row].norm = block_error_above(head, inputs, gathered.blocks, row, rows[row].norm);
+            rows[row].error = rows[row].largest_error = 0;
+        }
+        return screen_rows(head, inputs, rows, lists);
     }
 #else
     (void)coarse;
 #endif
     bool exact = head.screen == head.exact;
-    describe_all([&](long row) { return exact ? 0 : input_error_above(inputs, row); });
-    screen_rows(head, inputs, rows, lists);
+    describe_all([&](long row) { return exact ? 0 : input_error_above(gathered.integers, row); });
+    screen_rows(head, gathered.integers, rows, lists);
 }
 
 // Answers rows `which`, but for those that it returns.
@@ -223,14 +241,17 @@ std::vector<long> choose_by_screen(Head& head, bool coarse, const float* x, long
         ScreenedRow* rows = head.states.take<ScreenedRow>(count);
         std::vector<Choice> choices(count);
         for (long i = 0; i < count; i++) choices[i] = choice_of(picks, which[first + i]);
-        const float* gathered = gather(head, x, x_stride, &which[first], count);
-        Int8Rows inputs = quantize_rows(*head.screen, gathered, count, k);
-        estimate(head, coarse, gathered, inputs, choices, rows, lists);
+        GatheredRows gathered{gather(head, x, x_stride, &which[first], count), {}, {}};
+        if (is_blocks(head.screen->format))
+            gathered.blocks = round_rows(*head.matrix, gathered.x, count, k);
+        else
+            gathered.integers = quantize_rows(*head.screen, gathered.x, count, k);
+        estimate(head, coarse, gathered, choices, rows, lists);
         std::vector<uint8_t> failed(count);
         std::atomic<long> candidates{0}, computed{0};
         parallel(count, 1, [&](long begin, long end) {
             for (long i = begin; i < end; i++) {
-                ExactLogits exact(*head.exact, gathered + i * k, inputs, i);
+                ExactLogits exact(*head.exact, gathered, i);
                 Finished finished = finish_row(rows[i], choices[i], exact, lists + i, count, candidates, computed);
                 failed[i] = finished.fallback;
                 answers.set(which[first + i], finished.known);
@@ -251,23 +272,28 @@ struct Ways {
 
 Ways plan(const Head& head, const Picks& picks, long rows) {
     Ways ways;
+    bool blocks = head.screen && is_blocks(head.screen->format), draws = false;
     for (long row = 0; row < rows; row++) {
         Choice choice = choice_of(picks, row);
         bool top = choice.top_k > 0 && choice.top_k < head.matrix->n;
+        draws = draws || choice.kind == Pick::SAMPLE;
         if (!head.screen || (top && choice.top_k > MOST_TOP && choice.min_p == 0))
             ways.all.push_back(row);
-        else if (top || choice.min_p > 0)  // many tokens within reach: coarse bounds would not rule enough of them out
+        else if (!blocks && (top || choice.min_p > 0))  // many tokens within reach: coarse bounds rule too few of them out
             ways.wide.push_back(row);
         else
             ways.coarse.push_back(row);
     }
-#if defined(UMBEL_COARSE_ROWS)
-    bool coarse = head.coarse && (long)ways.coarse.size() > FEW_ROWS;
-#else
     bool coarse = false;
+#if defined(UMBEL_COARSE_ROWS)
+    if (blocks)
+        coarse = draws || (long)ways.coarse.size() >= FEWEST_BLOCK_ROWS;
+    else
+        coarse = head.coarse && (long)ways.coarse.size() > FEW_ROWS;
 #endif
     if (!coarse) {
-        ways.wide.insert(ways.wide.end(), ways.coarse.begin(), ways.coarse.end());
+        std::vector<long>& finer = blocks ? ways.all : ways.wide;
+        finer.insert(finer.end(), ways.coarse.begin(), ways.coarse.end());
         ways.coarse.clear();
     }
     return ways;
@@ -280,7 +306,8 @@ void choose_tokens(Head& head, const float* x, long rows, long x_stride, const P
     Answers answers{tokens, logits};
     Ways ways = plan(head, picks, rows);
     std::vector<long> left = choose_by_screen(head, true, x, x_stride, picks, ways.coarse, answers);
-    ways.wide.insert(ways.wide.end(), left.begin(), left.end());
+    std::vector<long>& finer = head.screen && is_blocks(head.screen->format) ? ways.all : ways.wide;
+    finer.insert(finer.end(), left.begin(), left.end());
     left = choose_by_screen(head, false, x, x_stride, picks, ways.wide, answers);
     ways.all.insert(ways.all.end(), left.begin(), left.end());
     choose_by_all_logits(head, x, x_stride, picks, ways.all, answers);

@@ -98,6 +98,17 @@ void multiply_panel(const MatrixPart& part, const BlockInputs& inputs, long pane
     }
 }
 
+void multiply_panel_row(const MatrixPart& part, const BlockInputs& inputs, long row, long panel, float* sums) {
+    const BlockRows& x = inputs.of(part.format);
+    BlockOperands operands = operands_of(part, x, panel, row / BlockRows::TILE);
+    long lane = row % BlockRows::TILE;
+    operands.shorts += lane * 32;
+    operands.factors += lane * 4;
+    operands.rows = 1;
+    std::memset(sums, 0, PANEL * sizeof(float));
+    multiply(block_kernels(part.format), operands, sums);
+}
+
 void linear_blocks(const Matrix& weight, const float* x, long rows, long x_stride, const float* bias, float* out,
                    long out_stride) {
     BlockInputs inputs = round_rows(weight, x, rows, x_stride);
