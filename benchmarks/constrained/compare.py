@@ -74,6 +74,7 @@ class Row:
             _percentiles(compiling, (50, 95, 100), 1),
             _percentiles(masks, (50, 90, 99, 100), 0),
             _percentiles(jumps, (50, 90, 99, 100), 0) if forced else "-",
+            _mean_and_tail([mask + jump for mask, jump in zip(masks, jumps, strict=True)]),
             f"{forced / len(masks):.0%}" if forced else "-",
             _of(outcome.accepted for outcome in compiled),
             _of(outcome.rejected for outcome in compiled),
@@ -82,7 +83,7 @@ class Row:
 
 COLUMNS = [
     *("engine", "n", "compiled", "refused", "late", "compile ms p50 / p95 / max"),
-    *("mask us p50 / p90 / p99 / max", "jump us", "forced", "valid accepted", "invalid rejected"),
+    *("mask us p50 / p90 / p99 / max", "jump us", "both us mean / p99", "forced", "valid accepted", "invalid rejected"),
 ]
 
 
@@ -174,6 +175,10 @@ def table(rows: Sequence[Row], seconds: float) -> str:
 
 def _percentiles(values: Sequence[float], percents: Sequence[int], digits: int) -> str:
     return " / ".join(f"{np.percentile(values, percent):,.{digits}f}" for percent in percents) if values else "-"
+
+
+def _mean_and_tail(values: list[float]) -> str:
+    return f"{sum(values) / len(values):.0f} / {_percentiles(values, (99,), 0)}" if values else "-"
 
 
 def _of(pairs: Iterable[tuple[int, int]]) -> str:

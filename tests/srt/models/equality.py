@@ -7,14 +7,17 @@ The vocabulary of the model is `VOCABULARY`: constraints are texts of the byte t
 """
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.batch import Runner
 from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.core.messages import Ended, EngineConstraint, EngineGenerate, Schedule
+from umbel.srt.scheduler.guesses import Guesser
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 
+from ..guessing import told
 from ..toy_constraint import TOKENIZER, texts, toy_shelf
 
 VOCABULARY = TOKENIZER.vocab_size
@@ -45,12 +48,16 @@ def traffic(seed: int) -> list[Request]:
     return requests
 
 
-def answers(runner: Runner, requests: list[Request], **settings: object) -> tuple[list[list[int]], Scheduler]:
+def answers(
+    runner: Runner, requests: list[Request], guesser: Guesser | None = None, **settings: object
+) -> tuple[list[list[int]], Scheduler]:
     """Returns the tokens of all requests; a new one arrives at every second step."""
     config = SchedulerConfig(**{"check_every_step": True, **settings})  # type: ignore[arg-type]
     shelf = toy_shelf()
     eos = TOKENIZER.eos_ids
-    scheduler = Scheduler(runner, TOKENIZER.token_bytes, eos, config, VirtualClock(), constraints=shelf)
+    scheduler = Scheduler(
+        runner, TOKENIZER.token_bytes, eos, config, VirtualClock(), constraints=shelf, guesser=guesser
+    )
     ended: dict[int, list[int]] = {}
     waiting = list(enumerate(requests))
     for step in range(3000):
@@ -82,3 +89,20 @@ def assert_texts_do_not_depend_on_the_schedule(runner: Runner, *, seed: int = 0,
     assert counters["cached_tokens"] > 0, "nothing was shared"
     if runner.window_pool is not None:
         assert counters["window_slots_reclaimed"] > 0, "the pool of windows is too large: none was reclaimed"
+
+
+def assert_guesses_change_no_text(runner: Runner, seeds: Iterable[int]) -> None:
+    """Traffic whose tokens are guessed, every fourth one wrong, against one request after another, without a cache."""
+    guessed = accepted = 0.0
+    for seed in seeds:
+        requests = traffic(seed)
+        runner.clear()
+        truth, _ = answers(runner, requests, radix_cache=False, max_running=1, max_step_tokens=None)
+        runner.clear()
+        guesser = told(dict(enumerate(truth)), 4, VOCABULARY)
+        actual, scheduler = answers(runner, requests, guesser, max_running=6, max_step_tokens=7, headroom=0)
+        for number, (text, expected) in enumerate(zip(actual, truth, strict=True)):
+            assert text == expected, f"seed {seed}, request {number}: {requests[number]}"
+        guessed += scheduler.counters["guessed_prompt_rows"]
+        accepted += scheduler.counters["accepted_prompt_rows"]
+    assert guessed > accepted > 0, "some guesses are right, and some are wrong"

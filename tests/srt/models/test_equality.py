@@ -1,5 +1,6 @@
 """The equality suite on tiny random models of the families, in torch and on the native CPU kernels."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from umbel.lang.runtime_options import Kernels
 from umbel.srt.runners.build import build_runner
 
-from .equality import SLOTS, VOCABULARY, assert_texts_do_not_depend_on_the_schedule
+from .equality import SLOTS, VOCABULARY, assert_guesses_change_no_text, assert_texts_do_not_depend_on_the_schedule
 from .reference import reference_model, tensors_of
 
 # model_type and what differs from the tiny default. Windows are shorter than the prompts.
@@ -101,6 +102,22 @@ def test_texts_do_not_depend_on_the_schedule(case: str, kernels: Kernels) -> Non
     model = reference_model(model_type, vocab_size=VOCABULARY, **changes)
     runner = build_runner(model.config.to_dict(), tensors_of(model), num_slots=SLOTS, dtype="float32", kernels=kernels)
     assert_texts_do_not_depend_on_the_schedule(runner)
+
+
+@pytest.mark.parametrize(
+    ("case", "kernels", "seeds"),
+    [
+        *((case, "native", (1,)) for case in CASES),
+        *(pytest.param(*run, range(2, 24), marks=pytest.mark.nightly) for run in RUNS),
+    ],
+)
+def test_guesses_change_no_text(case: str, kernels: Kernels, seeds: Sequence[int]) -> None:
+    """At night 22 times 14 requests for each family."""
+    torch.set_num_threads(1)
+    model_type, changes = CASES[case]
+    model = reference_model(model_type, vocab_size=VOCABULARY, **changes)
+    runner = build_runner(model.config.to_dict(), tensors_of(model), num_slots=SLOTS, dtype="float32", kernels=kernels)
+    assert_guesses_change_no_text(runner, seeds)
 
 
 WINDOW_SLOTS = 40  # for a few windows, and a chunk of 7

@@ -18,7 +18,6 @@ from umbel.srt.scheduler.guesses import (
     MOST_GUESSES,
     Guess,
     Guesser,
-    GuessSource,
     HistorySource,
     PromptSource,
     StepCosts,
@@ -27,50 +26,12 @@ from umbel.srt.scheduler.request import Generation, Request
 from umbel.srt.testing.oracle import OracleError
 
 from ..engine_harness import GREEDY, VOCABULARY, Engine
+from ..guessing import Free, Told, told
 from ..toy_constraint import TOKENIZER, texts
 from . import test_constrained_properties as constrained
 from . import test_scheduler_properties as plain
 
 LONG = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
-
-
-class Free(StepCosts):
-    """Rows of guesses cost nothing."""
-
-    def knows(self, rows: int) -> bool:
-        return True
-
-    def covers(self, rows: int) -> bool:
-        return True
-
-    def seconds(self, rows: int) -> float:
-        return 0.0
-
-
-class Told(GuessSource):
-    """Knows texts by message. Every `wrong`-th token that it tells is another one."""
-
-    name = "prompt"
-    first_rates = (0.5,)
-
-    def __init__(
-        self, said: Mapping[int, Sequence[int]], wrong: int | None = None, vocabulary: int = VOCABULARY
-    ) -> None:
-        self._said = said
-        self._wrong = wrong
-        self._vocabulary = vocabulary
-
-    def guess(self, request: Request, most: int) -> Guess | None:
-        said = list(self._said.get(request.message_id, ()))
-        if self._wrong is not None:
-            for place in range(request.message_id % self._wrong, len(said), self._wrong):
-                said[place] = (said[place] + 1) % self._vocabulary
-        following = said[request.generated :][:most]
-        return Guess(following, 0) if following else None
-
-
-def told(said: Mapping[int, Sequence[int]], wrong: int | None = None, vocabulary: int = VOCABULARY) -> Guesser:
-    return Guesser([Told(said, wrong, vocabulary)], Free, vocabulary)
 
 
 def guessing(said: Mapping[int, Sequence[int]], wrong: int | str | None, vocabulary: int = VOCABULARY) -> Guesser:
