@@ -7,6 +7,7 @@ or grows can be ended. Umbel and llguidance are shown a second time in one warm 
     compile   until the first mask can be asked for        valid     texts of the constraint that are taken whole
     mask      of one token, forced ones included           invalid   other texts that are refused
     jump      the look for tokens that are known without the model, where an engine has jumps; it comes before the mask
+    both      of one token, jump and mask
 
 Times are of the processor: on a machine with other work the clock on the wall shows that work too. Python's garbage is
 collected between tokens, as the runtime's engine does between steps.

@@ -354,6 +354,9 @@ class Commit:
         counters = self._counters
         for rows in plan.planned:
             request = rows.request
+            if rows.start == rows.known == rows.first_logit and request.prompt_length <= request.reached <= rows.start:
+                request.computed = request.reached = rows.end  # of a new token: no counter changes
+                continue
             new = max(rows.start, request.reached)
             counters.computed_prompt_tokens += max(0, min(rows.end, request.prompt_length) - new)
             counters.recomputed_tokens += min(rows.end, new) - rows.start

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from ..cache.state_slots import NO_STATE
 from ..constraints.matcher import Matcher
 from ..core.messages import EngineMark, IdLogprob, Schedule
 from ..multimodal.sequence import NO_PICTURES, SequencePictures
+from ..sampling.gumbel import Limits
 
 if TYPE_CHECKING:  # which imports this module
     from .page_cache import RequestPages
@@ -58,6 +59,13 @@ class Stop:
     text_bytes: int
 
 
+class SamplingNeeds(NamedTuple):
+    """Describes how the rows of a text choose their tokens, by its sampling parameters."""
+
+    alone: bool  # the runner can choose the token
+    limits: Limits | None  # of the draw; None: the most likely token
+
+
 @dataclass(slots=True)
 class Generation:
     """Continues the sequence. Owned by one request; filled as its tokens are sampled."""
@@ -80,6 +88,7 @@ class Generation:
     first_token_at: float | None = None  # on the clock
     last_token_at: float = 0.0
     timed: int = 0  # generated tokens that these times know
+    needs: SamplingNeeds | None = None  # of its sampling parameters, once they were asked for
 
     def __post_init__(self) -> None:
         self.matcher = self.stops.matcher() if self.stops is not None else None
@@ -441,20 +450,21 @@ def accept(request: Request, token: int, token_bytes: Callable[[int], bytes], lo
     assert isinstance(generation, Generation), "only generations sample"
     request.append(token)
     generation.counts[token] = generation.counts.get(token, 0) + 1
-    before = generation.text_bytes
+    before, generated, sampling = generation.text_bytes, request.generated, generation.sampling
     data = token_bytes(token)
-    if generation.cursor is not None and request.generated == 1:
+    if generation.cursor is not None and generated == 1:
         data = data[generation.cursor.healed :]
     generation.text_bytes += len(data)
-    may_stop = request.generated >= generation.sampling.min_tokens
+    may_stop = generated >= sampling.min_tokens
     if token in generation.ends and may_stop:
         return Stop(FinishReason.STOP, token, before)
-    found = _feed(generation, data, before, may_stop)
-    if found is not None:
-        return found
+    if generation.matcher is not None:
+        found = _feed(generation, data, before, may_stop)
+        if found is not None:
+            return found
     if generation.cursor is not None and generation.cursor.finished:
         return constraint_end(generation, token if generation.cursor.ended else None)
-    if request.generated >= generation.sampling.max_tokens or request.length >= longest:
+    if generated >= sampling.max_tokens or request.length >= longest:
         return Stop(FinishReason.LENGTH, None, generation.text_bytes)
     return None
 

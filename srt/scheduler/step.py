@@ -62,7 +62,7 @@ from ..core.messages import NO_ADAPTER
 from ..multimodal.sequence import NO_PICTURES
 from ..sampling.gumbel import Limits, draw_keys
 from ..sampling.sampler import changes_logits
-from .request import NO_SOURCE, Generation, Path, Phase, Request
+from .request import NO_SOURCE, Generation, Path, Phase, Request, SamplingNeeds
 
 
 class Guessed(NamedTuple):
@@ -449,7 +449,7 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
     seeds: list[int] = []
     positions: list[int] = []
     for rows in planned:
-        request = rows.request
+        request, last = rows.request, rows.logits_of_last
         if rows.end < request.length or not request.samples:
             continue
         generation = request.job
@@ -462,10 +462,11 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
         if choice is None:
             continue
         if row_requests.described is not None and choice.described:
-            row_requests.described[rows.logits_of_last] = True
+            row_requests.described[last] = True
         if choice.allowed is not None:
-            allowed[rows.logits_of_last] = choice.allowed
-        for ahead, row in enumerate(range(rows.logits_of_last, rows.logits_of_last + len(rows.guesses) + 1)):
+            allowed[last] = choice.allowed
+        for ahead in range(1 if rows.guessed is None else len(rows.guessed.tokens) + 1):
+            row = last + ahead
             if ahead and forbidden_ends(request, generation, ahead):
                 continue
             if ahead and (after := _allowed_after(rows, ahead)) is not None:
@@ -497,13 +498,24 @@ def _allowed_after(rows: PlannedRows, ahead: int) -> Allowed | None:
 
 def _choice_of(request: Request, generation: Generation, *, launched: bool) -> _Choice | None:
     """Returns how the runner chooses the row's token; None: the row returns its logits."""
-    sampling = generation.sampling
-    if forbidden_ends(request, generation) or not (
-        _chosen_alone(generation) if launched else needs_only_token(sampling)
-    ):
+    needs = generation.needs or _needs_of(generation, launched=launched)
+    if forbidden_ends(request, generation) or not needs.alone:
         return None
-    limits = None if sampling.temperature == 0.0 else Limits.of(sampling)
-    return _Choice(generation.wants_logprobs, allowed_of(request, generation), limits)
+    described = launched and generation.wants_logprobs
+    if generation.cursor is None:
+        return _Choice(described, None, needs.limits)
+    if described:
+        return None  # a constraint may overrule a token, so its log-probabilities are taken when it is settled
+    return _Choice(False, allowed_of(request, generation), needs.limits)
+
+
+def _needs_of(generation: Generation, *, launched: bool) -> SamplingNeeds:
+    """Reads the sampling parameters of a text, once. Raises ParameterError where nothing can be drawn."""
+    sampling = generation.sampling
+    alone = not changes_logits(sampling) if launched else needs_only_token(sampling)
+    draws = alone and sampling.temperature != 0.0
+    generation.needs = SamplingNeeds(alone, Limits.of(sampling) if draws else None)
+    return generation.needs
 
 
 def allowed_of(request: Request, generation: Generation, ahead: int = 0) -> Allowed | None:
@@ -555,16 +567,6 @@ def takes_all_logits(request: Request) -> bool:
     generation = request.job
     assert isinstance(generation, Generation), "only generations sample"
     return not needs_only_token(generation.sampling) or bool(forbidden_ends(request, generation))
-
-
-def _chosen_alone(generation: Generation) -> bool:
-    """Returns whether an AsyncRunner can choose the token from the row's logits and the draw in the batch.
-
-    A constraint may overrule a token, so log-probabilities of its texts are taken when the token is settled.
-    """
-    if generation.cursor is not None and generation.wants_logprobs:
-        return False
-    return not changes_logits(generation.sampling)
 
 
 # ---------------------------------------------------------------------------------------- in flight

@@ -77,7 +77,7 @@ def test_the_table_counts_the_late_at_their_limit() -> None:
     lines = table([Row("one", [refused, fine], late=1)], 2.0).splitlines()
     assert lines[2] == (
         "| one | 3 | 1 | 1 | 1 | 1,250.0 / 1,925.0 / 2,000.0 "
-        "| 10 / 10 / 10 / 10 | 20 / 20 / 20 / 20 | 100% | 1/2 | 3/3 |"
+        "| 10 / 10 / 10 / 10 | 20 / 20 / 20 / 20 | 30 / 30 | 100% | 1/2 | 3/3 |"
     )
 
 

@@ -66,6 +66,7 @@ def test_overshoot_says_nearly_the_same_in_one_pass(runtime: Runtime) -> None:
         assert math.exp(overshoot["choice_scores"][choice]) == pytest.approx(exact["mass"][choice][0], rel=0.02)
 
 
+@pytest.mark.nightly
 def test_a_blank_at_the_end_of_the_prompt_changes_nothing() -> None:
     """With it, the token " yes" begins inside the prompt's last one. In float32, because rounded weights and inputs
     move the probabilities of both by up to 0.016, and apart by 0.01 on CPUs with AVX2."""

@@ -4,7 +4,6 @@ Their schemas carry no licence of their own, so they are not part of the project
 """
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,14 +45,13 @@ def assert_placed(refusal: ConstraintRefused, name: str) -> None:
 
 
 @needs_collection
-def test_real_schemas_compile_and_admit_what_is_valid() -> None:
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.nightly)])
+def test_real_schemas_compile_and_admit_what_is_valid(every: int) -> None:
     refused: dict[str, ConstraintRefused] = {}
-    times: list[float] = []
+    schemas = list(rows("schemas.jsonl"))[::every]
     valid = accepted = otherwise = 0
-    for row in rows("schemas.jsonl"):
-        before = time.process_time()
+    for row in schemas:
         admitted = compiled(row["schema"], SPACED)
-        times.append(time.process_time() - before)
         if isinstance(admitted, ConstraintRefused):
             refused[row["id"]] = admitted
             continue
@@ -67,7 +65,7 @@ def test_real_schemas_compile_and_admit_what_is_valid() -> None:
             assert isinstance(anyhow, Automaton), "what compiles in one order does in any"
             otherwise += sum(takes(anyhow, written(instance)) for instance in left)
             assert not any(takes(anyhow, written(instance["data"])) for instance in row["invalid"]), row["id"]
-    assert len(times) - len(refused) >= 285
+    assert len(refused) <= 0.05 * len(schemas)
     for name, refusal in refused.items():
         assert_placed(refusal, name)
     # Required members, and those of closed objects, come in the order of the schema; one instance of twenty-five was

@@ -195,7 +195,7 @@ ROWS = [
     Row("scheduler.step:_choice_of", PLAIN_ONE),
     Row("scheduler.step:_choice_of", generates(GREEDY)),
     Row("scheduler.step:needs_only_token", PLAIN_ONE),
-    Row("scheduler.step:_chosen_alone", PLAIN_ONE),
+    Row("scheduler.step:_needs_of", PLAIN_ONE),
     Row("sampling.sampler:changes_logits", RICH_ONE, "scheduler.step:changes_logits"),
     Row("sampling.sampler:Penalties.applies", RICH_ONE),
     Row("scheduler.step:forbidden_ends", RICH_ONE),
