@@ -10,7 +10,7 @@
 namespace umbel {
 namespace {
 
-bool screens_blocks(const Matrix& matrix) {
+bool screens_blocks([[maybe_unused]] const Matrix& matrix) {
 #if defined(UMBEL_COARSE_ROWS)
     return matrix.count == 1 && takes_coarse(matrix.parts->format) && !matrix.order;
 #else
