@@ -458,10 +458,9 @@ def accept(request: Request, token: int, token_bytes: Callable[[int], bytes], lo
     may_stop = generated >= sampling.min_tokens
     if token in generation.ends and may_stop:
         return Stop(FinishReason.STOP, token, before)
-    if generation.matcher is not None:
-        found = _feed(generation, data, before, may_stop)
-        if found is not None:
-            return found
+    found = _feed(generation, data, before, may_stop)
+    if found is not None:
+        return found
     if generation.cursor is not None and generation.cursor.finished:
         return constraint_end(generation, token if generation.cursor.ended else None)
     if generated >= sampling.max_tokens or request.length >= longest:

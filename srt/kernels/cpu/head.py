@@ -2,8 +2,8 @@
 
 A row that needs its best token, or one drawn with at most top_k and min_p, needs few of 262,144 logits. With `screen`,
 a copy of the matrix in INT8 estimates all of them to within a proven bound, and exact logits are computed only for
-tokens that can still be chosen. A matrix that is INT8 itself needs no copy. The tokens are the same as those of a
-choice that reads all logits (`choose_from_logits` in the tests).
+tokens that can still be chosen. A matrix that is INT8 itself needs no copy; nor, with AVX2 alone, one in Q8_0. The
+tokens are the same as those of a choice that reads all logits (`choose_from_logits` in the tests).
 
 `CpuSampling` chooses from full logits. Its reference is sampling/gumbel.py.
 """
@@ -41,7 +41,8 @@ class Head:
     """A head over `matrix`, [vocab, hidden]."""
 
     def __init__(self, library: ctypes.CDLL, matrix: PackedMatrix, *, screen: bool = True, coarse: bool = True) -> None:
-        """`screen=False`: every row computes all its logits. `coarse=False`: estimates never use inputs of 7 bits.
+        """`screen=False`: every row computes all its logits. `coarse=False`: estimates never use inputs of 7 bits, from
+        which alone blocks are estimated.
 
         Raises:
             EngineError: there is no memory.
@@ -69,7 +70,7 @@ class Head:
 
     @property
     def screens(self) -> bool:
-        """Returns whether the head screens; False without `screen`, and if a weight is not finite: no bound holds."""
+        """Returns whether the head screens; False without `screen`, for other blocks, and if a weight is not finite."""
         return bool(self._library.umbel_head_screens(self._handle))
 
     @property

@@ -129,10 +129,7 @@ template <int BITS>
 UMBEL_INLINE void put_codes(const uint8_t* codes, long output, uint8_t* lines) {
     auto put = [&](long line, uint32_t word) { std::memcpy(lines + line * 64 + output * 4, &word, 4); };
     if constexpr (BITS == 8)
-        for (long g = 0; g < 8; g++) {
-            uint32_t word = four(codes + 4 * g) ^ (SIGNED_BYTES ? 0x80808080u : 0);
-            put(g, word);
-        }
+        for (long g = 0; g < 8; g++) put(g, four(codes + 4 * g) ^ (SIGNED_BYTES ? 0x80808080u : 0));
     if constexpr (BITS >= 4 && BITS <= 6)
         for (long g = 0; g < 4; g++)
             put(g, (four(codes + 4 * g) & 0x0f0f0f0fu) | (four(codes + 4 * g + 16) & 0x0f0f0f0fu) << 4);

@@ -316,44 +316,38 @@ CoarseRows quantize_coarsely(const MatrixPart& weight, const float* x, long rows
 }
 
 void CoarseProducts::compute(long tile, long panel, long turn, long turns, float* sums) const {
-    long row = x_.first_row(tile), rows = x_.first_row(tile + 1) - row;
-    long panel_bytes = weight_.k_padded * PANEL;
-    const int8_t* weights = (const int8_t*)weight_.data + panel * panel_bytes;
+    long row = x_.first_row(tile), rows = x_.first_row(tile + 1) - row, share = weight_.panel_bytes / turns;
+    bool blocks = is_blocks(weight_.format);
+    const int8_t *weights = (const int8_t*)weight_.panel(panel), *following = (const int8_t*)weight_.panel(panel + 1);
     Operands operands{weights,
                       x_.values + row * x_.k_padded,
                       x_.scales + row,
-                      offsets_ + panel * PANEL,
+                      blocks ? nullptr : offsets_.integers + panel * PANEL,
                       x_.large[tile],
                       x_.k_padded,
-                      weights + panel_bytes + turn * panel_bytes / turns,
-                      panel_bytes / turns};
-    KERNELS.integers[rows](operands, sums);
-}
-
-void CoarseBlockProducts::compute(long tile, long panel, long turn, long turns, float* sums) const {
-    long row = x_.first_row(tile), rows = x_.first_row(tile + 1) - row, share = weight_.panel_bytes / turns;
-    Operands operands{nullptr, x_.values + row * x_.k_padded, nullptr, nullptr, x_.large[tile], x_.k_padded,
-                      (const int8_t*)weight_.panel(panel + 1) + turn * share, share};
+                      following + turn * share,
+                      share};
+    if (!blocks) return KERNELS.integers[rows](operands, sums);
     std::memset(sums, 0, rows * PANEL * sizeof(float));
     KERNELS.blocks[rows](weight_, panel, operands, sums);
     for (long r = 0; r < rows; r++)
         for (long o = 0; o < PANEL; o += VL) {
             float* sum = sums + r * PANEL + o;
-            store(sum, (load(sum) - load(offsets_ + panel * PANEL + o)) * x_.scales[row + r]);
+            store(sum, (load(sum) - load(offsets_.blocks + panel * PANEL + o)) * operands.scales[r]);
         }
 }
 
 // Each of the additions may lose a unit of what the terms together can be: inputs of at most 127 steps for each weight,
 // and the large ones.
-float CoarseBlockProducts::lost(long row) const {
+float lost_by_blocks(const MatrixPart& weight, const CoarseRows& x, long row) {
     long tile = 0;
-    while (x_.first_row(tile + 1) <= row) tile++;
-    const LargeGroups& large = x_.large[tile];
-    double most = 127.0 * 127.0 * (double)weight_.k;
+    while (x.first_row(tile + 1) <= row) tile++;
+    const LargeGroups& large = x.large[tile];
+    double most = 127.0 * 127.0 * (double)weight.k;
     for (int g = 0; g < large.count; g++)
-        for (float number : large.numbers[g][row - x_.first_row(tile)]) most += (double)number * number;
-    double additions = (double)(weight_.k / 32 + 4 * large.count + 8);
-    return (float)(1.01 * additions * 0x1p-24 * std::sqrt(most) * (double)x_.scales[row]);
+        for (float number : large.numbers[g][row - x.first_row(tile)]) most += (double)number * number;
+    double additions = (double)(weight.k / 32 + 4 * large.count + 8);
+    return (float)(1.01 * additions * 0x1p-24 * std::sqrt(most) * (double)x.scales[row]);
 }
 
 void measure_blocks(const MatrixPart& weight, long panel, float* norms, float* offsets) {

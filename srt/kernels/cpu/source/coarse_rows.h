@@ -26,7 +26,7 @@ struct LargeGroups {  // of one tile
     int count;
     int32_t groups[MOST];
     int16_t values[MOST][INT8_ROWS][4];
-    float numbers[MOST][INT8_ROWS][4];  // the same
+    float numbers[MOST][INT8_ROWS][4];  // the same, converted once and not for every panel
 };
 
 // Whether blocks of this format are multiplied with inputs in 7 bits.
@@ -45,12 +45,19 @@ struct CoarseRows {
 // Into memory of the calling thread, which the next call overwrites. Uses the whole team.
 CoarseRows quantize_coarsely(const MatrixPart& weight, const float* x, long rows, long x_stride);
 
-// As Int8Products. `offsets`: for each output COARSE_OFFSET times the sum of its stored weights.
+// What is added to sums because stored inputs are unsigned, for each output: COARSE_OFFSET times the sum of its stored
+// weights, or of the weights of blocks.
+struct CoarseOffsets {
+    const int32_t* integers;
+    const float* blocks;
+};
+
+// As Int8Products. Of blocks nothing is left to be multiplied.
 class CoarseProducts {
   public:
     static constexpr int MOST_ROWS = INT8_ROWS;
 
-    CoarseProducts(const MatrixPart& weight, const CoarseRows& x, const int32_t* offsets)
+    CoarseProducts(const MatrixPart& weight, const CoarseRows& x, CoarseOffsets offsets)
         : weight_(weight), x_(x), offsets_(offsets) {}
 
     void compute(long tile, long panel, long turn, long turns, float* sums) const;
@@ -58,28 +65,11 @@ class CoarseProducts {
   private:
     const MatrixPart& weight_;
     const CoarseRows& x_;
-    const int32_t* offsets_;
+    CoarseOffsets offsets_;
 };
 
-// The same for blocks of Q8_0, and nothing is left to be multiplied. `offsets`: for each output COARSE_OFFSET times the
-// sum of its weights.
-class CoarseBlockProducts {
-  public:
-    static constexpr int MOST_ROWS = INT8_ROWS;
-
-    CoarseBlockProducts(const MatrixPart& weight, const CoarseRows& x, const float* offsets)
-        : weight_(weight), x_(x), offsets_(offsets) {}
-
-    void compute(long tile, long panel, long turn, long turns, float* sums) const;
-
-    // What float32 loses of a row's sums, as a share of the norm of an output's weights.
-    float lost(long row) const;
-
-  private:
-    const MatrixPart& weight_;
-    const CoarseRows& x_;
-    const float* offsets_;
-};
+// What float32 loses of a row's sums over blocks, as a share of the norm of an output's weights.
+float lost_by_blocks(const MatrixPart& weight, const CoarseRows& x, long row);
 
 // The norm of every output of a panel of Q8_0, rounded up, and its offset.
 void measure_blocks(const MatrixPart& weight, long panel, float* norms, float* offsets);

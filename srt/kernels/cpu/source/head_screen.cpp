@@ -311,9 +311,8 @@ void screen_rows(const Head& head, const Int8Rows& x, const ScreenedRow* rows, S
 
 #if defined(UMBEL_COARSE_ROWS)
 void screen_rows(const Head& head, const CoarseRows& x, const ScreenedRow* rows, Shortlist* lists) {
-    if (is_blocks(head.screen->format))
-        return screen(head, x, rows, lists, [&] { return CoarseBlockProducts(*head.screen, x, head.block_offsets); });
-    screen(head, x, rows, lists, [&] { return CoarseProducts(*head.screen, x, head.offsets); });
+    CoarseOffsets offsets{head.offsets, head.block_offsets};
+    screen(head, x, rows, lists, [&] { return CoarseProducts(*head.screen, x, offsets); });
 }
 
 float block_error_above(const Head& head, const CoarseRows& x, const BlockInputs& exact, long row, float norm) {
@@ -324,7 +323,7 @@ float block_error_above(const Head& head, const CoarseRows& x, const BlockInputs
         square += step * step * 32;
     }
     double lost = (double)(weight.k / 32 + 8) * ROUNDING * 1.02 * norm;  // by the sums of the logit
-    return rounded_up(x.errors[row] + std::sqrt(square) + lost + CoarseBlockProducts(weight, x, nullptr).lost(row));
+    return rounded_up(x.errors[row] + std::sqrt(square) + lost + lost_by_blocks(weight, x, row));
 }
 #endif
 

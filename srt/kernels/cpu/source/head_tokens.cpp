@@ -292,8 +292,7 @@ Ways plan(const Head& head, const Picks& picks, long rows) {
         coarse = head.coarse && (long)ways.coarse.size() > FEW_ROWS;
 #endif
     if (!coarse) {
-        std::vector<long>& finer = blocks ? ways.all : ways.wide;
-        finer.insert(finer.end(), ways.coarse.begin(), ways.coarse.end());
+        ways.wide.insert(ways.wide.end(), ways.coarse.begin(), ways.coarse.end());
         ways.coarse.clear();
     }
     return ways;
@@ -306,9 +305,9 @@ void choose_tokens(Head& head, const float* x, long rows, long x_stride, const P
     Answers answers{tokens, logits};
     Ways ways = plan(head, picks, rows);
     std::vector<long> left = choose_by_screen(head, true, x, x_stride, picks, ways.coarse, answers);
-    std::vector<long>& finer = head.screen && is_blocks(head.screen->format) ? ways.all : ways.wide;
-    finer.insert(finer.end(), left.begin(), left.end());
-    left = choose_by_screen(head, false, x, x_stride, picks, ways.wide, answers);
+    ways.wide.insert(ways.wide.end(), left.begin(), left.end());
+    bool blocks = head.screen && is_blocks(head.screen->format);  // which have no estimates from 16 bits
+    left = blocks ? ways.wide : choose_by_screen(head, false, x, x_stride, picks, ways.wide, answers);
     ways.all.insert(ways.all.end(), left.begin(), left.end());
     choose_by_all_logits(head, x, x_stride, picks, ways.all, answers);
     head.counters.rows += rows;
