@@ -47,3 +47,19 @@ class Unsupported(ConstraintRefused):
 
 class LimitExceeded(ConstraintRefused):
     """A constraint that is too large, too deep or too ambiguous."""
+
+
+def too_ambiguous(most: int) -> LimitExceeded:
+    """Says that a state of a lazy automaton stands for more than so many positions."""
+    return LimitExceeded(
+        f"a text can be read in more than {most} ways at once; write a constraint whose repeats and options differ in "
+        "what they begin with",
+        keyword="ambiguity",
+    )
+
+
+def too_many_states(most: int) -> LimitExceeded:
+    """Says that a lazy automaton has more than so many states."""
+    return LimitExceeded(
+        f"the automaton has more than {most} states; write shorter repeats or fewer options", keyword="states"
+    )

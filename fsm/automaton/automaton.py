@@ -11,10 +11,12 @@ DEAD reaches the end of some text: that is what makes masks safe.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import LimitExceeded, Limits
+from ..errors import Limits, too_ambiguous, too_many_states
 from ..language import Grammar
 from .frames import Closure, Frame, Frames, Position, united
 from .lookahead import Lookahead, plain_limit, plain_run, shortest_text
@@ -32,6 +34,51 @@ _FIRST_ROWS = 32
 _DOUBLED_ROWS = 4_096  # beyond, room for all states is reserved: copying tens of megabytes would stall the engine
 _LITERAL_BYTES = 8  # of a literal, made at once; more would be wasted where hundreds of options begin
 _WALKED_PER_STEP = 16  # what is looked at between bytes takes about a sixteenth of the time of a target
+
+
+class LazyAutomaton(Protocol):
+    """Steps through the texts of a constraint, byte by byte. `Automaton` documents each of these.
+
+    There are two with the same states: `Automaton`, the reference, and srt/kernels/cpu/automaton.py in C++.
+    """
+
+    start: int
+
+    @property
+    def half_full(self) -> bool: ...
+
+    @property
+    def states(self) -> int: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def step(self, state: int, byte: int) -> int: ...
+
+    def run(self, state: int, data: bytes) -> int: ...
+
+    def accepting(self, state: int) -> bool: ...
+
+    def expanded(self, state: int) -> bool: ...
+
+    def expand(self, state: int) -> None: ...
+
+    def row(self, state: int) -> NDArray[np.int32]: ...
+
+    def forced(self, state: int) -> bytes: ...
+
+    def close(self, state: int) -> bytes: ...
+
+    def close_length(self, state: int) -> int: ...
+
+    def plain_run(self, state: int) -> int: ...
+
+    def plain_limit(self, state: int) -> int: ...
+
+    def lookahead(self, state: int, reach: int) -> int: ...
 
 
 class Automaton:
@@ -125,6 +172,11 @@ class Automaton:
             if self.table.item(state, move.ranges[0][0]) == UNKNOWN:
                 self._take(state, move)
         self._whole[state] = True
+
+    def row(self, state: int) -> NDArray[np.int32]:
+        """Returns [256] what the table has for a state; valid until another state is made."""
+        row: NDArray[np.int32] = self.table[state]
+        return row
 
     def forced(self, state: int) -> bytes:
         """Returns the bytes that every text goes on with from here; none of the states passed accepts."""
@@ -258,16 +310,9 @@ class Automaton:
     def _add(self, positions: tuple[Position, ...], accepting: bool) -> int:
         state = len(self._positions)
         if len(positions) > self._limits.ambiguity:
-            raise LimitExceeded(
-                f"a text can be read in more than {self._limits.ambiguity} ways at once; write a constraint whose "
-                "repeats and options differ in what they begin with",
-                keyword="ambiguity",
-            )
+            raise too_ambiguous(self._limits.ambiguity)
         if state >= self._limits.states:
-            raise LimitExceeded(
-                f"the automaton has more than {self._limits.states} states; write shorter repeats or fewer options",
-                keyword="states",
-            )
+            raise too_many_states(self._limits.states)
         if state == len(self.table):
             capacity = 2 * state if state < _DOUBLED_ROWS else self._limits.states
             grown = np.empty((min(capacity, self._limits.states), 256), dtype=np.int32)
@@ -291,4 +336,4 @@ def _length(position: Position) -> int:
     return place.shortest + frame.length
 
 
-__all__ = ["DEAD", "ENDLESS", "ROW_BYTES", "UNKNOWN", "Automaton"]
+__all__ = ["DEAD", "ENDLESS", "ROW_BYTES", "UNKNOWN", "Automaton", "LazyAutomaton"]

@@ -20,8 +20,12 @@ Labelled = tuple[tuple[int, int, Place], ...]  # (first, last, the place after);
 SHORT_ESCAPES = {0x08: b"\\b", 0x09: b"\\t", 0x0A: b"\\n", 0x0C: b"\\f", 0x0D: b"\\r", 0x22: b'\\"', 0x5C: b"\\\\"}
 ESCAPES = {code: b"\\u%04x" % code for code in range(0x20)} | SHORT_ESCAPES
 
-# Characters that any JSON string holds as themselves and that no control character or quote is among.
-PLAIN: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x7E), (0x80, 0xD7FF), (0xE000, 0x10FFFF))
+# Characters that any JSON string holds as themselves. No control character, quote or end of a line is among them, so
+# that what a pattern calls `.` takes them all.
+PLAIN: Ranges = (
+    *((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x7E)),
+    *((0x80, 0x2027), (0x202A, 0xD7FF), (0xE000, 0x10FFFF)),
+)
 
 
 Tails = dict[tuple[int, Labelled], Place]  # by (bytes left, values): equal remainders are one place
@@ -30,19 +34,19 @@ Tails = dict[tuple[int, Labelled], Place]  # by (bytes left, values): equal rema
 class Character(Place):
     """The place before one character of a set, with which the leaf is over."""
 
-    __slots__ = ("_ranges", "_spelled")
+    __slots__ = ("ranges", "spelled")
 
     def __init__(self, ranges: Ranges, spelled: bool) -> None:
         super().__init__(shortest_character(ranges, spelled), plain=1 if covers_plain(ranges) else 0)
-        self._ranges = ranges
-        self._spelled = spelled
+        self.ranges = ranges
+        self.spelled = spelled
 
     @property
     def terminal(self) -> bool:
-        return not self._ranges
+        return not self.ranges
 
     def _make_edges(self) -> Edges:
-        return character_edges([(first, last, END) for first, last in self._ranges], self._spelled, None)
+        return character_edges([(first, last, END) for first, last in self.ranges], self.spelled, None)
 
 
 class Tail(Place):
@@ -216,10 +220,10 @@ def spell(data: bytes) -> bytes:
 
 def character_automaton(dfa: Dfa, spelled: bool) -> Place:
     """Returns the place before a text of the automaton."""
-    return _States(dfa, spelled).place(0)
+    return CharacterStates(dfa, spelled).place(0)
 
 
-class _States:
+class CharacterStates:
     """Makes the places of one character automaton.
 
     shortest: bytes from each state to an end; ENDLESS where none is reached, and no edge leads there."""
@@ -239,33 +243,39 @@ class _States:
         place = self._places.get(state)
         if place is None:
             over = self.dfa.accepting[state] and not self.dfa.edges[state]
-            place = self._places[state] = END if over else _StatePlace(self, state)
+            place = self._places[state] = END if over else StatePlace(self, state)
         return place
 
 
-class _StatePlace(Place):
+class StatePlace(Place):
     """The place before the characters that lead on from a state."""
 
-    __slots__ = ("_state", "_states")
+    __slots__ = ("state", "states")
 
-    def __init__(self, states: _States, state: int) -> None:
+    def __init__(self, states: CharacterStates, state: int) -> None:
         super().__init__(states.shortest[state], accepting=states.dfa.accepting[state])
-        self._states = states
-        self._state = state
+        self.states = states
+        self.state = state
 
     @property
     def terminal(self) -> bool:
-        return not self._states.dfa.edges[self._state]
+        return not self.states.dfa.edges[self.state]
 
     @property
     def plain(self) -> int:
-        return self._states.plain_runs[self._state]
+        return self.states.plain_runs[self.state]
+
+    def without_empty_text(self) -> Place:
+        begun = StatePlace(self.states, self.state)
+        begun.accepting = False
+        begun.shortest = super().without_empty_text().shortest
+        return begun
 
     def _make_edges(self) -> Edges:
-        states = self._states
+        states = self.states
         labelled = [
             (first, last, states.place(target))
-            for ranges, target in states.dfa.edges[self._state]
+            for ranges, target in states.dfa.edges[self.state]
             if states.shortest[target] < ENDLESS
             for first, last in ranges
         ]
@@ -321,4 +331,4 @@ def _plain_runs(dfa: Dfa) -> list[int]:
 
 
 def _meets_plain(ranges: Ranges) -> bool:
-    return any(last >= 0x20 and not (first == last and first in (0x22, 0x5C, 0x7F)) for first, last in ranges)
+    return any(first <= end and last >= start for first, last in ranges for start, end in PLAIN)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-from ..errors import LimitExceeded, Limits
+from ..errors import Limits, too_ambiguous
 from .nodes import Leaf, Loop, Nested, Node, Options, Sequence, Unfolding
 from .places import ENDLESS, Place
 
@@ -222,11 +222,7 @@ class Frames:
             elif node.shortest(frame.room) < ENDLESS:
                 self._go_in(node, frame, positions, waiting)
             if len(seen) > self._work or len(positions) > self._ambiguity:
-                raise LimitExceeded(
-                    f"a text can be read in more than {self._ambiguity} ways at once; write a constraint whose "
-                    "repeats and options differ in what they begin with",
-                    keyword="ambiguity",
-                )
+                raise too_ambiguous(self._ambiguity)
         self.walked += len(seen)
         return Closure(tuple(positions), accepting)
 

@@ -389,7 +389,7 @@ class Order:
         self._known: dict[tuple[int, int], Remaining] = {}
         self._openings: dict[bool, list[OpenedPart]] = {}
         self._lengths: dict[int, Lengths] = {}
-        self._required_only = arrangement.required_only
+        self.required_only = arrangement.required_only
 
     def remaining(self, left: int, others: int) -> Remaining:
         known = self._known.get((left, others))
@@ -420,7 +420,7 @@ class Order:
 
     def lengths_after(self, left: int, others: int) -> Lengths:
         """Returns the lengths of what is left after some part."""
-        if not self._required_only:
+        if not self.required_only:
             return Lengths.of(map(self.remaining(left, others).measure, self.depths))
         required = left & self.arrangement.required
         found = self._lengths.get(required)
@@ -456,6 +456,8 @@ class Remaining(Unfolding):
         return separated if self.begun else separated[1:]
 
     def measure(self, depth: int) -> int:
+        if self.begun and self.order.required_only and not self.recursive:
+            return self.order.lengths_after(self.left, self.others).levels[0]  # found once for many of these
         return min(sum(node.shortest(depth) for node in self.shortest_parts(depth)), ENDLESS)
 
     def _chosen(self, depth: int) -> int:
@@ -517,8 +519,10 @@ class Opened(Unfolding):
 
     def _unfolded(self) -> Node:
         remaining = _measured(self._order.remaining(self._left, self._others), self._order.depths)
+        if not self._rest:
+            return remaining
         self._order.made += 1
-        return _measured(sequence((*self._rest, remaining)), self._order.depths)
+        return _measured(Sequence((*self._rest, remaining)), self._order.depths)  # a part's literals are joined
 
 
 def _flat(node: Node) -> tuple[Node, ...]:

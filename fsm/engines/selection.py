@@ -27,7 +27,7 @@ from ..regex.parser import parse_regex
 from ..schema import SchemaOptions, resolved_schema
 from ..tokens.constraint import Constraint, JumpCounters
 from ..tokens.masks import Masks
-from ..tokens.vocabulary import Encode
+from ..tokens.vocabulary import Encode, remembered
 from .llguidance import LlguidanceConstraint
 from .llguidance_tokens import LlguidanceTokens
 from .source import Engine, Source, in_common_syntax
@@ -164,7 +164,7 @@ class Engines:
     def __init__(self, masks: Masks, *, encode: Encode | None = None) -> None:
         self.masks = masks
         self.counters = JumpCounters()
-        self._encode = encode
+        self._encode = None if encode is None else remembered(encode)
         self._tokens: LlguidanceTokens | None = None
 
     def open(self, source: Source, engine: Engine = "auto") -> TextConstraint:

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..automaton.automaton import DEAD, Automaton
+from ..automaton.automaton import DEAD, LazyAutomaton
 from ..errors import ConstraintRefused, Limits
 from ..language import Grammar
 from .jump import Plan, Planner
@@ -86,7 +86,7 @@ class Constraint:
         """No text has fewer tokens. Usually it is what the shortest text has; where longer texts may have fewer tokens
         and are many, it is less."""
         if self._minimum is None:
-            automaton = Automaton(self._grammar, self._limits)  # of its own: the search makes many states
+            automaton = self._masks.automaton(self._grammar, self._limits)  # of its own: the search makes many states
             self._minimum = fewest_of_any_text(automaton, self._masks.trie, MOST_VISITED)
         return self._minimum
 
@@ -122,7 +122,7 @@ class Constraint:
         return self._explored.automaton.nbytes
 
     def _unexplored(self) -> Explored:
-        return Explored(Automaton(self._grammar, self._limits), self._masks, self._encode)
+        return Explored(self._masks.automaton(self._grammar, self._limits), self._masks, self._encode)
 
 
 class _Step(NamedTuple):
@@ -307,11 +307,11 @@ class Explored:
         encode: see Constraint.
     """
 
-    def __init__(self, automaton: Automaton, masks: Masks, encode: Encode | None) -> None:
+    def __init__(self, automaton: LazyAutomaton, masks: Masks, encode: Encode | None) -> None:
         self.automaton = automaton
         self.masks = masks
         self._encode = encode
-        self._planner = Planner(automaton, masks.vocabulary, masks.trie, encode) if encode else None
+        self._planner = Planner(automaton, masks, encode) if encode else None
         self._serial = masks.register()
         self._plans: dict[tuple[int, tuple[bytes, ...]], Plan] = {}
         self._closings: dict[int, tuple[int, ...]] = {}
@@ -371,7 +371,7 @@ class Explored:
             final = self.automaton.accepting(state)
             if final:
                 self.automaton.expand(state)
-                final = bool((self.automaton.table[state] == DEAD).all())
+                final = bool((self.automaton.row(state) == DEAD).all())
             _remember(self._finals, state, final)
         return final
 

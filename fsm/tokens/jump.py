@@ -18,11 +18,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..automaton.automaton import DEAD, Automaton
-from .trie import END, NO_TOKEN, STEP, TOKEN, Trie
-from .vocabulary import Encode, Vocabulary
-
-MOST_ENTERED = 64  # nodes of one search for a longer token, each perhaps a new state; beyond, there is taken to be one
+from ..automaton.automaton import DEAD, LazyAutomaton
+from .masks import Masks
+from .vocabulary import Encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +36,15 @@ class Planner:
     """Plans jumps over one automaton and vocabulary.
 
     Args:
+        masks: of the vocabulary; their walk looks for longer tokens.
         encode: the canonical tokens of plain text in the middle of a sequence.
     """
 
-    def __init__(self, automaton: Automaton, vocabulary: Vocabulary, trie: Trie, encode: Encode) -> None:
+    def __init__(self, automaton: LazyAutomaton, masks: Masks, encode: Encode) -> None:
         self._automaton = automaton
-        self._vocabulary = vocabulary
-        self._trie = trie
+        self._vocabulary = masks.vocabulary
+        self._trie = masks.trie
+        self._goes_on = masks.walk.goes_on
         self._encode = encode
 
     def plan(self, state: int, forced: bytes, before: Sequence[bytes]) -> Plan:
@@ -78,33 +78,10 @@ class Planner:
         beyond = self._automaton.run(state, text[past:])
         assert beyond != DEAD, "forced bytes are allowed"
         for start in starts:
-            if len(text) - start < self._vocabulary.longest:
-                node = self._trie.find(text[start:])
-                if node is not None and self._goes_on(node, beyond):
-                    return start
+            begun = text[start:]
+            if len(begun) < self._vocabulary.longest and self._goes_on(self._trie, self._automaton, begun, beyond):
+                return start
         return len(text)
-
-    def _goes_on(self, node: int, state: int) -> bool:
-        """Tells whether a token below this node is allowed in the state that its bytes lead to."""
-        columns = self._trie.columns
-        depth = columns[3 * node + STEP] >> 8
-        end = columns[3 * node + END]
-        states = [state]  # by depth below the node
-        node += 1
-        entered = 0
-        while node < end:
-            step = columns[3 * node + STEP]
-            del states[(step >> 8) - depth :]
-            following = self._automaton.step(states[-1], step & 0xFF)
-            if following == DEAD:
-                node = columns[3 * node + END]
-            elif columns[3 * node + TOKEN] != NO_TOKEN or entered == MOST_ENTERED:
-                return True
-            else:
-                entered += 1
-                states.append(following)
-                node += 1
-        return False
 
 
 def _last_characters(before: Sequence[bytes]) -> list[bytes] | None:

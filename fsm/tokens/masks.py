@@ -12,7 +12,8 @@ or has visited as many nodes as it may, returns the nodes that it has not visite
     work    [n, 3]  (begin, end, state): the sibling nodes from `begin` on, with all below them, up to `end`;
                     the text before them has led to `state`
 
-The walk here is numpy, level by level. A native one (srt/kernels/cpu) may be handed in; both do the same.
+The walk here is numpy, level by level, along the automaton in Python. A native one (srt/kernels/cpu) may be handed in,
+which makes whole masks along an automaton of its own; both make the same masks of the same fuel.
 
 `Endings` are masks of another kind: tokens by which a model says that a complete text is over, although they are no
 part of it. After `24` a model says ` years`, `.` or a newline. Where the constraint allows none of these, what is left
@@ -29,13 +30,16 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..automaton.automaton import UNKNOWN, Automaton
+from ..automaton.automaton import UNKNOWN, Automaton, LazyAutomaton
+from ..errors import Limits
+from ..language import Grammar
 from .trie import END, EVERYTHING, NO_TOKEN, NOT_PLAIN, NOT_WORDS, STEP, TOKEN, Section, Trie, build_trie
 from .vocabulary import WORD_BYTES, Vocabulary, pack, pack_few, unpack_few
 
@@ -45,6 +49,7 @@ FEW = 64  # up to so many tokens a mask is kept as their ids, and the sampler ma
 NODES_PER_FUEL = 4_096  # visiting so many nodes natively takes the time of determinising one transition
 NODES_PER_WALK = 1 << 16
 CACHE_BYTES = 64 << 20
+MOST_ENTERED = 64  # nodes of one search for a longer token, each perhaps a new state
 MOST_MAKING = 64  # masks in the making; what is begun and never finished goes
 FEWEST_FIRST = 26  # letters and digits; with fewer of them a walk through all tokens is short enough
 MOST_COUNTED = 48  # characters; longer plain tokens are allowed all together or looked at
@@ -111,16 +116,22 @@ class Masks:
         self._most_kept = max(1, cache_bytes // (4 * vocabulary.words + _ENTRY_BYTES))
         self._serials = itertools.count()
         self._kept: OrderedDict[tuple[int, int], Mask] = OrderedDict()
-        self._making: OrderedDict[tuple[int, int], _MaskWork] = OrderedDict()
-        self._most_plain = int(self.trie.plain.max(initial=0))
-        self._plain = _plain_bits(self.trie.plain, vocabulary.words, min(self._most_plain, MOST_COUNTED))
+        self._making: OrderedDict[tuple[int, int], MaskWork] = OrderedDict()
+        self.most_plain = int(self.trie.plain.max(initial=0))  # characters
+        # [counted + 2, words] the plain tokens of at most 0, 1, 2, ... characters, and all
+        self.plain = _plain_bits(self.trie.plain, vocabulary.words, min(self.most_plain, MOST_COUNTED))
         self._words: dict[bytes, NDArray[np.uint32]] = {b"": np.zeros(vocabulary.words, np.uint32)}
+        self._maker = self.walk.maker(self)
 
     def register(self) -> int:
         """Numbers an automaton: masks are kept by it, so that they do not keep the automaton alive."""
         return next(self._serials)
 
-    def prepare(self, serial: int, automaton: Automaton, state: int, fuel: int) -> tuple[Mask | None, int]:
+    def automaton(self, grammar: Grammar, limits: Limits) -> LazyAutomaton:
+        """Makes an automaton whose states `prepare` takes. Raises as `Automaton`."""
+        return self.walk.automaton(grammar, limits)
+
+    def prepare(self, serial: int, automaton: LazyAutomaton, state: int, fuel: int) -> tuple[Mask | None, int]:
         """Returns the mask of a state, or None when the fuel was not enough; and the fuel that is left.
 
         Any positive fuel is progress, which all who ask for the same mask share.
@@ -136,7 +147,7 @@ class Masks:
             return kept, fuel
         work = self._making.get(key)
         if work is None:
-            work = self._making[key] = _MaskWork(self, automaton, state)
+            work = self._making[key] = self._maker(automaton, state)
             _trim(self._making, MOST_MAKING)
         fuel = work.resume(fuel)
         mask = work.mask
@@ -148,11 +159,12 @@ class Masks:
 
     def countable(self, characters: int) -> int:
         """Returns the largest number of characters, not above this one, that `plain_bits` can tell from the next."""
-        return characters if characters >= self._most_plain else min(characters, MOST_COUNTED)
+        return characters if characters >= self.most_plain else min(characters, MOST_COUNTED)
 
     def plain_bits(self, characters: int) -> NDArray[np.uint32]:
         """Returns [words] of the plain tokens of at most so many characters, a countable number. The caller's own."""
-        return self._plain[min(characters, len(self._plain) - 1)].copy()
+        bits: NDArray[np.uint32] = self.plain[min(characters, len(self.plain) - 1)].copy()
+        return bits
 
     def word_bits(self, first: bytes) -> NDArray[np.uint32]:
         """Returns [words] of the tokens of letters and digits that begin with one of these. The caller's own."""
@@ -167,12 +179,21 @@ class Masks:
         return bits.copy()
 
 
-class _MaskWork:
+class MaskWork(Protocol):
     """The mask of one state in the making."""
+
+    mask: Mask | None  # when it is finished
+
+    def resume(self, fuel: int) -> int:
+        """Works on → the fuel that is left. Raises LimitExceeded, of the automaton."""
+
+
+class _MaskWork:
+    """Implements `MaskWork` with the walk of its masks."""
 
     __slots__ = ("_automaton", "_bits", "_left", "_masks", "_state", "mask")
 
-    def __init__(self, masks: Masks, automaton: Automaton, state: int) -> None:
+    def __init__(self, masks: Masks, automaton: LazyAutomaton, state: int) -> None:
         self._masks = masks
         self._automaton = automaton
         self._state = state
@@ -181,7 +202,6 @@ class _MaskWork:
         self._left: NDArray[np.int32] = np.empty((0, 3), np.int32)
 
     def resume(self, fuel: int) -> int:
-        """Works on → the fuel that is left. `mask` is set when it is finished."""
         masks, automaton = self._masks, self._automaton
         rows = Fuelled(automaton, fuel)
         if self._bits is None:
@@ -214,13 +234,13 @@ class _MaskWork:
         else:
             words = self._first_of_words()
             bits, sections = self._masks.word_bits(words), [NOT_WORDS if words else EVERYTHING]
-        return bits, work_below(trie, sections, automaton.table[state], state)
+        return bits, work_below(trie, sections, automaton.row(state), state)
 
     def _first_of_words(self) -> bytes:
         """Letters and digits that lead to one state, from which all of them lead back to it; b"" without such a state.
         The others are dead."""
         automaton = self._automaton
-        row = automaton.table[self._state, WORD_BYTES]
+        row = automaton.row(self._state)[WORD_BYTES]
         live = row >= 0
         if np.count_nonzero(live) < FEWEST_FIRST:
             return b""
@@ -228,16 +248,16 @@ class _MaskWork:
         if not (row[live] == target).all():
             return b""
         automaton.expand(target)
-        back = (automaton.table[target, WORD_BYTES] == target).all()
+        back = (automaton.row(target)[WORD_BYTES] == target).all()
         return WORD_BYTES[live].tobytes() if back else b""
 
 
-def _plain_bits(characters: NDArray[np.int32], words: int, counted: int) -> list[NDArray[np.uint32]]:
+def _plain_bits(characters: NDArray[np.int32], words: int, counted: int) -> NDArray[np.uint32]:
     """Returns the plain tokens of at most 0, 1, 2, ... `counted` characters, and all of them."""
     bits = [np.zeros(words, np.uint32)]
     for number in range(1, counted + 1):
         bits.append(bits[-1] | pack(np.flatnonzero(characters == number).astype(np.int32), words))
-    return [*bits, bits[-1] | pack(np.flatnonzero(characters > counted).astype(np.int32), words)]
+    return np.stack([*bits, bits[-1] | pack(np.flatnonzero(characters > counted).astype(np.int32), words)])
 
 
 def _trim(entries: OrderedDict[tuple[int, int], Any], most: int) -> None:  # Any: whatever the entries are
@@ -290,28 +310,42 @@ class Fuelled:
         fuel: what is left; below 0 where the last target took more than there was.
     """
 
-    __slots__ = ("_automaton", "fuel")
+    __slots__ = ("automaton", "fuel")
 
-    def __init__(self, automaton: Automaton, fuel: int) -> None:
-        self._automaton = automaton
+    def __init__(self, automaton: LazyAutomaton, fuel: int) -> None:
+        self.automaton = automaton
         self.fuel = fuel
 
     @property
     def table(self) -> NDArray[np.int32]:
-        return self._automaton.table
+        assert isinstance(self.automaton, Automaton), "the table of another is walked along by its own walk"
+        return self.automaton.table
 
     def find(self, state: int, byte: int) -> bool:
         if self.fuel <= 0:
             return False
-        before = self._automaton.steps
-        self._automaton.step(state, byte)
-        self.fuel -= max(1, self._automaton.steps - before)
+        before = self.automaton.steps
+        self.automaton.step(state, byte)
+        self.fuel -= max(1, self.automaton.steps - before)
         return True
 
 
 class Walk(Protocol):
+    def automaton(self, grammar: Grammar, limits: Limits) -> LazyAutomaton:
+        """Makes an automaton that this walks along fastest. Raises as `Automaton`."""
+
+    def maker(self, masks: Masks) -> Callable[[LazyAutomaton, int], MaskWork]:
+        """Returns what begins the mask of a state of an automaton from `automaton`."""
+
+    def goes_on(self, trie: Trie, automaton: LazyAutomaton, begun: bytes, state: int) -> bool:
+        """Tells whether a token that begins with `begun`, and is longer, is allowed: `begun`, not empty, has led to the
+        state.
+
+        After MOST_ENTERED states, one is taken to be allowed. Raises LimitExceeded, of the automaton.
+        """
+
     def __call__(
-        self, trie: Trie, rows: Rows, work: NDArray[np.int32], bits: NDArray[np.uint32], limit: int
+        self, trie: Trie, rows: Fuelled, work: NDArray[np.int32], bits: NDArray[np.uint32], limit: int
     ) -> tuple[NDArray[np.int32], int]:
         """Sets the bits of the tokens that are let through.
 
@@ -355,6 +389,41 @@ class NumpyWalk:
 
     def __init__(self) -> None:
         self._families: weakref.WeakKeyDictionary[Trie, _Families] = weakref.WeakKeyDictionary()
+
+    def automaton(self, grammar: Grammar, limits: Limits) -> LazyAutomaton:
+        return Automaton(grammar, limits)
+
+    def maker(self, masks: Masks) -> Callable[[LazyAutomaton, int], MaskWork]:
+        begun = weakref.ref(masks)  # which keep what is returned
+
+        def begin(automaton: LazyAutomaton, state: int) -> MaskWork:
+            known = begun()
+            assert known is not None, "masks are made for masks"
+            return _MaskWork(known, automaton, state)
+
+        return begin
+
+    def goes_on(self, trie: Trie, automaton: LazyAutomaton, begun: bytes, state: int) -> bool:
+        found = trie.find(begun)
+        if found is None:
+            return False
+        columns = trie.columns
+        depth, end = columns[3 * found + STEP] >> 8, columns[3 * found + END]
+        states = [state]  # by depth below the node
+        node, entered = found + 1, 0
+        while node < end:
+            step = columns[3 * node + STEP]
+            del states[(step >> 8) - depth :]
+            following = automaton.step(states[-1], step & 0xFF)
+            if following < 0:
+                node = columns[3 * node + END]
+            elif columns[3 * node + TOKEN] != NO_TOKEN or entered == MOST_ENTERED:
+                return True
+            else:
+                entered += 1
+                states.append(following)
+                node += 1
+        return False
 
     def __call__(
         self, trie: Trie, rows: Rows, work: NDArray[np.int32], bits: NDArray[np.uint32], limit: int

@@ -35,7 +35,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..automaton.automaton import Automaton
+from ..automaton.automaton import LazyAutomaton
 from .vocabulary import Vocabulary
 
 END, TOKEN, STEP = 0, 1, 2  # columns of a node; STEP is depth << 8 | byte
@@ -43,7 +43,7 @@ NO_TOKEN = -1
 EVERYTHING, NOT_WORDS, NOT_PLAIN = 0, 1, 2  # sections; after them the plain tokens by their number of characters
 PLAIN_CLASSES = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # most characters of a class; the last class has no end
 _DIGEST = 32  # bytes, before the arrays
-_FORMAT = 3  # to be raised when nodes or sections change their meaning
+_FORMAT = 4  # to be raised when nodes or sections change their meaning
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +284,7 @@ def fewest_tokens(trie: Trie, text: bytes) -> list[int] | None:
     return tokens
 
 
-def fewest_of_any_text(automaton: Automaton, trie: Trie, most_visited: int) -> int:
+def fewest_of_any_text(automaton: LazyAutomaton, trie: Trie, most_visited: int) -> int:
     """No text of the automaton is spelled in fewer tokens; the fewest of any text where `most_visited` nodes of the
     trie are enough to find it.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 
 import numpy as np
@@ -21,6 +21,17 @@ from numpy.typing import NDArray
 WORD_BYTES = np.array(sorted(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"), np.uint8)
 TOKEN_BYTES = 1 << 20  # longest token; longer ones exist in no vocabulary, and 2**23 is what a trie's node can count
 Encode = Callable[[str], list[int]]  # the canonical tokens of plain text in the middle of a sequence
+
+
+MOST_ENCODED = 4_096  # texts whose tokens are remembered
+LONGEST_ENCODED = 64  # characters of such a text
+
+
+def remembered(encode: Encode) -> Encode:
+    """Remembers the tokens of short texts: constraints force the same ones again and again, `": "` and `, "` above all,
+    and a tokenizer takes 30 µs for each."""
+    short = lru_cache(MOST_ENCODED)(lambda text: tuple(encode(text)))
+    return lambda text: list(short(text)) if len(text) <= LONGEST_ENCODED else encode(text)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,9 +149,12 @@ class Vocabulary:
     @cached_property
     def plain_characters(self) -> NDArray[np.int32]:
         """[size] characters of the tokens that are whole characters and stand for themselves inside a JSON string:
-        no ASCII control characters, no `"`, no backslash. 0 for all others."""
+        no ASCII control characters, no `"`, no backslash, no U+2028 or U+2029 (see `automaton.characters.PLAIN`). 0 for
+        all others."""
         data = np.frombuffer(self.blob, np.uint8)
-        special = np.concatenate(([0], np.cumsum((data < 0x20) | (data == 0x22) | (data == 0x5C) | (data == 0x7F))))
+        is_special = (data < 0x20) | (data == 0x22) | (data == 0x5C) | (data == 0x7F)
+        is_special[2:] |= (data[:-2] == 0xE2) & (data[1:-1] == 0x80) & (data[2:] & 0xFE == 0xA8)  # ends of lines
+        special = np.concatenate(([0], np.cumsum(is_special)))
         begins = np.concatenate(([0], np.cumsum((data & 0xC0) != 0x80)))  # bytes that begin a character
         starts, ends = self.offsets[:-1], self.offsets[1:]
         characters = (begins[ends] - begins[starts]).astype(np.int32)

@@ -152,13 +152,13 @@ class _Recipe:
 
     Attributes:
         name: of its folder, and of its kernels in messages.
-        pattern: of its source files.
+        patterns: of its source files.
         flags: added to the common ones.
         check: Python that runs in a process of its own, with the library's path; it fails when the library is wrong.
     """
 
     name: str
-    pattern: str
+    patterns: tuple[str, ...]
     flags: tuple[str, ...]
     check: str
 
@@ -169,7 +169,7 @@ def library_path(isa: Isa, environment: Mapping[str, str] | None = None) -> Path
     Raises:
         NoKernels: there is no compiler, it fails, the cache folder cannot be written, or the result is wrong here.
     """
-    return _path_of(_Recipe(isa.value, "*.cpp", isa.compiler_flags, _CHECK), environment)
+    return _path_of(_Recipe(isa.value, ("*.cpp",), isa.compiler_flags, _CHECK), environment)
 
 
 def walk_path(environment: Mapping[str, str] | None = None) -> Path:
@@ -178,7 +178,7 @@ def walk_path(environment: Mapping[str, str] | None = None) -> Path:
     Raises:
         NoKernels: as `library_path`.
     """
-    return _path_of(_Recipe("walk", "trie_walk.cpp", (), _CHECK_WALK), environment)
+    return _path_of(_Recipe("walk", ("trie_walk.cpp", "automaton*.cpp"), (), _CHECK_WALK), environment)
 
 
 def _path_of(recipe: _Recipe, environment: Mapping[str, str] | None) -> Path:
@@ -246,7 +246,7 @@ def _build(folder: Path, recipe: _Recipe, compiler: str) -> None:
     print(f"umbel: compiling the {recipe.name} kernels; this happens once", file=sys.stderr, flush=True)
     flags = [*FLAGS, *recipe.flags, f'-DUMBEL_ISA="{recipe.name}"']
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        sources = sorted(SOURCES.glob(recipe.pattern))
+        sources = sorted(path for pattern in recipe.patterns for path in SOURCES.glob(pattern))
         if len(sources) > 1:
             flags += _precompiled(Path(scratch), [compiler, *flags])
         objects = [Path(scratch) / f"{source.stem}.o" for source in sources]

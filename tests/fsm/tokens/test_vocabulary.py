@@ -75,6 +75,9 @@ def test_vocabularies_of_one_content_have_one_digest() -> None:
         (b"\x7f", 0),
         (b"\xc3", 0),
         (b"\xa9a", 0),
+        ("a\u2028".encode(), 0),  # no `.` of a pattern takes it
+        ("\u2029b".encode(), 0),
+        ("\u2027\u202a".encode(), 2),
         (b"\xed\xa0\x80", 0),  # a surrogate
         (b"\xc0\x80", 0),  # too long a spelling of a control character
     ],

@@ -181,7 +181,7 @@ def test_no_kernels_of_another_user_are_loaded(mode: int, shared: Path) -> None:
     """The attacker's folder has the right name, a library and its seal."""
     environment = {"UMBEL_CACHE": str(shared / "umbel"), "PATH": os.environ["PATH"]}
     compiler = library.find_compiler(environment)
-    recipe = library._Recipe("walk", "trie_walk.cpp", (), library._CHECK_WALK)
+    recipe = library._Recipe("walk", ("trie_walk.cpp", "automaton*.cpp"), (), library._CHECK_WALK)
     folder = shared / "umbel" / "kernels" / f"walk-{library._digest(recipe, compiler)}"
 
     def attack() -> None:

@@ -1,13 +1,19 @@
 // Tokens that an automaton lets through: a trie in depth-first order against a transition table.
 #include "trie_walk.h"
 
-#include <cstdint>
-#include <vector>
+#include <algorithm>
+#include <bit>
+#include <cstring>
 
 namespace umbel {
 namespace {
 
-constexpr int32_t UNKNOWN = -2, NO_TOKEN = -1;
+constexpr int32_t NO_TOKEN = -1;
+constexpr long NODES_PER_FUEL = 4'096, NODES_PER_WALK = 1 << 16;
+constexpr long EVERYTHING = 0, NOT_WORDS = 1, NOT_PLAIN = 2;  // sections
+constexpr long FEW = 64, ROOM = 4'096;
+constexpr int MOST_ENTERED = 64;
+constexpr std::size_t FEWEST_FIRST = 26, MOST_WORD_SETS = 64;
 
 inline void allow(uint32_t* bits, int32_t token) { bits[token >> 5] |= 1u << (token & 31); }
 
@@ -21,6 +27,10 @@ inline void allow_all(const TrieView& trie, uint32_t* bits, int32_t token) {
     }
 }
 
+bool is_word(int byte) {
+    return (byte >= '0' && byte <= '9') || (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z');
+}
+
 // The way from the top of a piece of work down to where the walk is.
 struct Path {
     std::vector<int32_t> states, ends;  // by depth: the state behind a node, and where its subtree ends
@@ -28,14 +38,14 @@ struct Path {
 
 class Walk {
   public:
-    Walk(const TrieView& trie, const Rows& rows, Path& path, uint32_t* bits, WorkItem* left)
-        : trie_(trie), rows_(rows), path_(path), bits_(bits), left_(left) {}
+    Walk(const TrieView& trie, Explorer& explorer, Path& path, uint32_t* bits, WorkItem* left)
+        : trie_(trie), explorer_(explorer), path_(path), bits_(bits), left_(left) {}
 
     // Goes through one piece until `stop` nodes have been visited in all, `room` pieces have been left, or a transition is
     // not to be had.
     void through(const WorkItem& work, long stop, long room) {
         const TrieNode* const nodes = trie_.nodes;
-        const int32_t* table = *rows_.table;
+        const int32_t* table = explorer_.automaton.table();
         int32_t* const states = path_.states.data();
         int32_t* const ends = path_.ends.data();
         const int32_t last = work.end, top = nodes[work.begin].step >> 8;
@@ -53,12 +63,12 @@ class Walk {
             }
             int32_t behind = table[(long)before * 256 + byte];
             if (behind == UNKNOWN) {
-                if (!rows_.find(before, byte)) {
+                if (!explorer_.find(before, byte)) {
                     stopped = true;
                     leave(node, depth, top);
                     break;
                 }
-                table = *rows_.table;
+                table = explorer_.automaton.table();
                 behind = table[(long)before * 256 + byte];
             }
             seen++;
@@ -88,7 +98,7 @@ class Walk {
     }
 
     const TrieView& trie_;
-    const Rows& rows_;
+    Explorer& explorer_;
     Path& path_;
     uint32_t* bits_;
     WorkItem* left_;
@@ -96,12 +106,12 @@ class Walk {
 
 }  // namespace
 
-long walk_trie(const TrieView& trie, const Rows& rows, const WorkItem* work, long pieces, uint32_t* bits, WorkItem* left,
-               long capacity, long limit, long* visited) {
+long walk_trie(const TrieView& trie, Explorer& explorer, const WorkItem* work, long pieces, uint32_t* bits,
+               WorkItem* left, long capacity, long limit, long* visited) {
     static thread_local Path path;
     path.states.resize(trie.depth + 1);
     path.ends.resize(trie.depth + 1);
-    Walk walk(trie, rows, path, bits, left);
+    Walk walk(trie, explorer, path, bits, left);
     for (long i = 0; i < pieces; i++) {
         // Every piece that follows may have to be left as it is, and this one at each depth.
         long room = capacity - (pieces - i) - 1;
@@ -114,11 +124,186 @@ long walk_trie(const TrieView& trie, const Rows& rows, const WorkItem* work, lon
     return walk.count;
 }
 
+bool goes_on(const TrieView& trie, const int32_t* roots, Automaton& automaton, std::span<const uint8_t> begun,
+             int32_t state) {
+    const TrieNode* const nodes = trie.nodes;
+    if (begun.empty()) return false;
+    int32_t found = roots[begun[0]];
+    for (std::size_t i = 1; i < begun.size() && found != NONE; i++) {
+        int32_t child = found + 1;
+        while (child < nodes[found].end && (nodes[child].step & 0xff) != begun[i]) child = nodes[child].end;
+        found = child < nodes[found].end ? child : NONE;
+    }
+    if (found == NONE) return false;
+    const int32_t end = nodes[found].end, depth = nodes[found].step >> 8;
+    std::vector<int32_t> states{state};  // by depth below the node
+    int entered = 0;
+    for (int32_t node = found + 1; node < end;) {
+        states.resize((nodes[node].step >> 8) - depth);
+        const int32_t following = automaton.step(states.back(), nodes[node].step & 0xff);
+        if (following < 0) {
+            node = nodes[node].end;
+        } else if (nodes[node].token != NO_TOKEN || entered == MOST_ENTERED) {
+            return true;
+        } else {
+            entered++;
+            states.push_back(following);
+            node++;
+        }
+    }
+    return false;
+}
+
+// ------------------------------------------------------------------------------------------------ masks
+
+// Lists the tokens of a mask in `few` → their number, FEW + 1 where they are more.
+int64_t list_few(const uint32_t* bits, long words, int32_t* few) {
+    constexpr long BLOCK = 32;  // words: most are 0
+    int64_t count = 0;
+    for (long begin = 0; begin < words; begin += BLOCK) {
+        const long end = std::min(begin + BLOCK, words);
+        uint32_t any = 0;
+        for (long word = begin; word < end; word++) any |= bits[word];
+        for (long word = begin; any && word < end; word++)
+            for (uint32_t left = bits[word]; left; left &= left - 1) {
+                if (count == FEW) return FEW + 1;
+                few[count++] = int32_t(32 * word + std::countr_zero(left));
+            }
+    }
+    return count;
+}
+
+void MaskMaker::resume(Explorer& explorer, MaskWork& work, uint32_t* bits) {
+    Automaton& automaton = explorer.automaton;
+    if (!work.begun) {
+        if (!automaton.expanded(work.state)) {  // as a whole: all bytes have tokens that begin with them
+            explorer.expand(work.state);
+            if (explorer.fuel <= 0) return;
+        }
+        begin(automaton, work.state, bits, work.left);
+        work.begun = true;
+    }
+    while (!work.left.empty()) {
+        const auto pieces = long(work.left.size());
+        left_.resize(pieces + tables_.trie.depth + ROOM);
+        long visited = 0;
+        const long count = walk_trie(tables_.trie, explorer, work.left.data(), pieces, bits, left_.data(),
+                                     long(left_.size()), NODES_PER_WALK, &visited);
+        work.left.assign(left_.begin(), left_.begin() + count);
+        explorer.fuel -= 1 + visited / NODES_PER_FUEL;
+        if (explorer.fuel <= 0 && count) return;
+    }
+    if (automaton.accepting(work.state))
+        for (long word = 0; word < tables_.words; word++) bits[word] |= tables_.eos[word];
+    work.finished = true;
+}
+
+// Allows the tokens that need no look; the work that finds the others.
+void MaskMaker::begin(Automaton& automaton, int32_t state, uint32_t* bits, std::vector<WorkItem>& work) {
+    const int64_t run = automaton.plain_run(state);
+    const int64_t plain = run >= tables_.most_plain ? run : std::min<int64_t>(run, tables_.counted);
+    if (plain > 0) {
+        const int64_t row = std::min<int64_t>(plain, tables_.counted + 1);
+        std::memcpy(bits, tables_.plain + row * tables_.words, tables_.words * sizeof(uint32_t));
+        add_work(automaton, state, NOT_PLAIN, work);
+        if (automaton.plain_limit(state) > plain)
+            for (long section = NOT_PLAIN + 1; section < tables_.sections; section++)
+                if (tables_.longest[section] < 0 || tables_.longest[section] > plain)
+                    add_work(automaton, state, section, work);
+        return;
+    }
+    const std::bitset<256> first = first_of_words(automaton, state);
+    if (first.any())
+        std::copy_n(word_bits(first).data(), tables_.words, bits);
+    else
+        std::fill_n(bits, tables_.words, 0);
+    add_work(automaton, state, first.any() ? NOT_WORDS : EVERYTHING, work);
+}
+
+// The subtrees of dead bytes are left out: they lie megabytes apart, and looking at one is a cache miss.
+void MaskMaker::add_work(const Automaton& automaton, int32_t state, long section, std::vector<WorkItem>& work) const {
+    const int32_t* const roots = tables_.roots + section * 256;
+    const int32_t* const row = automaton.row(state);
+    for (int byte = 0; byte < 256; byte++)
+        if (row[byte] >= 0 && roots[byte] >= 0) work.push_back({roots[byte], tables_.trie.nodes[roots[byte]].end, state});
+}
+
+// Letters and digits that lead to one state, from which all of them lead back to it; none without such a state. The
+// others are dead.
+std::bitset<256> MaskMaker::first_of_words(Automaton& automaton, int32_t state) const {
+    std::bitset<256> first;
+    int32_t target = NONE;
+    for (int byte = 0; byte < 256; byte++) {
+        if (!is_word(byte)) continue;
+        const int32_t following = automaton.row(state)[byte];
+        if (following < 0) continue;
+        if (target != NONE && following != target) return {};
+        target = following;
+        first.set(byte);
+    }
+    if (first.count() < FEWEST_FIRST) return {};
+    automaton.expand(target);
+    for (int byte = 0; byte < 256; byte++)
+        if (is_word(byte) && automaton.row(target)[byte] != target) return {};
+    return first;
+}
+
+const std::vector<uint32_t>& MaskMaker::word_bits(const std::bitset<256>& first) {
+    if (const auto known = words_.find(first); known != words_.end()) return known->second;
+    if (words_.size() >= MOST_WORD_SETS) words_.clear();
+    std::vector<uint32_t> bits(tables_.words);
+    for (int byte = 0; byte < 256; byte++)
+        if (first[byte])
+            for (int32_t i = tables_.word_begins[byte]; i < tables_.word_begins[byte + 1]; i++)
+                allow(bits.data(), tables_.word_tokens[i]);
+    return words_.emplace(first, std::move(bits)).first->second;
+}
+
 }  // namespace umbel
 
-extern "C" long umbel_walk_trie(const umbel::TrieNode* nodes, const int32_t* groups, long depth,
-                                const int32_t* const* table, int (*find)(int32_t, int32_t), const umbel::WorkItem* work,
-                                long pieces, uint32_t* bits, umbel::WorkItem* left, long capacity, long limit,
-                                long* visited) {
-    return umbel::walk_trie({nodes, groups, depth}, {table, find}, work, pieces, bits, left, capacity, limit, visited);
+using umbel::answer;
+using umbel::Automaton;
+using umbel::MaskMaker;
+using umbel::MaskWork;
+
+extern "C" {
+
+// A walk along an automaton. fuel: of new transitions; below 0 after it where the last one took more than there was.
+int64_t umbel_walk_trie(Automaton* automaton, int64_t* fuel, const umbel::TrieView* trie, const umbel::WorkItem* work,
+                        long pieces, uint32_t* bits, umbel::WorkItem* left, long capacity, long limit, long* visited) {
+    return answer(automaton, [&](Automaton& own) {
+        umbel::Explorer explorer{own, *fuel};
+        const long count = umbel::walk_trie(*trie, explorer, work, pieces, bits, left, capacity, limit, visited);
+        *fuel = explorer.fuel;
+        return int64_t(count);
+    });
 }
+
+// roots: [256] of the trie of all tokens. 1 or 0.
+int64_t umbel_goes_on(Automaton* automaton, const umbel::TrieView* trie, const int32_t* roots, const uint8_t* begun,
+                      long length, int32_t state) {
+    return answer(automaton, [&](Automaton& own) -> int64_t {
+        return umbel::goes_on(*trie, roots, own, {begun, std::size_t(length)}, state);
+    });
+}
+
+MaskMaker* umbel_masks(const umbel::MaskTables* tables) { return new MaskMaker(*tables); }
+
+void umbel_masks_free(MaskMaker* masks) { delete masks; }
+
+MaskWork* umbel_mask(int32_t state) { return new MaskWork{state, false, false, {}}; }
+
+void umbel_mask_free(MaskWork* work) { delete work; }
+
+// Works on → -1: not finished. When finished: the number of tokens, which are in `few`; or FEW + 1 where they are more.
+int64_t umbel_mask_resume(MaskMaker* masks, Automaton* automaton, MaskWork* work, int64_t* fuel, uint32_t* bits,
+                          int32_t* few) {
+    return answer(automaton, [&](Automaton& own) -> int64_t {
+        umbel::Explorer explorer{own, *fuel};
+        masks->resume(explorer, *work, bits);
+        *fuel = std::max<int64_t>(explorer.fuel, 0);
+        return work->finished ? umbel::list_few(bits, masks->tables().words, few) : -1;
+    });
+}
+
+}  // extern "C"

@@ -1,7 +1,13 @@
-// The layout of fsm/tokens/trie.py and the work of fsm/tokens/masks.py, where they are explained.
+// Masks of tokens: a trie in depth-first order is walked along an automaton. The layout of the trie is explained in
+// fsm/tokens/trie.py, work and what is allowed without a walk in fsm/tokens/masks.py.
 #pragma once
 
+#include <bitset>
 #include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "automaton.h"
 
 namespace umbel {
 
@@ -22,15 +28,74 @@ struct WorkItem {
     int32_t state;       // before them
 };
 
-// The transitions, some of them not known yet.
-struct Rows {
-    const int32_t* const* table;                // [states, 256] where the table lies now: `find` may move it
-    int (*find)(int32_t state, int32_t byte);  // makes an entry known; 0: not now
+// Finds transitions for a walk, each of which takes fuel.
+struct Explorer {
+    Automaton& automaton;
+    int64_t fuel;  // below 0 where the last one took more than there was
+
+    void expand(int32_t state) {
+        const int64_t before = automaton.steps();
+        automaton.expand(state);
+        fuel -= std::max<int64_t>(1, automaton.steps() - before);
+    }
+    bool find(int32_t state, int32_t byte) {  // false: not now
+        if (fuel <= 0) return false;
+        const int64_t before = automaton.steps();
+        automaton.step(state, byte);
+        fuel -= std::max<int64_t>(1, automaton.steps() - before);
+        return true;
+    }
 };
 
-// Sets the bits of the tokens that are let through → pieces of work in `left`, when `find` has said no, or `limit`
-// visited nodes or the room in `left` did not allow more. capacity: at least pieces + depth + 2.
-long walk_trie(const TrieView& trie, const Rows& rows, const WorkItem* work, long pieces, uint32_t* bits, WorkItem* left,
-               long capacity, long limit, long* visited);
+// Sets the bits of the tokens that are let through → pieces of work in `left`, when there is no fuel for a transition, or
+// `limit` visited nodes or the room in `left` did not allow more. capacity: at least pieces + depth + 2.
+long walk_trie(const TrieView& trie, Explorer& explorer, const WorkItem* work, long pieces, uint32_t* bits,
+               WorkItem* left, long capacity, long limit, long* visited);
+
+// Tells whether a token that begins with `begun`, and is longer, is allowed: `begun` has led to the state. roots: [256]
+// of the trie of all tokens.
+bool goes_on(const TrieView& trie, const int32_t* roots, Automaton& automaton, std::span<const uint8_t> begun,
+             int32_t state);
+
+// What the masks of one vocabulary share. The arrays are Python's.
+struct MaskTables {
+    TrieView trie;
+    long words;
+    const int32_t* roots;      // [sections, 256] the first node of each byte; -1: no token begins with it
+    long sections;             // everything, not words, not plain, then plain by their number of characters
+    const int32_t* longest;    // [sections] most characters of a class of plain tokens; -1: any number
+    const uint32_t* plain;     // [counted + 2, words] the plain tokens of at most 0, 1, 2, ... characters, and all
+    long counted, most_plain;  // characters
+    const int32_t* word_tokens;  // tokens of letters and digits by their first byte
+    const int32_t* word_begins;  // [257]
+    const uint32_t* eos;         // [words]
+};
+
+// One mask in the making.
+struct MaskWork {
+    int32_t state;
+    bool begun = false, finished = false;
+    std::vector<WorkItem> left;
+};
+
+class MaskMaker {
+  public:
+    explicit MaskMaker(const MaskTables& tables) : tables_(tables) {}
+
+    const MaskTables& tables() const { return tables_; }
+
+    // Works on a mask until it is finished or the fuel is used up. bits: [words], written when it is begun.
+    void resume(Explorer& explorer, MaskWork& work, uint32_t* bits);
+
+  private:
+    std::bitset<256> first_of_words(Automaton& automaton, int32_t state) const;
+    const std::vector<uint32_t>& word_bits(const std::bitset<256>& first);
+    void begin(Automaton& automaton, int32_t state, uint32_t* bits, std::vector<WorkItem>& work);
+    void add_work(const Automaton& automaton, int32_t state, long section, std::vector<WorkItem>& work) const;
+
+    MaskTables tables_;
+    std::unordered_map<std::bitset<256>, std::vector<uint32_t>> words_;
+    std::vector<WorkItem> left_;
+};
 
 }  // namespace umbel
