@@ -14,6 +14,16 @@ after the other, with penalties, constraints, stops and log-probabilities as the
 Two sources guess: what followed the same tokens in the prompt and in the text itself, and what followed them in earlier
 texts of the same namespace, siblings of a fork among them.
 
+With overlap the newest token of a text is still being chosen while the step is planned. It is then guessed as well, and
+the guesses after it run:
+
+    running     … t₈ ─▸ ?             the token that this step chooses is guessed to be t₉
+    planned     │ ? g₁ g₂             its row reads what was chosen; the others are right if that was t₉
+
+The step after one with guesses is planned when that has completed: how far its texts have come decides where their rows
+begin. So guesses run only where such texts are many (`InFlightStep.delays_too_many`), at a small batch above all, and
+their time is measured with what the step that waits loses.
+
 Which guesses run follows two measurements: how often guesses of a kind were right, and what steps of so many rows take
 on this machine. Where a row costs more than it brings, none runs, and the step is the one it would have been.
 """
@@ -33,18 +43,18 @@ from numpy.typing import NDArray
 from ..core.batch import PICTURE_BASE, Runner
 from .constrained import ConstrainedTexts
 from .policy import SchedulerConfig
-from .request import Generation, Rate, Request
+from .request import NO_SOURCE, Generation, Rate, Request
 from .request_table import SchedulerContext
-from .step import Guessed, PlannedRows, StepPlan, takes_all_logits
+from .step import Guessed, PlannedRows, StepPlan, delays_too_many, takes_all_logits
 
 MOST_GUESSES = 16  # rows of guesses of a text in one step
 _LEAST = 0.02  # no guess counts as surely wrong, nor as surely right: what follows may be another text
 _MOST = 0.98
 _MARGIN = 1.2  # a row must bring so many times what its time is worth
 _FARTHER = 4  # steps with so many times the rows that were measured are not estimated
-_EXPLORE = (
-    64  # steps in which guesses were found and none ran, or some ran in each; then one does the other, to measure
-)
+# Steps in which guesses were found and none ran, or some ran in each: then one does the other, to measure. Twice as
+# many after each that changed nothing, up to the most.
+_EXPLORE, _MOST_EXPLORE = 64, 1024
 
 _log = logging.getLogger("umbel.engine")
 
@@ -73,7 +83,7 @@ class GuessSource(ABC):
 
     @abstractmethod
     def guess(self, request: Request, most: int) -> Guess | None:
-        """Returns at most `most` tokens that may follow; None: it knows of none."""
+        """Returns at most `most` tokens that may follow the known ones; None: it knows of none."""
 
     def learn(self, request: Request) -> None:  # noqa: B027 (a source need not learn)
         """Learns from a text that has ended."""
@@ -92,7 +102,7 @@ class PromptSource(GuessSource):
     first_rates = _RATES_BY_SHARED
 
     def guess(self, request: Request, most: int) -> Guess | None:
-        tokens = request.tokens
+        tokens = request.known_tokens
         end = len(tokens)
         places = np.flatnonzero(tokens[: end - 1] == tokens[end - 1])
         if not len(places):
@@ -187,7 +197,7 @@ class HistorySource(GuessSource):
 
     def guess(self, request: Request, most: int) -> Guess | None:
         log = self._logs.get(request.namespace)
-        return None if log is None else log.find(request.tokens[-_MOST_SHARED:].tolist(), most)
+        return None if log is None else log.find(request.known_tokens[-_MOST_SHARED:].tolist(), most)
 
     def learn(self, request: Request) -> None:
         if request.generated < 2:
@@ -269,7 +279,7 @@ class _Candidate(NamedTuple):
 
 def make_guesser(config: SchedulerConfig, runner: Runner) -> "Guesser | None":
     """Makes the guesser that a configuration asks for; None: nothing is guessed."""
-    if not config.token_guesses or config.overlap or runner.num_states:
+    if not config.token_guesses or runner.num_states:
         return None
     return Guesser([PromptSource(), HistorySource()], StepCosts, runner.vocab_size)
 
@@ -288,23 +298,20 @@ class Guesser:
         self._costs = {False: costs(), True: costs()}  # whether a step computes all logits of a row
         self._vocab_size = vocab_size
         self._rates: dict[tuple[str, int], Rate] = {}
+        self._patience = _EXPLORE  # steps until the next one that measures
         self._same = 0  # steps with guesses since one ran them, and the one before did not, or the other way round
         self._ran = False
-        self._began = 0.0  # on the clock: the step that is planned
 
     def attach(self, context: SchedulerContext, constrained: ConstrainedTexts) -> None:
         """Connects it to the scheduler that owns it."""
         self._kv = context.kv
+        self._overlap = context.config.overlap
         self._counters = context.counters
-        self._clock = context.clock
         self._faults = context.faults  # visited at engine.guess, for each source and text
         self._constrained = constrained
         context.table.on_text_end = self._text_ended
 
     # ------------------------------------------------------------------------------------------ planning
-
-    def begin_step(self, now: float) -> None:
-        self._began = now
 
     def extend(self, plan: StepPlan) -> None:
         """Adds rows of guesses to a plan that is otherwise complete, where they are worth their time."""
@@ -313,7 +320,7 @@ class Guesser:
         ]
         if not (self._sources and sampling):
             return
-        exploring = self._same == _EXPLORE - 1
+        exploring = self._same == self._patience - 1
         found: dict[int, Guessed] = {}
         if exploring or self._may_pay(plan, len(sampling)):
             for index in sampling:
@@ -323,15 +330,20 @@ class Guesser:
             if not found:
                 return
         counts = self._worth(plan, found, len(sampling))
-        self._same = self._same + 1 if bool(counts) is self._ran else 0
+        if bool(counts) is self._ran:
+            self._same += 1
+        else:
+            self._same, self._patience = 0, _EXPLORE
         self._ran = bool(counts)
-        if self._same == _EXPLORE:
-            self._same, counts = 0, {} if counts else {next(iter(found)): 1}
+        if self._same == self._patience:
+            self._same, self._patience = 0, min(2 * self._patience, _MOST_EXPLORE)
+            counts = {} if counts else {next(iter(found)): 1}
         chosen: dict[int, Guessed] = {}
         for index, count in counts.items():
             if (guess := self._possible(plan.planned[index].request, found[index], count)) is not None:
                 chosen[index] = guess
-        if chosen:
+        others = sum(plan.planned[index].request.goes_on for index in sampling) - len(chosen)
+        if chosen and (not self._overlap or delays_too_many(len(chosen), others)):
             plan.guess(chosen)
 
     def _may_pay(self, plan: StepPlan, sampling: int) -> bool:
@@ -359,21 +371,23 @@ class Guesser:
         generation = request.job
         assert isinstance(generation, Generation), "only generations sample"
         most = min(MOST_GUESSES, generation.length_limit - 1 - request.length)
+        pending = request.source != NO_SOURCE
         best: Guessed | None = None
         for source in tuple(self._sources):
             try:
                 self._faults("engine.guess")
-                guess = source.guess(request, most)
+                guess = source.guess(request, most + pending)
                 if guess is None:
                     continue
-                if not 0 < len(guess.tokens) <= most or not all(0 <= t < self._vocab_size for t in guess.tokens):
+                tokens = guess.tokens
+                if not 0 < len(tokens) <= most + pending or not all(0 <= t < self._vocab_size for t in tokens):
                     raise ValueError("it gave what is no guess")
                 chance = self._chance(request, source, guess.kind)
             except Exception as error:
                 self._switch_off(source, error)
                 continue
-            if best is None or chance > best.chance:
-                best = Guessed(source.name, guess.tokens, guess.kind, chance)
+            if len(tokens) > pending and (best is None or chance > best.chance):
+                best = Guessed(source.name, tokens[pending:], guess.kind, chance, tokens[0] if pending else None)
         return best
 
     def _switch_off(self, source: GuessSource, error: Exception) -> None:
@@ -406,7 +420,10 @@ class Guesser:
             return {}
         rows = sum(rows.end - rows.start for rows in plan.planned)
         left = plan.logits_left if plan.rows_left is None else min(plan.logits_left, plan.rows_left)
-        heap = [_Candidate(-guess.chance, index, 0) for index, guess in found.items()]
+        heap = [
+            _Candidate(-(guess.chance ** (1 if guess.assumed is None else 2)), index, 0)
+            for index, guess in found.items()
+        ]
         heapify(heap)
         tokens, seconds = float(sampling), costs.seconds(sampling)
         counts: dict[int, int] = {}
@@ -439,10 +456,10 @@ class Guesser:
             except Exception as error:
                 self._switch_off(source, error)
 
-    def decoded(self, plan: StepPlan, rows: int) -> None:
-        """Measures a step without prompts whose tokens were committed just now. rows: guesses included."""
+    def decoded(self, plan: StepPlan, rows: int, seconds: float) -> None:
+        """Takes the time by which a step without prompts has delayed the next one. rows: guesses included."""
         whole = any(row.request.samples and takes_all_logits(row.request) for row in plan.planned)
-        self._costs[whole].measured(rows, self._clock.now() - self._began)
+        self._costs[whole].measured(rows, seconds)
 
     def learn(self, rows: PlannedRows, accepted: int) -> None:
         """Counts the guesses of a text, of which the first `accepted` were right."""
@@ -451,6 +468,9 @@ class Guesser:
         self._counters.add_guesses(guessed.source, len(guessed.tokens), accepted)
         known = rows.request.length - rows.end  # of its tokens: the text may have ended before the last guess
         wrong = int(accepted < min(known, len(guessed.tokens)))
+        if guessed.assumed is not None:  # the token before them was guessed as well
+            right = int(rows.request.tokens[rows.end - 1]) == guessed.assumed
+            accepted, wrong = (accepted + 1, wrong) if right else (0, 1)
         key = guessed.source, guessed.kind
         self._rates[key].add(accepted, wrong)
         rows.request.guess_rates.setdefault(key, Rate(0.0, 0.0, 0.9)).add(accepted, wrong)

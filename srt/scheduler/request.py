@@ -278,6 +278,11 @@ class Request:
         return self._tokens[: self.length]
 
     @property
+    def known_tokens(self) -> NDArray[np.int32]:
+        """Those tokens but for one that the running step still chooses."""
+        return self._tokens[: self.length - (self.source != NO_SOURCE)]
+
+    @property
     def generated(self) -> int:
         return self.length - self.prompt_length
 

@@ -209,11 +209,9 @@ class Scheduler:
         """
         started = self._clock.now()
         self._begin_step(started)
-        if self._guesser is not None:
-            self._guesser.begin_step(started)
         if self._in_flight and (self._planner.short or self._in_flight[0].delays_too_many):
             self._complete()
-        ahead = 1 if self._launch() and self._async_runner is not None else 0
+        ahead = 1 if self._launch(started) and self._async_runner is not None else 0
         while len(self._in_flight) > ahead:
             self._complete()
         self._end_step(started)
@@ -506,8 +504,8 @@ class Scheduler:
 
     # ----------------------------------------------------------------------------------- plan, launch, complete
 
-    def _launch(self) -> bool:
-        """Plans and starts a step; False when there is nothing to run, or it crashed."""
+    def _launch(self, started: float) -> bool:
+        """Plans and starts a step; False when there is nothing to run, or it crashed. started: on the clock."""
         before = self._in_flight[-1] if self._in_flight else None
         with pending_tokens(before):
             plan = self._planner.plan(step_running=before is not None)
@@ -521,7 +519,7 @@ class Scheduler:
                 step = InFlightStep.crashed(plan, error)
         self.kv.end_plan()
         self._counters.overlapped_steps += before is not None
-        self._in_flight.append(replace(step, launched_at=launched_at))
+        self._in_flight.append(replace(step, begun_at=started, launched_at=launched_at))
         return not step.failed
 
     def _start(self, plan: StepPlan) -> InFlightStep:
@@ -555,12 +553,17 @@ class Scheduler:
         self._counters.wasted_rows += rows - sum(rows.whole_end - rows.start for rows in going)
         self._counters.logit_rows += step.plan.logit_rows
         right = 0
-        seconds = self._duration(step)
+        before, seconds = self._completed_at, self._duration(step)
         if not step.plan.guess_rows:
             self._commit.commit(going, result)
         else:
             right = self._verify(step, going, result, logits)
         self._time(step, rows, right, seconds)
+        if self._guesser is not None and rows - step.plan.guess_rows == len(planned):
+            alone = step.begun_at >= before  # no other step ran while it was planned
+            self._guesser.decoded(
+                step.plan, rows, self._clock.now() - step.begun_at if alone else self._completed_at - before
+            )
 
     def _verify(self, step: InFlightStep, going: list[PlannedRows], result: StepResult, logits: Logits) -> int:
         """Commits a step with rows of guesses, and returns how many of these were right."""
@@ -591,8 +594,6 @@ class Scheduler:
         if rows - step.plan.guess_rows == sequences:
             self._counters.decode_step_rows += sequences + right
             self._counters.decode_step_seconds += seconds
-            if self._guesser is not None:
-                self._guesser.decoded(step.plan, rows)
         elif rows >= _ROWS_OF_PROMPT * sequences:
             self._counters.prompt_step_rows += rows
             self._counters.prompt_step_seconds += seconds

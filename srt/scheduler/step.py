@@ -68,6 +68,7 @@ from .request import NO_SOURCE, Generation, Path, Phase, Request, SamplingNeeds
 class Guessed(NamedTuple):
     """Guessed tokens, see guesses.py. `chance`: how likely each of them is right if those before it are.
 
+    `assumed`: what the token before them was guessed to be, where the running step still chooses it.
     `allowed`: of a constrained text, the tokens that may come after each.
     """
 
@@ -75,6 +76,7 @@ class Guessed(NamedTuple):
     tokens: list[int]
     kind: int
     chance: float
+    assumed: int | None = None
     allowed: list[Allowed | None] | None = None
 
 
@@ -339,7 +341,7 @@ def _sources(
     if not coming:
         return None
     sources = np.full(len(token_ids), NO_SOURCE, dtype=np.int64)
-    last_rows = ends[coming] - 1
+    last_rows = ends[coming] - 1 - np.array([len(planned[index].guesses) for index in coming])
     sources[last_rows] = [of_requests[index] for index in coming]
     token_ids[last_rows] = 0
     return sources
@@ -461,8 +463,6 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
             continue
         if choice is None:
             continue
-        if row_requests.described is not None and choice.described:
-            row_requests.described[last] = True
         if choice.allowed is not None:
             allowed[last] = choice.allowed
         for ahead in range(1 if rows.guessed is None else len(rows.guessed.tokens) + 1):
@@ -471,6 +471,8 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
                 continue
             if ahead and (after := _allowed_after(rows, ahead)) is not None:
                 allowed[row] = after
+            if row_requests.described is not None and choice.described:
+                row_requests.described[row] = True
             if choice.limits is None:
                 kinds[row] = _ARGMAX
                 continue
@@ -574,6 +576,11 @@ def takes_all_logits(request: Request) -> bool:
 _HINDRANCE = 4  # other texts for each waiting one: see `InFlightStep.delays_too_many`
 
 
+def delays_too_many(blocked: int, others: int) -> bool:
+    """See `InFlightStep.delays_too_many`."""
+    return blocked * _HINDRANCE >= others and blocked > 0
+
+
 class FinishedStep:
     """A step that ran when it was launched. A `batch.Pending`."""
 
@@ -599,8 +606,8 @@ class InFlightStep:
     """A step that was launched and is not complete.
 
     `coming`: texts that continue, with the logit rows from which the runner chooses their next tokens. `blocked`: the
-    number of texts that continue and whose token the runner does not choose. Both are empty without overlap.
-    `launched_at`: on the clock.
+    number of texts that continue and whose token the runner does not choose, or that have guesses. Both are empty
+    without overlap. `begun_at`, `launched_at`: on the clock.
     """
 
     plan: StepPlan
@@ -608,6 +615,7 @@ class InFlightStep:
     pending: Pending
     coming: tuple[tuple[Request, int], ...] = ()
     blocked: int = 0
+    begun_at: float = 0.0
     launched_at: float = 0.0
 
     @classmethod
@@ -623,8 +631,8 @@ class InFlightStep:
             request, row = rows.request, rows.logits_of_last
             if rows.end < request.length or not request.goes_on:
                 continue
-            if picked and picked[row] and not request.constrained:  # a constraint may overrule the runner's token
-                coming.append((request, row))
+            if rows.guessed is None and picked and picked[row] and not request.constrained:
+                coming.append((request, row))  # a constraint may overrule the runner's token
             else:
                 blocked += 1
         return cls(plan, asked, pending, tuple(coming), blocked)
@@ -644,7 +652,7 @@ class InFlightStep:
         A blocked text runs in every other step only. The other texts gain the time of scheduling, a tenth to a quarter
         of a step. With a fifth of the texts blocked both ways give about as many tokens, and waiting is fair.
         """
-        return self.blocked * _HINDRANCE >= len(self.coming) and self.blocked > 0
+        return delays_too_many(self.blocked, len(self.coming))
 
     def drop(self) -> None:
         """Waits and discards the result or the exception: the previous step has failed, and with it this one."""

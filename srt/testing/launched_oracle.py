@@ -142,7 +142,7 @@ class LaunchedOracle:
 
     Args:
         oracle: its `expected` is replaced.
-        expected: as OracleRunner's. Called when a step is launched; tokens may be PENDING_TOKEN.
+        expected: as OracleRunner's. Called when a step is launched; one token of each may be PENDING_TOKEN.
         computes: when a step reads and writes its keys, always after the step before it.
         clock, seconds: duration of a step, which begins when it is launched and the one before it has run.
     """
@@ -201,13 +201,13 @@ class LaunchedOracle:
             self._clock.advance(max(0.0, until - self._clock.now()))
 
     def compute(self, batch: Batch, truth: Truth | None) -> Logits:
-        """Computes the next step. truth: the tokens of each sequence; the last one may be PENDING_TOKEN."""
+        """Computes the next step. truth: the tokens of each sequence; one may be PENDING_TOKEN."""
         if truth is not None and batch.token_sources is not None:
             token_ids = self._chain.resolve(batch.token_ids, batch.token_sources)
             last_rows = np.cumsum(batch.query_lengths) - 1
             for tokens, row in zip(truth, last_rows.tolist(), strict=True):
-                if tokens[-1] == PENDING_TOKEN:
-                    tokens[-1] = token_ids[row]
+                for place in np.flatnonzero(tokens == PENDING_TOKEN).tolist():
+                    tokens[place] = token_ids[row - (len(tokens) - 1 - place)]
         self.oracle.expected = None if truth is None else lambda: truth
         return self._chain.run(batch)
 

@@ -39,7 +39,7 @@ class Told(GuessSource):
         if self._wrong is not None:
             for place in range(request.message_id % self._wrong, len(said), self._wrong):
                 said[place] = (said[place] + 1) % self._vocabulary
-        following = said[request.generated :][:most]
+        following = said[len(request.known_tokens) - request.prompt_length :][:most]
         return Guess(following, 0) if following else None
 
 

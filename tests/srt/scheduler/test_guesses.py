@@ -121,16 +121,16 @@ def test_a_call_after_guesses_finds_as_much_in_the_cache() -> None:
     ],
 )
 @pytest.mark.parametrize("wrong", [None, 3, 5])
-@pytest.mark.parametrize("partial_logits", [True, False])
+@pytest.mark.parametrize("settings", [{}, {"partial_logits": False}, {"overlap": True}])
 def test_everything_asked_of_a_text_is_the_same(
-    sampling: SamplingParams, wrong: int | None, *, partial_logits: bool
+    sampling: SamplingParams, wrong: int | None, settings: dict[str, object]
 ) -> None:
-    without = Engine(partial_logits=partial_logits)
+    without = Engine(**settings)  # type: ignore[arg-type]
     prompts = [[1, 2, 3], [1, 2, 9], [4, 4]]
     for prompt in prompts:
         without.generate(prompt, sampling)
     without.run()
-    engine = Engine(guesser=told(said_by(without), wrong), partial_logits=partial_logits)
+    engine = Engine(guesser=told(said_by(without), wrong), **settings)  # type: ignore[arg-type]
     ids = [engine.generate(prompt, sampling) for prompt in prompts]
     engine.run()
     assert engine.count("accepted_prompt_rows") > 0
@@ -163,11 +163,10 @@ def test_the_tokens_of_a_step_are_sent_together_and_share_its_time() -> None:
 # -- whatever happens
 
 wrongs = st.sampled_from([None, 2, 4, 9, "sources"])
-speculated = plain.configs.map(lambda config: {**config, "overlap": False})
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(config=speculated, events=st.lists(plain.arrivals, min_size=1, max_size=12), wrong=wrongs)
+@given(config=plain.configs, events=st.lists(plain.arrivals, min_size=1, max_size=12), wrong=wrongs)
 def test_texts_equal_those_without_cache(
     config: dict[str, object], events: list[plain.Arrival], wrong: int | str | None
 ) -> None:
@@ -184,7 +183,7 @@ def test_texts_equal_those_without_cache(
 def test_texts_of_other_layers_equal_those_without_cache(
     layers: str, data: st.DataObject, events: list[plain.Arrival], wrong: int | str | None
 ) -> None:
-    config = {**data.draw(plain.OTHER_LAYERS[layers]), "overlap": False}
+    config = data.draw(plain.OTHER_LAYERS[layers])
     before = Engine(**config)  # type: ignore[arg-type]
     plain.drive(before, [replace(event, abort_after=None, timeout=None) for event in events])
     engine = Engine(guesser=guessing(said_by(before), wrong), **config)  # type: ignore[arg-type]
@@ -200,7 +199,6 @@ def test_texts_of_other_layers_equal_those_without_cache(
 def test_constrained_texts_are_those_that_their_requests_would_get_alone(
     config: dict[str, object], events: list[constrained.Arrival], wrong: int | str | None
 ) -> None:
-    config = {**config, "overlap": False}
     before = constrained.machine(**config)
     constrained.drive(before, [replace(event, abort_after=None) for event in events])
     engine = constrained.machine(guesser=guessing(said_by(before), wrong, TOKENIZER.vocab_size), **config)
@@ -209,7 +207,7 @@ def test_constrained_texts_are_those_that_their_requests_would_get_alone(
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    config=speculated,
+    config=plain.configs,
     events=st.lists(plain.arrivals, min_size=2, max_size=8),
     point=st.sampled_from(["engine.plan", "engine.forward", "engine.sample", "engine.commit", "memory.allocate"]),
     k=st.integers(1, 40),
@@ -516,12 +514,66 @@ def test_cheap_and_right_guesses_run_in_numbers() -> None:
     assert engine.count("steps") < 15
 
 
-def test_a_text_that_is_never_guessed_right_is_tried_again_at_times() -> None:
-    sampling = SamplingParams(temperature=0.0, max_tokens=90, ignore_eos=True)
-    engine = Engine(guesser=Guesser([Told({1: [0] * 200}, None)], lambda: Linear(1.0), VOCABULARY))
+@pytest.mark.parametrize(("tokens", "tried"), [(60, 0), (90, 1), (180, 1), (210, 2), (440, 2), (470, 3)])
+def test_a_text_that_is_never_guessed_right_is_tried_again_and_ever_less_often(tokens: int, tried: int) -> None:
+    sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    guesser = Guesser([Told({1: [0] * 500}, None)], lambda: Linear(1.0), VOCABULARY)
+    engine = Engine(guesser=guesser, pool=600, context=500)
     engine.generate([1, 2, 3], sampling)
     engine.run()
-    assert engine.count("guessed_prompt_rows") == 1
+    assert engine.count("guessed_prompt_rows") == tried
+
+
+# -- with overlap
+
+
+class Late(Told):
+    """Knows of nothing before three tokens are known."""
+
+    def guess(self, request: Request, most: int) -> Guess | None:
+        return super().guess(request, most) if len(request.known_tokens) >= request.prompt_length + 3 else None
+
+
+def test_the_token_that_is_still_chosen_is_guessed_with_those_after_it() -> None:
+    truth = Engine().reference([1, 2, 3], LONG).token_ids
+    engine = Engine(guesser=Guesser([Late({1: truth})], Free, VOCABULARY), overlap=True)
+    message_id = engine.generate([1, 2, 3], LONG)
+    engine.run()
+    engine.assert_equals_reference(message_id, [1, 2, 3], LONG)
+    assert engine.count("steps") == 4 + 3, "those of the first four tokens, then 17, 17, 2"
+    assert engine.count("overlapped_steps") == 4, "the fifth has the guesses after the fourth token"
+    assert engine.count("guessed_prompt_rows") == engine.count("accepted_prompt_rows") == 16 + 16 + 1
+
+
+@pytest.mark.parametrize(("texts_of", "guessed"), [(4, True), (12, False)])
+def test_texts_with_guesses_hold_few_others_up(texts_of: int, guessed: bool) -> None:
+    """One text of so many is guessed: the next step would wait for this one."""
+    truth = Engine().reference([1, 9], LONG).token_ids
+    engine = Engine(guesser=told({1: truth}), overlap=True, pool=1000)
+    ids = [engine.generate([first, 9], LONG) for first in range(1, texts_of + 1)]
+    engine.run()
+    for first, message_id in enumerate(ids, 1):
+        engine.assert_equals_reference(message_id, [first, 9], LONG)
+    assert (engine.count("guessed_prompt_rows") > 0) is guessed
+
+
+@pytest.mark.parametrize(("scheduling", "pays"), [(0.05, True), (4.0, False)])
+def test_what_a_step_without_overlap_takes_longer_counts_against_its_guesses(scheduling: float, pays: bool) -> None:
+    """Every second guess is right. It saves a step of four seconds, and the step that waits loses the scheduling."""
+    engine: Engine | None = None
+
+    def pass_time(point: str) -> None:
+        if point == "engine.forward" and engine is not None:
+            engine.clock.advance(scheduling)
+
+    sampling = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+    truth = Engine(pool=300, context=200).reference([1, 2, 3], sampling).token_ids
+    guesser = Guesser([Told({1: truth}, wrong=2)], StepCosts, VOCABULARY)
+    engine = Engine(guesser=guesser, overlap=True, forward_seconds=4.0, faults=pass_time, pool=300, context=200)
+    message_id = engine.generate([1, 2, 3], sampling)
+    engine.run()
+    engine.assert_equals_reference(message_id, [1, 2, 3], sampling)
+    assert (engine.count("guessed_prompt_rows") > 30) is pays
 
 
 def test_guesses_wait_until_a_step_without_them_was_measured() -> None:

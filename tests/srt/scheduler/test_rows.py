@@ -395,6 +395,7 @@ NOT_OF_ONE_ROW = {  # function, or Class.* for all of its methods → why it is 
     "scheduler.step:FinishedStep.*": "of all rows",
     "scheduler.step:FailedStep.*": "of all rows",
     "scheduler.step:InFlightStep.*": "of all rows",
+    "scheduler.step:delays_too_many": "of numbers",
     "scheduler.step:pending_tokens": "of all rows",
     "scheduler.step:_sources": "of all rows, within `StepPlan.build`",
     "scheduler.step:_single_rows": "of all rows, within `StepPlan.build`",
