@@ -181,7 +181,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         jump_forward: text that a constraint leaves no choice about is appended without steps of its own.
         token_guesses: steps also run guesses of the next tokens where that is faster: what followed the same words in
             the prompt and in earlier texts of the same salt. Right ones save steps, and texts stay the same. Not for
-            models with recurrent states, nor for the oracle.
+            the oracle.
         constraint_engine: enforces constraints: "fsm" (umbel's automata), "llguidance", "outlines-core",
             "interegular", or "auto": umbel's, and llguidance for what those refuse.
         constraint_cache: compiled constraints that are kept; 0 compiles for every request.

@@ -15,7 +15,7 @@ with a pin or a keep after all others.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 from typing import TYPE_CHECKING
 
 from .slot_allocator import IntegrityError
@@ -65,6 +65,14 @@ class StateSlots:
         """Returns a slot for one more snapshot, as `allocate`, but evicts none at a node with a pin or a keep."""
         unpinned = (node for node in self._unlocked() if not (node.pins or node.keeps))
         return self._free.pop() if self._free or self._evict(unpinned) else None
+
+    def allocate_apart(self, used: Container[int]) -> int | None:
+        """Returns a slot that is not in `used`, as `allocate_spare`: it need not be the last one to be written."""
+        place = next((place for place in range(len(self._free) - 1, -1, -1) if self._free[place] not in used), None)
+        if place is not None:
+            return self._free.pop(place)
+        apart = (node for node in self._unlocked() if not (node.pins or node.keeps or node.state in used))
+        return self._free.pop() if self._evict(apart) else None
 
     def release(self, slot: int) -> None:
         """Takes the slot of a request back."""

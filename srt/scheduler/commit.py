@@ -415,6 +415,7 @@ class Commit:
             self._verified = set()
         for rows in planned:
             request = rows.request
+            self._kv.settle_guess_states(request)
             if request.phase is Phase.RUNNING and isinstance(request.job, Generation):
                 self._timing.committed(request, request.job)
                 self._stream(request, request.job)
@@ -436,6 +437,7 @@ class Commit:
             return None
         request.computed = request.kv_length = end
         request.reached = max(request.reached, end)
+        self._kv.advance_state(request, end)
         first, last = request.logit_rows(start, end)
         return PlannedRows(request, start, end, start, first, last, rows.logits_of_last + first - (rows.end - 1))
 

@@ -279,7 +279,7 @@ class _Candidate(NamedTuple):
 
 def make_guesser(config: SchedulerConfig, runner: Runner) -> "Guesser | None":
     """Makes the guesser that a configuration asks for; None: nothing is guessed."""
-    if not config.token_guesses or runner.num_states:
+    if not config.token_guesses:
         return None
     return Guesser([PromptSource(), HistorySource()], StepCosts, runner.vocab_size)
 
@@ -339,8 +339,9 @@ class Guesser:
             self._same, self._patience = 0, min(2 * self._patience, _MOST_EXPLORE)
             counts = {} if counts else {next(iter(found)): 1}
         chosen: dict[int, Guessed] = {}
+        states = {slot for rows in plan.planned for run in rows.states for slot in (run.source, run.target)}
         for index, count in counts.items():
-            if (guess := self._possible(plan.planned[index].request, found[index], count)) is not None:
+            if (guess := self._possible(plan.planned[index].request, found[index], count, states)) is not None:
                 chosen[index] = guess
         others = sum(plan.planned[index].request.goes_on for index in sampling) - len(chosen)
         if chosen and (not self._overlap or delays_too_many(len(chosen), others)):
@@ -355,14 +356,22 @@ class Guesser:
         more = costs.seconds(rows + 1) - costs.seconds(rows)
         return _MOST * costs.seconds(sampling) >= _MARGIN * more * sampling
 
-    def _possible(self, request: Request, guess: Guessed, count: int) -> Guessed | None:
-        """Returns the first `count` tokens of a guess, as far as there are slots and its constraint allows them."""
+    def _possible(self, request: Request, guess: Guessed, count: int, states: set[int]) -> Guessed | None:
+        """Returns the first `count` tokens of a guess, as far as there are slots and its constraint allows them.
+
+        states: slots of recurrent states that the step uses; those of the guess are added.
+        """
         try:
             tokens = guess.tokens[: self._kv.stretch(request, count)]
-            if not request.constrained:
-                return guess._replace(tokens=tokens) if tokens else None
-            allowed = self._constrained.allowed_after(request, tokens)
-            return guess._replace(tokens=tokens[: len(allowed)], allowed=allowed) if allowed else None
+            allowed = self._constrained.allowed_after(request, tokens) if request.constrained else None
+            if allowed is not None:
+                tokens = tokens[: len(allowed)]
+            if request.state is None:
+                return guess._replace(tokens=tokens, allowed=allowed) if tokens else None
+            runs = self._kv.guess_states(request, len(tokens), states)
+            rows = sum(run.rows for run in runs)
+            few = None if allowed is None else allowed[:rows]
+            return guess._replace(tokens=tokens[:rows], allowed=few, states=runs) if runs else None
         except Exception:  # the step runs without it; a text that needs the same later meets the error itself
             return None
 

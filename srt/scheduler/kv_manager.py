@@ -460,6 +460,22 @@ class KVManager:
         with self.tree_time:
             return self.states.run(request, end, known, others)
 
+    def guess_states(self, request: Request, count: int, used: set[int]) -> tuple[StateRun, ...]:
+        """Plans the recurrent states of `count` guesses, or fewer. Arguments as for `StateManager.guess`."""
+        assert self.states is not None, "the model has recurrent states"
+        with self.tree_time:
+            return self.states.guess(request, count, used)
+
+    def advance_state(self, request: Request, position: int) -> None:
+        """Moves the recurrent state over guesses that were right, up to `position` tokens or not so far."""
+        if self.states is not None:
+            self.states.advance(request, position)
+
+    def settle_guess_states(self, request: Request) -> None:
+        """Frees the recurrent states of guesses that were wrong. Rows after the state are to be computed again."""
+        if self.states is not None:
+            self.states.settle_guesses(request)
+
     def missing(self, request: Request, end: int) -> int:
         """Returns the number of slots to allocate before rows up to `end` can run."""
         return max(0, self._whole(end) - request.slot_end)
@@ -754,7 +770,7 @@ class KVManager:
         self.pool.clear()
         self.cache.forget()
         if self.states is not None:
-            self.states.slots.clear()
+            self.states.clear()
         if self.pages is not None:
             self.pages.clear()
         self.pins.forget()

@@ -52,8 +52,7 @@ class SchedulerConfig:
         headroom: slots left for every running sequence when another one is admitted, against early retraction.
         partial_logits: the runner may answer a row that only chooses a token with the token, without its logits.
         jump_forward: tokens that a constraint forces are appended without a decode step of their own.
-        token_guesses: steps check guesses of the next tokens where that is faster (guesses.py); not
-            for models with recurrent states.
+        token_guesses: steps check guesses of the next tokens where that is faster (guesses.py).
         constraint_fuel: automaton transitions that one step may compute, some 6 ms of Python; masks that need more
             are finished in later steps.
         snapshot_stride: tokens of a long prompt between two snapshots of recurrent states, at least.

@@ -157,13 +157,15 @@ class RequestState:
     """The recurrent state of a running request, after its first `position` tokens.
 
     `source`: the slot that has it: its own, that of the snapshot at `node`, or the slot of zeros. `node`: that of the
-    snapshot, which it has locked until its next rows are planned.
+    snapshot, which it has locked until its next rows are planned. `guessed`: (position, slot) of the states after some
+    of the guessed tokens that follow in this step.
     """
 
     slot: int = NO_STATE  # its own
     source: int = NO_STATE
     node: RadixNode | None = None
     position: int = 0
+    guessed: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -20,6 +20,10 @@ A step computes runs of rows (`batch.StateRuns`): each goes from the state in on
 restoring are such runs, not copies of their own. They take effect in the order in which requests are planned, like the
 tokens that enter the tree when they are planned: a request may begin with a snapshot that an earlier one takes in the
 same step.
+
+Guesses (guesses.py) are runs of their own, because only the checked text says how many of them hold. After each run, of
+one guess where there are slots enough and of four at most, the state is kept. The request goes on from the last state
+that only right ones have led to, and computes those after it again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,6 +36,8 @@ from .policy import SchedulerConfig
 from .request import Choosing, Request, RequestState, Scoring
 
 _PROMPT_SHARE = 4  # the snapshots at intervals of one prompt are at most this part of the slots
+_GUESS_SHARE = 8  # and the states after guesses, but for one
+_MOST_AGAIN = 4  # guesses for each slot: of right ones, one less at most are computed again
 
 
 class StateManager:
@@ -43,6 +49,7 @@ class StateManager:
         self._counters = counters
         self._stride = config.snapshot_stride
         self._gap = config.snapshot_gap
+        self._guessed = 0  # slots of guesses
 
     # ------------------------------------------------------------------------------------------ a request
 
@@ -108,11 +115,62 @@ class StateManager:
         state.position = end
         return tuple(runs)
 
+    def guess(self, request: Request, count: int, used: set[int]) -> tuple[StateRun, ...]:
+        """Plans runs of `count` guessed tokens after the planned rows, each into a slot of its own.
+
+        There are fewer guesses where few slots are left: all those of a step have an eighth of them at most.
+
+        Args:
+            used: slots of the runs of this step, which are executed in the order of their requests. Those of the
+                guesses are added.
+        """
+        state = request.state
+        assert state is not None, "it runs"
+        assert not state.guessed, "the guesses of one step at a time"
+        slots: list[int] = []
+        while len(slots) < count and self._guessed < max(1, self.slots.total // _GUESS_SHARE):
+            slot = self.slots.allocate_apart(used)
+            if slot is None:
+                break
+            self._guessed += 1
+            slots.append(slot)
+            used.add(slot)
+        runs: list[StateRun] = []
+        source, position, end = state.source, state.position, state.position + min(count, len(slots) * _MOST_AGAIN)
+        for left, slot in zip(range(len(slots), 0, -1), slots, strict=True):
+            rows = -(-(end - position) // left)
+            runs.append(StateRun(rows, source, slot))
+            source, position = slot, position + rows
+            state.guessed.append((position, slot))
+        return tuple(runs)
+
+    def advance(self, request: Request, position: int) -> None:
+        """Moves the state over guesses that were right, up to the first `position` tokens or not so far."""
+        state = request.state
+        assert state is not None, "it runs"
+        right = [kept for kept in state.guessed if kept[0] <= position]
+        if not right:
+            return
+        self._unlock(state)
+        for slot in (state.slot, *(slot for _, slot in right[:-1])):
+            self.slots.release(slot)
+        state.position, state.slot = right[-1]
+        state.source = state.slot
+        del state.guessed[: len(right)]
+        self._guessed -= len(right)
+
+    def settle_guesses(self, request: Request) -> None:
+        """Frees the slots of guesses that were wrong. Rows after the state are to be computed again."""
+        if request.state is not None:
+            self._drop_guesses(request.state)
+            request.computed = request.state.position
+
     def end(self, request: Request) -> None:
         """Ends the use of a state. That of a request whose computed tokens are in the tree becomes a snapshot."""
         state = request.state
         if state is None:
             return
+        self._drop_guesses(state)
         useful = state.position >= self._gap and not isinstance(request.job, Scoring)
         if useful and request.tree_length >= state.position:
             node = self._node_at(request, state.position)
@@ -129,8 +187,14 @@ class StateManager:
         state = request.state
         if state is not None:
             self._unlock(state)
+            self._drop_guesses(state)
             self.slots.release(state.slot)
             request.state = None
+
+    def clear(self) -> None:
+        """Frees all slots, after the tree was forgotten."""
+        self.slots.clear()
+        self._guessed = 0
 
     def check(self, running: Sequence[Request]) -> None:
         """Checks that all slots have one owner, and that states are where their requests are.
@@ -139,9 +203,16 @@ class StateManager:
             IntegrityError: says what contradicts what.
         """
         states = [request.state for request in running if request.state is not None]
-        self.slots.check([state.slot for state in states], [state.node for state in states if state.node is not None])
+        held = [slot for state in states for slot in (state.slot, *(slot for _, slot in state.guessed))]
+        self.slots.check(held, [state.node for state in states if state.node is not None])
 
     # ------------------------------------------------------------------------------------------ inside
+
+    def _drop_guesses(self, state: RequestState) -> None:
+        for _, slot in state.guessed:
+            self.slots.release(slot)
+        self._guessed -= len(state.guessed)
+        state.guessed.clear()
 
     def _unlock(self, state: RequestState) -> None:
         if state.node is not None:

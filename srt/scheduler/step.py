@@ -70,6 +70,7 @@ class Guessed(NamedTuple):
 
     `assumed`: what the token before them was guessed to be, where the running step still chooses it.
     `allowed`: of a constrained text, the tokens that may come after each.
+    `states`: their runs, for a model with recurrent states.
     """
 
     source: str
@@ -78,6 +79,7 @@ class Guessed(NamedTuple):
     chance: float
     assumed: int | None = None
     allowed: list[Allowed | None] | None = None
+    states: tuple[StateRun, ...] = ()
 
 
 class PlannedRows(NamedTuple):  # a frozen dataclass takes four times as long to make, once per row of a decode step
@@ -201,7 +203,8 @@ class StepPlan:
         logit_rows = 0
         for index, rows in enumerate(self.planned):
             guessed = chosen.get(index)
-            self.planned[index] = rows._replace(first_index=logit_rows, guessed=guessed)
+            states = rows.states if guessed is None else (*rows.states, *guessed.states)
+            self.planned[index] = rows._replace(first_index=logit_rows, guessed=guessed, states=states)
             logit_rows += rows.last_logit - rows.first_logit + (0 if guessed is None else len(guessed.tokens))
         self.logits_left -= logit_rows - self.logit_rows
         self.guess_rows = logit_rows - self.logit_rows

@@ -1,6 +1,6 @@
 """Models with recurrent layers against transformers, on tiny random models of every family, in float32."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from umbel.srt.runners.cpu_runner import CpuRunner
 from umbel.srt.runners.torch_runner import TorchRunner
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 
-from .equality import VOCABULARY, assert_texts_do_not_depend_on_the_schedule
+from .equality import VOCABULARY, assert_guesses_change_no_text, assert_texts_do_not_depend_on_the_schedule
 from .reference import random_tokens, reference_logits, reference_model, relative_error, run_steps, tensors_of
 from .test_families import NUM_SLOTS, WAYS, native_if, sequences
 
@@ -187,6 +187,23 @@ def assert_equal_texts(case: str, kernels: Kernels) -> None:
     model_type, changes = native_if(kernels, CASES[case])
     runner = runner_of(reference_model(model_type, vocab_size=VOCABULARY, **changes), SLOTS, kernels)
     assert_texts_do_not_depend_on_the_schedule(runner)
+
+
+RUNS: list[tuple[str, Kernels]] = [(case, kernels) for case in CASES for kernels in ("torch", "native")]
+
+
+@pytest.mark.parametrize(
+    ("case", "kernels", "seeds"),
+    [
+        *((case, "native", (1,)) for case in ("lfm2", "qwen 3.5", "granite 4 h")),
+        *(pytest.param(*run, range(2, 24), marks=pytest.mark.nightly) for run in RUNS),
+    ],
+)
+def test_guesses_change_no_text(case: str, kernels: Kernels, seeds: Sequence[int]) -> None:
+    """At night 22 times 14 requests for each."""
+    model_type, changes = native_if(kernels, CASES[case])
+    runner = runner_of(reference_model(model_type, vocab_size=VOCABULARY, **changes), SLOTS, kernels)
+    assert_guesses_change_no_text(runner, seeds)
 
 
 @pytest.mark.parametrize("case", ["lfm2", "qwen 3.5"])

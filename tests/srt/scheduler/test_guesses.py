@@ -177,7 +177,7 @@ def test_texts_equal_those_without_cache(
     plain.judge(engine, plain.drive(engine, events))
 
 
-@pytest.mark.parametrize("layers", ["windows", "blocks"])
+@pytest.mark.parametrize("layers", ["windows", "blocks", "states"])
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), events=st.lists(plain.arrivals, min_size=1, max_size=12), wrong=wrongs)
 def test_texts_of_other_layers_equal_those_without_cache(
@@ -522,6 +522,47 @@ def test_a_text_that_is_never_guessed_right_is_tried_again_and_ever_less_often(t
     engine.generate([1, 2, 3], sampling)
     engine.run()
     assert engine.count("guessed_prompt_rows") == tried
+
+
+# -- with recurrent states
+
+
+@pytest.mark.parametrize("wrong", [None, 3, 5])
+@pytest.mark.parametrize(("states", "again"), [(8, 3), (40, 3), (160, 0)])
+def test_a_state_goes_on_from_the_last_right_guess(wrong: int | None, states: int, again: int) -> None:
+    """A following call begins with a snapshot near the end of the text, or at it where slots are many."""
+    ends = []
+    for guesser in (None, told({1: Engine().reference([1, 2, 3], LONG).token_ids}, wrong)):
+        engine = Engine(guesser=guesser, states=states, snapshot_gap=1)
+        message_id = engine.generate([1, 2, 3], LONG)
+        engine.run()
+        engine.assert_equals_reference(message_id, [1, 2, 3], LONG)
+        said = engine.tokens(message_id)
+        steps = engine.count("steps")
+        following = engine.generate([1, 2, 3, *said, 7], GREEDY)
+        engine.run()
+        engine.assert_equals_reference(following, [1, 2, 3, *said, 7], GREEDY)
+        ends.append((engine.cached(following), steps))
+    (plain_cached, plain_steps), (cached, steps) = ends
+    assert plain_cached == 42
+    assert 42 - again <= cached <= 42
+    assert steps < plain_steps
+    if wrong is None and states > 8:
+        assert steps == 3, "16 guesses in each"
+
+
+def test_states_of_guesses_take_the_place_of_old_snapshots() -> None:
+    """All slots hold snapshots after many texts; guesses go on, and a text that has a pin keeps its own."""
+    truth = Engine().reference([1, 2, 3], LONG).token_ids
+    engine = Engine(guesser=told({20: truth}), states=32, snapshot_gap=1, pool=1000)
+    for first in range(1, 20):
+        engine.generate([first, 5], GREEDY)
+        engine.run()
+    message_id = engine.generate([1, 2, 3], LONG)
+    assert message_id == 20
+    engine.run()
+    engine.assert_equals_reference(message_id, [1, 2, 3], LONG)
+    assert engine.count("accepted_prompt_rows") > 25
 
 
 # -- with overlap
