@@ -53,8 +53,8 @@ class SchedulerConfig:
         partial_logits: the runner may answer a row that only chooses a token with the token, without its logits.
         jump_forward: tokens that a constraint forces are appended without a decode step of their own.
         token_guesses: steps check guesses of the next tokens where that is faster (guesses.py).
-        constraint_fuel: automaton transitions that one step may compute, some 6 ms of Python; masks that need more
-            are finished in later steps.
+        constraint_fuel: work on masks of one step, in units of 10 µs: a transition of an automaton in Python, or
+            eight in C++. Masks that need more are finished in later steps.
         snapshot_stride: tokens of a long prompt between two snapshots of recurrent states, at least.
         snapshot_gap: tokens that are computed again rather than saved by one more snapshot.
         whole_texts: all rows of a text run in one step, which then may exceed max_step_tokens by less than one text.

@@ -36,7 +36,10 @@ class Asking {
   public:
     Asking(Ask ask, int64_t automaton) : ask_(ask), automaton_(automaton) {}
 
+    int64_t count() const { return count_; }
+
     int64_t operator()(Question question, int32_t id, int32_t depth = 0) const {
+        count_++;
         const int64_t answer = ask_(automaton_, static_cast<int32_t>(question), id, depth);
         if (answer < 0) throw Failure::PYTHON;
         return answer;
@@ -45,6 +48,7 @@ class Asking {
   private:
     Ask ask_;
     int64_t automaton_;
+    mutable int64_t count_ = 0;
 };
 
 struct HashVector {
@@ -389,9 +393,10 @@ class Automaton {
     const int32_t* row(int32_t state) const { return table_ + int64_t(state) * 256; }  // until a state is made
     const int32_t* table() const { return table_; }
     int64_t steps() const { return targets_ + frames_.walked / WALKED_PER_STEP; }
+    int64_t work() const { return steps() + STEPS_PER_QUESTION * ask_.count(); }  // in steps, about
 
   private:
-    static constexpr int64_t WALKED_PER_STEP = 16;
+    static constexpr int64_t WALKED_PER_STEP = 16, STEPS_PER_QUESTION = 8;
 
     struct State {
         int32_t positions, count;

@@ -178,7 +178,7 @@ void MaskMaker::resume(Explorer& explorer, MaskWork& work, uint32_t* bits) {
     if (!work.begun) {
         if (!automaton.expanded(work.state)) {  // as a whole: all bytes have tokens that begin with them
             explorer.expand(work.state);
-            if (explorer.fuel <= 0) return;
+            if (explorer.empty()) return;
         }
         begin(automaton, work.state, bits, work.left);
         work.begun = true;
@@ -190,8 +190,8 @@ void MaskMaker::resume(Explorer& explorer, MaskWork& work, uint32_t* bits) {
         const long count = walk_trie(tables_.trie, explorer, work.left.data(), pieces, bits, left_.data(),
                                      long(left_.size()), NODES_PER_WALK, &visited);
         work.left.assign(left_.begin(), left_.begin() + count);
-        explorer.fuel -= 1 + visited / NODES_PER_FUEL;
-        if (explorer.fuel <= 0 && count) return;
+        explorer.spend(1 + visited / NODES_PER_FUEL);
+        if (explorer.empty() && count) return;
     }
     if (automaton.accepting(work.state))
         for (long word = 0; word < tables_.words; word++) bits[word] |= tables_.eos[word];
@@ -268,13 +268,13 @@ using umbel::MaskWork;
 
 extern "C" {
 
-// A walk along an automaton. fuel: of new transitions; below 0 after it where the last one took more than there was.
+// A walk along an automaton. fuel: what is left, of new transitions.
 int64_t umbel_walk_trie(Automaton* automaton, int64_t* fuel, const umbel::TrieView* trie, const umbel::WorkItem* work,
                         long pieces, uint32_t* bits, umbel::WorkItem* left, long capacity, long limit, long* visited) {
     return answer(automaton, [&](Automaton& own) {
-        umbel::Explorer explorer{own, *fuel};
+        umbel::Explorer explorer(own, *fuel);
         const long count = umbel::walk_trie(*trie, explorer, work, pieces, bits, left, capacity, limit, visited);
-        *fuel = explorer.fuel;
+        *fuel = explorer.fuel();
         return int64_t(count);
     });
 }
@@ -299,9 +299,9 @@ void umbel_mask_free(MaskWork* work) { delete work; }
 int64_t umbel_mask_resume(MaskMaker* masks, Automaton* automaton, MaskWork* work, int64_t* fuel, uint32_t* bits,
                           int32_t* few) {
     return answer(automaton, [&](Automaton& own) -> int64_t {
-        umbel::Explorer explorer{own, *fuel};
+        umbel::Explorer explorer(own, *fuel);
         masks->resume(explorer, *work, bits);
-        *fuel = std::max<int64_t>(explorer.fuel, 0);
+        *fuel = explorer.fuel();
         return work->finished ? umbel::list_few(bits, masks->tables().words, few) : -1;
     });
 }

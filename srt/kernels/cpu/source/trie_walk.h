@@ -2,6 +2,7 @@
 // fsm/tokens/trie.py, work and what is allowed without a walk in fsm/tokens/masks.py.
 #pragma once
 
+#include <algorithm>
 #include <bitset>
 #include <cstdint>
 #include <unordered_map>
@@ -28,23 +29,33 @@ struct WorkItem {
     int32_t state;       // before them
 };
 
-// Finds transitions for a walk, each of which takes fuel.
-struct Explorer {
-    Automaton& automaton;
-    int64_t fuel;  // below 0 where the last one took more than there was
+// Finds transitions for a walk while there is fuel, a unit of which lasts for eight of them, 10 us.
+class Explorer {
+  public:
+    Explorer(Automaton& automaton, int64_t fuel) : automaton(automaton), left_(STEPS_PER_FUEL * fuel) {}
+
+    int64_t fuel() const { return std::max<int64_t>(left_ / STEPS_PER_FUEL, 0); }
+    bool empty() const { return left_ <= 0; }
+    void spend(int64_t fuel) { left_ -= STEPS_PER_FUEL * fuel; }
 
     void expand(int32_t state) {
-        const int64_t before = automaton.steps();
+        const int64_t before = automaton.work();
         automaton.expand(state);
-        fuel -= std::max<int64_t>(1, automaton.steps() - before);
+        left_ -= std::max<int64_t>(1, automaton.work() - before);
     }
     bool find(int32_t state, int32_t byte) {  // false: not now
-        if (fuel <= 0) return false;
-        const int64_t before = automaton.steps();
+        if (empty()) return false;
+        const int64_t before = automaton.work();
         automaton.step(state, byte);
-        fuel -= std::max<int64_t>(1, automaton.steps() - before);
+        left_ -= std::max<int64_t>(1, automaton.work() - before);
         return true;
     }
+
+    Automaton& automaton;
+
+  private:
+    static constexpr int64_t STEPS_PER_FUEL = 8;
+    int64_t left_;  // in steps
 };
 
 // Sets the bits of the tokens that are let through → pieces of work in `left`, when there is no fuel for a transition, or
