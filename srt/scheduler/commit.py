@@ -112,16 +112,23 @@ class _Reading:
 
     def sampled(self, planned: _Rows) -> Mapping[int, SampledToken]:
         """Returns new tokens: chosen by the runner, chosen here by the row requests, or sampled from logits."""
-        owners = {
-            number: rows
-            for number, rows in self._going(planned).items()
-            if rows.end == rows.request.length and rows.request.samples
-        }
-        for number, rows in owners.items():
-            if (error := self.logits.errors.get(rows.logits_of_last)) is not None:
-                self.errors[number] = error
-        tokens = self.logits.tokens.tolist()
-        chosen = {number: tokens[rows.logits_of_last] for number, rows in self._going(owners).items()}
+        tokens, errors = self.logits.tokens.tolist(), self.logits.errors
+        described = self.row_requests.described if self.row_requests is not None else None
+        told: dict[int, SampledToken] = {}  # by tokens that nothing overrules, and nothing more is asked of
+        owners: dict[int, PlannedRows] = {}
+        chosen: dict[int, int] = {}
+        for number, rows in self._going(planned).items():
+            request, row = rows.request, rows.logits_of_last
+            if rows.end != request.length or not request.samples:
+                continue
+            if errors and row in errors:
+                self.errors[number] = errors[row]
+            elif tokens[row] >= 0 and not request.constrained and (described is None or not described[row]):
+                told[number] = SampledToken(tokens[row], None)
+            else:
+                owners[number], chosen[number] = rows, tokens[row]
+        if not owners:
+            return told
         if self.row_requests is not None:
             left = [number for number, token in chosen.items() if token < 0]
             picked = {n: owners[n] for n in left if self.row_requests.kinds[owners[n].logits_of_last] != RowNeed.LOGITS}
@@ -132,7 +139,7 @@ class _Reading:
         sampled.update(
             self._sample({n: owners[n] for n, token in chosen.items() if token < 0 and n not in self.errors})
         )
-        return self._going(sampled)
+        return {**told, **self._going(sampled)}
 
     def asked(self, planned: _Rows) -> dict[int, list[NDArray[np.float64]]]:
         """Returns, for each row of a choice search, the log-probabilities that it requested."""
@@ -347,6 +354,7 @@ class Commit:
         self._faults = context.faults
         self._constrained = constrained
         self._searches = searches
+        self._now = 0.0  # on the clock, when the results of the step were there
         self._verified: set[int] = set()  # requests whose new tokens are told when all rows of guesses were read
 
     def begin(self, plan: StepPlan) -> None:
@@ -371,6 +379,8 @@ class Commit:
 
     def commit(self, planned: Sequence[PlannedRows], result: StepResult) -> None:
         """Applies the result of these rows, which have run."""
+        self._now = self._clock.now()
+        telling = bool(result.known or result.forced)
         for rows in planned:
             request = rows.request
             if request.phase is not Phase.RUNNING:
@@ -382,9 +392,13 @@ class Commit:
                     continue
                 if rows.start < request.prompt_length:
                     self._kv.adopt(request, rows.end)
-                if rows.end >= request.prompt_length:  # its first row may lie after a prompt that was cached whole
-                    self._keep_marks(request)
-                self._commit_request(request, result, last=rows.end == request.length)
+                if request.marks is not None and rows.end >= request.prompt_length:
+                    self._keep_marks(request)  # its first row may lie after a prompt that was cached whole
+                sampled = result.sampled.get(request.number)
+                if sampled is not None and not telling:
+                    self._commit_token(request, sampled)
+                else:
+                    self._commit_request(request, result, last=rows.end == request.length)
             except Exception as error:
                 self._table.fail(request, error)
 
@@ -443,14 +457,16 @@ class Commit:
 
     def _commit_request(self, request: Request, result: StepResult, *, last: bool) -> None:
         """Commits the result of one request. last: its rows in this step are the last that it has now."""
-        known = result.known.get(request.number, [])
+        known = result.known.get(request.number, ())
         match request.job:
             case Generation() as generation:
-                generation.prompt_logprobs.extend(known)
-                generation.logprobs.extend(result.forced.get(request.number, []))
+                if known:
+                    generation.prompt_logprobs.extend(known)
+                if result.forced:
+                    generation.logprobs.extend(result.forced.get(request.number, ()))
                 sampled = result.sampled.get(request.number)
                 if sampled is not None:
-                    self._commit_token(request, generation, sampled)
+                    self._commit_token(request, sampled)
                     return
                 if generation.stop is not None and not request.owes_logprobs:
                     self.finish(request)
@@ -471,7 +487,9 @@ class Commit:
         if last:
             self.finish(request)
 
-    def _commit_token(self, request: Request, generation: Generation, sampled: SampledToken) -> None:
+    def _commit_token(self, request: Request, sampled: SampledToken) -> None:
+        generation = request.job
+        assert isinstance(generation, Generation), "only generations sample"
         cursor = generation.cursor
         if sampled.logprob is not None and not (cursor is not None and cursor.restored):
             generation.logprobs.append(sampled.logprob)
@@ -481,11 +499,12 @@ class Commit:
         else:
             stop = self._constrained.commit(request, generation, sampled.token)
         if stop is not None:
-            self._timing.committed(request, generation)
+            self._timing.committed(request, generation, self._now)
             self._table.end_text(request, stop)
         elif request.number not in self._verified:
-            self._timing.committed(request, generation)
-            self._stream(request, generation)
+            self._timing.committed(request, generation, self._now)
+            if generation.stream:
+                self._stream(request, generation)
 
     def _stream(self, request: Request, generation: Generation) -> None:
         """Sends new tokens; forced tokens wait for their log-probabilities when these are wanted."""

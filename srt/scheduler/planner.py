@@ -6,6 +6,7 @@ by a fault or by its own data, ends alone.
 
 from collections.abc import Collection, Iterator
 from itertools import islice
+from operator import attrgetter
 from typing import Literal
 
 from ..cache.slot_allocator import Slots
@@ -17,6 +18,7 @@ from .request import Phase, Prefilling, Request
 from .request_table import SchedulerContext
 from .step import StepPlan
 
+_rank = attrgetter("rank")
 _PATIENCE = 16  # steps after which admission is tried again though the queue head did not fit and no request has ended
 
 
@@ -54,7 +56,7 @@ class Planner:
             paused = [request for request in running if not request.wants_rows]
             running = [request for request in running if request.wants_rows]
             self._leaving = sum(not request.goes_on for request in paused)
-        running.sort(key=lambda request: request.rank)
+        running.sort(key=_rank)
         self._kv.begin_step()
         plan = self.current = StepPlan(None, self._config.max_step_logits, self._config.whole_texts)
         for request in running:
@@ -194,8 +196,10 @@ class Planner:
             self._table.fail(request, error)
             return
         request.kv_length += 1
-        self._policy.usage.add(request, 1)
-        self.current.add_next(request, self._kv.run_state(request, request.kv_length))
+        if request.schedule.program_id:
+            self._policy.usage.add(request, 1)
+        states = () if request.state is None else self._kv.run_state(request, request.kv_length)
+        self.current.add_next(request, states)
 
     def _plan_rows(self, request: Request) -> None:
         """Puts as many of the request's next rows into the step as fit."""
@@ -262,7 +266,7 @@ class Planner:
                 continue
             planned = {rows.request.number for rows in self.current.planned}
             candidates = [other for other in rivals if other.number not in planned]
-            victim = max(candidates, key=lambda other: other.rank)
+            victim = max(candidates, key=_rank)
             if victim is request and not request.decoding:
                 return False  # it keeps what it has computed, and goes on when there is room
             self._table.retract(victim)

@@ -89,6 +89,8 @@ class Generation:
     last_token_at: float = 0.0
     timed: int = 0  # generated tokens that these times know
     needs: SamplingNeeds | None = None  # of its sampling parameters, once they were asked for
+    plain: bool = False  # each of its rows needs the token alone, and any token may come
+    counted: bool = True  # penalties may need `counts`
 
     def __post_init__(self) -> None:
         self.matcher = self.stops.matcher() if self.stops is not None else None
@@ -221,6 +223,7 @@ class Request:
         "phase",
         "pictures",
         "prompt_length",
+        "rank",
         "reached",
         "schedule",
         "slot_end",
@@ -242,6 +245,7 @@ class Request:
         self.message_id = message_id
         self.job = job
         self.schedule = schedule
+        self.rank = (-schedule.priority, number)  # with a smaller one it keeps its slots longer
         self.arrival = arrival
         self.pictures = pictures
         self.marks: tuple[EngineMark, ...] | None = None  # prefixes to keep once they are computed, which is reported
@@ -278,6 +282,9 @@ class Request:
     def tokens(self) -> NDArray[np.int32]:
         """Prompt and generated tokens."""
         return self._tokens[: self.length]
+
+    def token(self, place: int) -> int:
+        return self._tokens.item(place)
 
     @property
     def known_tokens(self) -> NDArray[np.int32]:
@@ -333,6 +340,9 @@ class Request:
     def slots(self, start: int, end: int) -> NDArray[np.int32]:
         return self._slots[start:end]
 
+    def slot(self, row: int) -> int:
+        return self._slots.item(row)
+
     def set_slots(self, start: int, slots: NDArray[np.int32]) -> None:
         end = start + len(slots)
         if end > len(self._slots):
@@ -378,13 +388,15 @@ class Request:
     @property
     def decoding(self) -> bool:
         """Returns whether only the row of the newest token is missing."""
-        return self.generated > 0 and self.remaining_rows == 1
+        return self.length - self.computed == 1 and self.length > self.prompt_length
 
     @property
     def samples(self) -> bool:
         """Returns whether a token is sampled from the last row's logits."""
         job = self.job
-        return isinstance(job, Generation) and job.sampling.max_tokens > self.generated and job.stop is None
+        if not isinstance(job, Generation) or job.stop is not None:
+            return False
+        return job.sampling.max_tokens > self.length - self.prompt_length
 
     @property
     def goes_on(self) -> bool:
@@ -442,11 +454,6 @@ class Request:
         """Returns the number of rows in [start, end) whose hidden states are needed; they lie at the end."""
         return max(0, end - max(start, self.first_logit_row)) if isinstance(self.job, Embedding) else 0
 
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Order of retraction: a request with a smaller rank keeps its slots longer."""
-        return (-self.schedule.priority, self.number)
-
 
 def accept(request: Request, token: int, token_bytes: Callable[[int], bytes], longest: int) -> Stop | None:
     """Appends a token; returns a Stop if the text ends with it. `longest`: tokens a sequence may have.
@@ -456,8 +463,9 @@ def accept(request: Request, token: int, token_bytes: Callable[[int], bytes], lo
     generation = request.job
     assert isinstance(generation, Generation), "only generations sample"
     request.append(token)
-    generation.counts[token] = generation.counts.get(token, 0) + 1
-    before, generated, sampling = generation.text_bytes, request.generated, generation.sampling
+    if generation.counted:
+        generation.counts[token] = generation.counts.get(token, 0) + 1
+    before, generated, sampling = generation.text_bytes, request.length - request.prompt_length, generation.sampling
     data = token_bytes(token)
     if generation.cursor is not None and generated == 1:
         data = data[generation.cursor.healed :]
@@ -465,8 +473,7 @@ def accept(request: Request, token: int, token_bytes: Callable[[int], bytes], lo
     may_stop = generated >= sampling.min_tokens
     if token in generation.ends and may_stop:
         return Stop(FinishReason.STOP, token, before)
-    found = _feed(generation, data, before, may_stop)
-    if found is not None:
+    if generation.matcher is not None and (found := _feed(generation, data, before, may_stop)) is not None:
         return found
     if generation.cursor is not None and generation.cursor.finished:
         return constraint_end(generation, token if generation.cursor.ended else None)

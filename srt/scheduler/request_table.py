@@ -85,12 +85,13 @@ class Timing:
         if isinstance(request.job, Generation):
             self._queue.add(request.admitted_at - request.arrival)
 
-    def committed(self, request: Request, generation: Generation) -> None:
-        """Notes the tokens of a generation that came since the last call, as those of this moment."""
-        new = request.generated - generation.timed
+    def committed(self, request: Request, generation: Generation, now: float | None = None) -> None:
+        """Notes the tokens of a generation that came since the last call, as those of this moment, or of `now`."""
+        new = request.length - request.prompt_length - generation.timed
         if new <= 0:
             return
-        now = self._clock.now()
+        if now is None:
+            now = self._clock.now()
         if generation.first_token_at is None:
             generation.first_token_at = now
             self._first_token.add(now - request.arrival)
@@ -98,7 +99,8 @@ class Timing:
                 self._token.add(0.0, new - 1)
         else:
             self._token.add((now - generation.last_token_at) / new, new)
-        generation.last_token_at, generation.timed = now, request.generated
+        generation.last_token_at = now
+        generation.timed += new
 
     def of(self, request: Request, generation: Generation) -> RequestTimes:
         """Returns the times of a generation that ends now."""

@@ -228,9 +228,9 @@ class StepPlan:
             write_slots=arrays.write_slots,
             query_lengths=counts,
             prefix_lengths=arrays.prefix_lengths,
-            slots=tuple(r.request.slots(0, r.whole_end) for r in rows),
+            slots=tuple([r.request.slots(0, r.whole_end) for r in rows]),
             logit_rows=arrays.logit_rows,
-            paths=tuple(_path(r.request, r.end) for r in rows),
+            paths=tuple([_path(r.request, r.end) for r in rows]),
             row_requests=row_requests,
             generated=_generated(rows, counts) if len(arrays.token_ids) > len(rows) else None,
             token_sources=_sources(rows, ends, arrays.token_ids),
@@ -238,7 +238,7 @@ class StepPlan:
             spans=_spans(rows) if seeing else (),
             rope_positions=_rope_positions(rows) if seeing else None,
             adapters=np.repeat(np.array(adapters, dtype=np.int32), counts) if adapted else None,
-            states=tuple(run for r in rows for run in r.states),
+            states=tuple([run for r in rows for run in r.states]),
             hidden_rows=_hidden_rows(rows, ends) if self.hidden_rows else None,
             window_slots=None if windows is None else _window_slots(rows, windows),
             window_write_slots=None if windows is None else _window_write_slots(rows, windows),
@@ -294,9 +294,9 @@ def _single_rows(planned: list[PlannedRows]) -> _RowArrays:
     """
     count = len(planned)
     starts = [r.start for r in planned]
-    slots = [DUMMY_SLOT if r.known > r.start else r.request.slots(r.start, r.end).item(0) for r in planned]
+    slots = [DUMMY_SLOT if r.known > r.start else r.request.slot(r.start) for r in planned]
     return _RowArrays(
-        token_ids=np.array([r.request.tokens.item(r.start) for r in planned], dtype=np.int64),
+        token_ids=np.array([r.request.token(r.start) for r in planned], dtype=np.int64),
         positions=np.array(starts, dtype=np.int64),
         write_slots=np.array(slots, dtype=np.int64),
         query_lengths=np.array([1] * count, dtype=np.int32),
@@ -449,16 +449,21 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
         top_p=np.ones(logit_rows) if launched else None,
         described=np.zeros(logit_rows, dtype=np.bool_) if launched else None,
     )
-    sampled: list[int] = []
-    drawn: list[Limits] = []  # of each sampled row
-    seeds: list[int] = []
-    positions: list[int] = []
+    draws: list[tuple[int, Limits, int, int]] = []  # row, limits, seed, position
     for rows in planned:
         request, last = rows.request, rows.logits_of_last
         if rows.end < request.length or not request.samples:
             continue
         generation = request.job
         assert isinstance(generation, Generation), "only generations sample"
+        if generation.plain and rows.guessed is None and not launched:
+            assert generation.needs is not None, "they were asked for"
+            if generation.needs.limits is None:
+                kinds[last] = _ARGMAX
+            else:
+                kinds[last] = _SAMPLE
+                draws.append((last, generation.needs.limits, generation.seed, request.length))
+            continue
         try:
             choice = _choice_of(request, generation, launched=launched)
         except Exception as error:
@@ -480,13 +485,12 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
                 kinds[row] = _ARGMAX
                 continue
             kinds[row] = _SAMPLE
-            sampled.append(row)
-            drawn.append(choice.limits)
-            seeds.append(generation.seed)
-            positions.append(request.length + ahead)
+            draws.append((row, choice.limits, generation.seed, request.length + ahead))
     row_requests.kinds[:] = kinds
-    if sampled:
-        inverse_temperatures, top_k, top_p, min_p = zip(*drawn, strict=True)
+    if draws:
+        drawn, limits, seeds, positions = zip(*draws, strict=True)
+        sampled = list(drawn)
+        inverse_temperatures, top_k, top_p, min_p = zip(*limits, strict=True)
         row_requests.inverse_temperatures[sampled] = inverse_temperatures
         row_requests.keys[sampled] = draw_keys(seeds, positions)
         row_requests.top_k[sampled] = top_k
@@ -517,9 +521,11 @@ def _choice_of(request: Request, generation: Generation, *, launched: bool) -> _
 def _needs_of(generation: Generation, *, launched: bool) -> SamplingNeeds:
     """Reads the sampling parameters of a text, once. Raises ParameterError where nothing can be drawn."""
     sampling = generation.sampling
-    alone = not changes_logits(sampling) if launched else needs_only_token(sampling)
+    generation.counted = changes_logits(sampling)
+    alone = not generation.counted if launched else needs_only_token(sampling)
     draws = alone and sampling.temperature != 0.0
     generation.needs = SamplingNeeds(alone, Limits.of(sampling) if draws else None)
+    generation.plain = alone and generation.cursor is None and not sampling.min_tokens
     return generation.needs
 
 
