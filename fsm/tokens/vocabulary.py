@@ -30,8 +30,12 @@ LONGEST_ENCODED = 64  # characters of such a text
 def remembered(encode: Encode) -> Encode:
     """Remembers the tokens of short texts: constraints force the same ones again and again, `": "` and `, "` above all,
     and a tokenizer takes 30 µs for each."""
-    short = lru_cache(MOST_ENCODED)(lambda text: tuple(encode(text)))
-    return lambda text: list(short(text)) if len(text) <= LONGEST_ENCODED else encode(text)
+
+    @lru_cache(MOST_ENCODED)
+    def tokens_of(text: str) -> tuple[int, ...]:
+        return tuple(encode(text))
+
+    return lambda text: list(tokens_of(text)) if len(text) <= LONGEST_ENCODED else encode(text)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -488,16 +488,21 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
             draws.append((row, choice.limits, generation.seed, request.length + ahead))
     row_requests.kinds[:] = kinds
     if draws:
-        drawn, limits, seeds, positions = zip(*draws, strict=True)
-        sampled = list(drawn)
-        inverse_temperatures, top_k, top_p, min_p = zip(*limits, strict=True)
-        row_requests.inverse_temperatures[sampled] = inverse_temperatures
-        row_requests.keys[sampled] = draw_keys(seeds, positions)
-        row_requests.top_k[sampled] = top_k
-        row_requests.min_p[sampled] = min_p
-        if row_requests.top_p is not None:
-            row_requests.top_p[sampled] = top_p
+        _write_draws(row_requests, draws)
     return StepRequests(row_requests, errors)
+
+
+def _write_draws(row_requests: RowRequests, draws: list[tuple[int, Limits, int, int]]) -> None:
+    """Writes how rows draw their tokens. draws: row, limits, seed, position."""
+    rows, limits, seeds, positions = zip(*draws, strict=True)
+    sampled = list(rows)
+    inverse_temperatures, top_k, top_p, min_p = zip(*limits, strict=True)
+    row_requests.inverse_temperatures[sampled] = inverse_temperatures
+    row_requests.keys[sampled] = draw_keys(seeds, positions)
+    row_requests.top_k[sampled] = top_k
+    row_requests.min_p[sampled] = min_p
+    if row_requests.top_p is not None:
+        row_requests.top_p[sampled] = top_p
 
 
 def _allowed_after(rows: PlannedRows, ahead: int) -> Allowed | None:

@@ -108,6 +108,7 @@ BOUNDED = {
     "StopAutomaton._fail": "srt/tokenizer/tokenizer.py: MOST_STOP_CHARACTERS",
     "StopAutomaton._depth": "srt/tokenizer/tokenizer.py: MOST_STOP_CHARACTERS",
     "StopAutomaton._output": "srt/tokenizer/tokenizer.py: MOST_STOP_CHARACTERS",
+    "remembered.<locals>.tokens_of": "fsm/tokens/vocabulary.py: MOST_ENCODED, LONGEST_ENCODED",
     "CompiledCache._kept": "RuntimeOptions.constraint_cache, srt/core/config.py: CompilerLimits.kept_bytes",
     "MatcherCache._open": "RuntimeOptions.constraint_cache, srt/constraints/matcher.py: most_bytes",
     "CallIndex._deadlines": "srt/gateway/calls.py: _CLEARED_AT; a time and a number each",

@@ -413,6 +413,7 @@ NOT_OF_ONE_ROW = {  # function, or Class.* for all of its methods → why it is 
     "scheduler.step:_window_write_slots": "of all rows, within `StepPlan.build`",
     "scheduler.step:_rope_positions": "of all rows, within `StepPlan.build`",
     "scheduler.step:_path": "within `StepPlan.build`",
+    "scheduler.step:_write_draws": "of all rows, within `build_row_requests`",
     "scheduler.step:build_row_requests": "of all rows: `_choice_of` is that of one",
 }
 
