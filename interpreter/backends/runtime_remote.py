@@ -147,6 +147,8 @@ def make_key(path: str, *, server: str | None = None, clients: str | None = None
     if server is not None:
         pinned = read_key(server).public if os.path.exists(server) else check_public_key("server", server)
     public, secret = zmq.curve_keypair()
+    while public.startswith(b"-"):  # a command line would take it for an option
+        public, secret = zmq.curve_keypair()
     pair = KeyPair(public.decode("ascii"), secret.decode("ascii"), pinned)
     write_key(path, pair)
     if clients is not None:

@@ -8,6 +8,7 @@ import pytest
 import umbel as ul
 from umbel.interpreter import chat as chat_module
 from umbel.interpreter.backends.echo_tokens import prompt_text
+from umbel.interpreter.backends.runtime_remote import make_key
 from umbel.interpreter.chat import check_sees, conversation
 from umbel.interpreter.cli import COMMANDS, main
 from umbel.interpreter.run import chosen_backend
@@ -50,6 +51,12 @@ def test_keys_are_printed_and_listed(
     assert "'a.key' exists; write another path" in capsys.readouterr().err
     assert main(["keys", "b.key", "--name", "b"]) == 1
     assert "write --clients LIST, too" in capsys.readouterr().err
+
+
+def test_no_key_looks_like_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = iter([(b"-" * 40, b"s" * 40), (b"-a" * 20, b"s" * 40), (b"p" * 40, b"s" * 40)])
+    monkeypatch.setattr("zmq.curve_keypair", lambda: next(made))
+    assert make_key(str(tmp_path / "a.key")).public == "p" * 40
 
 
 def test_a_missing_file_is_the_only_thing_that_run_misses(capsys: pytest.CaptureFixture[str]) -> None:
