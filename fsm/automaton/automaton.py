@@ -27,7 +27,6 @@ ROW_BYTES = 256 * 4
 
 _STATE_BYTES = 500  # of one state without its row: entries of lists and dictionaries; measured, as those below
 _POSITION_BYTES = 130
-_NODE_BYTES = 600
 _FRAME_BYTES = 300
 _SPLIT_BYTES = 3_000
 _FIRST_ROWS = 32
@@ -96,8 +95,7 @@ class Automaton:
     def __init__(self, grammar: Grammar, limits: Limits = Limits()) -> None:  # noqa: B008 (frozen)
         lowered = lower(grammar, limits)
         self._limits = limits
-        self._nodes = lowered.nodes
-        self._orders = lowered.orders
+        self._lowered = lowered
         self._frames = Frames(limits)
         self._positions: list[tuple[Position, ...]] = []
         self._accepting: list[bool] = []
@@ -135,8 +133,7 @@ class Automaton:
     def nbytes(self) -> int:
         """About how much memory this takes: the rows in use exactly, the rest as an estimate."""
         states = (ROW_BYTES + _STATE_BYTES) * self.states + _POSITION_BYTES * self._held
-        nodes = _NODE_BYTES * (self._nodes + sum(order.made for order in self._orders))
-        return nodes + states + _FRAME_BYTES * len(self._frames) + _SPLIT_BYTES * len(self._splits)
+        return self._lowered.nbytes + states + _FRAME_BYTES * len(self._frames) + _SPLIT_BYTES * len(self._splits)
 
     def step(self, state: int, byte: int) -> int:
         """Returns the state after one byte; DEAD stays DEAD."""

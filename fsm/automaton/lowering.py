@@ -39,6 +39,8 @@ from .nodes import (
 )
 from .places import ENDLESS
 
+_NODE_BYTES = 600  # measured
+
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
@@ -50,6 +52,11 @@ class Lowered:
     root: Node
     nodes: int
     orders: tuple[Order, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """About how much memory the nodes take that there are by now."""
+        return _NODE_BYTES * (self.nodes + sum(order.made for order in self.orders))
 
 
 def lower(grammar: Grammar, limits: Limits) -> Lowered:

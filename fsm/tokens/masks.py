@@ -32,6 +32,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -394,14 +395,7 @@ class NumpyWalk:
         return Automaton(grammar, limits)
 
     def maker(self, masks: Masks) -> Callable[[LazyAutomaton, int], MaskWork]:
-        begun = weakref.ref(masks)  # which keep what is returned
-
-        def begin(automaton: LazyAutomaton, state: int) -> MaskWork:
-            known = begun()
-            assert known is not None, "masks are made for masks"
-            return _MaskWork(known, automaton, state)
-
-        return begin
+        return partial(_MaskWork, masks)
 
     def goes_on(self, trie: Trie, automaton: LazyAutomaton, begun: bytes, state: int) -> bool:
         found = trie.find(begun)

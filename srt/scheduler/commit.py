@@ -392,10 +392,11 @@ class Commit:
                     continue
                 if rows.start < request.prompt_length:
                     self._kv.adopt(request, rows.end)
-                if request.marks is not None and rows.end >= request.prompt_length:
-                    self._keep_marks(request)  # its first row may lie after a prompt that was cached whole
-                sampled = result.sampled.get(request.number)
-                if sampled is not None and not telling:
+                if rows.end >= request.prompt_length:  # its first row may lie after a prompt that was cached whole
+                    self._keep_marks(request)
+                if telling:
+                    self._commit_known(request, result)
+                if (sampled := result.sampled.get(request.number)) is not None:
                     self._commit_token(request, sampled)
                 else:
                     self._commit_request(request, result, last=rows.end == request.length)
@@ -455,32 +456,30 @@ class Commit:
         first, last = request.logit_rows(start, end)
         return PlannedRows(request, start, end, start, first, last, rows.logits_of_last + first - (rows.end - 1))
 
+    def _commit_known(self, request: Request, result: StepResult) -> None:
+        """Takes the log-probabilities of tokens that were known before their rows ran."""
+        known = result.known.get(request.number, [])
+        if isinstance(request.job, Generation):
+            request.job.prompt_logprobs.extend(known)
+            request.job.logprobs.extend(result.forced.get(request.number, []))
+        elif isinstance(request.job, Scoring):
+            request.job.logprobs.extend(entry.logprob for entry in known)
+
     def _commit_request(self, request: Request, result: StepResult, *, last: bool) -> None:
-        """Commits the result of one request. last: its rows in this step are the last that it has now."""
-        known = result.known.get(request.number, ())
+        """Commits rows that gave no new token. last: they are the last that the request has now."""
         match request.job:
             case Generation() as generation:
-                if known:
-                    generation.prompt_logprobs.extend(known)
-                if result.forced:
-                    generation.logprobs.extend(result.forced.get(request.number, ()))
-                sampled = result.sampled.get(request.number)
-                if sampled is not None:
-                    self._commit_token(request, sampled)
-                    return
                 if generation.stop is not None and not request.owes_logprobs:
                     self.finish(request)
                     return
                 if request.number not in self._verified:
                     self._stream(request, generation)
-            case Scoring(logprobs=values):
-                values.extend(entry.logprob for entry in known)
             case Choosing():
                 self._searches.take(request, result.asked.get(request.number, []))
             case Embedding() as embedding:
                 if (states := result.states.get(request.number)) is not None:
                     embedding.add(states)
-            case Prefilling():
+            case Scoring() | Prefilling():
                 pass
             case _:
                 assert_never(request.job)
@@ -503,8 +502,7 @@ class Commit:
             self._table.end_text(request, stop)
         elif request.number not in self._verified:
             self._timing.committed(request, generation, self._now)
-            if generation.stream:
-                self._stream(request, generation)
+            self._stream(request, generation)
 
     def _stream(self, request: Request, generation: Generation) -> None:
         """Sends new tokens; forced tokens wait for their log-probabilities when these are wanted."""

@@ -361,6 +361,8 @@ class KVManager:
         self._planning = True
         if self.windows is not None:
             self.windows.begin_step()
+        if self.states is not None:
+            self.states.begin_step()
 
     def end_plan(self) -> None:
         """Notes that the planned rows were launched, or that there are none."""
@@ -770,7 +772,7 @@ class KVManager:
         self.pool.clear()
         self.cache.forget()
         if self.states is not None:
-            self.states.clear()
+            self.states.slots.clear()
         if self.pages is not None:
             self.pages.clear()
         self.pins.forget()

@@ -196,10 +196,8 @@ class Planner:
             self._table.fail(request, error)
             return
         request.kv_length += 1
-        if request.schedule.program_id:
-            self._policy.usage.add(request, 1)
-        states = () if request.state is None else self._kv.run_state(request, request.kv_length)
-        self.current.add_next(request, states)
+        self._policy.usage.add(request, 1)
+        self.current.add_next(request, self._kv.run_state(request, request.kv_length))
 
     def _plan_rows(self, request: Request) -> None:
         """Puts as many of the request's next rows into the step as fit."""

@@ -64,6 +64,8 @@ class SamplingNeeds(NamedTuple):
 
     alone: bool  # the runner can choose the token
     limits: Limits | None  # of the draw; None: the most likely token
+    plain: bool  # it can in every row, and any token may come
+    counted: bool  # penalties may need the occurrences of tokens
 
 
 @dataclass(slots=True)
@@ -82,15 +84,13 @@ class Generation:
     sent: int = 0  # generated tokens that went out with Tokens
     logprobs: list[IdLogprob] = field(default_factory=list)
     prompt_logprobs: list[IdLogprob] = field(default_factory=list)
-    counts: dict[int, int] = field(default_factory=dict)  # generated token → occurrences
+    counts: dict[int, int] = field(default_factory=dict)  # generated token → occurrences, where `needs` wants them
     cursor: Matcher | None = None  # the constraint's matcher, at the end of the text
     stop: Stop | None = None  # the text has ended, and log-probabilities of its tokens are still to be computed
     first_token_at: float | None = None  # on the clock
     last_token_at: float = 0.0
     timed: int = 0  # generated tokens that these times know
     needs: SamplingNeeds | None = None  # of its sampling parameters, once they were asked for
-    plain: bool = False  # each of its rows needs the token alone, and any token may come
-    counted: bool = True  # penalties may need `counts`
 
     def __post_init__(self) -> None:
         self.matcher = self.stops.matcher() if self.stops is not None else None
@@ -463,7 +463,7 @@ def accept(request: Request, token: int, token_bytes: Callable[[int], bytes], lo
     generation = request.job
     assert isinstance(generation, Generation), "only generations sample"
     request.append(token)
-    if generation.counted:
+    if generation.needs is None or generation.needs.counted:
         generation.counts[token] = generation.counts.get(token, 0) + 1
     before, generated, sampling = generation.text_bytes, request.length - request.prompt_length, generation.sampling
     data = token_bytes(token)

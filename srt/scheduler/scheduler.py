@@ -558,12 +558,9 @@ class Scheduler:
             self._commit.commit(going, result)
         else:
             right = self._verify(step, going, result, logits)
-        self._time(step, rows, right, seconds)
-        if self._guesser is not None and rows - step.plan.guess_rows == len(planned):
-            alone = step.begun_at >= before  # no other step ran while it was planned
-            self._guesser.decoded(
-                step.plan, rows, self._clock.now() - step.begun_at if alone else self._completed_at - before
-            )
+        alone = step.begun_at >= before  # no other step ran while it was planned
+        delay = self._clock.now() - step.begun_at if alone else self._completed_at - before
+        self._time(step, rows, right, seconds, delay)
 
     def _verify(self, step: InFlightStep, going: list[PlannedRows], result: StepResult, logits: Logits) -> int:
         """Commits a step with rows of guesses, and returns how many of these were right."""
@@ -585,15 +582,17 @@ class Scheduler:
         self._completed_at = now
         return seconds
 
-    def _time(self, step: InFlightStep, rows: int, right: int, seconds: float) -> None:
+    def _time(self, step: InFlightStep, rows: int, right: int, seconds: float, delay: float) -> None:
         """Counts steps that consist of prompts, and those that only decode; others say little of either.
 
-        rows: of the step, guesses included. right: guesses that were.
+        rows: of the step, guesses included. right: guesses that were. delay: of the next step, by this one.
         """
         sequences, pages = len(step.plan.planned), self.kv.pages
         if rows - step.plan.guess_rows == sequences:
             self._counters.decode_step_rows += sequences + right
             self._counters.decode_step_seconds += seconds
+            if self._guesser is not None:
+                self._guesser.decoded(step.plan, rows, delay)
         elif rows >= _ROWS_OF_PROMPT * sequences:
             self._counters.prompt_step_rows += rows
             self._counters.prompt_step_seconds += seconds

@@ -49,7 +49,11 @@ class StateManager:
         self._counters = counters
         self._stride = config.snapshot_stride
         self._gap = config.snapshot_gap
-        self._guessed = 0  # slots of guesses
+        self._guessed = 0  # slots of guesses in this step
+
+    def begin_step(self) -> None:
+        """Notes that a step is planned: no guess has a slot."""
+        self._guessed = 0
 
     # ------------------------------------------------------------------------------------------ a request
 
@@ -157,7 +161,6 @@ class StateManager:
         state.position, state.slot = right[-1]
         state.source = state.slot
         del state.guessed[: len(right)]
-        self._guessed -= len(right)
 
     def settle_guesses(self, request: Request) -> None:
         """Frees the slots of guesses that were wrong. Rows after the state are to be computed again."""
@@ -191,11 +194,6 @@ class StateManager:
             self.slots.release(state.slot)
             request.state = None
 
-    def clear(self) -> None:
-        """Frees all slots, after the tree was forgotten."""
-        self.slots.clear()
-        self._guessed = 0
-
     def check(self, running: Sequence[Request]) -> None:
         """Checks that all slots have one owner, and that states are where their requests are.
 
@@ -211,7 +209,6 @@ class StateManager:
     def _drop_guesses(self, state: RequestState) -> None:
         for _, slot in state.guessed:
             self.slots.release(slot)
-        self._guessed -= len(state.guessed)
         state.guessed.clear()
 
     def _unlock(self, state: RequestState) -> None:

@@ -456,13 +456,13 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
             continue
         generation = request.job
         assert isinstance(generation, Generation), "only generations sample"
-        if generation.plain and rows.guessed is None and not launched:
-            assert generation.needs is not None, "they were asked for"
-            if generation.needs.limits is None:
+        needs = generation.needs
+        if needs is not None and needs.plain and rows.guessed is None and not launched:
+            if needs.limits is None:
                 kinds[last] = _ARGMAX
             else:
                 kinds[last] = _SAMPLE
-                draws.append((last, generation.needs.limits, generation.seed, request.length))
+                draws.append((last, needs.limits, generation.seed, request.length))
             continue
         try:
             choice = _choice_of(request, generation, launched=launched)
@@ -526,11 +526,11 @@ def _choice_of(request: Request, generation: Generation, *, launched: bool) -> _
 def _needs_of(generation: Generation, *, launched: bool) -> SamplingNeeds:
     """Reads the sampling parameters of a text, once. Raises ParameterError where nothing can be drawn."""
     sampling = generation.sampling
-    generation.counted = changes_logits(sampling)
-    alone = not generation.counted if launched else needs_only_token(sampling)
-    draws = alone and sampling.temperature != 0.0
-    generation.needs = SamplingNeeds(alone, Limits.of(sampling) if draws else None)
-    generation.plain = alone and generation.cursor is None and not sampling.min_tokens
+    changed = changes_logits(sampling)
+    alone = not changed if launched else needs_only_token(sampling)
+    limits = Limits.of(sampling) if alone and sampling.temperature != 0.0 else None
+    plain = alone and generation.cursor is None and not sampling.min_tokens
+    generation.needs = SamplingNeeds(alone, limits, plain, changed)
     return generation.needs
 
 

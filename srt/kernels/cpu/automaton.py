@@ -25,7 +25,6 @@ from ....fsm.language import Grammar
 _NODE, _BODY, _SHORTEST_PARTS, _CHARACTERS, _PLAIN = range(5)  # enum Question
 _LEAF, _SEQUENCE, _OPTIONS, _LOOP, _NESTED, _OPENED, _REMAINING = range(1, 8)  # enum NodeKind
 _AMBIGUITY, _STATES, _PYTHON, _MEMORY = -3, -4, -5, -6  # enum Failure
-_NODE_BYTES = 600  # of a node in Python, about
 _ASK = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32)
 
 _numbers = itertools.count()
@@ -129,8 +128,7 @@ class CpuAutomaton:
 
     @property
     def nbytes(self) -> int:
-        made = self._lowered.nodes + sum(order.made for order in self._lowered.orders)
-        return int(self._view.nbytes) + _NODE_BYTES * made
+        return int(self._view.nbytes) + self._lowered.nbytes
 
     def step(self, state: int, byte: int) -> int:
         following: int = self._calls.step(self.handle, state, byte)
@@ -153,12 +151,10 @@ class CpuAutomaton:
         return np.frombuffer(ctypes.string_at(self._view.table + ROW_BYTES * state, ROW_BYTES), np.int32)
 
     def forced(self, state: int) -> bytes:
-        length = self.checked(self._calls.forced(self.handle, state, self._text_address))
-        return ctypes.string_at(self._text.value, length) if length else b""  # type: ignore[arg-type]
+        return self._written(self._calls.forced, state)
 
     def close(self, state: int) -> bytes:
-        length = self.checked(self._calls.close(self.handle, state, self._text_address))
-        return ctypes.string_at(self._text.value, length) if length else b""  # type: ignore[arg-type]
+        return self._written(self._calls.close, state)
 
     def close_length(self, state: int) -> int:
         return self.checked(self._calls.close_length(self.handle, state))
@@ -171,6 +167,10 @@ class CpuAutomaton:
 
     def lookahead(self, state: int, reach: int) -> int:
         return self.checked(self._calls.lookahead(self.handle, state, reach))
+
+    def _written(self, call: Callable[..., int], state: int) -> bytes:
+        length = self.checked(call(self.handle, state, self._text_address))
+        return ctypes.string_at(self._text.value, length) if length else b""  # type: ignore[arg-type]
 
     def checked(self, found: int) -> int:
         """Returns what a call has found, or raises why it has failed."""

@@ -152,10 +152,6 @@ def forbids_ends(machine: Engine) -> int:
     return constrained(machine, min_tokens=3)
 
 
-def marks(machine: Engine) -> int:
-    return machine.mark([*PREFIX, 90], len(PREFIX), sampling=PLAIN)[0]
-
-
 def scores(machine: Engine) -> int:
     return machine.score([[*PREFIX, 90, 91], [*PREFIX, 90, 92]], len(PREFIX))
 
@@ -259,10 +255,12 @@ ROWS = [
     Row("scheduler.request_table:RequestTable.aborted", aborts),
     Row("scheduler.request_table:Timing.committed", PLAIN_ONE),
     Row("scheduler.request_table:Timing.of", PLAIN_ONE),
-    Row("scheduler.commit:Commit._commit_request", PLAIN_ONE),
+    Row("scheduler.commit:Commit._commit_request", scores),
+    Row("scheduler.commit:Commit._commit_known", scores),
+    Row("scheduler.commit:Commit._commit_known", generates(RICH)),
     Row("scheduler.commit:Commit._commit_token", PLAIN_ONE),
     Row("scheduler.commit:Commit._stream", generates(PLAIN, stream=True)),
-    Row("scheduler.commit:Commit._keep_marks", marks),
+    Row("scheduler.commit:Commit._keep_marks", PLAIN_ONE),
     Row("scheduler.commit:Commit.finish", scores),
     # vectors
     Row("scheduler.commit:_Reading._states", embeds),

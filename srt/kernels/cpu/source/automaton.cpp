@@ -241,9 +241,7 @@ int32_t Automaton::target(int32_t state, int32_t split, int32_t move) {
         const int32_t frame = frame_of(positions(state)[index]);
         if (!places_[place].terminal) found.positions.insert(position_of(place, frame));
         const std::vector<int32_t> rests(places_.rests(place).begin(), places_.rests(place).end());
-        std::vector<Closure> closures;
-        for (int32_t rest : rests) closures.push_back(frames_.enter(rest, frame));
-        for (const Closure& closure : closures) found.add(closure);
+        for (int32_t rest : rests) found.add(frames_.enter(rest, frame));
         if (places_[place].accepting) found.add(frames_.closure(frame));
     }
     return state_of(found.positions.items(), found.accepting);

@@ -290,9 +290,7 @@ class Frames {
     int64_t work_, ambiguity_;
 };
 
-int64_t one_less(int64_t turns);
-int64_t sum_of(int64_t one, int64_t other);
-int64_t product_of(int64_t one, int64_t other);
+int64_t sum_of(int64_t one, int64_t other);  // of lengths; at most 2 * MOST_LENGTH - 2
 
 // Rewrites frames so that those are equal which texts of at most `reach` bytes cannot tell apart.
 class Lookahead {

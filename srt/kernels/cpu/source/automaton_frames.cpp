@@ -7,14 +7,18 @@
 
 namespace umbel {
 
-int64_t one_less(int64_t turns) { return turns == 0 || turns == ENDLESS ? turns : turns - 1; }
+namespace {
 
-int64_t sum_of(int64_t one, int64_t other) { return std::min(one, MOST_LENGTH - 1) + std::min(other, MOST_LENGTH - 1); }
+int64_t one_less(int64_t turns) { return turns == 0 || turns == ENDLESS ? turns : turns - 1; }
 
 int64_t product_of(int64_t one, int64_t other) {
     const auto product = static_cast<__int128>(one) * other;
     return product > MOST_LENGTH ? MOST_LENGTH : static_cast<int64_t>(product);
 }
+
+}  // namespace
+
+int64_t sum_of(int64_t one, int64_t other) { return std::min(one, MOST_LENGTH - 1) + std::min(other, MOST_LENGTH - 1); }
 
 // ------------------------------------------------------------------------------------------------ nodes
 
