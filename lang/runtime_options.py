@@ -182,6 +182,9 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         token_guesses: steps also run guesses of the next tokens where that is faster: what followed the same words in
             the prompt and in earlier texts of the same salt. Right ones save steps, and texts stay the same. Not for
             the oracle.
+        draft_model: a smaller model of the same tokenizer, named as `model` is, that guesses what the model will say.
+            token_guesses then runs its guesses too, while they save more time than they take. It computes on the same
+            device, and pool_memory does not count its keys. docs/runtime.md says when it pays.
         constraint_engine: enforces constraints: "fsm" (umbel's automata), "llguidance", "outlines-core",
             "interegular", or "auto": umbel's, and llguidance for what those refuse.
         constraint_cache: compiled constraints that are kept; 0 compiles for every request.
@@ -228,6 +231,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     incremental_tokenization: bool = True
     jump_forward: bool = True
     token_guesses: bool = True
+    draft_model: str | None = None
     constraint_engine: ConstraintEngine = "auto"
     constraint_cache: Annotated[int, Range(0, 1 << 20)] = 256
     max_wait: Annotated[float, Range(0.0, 3600.0, " seconds")] = 10.0
@@ -257,6 +261,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         if ranks > 1 and self.adapters:
             raise ParameterError(f"tensor_parallel={ranks}: adapters are not cut into ranks; leave one of them out")
         _check_tiers(self, ranks)
+        _check_draft(self, ranks)
         delay = checks.plain_value(self.debug.step_delay)
         if delay and self.overlap is True:
             raise ParameterError(f"step_delay={delay} delays steps that wait; leave overlap=True out")
@@ -284,6 +289,21 @@ def _check_tiers(options: "RuntimeOptions", ranks: int) -> None:
         raise ParameterError(f"block_cache={options.debug.block_cache} has no tiers; leave {' and '.join(given)} out")
     if given and not options.radix_cache:
         raise ParameterError(f"radix_cache=False keeps no prefixes; leave {' and '.join(given)} out")
+
+
+def _check_draft(options: "RuntimeOptions", ranks: int) -> None:
+    """Checks that a draft can guess with the other options."""
+    if options.draft_model is None:
+        return
+    name = checks.text("draft_model", options.draft_model, MAX_MODEL_LENGTH, "a name or a path, or leave it out")
+    if checks.plain_value(options.model) == ORACLE or name == ORACLE:
+        raise ParameterError("draft_model: the oracle has no tokenizer in common with a model; leave it out")
+    if not options.token_guesses:
+        raise ParameterError(f"draft_model={shown(name)} guesses, and token_guesses=False; leave one of them out")
+    if options.overlap is True:
+        raise ParameterError(f"draft_model={shown(name)} guesses what follows a finished step; leave overlap=True out")
+    if ranks > 1:
+        raise ParameterError(f"tensor_parallel={ranks}: a draft is not cut into ranks; leave draft_model out")
 
 
 def _check_adapters(adapters: object) -> None:
@@ -381,6 +401,7 @@ class KeywordOptions(CacheOptions, SchedulingOptions, total=False):
     screened_head: bool
     jump_forward: bool
     token_guesses: bool
+    draft_model: str | None
     constraint_engine: ConstraintEngine
     seed: int | None
     threads: int | None

@@ -17,6 +17,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from ..lang.errors import MissingExtraError, ModelError, ParameterError
 from ..lang.runtime_options import ORACLE, SAVE_SECONDS, TIER_OPTIONS, RuntimeOptions
 from .core.batch import AsyncRunner, Runner, VectorHead
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from .scheduler.policy import SchedulerConfig
     from .scheduler.recording import EngineRecorder
     from .scheduler.scheduler import Scheduler
+    from .testing.launched_oracle import LaunchedOracle
+    from .testing.oracle import OracleRunner
     from .weights import ModelSource
 
 
@@ -155,9 +159,9 @@ def open_engine(
         MissingExtraError: a package is not installed.
     """
     from .constraints.matcher import ImmediateExecutor
+    from .scheduler.guesses import make_guesser
     from .scheduler.scheduler import Scheduler
-    from .testing.launched_oracle import LaunchedOracle, Slowed
-    from .testing.oracle import OracleRunner
+    from .testing.launched_oracle import Slowed
 
     # One thread opens constraints, after opening the vocabulary once. Another one opens those of llguidance, which may
     # take seconds.
@@ -168,35 +172,29 @@ def open_engine(
     endings: list[Callable[[], object]] = [partial(opener.shutdown, cancel_futures=True) for opener in openers]
     oracle: OracleRunner | LaunchedOracle | None = None
     source: ModelSource | None = None
+    draft: Runner | None = None
     if options.model == ORACLE:
         tokenizer = ByteTokenizer()
-        oracle = OracleRunner(
-            tokenizer.vocab_size,
-            options.context_length or ORACLE_CONTEXT,
-            (options.pool_tokens or ORACLE_POOL) + 1,
-            favourites=ORACLE_FAVOURITES,
-        )
-        if options.overlap is True:
-            oracle = LaunchedOracle(oracle)
+        oracle = _oracle(options, tokenizer.vocab_size)
         runner: Runner = Slowed(oracle, options.debug.step_delay) if options.debug.step_delay else oracle
         vocabulary, eos_ids, first = tokenizer.token_bytes, tokenizer.eos_ids, tokenizer.bos_id
 
         open_words: OpenVocabulary = partial(_open_vocabulary, lambda: tokenizer, None)
     elif loaded is not None:
-        if options.adapters:
-            raise ParameterError("adapters are read for a model on disk; build the runner of the loaded one with them")
-        given = loaded.tokenizer
+        given = _require_alone(options, loaded).tokenizer
         runner = loaded.runner
         vocabulary, eos_ids, first = given.token_bytes, given.eos_ids, given.bos_id
         open_words = partial(_open_vocabulary, lambda: given, None)
     else:
         source = _open_source(options)
         phase(f"loading {source.name}")
+        draft_source = _open_draft(options, source)
         open_words = partial(_open_vocabulary, source.constraint_tokenizer, _tries_folder())
         if prepare_constraints:
             import_module(".runners.build", __package__)  # before the thread, which would share the interpreter lock
             open_words = _begun(openers[0], open_words, source.vocab_size)
         runner = _runner_of_all_ranks(options, source, rendezvous, replica, phase)
+        draft = None if draft_source is None else _draft_runner(options, draft_source, runner, replica, phase)
         vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.bos_id
     matcher_cache = _matcher_cache(options, runner, open_words, openers, lasting)
     both_ways = source is not None and source.vectors.both_ways
@@ -205,13 +203,33 @@ def open_engine(
     head = _vector_head(options, source)
     tiers = _page_tiers(options, runner, source, clock)
     recorder = _recorder(options, runner, config, endings)
-    scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, matcher_cache, head, tiers, recorder)
+    others = matcher_cache, head, tiers, recorder, make_guesser(config, runner, draft)
+    scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, *others)
     if oracle is not None:
         oracle.expected = scheduler.planned_tokens  # it compares the content of slots with the expected tokens
     ready = matcher_cache.prepare() if prepare_constraints else None
     first_token = 0 if first is None else first
     save = _begin_tiers(scheduler, tiers, first_token, phase, clock)
     return Engine(scheduler, runner, first_token, matcher_cache, ready, tuple(endings), save)
+
+
+def _oracle(options: RuntimeOptions, vocab_size: int) -> "OracleRunner | LaunchedOracle":
+    """Makes the oracle, whose steps are launched where they are to overlap."""
+    from .testing.launched_oracle import LaunchedOracle
+    from .testing.oracle import OracleRunner
+
+    context, slots = options.context_length or ORACLE_CONTEXT, (options.pool_tokens or ORACLE_POOL) + 1
+    oracle = OracleRunner(vocab_size, context, slots, favourites=ORACLE_FAVOURITES)
+    return LaunchedOracle(oracle) if options.overlap is True else oracle
+
+
+def _require_alone(options: RuntimeOptions, loaded: LoadedModel) -> LoadedModel:
+    """Returns the loaded model. Raises ParameterError for options that need one on disk."""
+    if options.adapters:
+        raise ParameterError("adapters are read for a model on disk; build the runner of the loaded one with them")
+    if options.draft_model is not None:
+        raise ParameterError("draft_model: a loaded model has no tokenizer to compare with; leave it out")
+    return loaded
 
 
 def _check_block_cache(options: RuntimeOptions, runner: Runner) -> None:
@@ -260,7 +278,7 @@ def _overlaps(options: RuntimeOptions, runner: Runner) -> bool:
     if options.overlap is True and not possible:
         waits = "of a model with recurrent states" if runner.num_states else "on this device"
         raise ParameterError(f'overlap=True: steps {waits} are waited for; write overlap="auto"')
-    return options.overlap is not False and possible
+    return options.overlap is not False and possible and options.draft_model is None
 
 
 def _scheduler_config(options: RuntimeOptions, *, overlap: bool, both_ways: bool) -> "SchedulerConfig":
@@ -438,16 +456,21 @@ def _tries_folder() -> Path | None:
         return None
 
 
+def _names(options: RuntimeOptions) -> list[str]:
+    """Returns the names of the models that an engine loads."""
+    return [options.model] if options.draft_model is None else [options.model, options.draft_model]
+
+
 def may_be_remote(options: RuntimeOptions) -> bool:
-    """Returns whether the model may have to be downloaded. Loads nothing: a path that exists is no remote model."""
+    """Returns whether a model may have to be downloaded. Loads nothing: a path that exists is no remote model."""
     try:
-        return "/" in options.model and not Path(options.model).expanduser().exists()
+        return any("/" in name and not Path(name).expanduser().exists() for name in _names(options))
     except (OSError, RuntimeError):  # a name that is no path
         return False
 
 
 def fetch_model(options: RuntimeOptions, report: Callable[[str], object]) -> bool:
-    """Downloads the model if it is on the hub and not on this machine → whether it did.
+    """Downloads the model, and its draft, if they are on the hub and not on this machine → whether it did.
 
     Args:
         report: called with its name before a download.
@@ -463,14 +486,13 @@ def fetch_model(options: RuntimeOptions, report: Callable[[str], object]) -> boo
     except ImportError as error:
         raise MissingExtraError(error.name or "torch", "runtime") from error
     places = model_places()
-    found = locate(options.model, places)
-    if not isinstance(found, HubName):
-        return False
-    from .weights.catalog.download import download
+    missing = [found for name in _names(options) if isinstance(found := locate(name, places), HubName)]
+    for found in missing:
+        from .weights.catalog.download import download
 
-    report(str(found))
-    download(found, places)
-    return True
+        report(str(found))
+        download(found, places)
+    return bool(missing)
 
 
 def _open_source(options: RuntimeOptions) -> "ModelSource":
@@ -479,6 +501,63 @@ def _open_source(options: RuntimeOptions) -> "ModelSource":
     except ImportError as error:
         raise MissingExtraError(error.name or "torch", "runtime") from error
     return open_model(options.model)
+
+
+def _open_draft(options: RuntimeOptions, source: "ModelSource") -> "ModelSource | None":
+    """Opens the draft that options name; None: there is none. Raises ModelError or ParameterError if it cannot guess.
+
+    source: of the model.
+    """
+    if options.draft_model is None:
+        return None
+    draft = _open_source(msgspec.structs.replace(options, model=options.draft_model, draft_model=None))
+    with draft.named_in_errors():
+        require_same_tokens(source, draft)
+    if _device_of(options).startswith("cuda") and options.pool_tokens is None and options.pool_memory is None:
+        raise ParameterError(
+            f"draft_model={options.draft_model}: the KV pool takes all memory of the device; write pool_tokens or "
+            "pool_memory, so that the draft has room"
+        )
+    return draft
+
+
+def _draft_runner(options: RuntimeOptions, draft: "ModelSource", runner: Runner, replica: int, phase: Phase) -> Runner:
+    """Loads a draft, with as many slots as the model. Raises ModelError if it cannot be used."""
+    from .distributed.communicator import SINGLE_RANK
+
+    phase(f"loading the draft {draft.name}")
+    own = msgspec.structs.replace(
+        options,
+        draft_model=None,
+        adapters={},
+        context_length=None,
+        pool_tokens=runner.num_slots - 1,
+        pool_memory=None,
+    )
+    found = _model_runner(own, draft, SINGLE_RANK, replica, one_pool=True)
+    if found.num_states:
+        raise ModelError(f"{draft.path}: a draft has no recurrent states; choose one with attention only")
+    return found
+
+
+def require_same_tokens(source: "ModelSource", draft: "ModelSource") -> None:
+    """Raises ModelError if a draft has other tokens than the model. What pads their vocabularies may differ."""
+    if source.documents.tokenizer_digest() == draft.documents.tokenizer_digest():
+        return
+    tokens, others = source.vocabulary(), draft.vocabulary()
+    shared = min(len(tokens), len(others))
+    differs = next((i for i in range(shared) if tokens.token_bytes(i) != others.token_bytes(i)), None)
+    if differs is None and len(tokens) != len(others):
+        longer = max(tokens, others, key=len)
+        differs = next((i for i in range(shared, len(longer)) if longer.token_bytes(i)), None)
+    if differs is None:
+        ids, other_ids = source.constraint_tokenizer().special_ids, draft.constraint_tokenizer().special_ids
+        differs = next((ids[text] for text in ids if ids[text] < shared and other_ids.get(text) != ids[text]), None)
+    if differs is not None:
+        raise ModelError(
+            f"it cannot guess for {source.name}: token {differs} is another one in its tokenizer; choose a draft of "
+            "the same family"
+        )
 
 
 def open_rank(options: RuntimeOptions, rank: int, rendezvous: Path, replica: int) -> Runner:
@@ -521,8 +600,22 @@ def _threads_of_torch() -> int:
     return torch.get_num_threads()
 
 
-def _model_runner(options: RuntimeOptions, source: "ModelSource", communicator: "Communicator", replica: int) -> Runner:
-    """Loads the part of a rank of an engine."""
+def _device_of(options: RuntimeOptions) -> str:
+    """Returns the device that an engine takes, but for its number."""
+    import torch
+
+    return ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
+
+
+def _model_runner(
+    options: RuntimeOptions,
+    source: "ModelSource",
+    communicator: "Communicator",
+    replica: int,
+    *,
+    one_pool: bool = False,
+) -> Runner:
+    """Loads the part of a rank of an engine. one_pool: window layers have the slots of the others."""
     import torch
 
     from .distributed.launch import device_of
@@ -534,7 +627,7 @@ def _model_runner(options: RuntimeOptions, source: "ModelSource", communicator: 
     processes = communicator.ranks * options.replicas  # those on the CPU share its cores
     if options.threads is not None or processes > 1:
         torch.set_num_threads(max(1, (options.threads or _threads_of_torch()) // processes))
-    device: str = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
+    device = _device_of(options)
     if processes > 1:
         device = str(device_of(options, communicator.rank, replica))
     resolve_device(device)  # refused here, before its memory is measured
@@ -552,6 +645,7 @@ def _model_runner(options: RuntimeOptions, source: "ModelSource", communicator: 
             tensors,
             num_slots=slots,
             kv_bytes=pool_memory,
+            window_slots=0 if one_pool else None,
             dtype=options.dtype,
             kv_dtype=options.kv_dtype,
             device=device,

@@ -87,6 +87,9 @@ class Counters:
     accepted_prompt_rows: int = 0  # of these: the guess was right
     guessed_history_rows: int = 0
     accepted_history_rows: int = 0
+    guessed_draft_rows: int = 0
+    accepted_draft_rows: int = 0
+    draft_rows: int = 0  # that the draft has computed itself, prompts among them
     guess_failures: int = 0  # sources that were switched off
     picked_rows: int = 0  # logit rows for which the runner returned the token, not the logits
     snapshots_taken: int = 0  # of recurrent states
@@ -128,6 +131,7 @@ class Counters:
     load_seconds: float = 0.0  # from the look for pages until they have come, of loads that brought some
     tree_seconds: float = 0.0
     mask_seconds: float = 0.0
+    draft_seconds: float = 0.0  # of the draft's passes
     forward_seconds: float = 0.0  # in which the scheduler waited for steps: with overlap, less than they took
     sample_seconds: float = 0.0
     step_seconds: float = 0.0

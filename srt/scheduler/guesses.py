@@ -12,7 +12,8 @@ row). The keys of wrong ones lie in spare slots, which the next step writes agai
 after the other, with penalties, constraints, stops and log-probabilities as they are after the guesses before.
 
 Two sources guess: what followed the same tokens in the prompt and in the text itself, and what followed them in earlier
-texts of the same namespace, siblings of a fork among them.
+texts of the same namespace, siblings of a fork among them. A draft (draft_model.py) guesses where they know less: for
+all such texts together, and for as many tokens as are worth the time of both models.
 
 With overlap the newest token of a text is still being chosen while the step is planned. It is then guessed as well, and
 the guesses after it run:
@@ -42,15 +43,20 @@ from numpy.typing import NDArray
 
 from ..core.batch import PICTURE_BASE, Runner
 from .constrained import ConstrainedTexts
+from .draft_model import DraftModel
 from .policy import SchedulerConfig
 from .request import NO_SOURCE, Generation, Rate, Request
 from .request_table import SchedulerContext
 from .step import Guessed, PlannedRows, StepPlan, delays_too_many, takes_all_logits
 
 MOST_GUESSES = 16  # rows of guesses of a text in one step
+_INSTANT = 1e-9  # seconds; a step that took none took so many
 _LEAST = 0.02  # no guess counts as surely wrong, nor as surely right: what follows may be another text
 _MOST = 0.98
 _MARGIN = 1.2  # a row must bring so many times what its time is worth
+_DRAFT_MARGIN = 1.05  # the same of a step with the draft's guesses and the passes of the draft
+_DRAFT, _DRAFT_RATE = "draft", 0.7  # its name among sources; the part of its tokens that is right, before that is known
+_DRAFT_ROWS = 512  # of a pass of the draft, where steps have no limit
 _FARTHER = 4  # steps with so many times the rows that were measured are not estimated
 # Steps in which guesses were found and none ran, or some ran in each: then one does the other, to measure. Twice as
 # many after each that changed nothing, up to the most.
@@ -277,11 +283,41 @@ class _Candidate(NamedTuple):
     depth: int
 
 
-def make_guesser(config: SchedulerConfig, runner: Runner) -> "Guesser | None":
-    """Makes the guesser that a configuration asks for; None: nothing is guessed."""
+def make_guesser(config: SchedulerConfig, runner: Runner, draft: Runner | None = None) -> "Guesser | None":
+    """Makes the guesser that a configuration asks for; None: nothing is guessed. draft: runs the draft, if any."""
     if not config.token_guesses:
         return None
-    return Guesser([PromptSource(), HistorySource()], StepCosts, runner.vocab_size)
+    model = None if draft is None else DraftModel(draft, runner.vocab_size)
+    return Guesser([PromptSource(), HistorySource()], StepCosts, runner.vocab_size, model)
+
+
+class _Exploration:
+    """Says when a step does the other thing than the steps before, to measure it: ever more seldom, if nothing changes.
+
+    `patience`: steps until the next one that measures.
+    """
+
+    def __init__(self) -> None:
+        self.patience = _EXPLORE
+        self._same = 0  # steps since one did what the one before did not
+        self._did = False
+
+    @property
+    def near(self) -> bool:
+        """Returns whether the next step may measure."""
+        return self._same >= self.patience - 1
+
+    def due(self, does: bool) -> bool:
+        """Notes whether a step would do it, and returns whether it does the other thing."""
+        if does is self._did:
+            self._same += 1
+        else:
+            self._same, self.patience = 0, _EXPLORE
+        self._did = does
+        if self._same < self.patience:
+            return False
+        self._same, self.patience = 0, min(2 * self.patience, _MOST_EXPLORE)
+        return True
 
 
 class Guesser:
@@ -291,20 +327,34 @@ class Guesser:
         sources: all are asked; the guess that is most likely right is taken.
         costs: makes what estimates the seconds of steps.
         vocab_size: tokens are below it.
+        draft: guesses for many texts together; None: there is none.
     """
 
-    def __init__(self, sources: Sequence[GuessSource], costs: Callable[[], StepCosts], vocab_size: int) -> None:
+    def __init__(
+        self,
+        sources: Sequence[GuessSource],
+        costs: Callable[[], StepCosts],
+        vocab_size: int,
+        draft: DraftModel | None = None,
+    ) -> None:
         self._sources = list(sources)
         self._costs = {False: costs(), True: costs()}  # whether a step computes all logits of a row
         self._vocab_size = vocab_size
         self._rates: dict[tuple[str, int], Rate] = {}
-        self._patience = _EXPLORE  # steps until the next one that measures
-        self._same = 0  # steps with guesses since one ran them, and the one before did not, or the other way round
-        self._ran = False
+        self._rows = _Exploration()  # steps with guesses: whether rows of some ran
+        self._draft = draft
+        self._draft_costs = costs()
+        self._drafts = _Exploration()  # steps with texts for the draft: whether it ran
+        self._drafted = 0.0  # seconds that it took for the last plan
 
     def attach(self, context: SchedulerContext, constrained: ConstrainedTexts) -> None:
         """Connects it to the scheduler that owns it."""
         self._kv = context.kv
+        self._clock = context.clock
+        self._draft_rows = context.config.max_step_tokens or _DRAFT_ROWS
+        if self._draft is not None:
+            assert not context.config.overlap, "a draft reads tokens that are known"
+            self._draft.attach(context.kv, constrained, context.clock)
         self._overlap = context.config.overlap
         self._counters = context.counters
         self._faults = context.faults  # visited at engine.guess, for each source and text
@@ -318,26 +368,24 @@ class Guesser:
         sampling = [
             index for index, rows in enumerate(plan.planned) if rows.end == rows.request.length and rows.request.samples
         ]
-        if not (self._sources and sampling):
+        self._drafted = 0.0
+        if not ((self._sources or self._draft) and sampling):
             return
-        exploring = self._same == self._patience - 1
         found: dict[int, Guessed] = {}
-        if exploring or self._may_pay(plan, len(sampling)):
+        looked = self._rows.near or self._may_pay(plan, len(sampling))
+        if looked:
             for index in sampling:
                 request = plan.planned[index].request
                 if request.goes_on and (guess := self._best(request)) is not None:
                     found[index] = guess
-            if not found:
-                return
+        drafted = self._add_drafts(plan, sampling, found) if self._draft is not None else set()
+        if looked and not found:
+            return
         counts = self._worth(plan, found, len(sampling))
-        if bool(counts) is self._ran:
-            self._same += 1
-        else:
-            self._same, self._patience = 0, _EXPLORE
-        self._ran = bool(counts)
-        if self._same == self._patience:
-            self._same, self._patience = 0, min(2 * self._patience, _MOST_EXPLORE)
+        if self._rows.due(bool(counts)):
             counts = {} if counts else {next(iter(found)): 1}
+        if drafted and not counts:
+            counts = {min(drafted): 1}  # the draft has run, to measure
         chosen: dict[int, Guessed] = {}
         states = {slot for rows in plan.planned for run in rows.states for slot in (run.source, run.target)}
         for index, count in counts.items():
@@ -355,6 +403,80 @@ class Guesser:
             return False
         more = costs.seconds(rows + 1) - costs.seconds(rows)
         return _MOST * costs.seconds(sampling) >= _MARGIN * more * sampling
+
+    def _add_drafts(self, plan: StepPlan, sampling: Sequence[int], found: dict[int, Guessed]) -> set[int]:
+        """Adds guesses of the draft for texts of which it knows more than the sources → those texts."""
+        draft = self._draft
+        assert draft is not None, "it is called with a draft"
+        chances: dict[int, float] = {}
+        for index in sampling:
+            request = plan.planned[index].request
+            if request.goes_on and draft.takes(request):
+                chance = self._chance(request, _DRAFT, 0, _DRAFT_RATE)
+                if index not in found or found[index].chance < chance:
+                    chances[index] = chance
+        costs, rows = self._costs_of(plan), sum(rows.end - rows.start for rows in plan.planned)
+        if not (chances and costs.knows(len(sampling)) and costs.covers(rows + len(chances))):
+            return set()
+        requests = {index: plan.planned[index].request for index in chances}
+        depth = self._depth(plan, list(requests.values()), list(chances.values()), len(sampling))
+        if self._drafts.due(depth > 0) and depth == 0 and draft.missing(list(requests.values())) <= self._draft_rows:
+            depth = 1
+        asked = {
+            index: count
+            for index, request in requests.items()
+            if (count := self._kv.stretch(request, min(depth, self._most(request)))) > 0
+        }
+        guesses = self._ask_draft(draft, [(requests[index], count) for index, count in asked.items()])
+        added = set()
+        for index, tokens in zip(asked, guesses, strict=False):  # none, where the draft has failed
+            if tokens:
+                found[index] = Guessed(_DRAFT, tokens, 0, chances[index])
+                added.add(index)
+        return added
+
+    def _ask_draft(self, draft: DraftModel, asked: Sequence[tuple[Request, int]]) -> list[list[int]]:
+        """Returns the draft's guesses, and measures it. A draft that fails is switched off, and there are none."""
+        if not asked:
+            return []
+        try:
+            self._faults("engine.guess")
+            guesses, passes = draft.guess(asked, self._draft_rows)
+        except Exception as error:
+            self._draft = None
+            self._warn(_DRAFT, error)
+            return []
+        self._drafted = sum(one.seconds for one in passes)
+        for one in passes:
+            self._draft_costs.measured(one.rows, one.seconds)
+        self._counters.draft_rows += sum(one.rows for one in passes)
+        self._counters.draft_seconds += self._drafted
+        return guesses
+
+    def _depth(self, plan: StepPlan, requests: Sequence[Request], chances: Sequence[float], sampling: int) -> int:
+        """Returns how many tokens the draft is to guess of each of these texts; 0: none are worth the time.
+
+        So many that a step brings most tokens for its seconds, those of the draft among them. What the draft has to
+        compute of prompts first counts in parts, one for each step that a text may still take.
+        """
+        assert self._draft is not None, "it is called with a draft"
+        costs, passes, texts = self._costs_of(plan), self._draft_costs, len(requests)
+        if not passes.knows(texts):
+            return 2  # the second pass has so many rows
+        generations = [request.job for request in requests if isinstance(request.job, Generation)]
+        left = sum(one.length_limit for one in generations) - sum(request.length for request in requests)
+        late = max(0.0, passes.seconds(self._draft.missing(requests)) - passes.seconds(texts))
+        alone = costs.seconds(sampling)
+        best, depth = _DRAFT_MARGIN * sampling / max(alone, _INSTANT), 0
+        for count in range(1, MOST_GUESSES + 1):
+            if not costs.covers(sampling + count * texts):
+                break
+            more = sum(chance * (1 - chance**count) / (1 - chance) for chance in chances)
+            share = min(1.0, (texts + more) / max(left, 1))
+            seconds = costs.seconds(sampling + count * texts) + count * passes.seconds(texts) + share * late
+            if (rate := (sampling + more) / max(seconds, _INSTANT)) > best:
+                best, depth = rate, count
+        return depth
 
     def _possible(self, request: Request, guess: Guessed, count: int, states: set[int]) -> Guessed | None:
         """Returns the first `count` tokens of a guess, as far as there are slots and its constraint allows them.
@@ -377,9 +499,7 @@ class Guesser:
 
     def _best(self, request: Request) -> Guessed | None:
         """Returns the guess whose first token is most likely right."""
-        generation = request.job
-        assert isinstance(generation, Generation), "only generations sample"
-        most = min(MOST_GUESSES, generation.length_limit - 1 - request.length)
+        most = self._most(request)
         pending = request.source != NO_SOURCE
         best: Guessed | None = None
         for source in tuple(self._sources):
@@ -391,7 +511,7 @@ class Guesser:
                 tokens = guess.tokens
                 if not 0 < len(tokens) <= most + pending or not all(0 <= t < self._vocab_size for t in tokens):
                     raise ValueError("it gave what is no guess")
-                chance = self._chance(request, source, guess.kind)
+                chance = self._chance(request, source.name, guess.kind, source.first_rates[guess.kind])
             except Exception as error:
                 self._switch_off(source, error)
                 continue
@@ -399,18 +519,31 @@ class Guesser:
                 best = Guessed(source.name, tokens[pending:], guess.kind, chance, tokens[0] if pending else None)
         return best
 
+    def _most(self, request: Request) -> int:
+        """Returns the most tokens that may be guessed of a text."""
+        generation = request.job
+        assert isinstance(generation, Generation), "only generations sample"
+        return min(MOST_GUESSES, generation.length_limit - 1 - request.length)
+
     def _switch_off(self, source: GuessSource, error: Exception) -> None:
         self._sources.remove(source)
+        self._warn(source.name, error)
+
+    def _warn(self, name: str, error: Exception) -> None:
+        """Counts a source that was switched off, and says why."""
         self._counters.guess_failures += 1
         reason = str(error) if isinstance(error, ValueError) else type(error).__name__
-        _log.warning("no more guesses come from %r, texts are not affected: %s", source.name, reason)
+        _log.warning("no more guesses come from %r, texts are not affected: %s", name, reason)
 
-    def _chance(self, request: Request, source: GuessSource, kind: int) -> float:
-        """Returns how likely a token of such a guess is right: as in this text so far, and in all others."""
-        key = source.name, kind
+    def _chance(self, request: Request, source: str, kind: int, first: float) -> float:
+        """Returns how likely a token of such a guess is right: as in this text so far, and in all others.
+
+        first: before any was measured.
+        """
+        key = source, kind
         rate = self._rates.get(key)
         if rate is None:
-            rate = self._rates[key] = Rate(4 * source.first_rates[kind], 4, 0.98)
+            rate = self._rates[key] = Rate(4 * first, 4, 0.98)
         chance = rate.mean
         if (own := request.guess_rates.get(key)) is not None:
             chance = (own.right + 2 * chance) / (own.tried + 2)
@@ -468,7 +601,7 @@ class Guesser:
     def decoded(self, plan: StepPlan, rows: int, seconds: float) -> None:
         """Takes the time by which a step without prompts has delayed the next one. rows: guesses included."""
         whole = any(row.request.samples and takes_all_logits(row.request) for row in plan.planned)
-        self._costs[whole].measured(rows, seconds)
+        self._costs[whole].measured(rows, seconds - self._drafted)
 
     def learn(self, rows: PlannedRows, accepted: int) -> None:
         """Counts the guesses of a text, of which the first `accepted` were right."""

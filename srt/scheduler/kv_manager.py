@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...lang.runtime_options import SAVE_SECONDS, most_of_salt
 from ...lang.status import PoolGauges, TreeNode, TreeSurvey
@@ -251,6 +252,7 @@ class KVManager:
         states: manages recurrent states; None: the model has none.
         windows: manages the slots of window layers; None: they have none of their own.
         journal: has the changes of the tree that are not told yet; None: they are not told.
+        drafted: slots of which a draft has the keys (draft_model.py); None: there is no draft.
         longest: tokens of the longest sequence: those of the context, as far as the share of a salt holds them. Kept
             prefixes leave room for one.
     """
@@ -301,6 +303,7 @@ class KVManager:
             self.tree.before_eviction = self.pages.before_eviction
             if self.windows is not None:
                 self.windows.margin = 2 * PAGE_TOKENS  # so that the pages around a window can be saved whole
+        self.drafted: NDArray[np.bool_] | None = None
         self._planning = False
         self.tree_time = Stopwatch(clock)
         self._counters = counters
@@ -516,6 +519,8 @@ class KVManager:
         if not count:
             return _NO_SLOTS
         slots = self.pool.allocate(count)
+        if self.drafted is not None:
+            self.drafted[slots] = False
         _root(request).private_slots += count
         return slots
 

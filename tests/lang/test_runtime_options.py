@@ -1,5 +1,6 @@
 """Options of a runtime: declared once, taken one by one or in groups."""
 
+import re
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -60,6 +61,8 @@ def test_groups_are_another_way_to_write_options() -> None:
         ({"cache": 3}, "cache must be a dict of options, got int 3"),
         ({"debug": True}, "debug must be a dict of options"),
         ({"debug": {"step_delay": 0.1}, "overlap": True}, "leave overlap=True out"),
+        ({"draft_model": "small"}, "the oracle has no tokenizer in common with a model"),
+        ({"draft_model": ""}, "a name or a path, or leave it out"),
     ],
 )
 def test_what_is_written_wrong_is_refused_with_what_to_write(given: dict[str, Any], says: str) -> None:
@@ -78,3 +81,17 @@ def test_options_cross_a_process_and_are_told_as_facts() -> None:
     facts = facts_of(options)
     assert (facts["check_every_step"], facts["step_delay"], facts["seed"]) == (True, 0.0, 4)
     assert "debug" not in facts
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"token_guesses": False}, "draft_model='small' guesses, and token_guesses=False; leave one of them out"),
+        ({"overlap": True}, "draft_model='small' guesses what follows a finished step; leave overlap=True out"),
+        ({"tensor_parallel": 2}, "tensor_parallel=2: a draft is not cut into ranks; leave draft_model out"),
+    ],
+)
+def test_a_draft_guesses_with_few_other_options(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ParameterError, match=re.escape(says)):
+        RuntimeOptions(model="large", draft_model="small", **given)
+    assert RuntimeOptions(model="large", draft_model="small").draft_model == "small"

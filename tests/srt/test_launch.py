@@ -1,17 +1,21 @@
 """Options that change the model of an engine itself."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from umbel.lang.errors import ParameterError
+from umbel.lang.errors import ModelError, ParameterError
 from umbel.lang.runtime_options import RuntimeOptions
+from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.instruments import VirtualClock, no_faults
-from umbel.srt.launch import open_engine
+from umbel.srt.core.messages import Ended, EngineGenerate
+from umbel.srt.launch import Engine, open_engine
 from umbel.srt.runners.torch_runner import TorchRunner
 
 from .models.reference import Piece, Sequences, random_tokens, reference_logits, relative_error, run_steps
-from .weights.tiny import BY_NAME, write_folder
+from .weights.tiny import BY_NAME, auto, write_folder
 
 SLOTS = 150
 ORIGINAL = 64  # tokens that the tiny Phi was first made for; its context is 512
@@ -43,3 +47,71 @@ def test_a_context_longer_than_the_models_is_refused(tmp_path: Path) -> None:
     write_folder(tmp_path / "phi", BY_NAME["phi3"])
     with pytest.raises(ParameterError, match="context_length=513 is more than the 512 tokens phi was made for"):
         runner_of(tmp_path / "phi", 513)
+
+
+def texts_of(engine: Engine) -> list[list[int]]:
+    """What the engine says to three prompts, two of them together."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    drawn = SamplingParams(temperature=0.8, seed=5, max_tokens=40, ignore_eos=True)
+    ended: dict[int, list[int]] = {}
+    for group in ([(1, [5, 9, 7], greedy), (2, [5, 9, 8], drawn)], [(3, [5, 9, 7, 4], drawn)]):
+        for number, prompt, sampling in group:
+            engine.scheduler.handle_message(EngineGenerate(number, prompt, sampling, False))
+        while not engine.scheduler.idle:
+            ended |= {event.id: event.token_ids for event in engine.scheduler.step() if isinstance(event, Ended)}
+    return [ended[number] for number in sorted(ended)]
+
+
+def opened(folder: Path, **options: object) -> Engine:
+    given = RuntimeOptions(model=str(folder), dtype="float32", pool_tokens=SLOTS, **options)  # type: ignore[arg-type]
+    return open_engine(given, clock=VirtualClock(), faults=no_faults, phase=lambda _: None)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "llama"])
+def test_a_draft_saves_steps_and_changes_no_text(family: str, tmp_path: Path) -> None:
+    """The model is its own draft: right but where the sources guess. gemma3 has window layers, its draft one pool."""
+    torch.set_num_threads(1)
+    write_folder(tmp_path / "model", BY_NAME[family])
+    truth, steps = [], []
+    for draft in (None, str(tmp_path / "model")):
+        engine = opened(tmp_path / "model", draft_model=draft)
+        truth.append(texts_of(engine))
+        counters = engine.scheduler.counters
+        steps.append(counters["steps"])
+        engine.close()
+    assert truth[0] == truth[1]
+    assert counters["accepted_draft_rows"] > 0.9 * counters["guessed_draft_rows"] > 30
+    assert steps[1] < 0.5 * steps[0]
+
+
+def test_a_draft_of_another_tokenizer_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    write_folder(tmp_path / "model", BY_NAME["llama"])
+    write_folder(tmp_path / "other", BY_NAME["qwen2"])
+    with pytest.raises(
+        ModelError, match=r"other: it cannot guess for model: token \d+ is another one in its tokenizer"
+    ):
+        opened(tmp_path / "model", draft_model=str(tmp_path / "other"))
+
+
+def test_a_draft_may_pad_its_vocabulary_otherwise(tmp_path: Path) -> None:
+    """As Qwen 2.5 does by size. The files of the tokenizer differ, its tokens do not."""
+    padded = replace(BY_NAME["llama"], build=lambda size: BY_NAME["llama"].build(size + 24))
+    write_folder(tmp_path / "model", BY_NAME["llama"])
+    write_folder(tmp_path / "padded", padded)
+    file = tmp_path / "padded" / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text())))
+    without = opened(tmp_path / "model")
+    engine = opened(tmp_path / "model", draft_model=str(tmp_path / "padded"))
+    assert texts_of(engine) == texts_of(without)
+    assert engine.scheduler.counters["draft_rows"] > 0
+    assert engine.scheduler.counters["guess_failures"] == 0
+    for one in (engine, without):
+        one.close()
+
+
+def test_a_draft_with_recurrent_states_is_refused(tmp_path: Path) -> None:
+    build = auto("lfm2", layer_types=["conv", "full_attention"], block_multiple_of=8, block_ffn_dim_multiplier=1.1)
+    write_folder(tmp_path / "model", BY_NAME["llama"])
+    write_folder(tmp_path / "states", replace(BY_NAME["llama"], build=build))
+    with pytest.raises(ModelError, match="a draft has no recurrent states"):
+        opened(tmp_path / "model", draft_model=str(tmp_path / "states"))

@@ -14,10 +14,11 @@ from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.batch import Runner
 from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.core.messages import Ended, EngineConstraint, EngineGenerate, Schedule
+from umbel.srt.scheduler.draft_model import DraftModel
 from umbel.srt.scheduler.guesses import Guesser
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 
-from ..guessing import told
+from ..guessing import Free, told
 from ..toy_constraint import TOKENIZER, texts, toy_shelf
 
 VOCABULARY = TOKENIZER.vocab_size
@@ -106,3 +107,22 @@ def assert_guesses_change_no_text(runner: Runner, seeds: Iterable[int]) -> None:
         guessed += scheduler.counters["guessed_prompt_rows"]
         accepted += scheduler.counters["accepted_prompt_rows"]
     assert guessed > accepted > 0, "some guesses are right, and some are wrong"
+
+
+def assert_drafts_change_no_text(runner: Runner, draft: Runner, seeds: Iterable[int]) -> float:
+    """Traffic that a draft guesses against one request after another, without a cache → the part that was right."""
+    guessed = accepted = 0.0
+    for seed in seeds:
+        requests = traffic(seed)
+        runner.clear()
+        truth, _ = answers(runner, requests, radix_cache=False, max_running=1, max_step_tokens=None)
+        runner.clear()
+        guesser = Guesser([], Free, VOCABULARY, DraftModel(draft, VOCABULARY))
+        actual, scheduler = answers(runner, requests, guesser, max_running=6, max_step_tokens=7, headroom=0)
+        for number, (text, expected) in enumerate(zip(actual, truth, strict=True)):
+            assert text == expected, f"seed {seed}, request {number}: {requests[number]}"
+        assert not scheduler.counters["guess_failures"]
+        guessed += scheduler.counters["guessed_draft_rows"]
+        accepted += scheduler.counters["accepted_draft_rows"]
+    assert guessed, "nothing was drafted"
+    return accepted / guessed

@@ -8,7 +8,13 @@ import torch
 from umbel.lang.runtime_options import Kernels
 from umbel.srt.runners.build import build_runner
 
-from .equality import SLOTS, VOCABULARY, assert_guesses_change_no_text, assert_texts_do_not_depend_on_the_schedule
+from .equality import (
+    SLOTS,
+    VOCABULARY,
+    assert_drafts_change_no_text,
+    assert_guesses_change_no_text,
+    assert_texts_do_not_depend_on_the_schedule,
+)
 from .reference import reference_model, tensors_of
 
 # model_type and what differs from the tiny default. Windows are shorter than the prompts.
@@ -118,6 +124,36 @@ def test_guesses_change_no_text(case: str, kernels: Kernels, seeds: Sequence[int
     model = reference_model(model_type, vocab_size=VOCABULARY, **changes)
     runner = build_runner(model.config.to_dict(), tensors_of(model), num_slots=SLOTS, dtype="float32", kernels=kernels)
     assert_guesses_change_no_text(runner, seeds)
+
+
+@pytest.mark.parametrize(
+    ("case", "kernels", "of_draft"),
+    [
+        ("gemma 3", "native", "torch"),
+        ("llama 4", "torch", "native"),
+        *(pytest.param(*run, "native", marks=pytest.mark.nightly) for run in RUNS),
+    ],
+)
+def test_drafts_change_no_text(case: str, kernels: Kernels, of_draft: Kernels) -> None:
+    """One that is the model itself is nearly always right, one with other weights hardly ever."""
+    torch.set_num_threads(1)
+    model_type, changes = CASES[case]
+    model = reference_model(model_type, vocab_size=VOCABULARY, **changes)
+    runner = build_runner(model.config.to_dict(), tensors_of(model), num_slots=SLOTS, dtype="float32", kernels=kernels)
+    other = reference_model("phi3", vocab_size=VOCABULARY, hidden_size=64, pad_token_id=0)
+    right = []
+    for one in (model, other):
+        draft = build_runner(
+            one.config.to_dict(),
+            tensors_of(one),
+            num_slots=SLOTS,
+            window_slots=0,
+            dtype="float32",
+            kernels=of_draft,
+        )
+        right.append(assert_drafts_change_no_text(runner, draft, (1, 2)))
+    assert right[0] > 0.95
+    assert right[1] < 0.7, "what a constraint leaves open is right by chance"
 
 
 WINDOW_SLOTS = 40  # for a few windows, and a chunk of 7
