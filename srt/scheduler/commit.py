@@ -24,7 +24,7 @@ from ..sampling.gumbel import SampleRequest
 from ..sampling.sampler import Sampler, Wanted, bits_of, describe, draws_of, look_up
 from .choice_search import ChoiceSearches, questions
 from .constrained import ConstrainedTexts
-from .request import Choosing, Embedding, Generation, Phase, Prefilling, Request, Scoring, Stop
+from .request import Choosing, Embedding, Generation, Phase, Prefilling, Request, Scoring, Stop, accept
 from .request_table import SchedulerContext, score_ended
 from .step import PlannedRows, StepPlan, allowed_of, forbidden_ends
 
@@ -41,13 +41,15 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Results of a step, all keyed by request number.
+    """Results of a step, keyed by request number.
 
+    `plain`: of all rows in their order the token that the runner chose for a plain row; -1: see the other results.
     `known`: log-probabilities of prompt tokens, in order. `forced`: the same of generated tokens that were appended
     before their rows ran. `sampled`: new tokens. `asked`: log-probabilities for choice searches, in order of the rows.
     `states`: hidden states of an Embedding's rows, [n, hidden]. `errors`: why a request fails.
     """
 
+    plain: Sequence[int]
     known: Mapping[int, list[IdLogprob]]
     forced: Mapping[int, list[IdLogprob]]
     sampled: Mapping[int, SampledToken]
@@ -73,12 +75,19 @@ def read_step_result(
     Raises:
         Exception: the forward pass has failed after all, on a device that reports it late.
     """
-    reading = _Reading(logits, row_requests, sampler, dict(errors))
-    going = {rows.request.number: rows for rows in planned if rows.request.number not in reading.errors}
+    tokens = logits.tokens.tolist()
+    plain = [tokens[rows.first_index] if rows.plain else -1 for rows in planned]
+    if errors:
+        plain = [-1 if rows.request.number in errors else token for rows, token in zip(planned, plain, strict=True)]
+    others = [rows for rows, token in zip(planned, plain, strict=True) if token < 0]
+    if not others:
+        return StepResult(plain, {}, {}, {}, {}, {}, {})
+    reading = _Reading(logits, tokens, row_requests, sampler, dict(errors))
+    going = {rows.request.number: rows for rows in others if rows.request.number not in reading.errors}
     telling = {n: rows for n, rows in going.items() if rows.first_logit < min(rows.last_logit, rows.request.length - 1)}
     known, forced = reading.known(telling), reading.forced(telling)
     result = StepResult(
-        known, forced, reading.sampled(going), reading.asked(going), reading.states(going), reading.errors
+        plain, known, forced, reading.sampled(going), reading.asked(going), reading.states(going), reading.errors
     )
     if reading.errors and len(logits.values):
         logits.values[0, 0].item()
@@ -96,6 +105,7 @@ class _Reading:
     """
 
     logits: Logits
+    tokens: list[int]  # those of the logits
     row_requests: RowRequests | None
     sampler: Sampler
     errors: dict[int, Exception] = field(default_factory=dict)
@@ -112,7 +122,7 @@ class _Reading:
 
     def sampled(self, planned: _Rows) -> Mapping[int, SampledToken]:
         """Returns new tokens: chosen by the runner, chosen here by the row requests, or sampled from logits."""
-        tokens, errors = self.logits.tokens.tolist(), self.logits.errors
+        tokens, errors = self.tokens, self.logits.errors
         described = self.row_requests.described if self.row_requests is not None else None
         told: dict[int, SampledToken] = {}  # by tokens that nothing overrules, and nothing more is asked of
         owners: dict[int, PlannedRows] = {}
@@ -352,6 +362,7 @@ class Commit:
         self._timing = context.timing
         self._clock = context.clock
         self._faults = context.faults
+        self._token_bytes, self._longest = context.token_bytes, context.factory.longest
         self._constrained = constrained
         self._searches = searches
         self._now = 0.0  # on the clock, when the results of the step were there
@@ -381,12 +392,15 @@ class Commit:
         """Applies the result of these rows, which have run."""
         self._now = self._clock.now()
         telling = bool(result.known or result.forced)
-        for rows in planned:
+        for rows, token in zip(planned, result.plain, strict=True):
             request = rows.request
             if request.phase is not Phase.RUNNING:
                 continue  # its message has failed in this commit
             try:
                 self._faults("engine.commit")
+                if token >= 0:
+                    self._commit_plain(request, token)
+                    continue
                 if (error := result.errors.get(request.number)) is not None:
                     self._table.fail(request, error)
                     continue
@@ -485,6 +499,18 @@ class Commit:
                 assert_never(request.job)
         if last:
             self.finish(request)
+
+    def _commit_plain(self, request: Request, token: int) -> None:
+        """Commits the token of a plain row: `_commit_token` for it, in half of the time."""
+        generation = request.job
+        assert isinstance(generation, Generation), "only generations sample"
+        self._counters.completion_tokens += 1
+        stop = accept(request, token, self._token_bytes, self._longest)
+        self._timing.committed(request, generation, self._now)
+        if stop is not None:
+            self._table.end_text(request, stop)
+        elif generation.stream:
+            self._stream(request, generation)
 
     def _commit_token(self, request: Request, sampled: SampledToken) -> None:
         generation = request.job

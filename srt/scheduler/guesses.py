@@ -398,7 +398,7 @@ class Guesser:
     def _may_pay(self, plan: StepPlan, sampling: int) -> bool:
         """Returns whether a row could be worth its time if its guess were as good as certain."""
         costs = self._costs_of(plan)
-        rows = sum(rows.end - rows.start for rows in plan.planned)
+        rows = plan.row_count
         if not (costs.knows(sampling) and costs.covers(rows + 1)):
             return False
         more = costs.seconds(rows + 1) - costs.seconds(rows)
@@ -415,7 +415,7 @@ class Guesser:
                 chance = self._chance(request, _DRAFT, 0, _DRAFT_RATE)
                 if index not in found or found[index].chance < chance:
                     chances[index] = chance
-        costs, rows = self._costs_of(plan), sum(rows.end - rows.start for rows in plan.planned)
+        costs, rows = self._costs_of(plan), plan.row_count
         if not (chances and costs.knows(len(sampling)) and costs.covers(rows + len(chances))):
             return set()
         requests = {index: plan.planned[index].request for index in chances}
@@ -560,7 +560,7 @@ class Guesser:
         costs = self._costs_of(plan)
         if not (found and costs.knows(sampling)):
             return {}
-        rows = sum(rows.end - rows.start for rows in plan.planned)
+        rows = plan.row_count
         left = plan.logits_left if plan.rows_left is None else min(plan.logits_left, plan.rows_left)
         heap = [
             _Candidate(-(guess.chance ** (1 if guess.assumed is None else 2)), index, 0)

@@ -538,6 +538,17 @@ class KVManager:
             return 1
         return wanted if self.has_slots(request, wanted * _SPARE_SHARE) else self.cache.page
 
+    def take_ahead(self, request: Request) -> bool:
+        """Gives a decoding request a run of spare slots, if so many are free now, and it follows tokens of its own."""
+        if self.windows is not None or self.limited or request.tree_length == request.kv_length:
+            return False
+        wanted = self.run_length(request)
+        if wanted > self.pool.free:
+            return False
+        request.set_slots(request.slot_end, self.allocate(request, wanted))
+        request.slot_end += wanted
+        return True
+
     def stretch(self, request: Request, count: int) -> int:
         """Returns for how many of the next `count` tokens there are spare slots; takes some where enough are left."""
         missing = count - (request.slot_end - request.kv_length)

@@ -14,7 +14,7 @@ from .commit import Commit
 from .constrained import ConstrainedTexts
 from .guesses import Guesser
 from .policy import AdmissionPolicy
-from .request import Phase, Prefilling, Request
+from .request import Generation, Phase, Prefilling, Request
 from .request_table import SchedulerContext
 from .step import StepPlan
 
@@ -185,19 +185,24 @@ class Planner:
 
     def _plan_next_row(self, request: Request) -> None:
         """Plans the row of a decoding request, whose slot is usually a spare one."""
-        if request.constrained and not (self._constrained.ready(request) and request.decoding):
-            return
-        if request.slot_end == request.kv_length:
-            self._plan_rows(request)
+        needs = request.job.needs if isinstance(request.job, Generation) else None
+        plain = needs is not None and needs.plain
+        if not plain and request.constrained and not (self._constrained.ready(request) and request.decoding):
             return
         try:
-            self._faults("engine.plan")
+            spare = request.slot_end > request.kv_length or self._kv.take_ahead(request)
+            if spare:
+                self._faults("engine.plan")
         except Exception as error:
             self._table.fail(request, error)
             return
+        if not spare:
+            self._plan_rows(request)
+            return
         request.kv_length += 1
         self._policy.usage.add(request, 1)
-        self.current.add_next(request, self._kv.run_state(request, request.kv_length))
+        states = () if self._kv.states is None else self._kv.run_state(request, request.kv_length)
+        self.current.add_next(request, states, plain=plain)
 
     def _plan_rows(self, request: Request) -> None:
         """Puts as many of the request's next rows into the step as fit."""

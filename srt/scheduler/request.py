@@ -30,7 +30,7 @@ from ...lang.sampling import SamplingParams
 from ..cache.radix_cache import Match, RadixNode
 from ..cache.state_slots import NO_STATE
 from ..constraints.matcher import Matcher
-from ..core.messages import EngineMark, IdLogprob, Schedule
+from ..core.messages import NO_ADAPTER, EngineMark, IdLogprob, Schedule
 from ..multimodal.sequence import NO_PICTURES, SequencePictures
 from ..sampling.gumbel import Limits
 
@@ -64,7 +64,7 @@ class SamplingNeeds(NamedTuple):
 
     alone: bool  # the runner can choose the token
     limits: Limits | None  # of the draw; None: the most likely token
-    plain: bool  # it can in every row, and any token may come
+    plain: bool  # it can in every row, any token may come, and nothing else is asked of a row
     counted: bool  # penalties may need the occurrences of tokens
 
 
@@ -204,6 +204,7 @@ class Request:
         "_path_of",
         "_slots",
         "_tokens",
+        "adapted_or_seeing",
         "admitted_at",
         "arrival",
         "cached_tokens",
@@ -248,6 +249,7 @@ class Request:
         self.rank = (-schedule.priority, number)  # with a smaller one it keeps its slots longer
         self.arrival = arrival
         self.pictures = pictures
+        self.adapted_or_seeing = schedule.adapter != NO_ADAPTER or pictures is not NO_PICTURES
         self.marks: tuple[EngineMark, ...] | None = None  # prefixes to keep once they are computed, which is reported
         self.marked = False  # this was tried; a retraction does not try it again
         self.deadline = None if schedule.timeout is None else arrival + schedule.timeout
@@ -282,9 +284,6 @@ class Request:
     def tokens(self) -> NDArray[np.int32]:
         """Prompt and generated tokens."""
         return self._tokens[: self.length]
-
-    def token(self, place: int) -> int:
-        return self._tokens.item(place)
 
     @property
     def known_tokens(self) -> NDArray[np.int32]:
@@ -340,9 +339,6 @@ class Request:
     def slots(self, start: int, end: int) -> NDArray[np.int32]:
         return self._slots[start:end]
 
-    def slot(self, row: int) -> int:
-        return self._slots.item(row)
-
     def set_slots(self, start: int, slots: NDArray[np.int32]) -> None:
         end = start + len(slots)
         if end > len(self._slots):
@@ -361,6 +357,20 @@ class Request:
         if self._path_of is None or self._path_of[0] is not match or self._path_of[1] != splits:
             self._path, self._path_of = match.path, (match, splits)
         return self._path
+
+    def path_to(self, end: int) -> Path:
+        """Returns the path up to `end`: rows of later chunks are not computed yet."""
+        path = self.path
+        if self.match is None or self.match.length <= end:
+            return path
+        return tuple((node, first, min(length, end - first)) for node, first, length in path if first < end)
+
+    def row(self, place: int) -> tuple[int, int, NDArray[np.int32], Path]:
+        """Returns a row's token and slot, and the slots and the path up to it."""
+        end, known, match, path = place + 1, self._path_of, self.match, self._path
+        if known is None or match is None or known != (match, match.node.tree.splits) or match.length > end:
+            path = self.path_to(end)
+        return self._tokens.item(place), self._slots.item(place), self._slots[:end], path
 
     @property
     def tree_length(self) -> int:
@@ -463,20 +473,22 @@ def accept(request: Request, token: int, token_bytes: Callable[[int], bytes], lo
     generation = request.job
     assert isinstance(generation, Generation), "only generations sample"
     request.append(token)
-    if generation.needs is None or generation.needs.counted:
+    needs, cursor, sampling = generation.needs, generation.cursor, generation.sampling
+    if needs is None or needs.counted:
         generation.counts[token] = generation.counts.get(token, 0) + 1
-    before, generated, sampling = generation.text_bytes, request.length - request.prompt_length, generation.sampling
+    before, generated = generation.text_bytes, request.length - request.prompt_length
     data = token_bytes(token)
-    if generation.cursor is not None and generated == 1:
-        data = data[generation.cursor.healed :]
-    generation.text_bytes += len(data)
-    may_stop = generated >= sampling.min_tokens
-    if token in generation.ends and may_stop:
+    if cursor is not None and generated == 1:
+        data = data[cursor.healed :]
+    generation.text_bytes = before + len(data)
+    if token in generation.ends and generated >= sampling.min_tokens:
         return Stop(FinishReason.STOP, token, before)
-    if generation.matcher is not None and (found := _feed(generation, data, before, may_stop)) is not None:
-        return found
-    if generation.cursor is not None and generation.cursor.finished:
-        return constraint_end(generation, token if generation.cursor.ended else None)
+    if generation.matcher is not None:
+        found = _feed(generation, data, before, generated >= sampling.min_tokens)
+        if found is not None:
+            return found
+    if cursor is not None and cursor.finished:
+        return constraint_end(generation, token if cursor.ended else None)
     if generated >= sampling.max_tokens or request.length >= longest:
         return Stop(FinishReason.LENGTH, None, generation.text_bytes)
     return None

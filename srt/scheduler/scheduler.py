@@ -541,33 +541,30 @@ class Scheduler:
         step = self._in_flight.popleft()
         planned = step.plan.planned
         going = [rows for rows in planned if rows.request.phase is not Phase.ENDED]
+        guessed = [rows for rows in going if rows.guessed is not None] if step.plan.guess_rows else []
+        others = [rows for rows in going if rows.guessed is None] if guessed else going
         try:
             logits = self._wait(step)
-            result = self._read(step, going, logits)
+            result, of_guessed = self._read(step, others, logits), self._read(step, guessed, logits)
         except Exception as error:
             self._fail(step, error)
             return
-        rows = sum(rows.whole_end - rows.start for rows in planned)
+        rows = step.plan.row_count
         self._counters.steps += 1
         self._counters.forward_rows += rows
-        self._counters.wasted_rows += rows - sum(rows.whole_end - rows.start for rows in going)
+        if len(going) < len(planned):
+            self._counters.wasted_rows += rows - sum(rows.whole_end - rows.start for rows in going)
         self._counters.logit_rows += step.plan.logit_rows
-        right = 0
         before, seconds = self._completed_at, self._duration(step)
-        if not step.plan.guess_rows:
-            self._commit.commit(going, result)
-        else:
-            right = self._verify(step, going, result, logits)
+        self._commit.commit(others, result)
+        right = self._verify(step, guessed, of_guessed, logits) if guessed else 0
         alone = step.begun_at >= before  # no other step ran while it was planned
         delay = self._clock.now() - step.begun_at if alone else self._completed_at - before
         self._time(step, rows, right, seconds, delay)
 
-    def _verify(self, step: InFlightStep, going: list[PlannedRows], result: StepResult, logits: Logits) -> int:
-        """Commits a step with rows of guesses, and returns how many of these were right."""
+    def _verify(self, step: InFlightStep, guessed: list[PlannedRows], result: StepResult, logits: Logits) -> int:
+        """Commits rows that rows of guesses follow, and returns how many of these were right."""
         assert self._guesser is not None, "the step has guesses"
-        plain = [rows for rows in going if rows.guessed is None]
-        guessed = [rows for rows in going if rows.guessed is not None]
-        self._commit.commit(plain, result)
         right = self._commit.verify(guessed, result, lambda some: self._read(step, some, logits))
         for rows in guessed:
             count = right[rows.request.number]

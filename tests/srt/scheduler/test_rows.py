@@ -259,6 +259,8 @@ ROWS = [
     Row("scheduler.commit:Commit._commit_known", scores),
     Row("scheduler.commit:Commit._commit_known", generates(RICH)),
     Row("scheduler.commit:Commit._commit_token", PLAIN_ONE),
+    Row("scheduler.commit:Commit._commit_plain", PLAIN_ONE),
+    Row("scheduler.request:accept", PLAIN_ONE, "scheduler.commit:accept"),
     Row("scheduler.commit:Commit._stream", generates(PLAIN, stream=True)),
     Row("scheduler.commit:Commit._keep_marks", PLAIN_ONE),
     Row("scheduler.commit:Commit.finish", scores),
@@ -410,7 +412,6 @@ NOT_OF_ONE_ROW = {  # function, or Class.* for all of its methods → why it is 
     "scheduler.step:_window_slots": "of all rows, within `StepPlan.build`",
     "scheduler.step:_window_write_slots": "of all rows, within `StepPlan.build`",
     "scheduler.step:_rope_positions": "of all rows, within `StepPlan.build`",
-    "scheduler.step:_path": "within `StepPlan.build`",
     "scheduler.step:_write_draws": "of all rows, within `build_row_requests`",
     "scheduler.step:build_row_requests": "of all rows: `_choice_of` is that of one",
 }
