@@ -1,6 +1,5 @@
-// Multiplies one matrix in blocks, integers or codes on a foreign instruction set, for `test_blocks_elsewhere.py`: numbers
-// come on the standard input (the head as int64; codes; scales; zeros or the table; x as float32), products leave on the
-// output.
+// Multiplies one matrix in blocks, integers or codes on a foreign instruction set, for `test_elsewhere.py`: numbers come on
+// the standard input (the head as int64; codes; scales; zeros or the table; x as float32), products leave on the output.
 #include <cstdio>
 #include <vector>
 

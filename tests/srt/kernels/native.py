@@ -5,7 +5,7 @@ from functools import cache
 
 from umbel.srt.kernels.cpu.library import Isa, WrongKernels, cpu_flags, library_path, usable
 
-BLOCKS_ONLY = Isa.AVX_VNNI  # differs from AVX2 in the products of blocks alone, see test_blocks_elsewhere.py
+BLOCKS_ONLY = Isa.AVX_VNNI  # differs from AVX2 in the products of blocks alone, see test_elsewhere.py
 WIDE = (Isa.AVX512, Isa.AMX)  # a machine that lists them may still fail their self-check; the runtime then goes without
 
 

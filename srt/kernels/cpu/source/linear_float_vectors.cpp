@@ -67,7 +67,7 @@ UMBEL_INLINE void multiply_add(vf& sum, vf a, vf b) {
 }
 
 // sum += both products of a lane. Named in the assembler's text, because the rest of the library runs without it.
-UMBEL_INLINE void multiply_add_pairs(vf& sum, vf a, vf b) {
+UMBEL_INLINE void multiply_add_pairs([[maybe_unused]] vf& sum, [[maybe_unused]] vf a, [[maybe_unused]] vf b) {
 #if defined(UMBEL_PAIRS)
     asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
 #endif
