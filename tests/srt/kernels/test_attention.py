@@ -27,7 +27,7 @@ from ..attention.batches import (
     sequences,
     with_pictures,
 )
-from .native import native_isas
+from .native import TEAMS, native_isas, with_each_team
 
 SCALE = 0.2
 TILED = (Isa.AMX, Isa.AMX_EMULATED)  # with a bfloat16 pool, they round queries and weights to bfloat16 as well
@@ -115,13 +115,14 @@ def test_attention_is_that_of_torch_whatever_the_number_of_threads(
     backend = CpuBackend(geometry, library=library, block_rows=block_rows, split=split, tree_attention=tree)
     backend.cut = dataclasses.replace(backend.cut, merge_keys=4)
     plan = backend.plan(batch, window)
-    two_threads = backend.attend(0, queries, pool, plan, scale=SCALE, softcap=softcap, sinks=sinks)
+
+    def attended() -> torch.Tensor:
+        return backend.attend(0, queries, pool, plan, scale=SCALE, softcap=softcap, sinks=sinks)
+
+    one_thread, *others = with_each_team(library, attended)
     tolerance = 3e-2 if isa in TILED and dtype is torch.bfloat16 else 2e-5
-    torch.testing.assert_close(two_threads, expected, rtol=tolerance, atol=tolerance)
-    library.umbel_set_threads(1)
-    one_thread = backend.attend(0, queries, pool, plan, scale=SCALE, softcap=softcap, sinks=sinks)
-    library.umbel_set_threads(2)
-    assert torch.equal(one_thread, two_threads)
+    torch.testing.assert_close(one_thread, expected, rtol=tolerance, atol=tolerance)
+    assert all(torch.equal(other, one_thread) for other in others)
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -131,7 +132,7 @@ def test_attention_is_that_of_torch_whatever_the_number_of_threads(
     block_rows=st.integers(1, 9),
     split=st.one_of(st.none(), st.integers(1, 50)),
     tree=st.booleans(),
-    workers=st.sampled_from([1, 2]),
+    workers=st.sampled_from(TEAMS),
 )
 def test_plans_are_those_of_numpy(
     library: ctypes.CDLL,

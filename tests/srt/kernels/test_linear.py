@@ -14,7 +14,7 @@ from umbel.srt.kernels.cpu.library import Isa, cpu_flags, load_library
 from umbel.srt.kernels.cpu.linear import CODED, CodedRows, Format, PackedMatrix
 from umbel.srt.layers.quantized import Codes, QuantizedTensor
 
-from .native import native_isas
+from .native import native_isas, with_each_team
 
 FLOATS = (Format.F32, Format.BF16, Format.F16)
 DTYPES = {Format.F32: torch.float32, Format.BF16: torch.bfloat16, Format.F16: torch.float16}
@@ -127,12 +127,8 @@ def test_a_row_gives_the_same_bits_alone_and_in_a_batch(library: ctypes.CDLL, fo
 @pytest.mark.parametrize("rows", [1, 5, 40, 130])
 def test_the_number_of_threads_changes_no_bit(library: ctypes.CDLL, form: Format, rows: int) -> None:
     x, weight = normal(rows, 700), normal(410, 700, seed=1)
-    results = []
-    for threads in (1, 2, 3):
-        library.umbel_set_threads(threads)
-        results.append(PackedMatrix(library, [weight], form)(x))
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+    first, *others = with_each_team(library, lambda: PackedMatrix(library, [weight], form)(x))
+    assert all(torch.equal(other, first) for other in others)
 
 
 @pytest.mark.parametrize("form", FLOATS)
@@ -232,6 +228,14 @@ def coded(form: Format, n: int, k: int, group: int) -> tuple[CodedRows, torch.Te
     scales = random.uniform(-0.01, 0.1, (n, k // group)).astype(np.float32)
     dense = QuantizedTensor(Codes[form.name], stored, torch.from_numpy(scales)).dense()
     return CodedRows(form, codes, scales), dense
+
+
+@pytest.mark.parametrize("form", [Format.FLOAT8, Format.NF4])
+@pytest.mark.parametrize("rows", [1, 130])
+def test_the_number_of_threads_changes_no_bit_of_codes(library: ctypes.CDLL, form: Format, rows: int) -> None:
+    x, (source, _) = normal(rows, 768), coded(form, 410, 768, 24)
+    first, *others = with_each_team(library, lambda: PackedMatrix(library, [source])(x))
+    assert all(torch.equal(other, first) for other in others)
 
 
 @pytest.mark.parametrize("form", CODED)

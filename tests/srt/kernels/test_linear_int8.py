@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from umbel.srt.kernels.cpu.library import Isa, load_library
 from umbel.srt.kernels.cpu.linear import Format, PackedMatrix
 
-from .native import native_isas
+from .native import native_isas, with_each_team
 
 LARGEST_INTEGER = 2**31 // (127 * 1024)  # of those that inputs become, so that a block's sum of products fits 32 bits
 ARITHMETIC = 1e-6  # of |x| · |w|: what sums in float32 may lose
@@ -98,12 +98,8 @@ def test_a_row_gives_the_same_bits_alone_and_in_a_batch(library: ctypes.CDLL) ->
 @pytest.mark.parametrize("rows", [1, 5, 40, 130])
 def test_the_number_of_threads_changes_no_bit(library: ctypes.CDLL, rows: int) -> None:
     x, weight = normal(rows, 700), normal(410, 700, seed=1)
-    results = []
-    for threads in (1, 2, 3):
-        library.umbel_set_threads(threads)
-        results.append(PackedMatrix(library, [weight], Format.INT8)(x))
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+    first, *others = with_each_team(library, lambda: PackedMatrix(library, [weight], Format.INT8)(x))
+    assert all(torch.equal(other, first) for other in others)
 
 
 def test_the_largest_integers_do_not_overflow(library: ctypes.CDLL) -> None:

@@ -3,7 +3,10 @@
 import pytest
 import torch
 from umbel.lang.errors import ParameterError
+from umbel.srt.kernels.cpu.library import load_library
 from umbel.srt.kernels.cpu.quantise import quantise_int4, quantise_int4_in_torch
+
+from .native import with_each_team
 
 
 def weights(dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -28,6 +31,11 @@ def test_the_kernel_finds_what_torch_finds(dtype: torch.dtype) -> None:
     native, reference = (values(*quantise(exact)) for quantise in (quantise_int4, quantise_int4_in_torch))
     # Sums in another order may prefer another one of two equally good scales.
     torch.testing.assert_close(weighed_error(native, exact), weighed_error(reference, exact), rtol=1e-2, atol=1e-6)
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    first, *others = with_each_team(load_library(), lambda: quantise_int4(weights()))
+    assert all(torch.equal(mine, theirs) for other in others for mine, theirs in zip(other, first, strict=True))
 
 
 def test_no_scale_of_the_search_is_better_and_the_plain_one_is_worse() -> None:

@@ -16,7 +16,7 @@ from umbel.srt.kernels.cpu.library import load_library
 from umbel.srt.sampling.gumbel import TorchSampling
 from umbel.srt.sampling.sampler import Wanted, describe
 
-from .native import native_isas
+from .native import native_isas, with_each_team
 
 VOCABULARIES = [1, 20, 127, 128, 129, 700, 3000, 16_385, 40_000]  # cut blocks, cut chunks, one and several of each
 torch.set_num_threads(1)
@@ -82,12 +82,9 @@ def test_tokens_are_those_of_torch_whatever_the_number_of_threads(
         masks = [None if i % 3 == 1 else random_mask(vocab, rng, masked) for i in range(rows)]
         wanted = dataclasses.replace(wanted, masks=masks)
     native = CpuSampling(library)
-    together = native.choose(values, wanted)
-    library.umbel_set_threads(1)
-    alone = native.choose(values, wanted)
-    library.umbel_set_threads(2)
-    assert together.tolist() == alone.tolist()
-    assert together.tolist() == TorchSampling().choose(values, wanted).tolist()
+    expected = TorchSampling().choose(values, wanted).tolist()
+    for chosen in with_each_team(library, lambda: native.choose(values, wanted)):
+        assert chosen.tolist() == expected
 
 
 @pytest.mark.parametrize("kind", ["greedy", "all", "top_k", "wide top_k", "top_p", "wide top_p", "min_p"])
@@ -151,7 +148,10 @@ def test_log_probabilities_are_those_of_float64(
 ) -> None:
     values = logits(rows, vocab, spread=spread, ties=ties)
     own = np.arange(rows)[::-1].copy()
-    summary = CpuSampling(library).summarise(values, own, top)
+    summary, *others = with_each_team(library, lambda: CpuSampling(library).summarise(values, own, top))
+    for other in others:
+        assert other.normalisers.tolist() == summary.normalisers.tolist()
+        assert other.top_tokens.tolist() == summary.top_tokens.tolist()
     truth = torch.logsumexp(values.double(), dim=-1).numpy()[own]
     assert summary.normalisers == pytest.approx(truth, abs=2e-6)
     for row, tokens, largest in zip(own, summary.top_tokens, summary.top_logits, strict=True):

@@ -14,7 +14,7 @@ from umbel.srt.models.cpu_decoder import ANGLES_AHEAD, FIRST_ANGLES, Angles
 from umbel.srt.models.families import our_names
 from umbel.srt.runners.cpu_runner import CpuRunner, build_cpu_runner
 
-from ..kernels.native import native_isas
+from ..kernels.native import native_isas, with_each_team
 from .reference import Piece, Sequences, random_tokens, reference_logits, reference_model, relative_error, tensors_of
 
 NUM_SLOTS = 120
@@ -67,6 +67,53 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+# What else a step may have, for the tests in which teams of threads share its loops.
+MORE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "latents, groups of experts, one for all": (
+        "deepseek_v3",
+        {
+            "kv_lora_rank": 32,
+            "q_lora_rank": 20,
+            "qk_rope_head_dim": 16,
+            "qk_nope_head_dim": 24,
+            "v_head_dim": 12,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 24,
+            "num_key_value_heads": 4,
+        },
+    ),
+    "experts, one for all behind a gate": (
+        "qwen2_moe",
+        {
+            "head_dim": 16,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 32,
+        },
+    ),
+    "experts with limits, sinks": (
+        "gpt_oss",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 6},
+    ),
+    "per-layer embeddings, scaled layers": (
+        "gemma4_text",
+        {
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "sliding_window": 5,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "vocab_size_per_layer_input": 97,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 8,
+        },
+    ),
+}
 ROUNDED = {
     "delta nets, gated attention": 0.05,  # keys of nine numbers are scaled to length 1, and what is rounded too
     "streams in parallel, sparse gates, whole tiles": 0.03,  # gates are what is left above a limit, with its rounding
@@ -80,7 +127,7 @@ def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
     return loaded
 
 
-def runner_of(reference: Any, library: ctypes.CDLL, dtype: torch.dtype) -> CpuRunner:
+def runner_of(reference: Any, library: ctypes.CDLL, dtype: torch.dtype, num_slots: int = NUM_SLOTS) -> CpuRunner:
     config = reference.config.to_dict()
     tensors = {name: tensor.bfloat16() for name, tensor in tensors_of(reference).items()}
     if (names := our_names(config, tensors)) is not None:
@@ -89,7 +136,7 @@ def runner_of(reference: Any, library: ctypes.CDLL, dtype: torch.dtype) -> CpuRu
         config,
         tensors,
         library=library,
-        size=lambda geometry: PoolSize(NUM_SLOTS),
+        size=lambda geometry: PoolSize(num_slots),
         num_states=lambda model, slots: 80 if model.state_geometry else 0,
         dtype=dtype,
         weights="bf16",
@@ -147,6 +194,24 @@ def test_generated_rows_have_the_same_logits_together_and_one_by_one(library: ct
     runner.clear()
     batch = dataclasses.replace(of_one.batch([Piece(0, 0, 40)]), generated=np.array([9], dtype=np.int32))
     assert torch.equal(runner.forward(batch).values[31:], torch.stack(one_by_one))
+
+
+@pytest.mark.parametrize("case", [*CASES, *MORE_CASES])
+def test_the_number_of_threads_changes_no_bit_of_a_step(library: ctypes.CDLL, case: str) -> None:
+    """Rows enough for all loops to be shared, of sequences too short for their keys to be; then a row of each."""
+    count, length = 39, 41
+    model_type, changes = (CASES | MORE_CASES)[case]
+    runner = runner_of(reference_model(model_type, **changes), library, torch.bfloat16, count * length + 1)
+    prompts = Sequences([random_tokens(length, seed) for seed in range(count)], count * length + 1)
+    steps = [[Piece(index, 0, length - 1) for index in range(count)], [Piece(i, length - 1, 1) for i in range(count)]]
+
+    def logits() -> torch.Tensor:
+        runner.clear()
+        return torch.cat([runner.forward(prompts.batch(pieces)).values.clone() for pieces in steps])
+
+    first, *others = with_each_team(library, logits)
+    assert first.isfinite().all()
+    assert all(torch.equal(other, first) for other in others)
 
 
 def test_the_table_of_angles_grows_with_the_sequences() -> None:

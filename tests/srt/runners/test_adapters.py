@@ -17,7 +17,7 @@ from umbel.srt.models.families import read_config
 from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cpu_runner import CpuRunner, build_cpu_runner
 
-from ..kernels.native import native_isas
+from ..kernels.native import native_isas, with_each_team
 from ..models.reference import Piece, Sequences, random_tokens, reference_model, relative_error, tensors_of
 from .cuda.engines import on_host
 
@@ -147,9 +147,8 @@ def test_a_row_has_the_same_bits_alone_and_among_rows_of_other_adapters(
         adapters=[adapter(config, seed, rank=33, dtype=stored) for seed in range(3)],
     )
     chosen = [index % 4 - 1 for index in range(37)]
-    library.umbel_set_threads(2)
-    among = decode(runner, chosen, range(37))
-    library.umbel_set_threads(1)
+    among, *others = with_each_team(library, lambda: decode(runner, chosen, range(37)))
+    assert all(torch.equal(other, among) for other in others)
     for index in (0, 1, 15, 18, 36):
         assert torch.equal(decode(runner, chosen, [index])[0], among[index])
     assert torch.equal(decode(runner, [-1] * 37, range(37))[::4], among[::4])
