@@ -201,13 +201,15 @@ class PackedMatrix:
         self._handle = library.umbel_matrix_create(
             self.k, 2 if fine else 1, None if order is None else np.ascontiguousarray(order).ctypes.data
         )
-        for index, part in enumerate(parts):
+        for part in parts:
             added = self._handle and library.umbel_matrix_add(self._handle, part.form.value, part.n, part.group, exact)
             if not added:
                 raise EngineError(
                     f"there is no memory for a weight of {self.n} × {self.k} in {part.form.name}; "
                     "use a smaller model or format"
                 )
+        library.umbel_matrix_place(self._handle)
+        for index, part in enumerate(parts):
             first = 0
             for source in part.sources:
                 self._fill(index, first, source)
@@ -536,6 +538,8 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.umbel_matrix_create.restype = pointer
     library.umbel_matrix_add.argtypes = [pointer, integer, long, long, integer]
     library.umbel_matrix_add.restype = integer
+    library.umbel_matrix_place.argtypes = [pointer]
+    library.umbel_matrix_place.restype = None
     library.umbel_matrix_fill.argtypes = [pointer, long, long, long, pointer, integer, long]
     library.umbel_matrix_fill.restype = None
     library.umbel_matrix_fill_blocks.argtypes = [pointer, long, long, long, pointer, long, long]

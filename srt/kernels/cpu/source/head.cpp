@@ -40,6 +40,7 @@ Head* create_head(const Matrix& matrix, bool screen, bool coarse) {
     } else {
         head->copy = create_part(Format::INT8, 0, exact.n, exact.k, exact.exact);
         head->screen = head->copy.data ? &head->copy : nullptr;
+        if (head->screen) place_on_nodes(Matrix{exact.n, exact.k, 1, &head->copy});
     }
     if (!head->radii || !(blocks ? (void*)head->block_offsets : head->offsets) || !head->screen) {
         free_head(head);

@@ -1,6 +1,7 @@
 // Matrices as objects of the C interface, and the choice of a kernel by format.
 #include "linear.h"
 
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -8,6 +9,8 @@
 #include "linear_float.h"
 #include "linear_int8.h"
 #include "memory.h"
+#include "nodes.h"
+#include "threads.h"
 #include "tiles.h"
 
 namespace umbel {
@@ -100,6 +103,33 @@ void free_part(MatrixPart& part) {
     delete[] std::exchange(part.scales, nullptr);
 }
 
+// The panels of all blocks are one loop, those of any other part have one of their own: see `linear`. Threads take several
+// panels at a time, so a thread may begin a few panels from here.
+PanelRange panels_of(const Matrix& matrix, long part, int first, int end) {
+    const MatrixPart& own = matrix.parts[part];
+    long count = own.panels, before = 0;
+    for (long i = 0; is_blocks(own.format) && i < matrix.count; i++) {
+        if (i == part || !is_blocks(matrix.parts[i].format)) continue;
+        count += matrix.parts[i].panels;
+        if (i < part) before += matrix.parts[i].panels;
+    }
+    return {std::max(run_begin(count, first, team_size()) - before, 0L),
+            std::min(run_begin(count, end, team_size()) - before, own.panels)};
+}
+
+// A page lies on the node of the first thread that writes to it.
+void place_on_nodes(const Matrix& matrix) {
+    constexpr long PAGE = 4096;
+    team_nodes().each([&](int first_rank, int end_rank) {
+        for (long i = 0; i < matrix.count; i++) {
+            const MatrixPart& part = matrix.parts[i];
+            PanelRange own = panels_of(matrix, i, first_rank, end_rank);
+            long at = (own.first * part.panel_bytes + PAGE - 1) / PAGE * PAGE;
+            for (; at < own.end * part.panel_bytes; at += PAGE) ((volatile char*)part.data)[at] = 0;
+        }
+    });
+}
+
 void fill_part(MatrixPart& part, long first, long count, const void* from, Source source, long row_stride) {
     if (part.format == Format::INT8)
         pack_int8(part, first, count, from, source, row_stride);
@@ -153,6 +183,15 @@ void* umbel_matrix_create(long k, int input_terms, const int32_t* order) {
 
 int umbel_matrix_add(void* matrix, int format, long n, long group, int exact) {
     return add_part(*(Matrix*)matrix, (Format)format, n, group, exact != 0);
+}
+
+// After all parts, before they are filled.
+void umbel_matrix_place(const void* matrix) { place_on_nodes(*(const Matrix*)matrix); }
+
+// `panels_of` for tests. range: [2].
+void umbel_matrix_panels_of(const void* matrix, long part, int first_rank, int end_rank, long* range) {
+    PanelRange found = panels_of(*(const Matrix*)matrix, part, first_rank, end_rank);
+    range[0] = found.first, range[1] = found.end;
 }
 
 void umbel_matrix_fill(void* matrix, long part, long first, long count, const void* from, int source, long row_stride) {

@@ -63,6 +63,16 @@ struct Matrix {
 MatrixPart create_part(Format format, long first, long n, long k, bool exact, long group = 0);
 void free_part(MatrixPart& part);
 
+// Puts the panels of a matrix on the nodes of the threads that read them first, before it is filled. With one node it
+// does nothing.
+void place_on_nodes(const Matrix& matrix);
+
+struct PanelRange {
+    long first, end;
+};
+// The panels of one part with which ranks [first, end) of the team begin.
+PanelRange panels_of(const Matrix& matrix, long part, int first, int end);
+
 // Lays out outputs [first, first + count) of a float or INT8 part from source [count, k] with rows `row_stride` elements
 // apart. `first` is any output of the part, so that several sources can be stacked along n. Uses the whole team.
 void fill_part(MatrixPart& part, long first, long count, const void* from, Source source, long row_stride);

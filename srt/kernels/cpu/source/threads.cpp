@@ -2,8 +2,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string>
 #include <thread>
 #include <vector>
+
+#include "nodes.h"
 
 namespace umbel {
 namespace {
@@ -50,6 +53,8 @@ class alignas(64) Run {
 
 class Team {
   public:
+    std::string sysfs = "/sys";
+
     ~Team() { resize(1); }
 
     void resize(int size) {
@@ -60,18 +65,23 @@ class Team {
         threads_.clear();
         stopping_.store(false);
         size_ = size;
+        nodes_ = size > 1 ? Nodes(sysfs.c_str(), size) : Nodes();
         runs_ = std::vector<Run>(size);
-        for (int rank = 1; rank < size; rank++) threads_.emplace_back([this, rank] { work(rank); });
+        for (int rank = 1; rank < size; rank++) {  // the caller, rank 0, is not ours to bind
+            threads_.emplace_back([this, rank] { work(rank); });
+            nodes_.bind(rank, threads_.back().native_handle());
+        }
     }
 
     int size() const { return size_; }
+    const Nodes& nodes() const { return nodes_; }
 
     void run(long chunks, void (*body)(void*, long), void* context) {
         body_ = body;
         context_ = context;
         finished_.store(0, std::memory_order_relaxed);
         for (int rank = 0; rank < size_; rank++)
-            runs_[rank].reset((uint32_t)(chunks * rank / size_), (uint32_t)(chunks * (rank + 1) / size_));
+            runs_[rank].reset((uint32_t)run_begin(chunks, rank, size_), (uint32_t)run_begin(chunks, rank + 1, size_));
         epoch_.fetch_add(1, std::memory_order_release);
         epoch_.notify_all();
         while (claim(0)) {
@@ -112,6 +122,7 @@ class Team {
     }
 
     int size_ = 1;
+    Nodes nodes_;
     std::vector<std::thread> threads_;
     std::vector<Run> runs_{1};
     std::atomic<bool> stopping_{false};
@@ -129,6 +140,7 @@ Team& team() {
 }  // namespace
 
 int team_size() { return team().size(); }
+const Nodes& team_nodes() { return team().nodes(); }
 int team_rank() { return rank_here; }
 void run_chunks(long chunks, void (*body)(void*, long), void* context) { team().run(chunks, body, context); }
 
@@ -138,5 +150,8 @@ extern "C" {
 
 void umbel_set_threads(int count) { umbel::team().resize(count < 1 ? 1 : count); }
 int umbel_threads() { return umbel::team_size(); }
+
+// For tests: where the next teams read which nodes there are.
+void umbel_set_sysfs(const char* root) { umbel::team().sysfs = root; }
 
 }  // extern "C"

@@ -7,7 +7,13 @@
 
 namespace umbel {
 
+class Nodes;
+
 int team_size();
+const Nodes& team_nodes();
+
+// Where the run of a rank begins among the chunks of a loop. It ends where that of the next rank begins.
+inline long run_begin(long chunks, int rank, int size) { return chunks * rank / size; }
 
 // Runs body(context, chunk) for chunk in [0, chunks). Returns when all have run. Called by one thread at a time, never
 // from inside a body.
