@@ -160,8 +160,8 @@ class DraftModel:
     def _mark(self, request: Request, end: int) -> Slots:
         """Marks the slots of a text's tokens before `end` that have no key yet, and returns them."""
         slots = request.slots(0, end)
-        first = int(np.argmin(self.drafted[slots])) if not self.drafted[slots].all() else end
-        missing = slots[first:]
+        known = self.drafted[slots]
+        missing = slots[len(known) if known.all() else int(known.argmin()) :]
         self.drafted[missing] = True
         return missing
 
@@ -169,6 +169,7 @@ class DraftModel:
         """Plans the rows of a text in the first pass: its missing tokens, and always its last one."""
         generation = request.job
         assert isinstance(generation, Generation), "only generations sample"
+        count = min(count, self._runner.context_length - request.length)
         first = min(request.length - len(self._mark(request, request.length)), request.length - 1)
         end = min(first + rows, request.length)
         self.drafted[request.slots(end, request.length)] = False

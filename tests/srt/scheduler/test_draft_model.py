@@ -31,8 +31,8 @@ class Draft(OracleRunner):
     `passes`: the batches that it ran.
     """
 
-    def __init__(self, wrong: int | None = None, vocabulary: int = VOCABULARY, slots: int = SLOTS) -> None:
-        super().__init__(vocabulary, SLOTS, slots)
+    def __init__(self, wrong: int | None = None, vocabulary: int = VOCABULARY, context: int = SLOTS) -> None:
+        super().__init__(vocabulary, context, SLOTS)
         self.wrong = wrong
         self.passes: list[Batch] = []
         self._chosen = 0
@@ -176,6 +176,16 @@ def test_a_draft_may_have_fewer_or_more_rows_of_padding(vocabulary: int) -> None
     engine.assert_equals_reference(message_id, [1, 2, 3], LONG)
     assert engine.count("guess_failures") == 0
     assert draft.passes
+
+
+def test_a_draft_may_have_a_shorter_context() -> None:
+    draft = Draft(context=25)
+    engine = Engine(guesser=drafting(draft))
+    message_id = engine.generate([1, 2, 3], LONG)
+    engine.run()
+    engine.assert_equals_reference(message_id, [1, 2, 3], LONG)
+    assert max(int(batch.positions.max()) for batch in draft.passes) == 23, "the token after the last key has none"
+    assert engine.count("accepted_draft_rows") == 16 + 5
 
 
 class Broken(Draft):
