@@ -45,12 +45,17 @@ class _Text:
     """A text that is drafted. `first`: its first token without a key; `end`: of the rows of the first pass."""
 
     request: Request
-    generation: Generation
     count: int  # tokens to guess
-    first: int
-    end: int
+    first: int = 0
+    end: int = 0
     found: list[int] = field(default_factory=list)
     allowed: Allowed | None = None  # the tokens that its next pass may choose; None: all
+
+    @property
+    def generation(self) -> Generation:
+        job = self.request.job
+        assert isinstance(job, Generation), "only generations sample"
+        return job
 
     @property
     def chooses(self) -> bool:
@@ -116,14 +121,14 @@ class DraftModel:
             The guesses of each text, and the passes that they took.
         """
         self._settle()
-        texts: list[_Text] = []
-        for request, count in asked:
-            if not rows:
-                break
-            texts.append(text := self._begin(request, count, rows))
-            rows -= text.end - text.first
+        texts = [_Text(request, count) for request, count in asked]
+        going: list[_Text] = []
+        for text in texts:
+            if rows and self._restrict(text):
+                self._begin(text, rows)
+                rows -= text.end - text.first
+                going.append(text)
         passes: list[DraftPass] = []
-        going = [text for text in texts if self._restrict(text)]
         while going:
             began = self._clock.now()
             batch = self._batch(going)
@@ -141,7 +146,7 @@ class DraftModel:
                 start = text.request.length
                 slots = text.request.slots(start, start + len(fed)).copy()
                 self._fed.append(_Fed(text.request, start, fed, slots))
-        return [text.found for text in texts] + [[] for _ in asked[len(texts) :]], passes
+        return [text.found for text in texts], passes
 
     # ------------------------------------------------------------------------------------------ passes
 
@@ -165,15 +170,13 @@ class DraftModel:
         self.drafted[missing] = True
         return missing
 
-    def _begin(self, request: Request, count: int, rows: int) -> _Text:
-        """Plans the rows of a text in the first pass: its missing tokens, and always its last one."""
-        generation = request.job
-        assert isinstance(generation, Generation), "only generations sample"
-        count = min(count, self._runner.context_length - request.length)
-        first = min(request.length - len(self._mark(request, request.length)), request.length - 1)
-        end = min(first + rows, request.length)
-        self.drafted[request.slots(end, request.length)] = False
-        return _Text(request, generation, count, first, end)
+    def _begin(self, text: _Text, rows: int) -> None:
+        """Plans the rows of a text in the first pass: its missing tokens, and always its last one; `rows` at most."""
+        request = text.request
+        text.count = min(text.count, self._runner.context_length - request.length)
+        text.first = min(request.length - len(self._mark(request, request.length)), request.length - 1)
+        text.end = min(text.first + rows, request.length)
+        self.drafted[request.slots(text.end, request.length)] = False
 
     def _restrict(self, text: _Text) -> bool:
         """Finds the tokens that may come next; False: the text ends here, or what comes is not known yet."""
@@ -182,13 +185,13 @@ class DraftModel:
             return False
         if generation.cursor is None:
             return True
-        if not text.found:
-            allowed = allowed_of(text.request, generation)
-        else:
+        try:
             after = self._constrained.allowed_after(text.request, text.found)
-            if len(after) < len(text.found):
-                return False
-            allowed = after[-1]
+            allowed = after[-1] if after else allowed_of(text.request, generation)
+        except Exception:  # a text that gets there meets the error itself
+            return False
+        if len(after) < len(text.found):
+            return False
         if allowed is not None and allowed.few is not None:
             allowed = Allowed(allowed.few[allowed.few < self._runner.vocab_size], None)
         elif allowed is not None and allowed.bits is not None:

@@ -425,7 +425,7 @@ class Guesser:
         asked = {
             index: count
             for index, request in requests.items()
-            if (count := self._kv.stretch(request, min(depth, self._most(request)))) > 0
+            if (count := self._room(request, min(depth, self._most(request)))) > 0
         }
         guesses = self._ask_draft(draft, [(requests[index], count) for index, count in asked.items()])
         added = set()
@@ -434,6 +434,13 @@ class Guesser:
                 found[index] = Guessed(_DRAFT, tokens, 0, chances[index])
                 added.add(index)
         return added
+
+    def _room(self, request: Request, count: int) -> int:
+        """Returns for how many of `count` guesses a text has spare slots."""
+        try:
+            return self._kv.stretch(request, count)
+        except Exception:  # a text that needs slots later meets the error itself
+            return 0
 
     def _ask_draft(self, draft: DraftModel, asked: Sequence[tuple[Request, int]]) -> list[list[int]]:
         """Returns the draft's guesses, and measures it. A draft that fails is switched off, and there are none."""
@@ -484,7 +491,7 @@ class Guesser:
         states: slots of recurrent states that the step uses; those of the guess are added.
         """
         try:
-            tokens = guess.tokens[: self._kv.stretch(request, count)]
+            tokens = guess.tokens[: self._room(request, count)]
             allowed = self._constrained.allowed_after(request, tokens) if request.constrained else None
             if allowed is not None:
                 tokens = tokens[: len(allowed)]

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.batch import Batch, Logits, picture_tokens
 from umbel.srt.core.instruments import FailAt
+from umbel.srt.core.messages import Ended, EngineFailed
+from umbel.srt.scheduler.constrained import ConstrainedTexts
 from umbel.srt.scheduler.draft_model import DraftModel
 from umbel.srt.scheduler.guesses import MOST_GUESSES, Guesser, StepCosts
 from umbel.srt.testing.oracle import OracleError, OracleRunner
 
-from ..engine_harness import VOCABULARY, Engine
+from ..engine_harness import POINTS, VOCABULARY, Engine
 from ..guessing import Free
 from ..toy_constraint import TOKENIZER, texts
 from . import test_constrained_properties as constrained
@@ -154,6 +156,42 @@ def test_constrained_texts_are_those_that_their_requests_would_get_alone(
     )
     constrained.judge(engine, constrained.drive(engine, events))
     assert engine.count("guess_failures") == 0
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    config=plain.configs,
+    events=st.lists(plain.arrivals, min_size=2, max_size=8),
+    point=st.sampled_from(POINTS),
+    k=st.integers(1, 40),
+    wrong=wrongs,
+)
+def test_a_fault_anywhere_costs_no_other_text_anything(
+    config: dict[str, object], events: list[plain.Arrival], point: str, k: int, wrong: int | None
+) -> None:
+    fault = FailAt(point, k, OracleError("injected"))
+    engine = Engine(faults=fault, guesser=drafting(Draft(wrong)), **{**config, "overlap": False})  # type: ignore[arg-type]
+    plain.judge(engine, plain.drive(engine, events), injected=True)
+    failed = [e for e in engine.endings.values() if isinstance(e, EngineFailed) and e.message == "injected"]
+    if point != "engine.forward":
+        assert len(failed) <= 1, "one request ends, the others do not notice"
+
+
+def test_a_constraint_that_fails_ahead_of_its_text_costs_the_draft_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(ConstrainedTexts, "allowed_after", fail)
+    draft = Draft(vocabulary=TOKENIZER.vocab_size)
+    engine = constrained.machine(guesser=drafting(draft, vocabulary=TOKENIZER.vocab_size))
+    sampling = SamplingParams(temperature=0.0, max_tokens=20)
+    engine.constrain([256], texts("a text", "another text"), sampling)
+    free = engine.generate([256, 97], LONG)
+    engine.run()
+    assert all(isinstance(ending, Ended) for ending in engine.endings.values())
+    assert len(engine.tokens(free)) == 40
+    assert engine.count("guess_failures") == 0
+    assert engine.count("accepted_draft_rows") > 30
 
 
 def test_a_draft_keeps_to_the_constraint() -> None:
