@@ -25,7 +25,7 @@ from ..models.vision.test_seeing_models import NUM_SLOTS, Seeing, expected_logit
 from ..models.vision.tiny import Tiny, gemma3, llava_next, qwen3_vl
 from ..multimodal.toy_vision import ToyVision, picture
 from ..runners.cuda.engines import in_torch, on_host, tiny_model
-from ..runners.cuda.test_scheduling import answers, traffic
+from ..runners.cuda.test_scheduling import Question, answers, traffic
 from .threads import ThreadCommunicator, ThreadRanks, led
 
 
@@ -98,6 +98,21 @@ def test_texts_of_the_cuda_engine_on_two_ranks_are_those_of_one(overlap: bool) -
         texts, scheduler = answers(runner, questions, max_running=8, overlap=overlap)
     assert texts == truth
     assert (scheduler.counters["overlapped_steps"] > 5) is overlap
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_guesses_of_next_tokens_change_no_text_of_two_ranks(overlap: bool) -> None:
+    config, tensors = tiny_model("qwen 3")
+    questions = [
+        Question([5, 6, 7] * 4, SamplingParams(max_tokens=30, ignore_eos=True, seed=3, temperature=temperature))
+        for temperature in (0.0, 0.3)
+    ]
+    with led(2, lambda communicator: part_of(config, tensors, communicator)) as (runner, _):
+        truth, without = answers(runner, questions, max_running=8, overlap=overlap)
+        texts, scheduler = answers(runner, questions, max_running=8, overlap=overlap, token_guesses=True)
+    assert texts == truth
+    assert without.counters["guessed_prompt_rows"] == 0 < scheduler.counters["accepted_prompt_rows"]
+    assert scheduler.counters["steps"] < without.counters["steps"]
 
 
 @pytest.mark.parametrize("point", ["engine.forward", "engine.sample"])
