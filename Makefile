@@ -21,6 +21,8 @@ demo: $(VENV)/demo.stamp
 # Two cores take nine minutes. Processes under test are waited for, so there is one worker more than cores; each needs up
 # to 3 GB, so there are at most four. What loads the machine on purpose comes last, alone.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cores + 1 : 4)))
+# Hundreds of processes are started: where an environment forbids bytecode, each would compile the package again.
+test nightly: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore=tests/stress
 	$(BIN)/python -m pytest tests/stress
