@@ -74,11 +74,12 @@ def validates(schema: Schema, text: str) -> None:
     jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
 
 
-def test_every_text_of_random_schemas_validates() -> None:
+@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 8), marks=pytest.mark.nightly)], ids=str)
+def test_every_text_of_random_schemas_validates(seeds: range) -> None:
     asked = [
         (schema, request(f"{index}-{seed}", schema_spec(schema), max_tokens=160, seed=seed, temperature=1.0))
         for index, schema in enumerate(SCHEMAS)
-        for seed in range(8)
+        for seed in seeds
     ]
     reasons: Counter[FinishReason] = Counter()
     for (schema, _), final in zip(asked, answers([one for _, one in asked], max_running=256), strict=True):
@@ -89,7 +90,7 @@ def test_every_text_of_random_schemas_validates() -> None:
     assert set(reasons) == {FinishReason.STOP, FinishReason.LENGTH_CLOSED}
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.nightly), 1.0])
 def test_jumps_change_nothing(temperature: float) -> None:
     asked = [
         request(str(index), schema_spec(schema), max_tokens=120, seed=index, temperature=temperature)

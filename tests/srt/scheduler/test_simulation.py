@@ -9,7 +9,7 @@ from ..simulation import World, verify
 EVENTS = 60
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.nightly), 3])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.nightly] * (seed > 0)) for seed in range(5)])
 def test_every_request_ends_once_with_an_honest_text_whatever_dies(seed: int, overlap: bool, replicas: int) -> None:
@@ -20,7 +20,7 @@ def test_every_request_ends_once_with_an_honest_text_whatever_dies(seed: int, ov
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("seed", [100, 101, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (102, 103))])
+@pytest.mark.parametrize("seed", [100, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (101, 102, 103))])
 def test_lost_frames_cost_their_requests_and_never_leave_a_gap(seed: int, replicas: int) -> None:
     world = World(seed, loss=0.01, replicas=replicas)
     world.run(EVENTS)

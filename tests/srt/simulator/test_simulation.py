@@ -42,8 +42,14 @@ def test_a_simulation_repeats_itself() -> None:
 COMPARED = [("mmlu_5shot", 12), ("react_agent", 4), ("hellaswag_20shot", 4), ("multi_turn_chat_short", 6)]
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
-@pytest.mark.parametrize(("workload", "first"), COMPARED)
+@pytest.mark.parametrize(
+    ("workload", "first", "replicas"),
+    [
+        *((*compared, 3) for compared in COMPARED),
+        (*COMPARED[0], 1),
+        *(pytest.param(*compared, 1, marks=pytest.mark.nightly) for compared in COMPARED[1:]),
+    ],
+)
 def test_coarse_is_near_exact_on_workload_files(workload: str, first: int, replicas: int) -> None:
     path = str(WORKLOADS / f"{workload}.jsonl")
     exact = run(path, Plan(replicas=replicas), first=first)

@@ -71,9 +71,18 @@ def test_logits_that_are_no_numbers_choose_experts_that_there_are() -> None:
     assert 0 <= int(chosen.min()) <= int(chosen.max()) < 5
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+ROUTINGS = [(1, 8, 2), (3, 4, 4), (37, 5, 2)]
+
+
 @pytest.mark.parametrize("tiles", [SMALL_TILES, None], ids=["small", "chosen"])
-@pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 8, 2), (3, 4, 4), (37, 5, 2)])
+@pytest.mark.parametrize(
+    ("tokens", "experts", "top_k", "dtype"),
+    [
+        *((*routing, dtype) for routing in ROUTINGS for dtype in DTYPES if dtype != torch.float16),
+        *(pytest.param(*routing, torch.float16, marks=pytest.mark.nightly) for routing in ROUTINGS[:2]),
+        (*ROUTINGS[2], torch.float16),
+    ],
+)
 def test_tokens_go_through_their_experts_as_in_torch(
     tokens: int, experts: int, top_k: int, tiles: MoeTiles | None, dtype: torch.dtype
 ) -> None:
