@@ -173,7 +173,7 @@ def library_path(isa: Isa, environment: Mapping[str, str] | None = None) -> Path
 
 
 def walk_path(environment: Mapping[str, str] | None = None) -> Path:
-    """Returns the path of the trie walk's library, compiled in a second unless it is in the cache.
+    """Returns the path of the trie walk's library, compiled in seconds unless it is in the cache.
 
     Raises:
         NoKernels: as `library_path`.
