@@ -456,17 +456,20 @@ def _tries_folder() -> Path | None:
         return None
 
 
-def _names(options: RuntimeOptions) -> list[str]:
-    """Returns the names of the models that an engine loads."""
-    return [options.model] if options.draft_model is None else [options.model, options.draft_model]
+def _remote_names(options: RuntimeOptions) -> list[str]:
+    """Returns the names of models that may have to be downloaded. Loads nothing: a path that exists is no such name."""
+    names = [options.model] if options.draft_model is None else [options.model, options.draft_model]
+    found = []
+    for name in names:
+        with contextlib.suppress(OSError, RuntimeError):  # a name that is no path
+            if "/" in name and not Path(name).expanduser().exists():
+                found.append(name)
+    return found
 
 
 def may_be_remote(options: RuntimeOptions) -> bool:
-    """Returns whether a model may have to be downloaded. Loads nothing: a path that exists is no remote model."""
-    try:
-        return any("/" in name and not Path(name).expanduser().exists() for name in _names(options))
-    except (OSError, RuntimeError):  # a name that is no path
-        return False
+    """Returns whether the model, or its draft, may have to be downloaded."""
+    return bool(_remote_names(options))
 
 
 def fetch_model(options: RuntimeOptions, report: Callable[[str], object]) -> bool:
@@ -486,7 +489,7 @@ def fetch_model(options: RuntimeOptions, report: Callable[[str], object]) -> boo
     except ImportError as error:
         raise MissingExtraError(error.name or "torch", "runtime") from error
     places = model_places()
-    missing = [found for name in _names(options) if isinstance(found := locate(name, places), HubName)]
+    missing = [found for name in _remote_names(options) if isinstance(found := locate(name, places), HubName)]
     for found in missing:
         from .weights.catalog.download import download
 

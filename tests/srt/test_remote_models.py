@@ -39,3 +39,10 @@ def test_a_model_of_the_hub_is_downloaded_and_runs(
 def test_a_download_that_fails_is_the_error_of_the_start(hub: FakeHub) -> None:
     with pytest.raises(ModelError, match="the hub has no model 'org/none', or it is private"):
         ul.Runtime("org/none").wait_ready()
+
+
+def test_a_draft_of_the_hub_is_downloaded_for_a_model_on_disk(hub: FakeHub, tmp_path: Path) -> None:
+    with ul.Runtime(str(tmp_path / "tiny"), draft_model="org/tiny", pool_tokens=512, kernels="torch") as runtime:
+        assert runtime.final_of("the", max_tokens=3, ignore_eos=True).usage.completion_tokens == 3
+    with pytest.raises(ModelError, match="the hub has no model 'org/none', or it is private"):
+        ul.Runtime(str(tmp_path / "tiny"), draft_model="org/none").wait_ready()
