@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/judge.py
 
-# Two cores take nine minutes. Processes under test are waited for, so there is one worker more than cores; each needs up
+# Two cores take ten minutes. Processes under test are waited for, so there is one worker more than cores; each needs up
 # to 3 GB, so there are at most four. What loads the machine on purpose comes last, alone.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cores + 1 : 4)))
 # Hundreds of processes are started: where an environment forbids bytecode, each would compile the package again.
