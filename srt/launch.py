@@ -515,7 +515,7 @@ def _open_draft(options: RuntimeOptions, source: "ModelSource") -> "ModelSource 
         return None
     draft = _open_source(msgspec.structs.replace(options, model=options.draft_model, draft_model=None))
     with draft.named_in_errors():
-        require_same_tokens(source, draft)
+        _require_same_tokens(source, draft)
     if _device_of(options).startswith("cuda") and options.pool_tokens is None and options.pool_memory is None:
         raise ParameterError(
             f"draft_model={options.draft_model}: the KV pool takes all memory of the device; write pool_tokens or "
@@ -543,7 +543,7 @@ def _draft_runner(options: RuntimeOptions, draft: "ModelSource", runner: Runner,
     return found
 
 
-def require_same_tokens(source: "ModelSource", draft: "ModelSource") -> None:
+def _require_same_tokens(source: "ModelSource", draft: "ModelSource") -> None:
     """Raises ModelError if a draft has other tokens than the model. What pads their vocabularies may differ."""
     if source.documents.tokenizer_digest() == draft.documents.tokenizer_digest():
         return

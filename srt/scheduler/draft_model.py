@@ -94,7 +94,7 @@ class DraftModel:
         self._kv = kv
         self._constrained = constrained
         self._clock = clock
-        self.drafted = kv.drafted = np.zeros(self._runner.num_slots, dtype=np.bool_)
+        self._drafted = kv.drafted = np.zeros(self._runner.num_slots, dtype=np.bool_)
 
     def takes(self, request: Request) -> bool:
         """Returns whether the draft can continue the text: one without pictures, whose next token is not forced."""
@@ -107,7 +107,7 @@ class DraftModel:
         """Counts the rows of a first pass for these texts; what they share is computed once."""
         marked = [self._mark(request, request.length) for request in requests]
         for slots in marked:
-            self.drafted[slots] = False
+            self._drafted[slots] = False
         return sum(max(1, len(slots)) for slots in marked)
 
     def guess(self, asked: Sequence[tuple[Request, int]], rows: int) -> tuple[list[list[int]], list[DraftPass]]:
@@ -160,14 +160,14 @@ class DraftModel:
             right = np.logical_and.accumulate(said == np.array(tokens[: len(said)], dtype=np.int32))
             count = min(int(right.sum()), max(0, request.kv_length - start))
             kept = slots[:count]
-            self.drafted[kept[request.slots(start, start + count) == kept]] = True
+            self._drafted[kept[request.slots(start, start + count) == kept]] = True
 
     def _mark(self, request: Request, end: int) -> Slots:
         """Marks the slots of a text's tokens before `end` that have no key yet, and returns them."""
         slots = request.slots(0, end)
-        known = self.drafted[slots]
+        known = self._drafted[slots]
         missing = slots[len(known) if known.all() else int(known.argmin()) :]
-        self.drafted[missing] = True
+        self._drafted[missing] = True
         return missing
 
     def _begin(self, text: _Text, rows: int) -> None:
@@ -176,7 +176,7 @@ class DraftModel:
         text.count = min(text.count, self._runner.context_length - request.length)
         text.first = min(request.length - len(self._mark(request, request.length)), request.length - 1)
         text.end = min(text.first + rows, request.length)
-        self.drafted[request.slots(text.end, request.length)] = False
+        self._drafted[request.slots(text.end, request.length)] = False
 
     def _restrict(self, text: _Text) -> bool:
         """Finds the tokens that may come next; False: the text ends here, or what comes is not known yet."""

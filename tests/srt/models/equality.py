@@ -7,7 +7,7 @@ The vocabulary of the model is `VOCABULARY`: constraints are texts of the byte t
 """
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from umbel.lang.sampling import SamplingParams
@@ -94,35 +94,36 @@ def assert_texts_do_not_depend_on_the_schedule(runner: Runner, *, seed: int = 0,
 
 def assert_guesses_change_no_text(runner: Runner, seeds: Iterable[int]) -> None:
     """Traffic whose tokens are guessed, every fourth one wrong, against one request after another, without a cache."""
-    guessed = accepted = 0.0
-    for seed in seeds:
-        requests = traffic(seed)
-        runner.clear()
-        truth, _ = answers(runner, requests, radix_cache=False, max_running=1, max_step_tokens=None)
-        runner.clear()
-        guesser = told(dict(enumerate(truth)), 4, VOCABULARY)
-        actual, scheduler = answers(runner, requests, guesser, max_running=6, max_step_tokens=7, headroom=0)
-        for number, (text, expected) in enumerate(zip(actual, truth, strict=True)):
-            assert text == expected, f"seed {seed}, request {number}: {requests[number]}"
-        guessed += scheduler.counters["guessed_prompt_rows"]
-        accepted += scheduler.counters["accepted_prompt_rows"]
+    guessed, accepted = _guessed(runner, seeds, "prompt", lambda truth: told(dict(enumerate(truth)), 4, VOCABULARY))
     assert guessed > accepted > 0, "some guesses are right, and some are wrong"
 
 
 def assert_drafts_change_no_text(runner: Runner, draft: Runner, seeds: Iterable[int]) -> float:
-    """Traffic that a draft guesses against one request after another, without a cache → the part that was right."""
+    """The same with the guesses of a draft → the part of them that was right."""
+    guessed, accepted = _guessed(
+        runner, seeds, "draft", lambda _: Guesser([], Free, VOCABULARY, DraftModel(draft, VOCABULARY))
+    )
+    assert guessed, "nothing was drafted"
+    return accepted / guessed
+
+
+def _guessed(
+    runner: Runner, seeds: Iterable[int], source: str, guesser: Callable[[list[list[int]]], Guesser]
+) -> tuple[float, float]:
+    """Compares the texts of each traffic → how many tokens the source guessed, and how many of these were right.
+
+    guesser: makes it from the true texts.
+    """
     guessed = accepted = 0.0
     for seed in seeds:
         requests = traffic(seed)
         runner.clear()
         truth, _ = answers(runner, requests, radix_cache=False, max_running=1, max_step_tokens=None)
         runner.clear()
-        guesser = Guesser([], Free, VOCABULARY, DraftModel(draft, VOCABULARY))
-        actual, scheduler = answers(runner, requests, guesser, max_running=6, max_step_tokens=7, headroom=0)
+        actual, scheduler = answers(runner, requests, guesser(truth), max_running=6, max_step_tokens=7, headroom=0)
         for number, (text, expected) in enumerate(zip(actual, truth, strict=True)):
             assert text == expected, f"seed {seed}, request {number}: {requests[number]}"
         assert not scheduler.counters["guess_failures"]
-        guessed += scheduler.counters["guessed_draft_rows"]
-        accepted += scheduler.counters["accepted_draft_rows"]
-    assert guessed, "nothing was drafted"
-    return accepted / guessed
+        guessed += scheduler.counters[f"guessed_{source}_rows"]
+        accepted += scheduler.counters[f"accepted_{source}_rows"]
+    return guessed, accepted

@@ -16,6 +16,7 @@ from umbel.srt.runners.cpu_runner import CpuRunner, build_cpu_runner
 
 from ..kernels.native import native_isas, with_each_team
 from .reference import Piece, Sequences, random_tokens, reference_logits, reference_model, relative_error, tensors_of
+from .test_equality import CASES as FAMILIES
 
 NUM_SLOTS = 120
 LENGTHS = (40, 17, 1)
@@ -71,20 +72,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 MORE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "latents, groups of experts, one for all": (
         "deepseek_v3",
-        {
-            "kv_lora_rank": 32,
-            "q_lora_rank": 20,
-            "qk_rope_head_dim": 16,
-            "qk_nope_head_dim": 24,
-            "v_head_dim": 12,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "n_group": 2,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-            "moe_intermediate_size": 24,
-            "num_key_value_heads": 4,
-        },
+        {**FAMILIES["deepseek v3"][1], "first_k_dense_replace": 1},
     ),
     "experts, one for all behind a gate": (
         "qwen2_moe",
@@ -96,22 +84,10 @@ MORE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 32,
         },
     ),
-    "experts with limits, sinks": (
-        "gpt_oss",
-        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 6},
-    ),
+    "experts with limits, sinks": FAMILIES["gpt-oss"],
     "per-layer embeddings, scaled layers": (
         "gemma4_text",
-        {
-            "head_dim": 16,
-            "global_head_dim": 32,
-            "sliding_window": 5,
-            "num_hidden_layers": 4,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "vocab_size_per_layer_input": 97,
-            "num_kv_shared_layers": 2,
-            "hidden_size_per_layer_input": 8,
-        },
+        {**FAMILIES["gemma 4"][1], "vocab_size_per_layer_input": 97},
     ),
 }
 ROUNDED = {

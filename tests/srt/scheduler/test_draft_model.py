@@ -1,6 +1,5 @@
 """A draft guesses next tokens. It changes no text, and its keys are right wherever those of the model are."""
 
-import logging
 from dataclasses import replace
 
 import msgspec
@@ -21,7 +20,7 @@ from ..guessing import Free
 from ..toy_constraint import TOKENIZER, texts
 from . import test_constrained_properties as constrained
 from . import test_scheduler_properties as plain
-from .test_guesses import LONG, asked
+from .test_guesses import LONG, asked, assert_switched_off
 from .test_scheduler_pictures import engine_with
 
 SLOTS = 4096
@@ -237,15 +236,7 @@ class Broken(Draft):
 def test_a_draft_that_fails_is_switched_off(faulty: str, caplog: pytest.LogCaptureFixture) -> None:
     draft, hook = (Broken(), None) if faulty == "draft" else (Draft(), FailAt("engine.guess", 2, OracleError("no")))
     engine = Engine(guesser=drafting(draft), **({} if hook is None else {"faults": hook}))
-    with caplog.at_level(logging.WARNING, logger="umbel.engine"):
-        for prompt in ([1, 2, 3], [1, 2, 4]):
-            message_id = engine.generate(prompt, LONG)
-            engine.run()
-            engine.assert_equals_reference(message_id, prompt, LONG)
-    (record,) = caplog.records
-    assert "no more guesses come from 'draft'" in record.getMessage()
-    assert "secret" not in record.getMessage()
-    assert engine.count("guess_failures") == 1
+    assert_switched_off(engine, "draft", caplog)
 
 
 class Timed(Draft):
