@@ -202,6 +202,11 @@ class Matcher:
         return self.ended or self._state.accepting
 
     @property
+    def overrules(self) -> bool:
+        """Whether the text may go on with another token than the one that is sampled next."""
+        return bool(self.pending) or self._boundary is not None
+
+    @property
     def mask(self) -> Mask:
         return self._boundary.allowed.bits if self._boundary is not None else self._state.mask
 

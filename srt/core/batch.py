@@ -51,6 +51,7 @@ class RowNeed(IntEnum):
     LOGITS = 0  # the logits themselves
     ARGMAX = 1  # the most likely token, of equal ones the first
     SAMPLE = 2  # a draw (gumbel.py), restricted by top_k and min_p at most
+    LATER = 3  # a token that `LaunchedStep.choose` may ask for; in batches for an AsyncRunner only
 
 
 class Allowed(NamedTuple):
@@ -79,10 +80,14 @@ class RowRequests:
     top_k: NDArray[np.int32]  # [L] 0 = all; tokens that tie with the k-th stay
     # [L] 0 = none; tokens stay with (logit − largest) · inverse temperature ≥ log(min_p), in float64
     min_p: NDArray[np.float64]
-    allowed: Mapping[int, Allowed] = field(default_factory=dict)  # row → its tokens; other rows: all
+    allowed: dict[int, Allowed] = field(default_factory=dict)  # row → its tokens; other rows: all
     # Only batches for an AsyncRunner have these two; there top_k may be any number.
     top_p: NDArray[np.float64] | None = None  # [L] 1 = all, as in Draws; None: all of every row
     described: NDArray[np.bool_] | None = None  # [L] rows that get their token and their logits; None: no row
+
+    def allow(self, row: int, tokens: Allowed) -> None:
+        """Restricts a row to these tokens, while the requests are built."""
+        self.allowed[row] = tokens
 
     def take(self, rows: NDArray[np.integer]) -> RowRequests:
         """Returns the requests of some of the logit rows."""
@@ -396,7 +401,7 @@ class VectorHead(Protocol):
 
 
 class Pending(Protocol):
-    """A launched step, which may still run."""
+    """The result of a step, which may still run."""
 
     def result(self) -> Logits:
         """Waits for the step → its logits; called once.
@@ -410,6 +415,25 @@ class Pending(Protocol):
 
 
 @runtime_checkable
+class LaunchedStep(Pending, Protocol):
+    """A step that an AsyncRunner has launched."""
+
+    def choose(self, rows: NDArray[np.int64], row_requests: RowRequests) -> None:
+        """Asks for the tokens of LATER rows, while the step may still run.
+
+        Called at most once, before the next step is launched and before `result`. The step answers these rows with
+        tokens, and the next batch may refer to them. LATER rows that nothing is asked of get no answer.
+
+        Args:
+            rows: [n] logit rows of the step, ascending.
+            row_requests: of these rows, n entries; each needs a token.
+
+        Raises:
+            Exception: nothing can be chosen any more, as `Pending.result`.
+        """
+
+
+@runtime_checkable
 class AsyncRunner(Runner, Protocol):
     """A runner that does not wait for its steps. The fake is `launched_oracle.LaunchedOracle`.
 
@@ -417,12 +441,12 @@ class AsyncRunner(Runner, Protocol):
     and a slot that a running step reads or writes may be freed: its next owner writes to it later.
     """
 
-    def launch(self, batch: Batch) -> Pending:
+    def launch(self, batch: Batch) -> LaunchedStep:
         """Launches a step. When it returns, the arrays of the batch have been read or copied.
 
-        Rows that need a token are answered with it, for the next batch may refer to it by `token_sources`; only rows in
-        `RowRequests.allowed` may be answered with logits instead. `RowRequests.described` rows get both. A row of the
-        next batch that refers to a row with an error reads any token: its text ends when the error is read.
+        Rows that need a token are answered with it, for the next batch may refer to it by `token_sources`.
+        `RowRequests.described` rows get both. A row of the next batch that refers to a row with an error reads any
+        token: its text ends when the error is read.
 
         Raises:
             Exception: the step cannot be computed; nothing of it runs any more.

@@ -24,7 +24,17 @@ from numpy.typing import NDArray
 
 from ...fsm.tokens.masks import Walk
 from ...lang.runtime_options import RuntimeOptions
-from ..core.batch import AsyncRunner, Batch, Chooser, Logits, Pending, PictureGrid, PictureRows, PictureStore, Runner
+from ..core.batch import (
+    AsyncRunner,
+    Batch,
+    Chooser,
+    LaunchedStep,
+    Logits,
+    PictureGrid,
+    PictureRows,
+    PictureStore,
+    Runner,
+)
 from ..core.messages import EngineForget, EnginePicture
 
 HEADER = 8  # bytes: the length of a message
@@ -310,7 +320,7 @@ class LeaderAsyncRunner(LeaderRunner):
         super().__init__(runner, others)
         self._async_runner = runner
 
-    def launch(self, batch: Batch) -> Pending:
+    def launch(self, batch: Batch) -> LaunchedStep:
         try:
             self._sender.send(RankStep.of(batch))
             return self._async_runner.launch(batch)

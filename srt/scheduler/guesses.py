@@ -366,7 +366,9 @@ class Guesser:
     def extend(self, plan: StepPlan) -> None:
         """Adds rows of guesses to a plan that is otherwise complete, where they are worth their time."""
         sampling = [
-            index for index, rows in enumerate(plan.planned) if rows.end == rows.request.length and rows.request.samples
+            index
+            for index, rows in enumerate(plan.planned)
+            if rows.end == rows.request.length and rows.request.samples and (rows.plain or not rows.later)
         ]
         self._drafted = 0.0
         if not ((self._sources or self._draft) and sampling):

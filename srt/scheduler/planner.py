@@ -14,7 +14,7 @@ from .commit import Commit
 from .constrained import ConstrainedTexts
 from .guesses import Guesser
 from .policy import AdmissionPolicy
-from .request import Generation, Phase, Prefilling, Request
+from .request import NO_SOURCE, Generation, Phase, Prefilling, Request
 from .request_table import SchedulerContext
 from .step import StepPlan
 
@@ -187,7 +187,8 @@ class Planner:
         """Plans the row of a decoding request, whose slot is usually a spare one."""
         needs = request.job.needs if isinstance(request.job, Generation) else None
         plain = needs is not None and needs.plain
-        if not plain and request.constrained and not (self._constrained.ready(request) and request.decoding):
+        masked = not plain and request.constrained and request.source == NO_SOURCE  # else its mask comes later
+        if masked and not (self._constrained.ready(request) and request.decoding):
             return
         try:
             spare = request.slot_end > request.kv_length or self._kv.take_ahead(request)
@@ -226,7 +227,7 @@ class Planner:
         None: nothing is left to run, or there is no room now.
         """
         self._faults("engine.plan")
-        waits = request.constrained and not self._constrained.ready(request)
+        waits = request.source == NO_SOURCE and request.constrained and not self._constrained.ready(request)
         if request.phase is not Phase.RUNNING:
             return None
         last = request.length - waits  # the row that chooses waits for its mask

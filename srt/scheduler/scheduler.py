@@ -26,7 +26,7 @@ from ...lang.sampling import SamplingParams
 from ..cache.slot_allocator import IntegrityError, Slots
 from ..cache.window_slots import WindowSlots
 from ..constraints.matcher import MatcherCache
-from ..core.batch import AsyncRunner, Logits, Runner, VectorHead
+from ..core.batch import AsyncRunner, LaunchedStep, Logits, Runner, VectorHead
 from ..core.instruments import Clock, Counters, FaultHook, no_faults
 from ..core.messages import (
     ControlEnded,
@@ -61,7 +61,16 @@ from .policy import PolicyName, SchedulerConfig
 from .recording import EngineRecorder
 from .request import Phase, Prefilling
 from .request_table import RequestFactory, RequestTable, SchedulerContext, Timing, failure
-from .step import NO_REQUESTS, FinishedStep, InFlightStep, PlannedRows, StepPlan, build_row_requests, pending_tokens
+from .step import (
+    NO_REQUESTS,
+    FinishedStep,
+    InFlightStep,
+    PlannedRows,
+    StepPlan,
+    build_late_requests,
+    build_row_requests,
+    pending_tokens,
+)
 
 Info = dict[str, str | int | float | bool | list[int | str] | None]
 
@@ -164,6 +173,7 @@ class Scheduler:
         self._aborts: list[int] = []
         self._controls: list[EngineControl | EngineSurvey] = []
         self._completed_at = 0.0  # on the clock: the last step
+        self._told = np.empty(0, dtype=np.int64)  # [L] the tokens that its rows chose
         self._ran = False  # since pool and tree were checked
 
     # ------------------------------------------------------------------------------------------ outside
@@ -214,6 +224,7 @@ class Scheduler:
         ahead = 1 if self._launch(started) and self._async_runner is not None else 0
         while len(self._in_flight) > ahead:
             self._complete()
+        self._choose_late()
         self._end_step(started)
         if lost := self.kv.pins.take_lost():
             self._table.events.append(KeepsEnded(lost))
@@ -532,19 +543,57 @@ class Scheduler:
         if self._recorder is not None:
             self._recorder.launched(batch.shape)
         self._faults("engine.forward")
-        pending = FinishedStep(self._runner.forward(batch)) if launcher is None else launcher.launch(batch)
+        if launcher is None:
+            step = InFlightStep(plan, asked, FinishedStep(self._runner.forward(batch)))
+        else:
+            step = InFlightStep.launched(plan, asked, launcher.launch(batch))
         self._counters.forward_seconds += self._clock.now() - started
-        return InFlightStep(plan, asked, pending) if launcher is None else InFlightStep.launched(plan, asked, pending)
+        return step
+
+    def _choose_late(self) -> None:
+        """Has the step that runs choose its late tokens, now that the step before it is complete."""
+        if not self._in_flight or not self._in_flight[0].asked.late:
+            return
+        step = self._in_flight[0]
+        chosen: list[PlannedRows] = []
+        dropped: list[int] = []
+        for rows, source in step.asked.late:
+            request = rows.request
+            if request.phase is not Phase.RUNNING:
+                continue
+            right = int(request.tokens[rows.start]) == self._told[source]
+            ready = right and rows.end == request.length and self._constrained.ready(request)
+            if request.phase is not Phase.RUNNING or (right and rows.end < request.length):
+                continue  # forced tokens follow
+            if ready:
+                chosen.append(rows)
+            else:
+                request.computed = request.kv_length = rows.start
+                dropped.append(request.number)
+        self._counters.late_rows += len(chosen) + len(dropped)
+        self._counters.dropped_rows += len(dropped)
+        self._in_flight[0] = step.chosen_late(chosen, dropped)
+        if chosen:
+            assert isinstance(step.pending, LaunchedStep), "its rows choose later"
+            try:
+                places = np.array([rows.logits_of_last for rows in chosen], dtype=np.int64)
+                step.pending.choose(places, build_late_requests(chosen))
+            except Exception as error:
+                self._in_flight.popleft()
+                self._fail(step, error)
 
     def _complete(self) -> None:
         """Waits for the oldest step and commits its result."""
         step = self._in_flight.popleft()
         planned = step.plan.planned
         going = [rows for rows in planned if rows.request.phase is not Phase.ENDED]
+        if step.dropped:
+            going = [rows for rows in going if rows.request.number not in step.dropped]
         guessed = [rows for rows in going if rows.guessed is not None] if step.plan.guess_rows else []
         others = [rows for rows in going if rows.guessed is None] if guessed else going
         try:
             logits = self._wait(step)
+            self._told = logits.tokens
             result, of_guessed = self._read(step, others, logits), self._read(step, guessed, logits)
         except Exception as error:
             self._fail(step, error)

@@ -15,10 +15,21 @@ scheduling, not their sum. Plan 2 does not know these results of step 1:
                                     PENDING_TOKEN, and the batch names the logit row of step 1 that chooses the token
     whether the text ends with it   at max_tokens: that is known, and no further row is planned. By a stop: it is not.
                                     The row in step 2 is wasted: it runs, and is left out when step 2 completes
-    a token that the runner does    penalties and biases need the logits, and a constraint's next mask needs the token.
-    not choose by itself            The next row waits until step 1 completes (`delays_too_many`)
+    the mask of a constraint        it needs the token. The row runs without it, and chooses when step 1 is complete:
+                                    `LaunchedStep.choose` (drawn below)
+    a token that the runner does    penalties and biases need the logits. The next row waits until step 1 completes
+    not choose by itself            (`delays_too_many`)
     the answers to a search, and    their next rows, if there are any, wait until step 1 completes
     scores
+
+Rows that choose later. Only the choice of a constrained text's token needs its mask, not the forward pass:
+
+    the scheduler   launch 2 ─ done 1, masks after its tokens ─ choose 2 ─ plan 3, launch 3 ─ done 2, masks ─ choose 3 ─
+    the runner      ═ step 1 ══] [════════════════ step 2 ══════════] [choose] [═══════════ step 3 ═════════
+
+Where step 1 ends the text, its row in step 2 is wasted, as after a stop. Where forced tokens follow, the row has
+computed a key that they need, and chooses nothing. A row whose mask is not finished in time, and one that ran with a
+token which the constraint then overruled, count as not computed: they run again.
 
 Slots. A row's slot is assigned when it is planned, and `computed` counts the row when it is launched. Steps run
 in the order of their launches, so the reads and writes of a slot happen in that order:
@@ -46,9 +57,9 @@ scheduling is 0.3 to 1.5 ms of 36 to 44 ms (the default model, 1 to 32 texts), a
 steps without overlap.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -57,7 +68,18 @@ from numpy.typing import NDArray
 from ...fsm.tokens.vocabulary import pack
 from ...lang.sampling import SamplingParams
 from ..cache.window_slots import WindowSlots
-from ..core.batch import DUMMY_SLOT, Allowed, Batch, Logits, Pending, PictureRows, RowNeed, RowRequests, StateRun
+from ..core.batch import (
+    DUMMY_SLOT,
+    Allowed,
+    Batch,
+    LaunchedStep,
+    Logits,
+    Pending,
+    PictureRows,
+    RowNeed,
+    RowRequests,
+    StateRun,
+)
 from ..core.messages import NO_ADAPTER
 from ..multimodal.sequence import NO_PICTURES
 from ..sampling.gumbel import Limits, draw_keys
@@ -108,6 +130,11 @@ class PlannedRows(NamedTuple):  # a frozen dataclass takes four times as long to
     first_write: int = 0
     guessed: Guessed | None = None
     plain: bool = False
+
+    @property
+    def later(self) -> bool:
+        """Whether its mask needs the token that the running step still chooses. Asked while tokens are pending."""
+        return self.request.source != NO_SOURCE and self.request.constrained
 
     @property
     def guesses(self) -> list[int]:
@@ -414,19 +441,27 @@ def _rope_positions(planned: list[PlannedRows]) -> NDArray[np.int64] | None:
 
 # ---------------------------------------------------------------------------------------- row requests
 
-_LOGITS, _ARGMAX, _SAMPLE = int(RowNeed.LOGITS), int(RowNeed.ARGMAX), int(RowNeed.SAMPLE)
+_LOGITS, _ARGMAX, _SAMPLE, _LATER = map(int, RowNeed)
 MAX_SAMPLED_TOP_K = 256  # the largest top_k of a SAMPLE row, but for an AsyncRunner's
+
+
+class LateRow(NamedTuple):
+    """A row that chooses later. `source`: the logit row of the step before that chooses the row's own token."""
+
+    rows: PlannedRows
+    source: int
 
 
 class StepRequests(NamedTuple):
     """Row requests of a step, and errors.
 
     `errors`: request number → why its row request could not be built. The row then returns its logits, and its request
-    ends after the step.
+    ends after the step. `late`: rows whose request is built when the step before is complete.
     """
 
     row_requests: RowRequests | None  # None: all logits of every row
     errors: Mapping[int, Exception]
+    late: Sequence[LateRow] = ()
 
 
 NO_REQUESTS = StepRequests(None, {})
@@ -449,19 +484,10 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
     An AsyncRunner chooses more tokens itself, because the next step can run ahead only of rows that the runner samples:
     with top_p, with any top_k, and, where log-probabilities are wanted, it returns the logits as well.
     """
-    allowed: dict[int, Allowed] = {}
     errors: dict[int, Exception] = {}
+    late: list[LateRow] = []
     kinds = [_LOGITS] * logit_rows
-    row_requests = RowRequests(
-        kinds=np.empty(logit_rows, dtype=np.uint8),
-        inverse_temperatures=np.zeros(logit_rows),
-        keys=np.zeros(logit_rows, dtype=np.uint64),
-        top_k=np.zeros(logit_rows, dtype=np.int32),
-        min_p=np.zeros(logit_rows),
-        allowed=allowed,
-        top_p=np.ones(logit_rows) if launched else None,
-        described=np.zeros(logit_rows, dtype=np.bool_) if launched else None,
-    )
+    row_requests = _no_requests(logit_rows, launched=launched)
     draws: list[tuple[int, Limits, int, int]] = []  # row, limits, seed, position
     for rows in planned:
         request = rows.request
@@ -477,6 +503,10 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
             continue
         assert isinstance(generation, Generation), "only generations sample"
         last = rows.logits_of_last
+        if rows.later:
+            kinds[last] = _LATER
+            late.append(LateRow(rows, request.source))
+            continue
         try:
             choice = _choice_of(request, generation, launched=launched)
         except Exception as error:
@@ -485,13 +515,13 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
         if choice is None:
             continue
         if choice.allowed is not None:
-            allowed[last] = choice.allowed
+            row_requests.allow(last, choice.allowed)
         for ahead in range(1 if rows.guessed is None else len(rows.guessed.tokens) + 1):
             row = last + ahead
             if ahead and forbidden_ends(request, generation, ahead):
                 continue
             if ahead and (after := _allowed_after(rows, ahead)) is not None:
-                allowed[row] = after
+                row_requests.allow(row, after)
             if row_requests.described is not None and choice.described:
                 row_requests.described[row] = True
             if choice.limits is None:
@@ -502,7 +532,39 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
     row_requests.kinds[:] = kinds
     if draws:
         _write_draws(row_requests, draws)
-    return StepRequests(row_requests, errors)
+    return StepRequests(row_requests, errors, late)
+
+
+def _no_requests(logit_rows: int, *, launched: bool) -> RowRequests:
+    """Makes requests of rows, to be filled."""
+    return RowRequests(
+        kinds=np.empty(logit_rows, dtype=np.uint8),
+        inverse_temperatures=np.zeros(logit_rows),
+        keys=np.zeros(logit_rows, dtype=np.uint64),
+        top_k=np.zeros(logit_rows, dtype=np.int32),
+        min_p=np.zeros(logit_rows),
+        top_p=np.ones(logit_rows) if launched else None,
+        described=np.zeros(logit_rows, dtype=np.bool_) if launched else None,
+    )
+
+
+def build_late_requests(late: Sequence[PlannedRows]) -> RowRequests:
+    """Builds the requests of rows whose masks are known now. One entry for each of them."""
+    row_requests = _no_requests(len(late), launched=True)
+    draws: list[tuple[int, Limits, int, int]] = []
+    for index, rows in enumerate(late):
+        request, generation = rows.request, rows.request.job
+        assert isinstance(generation, Generation), "only generations sample"
+        choice = _choice_of(request, generation, launched=True)
+        assert choice is not None, "a text that runs ahead has its tokens chosen by the runner"
+        if choice.allowed is not None:
+            row_requests.allow(index, choice.allowed)
+        row_requests.kinds[index] = _ARGMAX if choice.limits is None else _SAMPLE
+        if choice.limits is not None:
+            draws.append((index, choice.limits, generation.seed, request.length))
+    if draws:
+        _write_draws(row_requests, draws)
+    return row_requests
 
 
 def _write_draws(row_requests: RowRequests, draws: list[tuple[int, Limits, int, int]]) -> None:
@@ -608,6 +670,12 @@ def delays_too_many(blocked: int, others: int) -> bool:
     return blocked * _HINDRANCE >= others and blocked > 0
 
 
+def _taken_as_chosen(request: Request) -> bool:
+    """Returns whether a text takes the token that the runner chooses next, or ends."""
+    generation = request.job
+    return not (isinstance(generation, Generation) and generation.cursor is not None and generation.cursor.overrules)
+
+
 class FinishedStep:
     """A step that ran when it was launched. A `batch.Pending`."""
 
@@ -634,7 +702,8 @@ class InFlightStep:
 
     `coming`: texts that continue, with the logit rows from which the runner chooses their next tokens. `blocked`: the
     number of texts that continue and whose token the runner does not choose, or that have guesses. Both are empty
-    without overlap. `begun_at`, `launched_at`: on the clock.
+    without overlap, and say nothing of rows that choose later, until `chosen_late`. `dropped`: numbers of the requests
+    whose row counts as not computed. `begun_at`, `launched_at`: on the clock.
     """
 
     plan: StepPlan
@@ -642,11 +711,12 @@ class InFlightStep:
     pending: Pending
     coming: tuple[tuple[Request, int], ...] = ()
     blocked: int = 0
+    dropped: frozenset[int] = frozenset()
     begun_at: float = 0.0
     launched_at: float = 0.0
 
     @classmethod
-    def launched(cls, plan: StepPlan, asked: StepRequests, pending: Pending) -> "InFlightStep":
+    def launched(cls, plan: StepPlan, asked: StepRequests, pending: LaunchedStep) -> "InFlightStep":
         """Makes the step. Called while the plan's sequences are as they were when it was made."""
         row_requests = asked.row_requests
         coming: list[tuple[Request, int]] = []
@@ -656,13 +726,23 @@ class InFlightStep:
         )  # asking numpy row by row is slow
         for rows in plan.planned:
             request, row = rows.request, rows.logits_of_last
-            if rows.end < request.length or not request.goes_on:
+            if rows.end < request.length or not request.goes_on or (not rows.plain and rows.later):
                 continue
-            if rows.guessed is None and picked and picked[row] and not request.constrained:
-                coming.append((request, row))  # a constraint may overrule the runner's token
+            if rows.guessed is None and picked and picked[row] and _taken_as_chosen(request):
+                coming.append((request, row))
             else:
                 blocked += 1
         return cls(plan, asked, pending, tuple(coming), blocked)
+
+    def chosen_late(self, chosen: Sequence[PlannedRows], dropped: Collection[int]) -> "InFlightStep":
+        """Returns the step when its late rows are settled. chosen: rows that choose a token; dropped: see above."""
+        coming, blocked = list(self.coming), self.blocked
+        for rows in chosen:
+            if rows.request.goes_on and _taken_as_chosen(rows.request):
+                coming.append((rows.request, rows.logits_of_last))
+            else:
+                blocked += rows.request.goes_on
+        return replace(self, coming=tuple(coming), blocked=blocked, dropped=frozenset(dropped))
 
     @classmethod
     def crashed(cls, plan: StepPlan, error: Exception) -> "InFlightStep":

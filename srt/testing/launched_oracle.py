@@ -42,10 +42,20 @@ class StepChain:
             batch = replace(batch, row_requests=_narrowed(asked))
         logits = self._runner.forward(batch)
         if asked is not None:
-            logits = self._chosen(logits, asked)
+            rows = np.flatnonzero((asked.kinds != RowNeed.LOGITS) & (asked.kinds != RowNeed.LATER))
+            logits = self._chosen(logits, rows, asked.take(rows))
+        self._keep(logits)
+        return logits
+
+    def choose(self, logits: Logits, rows: NDArray[np.int64], asked: RowRequests) -> Logits:
+        """Chooses tokens of further rows of the last step, whose result is `logits`. See `LaunchedStep.choose`."""
+        logits = self._chosen(logits, rows, asked)
+        self._keep(logits)
+        return logits
+
+    def _keep(self, logits: Logits) -> None:
         self._tokens = logits.tokens.copy()
         self._tokens[list(logits.errors)] = 0
-        return logits
 
     def resolve(self, token_ids: NDArray[np.int64], sources: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the rows' tokens: those given, and those that the last step has chosen. Both: [R]"""
@@ -55,30 +65,28 @@ class StepChain:
         assert resolved[rows].min(initial=0) >= 0, "a row refers to a token that the step before did not choose"
         return resolved
 
-    def _chosen(self, logits: Logits, asked: RowRequests) -> Logits:
-        """Chooses the tokens of rows without one that may choose among all; the others keep their logits."""
+    def _chosen(self, logits: Logits, rows: NDArray[np.int64], asked: RowRequests) -> Logits:
+        """Chooses the tokens of those of `rows` that have none yet. asked: one entry for each of them."""
         tokens, errors = logits.tokens.copy(), dict(logits.errors)
-        left = (asked.kinds != RowNeed.LOGITS) & (tokens < 0)
-        left[[*asked.allowed, *errors]] = False
 
-        def choose(rows: Sequence[int]) -> list[int]:
-            some = np.array(rows, dtype=np.int64)
-            draws = draws_of(asked, some, logits.places[some], self._sampler.vocab_size)
-            chosen: list[int] = self._sampler.choose(logits.values, replace(draws, masks=None)).tolist()
+        def choose(some: Sequence[int]) -> list[int]:
+            picked = np.array(some, dtype=np.int64)
+            draws = draws_of(asked, picked, logits.places[rows[picked]], self._sampler.vocab_size)
+            chosen: list[int] = self._sampler.choose(logits.values, draws).tolist()
             return chosen
 
-        rows = np.flatnonzero(left).tolist()
-        for row, answer in zip(rows, isolate(rows, choose), strict=True):
+        left = [index for index, row in enumerate(rows.tolist()) if tokens[row] < 0 and row not in errors]
+        for index, answer in zip(left, isolate(left, choose), strict=True):
             if isinstance(answer, Exception):
-                errors[row] = answer
+                errors[int(rows[index])] = answer
             else:
-                tokens[row] = answer
+                tokens[rows[index]] = answer
         return replace(logits, tokens=tokens, errors=errors)
 
 
 def _narrowed(row_requests: RowRequests) -> RowRequests:
     """Narrows requests to those of a plain Runner: the other rows get logits."""
-    wide = np.zeros(len(row_requests.kinds), dtype=np.bool_)
+    wide = row_requests.kinds == RowNeed.LATER
     if row_requests.described is not None:
         wide |= row_requests.described
     if row_requests.top_p is not None:
@@ -95,13 +103,20 @@ Computes = Literal["when launched", "when asked"]
 
 @dataclass(slots=True, eq=False)
 class _Launched:
-    """A launched step of the oracle, as a `batch.Pending`."""
+    """A step of the oracle, as a `batch.LaunchedStep`."""
 
     oracle: "LaunchedOracle"
     batch: Batch
     truth: Truth | None
     ends: float  # on the clock
     answer: Logits | Exception | None = None
+    late: tuple[NDArray[np.int64], RowRequests] | None = None
+
+    def choose(self, rows: NDArray[np.int64], row_requests: RowRequests) -> None:
+        assert self.late is None, "called at most once"
+        self.late = rows, row_requests
+        if isinstance(self.answer, Logits):
+            self.answer = self.oracle.chain.choose(self.answer, rows, row_requests)
 
     def result(self) -> Logits:
         self.oracle.wait(self.ends)
@@ -115,6 +130,8 @@ class _Launched:
         if self.answer is None:
             try:
                 self.answer = self.oracle.compute(self.batch, self.truth)
+                if self.late is not None:
+                    self.answer = self.oracle.chain.choose(self.answer, *self.late)
             except Exception as error:
                 self.answer = error
 
@@ -169,7 +186,7 @@ class LaunchedOracle:
         self.window_pool = oracle.window_pool
         self.pictures = oracle.pictures
         self.pages = None if oracle.num_states else LaunchedPages(self)
-        self._chain = StepChain(oracle)
+        self.chain = StepChain(oracle)
         self._computes = computes
         self._clock = clock
         self._seconds = seconds
@@ -203,13 +220,13 @@ class LaunchedOracle:
     def compute(self, batch: Batch, truth: Truth | None) -> Logits:
         """Computes the next step. truth: the tokens of each sequence; one may be PENDING_TOKEN."""
         if truth is not None and batch.token_sources is not None:
-            token_ids = self._chain.resolve(batch.token_ids, batch.token_sources)
+            token_ids = self.chain.resolve(batch.token_ids, batch.token_sources)
             last_rows = np.cumsum(batch.query_lengths) - 1
             for tokens, row in zip(truth, last_rows.tolist(), strict=True):
                 for place in np.flatnonzero(tokens == PENDING_TOKEN).tolist():
                     tokens[place] = token_ids[row - (len(tokens) - 1 - place)]
         self.oracle.expected = None if truth is None else lambda: truth
-        return self._chain.run(batch)
+        return self.chain.run(batch)
 
     def facts(self) -> Mapping[str, str | int | float]:
         return self.oracle.facts()

@@ -6,12 +6,13 @@ The host packs a step; the device fills in tokens, runs the forward pass and cho
     device              └ copy │ step 1 │ choose │ copy ──►   └ copy │ step 2 │ choose │ copy ──►
                                      '── chosen tokens ────────────────►'  for rows whose token step 1 chose
 
+Rows whose mask is not known at the launch are chosen for by a later call, which enqueues that after the forward pass.
+
 Steps are padded to one of a few sizes and run as captured graphs. The largest steps and those with pictures are
 launched kernel by kernel. All work goes through one stream, so a step reads what earlier steps have written, and the
 host may enqueue copies to a step's buffers while the previous step still runs.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -62,26 +63,41 @@ class ChosenTokens:
     places: NDArray[np.int64]  # [L]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Answer:
-    """Implements `batch.Pending`: tokens that are being copied to the host, and logits that stay on the device."""
+    """Implements `batch.LaunchedStep`: tokens that are being copied to the host, and logits that stay on the device."""
 
+    answers: "Answers" = field(repr=False)  # that began it
+    began: Mark
+    mark: Mark
     values: torch.Tensor  # float32 [F, vocab] on the device
     value_places: NDArray[np.int64]  # [L] index into values, −1 = none
     chosen: ChosenTokens
-    errors: Mapping[int, Exception]  # logit row → why no token could be chosen
-    host_tokens: torch.Tensor = field(repr=False)  # int64 [n] in pinned memory, full after the mark
-    mark: Mark
-    finished: Callable[[], None] = field(repr=False)  # called after the mark
+    errors: dict[int, Exception]  # logit row → why no token could be chosen
+    host_tokens: list[torch.Tensor] = field(repr=False)  # int64, together [n], in pinned memory, full after the mark
     hidden: torch.Tensor | None = None  # float32 [H, hidden] on the device
+    logits: torch.Tensor | None = field(default=None, repr=False)  # [L, vocab] of the step, while rows may choose later
+
+    def choose(self, rows: NDArray[np.int64], row_requests: RowRequests) -> None:
+        """Enqueues the choice of these rows' tokens after what was launched. See `LaunchedStep.choose`."""
+        assert self.logits is not None, "called once, of a step with rows that choose later"
+        tokens, errors = self.answers.choose(self.logits, row_requests, np.arange(len(rows)), rows)
+        self.logits = None
+        self.errors |= errors
+        places = self.chosen.places.copy()
+        places[rows] = len(self.chosen.tokens) + np.arange(len(rows))
+        self.chosen = ChosenTokens(torch.cat([self.chosen.tokens, tokens]), places)
+        copied, self.mark = self.answers.copied(tokens)
+        self.host_tokens.append(copied)
 
     def result(self) -> Logits:
         """Waits for the step and returns its result."""
         self.mark.wait()
-        self.finished()
+        self.answers.device_seconds += self.mark.seconds_since(self.began)
         tokens = np.full(len(self.value_places), -1, dtype=np.int64)
         has_token = self.chosen.places >= 0
-        tokens[has_token] = self.host_tokens.numpy()[self.chosen.places[has_token]]
+        told = np.concatenate([copied.numpy() for copied in self.host_tokens])
+        tokens[has_token] = told[self.chosen.places[has_token]]
         without = np.flatnonzero(has_token & (tokens < 0)).tolist()
         errors = {row: self.errors.get(row) or LogitsError() for row in without}
         return Logits(self.values, self.value_places, tokens, errors, self.hidden)
@@ -92,6 +108,8 @@ class Answers:
 
     Chosen tokens stay on the device for the rows of the next step, and are copied, eight bytes each, after the step.
     Only `Answer.result` waits for that copy.
+
+    A row that chooses later does so before the next step is launched, so its logits are read where they are.
     """
 
     def __init__(self, accelerator: Accelerator, chooser: DeviceChooser) -> None:
@@ -120,56 +138,71 @@ class Answers:
         count = len(logits)
         picked, whole = _wants(row_requests, count)
         tokens, errors = torch.empty(0, dtype=torch.int64, device=logits.device), dict[int, Exception]()
+        later = row_requests is not None and bool((row_requests.kinds == RowNeed.LATER).any())
         if row_requests is not None and len(picked):
-            tokens, errors = self._choose(logits, row_requests, picked)
-        host_tokens = self._accelerator.host_buffer(tokens.nbytes).view(torch.int64)
-        host_tokens.copy_(tokens, non_blocking=True)
+            tokens, errors = self.choose(logits, row_requests, picked, picked)
         if not len(whole):
             values = logits[:0]
         elif len(whole) < count:
             values = logits.index_select(0, self._staging.send([whole])[0])
         else:
             values = logits if kept else logits.clone()
-        mark = self._accelerator.mark()
-
-        def finished() -> None:
-            self.device_seconds += mark.seconds_since(began)
-
+        host_tokens, mark = self.copied(tokens)
         return Answer(
+            answers=self,
+            began=began,
+            mark=mark,
             values=values,
             value_places=_places(whole, count),
             chosen=ChosenTokens(tokens, _places(picked, count)),
             errors=errors,
-            host_tokens=host_tokens,
-            mark=mark,
-            finished=finished,
+            host_tokens=[host_tokens],
             hidden=hidden,
+            logits=logits if later else None,
         )
 
-    def _choose(
-        self, logits: torch.Tensor, row_requests: RowRequests, picked: NDArray[np.int64]
+    def choose(
+        self,
+        logits: torch.Tensor,
+        row_requests: RowRequests,
+        entries: NDArray[np.int64],
+        rows: NDArray[np.int64],
     ) -> tuple[torch.Tensor, dict[int, Exception]]:
-        """Chooses a token for each of the picked rows; −1 for those with an error."""
+        """Chooses a token for each of `rows` of the logits, by these entries of the requests; −1 where that fails.
 
-        def choose(rows: NDArray[np.int64]) -> torch.Tensor:
-            return self._chooser.choose_async(logits, draws_of(row_requests, rows, rows, logits.shape[1]))
+        Returns:
+            int64 [n] on the device, and the errors by row.
+        """
 
+        def choose(some: NDArray[np.int64]) -> torch.Tensor:
+            return self._chooser.choose_async(
+                logits, draws_of(row_requests, entries[some], rows[some], logits.shape[1])
+            )
+
+        every = np.arange(len(rows))
         try:
-            return choose(picked), {}
+            return choose(every), {}
         except Exception:
-            rows = picked.tolist()
-            answers = isolate(rows, lambda some: list(choose(np.array(some, dtype=np.int64))))
+            answers = isolate(every.tolist(), lambda some: list(choose(np.array(some, dtype=np.int64))))
         none = torch.full((), -1, dtype=torch.int64, device=logits.device)
-        errors = {row: answer for row, answer in zip(rows, answers, strict=True) if isinstance(answer, Exception)}
-        return torch.stack([none if isinstance(answer, Exception) else answer for answer in answers]), errors
+        failed = {row: one for row, one in zip(rows.tolist(), answers, strict=True) if isinstance(one, Exception)}
+        return torch.stack([none if isinstance(one, Exception) else one for one in answers]), failed
+
+    def copied(self, tokens: torch.Tensor) -> tuple[torch.Tensor, Mark]:
+        """Enqueues a copy of tokens to pinned memory, which is full after the mark."""
+        host = self._accelerator.host_buffer(tokens.nbytes).view(torch.int64)
+        host.copy_(tokens, non_blocking=True)
+        return host, self._accelerator.mark()
 
 
 def _wants(row_requests: RowRequests | None, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns the logit rows that need a token, and those that need their logits."""
     if row_requests is None:
         return np.zeros(0, dtype=np.int64), np.arange(count)
-    picked = row_requests.kinds != RowNeed.LOGITS
-    whole = ~picked if row_requests.described is None else ~picked | row_requests.described
+    picked = (row_requests.kinds != RowNeed.LOGITS) & (row_requests.kinds != RowNeed.LATER)
+    whole = row_requests.kinds == RowNeed.LOGITS
+    if row_requests.described is not None:
+        whole |= row_requests.described
     return np.flatnonzero(picked), np.flatnonzero(whole)
 
 
@@ -237,7 +270,7 @@ class CudaRunner:
         self._staging = Staging(accelerator, 1 << 16)
         self._sources_staging = Staging(accelerator, 1 << 12)
         self._answers = Answers(accelerator, chooser)
-        self._chosen: ChosenTokens | None = None  # by the step that was launched last
+        self._last: Answer | None = None  # of the step that was launched last
         self._eager_steps = 0
         self._began = accelerator.mark()  # before the work of the step that was launched last
         self._captured: CapturedSteps | None = None
@@ -267,7 +300,7 @@ class CudaRunner:
         answer = self._answers.begin(
             logits, batch.row_requests, began=self._began, kept=replayed is None, hidden=hidden
         )
-        self._chosen = answer.chosen
+        self._last = answer
         return answer
 
     def _in_table(self, batch: Batch) -> bool:
@@ -353,12 +386,13 @@ class CudaRunner:
 
     def _fill_in(self, rows: NDArray[np.int64], logit_rows: NDArray[np.int64], token_ids: torch.Tensor) -> None:
         """Writes to `rows` the tokens that the previous step chooses from its `logit_rows`."""
-        assert self._chosen is not None, "a step was launched before"
-        places = self._chosen.places[logit_rows]
+        assert self._last is not None, "a step was launched before"
+        chosen = self._last.chosen
+        places = chosen.places[logit_rows]
         assert places.min() >= 0, "the step before chooses a token for each row that is asked for"
         targets, sources = self._sources_staging.send([rows, places])
         # A token is −1 where none could be chosen. That text ends; its row in this step only needs a valid id.
-        token_ids.index_copy_(0, targets, self._chosen.tokens.index_select(0, sources).clamp_min_(0))
+        token_ids.index_copy_(0, targets, chosen.tokens.index_select(0, sources).clamp_min_(0))
 
     def _compute(
         self,

@@ -3,6 +3,7 @@ request would have got alone, with every token in a step of its own.
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ CONSTRAINTS = (
     texts("yes", "no", "not in the end", "é", cost=30),
     texts("the only one"),
     texts("", "a", "aab", "aabinges"),
+    texts(*("".join(letters) for length in (4, 7) for letters in product("in", repeat=length)), cost=3),
 )
 STEMS = ((), tuple(encode("in th")), tuple(encode("in the end ")), tuple(encode("say ")))
 
@@ -29,9 +31,9 @@ samplings = st.builds(
     temperature=st.sampled_from([0.0, 1.0]),
     seed=st.integers(0, 3),
     stop=st.sampled_from([(), ("he", '"')]),
-    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.3]),
     top_k=st.sampled_from([-1, 2]),
-    logprobs=st.booleans(),
+    logprobs=st.sampled_from([False, False, True]),
     ignore_eos=st.booleans(),
 )
 
@@ -70,6 +72,7 @@ configs = st.fixed_dictionaries(
         "jump_forward": st.sampled_from([True, True, False]),
         "partial_logits": st.booleans(),
         "overlap": st.booleans(),
+        "computes": st.sampled_from(["when asked", "when launched"]),
     }
 )
 

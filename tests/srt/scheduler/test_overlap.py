@@ -1,6 +1,7 @@
 """Steps that overlap: the same texts, in the time of the longer of scheduling and forward pass."""
 
 from dataclasses import replace
+from itertools import product
 
 import msgspec
 import pytest
@@ -10,7 +11,7 @@ from umbel.lang.protocol import RequestTimes
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.instruments import FailAt
 from umbel.srt.core.messages import ControlEnded, Ended, EngineAbort, EngineControl, EngineFailed, ScoreEnded
-from umbel.srt.testing.launched_oracle import Computes
+from umbel.srt.testing.launched_oracle import Computes, _Launched
 from umbel.srt.testing.oracle import OracleError
 
 from ..engine_harness import GREEDY, Engine
@@ -161,16 +162,19 @@ def test_log_probabilities_come_with_tokens_of_overlapped_steps() -> None:
     assert one.logprobs == other.logprobs
 
 
-@pytest.mark.parametrize("jump_forward", [False, True])
-def test_a_token_that_a_constraint_may_overrule_is_waited_for(jump_forward: bool) -> None:
-    engine = Engine(
+def constraining(**settings: object) -> Engine:
+    return Engine(
         vocabulary=TOKENIZER.vocab_size,
         token_bytes=TOKENIZER.token_bytes,
         eos_ids=TOKENIZER.eos_ids,
         constraints=toy_shelf(),
-        overlap=True,
-        jump_forward=jump_forward,
+        **{"overlap": True, **settings},  # type: ignore[arg-type]
     )
+
+
+@pytest.mark.parametrize("jump_forward", [False, True])
+def test_a_token_that_a_constraint_may_overrule_is_waited_for(jump_forward: bool) -> None:
+    engine = constraining(jump_forward=jump_forward)
     sampling = SamplingParams(temperature=1.0, seed=1, max_tokens=30)
     message_id = engine.constrain([256], texts("the only one", "the other one"), sampling)
     free = engine.generate([256, 5], LONG)
@@ -180,15 +184,78 @@ def test_a_token_that_a_constraint_may_overrule_is_waited_for(jump_forward: bool
     assert engine.count("overlapped_steps") > 0
 
 
+# Texts of letters in which every letter is a choice, and none is forced.
+CHOICES = tuple("".join(letters) for letters in product("ab", repeat=6))
+
+
+@pytest.mark.parametrize("computes", ["when asked", "when launched"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_constrained_text_runs_in_every_step(temperature: float, computes: Computes) -> None:
+    """Its masks are made while its rows run."""
+    sampling = SamplingParams(temperature=temperature, seed=5, max_tokens=30)
+    said = []
+    for overlap in (False, True):
+        engine = constraining(overlap=overlap, computes=computes)
+        ids = [engine.constrain([256, first], texts(*CHOICES), sampling) for first in range(4)]
+        engine.run()
+        said.append([engine.tokens(message_id) for message_id in ids])
+        steps = [len(tokens) for tokens in said[-1]]
+        if overlap:
+            assert engine.count("steps") in (max(steps), max(steps) + 1), "one may run after the last token"
+            assert engine.count("overlapped_steps") == engine.count("steps") - 1
+            assert engine.count("late_rows") == sum(steps) - len(ids), "all but the first token of each"
+            assert engine.count("dropped_rows") == 0
+    assert said[0] == said[1]
+
+
+def test_a_row_whose_mask_is_late_runs_again() -> None:
+    """A mask takes more than one step's fuel, so each second row counts as not computed."""
+    said = []
+    for overlap in (False, True):
+        engine = constraining(overlap=overlap, constraint_fuel=20)
+        message_id = engine.constrain([256, 1], texts(*CHOICES, cost=15), SamplingParams(max_tokens=30, seed=2))
+        engine.run()
+        said.append(engine.tokens(message_id))
+        assert (engine.count("dropped_rows") > 2) is overlap
+    assert said[0] == said[1]
+
+
+def test_a_row_that_ran_with_an_overruled_token_runs_again() -> None:
+    """Without jump-forward the end that fits comes in steps of its own, the first of which follows a token that would
+    not have left enough for it."""
+    said = []
+    for overlap in (False, True):
+        engine = constraining(overlap=overlap, jump_forward=False)
+        allowed = ["a" * 20 + "z", *("a" * n + "end" for n in range(1, 19))]
+        sampling = SamplingParams(temperature=1.0, seed=1, max_tokens=9)
+        ids = [engine.constrain([256, first], texts(*allowed), sampling) for first in range(8)]
+        engine.run()
+        said.append([engine.tokens(message_id) for message_id in ids])
+        assert (engine.count("dropped_rows") > 0) is overlap
+    assert said[0] == said[1]
+
+
+def test_a_step_that_cannot_choose_late_fails_with_its_requests() -> None:
+    engine = constraining()
+    message_id = engine.constrain([256, 1], texts(*CHOICES), SamplingParams(max_tokens=30, seed=2))
+    engine.step()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_Launched, "choose", _lost)
+        engine.step()
+    engine.run()
+    assert isinstance(engine.endings[message_id], EngineFailed)
+    assert engine.count("failed_steps") == 1
+    again = engine.constrain([256, 1], texts(*CHOICES), SamplingParams(max_tokens=30, seed=2))
+    engine.run()
+    assert b"".join(map(TOKENIZER.token_bytes, engine.tokens(again))).decode() in CHOICES
+
+
+def _lost(*_: object) -> None:
+    raise OracleError("the device is lost")
+
+
 def test_the_row_of_a_last_token_is_not_run_for_log_probabilities_that_are_on_their_way() -> None:
-    engine = Engine(
-        vocabulary=TOKENIZER.vocab_size,
-        token_bytes=TOKENIZER.token_bytes,
-        eos_ids=TOKENIZER.eos_ids,
-        constraints=toy_shelf(),
-        overlap=True,
-        max_step_tokens=1,
-    )
+    engine = constraining(max_step_tokens=1)
     sampling = SamplingParams(temperature=0.0, max_tokens=11, logprobs=True)
     message_id = engine.constrain([256], texts("the only one"), sampling)
     engine.run()

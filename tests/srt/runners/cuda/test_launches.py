@@ -108,6 +108,32 @@ def test_rows_that_are_chosen_for_are_chosen_as_the_definition_says(
         assert on_host(*model).forward(asked).tokens.tolist() == expected.tolist(), changes
 
 
+@pytest.mark.parametrize("cuda_graphs", [True, False])
+@pytest.mark.parametrize("changes", [{}, {"top_p": np.array([0.5, 0.9, 0.1])}])
+def test_rows_choose_later_what_they_would_choose_at_once(
+    model: tuple[dict[str, object], dict[str, torch.Tensor]], changes: dict[str, object], cuda_graphs: bool
+) -> None:
+    """Two of three rows; the step after refers to the tokens of all, and its third row is not asked for any more."""
+    ids = sequences((12, 17, 9))
+    allowed = {0: Allowed(np.array([4, 90], dtype=np.int32), None), 2: Allowed(None, np.full(4, 0xFF0F, np.uint32))}
+    at_once, later = (on_host(*model, cuda_graphs=cuda_graphs) for _ in range(2))
+    asked = picks([RowNeed.SAMPLE] * 3, allowed=allowed, **changes)
+    expected = at_once.launch(dataclasses.replace(prompts(ids, [RowNeed.SAMPLE] * 3), row_requests=asked))
+    after = at_once.launch(decodes(ids, 0, None, [RowNeed.SAMPLE, RowNeed.SAMPLE, RowNeed.LOGITS]))
+
+    some = np.array([0, 2])
+    kinds = np.array([RowNeed.LATER, RowNeed.SAMPLE, RowNeed.LATER], dtype=np.uint8)
+    known = dataclasses.replace(asked, kinds=kinds, allowed={})
+    first = later.launch(dataclasses.replace(prompts(ids, [RowNeed.SAMPLE] * 3), row_requests=known))
+    first.choose(some, asked.take(some))
+    second = later.launch(decodes(ids, 0, None, [RowNeed.LATER, RowNeed.SAMPLE, RowNeed.LATER]))
+    second.choose(some[:1], picks([RowNeed.SAMPLE] * 3, 1).take(some[:1]))
+    assert first.result().tokens.tolist() == expected.result().tokens.tolist()
+    answer = second.result()
+    assert answer.tokens.tolist() == after.result().tokens.tolist()
+    assert answer.places.tolist() == [-1, -1, -1]
+
+
 def test_rows_that_want_logits_get_them_beside_rows_that_want_a_token(
     model: tuple[dict[str, object], dict[str, torch.Tensor]],
 ) -> None:

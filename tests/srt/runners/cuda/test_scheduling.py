@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from umbel.srt.core.messages import Ended, EngineGenerate, EngineScore, Schedule
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 
 from ...models.equality import VOCABULARY, assert_texts_do_not_depend_on_the_schedule
+from ...toy_constraint import TOKENIZER, texts, toy_shelf
 from .engines import in_torch, on_host, tiny_model
 
 EOS = frozenset({0})
@@ -81,6 +83,34 @@ def test_texts_are_those_of_torch(family: str, overlap: bool, cuda_graphs: bool)
     assert int(facts["eager_steps"]) > 2
     assert (scheduler.counters["overlapped_steps"] > 20) is overlap
     assert scheduler.counters["picked_rows"] > 50
+
+
+@pytest.mark.parametrize("cuda_graphs", [True, False])
+def test_constrained_texts_run_ahead_of_their_masks(cuda_graphs: bool) -> None:
+    config, tensors = tiny_model("qwen 3", vocab_size=TOKENIZER.vocab_size)
+    allowed = texts(*("".join(letters) for length in (5, 9) for letters in product("ab", repeat=length)))
+    said = []
+    for overlap in (False, True):
+        scheduler = Scheduler(
+            on_host(config, tensors, cuda_graphs=cuda_graphs),
+            TOKENIZER.token_bytes,
+            TOKENIZER.eos_ids,
+            SchedulerConfig(check_every_step=True, overlap=overlap),
+            VirtualClock(),
+            constraints=toy_shelf(),
+        )
+        for number in range(6):
+            kind = {**KINDS[number % 4], "max_tokens": 20, "seed": number}
+            scheduler.handle_message(
+                EngineGenerate(number, [5, 6, number], SamplingParams(**kind), False, Schedule(), allowed)  # type: ignore[arg-type]
+            )
+        endings = {}
+        while not scheduler.idle:
+            endings |= {event.id: event.token_ids for event in scheduler.step() if isinstance(event, Ended)}
+        said.append(endings)
+        assert (scheduler.counters["late_rows"] > 20) is overlap
+    assert len(said[0]) == 6
+    assert said[0] == said[1]
 
 
 @pytest.mark.parametrize("family", ["lfm2", pytest.param("qwen 3.5", marks=pytest.mark.nightly)])
