@@ -114,7 +114,7 @@ class AttentionPlan:
     item_kv: Int32  # [I, 2] ranges in kv_idx
     item_pos: Int32  # [I] logical position of the first key of the range
     item_full: NDArray[np.uint8]  # [I] 1: each of its rows sees the whole range, no mask is needed
-    kv_idx: Int32  # [T] physical slots; items may share a range
+    kv_idx: Int32  # [T] physical slots; items may share a range. Empty: ranges are of a table (`Batch.places`)
     merge_ptr: Int32  # [R+1] ranges in merge_slot
     merge_slot: Int32  # [S] partial slots grouped by row
     keys_saved: int = 0  # reads of a key that sharing saved
@@ -169,8 +169,7 @@ def make_plan(batch: Batch, window: Window, cut: Cut) -> AttentionPlan:
     """Cuts a batch into items. Keys that no row of a tile sees are left out, and rows that see nothing of a run."""
     batch = generated_apart(batch)
     row_lo, row_hi, first_row = visible_intervals(batch, window)
-    lengths = batch.prefix_lengths + batch.query_lengths
-    kv_start = (np.cumsum(lengths) - lengths).astype(np.int32)  # [B] where the slots of a sequence begin in kv_idx
+    kv_start, kv_idx = _where_slots_lie(batch, window)
 
     sharing = no_sharing(batch)
     if cut.tree:
@@ -197,13 +196,22 @@ def make_plan(batch: Batch, window: Window, cut: Cut) -> AttentionPlan:
     return _assemble(
         row_lo,
         row_hi,
-        kv_idx=np.concatenate(batch.slots_of(windowed=window is not None)),
+        kv_idx=kv_idx,
         item_pos=item_pos,
         item_kv=np.stack([item_pos, item_end], axis=1) + tiles.offset[item_tile][:, None],
         slot_item=slot_item,
         q_rows=rows[tiles.first[item_tile][slot_item] + row_in_tile],
         keys_saved=sum(run.saved for run in sharing.runs),
     )
+
+
+def _where_slots_lie(batch: Batch, window: Window) -> tuple[Int32, Int32]:
+    """Returns where the slots of each sequence begin, [B], and what they lie in: kv_idx, or a table (empty here)."""
+    if batch.places is not None:
+        return batch.places, np.zeros(0, dtype=np.int32)
+    lengths = batch.prefix_lengths + batch.query_lengths
+    kv_idx = np.concatenate(batch.slots_of(windowed=window is not None))
+    return (np.cumsum(lengths) - lengths).astype(np.int32), kv_idx
 
 
 def _own_tiles(
@@ -460,12 +468,14 @@ def generated_apart(batch: Batch) -> Batch:
     window_slots: list[Int32] = []
     paths = []
     spans: list[tuple[tuple[int, int], ...]] = []
+    owners: list[int] = []
     for index, split in enumerate(apart.tolist()):
         rows, before = int(batch.query_lengths[index]), int(batch.prefix_lengths[index])
         path = batch.paths[index] if batch.paths else ()
         first = rows - int(batch.generated[index]) if split else rows
         for start, count in [(0, first)] * (first > 0) + [(row, 1) for row in range(first, rows)]:
             end = start + count
+            owners.append(index)
             query.append(count)
             prefix.append(before + start)
             slots.append(batch.slots[index][: before + end])
@@ -482,4 +492,5 @@ def generated_apart(batch: Batch) -> Batch:
         paths=tuple(paths) if batch.paths else (),
         spans=tuple(spans) if batch.spans else (),
         generated=None,
+        places=None if batch.places is None else batch.places[owners],
     )

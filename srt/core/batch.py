@@ -241,6 +241,13 @@ class Batch:
     # them. None: all layers have the same slots.
     window_slots: tuple[NDArray[np.int32], ...] | None = None
     window_write_slots: NDArray[np.int64] | None = None
+    # [B] a number that a sequence keeps from step to step, and the first of its positions whose slot may be another
+    # than in the step before with it; those of this step's rows may be, too. None: all slots may be.
+    sequences: NDArray[np.int64] | None = None
+    changed: NDArray[np.int32] | None = None
+    # [B] where a runner that keeps a table of slots (slot_table.py) has those of each sequence, on all layers. None: it
+    # has none of this step's.
+    places: NDArray[np.int32] | None = None
 
     @property
     def rows(self) -> int:

@@ -75,6 +75,8 @@ class RankStep(_Message, frozen=True):
     hidden_rows: bytearray | None
     window_slots: bytearray | None
     window_write_slots: bytearray | None
+    sequences: bytearray | None
+    changed: bytearray | None
 
     @classmethod
     def of(cls, batch: Batch) -> "RankStep":
@@ -95,6 +97,8 @@ class RankStep(_Message, frozen=True):
             None if batch.hidden_rows is None else _bytes(batch.hidden_rows, np.int64),
             None if batch.window_slots is None else _bytes(np.concatenate(batch.window_slots), np.int32),
             None if batch.window_write_slots is None else _bytes(batch.window_write_slots, np.int64),
+            None if batch.sequences is None else _bytes(batch.sequences, np.int64),
+            None if batch.changed is None else _bytes(batch.changed, np.int32),
         )
 
     def batch(self) -> Batch:
@@ -118,6 +122,8 @@ class RankStep(_Message, frozen=True):
             hidden_rows=None if self.hidden_rows is None else _longs(self.hidden_rows),
             window_slots=None if self.window_slots is None else tuple(np.split(_ints(self.window_slots), ends[:-1])),
             window_write_slots=None if self.window_write_slots is None else _longs(self.window_write_slots),
+            sequences=None if self.sequences is None else _longs(self.sequences),
+            changed=None if self.changed is None else _ints(self.changed),
         )
 
 

@@ -15,7 +15,7 @@ from ..attention.backend import TorchBackend
 from ..cache.kv_pool import FLOAT8, KVGeometry, PoolSize, size_for_bytes, size_for_slots
 from ..cache.state_pool import LEAST_STATES, MOST_STATES, states_for_bytes
 from ..distributed.communicator import SINGLE_RANK, Communicator
-from ..kernels.cpu.library import NoKernels, load_library, load_walk
+from ..kernels.cpu.library import NoKernels, load_host_library, load_library
 from ..kernels.cpu.trie_walk import CpuTrieWalk
 from ..layers.checkpoint import Tensors
 from ..layers.config_values import Config
@@ -339,7 +339,7 @@ def _host_walk() -> Walk | None:
     None, with a warning, where it cannot be compiled: then numpy makes the masks, which takes many times as long.
     """
     try:
-        return CpuTrieWalk(load_walk())
+        return CpuTrieWalk(load_host_library())
     except NoKernels as error:
         _log.warning("numpy walks through the vocabulary for masks: %s", error)
         return None

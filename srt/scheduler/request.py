@@ -208,6 +208,7 @@ class Request:
         "admitted_at",
         "arrival",
         "cached_tokens",
+        "changed",
         "computed",
         "deadline",
         "guess_rates",
@@ -263,6 +264,7 @@ class Request:
         self._path_of: tuple[Match, int] | None = None  # and the tree's splits when _path was taken
         self.kv_length = 0
         self.slot_end = 0
+        self.changed = 0  # no slot before it is another than in the last batch with this request
         self.computed = 0
         self.reached = 0  # most rows ever computed or found: rows after it are new, rows before it repeated
         self.cached_tokens = 0  # prompt tokens that this request never computed
@@ -346,6 +348,14 @@ class Request:
             grown[:start] = self._slots[:start]
             self._slots = grown
         self._slots[start:end] = slots
+        self.changed = min(self.changed, start)
+
+    def take_changed(self, start: int, end: int) -> int:
+        """Returns the first position whose slot may be another than in the last batch, for one with rows [start, end).
+
+        The slots of these rows may be, too."""
+        changed, self.changed = self.changed, end
+        return min(changed, start)
 
     @property
     def path(self) -> Path:
@@ -365,12 +375,15 @@ class Request:
             return path
         return tuple((node, first, min(length, end - first)) for node, first, length in path if first < end)
 
-    def row(self, place: int) -> tuple[int, int, NDArray[np.int32], Path]:
-        """Returns a row's token and slot, and the slots and the path up to it."""
+    def row(self, place: int) -> tuple[int, int, NDArray[np.int32], Path, int, int]:
+        """Returns a row's token and slot, the slots and the path up to it, the number, and `take_changed`."""
         end, known, match, path = place + 1, self._path_of, self.match, self._path
         if known is None or match is None or known != (match, match.node.tree.splits) or match.length > end:
             path = self.path_to(end)
-        return self._tokens.item(place), self._slots.item(place), self._slots[:end], path
+        changed, self.changed = self.changed, end
+        if changed > place:
+            changed = place
+        return self._tokens.item(place), self._slots.item(place), self._slots[:end], path, self.number, changed
 
     @property
     def tree_length(self) -> int:

@@ -283,6 +283,8 @@ class StepPlan:
             hidden_rows=_hidden_rows(rows, ends) if self.hidden_rows else None,
             window_slots=None if windows is None else _window_slots(rows, windows),
             window_write_slots=None if windows is None else _window_write_slots(rows, windows),
+            sequences=arrays.sequences,
+            changed=arrays.changed,
         )
 
 
@@ -298,6 +300,8 @@ class _RowArrays(NamedTuple):
     ends: NDArray[np.int64]
     slots: tuple[NDArray[np.int32], ...]
     paths: tuple[Path, ...]
+    sequences: NDArray[np.int64]
+    changed: NDArray[np.int32]
 
 
 def _ranges_of_rows(planned: list[PlannedRows]) -> _RowArrays:
@@ -329,6 +333,8 @@ def _ranges_of_rows(planned: list[PlannedRows]) -> _RowArrays:
         ends=ends,
         slots=tuple([r.request.slots(0, r.whole_end) for r in planned]),
         paths=tuple([r.request.path_to(r.end) for r in planned]),
+        sequences=np.array([r.request.number for r in planned], dtype=np.int64),
+        changed=np.array([r.request.take_changed(r.start, r.whole_end) for r in planned], dtype=np.int32),
     )
 
 
@@ -337,7 +343,8 @@ def _single_rows(planned: list[PlannedRows]) -> _RowArrays:
 
     Made of lists: after a forward pass the caches hold no code, and numpy's functions in `_ranges_of_rows` take 0.1 ms.
     """
-    token_ids, write_slots, slots, paths = zip(*[r.request.row(r.start) for r in planned], strict=True)
+    columns = zip(*[r.request.row(r.start) for r in planned], strict=True)
+    token_ids, write_slots, slots, paths, sequences, changed = columns
     positions = np.array([r.start for r in planned], dtype=np.int64)
     rows = np.arange(len(planned), dtype=np.int64)
     return _RowArrays(
@@ -350,6 +357,8 @@ def _single_rows(planned: list[PlannedRows]) -> _RowArrays:
         ends=rows + 1,
         slots=slots,
         paths=paths,
+        sequences=np.array(sequences, dtype=np.int64),
+        changed=np.array(changed, dtype=np.int32),
     )
 
 

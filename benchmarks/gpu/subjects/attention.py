@@ -1,12 +1,15 @@
 """Attention: decode steps as captured graphs run them, prompts, and branches that share a prefix."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch.nn import functional
 from umbel.srt.attention.backend import AttentionGeometry
 from umbel.srt.cache.kv_pool import KVPool
 from umbel.srt.kernels.triton.attention_backend import TritonBackend, TritonPlan
+from umbel.srt.runners.cuda.build import accelerator_for
+from umbel.srt.runners.cuda.slot_table import SlotTable
 
 from ..figures import Unit
 from ..hardware import Limits
@@ -122,9 +125,10 @@ def branches(fork: Fork, layers: int, device: torch.device) -> Subject:
 def _decode(step: Step, pool: KVPool, geometry: AttentionGeometry, dtype: torch.dtype, device: torch.device) -> Work:
     """All layers of the pool, planned as for a captured graph."""
     backend = TritonBackend(geometry, device, dtype=dtype)
-    keys = sum(map(len, step.batch.slots))
-    plan: TritonPlan = backend.reserve(None, rows=step.batch.rows, keys=keys)
-    backend.plan_into(plan, step.batch, None)
+    table = SlotTable(accelerator_for(device), sum(map(len, step.batch.slots)) + 1, windows=False)
+    backend.use_table(table)
+    plan: TritonPlan = backend.reserve(None, rows=step.batch.rows)
+    backend.plan_into(plan, replace(step.batch, places=table.place(step.batch)), None)
     queries = normal(step.batch.rows, geometry.heads, geometry.head_dim, device=device, dtype=dtype)
     out = torch.empty_like(queries)
 

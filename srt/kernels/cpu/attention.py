@@ -1,7 +1,7 @@
 """Computes attention on the CPU in C++: the pool is read in place, at page size 1, once for all rows of an item.
 
 The torch reference is `TorchBackend` in attention/backend.py. The reference of the planner is `attention/plan.py`,
-which makes the same plans, array by array.
+which makes the same plans, array by array. `PackingPlanner` plans for the kernels in Triton.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from ...attention.backend import AttentionCounters, AttentionGeometry
 from ...attention.plan import AttentionPlan, BothWays, Chunk, Cut, Window, generated_apart, visible_intervals
 from ...cache.kv_pool import KVPool
 from ...core.batch import Batch
-from .library import load_library
+from .library import load_host_library, load_library
 
 BLOCK_VECTORS = 96  # query vectors of one item: with a block of keys and values they fit into the L2 cache
 HEAD_DIM_UNIT = 16
@@ -62,8 +62,10 @@ class _PlanRequest(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_long) for name in ("sequences", "keys")),
-        *((name, ctypes.c_void_p) for name in ("query_lengths", "prefix_lengths", "path_ptr", "path", "kv_idx")),
-        *((name, ctypes.c_long) for name in ("window", "block_rows", "split", "workers", "merge_keys")),
+        *((name, ctypes.c_void_p) for name in ("query_lengths", "prefix_lengths", "path_ptr", "path")),
+        *((name, ctypes.c_void_p) for name in ("kv_idx", "kv_start")),
+        *((name, ctypes.c_long) for name in ("window", "block_rows", "split", "workers", "merge_keys", "load_cost")),
+        *((name, ctypes.c_long) for name in ("shortest_run", "run_per_row", "single_run")),
         *((name, ctypes.c_void_p) for name in ("row_lo", "row_hi")),
     ]
 
@@ -74,13 +76,25 @@ class _PlanResult(ctypes.Structure):
     _fields_ = [("plan", PlanArguments), ("keys_read", ctypes.c_long), ("keys_saved", ctypes.c_long)]
 
 
+class PackedSizes(ctypes.Structure):
+    """`umbel::PackedSizes`: items of few rows, all items, their places for rows, rows with several parts, the parts."""
+
+    _fields_ = [(name, ctypes.c_long) for name in ("few", "items", "slots", "merged", "places")]
+
+    few: int
+    items: int
+    slots: int
+    merged: int
+    places: int
+
+
 class CpuPlan:
     """A plan in the memory of the kernels, freed with this object. `arguments` points to its arrays."""
 
-    __slots__ = ("_kept", "_library", "_result", "arguments")
+    __slots__ = ("_kept", "_result", "arguments", "library")
 
     def __init__(self, library: ctypes.CDLL, request: _PlanRequest, kept: object) -> None:
-        self._library = library
+        self.library = library
         self._kept = kept  # owns what the request points to
         self._result = library.umbel_plan_attention(request)
         if not self._result:
@@ -89,7 +103,7 @@ class CpuPlan:
 
     def __del__(self) -> None:
         if self._result:
-            self._library.umbel_free_attention_plan(self._result)
+            self.library.umbel_free_attention_plan(self._result)
 
     @property
     def keys_read(self) -> int:
@@ -127,26 +141,31 @@ class _BatchArrays:
 
     batch: Batch
     apart: Batch  # its generated rows are sequences of their own
-    kv_idx: NDArray[np.int32]
+    kv_idx: NDArray[np.int32]  # empty: they are in a table
     window_kv_idx: NDArray[np.int32]  # of window layers
     path_ptr: NDArray[np.int64] | None  # None: nothing is shared
     path: NDArray[np.int64] | None
 
     @classmethod
-    def of(cls, batch: Batch, *, tree: bool) -> "_BatchArrays":
+    def of(cls, batch: Batch, before: "_BatchArrays | None", *, tree: bool) -> "_BatchArrays":
+        """Returns the arrays of a batch. before: of another one, whose paths are mostly the same."""
         apart = generated_apart(batch)
-        kv_idx = window_kv_idx = _joined(apart.slots)
-        if apart.window_slots is not None:
-            window_kv_idx = _joined(apart.window_slots)
+        kv_idx = window_kv_idx = np.zeros(0, dtype=np.int32)
+        if apart.places is None:
+            kv_idx = window_kv_idx = _joined(apart.slots)
+            if apart.window_slots is not None:
+                window_kv_idx = _joined(apart.window_slots)
         if not (tree and len(batch.paths) > 1):
             return cls(batch, apart, kv_idx, window_kv_idx, None, None)
+        if before is not None and before.path_ptr is not None and before.apart.paths == apart.paths:
+            return cls(batch, apart, kv_idx, window_kv_idx, before.path_ptr, before.path)
         path_ptr = np.zeros(len(apart.paths) + 1, dtype=np.int64)
         np.cumsum([len(path) for path in apart.paths], out=path_ptr[1:])
         numbers = chain.from_iterable(chain.from_iterable(apart.paths))
         return cls(batch, apart, kv_idx, window_kv_idx, path_ptr, np.fromiter(numbers, np.int64, 3 * int(path_ptr[-1])))
 
-    def plan(self, library: ctypes.CDLL, cut: Cut, window: Window) -> CpuPlan:
-        """Plans for one class of windows; the team of threads, not `cut`, says how many workers there are."""
+    def plan(self, library: ctypes.CDLL, cut: Cut, window: Window, *, workers: int) -> CpuPlan:
+        """Plans for one class of windows. workers: in place of those of `cut`."""
         # The planner knows rows that see all before them, and windows that slide. Other intervals are computed here.
         low = high = None
         if any(self.apart.spans) or isinstance(window, Chunk | BothWays):
@@ -159,11 +178,16 @@ class _BatchArrays:
             None if self.path_ptr is None else self.path_ptr.ctypes.data,
             None if self.path is None else self.path.ctypes.data,
             (self.kv_idx if window is None else self.window_kv_idx).ctypes.data,
+            None if self.apart.places is None else self.apart.places.ctypes.data,
             window if isinstance(window, int) else 0,
             cut.block_rows,
             cut.split or 0,
-            library.umbel_threads(),
+            workers,
             cut.merge_keys,
+            cut.load_cost,
+            cut.shortest_run,
+            cut.run_per_row,
+            cut.single_run or 0,
             None if low is None else low.ctypes.data,
             None if high is None else high.ctypes.data,
         )
@@ -212,6 +236,7 @@ class CpuBackend:
         self.geometry = geometry
         self._library = library or load_library()
         declare(self._library)
+        declare_planner(self._library)
         self.cut = Cut(
             max(1, BLOCK_VECTORS // geometry.group) if block_rows is None else block_rows, split, tree=tree_attention
         )
@@ -220,8 +245,8 @@ class CpuBackend:
 
     def plan(self, batch: Batch, window: Window) -> CpuPlan:
         if self._latest is None or self._latest.batch is not batch:
-            self._latest = _BatchArrays.of(batch, tree=self.cut.tree)
-        plan = self._latest.plan(self._library, self.cut, window)
+            self._latest = _BatchArrays.of(batch, self._latest, tree=self.cut.tree)
+        plan = self._latest.plan(self._library, self.cut, window, workers=self._library.umbel_threads())
         self.counters.add(plan.keys_read, plan.keys_saved)
         return plan
 
@@ -278,14 +303,71 @@ class CpuBackend:
         return ShapeArguments(self.geometry.heads, kv_heads, head_dim, value_dim, scale, softcap, pointer)
 
 
-def declare(library: ctypes.CDLL) -> None:
-    """Declares the C functions of attention.cpp and attention_plan.cpp."""
-    shape, layer = ctypes.POINTER(ShapeArguments), ctypes.POINTER(LayerArguments)
-    first, stride = ctypes.c_void_p, ctypes.c_long  # where the first row is, elements from one row to the next
+@dataclass(frozen=True, slots=True)
+class NativePacked:
+    """A plan that can be written to the buffer of a `TritonPlan`."""
+
+    plan: CpuPlan
+    few_rows: int
+    size: PackedSizes
+
+    @property
+    def keys_read(self) -> int:
+        return self.plan.keys_read
+
+    @property
+    def keys_saved(self) -> int:
+        return self.plan.keys_saved
+
+    def write(self, items: NDArray[np.int32], slots: NDArray[np.int32], merges: NDArray[np.int32]) -> None:
+        """Writes the arrays to the beginnings of these, which are at least as long."""
+        self.plan.library.umbel_pack_plan(
+            self.plan.arguments, self.few_rows, items.ctypes.data, slots.ctypes.data, merges.ctypes.data
+        )
+
+
+class PackingPlanner:
+    """Plans for the kernels in Triton, of batches whose slots are in a table: `make_plan` and `pack` in C++.
+
+    Args:
+        library: None loads that of the host.
+
+    Raises:
+        NoKernels: it is not available here.
+    """
+
+    def __init__(self, library: ctypes.CDLL | None = None) -> None:
+        self._library = library or load_host_library()
+        declare_planner(self._library)
+        self._latest: _BatchArrays | None = None  # of the batch that was planned last
+
+    def plan(self, batch: Batch, window: Window, cut: Cut, few_rows: int) -> NativePacked:
+        """Cuts a batch. few_rows: most rows of an item of the first kind."""
+        if self._latest is None or self._latest.batch is not batch or cut.tree is (self._latest.path_ptr is None):
+            self._latest = _BatchArrays.of(batch, self._latest, tree=cut.tree)
+        plan = self._latest.plan(self._library, cut, window, workers=cut.workers)
+        sizes = PackedSizes()
+        self._library.umbel_packed_sizes(plan.arguments, few_rows, sizes)
+        return NativePacked(plan, few_rows, sizes)
+
+
+def declare_planner(library: ctypes.CDLL) -> None:
+    """Declares the C functions of attention_plan.cpp."""
+    plan, array = ctypes.POINTER(PlanArguments), ctypes.c_void_p
     library.umbel_plan_attention.argtypes = [ctypes.POINTER(_PlanRequest)]
     library.umbel_plan_attention.restype = ctypes.POINTER(_PlanResult)
     library.umbel_free_attention_plan.argtypes = [ctypes.POINTER(_PlanResult)]
     library.umbel_free_attention_plan.restype = None
+    library.umbel_packed_sizes.argtypes = [plan, ctypes.c_long, ctypes.POINTER(PackedSizes)]
+    library.umbel_packed_sizes.restype = None
+    library.umbel_pack_plan.argtypes = [plan, ctypes.c_long, array, array, array]
+    library.umbel_pack_plan.restype = None
+
+
+def declare(library: ctypes.CDLL) -> None:
+    """Declares the C functions of attention.cpp."""
+    shape, layer = ctypes.POINTER(ShapeArguments), ctypes.POINTER(LayerArguments)
+    first, stride = ctypes.c_void_p, ctypes.c_long  # where the first row is, elements from one row to the next
     library.umbel_attend.argtypes = [ctypes.POINTER(PlanArguments), shape, layer, first, stride, first, stride]
     library.umbel_attend.restype = None
     library.umbel_store.argtypes = [shape, layer, first, stride, first, stride, ctypes.c_void_p, ctypes.c_long]

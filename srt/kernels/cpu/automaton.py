@@ -53,7 +53,7 @@ class AutomatonCalls:
     """The functions of source/automaton.cpp. They keep Python's GIL: most take less than a switch of threads.
 
     Args:
-        library: `load_library()` or `load_walk()`.
+        library: `load_library()` or `load_host_library()`.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:

@@ -46,9 +46,10 @@ import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
 sys.exit(library.umbel_self_check())
 """
-_CHECK_WALK = """
+_CHECK_HOST = """
 import ctypes, sys
-ctypes.CDLL(sys.argv[1]).umbel_walk_trie
+library = ctypes.CDLL(sys.argv[1])
+library.umbel_walk_trie, library.umbel_plan_attention
 """
 
 
@@ -163,6 +164,9 @@ class _Recipe:
     check: str
 
 
+HOST = _Recipe("host", ("trie_walk.cpp", "automaton*.cpp", "attention_plan.cpp"), (), _CHECK_HOST)
+
+
 def library_path(isa: Isa, environment: Mapping[str, str] | None = None) -> Path:
     """Returns the path of the library for `isa`, compiled now unless it is in the cache.
 
@@ -172,13 +176,13 @@ def library_path(isa: Isa, environment: Mapping[str, str] | None = None) -> Path
     return _path_of(_Recipe(isa.value, ("*.cpp",), isa.compiler_flags, _CHECK), environment)
 
 
-def walk_path(environment: Mapping[str, str] | None = None) -> Path:
-    """Returns the path of the trie walk's library, compiled in seconds unless it is in the cache.
+def host_library_path(environment: Mapping[str, str] | None = None) -> Path:
+    """Returns the path of the library of `load_host_library`, compiled in seconds unless it is in the cache.
 
     Raises:
         NoKernels: as `library_path`.
     """
-    return _path_of(_Recipe("walk", ("trie_walk.cpp", "automaton*.cpp"), (), _CHECK_WALK), environment)
+    return _path_of(HOST, environment)
 
 
 def _path_of(recipe: _Recipe, environment: Mapping[str, str] | None) -> Path:
@@ -307,13 +311,13 @@ def load_library(isa: Isa | None = None) -> ctypes.CDLL:
     return _loaded(_kernels(isa))
 
 
-def load_walk() -> ctypes.CDLL:
-    """Loads the library of the trie walk only, compiled on first use.
+def load_host_library() -> ctypes.CDLL:
+    """Loads the library of what the host does for any device, compiled on first use: trie walk and attention plans.
 
     Raises:
         NoKernels: it is not available here. It is not tried again in this process.
     """
-    return _loaded(_walk())
+    return _loaded(_host())
 
 
 def _loaded(found: ctypes.CDLL | str) -> ctypes.CDLL:
@@ -340,9 +344,9 @@ def _kernels(isa: Isa | None) -> ctypes.CDLL | str:
 
 
 @cache
-def _walk() -> ctypes.CDLL | str:
+def _host() -> ctypes.CDLL | str:
     try:
-        return ctypes.CDLL(str(walk_path()))
+        return ctypes.CDLL(str(host_library_path()))
     except NoKernels as error:
         return str(error)
 

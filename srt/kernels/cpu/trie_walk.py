@@ -41,7 +41,7 @@ class CpuTrieWalk:
     It keeps Python's GIL: a walk takes microseconds, and a new part of a grammar is asked for in Python.
 
     Args:
-        library: `load_library()` or `load_walk()`.
+        library: `load_library()` or `load_host_library()`.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:

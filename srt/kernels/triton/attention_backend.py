@@ -1,14 +1,16 @@
 """The attention backend over the Triton kernels: cuts a step, sends the plan, launches.
 
-A step is one launch, and one of the merge when rows have several parts. A plan that captured graphs read (`reserve`) is
+A step is one launch, and one of the merge when rows have several parts. The slots that items read lie in a table that a
+runner keeps from step to step (`use_table`), or are sent with the plan. A plan that captured graphs read (`reserve`) is
 launched whole every time, with as many programs as the device runs at once: the kernels find the counts on the device.
 Other plans are launched kind by kind, those that there are, each with as many programs as it has units of work.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +20,8 @@ from ...attention.backend import AttentionCounters, AttentionGeometry
 from ...attention.plan import ITEMS_PER_WORKER, AttentionPlan, Cut, Int32, Window, make_plan
 from ...cache.kv_pool import FLOAT8, KVPool, LayerKV
 from ...core.batch import Batch
+from ..cpu.attention import PackingPlanner
+from ..cpu.library import NoKernels
 
 try:
     import triton
@@ -39,19 +43,21 @@ try:
 except ImportError as error:
     raise MissingExtraError("triton", "runtime") from error
 
+_log = logging.getLogger(__name__)
 BOUNDS = 3
+MERGE = 3  # numbers of a merged row
 ALIGNMENT = 4  # int32: Triton reads 16 bytes at once where it knows that an address is a multiple of them
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The capacity of a buffer: I items, S places of rows in them, M rows with several parts, T keys."""
+    """The capacity of a buffer: I items, S places of rows in them, M rows with several parts, T slots of keys."""
 
     items: int
     slots: int
     merged: int
     places: int  # partial results
-    keys: int
+    keys: int = 0
 
     def holds(self, other: "Capacity") -> bool:
         return (
@@ -70,13 +76,29 @@ class PackedPlan:
     items: Int32  # [I, 5]
     slots: Int32  # [S, 4]
     merges: Int32  # [M, 3]
-    kv_idx: Int32  # [T]
+    kv_idx: Int32  # [T]; empty: the keys are in a table
     few: int  # items of few rows
 
     @property
     def size(self) -> Capacity:
         places = int(self.merges[:, 2].sum())
         return Capacity(len(self.items), len(self.slots), len(self.merges), places, len(self.kv_idx))
+
+    def write(self, items: Int32, slots: Int32, merges: Int32) -> None:
+        """Writes the arrays to the beginnings of these, which are at least as long."""
+        for target, array in ((items, self.items), (slots, self.slots), (merges, self.merges)):
+            target[: array.size] = array.ravel()
+
+
+class ReadyPlan(NamedTuple):
+    """A packed plan that may be sent: its size, and what writes its arrays (see `PackedPlan.write`)."""
+
+    few: int
+    size: Capacity
+    kv_idx: Int32
+    keys_read: int
+    keys_saved: int
+    write: Callable[[Int32, Int32, Int32], None]
 
 
 def pack(plan: AttentionPlan, few_rows: int) -> PackedPlan:
@@ -86,7 +108,9 @@ def pack(plan: AttentionPlan, few_rows: int) -> PackedPlan:
     small = counts[descending] <= few_rows
     order = np.concatenate([descending[small], descending[~small]])
     length = plan.item_kv[order, 1] - plan.item_kv[order, 0]
-    first_key, kv_idx = _read_keys(plan.item_kv[order, 0], length, plan.kv_idx)
+    first_key, kv_idx = plan.item_kv[order, 0], plan.kv_idx
+    if len(kv_idx):
+        first_key, kv_idx = _read_keys(first_key, length, kv_idx)
     items = np.stack([plan.item_q[order], counts[order], first_key, length, plan.item_pos[order]], axis=1)
 
     parts = np.diff(plan.merge_ptr)  # [R]
@@ -124,6 +148,13 @@ def _read_keys(first: Int32, length: Int32, kv_idx: Int32) -> tuple[Int32, Int32
     return places, np.concatenate([kv_idx[i:j] for i, j in zip(begin.tolist(), end.tolist(), strict=True)])
 
 
+class SlotTable(Protocol):
+    """Has the slots of all running sequences on the device: `runners.cuda.slot_table.SlotTable`."""
+
+    def slots_of(self, *, windowed: bool) -> torch.Tensor:
+        """Returns the table of layers that are `windowed`, or of the others: int32 [entries], always the same one."""
+
+
 class TritonPlan:
     """A plan on the device, and room for its partial results. Arrays stay where they are for good.
 
@@ -133,7 +164,8 @@ class TritonPlan:
         items    [I, 5]                 first place in slots, places, first key in kv_idx, keys, position of the first
         slots    [S, 4]                 row, place among the partial results or −1, first visible position, end of them
         merges   [M, 3]                 row, first place of its parts, which lie side by side, and how many there are
-        kv_idx   [T]                    slots of the pool that items read; last, for only what is used of it is sent
+        kv_idx   [T]                    slots of the pool that items read; last, for only what is used of it is sent.
+                                        Where a table has them this is the table, and not in the buffer
 
     Items of both kinds come in descending cost: the last ones to run are short. The host's memory is fresh for each
     plan: torch's pinned allocator gives it out again when the copy is done, so no transfer is waited for.
@@ -143,6 +175,7 @@ class TritonPlan:
         tiles: of the two kinds of items, few rows and more.
         heads: query heads of a unit of work, at most.
         fixed: captured graphs read it, so launches must not depend on what it is filled with.
+        table: has the slots of all keys; None: the plan has them.
     """
 
     def __init__(
@@ -154,38 +187,53 @@ class TritonPlan:
         *,
         heads: int,
         fixed: bool,
+        table: torch.Tensor | None = None,
     ) -> None:
         self.capacity = capacity
         self.tiles = tiles
         self.heads = heads
         self.fixed = fixed
         self.counts = (0, 0, 0)  # items of few rows, items of more, merged rows
-        sizes = (BOUNDS, 5 * capacity.items, 4 * capacity.slots, 3 * capacity.merged, capacity.keys)
+        sizes = (BOUNDS, 5 * capacity.items, 4 * capacity.slots, MERGE * capacity.merged, capacity.keys)
         ends = np.cumsum([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]).tolist()
         self._starts = [0, *ends[:-1]]
         self._buffer = torch.empty(ends[-1], dtype=torch.int32, device=device)
         if fixed:
             self._buffer[:BOUNDS] = 0  # no items, until it is filled
         views = [self._buffer[start:] for start in self._starts]
-        self.bounds, self.items, self.slots, self.merges, self.kv_idx = views
+        self.bounds, self.items, self.slots, self.merges, own = views
+        self.kv_idx = own if table is None else table
         parts = (capacity.places, geometry.heads)
         self.part_out = torch.empty((*parts, geometry.head_dim), dtype=torch.float32, device=device)
         self.part_lse = torch.empty(parts, dtype=torch.float32, device=device)
 
-    def fill(self, packed: PackedPlan) -> None:
+    def fill(self, plan: ReadyPlan) -> None:
         """Sends a plan that fits. Earlier kernels have read the old one: copies and kernels are in one stream."""
-        assert self.capacity.holds(packed.size), "a plan that is larger than its buffer"
-        items, merged = len(packed.items), len(packed.merges)
-        self.counts = (packed.few, items - packed.few, merged)
-        bounds = np.array([packed.few, items, merged], dtype=np.int32)
-        arrays = (bounds, packed.items, packed.slots, packed.merges, packed.kv_idx)
-        used = self._starts[-1] + len(packed.kv_idx)
+        size = plan.size
+        assert self.capacity.holds(size), "a plan that is larger than its buffer"
+        self.counts = (plan.few, size.items - plan.few, size.merged)
+        used = self._starts[-1] + size.keys if size.keys else self._starts[3] + MERGE * size.merged
         pinned = self._buffer.is_cuda
         host = torch.empty(used, dtype=torch.int32, pin_memory=pinned)
         numbers = host.numpy()
-        for start, array in zip(self._starts, arrays, strict=True):
-            numbers[start : start + array.size] = array.ravel()
+        numbers[:BOUNDS] = plan.few, size.items, size.merged
+        _, *starts, keys = self._starts
+        plan.write(*[numbers[start:] for start in starts])
+        if size.keys:
+            numbers[keys:used] = plan.kv_idx
         self._buffer[:used].copy_(host, non_blocking=pinned)
+
+
+_NO_KEYS = np.zeros(0, dtype=np.int32)
+
+
+def _native_planner() -> PackingPlanner | None:
+    """Returns the planner in C++; None where it cannot be compiled: numpy plans then, in several times as long."""
+    try:
+        return PackingPlanner()
+    except NoKernels as error:
+        _log.warning("numpy plans attention: %s", error)
+        return None
 
 
 HOST_MULTIPROCESSORS = 2  # of the interpreter, which runs one program after another
@@ -283,26 +331,48 @@ class TritonBackend:
         self.sizes = sizes(geometry)
         self._by_window = {window: sizes(own) for window, own in (windows or {}).items()}
         self._early = pdl_options(self.device)
+        self._table: SlotTable | None = None
+        self._planner = _native_planner()
         self.counters = AttentionCounters()
+
+    def use_table(self, table: SlotTable) -> None:
+        """Has plans of batches with `places` read the slots of keys from this table."""
+        self._table = table
 
     def plan(self, batch: Batch, window: Window) -> TritonPlan:
         """On the device when the work that is enqueued now is done; see attention/backend.py."""
         sizes = self._sizes(window)
         tiles = (sizes.tiles.few, sizes.tiles.many)
-        host = make_plan(batch, window, sizes.cut)
-        packed = pack(host, tiles[0].rows(sizes.heads))
-        plan = TritonPlan(packed.size, tiles, sizes.geometry, self.device, heads=sizes.heads, fixed=False)
-        plan.fill(packed)
-        self._count(host)
+        ready = self._make(batch, window, sizes.cut, tiles[0].rows(sizes.heads))
+        table = None if batch.places is None else self._table_of(window)
+        plan = TritonPlan(ready.size, tiles, sizes.geometry, self.device, heads=sizes.heads, fixed=False, table=table)
+        plan.fill(ready)
+        self.counters.add(ready.keys_read, ready.keys_saved)
         return plan
 
-    def reserve(self, window: Window, *, rows: int, keys: int, wide: bool = False) -> TritonPlan:
+    def _make(self, batch: Batch, window: Window, cut: Cut, few_rows: int) -> ReadyPlan:
+        """Cuts a batch; natively where that is possible and its slots are in a table."""
+        if self._planner is None or batch.places is None:
+            host = make_plan(batch, window, cut)
+            packed = pack(host, few_rows)
+            saved = host.keys_saved
+            return ReadyPlan(packed.few, packed.size, packed.kv_idx, host.keys_read, saved, packed.write)
+        native = self._planner.plan(batch, window, cut, few_rows)
+        size = Capacity(native.size.items, native.size.slots, native.size.merged, native.size.places)
+        return ReadyPlan(native.size.few, size, _NO_KEYS, native.keys_read, native.keys_saved, native.write)
+
+    def _table_of(self, window: Window) -> torch.Tensor:
+        assert self._table is not None, "the runner that placed the batch has a table"
+        return self._table.slots_of(windowed=window is not None)
+
+    def reserve(self, window: Window, *, rows: int, wide: bool = False) -> TritonPlan:
         """Allocates a plan at fixed addresses, for captured graphs. `attend` with it can be captured.
+
+        It is filled with batches that have `places`, and reads the table that is used when it is made.
 
         Args:
             window: the class of the layers that read it.
             rows: most rows of a step. A step may have fewer: results of the others are not written.
-            keys: most keys of a step, those of all sequences together.
             wide: it is for prompts, whose items have many rows of one sequence; else for steps that mostly decode.
         """
         sizes = self._sizes(window)
@@ -310,27 +380,26 @@ class TritonBackend:
         # Every row is in an item of its own, and in those of the runs that it shares, some cut. A place takes as
         # much memory as the result of a row in float32, so what is left over by many rows is counted tightly.
         parts = 4 * rows + 12 * min(rows, MANY_PARTS) + 2 * merged
-        capacity = Capacity(items=4 * rows + 2 * merged, slots=parts, merged=rows, places=parts, keys=keys)
+        capacity = Capacity(items=4 * rows + 2 * merged, slots=parts, merged=rows, places=parts)
         tiles = (sizes.tiles.few, sizes.tiles.many if wide else sizes.tiles.some)
-        return TritonPlan(capacity, tiles, sizes.geometry, self.device, heads=sizes.heads, fixed=True)
+        table = self._table_of(window)
+        return TritonPlan(capacity, tiles, sizes.geometry, self.device, heads=sizes.heads, fixed=True, table=table)
 
     def plan_into(self, plan: TritonPlan, batch: Batch, window: Window) -> bool:
-        """Fills a reserved plan with a step of at most its rows and keys.
+        """Fills a reserved plan with a step of at most its rows.
 
         A step whose shared runs need more room than there is, is planned without sharing: a step that only decodes fits
         then. False: another one does not, and the plan is as it was.
         """
         cut = replace(self._sizes(window).cut, block_rows=plan.tiles[1].rows(plan.heads))
         few = plan.tiles[0].rows(plan.heads)
-        host = make_plan(batch, window, cut)
-        packed = pack(host, few)
-        if not plan.capacity.holds(packed.size):
-            host = make_plan(batch, window, replace(cut, tree=False))
-            packed = pack(host, few)
-            if not plan.capacity.holds(packed.size):
+        ready = self._make(batch, window, cut, few)
+        if not plan.capacity.holds(ready.size):
+            ready = self._make(batch, window, replace(cut, tree=False), few)
+            if not plan.capacity.holds(ready.size):
                 return False
-        plan.fill(packed)
-        self._count(host)
+        plan.fill(ready)
+        self.counters.add(ready.keys_read, ready.keys_saved)
         return True
 
     def _sizes(self, window: Window) -> Sizes:
@@ -417,9 +486,6 @@ class TritonBackend:
             maxnreg=launched[-1].registers,
             enable_fp_fusion=True,
         )
-
-    def _count(self, plan: AttentionPlan) -> None:
-        self.counters.add(plan.keys_read, plan.keys_saved)
 
 
 # Any, in the four: Triton takes numbers, dtypes and None alike.

@@ -42,6 +42,7 @@ from .device import (
 from .graphs import GraphBackend, graph_logits, graph_plans, graph_rows
 from .kernels import FusedKernels, QuantizedKernelMethod
 from .runner import CudaRunner, DeviceChooser
+from .slot_table import SlotTable, table_bytes
 
 if TYPE_CHECKING:  # it imports transformers: seconds
     from ...models.transformers_model import TransformersModel
@@ -263,6 +264,8 @@ def _measured_pool(
 ) -> PoolSize:
     """Returns the size of a pool that takes all memory which steps and graphs leave."""
     workspace = measured_workspace(runner(probe_size(limits), graphs=False), accelerator, limits, pictures)
+    windowed = any(window is not None for window in model.windows)
+    workspace += table_bytes(limits.sequences, model.context_length, windows=windowed)
     if graphs:
         # Graphs have memory of their own, as much as the largest of them needs.
         workspace += workspace * graph_rows(limits) // limits.rows
@@ -320,7 +323,8 @@ def graph_bytes(
     limits: StepLimits,
 ) -> int:
     """Returns the bytes of the buffers that all graphs share: logits, and the plans of attention."""
-    plans = accelerator.peak_memory(lambda: graph_plans(backend, model.windows, limits, model.context_length))
+    backend.use_table(SlotTable(accelerator, 1, windows=False))
+    plans = accelerator.peak_memory(lambda: graph_plans(backend, model.windows, limits))
     return plans + graph_logits(limits) * model.vocab_size * 4
 
 

@@ -7,6 +7,7 @@ to which sequence. So a graph depends only on the number of rows: a decode step,
 tokens run as the same graph. All buffers that a graph reads and writes have fixed addresses:
 
 inputs    | token ids | positions | write slots | logit rows |  shared by all sizes: steps run one after another
+slots     | of all running sequences |                          slot_table.py; a step writes those of its rows first
 plans     | plan of window class 0 | plan of window class 1 |  filled by `plan_into`, read by the graphs of all sizes
 pool      keys and values                                      kv_pool.py, `fixed`
 logits    | row 0 | row 1 | …                                  float32; a step of any size writes the first rows
@@ -32,8 +33,17 @@ from ...cache.state_slots import NO_STATE
 from ...core.batch import DUMMY_SLOT, Batch
 from ...core.messages import NO_ADAPTER
 from .device import Accelerator, Graph, Staging, StepLimits
+from .slot_table import NO_ENTRIES, RowEntries, SlotTable
 
+Number = TypeVar("Number", bound=np.generic)
 _OWN_KEY = np.array([DUMMY_SLOT], dtype=np.int32)
+
+
+def _longer(array: NDArray[Number], more: int, value: int = 0) -> NDArray[Number]:
+    """Returns a one-dimensional array with `more` equal numbers after its own: np.pad, in a tenth of its time."""
+    longer = np.full(len(array) + more, value, dtype=array.dtype)
+    longer[: len(array)] = array
+    return longer
 
 
 def padded(batch: Batch, rows: int) -> Batch:
@@ -45,22 +55,21 @@ def padded(batch: Batch, rows: int) -> Batch:
     nothing: tuple[()] = ()
     return replace(
         batch,
-        token_ids=np.pad(batch.token_ids, (0, more)),
-        positions=np.pad(batch.positions, (0, more)),
-        write_slots=np.pad(batch.write_slots, (0, more), constant_values=DUMMY_SLOT),
-        query_lengths=np.pad(batch.query_lengths, (0, more), constant_values=1),
-        prefix_lengths=np.pad(batch.prefix_lengths, (0, more)),
+        token_ids=_longer(batch.token_ids, more),
+        positions=_longer(batch.positions, more),
+        write_slots=_longer(batch.write_slots, more, DUMMY_SLOT),
+        query_lengths=_longer(batch.query_lengths, more, 1),
+        prefix_lengths=_longer(batch.prefix_lengths, more),
         slots=batch.slots + (_OWN_KEY,) * more,
         window_slots=batch.window_slots and batch.window_slots + (_OWN_KEY,) * more,
         window_write_slots=None
         if batch.window_write_slots is None
-        else np.pad(batch.window_write_slots, (0, more), constant_values=DUMMY_SLOT),
+        else _longer(batch.window_write_slots, more, DUMMY_SLOT),
         paths=batch.paths and batch.paths + (nothing,) * more,
-        generated=None if batch.generated is None else np.pad(batch.generated, (0, more)),
+        generated=None if batch.generated is None else _longer(batch.generated, more),
         spans=batch.spans and batch.spans + (nothing,) * more,
-        token_sources=None
-        if batch.token_sources is None
-        else np.pad(batch.token_sources, (0, more), constant_values=-1),
+        token_sources=None if batch.token_sources is None else _longer(batch.token_sources, more, -1),
+        places=None if batch.places is None else _longer(batch.places, more),  # entry 0 has the dummy slot
     )
 
 
@@ -74,6 +83,7 @@ def idle(rows: int) -> Batch:
         prefix_lengths=np.zeros(rows, dtype=np.int32),
         slots=(_OWN_KEY,) * rows,
         logit_rows=np.zeros(0, dtype=np.int64),
+        places=np.zeros(rows, dtype=np.int32),
     )
 
 
@@ -141,16 +151,17 @@ class StepGraphs:
         self.replays += 1
 
 
-MOST_KEYS = 1 << 21  # of all sequences of a step together; a step with more is launched kernel by kernel
-
 Prepared = TypeVar("Prepared")
 
 
 class GraphBackend(AttentionBackend[Prepared], Protocol[Prepared]):
     """An attention backend whose plans can be refilled at fixed addresses. The Triton one is `TritonBackend`."""
 
-    def reserve(self, window: Window, *, rows: int, keys: int, wide: bool = False) -> Prepared:
-        """Allocates a plan of one class for steps of at most `rows` rows, and `keys` keys of all sequences together.
+    def use_table(self, table: SlotTable) -> None:
+        """Has plans of batches with `places` read the slots of keys from this table."""
+
+    def reserve(self, window: Window, *, rows: int, wide: bool = False) -> Prepared:
+        """Allocates a plan of one class for steps of at most `rows` rows, whose batches have `places`.
 
         wide: laid out for prefill, else for steps that mostly decode.
         """
@@ -164,24 +175,13 @@ class GraphPlans:
 
     Args:
         rows: most rows of a step.
-        keys: most keys of its sequences together.
         wide: see `GraphBackend.reserve`.
     """
 
     # Any: each backend has its own prepared form, and only the backend reads it.
-    def __init__(
-        self, backend: GraphBackend[Any], windows: Sequence[Window], *, rows: int, keys: int, wide: bool
-    ) -> None:
+    def __init__(self, backend: GraphBackend[Any], windows: Sequence[Window], *, rows: int, wide: bool) -> None:
         self._backend = backend
-        self._keys = min(keys, MOST_KEYS)
-        # A row of padding has a key of its own.
-        self.by_window = {
-            window: backend.reserve(window, rows=rows, keys=self._keys + rows, wide=wide) for window in windows
-        }
-
-    def holds(self, batch: Batch) -> bool:
-        """Returns whether the sequences of the step have few enough keys."""
-        return int(batch.prefix_lengths.sum()) + batch.rows <= self._keys
+        self.by_window = {window: backend.reserve(window, rows=rows, wide=wide) for window in windows}
 
     def fill(self, batch: Batch) -> bool:
         """Fills all plans with a step; False: one does not fit."""
@@ -200,6 +200,8 @@ class StepInputs:
     positions: torch.Tensor  # int64 [R]
     write_slots: torch.Tensor  # int64 [R]
     window_write_slots: torch.Tensor  # int64 [R], in window layers
+    # int64 [R], int32 [R], int32 [R]: see `RowEntries`. None: the plans have the slots of all keys.
+    entries: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
     output_rows: torch.Tensor | None  # int64 [O] ascending: what the last layer computes; None: all
     plans: dict[Window, Any]  # window class → prepared plan; Any: only the backend that made it reads it
     states: StepStates | None = None  # None: the model has no recurrent states
@@ -216,15 +218,14 @@ def graph_plans(
     backend: GraphBackend[Any],  # Any: as in StepInputs
     windows: tuple[Window, ...],
     limits: StepLimits,
-    context_length: int,
 ) -> tuple[GraphPlans, GraphPlans]:
     """Makes the plans for steps of few rows and for larger ones; they are the same if no step is larger."""
     most = graph_rows(limits)
     few = min(most, FEW_ROWS)
-    small = GraphPlans(backend, windows, rows=few, keys=few * context_length, wide=False)
+    small = GraphPlans(backend, windows, rows=few, wide=False)
     if most == few:
         return small, small
-    return small, GraphPlans(backend, windows, rows=most, keys=most * context_length, wide=True)
+    return small, GraphPlans(backend, windows, rows=most, wide=True)
 
 
 def graph_logits(limits: StepLimits) -> int:
@@ -238,7 +239,6 @@ class CapturedSteps:
     Args:
         compute: the captured call; writes the logits of a step to the second argument.
         limits: the size of the largest step.
-        context_length: most keys of one row.
         states: the pool of recurrent states, whose last slot is that of padding; None: the model has none. With states
             steps are captured in which every row is a sequence: how runs of more rows are computed depends on them.
         adapters: their number; if there are some, every graph computes what they change.
@@ -252,7 +252,6 @@ class CapturedSteps:
         windows: tuple[Window, ...],
         *,
         limits: StepLimits,
-        context_length: int,
         vocab_size: int,
         states: StatePool | None = None,
         adapters: int = 0,
@@ -264,8 +263,8 @@ class CapturedSteps:
         self._adapters = adapters
         self._compute = compute
         self._graphs = StepGraphs(accelerator, sizes_upto(most), self._work)
-        self._small, self._large = graph_plans(backend, windows, limits, context_length)
-        self._staging = Staging(accelerator, 7 * 8 * (most + 1) + 8 * (self._most_logits + 1))
+        self._small, self._large = graph_plans(backend, windows, limits)
+        self._staging = Staging(accelerator, 9 * 8 * (most + 1) + 8 * (self._most_logits + 1))
         self._some_rows = Staging(accelerator, 8 * (self._most_logits + 1))
         self._inputs: dict[int, StepInputs] = {}  # by size, at the same addresses every time
         self._logits = torch.empty((self._most_logits, vocab_size), device=accelerator.device)
@@ -285,20 +284,23 @@ class CapturedSteps:
             return False
         if batch.rows > self._graphs.most_rows or logits > self._most_logits:
             return False
-        if self._states is not None and not are_single_rows(batch.states):
-            return False
-        return self._plans_for(self._graphs.size_for(batch.rows)).holds(batch)
+        return batch.places is not None and (self._states is None or are_single_rows(batch.states))
 
-    def run(self, batch: Batch, resolve: Callable[[Batch, torch.Tensor], None]) -> torch.Tensor | None:
+    def run(
+        self, batch: Batch, entries: RowEntries, resolve: Callable[[Batch, torch.Tensor], None]
+    ) -> torch.Tensor | None:
         """Runs a step for which `takes` is True and returns its logits [L, vocab], which the next one overwrites.
 
-        None: its rows attend to so many runs of keys that their plan does not fit. resolve: fills in token ids that are
-        on the device only.
+        None: its rows attend to so many runs of keys that their plan does not fit.
+
+        Args:
+            entries: what its rows write to the table of slots.
+            resolve: fills in token ids that are on the device only.
         """
         size = self._graphs.size_for(batch.rows)
         if self._states is not None:
             self._capture(size)
-        if not self._send(padded(batch, size)):
+        if not self._send(padded(batch, size), entries):
             return None
         resolve(batch, self._inputs[size].token_ids)
         self._graphs.run(size)
@@ -315,11 +317,11 @@ class CapturedSteps:
     def _capture(self, size: int) -> None:
         """Captures a graph with rows of padding: a capture runs them, and would move the states of others twice."""
         if not self._graphs.holds(size):
-            fits = self._send(idle(size))
+            fits = self._send(idle(size), NO_ENTRIES)
             assert fits, "a row that sees its own key needs one item"
             self._graphs.capture(size)
 
-    def _send(self, batch: Batch) -> bool:
+    def _send(self, batch: Batch, rows: RowEntries) -> bool:
         size, wanted = batch.rows, np.zeros(0, dtype=np.int64)
         plans = self._plans_for(size)
         if not plans.fill(batch):
@@ -330,13 +332,15 @@ class CapturedSteps:
         used = np.zeros(0, dtype=np.int32) if not self._adapters else adapters_of(batch, self._adapters)
         arrays: list[NDArray[np.generic]] = [batch.token_ids, batch.positions]
         arrays += [batch.write_slots, batch.write_slots_of(windowed=True), wanted, *self._state_slots(batch), used]
-        sent = self._staging.send(arrays)
-        token_ids, positions, write_slots, window_writes, logit_rows, sources, targets, adapters = sent
+        arrays += [_longer(array, size - len(array)) for array in (rows.entries, rows.slots, rows.window_slots)]
+        token_ids, positions, write_slots, window_writes, *sent = self._staging.send(arrays)
+        logit_rows, sources, targets, adapters, entries, slots, window_slots = sent
         self._inputs[size] = StepInputs(
             token_ids,
             positions,
             write_slots,
             window_writes,
+            (entries, slots, window_slots),
             logit_rows if self._knows_rows(size) else None,
             plans.by_window,
             None if self._states is None else StateRows(self._states, sources, targets),

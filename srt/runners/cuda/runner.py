@@ -43,6 +43,7 @@ from .decoder import DeviceModel, DeviceRows, dtype_name
 from .device import Accelerator, Mark, Staging, StepLimits
 from .graphs import CapturedSteps, GraphBackend, StepInputs, adapters_of
 from .pages import DevicePages
+from .slot_table import NO_ENTRIES, RowEntries, SlotTable, table_entries
 
 
 class DeviceChooser(Chooser, Protocol):
@@ -267,6 +268,9 @@ class CudaRunner:
         self._accelerator = accelerator
         self._device = accelerator.device
         self._backend = backend
+        entries = table_entries(limits.sequences, min(model.context_length, size.slots))
+        self._table = SlotTable(accelerator, entries, windows=self.window_pool is not None)
+        backend.use_table(self._table)
         self._staging = Staging(accelerator, 1 << 16)
         self._sources_staging = Staging(accelerator, 1 << 12)
         self._answers = Answers(accelerator, chooser)
@@ -281,7 +285,6 @@ class CudaRunner:
                 backend,
                 model.windows,
                 limits=limits,
-                context_length=min(model.context_length, size.slots),
                 vocab_size=model.vocab_size,
                 states=self.states,
                 adapters=model.adapters,
@@ -292,11 +295,22 @@ class CudaRunner:
     def launch(self, batch: Batch) -> Answer:
         """Launches a step, and returns while it runs."""
         self._accelerator.use()
+        try:
+            return self._launch(batch)
+        except Exception:
+            self._table.clear()  # slots of this step may not have been written
+            raise
+
+    def _launch(self, batch: Batch) -> Answer:
         if batch.rope_positions is not None and self._in_table(batch):  # text is at one position on all axes
             batch = replace(batch, positions=batch.rope_positions[0], rope_positions=None)
+        batch = replace(batch, places=self._table.place(batch))
+        entries = None if batch.places is None else self._table.rows(batch)
         captured = self._captured
-        replayed = captured.run(batch, self._resolve) if captured is not None and captured.takes(batch) else None
-        logits, hidden = self._run(batch) if replayed is None else (replayed, None)
+        replayed = None
+        if captured is not None and entries is not None and captured.takes(batch):
+            replayed = captured.run(batch, entries, self._resolve)
+        logits, hidden = self._run(batch, entries) if replayed is None else (replayed, None)
         answer = self._answers.begin(
             logits, batch.row_requests, began=self._began, kept=replayed is None, hidden=hidden
         )
@@ -329,18 +343,20 @@ class CudaRunner:
             "graphs": captured.graphs if captured else 0,
             "graph_replays": captured.replays if captured else 0,
             "eager_steps": self._eager_steps,
+            "sent_slots": self._table.sent,
             "device_seconds": self._answers.device_seconds,
             **(self.pictures.facts() if self.pictures is not None else {}),
         }
 
     def clear(self) -> None:
         self.pool.clear()
+        self._table.clear()
         if self.states is not None:
             self.states.clear()
 
     # ------------------------------------------------------------------------------------------ how
 
-    def _run(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _run(self, batch: Batch, entries: RowEntries | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Runs any step kernel by kernel → its logits in new memory, and its hidden states if any are asked for."""
         self._eager_steps += 1
         given = None
@@ -351,20 +367,25 @@ class CudaRunner:
             token_ids = without_pictures(token_ids)
         outputs, asked = batch.outputs, batch.hidden_rows
         writes = (batch.write_slots, batch.write_slots_of(windowed=True))
+        own = NO_ENTRIES if entries is None else entries
         arrays: list[NDArray[np.generic]] = [token_ids, batch.positions, *writes, outputs]
+        arrays += [own.entries, own.slots, own.window_slots]
         if asked is not None:
             arrays += [np.searchsorted(outputs, batch.logit_rows), np.searchsorted(outputs, asked)]
         if batch.adapters is not None:
             arrays.append(adapters_of(batch, self.model.adapters))
         if batch.rope_positions is not None:
             arrays.append(batch.rope_positions)
-        ids, positions, write_slots, window_writes, output_rows, *places = self._staging.send(arrays)
+        ids, positions, write_slots, window_writes, output_rows, at, slots, window_slots, *places = self._staging.send(
+            arrays
+        )
         turned = None if batch.rope_positions is None else places.pop()
         adapters = None if batch.adapters is None else places.pop()
         plans = {window: self._backend.plan(batch, window) for window in self.model.windows}
         states = None if self.states is None else StateStep(self.states, batch.states)
         rows = None if len(outputs) == batch.rows else output_rows
-        inputs = StepInputs(ids, positions, write_slots, window_writes, rows, plans, states, adapters, turned)
+        written = None if entries is None else (at, slots, window_slots)
+        inputs = StepInputs(ids, positions, write_slots, window_writes, written, rows, plans, states, adapters, turned)
         self._resolve(batch, inputs.token_ids)
         # Outside inference mode: a sampler may write to it.
         out = torch.empty((len(batch.logit_rows), self.vocab_size), device=self._device)
@@ -409,6 +430,8 @@ class CudaRunner:
             window_write_slots=inputs.window_write_slots,
         )
         with torch.inference_mode():
+            if inputs.entries is not None:
+                self._table.write(*inputs.entries)
             rows = DeviceRows(
                 inputs.token_ids,
                 inputs.positions,

@@ -15,7 +15,7 @@ from umbel.srt.constraints.compiler import Compiled, compile_constraint
 from umbel.srt.constraints.matcher_factory import VocabularyMatcherFactory, open_vocabulary
 from umbel.srt.core.instruments import SystemClock, no_faults
 from umbel.srt.engine.process import await_constraints
-from umbel.srt.kernels.cpu.library import NoKernels, load_walk
+from umbel.srt.kernels.cpu.library import NoKernels, load_host_library
 from umbel.srt.kernels.cpu.trie_walk import CpuTrieWalk
 from umbel.srt.launch import Engine, open_engine
 from umbel.srt.tokenizer.hf import HFTokenizer
@@ -187,7 +187,7 @@ def opener() -> VocabularyMatcherFactory:
     from umbel.srt.weights import open_model
 
     try:
-        walk = CpuTrieWalk(load_walk())
+        walk = CpuTrieWalk(load_host_library())
     except NoKernels as error:
         pytest.skip(str(error))
     source = open_model()

@@ -18,7 +18,7 @@ from umbel.fsm.errors import LimitExceeded, Limits
 from umbel.fsm.language import AnyOrder, Call, Chars, Concat, Grammar, Literal, Repeat, Spelled, Union
 from umbel.fsm.schema import SchemaOptions, compile_schema
 from umbel.srt.kernels.cpu.automaton import AutomatonCalls, CpuAutomaton
-from umbel.srt.kernels.cpu.library import load_walk
+from umbel.srt.kernels.cpu.library import load_host_library
 
 from ...fsm.languages import ANY, LANGUAGES, any_orders, dfas, recursive_grammars
 
@@ -43,7 +43,7 @@ OPERATIONS = (*OF_SIGHT, "run", "forced", "close", "length")
 
 @pytest.fixture(scope="module")
 def calls() -> AutomatonCalls:
-    return AutomatonCalls(load_walk())
+    return AutomatonCalls(load_host_library())
 
 
 def tried(automaton: Automaton | CpuAutomaton, operation: str, state: int, choice: int) -> Any:

@@ -17,13 +17,13 @@ from umbel.srt.kernels.cpu.library import (
     WrongKernels,
     choose_isa,
     find_compiler,
+    host_library_path,
     isa_of,
     library_path,
+    load_host_library,
     load_library,
-    load_walk,
     narrower,
     usable,
-    walk_path,
 )
 from umbel.srt.runners import build as runner_build
 from umbel.srt.runners.build import build_runner
@@ -119,10 +119,10 @@ def test_kernels_that_cannot_be_had_are_not_tried_again(monkeypatch: pytest.Monk
         raise NoKernels("the compiler failed")
 
     monkeypatch.setattr(kernel_library, "library_path", refuse)
-    monkeypatch.setattr(kernel_library, "walk_path", refuse)
+    monkeypatch.setattr(kernel_library, "host_library_path", refuse)
     monkeypatch.setattr(kernel_library, "_kernels", cache(kernel_library._kernels.__wrapped__))
-    monkeypatch.setattr(kernel_library, "_walk", cache(kernel_library._walk.__wrapped__))
-    for load in (load_library, load_library, load_walk, load_walk):
+    monkeypatch.setattr(kernel_library, "_host", cache(kernel_library._host.__wrapped__))
+    for load in (load_library, load_library, load_host_library, load_host_library):
         with pytest.raises(NoKernels, match="the compiler failed"):
             load()
     assert len(tries) == 2
@@ -132,7 +132,7 @@ def test_kernels_that_cannot_be_had_are_not_tried_again(monkeypatch: pytest.Monk
 def test_the_walk_is_compiled_without_the_other_kernels(compiled: str, tmp_path: Path) -> None:
     """Other tests share the library in the user's cache; compiling it takes seconds."""
     environment = {**os.environ, "UMBEL_CACHE": str(tmp_path / "cache")}
-    library = ctypes.CDLL(str(walk_path(environment if compiled == "now" else None)))
+    library = ctypes.CDLL(str(host_library_path(environment if compiled == "now" else None)))
     assert hasattr(library, "umbel_walk_trie")
     assert not hasattr(library, "umbel_linear")
 

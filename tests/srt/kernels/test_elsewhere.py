@@ -28,7 +28,7 @@ from umbel.fsm.tokens.trie import build_trie
 from umbel.fsm.tokens.vocabulary import Vocabulary
 from umbel.srt.kernels.cpu import automaton as native_automaton
 from umbel.srt.kernels.cpu import library
-from umbel.srt.kernels.cpu.library import FLAGS, SOURCES, Isa, cpu_flags, load_library, load_walk, usable
+from umbel.srt.kernels.cpu.library import FLAGS, SOURCES, Isa, cpu_flags, load_host_library, load_library, usable
 from umbel.srt.kernels.cpu.linear import CODED, CodedRows, Format, IntegerRows, PackedMatrix
 from umbel.srt.kernels.cpu.trie_walk import CpuTrieWalk
 from umbel.srt.layers.checkpoint import BlockTensor
@@ -261,14 +261,14 @@ class RecordedCalls(native_automaton.AutomatonCalls):
 def recorded_session(seed: int) -> bytes:
     """Steps along a schema, the rows of all states, and the masks of some."""
     tape = Tape()
-    calls = RecordedCalls(load_walk(), tape)
+    calls = RecordedCalls(load_host_library(), tape)
     grammar = resolve(compile_schema(json.dumps(SCHEMA), SchemaOptions()).grammar, Limits())
     compare(calls, grammar, Limits(), seed, 400)
 
     drawn = random.Random(seed)
     tokens = {bytes(drawn.choices(b'{}[]",: abz019\\\xc3\xa9', k=drawn.randint(1, 5))) for _ in range(3000)}
     vocabulary = Vocabulary([*sorted(tokens), b""], [len(tokens)])
-    trie, walk = build_trie(vocabulary), CpuTrieWalk(load_walk())
+    trie, walk = build_trie(vocabulary), CpuTrieWalk(load_host_library())
     tape.write("view", (len(trie.nodes), trie.depth, vocabulary.words), trie.nodes.tobytes() + trie.groups.tobytes())
     automaton = native_automaton.CpuAutomaton(calls, grammar, Limits())
     state = automaton.start

@@ -13,7 +13,7 @@ from umbel.fsm.tokens.constraint import Constraint
 from umbel.fsm.tokens.masks import FEW, Fuelled, Mask, Masks, NumpyWalk, work_of
 from umbel.fsm.tokens.trie import Trie, build_trie
 from umbel.fsm.tokens.vocabulary import Vocabulary, unpack
-from umbel.srt.kernels.cpu.library import load_walk
+from umbel.srt.kernels.cpu.library import load_host_library
 from umbel.srt.kernels.cpu.trie_walk import CpuTrieWalk
 
 from ...fsm.languages import ANY, LANGUAGES, any_orders, recursive_grammars
@@ -44,7 +44,7 @@ PATHS = st.lists(st.sampled_from([*ALPHABET, b"word", "漢字".encode() * 30]), 
 
 @pytest.fixture(scope="module")
 def native() -> CpuTrieWalk:
-    return CpuTrieWalk(load_walk())
+    return CpuTrieWalk(load_host_library())
 
 
 def finished(masks: Masks, automaton: LazyAutomaton, state: int, fuel: int) -> tuple[Mask, int]:

@@ -16,7 +16,7 @@ from umbel.srt import launch
 from umbel.srt.constraints import matcher_factory
 from umbel.srt.core.cache_folder import make_private, read_trusted, trusted
 from umbel.srt.kernels.cpu import library
-from umbel.srt.kernels.cpu.library import LIBRARY, SEAL, NoKernels, walk_path
+from umbel.srt.kernels.cpu.library import LIBRARY, SEAL, NoKernels, host_library_path
 from umbel.srt.weights import open_model
 
 from .tiny import BY_NAME, write_folder, write_gguf
@@ -181,8 +181,7 @@ def test_no_kernels_of_another_user_are_loaded(mode: int, shared: Path) -> None:
     """The attacker's folder has the right name, a library and its seal."""
     environment = {"UMBEL_CACHE": str(shared / "umbel"), "PATH": os.environ["PATH"]}
     compiler = library.find_compiler(environment)
-    recipe = library._Recipe("walk", ("trie_walk.cpp", "automaton*.cpp"), (), library._CHECK_WALK)
-    folder = shared / "umbel" / "kernels" / f"walk-{library._digest(recipe, compiler)}"
+    folder = shared / "umbel" / "kernels" / f"host-{library._digest(library.HOST, compiler)}"
 
     def attack() -> None:
         folder.mkdir(parents=True)
@@ -192,11 +191,11 @@ def test_no_kernels_of_another_user_are_loaded(mode: int, shared: Path) -> None:
             path.chmod(mode)
 
     assert as_user(ATTACKER, attack) == "None"
-    answer = as_user(VICTIM, lambda: walk_path(environment))
+    answer = as_user(VICTIM, lambda: host_library_path(environment))
     assert answer.startswith("NoKernels: ")
     assert "belongs to another user (uid 65534)" in answer
     if mode == 0o755:
-        assert as_user(ATTACKER, lambda: walk_path(environment)) == str(folder / LIBRARY), "its owner may"
+        assert as_user(ATTACKER, lambda: host_library_path(environment)) == str(folder / LIBRARY), "its owner may"
 
 
 @as_root
@@ -299,13 +298,13 @@ def test_a_damaged_library_is_compiled_again(name: str, tmp_path: Path, monkeypa
     monkeypatch.setattr(library, "_compile", lambda command: Path(command[-1]).write_bytes(b"library" * 1000))
     monkeypatch.setattr(library, "_run", lambda command, seconds: None)
     environment = {"UMBEL_CACHE": str(tmp_path / "cache"), "PATH": os.environ["PATH"]}
-    path = walk_path(environment)
+    path = host_library_path(environment)
     whole = {file.name: file.read_bytes() for file in path.parent.iterdir()}
     random_ = random.Random(7)
     for damage in DAMAGES * 5:
         damage(path.parent / name, random_)
         damaged = {file.name: file.read_bytes() for file in path.parent.iterdir()}
-        assert walk_path(environment) == path
+        assert host_library_path(environment) == path
         assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == whole
         assert damaged != whole
 
@@ -340,4 +339,4 @@ def test_why_there_are_no_kernels_is_said(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)
     with pytest.raises(NoKernels, match=f"other users may write to {tmp_path}/cache.*chmod go-w {tmp_path}/cache"):
-        walk_path({"UMBEL_CACHE": str(tmp_path / "cache"), "PATH": os.environ["PATH"]})
+        host_library_path({"UMBEL_CACHE": str(tmp_path / "cache"), "PATH": os.environ["PATH"]})

@@ -1,5 +1,6 @@
 // The planner of attention: the same cuts as srt/attention/plan.py, array by array, in microseconds.
-// A step of decoding takes few milliseconds and needs a plan for every window class.
+// A step of decoding takes few milliseconds and needs a plan for every window class. For a GPU the plan is packed as
+// `pack` in srt/kernels/triton/attention_backend.py does it.
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
@@ -10,10 +11,7 @@
 namespace umbel {
 namespace {
 
-constexpr long ITEMS_PER_WORKER = 4;  // these are those of the Python reference, which says what they mean
-constexpr long SHORTEST_RUN = 128;
-constexpr long SINGLE_RUN = 256;
-constexpr long LOAD_COST = 4;
+constexpr long ITEMS_PER_WORKER = 4;  // that of the Python reference, which says what it means
 
 struct Step {  // of a radix path
     int64_t node, first, length;
@@ -28,15 +26,16 @@ struct Step {  // of a radix path
     int64_t end() const { return first + length; }
 };
 
-// A batch and how to cut it. B sequences; 0 stands for "none" in window and split.
+// A batch and how to cut it, see `Cut`. B sequences; 0 stands for "none" in window, split and single_run.
 struct PlanRequest {
     long sequences, keys;
     const int32_t* query_lengths;   // [B]
     const int32_t* prefix_lengths;  // [B]
     const int64_t* path_ptr;        // [B+1] ranges in path; nullptr: keys are not shared
     const Step* path;
-    const int32_t* kv_idx;  // [T] the slots of all sequences, one after the other
-    long window, block_rows, split, workers, merge_keys;
+    const int32_t* kv_idx;    // [T] the slots of all sequences
+    const int32_t* kv_start;  // [B] where those of each begin; nullptr: one after the other
+    long window, block_rows, split, workers, merge_keys, load_cost, shortest_run, run_per_row, single_run;
     const int32_t *row_lo, *row_hi;  // [R] what each row sees; nullptr: all that is before it and in its window
 };
 
@@ -76,7 +75,7 @@ class Planner : public PlanResult {
         long start = 0;
         for (long i = 0; i < request_.sequences; i++) {
             first_row_.push_back(row_lo_.size());
-            kv_start_.push_back(start);
+            kv_start_.push_back(request_.kv_start ? request_.kv_start[i] : start);
             long total = request_.prefix_lengths[i] + request_.query_lengths[i];
             start += total;
             for (long position = request_.prefix_lengths[i]; position < total; position++) {
@@ -194,20 +193,24 @@ class Planner : public PlanResult {
 
     void cut_tiles() {
         int64_t work = 0;
+        auto row_cost = [&](const Tile& tile) { return request_.load_cost + tile.rows; };
+        auto alone = [&](const Tile& tile) { return tile.rows == 1 && request_.single_run; };
         for (const Tile& tile : tiles_)
-            if (tile.rows > 1) work += (int64_t)(tile.hi - tile.lo) * (LOAD_COST + tile.rows);
+            if (!alone(tile)) work += (tile.hi - tile.lo) * row_cost(tile);
         int64_t share = work / (request_.workers * ITEMS_PER_WORKER);
         for (size_t t = 0; t < tiles_.size(); t++) {
             const Tile& tile = tiles_[t];
             long span = tile.hi - tile.lo, longest = span;
-            if (request_.workers > 1)
-                longest = tile.rows == 1 ? SINGLE_RUN : std::max<long>(share / (LOAD_COST + tile.rows), SHORTEST_RUN);
+            if (request_.workers > 1) {
+                long least = std::max(request_.shortest_run, request_.run_per_row * tile.rows);
+                longest = alone(tile) ? request_.single_run : std::max<long>(share / row_cost(tile), least);
+            }
             if (request_.split) longest = std::min(longest, request_.split);
             long run = pieces(span, pieces(span, longest));
             for (long position = tile.lo; position < tile.hi; position += run)
                 items_.push_back({(int32_t)t, (int32_t)position, (int32_t)std::min<long>(position + run, tile.hi)});
         }
-        auto cost = [&](const Item& item) { return (item.end - item.position) * (LOAD_COST + tiles_[item.tile].rows); };
+        auto cost = [&](const Item& item) { return (item.end - item.position) * row_cost(tiles_[item.tile]); };
         std::stable_sort(items_.begin(), items_.end(),
                          [&](const Item& a, const Item& b) { return cost(a) < cost(b); });
     }
@@ -247,6 +250,50 @@ class Planner : public PlanResult {
     std::vector<uint8_t> item_full_;
 };
 
+struct PackedSizes {
+    long few, items, slots, merged, places;
+};
+
+long rows_of(const AttentionPlan& plan, long item) { return plan.item_q[item + 1] - plan.item_q[item]; }
+long parts_of(const AttentionPlan& plan, long row) { return plan.merge_ptr[row + 1] - plan.merge_ptr[row]; }
+
+PackedSizes packed_sizes(const AttentionPlan& plan, long few_rows) {
+    PackedSizes sizes{0, plan.items, plan.partials, 0, 0};
+    for (long item = 0; item < plan.items; item++) sizes.few += rows_of(plan, item) <= few_rows;
+    for (long row = 0; row < plan.rows; row++)
+        if (parts_of(plan, row) > 1) {
+            sizes.merged++;
+            sizes.places += parts_of(plan, row);
+        }
+    return sizes;
+}
+
+// items [I, 5], slots [S, 4], merges [M, 3]: see TritonPlan. Items of few rows come first, both kinds with falling cost.
+void pack(const AttentionPlan& plan, long few_rows, int32_t* items, int32_t* slots, int32_t* merges) {
+    for (bool few : {true, false})
+        for (long item = plan.items - 1; item >= 0; item--) {
+            long rows = rows_of(plan, item);
+            if ((rows <= few_rows) != few) continue;
+            const int32_t* keys = plan.item_kv + 2 * item;
+            int32_t packed[] = {plan.item_q[item], (int32_t)rows, keys[0], keys[1] - keys[0], plan.item_pos[item]};
+            items = std::copy(std::begin(packed), std::end(packed), items);
+        }
+    for (long slot = 0; slot < plan.partials; slot++) {
+        int32_t row = plan.q_rows[slot];
+        int32_t packed[] = {row, -1, plan.row_lo[row], plan.row_hi[row]};
+        std::copy(std::begin(packed), std::end(packed), slots + 4 * slot);
+    }
+    int32_t place = 0;
+    for (long row = 0; row < plan.rows; row++) {
+        int32_t parts = parts_of(plan, row);
+        if (parts < 2) continue;
+        int32_t packed[] = {(int32_t)row, place, parts};
+        merges = std::copy(std::begin(packed), std::end(packed), merges);
+        for (long at = plan.merge_ptr[row]; at < plan.merge_ptr[row + 1]; at++)
+            slots[4 * plan.merge_slot[at] + 1] = place++;
+    }
+}
+
 }  // namespace
 }  // namespace umbel
 
@@ -262,5 +309,14 @@ umbel::PlanResult* umbel_plan_attention(const umbel::PlanRequest* request) {
 }
 
 void umbel_free_attention_plan(umbel::PlanResult* plan) { delete static_cast<umbel::Planner*>(plan); }
+
+void umbel_packed_sizes(const umbel::AttentionPlan* plan, long few_rows, umbel::PackedSizes* sizes) {
+    *sizes = umbel::packed_sizes(*plan, few_rows);
+}
+
+void umbel_pack_plan(
+    const umbel::AttentionPlan* plan, long few_rows, int32_t* items, int32_t* slots, int32_t* merges) {
+    umbel::pack(*plan, few_rows, items, slots, merges);
+}
 
 }  // extern "C"

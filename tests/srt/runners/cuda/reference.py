@@ -4,27 +4,34 @@ The references of the decoder's kernels are in `kernels.triton.reference`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from umbel.srt.attention.backend import AttentionCounters, AttentionGeometry, TorchBackend, TorchPlan
-from umbel.srt.attention.plan import Window
+from umbel.srt.attention.plan import Window, visible_intervals
 from umbel.srt.cache.kv_pool import FLOAT8, KVPool
 from umbel.srt.core.batch import Batch, Draws
 from umbel.srt.kernels.triton import reference
 from umbel.srt.runners.cuda.build import Parts
+from umbel.srt.runners.cuda.slot_table import SlotTable
 from umbel.srt.sampling.gumbel import TorchSampling
 
 
 @dataclass(slots=True)
 class HeldPlan:
-    """Stands for a plan at a fixed address: a reader gets the plan that was filled in last."""
+    """Stands for a plan at a fixed address: a reader gets the plan that was filled in last, and of which batch."""
 
     plan: TorchPlan | None = None
+    batch: Batch | None = None
+    window: Window = None
 
 
 class ReferenceBackend:
-    """Implements `graphs.GraphBackend` with `TorchBackend`; takes the same arguments as the one in Triton."""
+    """Implements `graphs.GraphBackend` with `TorchBackend`; takes the same arguments as the one in Triton.
+
+    It reads the slots of the batch, after it has compared them with those in the table.
+    """
 
     def __init__(
         self,
@@ -40,19 +47,36 @@ class ReferenceBackend:
         assert kv_dtype in (dtype, FLOAT8), "keys are as wide as queries, or float8"
         self._torch = TorchBackend(geometry, device, tree_attention=tree_attention)
         self.counters: AttentionCounters = self._torch.counters
+        self._table: SlotTable | None = None
+
+    def use_table(self, table: SlotTable) -> None:
+        self._table = table
 
     def plan(self, batch: Batch, window: Window) -> HeldPlan:
-        return HeldPlan(self._torch.plan(batch, window))
+        return HeldPlan(self._torch.plan(replace(batch, places=None), window), batch, window)
 
-    def reserve(self, window: Window, *, rows: int, keys: int, wide: bool = False) -> HeldPlan:
+    def reserve(self, window: Window, *, rows: int, wide: bool = False) -> HeldPlan:
         del window, wide  # they decide how fast a device is
         assert rows > 0, "a step has rows"
-        assert keys >= rows, "every row sees its own key"
         return HeldPlan()
 
     def plan_into(self, plan: HeldPlan, batch: Batch, window: Window) -> bool:
-        plan.plan = self._torch.plan(batch, window)
+        assert batch.places is not None, "captured steps read the table"
+        held = self.plan(batch, window)
+        plan.plan, plan.batch, plan.window = held.plan, held.batch, held.window
         return True
+
+    def _compare(self, plan: HeldPlan) -> None:
+        """Compares the slots of keys that some row sees with those in the table."""
+        batch = plan.batch
+        if batch is None or batch.places is None:
+            return
+        assert self._table is not None, "the batch has been placed"
+        table = self._table.slots_of(windowed=plan.window is not None).numpy()
+        low, _, first_row = visible_intervals(batch, plan.window)
+        slots = batch.slots_of(windowed=plan.window is not None)
+        for place, own, seen in zip(batch.places.tolist(), slots, low[first_row].tolist(), strict=True):
+            np.testing.assert_array_equal(table[place + seen : place + len(own)], own[seen:])
 
     def store(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor | None, pool: KVPool, slots: torch.Tensor
@@ -72,6 +96,7 @@ class ReferenceBackend:
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert plan.plan is not None, "a reserved plan is filled before it is read"
+        self._compare(plan)
         return self._torch.attend(layer, queries, pool, plan.plan, scale=scale, softcap=softcap, sinks=sinks, out=out)
 
 

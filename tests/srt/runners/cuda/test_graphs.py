@@ -107,14 +107,18 @@ def test_steps_that_have_no_graph_are_warmed_up_too() -> None:
 def test_steps_of_text_have_graphs_up_to_so_many_rows_and_logits() -> None:
     captured = on_host(*tiny_model("qwen 3"), max_running=4, rows=9)._captured
     assert captured is not None
+    places = np.array([1, 9], dtype=np.int32)
     mixed = only_last_rows(sequences().batch([Piece(0, 5, 1), Piece(1, 3, 2)]))
+    assert not captured.takes(mixed), "its slots are in no table"
+    mixed = replace(mixed, places=places)
     assert captured.takes(mixed)
     assert captured.takes(replace(mixed, logit_rows=np.arange(3)))
     assert not captured.takes(replace(mixed, pictures=(PictureRows(0, 1, 0, 0),)))
-    prompts = sequences().batch([Piece(0, 0, 6), Piece(1, 0, 3)])
+    prompts = replace(sequences().batch([Piece(0, 0, 6), Piece(1, 0, 3)]), places=places)
     assert captured.takes(only_last_rows(prompts))
     assert not captured.takes(replace(prompts, logit_rows=np.arange(5)))
-    assert not captured.takes(only_last_rows(sequences().batch([Piece(0, 0, 6), Piece(1, 0, 4)])))
+    longer = sequences().batch([Piece(0, 0, 6), Piece(1, 0, 4)])
+    assert not captured.takes(only_last_rows(replace(longer, places=places)))
 
 
 @pytest.mark.parametrize("few", [4, 128])

@@ -24,6 +24,7 @@ from umbel.srt.runners.cuda.device import (
     weight_bytes,
 )
 from umbel.srt.runners.cuda.runner import CudaRunner
+from umbel.srt.runners.cuda.slot_table import table_bytes
 
 from ...multimodal.toy_vision import ToyVision
 from .engines import in_torch, on_host, tiny_model
@@ -59,9 +60,10 @@ def build(model: tuple[dict[str, Any], Tensors], accelerator: HostAccelerator) -
 def test_the_pool_is_a_share_of_what_the_largest_step_leaves(model: tuple[dict[str, Any], Tensors]) -> None:
     free, peak = 10_000_000, 2_000_000
     runner = build(model, HostAccelerator(free=free, peak=peak))
-    # The largest step beside the logits of one that is still read, by itself and as a graph; the plans of graphs, and
-    # the logits that they write.
+    # The largest step beside the logits of one that is still read, by itself and as a graph; the plans of graphs, the
+    # logits that they write, and the table of slots.
     beside = free - 2 * (peak + LIMITS.logits * 97 * 4) - peak - LIMITS.logits * 97 * 4
+    beside -= table_bytes(LIMITS.sequences, runner.context_length, windows=True)
     assert runner.num_slots == int(device.POOL_SHARE * beside) // GEOMETRY.bytes_per_slot
 
 
