@@ -53,9 +53,10 @@ class Planner:
         running = list(self._table.running.values())
         self._leaving = 0
         if step_running:
-            paused = [request for request in running if not request.wants_rows]
-            running = [request for request in running if request.wants_rows]
-            self._leaving = sum(not request.goes_on for request in paused)
+            several, running = len(running), [request for request in running if request.wants_rows]
+            if len(running) < several:
+                paused = [request for request in self._table.running.values() if not request.wants_rows]
+                self._leaving = sum(not request.goes_on for request in paused)
         running.sort(key=_rank)
         self._kv.begin_step()
         plan = self.current = StepPlan(None, self._config.max_step_logits, self._config.whole_texts)

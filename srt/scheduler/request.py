@@ -301,18 +301,17 @@ class Request:
         ids: list[int] = self._tokens[self.prompt_length : self.length].tolist()
         return ids
 
-    def append(self, token: int) -> None:
-        if self.length == len(self._tokens):
-            grown = np.zeros(2 * self.length + 16, dtype=np.int32)
-            grown[: self.length] = self._tokens
-            self._tokens = grown
-        self._tokens[self.length] = token
-        self.length += 1
-
-    def append_pending(self, source: int) -> None:
-        """Appends a token that logit row `source` of the running step will choose; `remove_pending` undoes it."""
+    def append(self, token: int, source: int = NO_SOURCE) -> None:
+        """Appends a token. source: logit row of the running step, which will choose it (`PENDING_TOKEN`);
+        `remove_pending` undoes it."""
         assert self.source == NO_SOURCE, "a step runs ahead of one other only"
-        self.append(PENDING_TOKEN)
+        length, tokens = self.length, self._tokens
+        if length == len(tokens):
+            grown = np.zeros(2 * length + 16, dtype=np.int32)
+            grown[:length] = tokens
+            self._tokens = tokens = grown
+        tokens[length] = token
+        self.length = length + 1
         self.source = source
 
     def remove_pending(self) -> None:
@@ -406,7 +405,8 @@ class Request:
 
         The row of a last token, after which no token is chosen, is not needed.
         """
-        return self.remaining_rows > (isinstance(self.job, Generation) and self.job.stop is not None)
+        job = self.job
+        return self.length - self.computed > (isinstance(job, Generation) and job.stop is not None)
 
     @property
     def decoding(self) -> bool:

@@ -649,7 +649,7 @@ class Scheduler:
         started = self._clock.now()
         logits = step.pending.result()
         self._counters.forward_seconds += self._clock.now() - started
-        self._counters.picked_rows += sum(place < 0 for place in logits.places.tolist())
+        self._counters.picked_rows += int((logits.places < 0).sum())
         return logits
 
     def _read(self, step: InFlightStep, going: Sequence[PlannedRows], logits: Logits) -> StepResult:

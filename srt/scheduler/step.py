@@ -84,7 +84,7 @@ from ..core.messages import NO_ADAPTER
 from ..multimodal.sequence import NO_PICTURES
 from ..sampling.gumbel import Limits, draw_keys
 from ..sampling.sampler import changes_logits
-from .request import NO_SOURCE, Generation, Path, Phase, Request, SamplingNeeds
+from .request import NO_SOURCE, PENDING_TOKEN, Generation, Path, Phase, Request, SamplingNeeds
 
 
 class Guessed(NamedTuple):
@@ -279,7 +279,7 @@ class StepPlan:
             spans=_spans(rows) if seeing else (),
             rope_positions=_rope_positions(rows) if seeing else None,
             adapters=np.repeat(np.array(adapters, dtype=np.int32), counts) if adapted else None,
-            states=tuple([run for r in rows for run in r.states]),
+            states=tuple([run for r in rows for run in r.states]) if rows[0].states else (),
             hidden_rows=_hidden_rows(rows, ends) if self.hidden_rows else None,
             window_slots=None if windows is None else _window_slots(rows, windows),
             window_write_slots=None if windows is None else _window_write_slots(rows, windows),
@@ -396,9 +396,13 @@ def _sources(
     ends: of each request's rows among the step's.
     """
     of_requests = [rows.request.source for rows in planned]
-    coming = [index for index, source in enumerate(of_requests) if source != NO_SOURCE]
-    if not coming:
+    if max(of_requests) == NO_SOURCE:
         return None
+    if len(token_ids) == len(planned):
+        sources = np.array(of_requests, dtype=np.int64)
+        token_ids[sources != NO_SOURCE] = 0
+        return sources
+    coming = [index for index, source in enumerate(of_requests) if source != NO_SOURCE]
     sources = np.full(len(token_ids), NO_SOURCE, dtype=np.int64)
     last_rows = ends[coming] - 1 - np.array([len(planned[index].guesses) for index in coming])
     sources[last_rows] = [of_requests[index] for index in coming]
@@ -734,7 +738,12 @@ class InFlightStep:
             [] if row_requests is None else (row_requests.kinds != RowNeed.LOGITS).tolist()
         )  # asking numpy row by row is slow
         for rows in plan.planned:
-            request, row = rows.request, rows.logits_of_last
+            request = rows.request
+            if rows.plain and picked and isinstance(request.job, Generation):
+                if request.length + 1 < request.job.length_limit:
+                    coming.append((request, rows.first_index))
+                continue
+            row = rows.logits_of_last
             if rows.end < request.length or not request.goes_on or (not rows.plain and rows.later):
                 continue
             if rows.guessed is None and picked and picked[row] and _taken_as_chosen(request):
@@ -781,7 +790,7 @@ def pending_tokens(step: InFlightStep | None) -> Iterator[None]:
     """Appends PENDING_TOKEN to the sequences whose next token the step chooses, and removes it at exit."""
     expecting = [] if step is None else [entry for entry in step.coming if entry[0].phase is not Phase.ENDED]
     for request, row in expecting:
-        request.append_pending(row)
+        request.append(PENDING_TOKEN, row)
     try:
         yield
     finally:

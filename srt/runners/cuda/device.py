@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -249,24 +249,44 @@ class Staging:
     def __init__(self, accelerator: Accelerator, capacity: int) -> None:
         self._accelerator = accelerator
         self._buffer = torch.empty(capacity, dtype=torch.uint8, device=accelerator.device)
+        self._layout = _Layout((), 0, (), ())  # of the last call; steps that decode have the same one for long
 
     # Any: arrays of several dtypes travel together.
     def send(self, arrays: Sequence[NDArray[np.generic]]) -> list[torch.Tensor]:
         """Returns each array as a tensor on the device, with its shape and dtype; valid until the next call."""
+        forms = tuple([(array.dtype, array.shape) for array in arrays])
+        if forms != self._layout.forms:
+            self._layout = self._lay_out(arrays, forms)
+        layout = self._layout
+        host = self._accelerator.host_buffer(layout.size)
+        numbers = host.numpy()
+        for array, start in zip(arrays, layout.starts, strict=True):
+            numbers[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
+        self._buffer[: layout.size].copy_(host, non_blocking=True)
+        return list(layout.tensors)
+
+    def _lay_out(self, arrays: Sequence[NDArray[np.generic]], forms: "_Forms") -> "_Layout":
         ends = np.cumsum([-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]).tolist()
-        starts = [0, *ends[:-1]]
-        size = ends[-1]
+        starts, size = (0, *ends[:-1]), ends[-1]
         if size > len(self._buffer):
             self._buffer = torch.empty(2 * size, dtype=torch.uint8, device=self._accelerator.device)
-        host = self._accelerator.host_buffer(size)
-        bytes_of_host = host.numpy()
-        tensors: list[torch.Tensor] = []
-        for array, start in zip(arrays, starts, strict=True):
-            bytes_of_host[start : start + array.nbytes] = np.ascontiguousarray(array).view(np.uint8).ravel()
-            part = self._buffer[start : start + array.nbytes]
-            tensors.append(part.view(_DTYPES[array.dtype.name]).view(array.shape))
-        self._buffer[:size].copy_(host, non_blocking=True)
-        return tensors
+        parts = [self._buffer[start : start + array.nbytes] for array, start in zip(arrays, starts, strict=True)]
+        tensors = [
+            part.view(_DTYPES[array.dtype.name]).view(array.shape) for array, part in zip(arrays, parts, strict=True)
+        ]
+        return _Layout(forms, size, starts, tuple(tensors))
+
+
+_Forms = tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]  # of arrays: dtype and shape; Any: of several dtypes
+
+
+class _Layout(NamedTuple):
+    """Describes where arrays lie in the buffer."""
+
+    forms: _Forms
+    size: int  # bytes
+    starts: tuple[int, ...]
+    tensors: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)

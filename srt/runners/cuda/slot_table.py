@@ -44,7 +44,7 @@ def _room(length: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowEntries:
-    """What the rows of a step write to the table."""
+    """Says what the rows of a step write to the table."""
 
     entries: NDArray[np.int64]  # [R]; 0: padding
     slots: Int32  # [R]
