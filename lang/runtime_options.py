@@ -26,7 +26,6 @@ from .sampling import checked_adapter
 from .transport.keys import Listen
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-Device = Literal["auto", "cpu", "cuda"]
 Weights = Literal["auto", "float32", "bf16", "int8", "int4"]
 Kernels = Literal["auto", "native", "triton", "torch"]
 KVDType = Literal["auto", "fp8"]
@@ -143,13 +142,14 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         kernels: "native" (C++ for the CPU, compiled once), "triton" (for CUDA devices), "torch", or "auto": those of
             the device where they run, torch elsewhere.
         cuda_graphs: steps of up to 1,024 rows on a CUDA device run as captured graphs.
-        device: "auto" takes a GPU when there is one.
+        device: "cpu"; "cuda", the first CUDA device, or "cuda:1", the one of that index; "auto" takes the first CUDA
+            device that torch can use, else the CPU. docs/runtime.md says which card computes what.
         tensor_parallel: ranks that compute the model together, a process each, on a CUDA device each or on the CPU.
             Each holds a part of the weights and of the KV cache; with fewer key heads than ranks, several hold the same
             one. Torch computes on the CPU then, and no graphs are captured on CUDA devices.
         replicas: engines that compute independently, each with the whole model and a pool of its own (tensor_parallel
             ranks each). Calls go to the one where they cost least, and to another one when theirs is lost. CPU threads
-            are divided among them; on CUDA devices each takes the next tensor_parallel ones.
+            are divided among them; on CUDA devices each takes the next tensor_parallel ones, from that of `device` on.
         placement: how one of several replicas is chosen for a call: "added-delay" (where it delays all calls least,
             by what each has cached and has to do; fork groups stay together), "cache-aware" (as SGLang's router),
             "round-robin", "random", "power-of-two", or "consistent-hashing".
@@ -207,7 +207,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     kv_dtype: KVDType = "auto"
     kernels: Kernels = "auto"
     cuda_graphs: bool = True
-    device: Device = "auto"
+    device: str = "auto"
     tensor_parallel: Annotated[int, Range(1, 64)] = 1
     replicas: Annotated[int, Range(1, 64)] = 1
     placement: PlacementName = "added-delay"
@@ -253,6 +253,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         automatic = isinstance(self.overlap, str) and checks.plain(self.overlap) == "auto"
         if not isinstance(self.overlap, bool) and not automatic:
             raise ParameterError(f'overlap={shown(self.overlap)} is not known; write "auto", True or False')
+        _check_device(self.device)
         _check_adapters(self.adapters)
         _check_kv_events(self.kv_events)
         ranks, oracle = checks.plain_value(self.tensor_parallel), checks.plain_value(self.model) == ORACLE
@@ -311,6 +312,16 @@ def _check_adapters(adapters: object) -> None:
     for name, path in given.items():
         checked_adapter("a name in adapters", name)
         checks.text(f"adapters[{name!r}]", path, MAX_MODEL_LENGTH, "the path of its folder")
+
+
+_DEVICES = ("auto", "cpu", "cuda", "cuda:1")
+_CUDA_DEVICE = re.compile(r"cuda:(0|[1-9][0-9]?)")
+
+
+def _check_device(device: object) -> None:
+    named = checks.plain(device) if isinstance(device, str) else ""
+    if named not in _DEVICES and _CUDA_DEVICE.fullmatch(named) is None:
+        raise ParameterError(f"device={shown(device)} is not known; write one of {', '.join(map(repr, _DEVICES))}")
 
 
 _PUBLISHED_AT = re.compile(r"(?:tcp://(?:\[[^\]\s]+\]|[^:\s]+):)?(\d{1,5})|ipc://\S+")
@@ -392,7 +403,7 @@ class KeywordOptions(CacheOptions, SchedulingOptions, total=False):
     weights: Weights
     kernels: Kernels
     cuda_graphs: bool
-    device: Device
+    device: str
     tensor_parallel: int
     replicas: int
     placement: PlacementName

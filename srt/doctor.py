@@ -29,7 +29,7 @@ LITTLE_DISK = 5e9  # bytes; a model of 7B in 4 bits has as many
 LITTLE_MEMORY = 2e9
 TOOL_SECONDS = 20.0
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-DRIVER_VERSION = Path("/proc/driver/nvidia/version")
+AMD_DRIVER = Path("/dev/kfd")
 
 
 class State(StrEnum):
@@ -147,63 +147,38 @@ def kernels() -> Iterator[Finding]:
 def gpu() -> Iterator[Finding]:
     import torch
 
-    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
+    from .core.cards import sees_cuda, unused_cards
+
+    if torch.version.hip is not None:
+        build = f"ROCm {torch.version.hip}"
+    else:
+        build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
     yield Finding("torch", State.OK, f"{torch.__version__} ({build} build), {torch.get_num_threads()} threads")
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            device = torch.cuda.get_device_properties(index)
-            text = (
-                f"{device.name}, {device.total_memory / 1e9:.0f} GB, compute capability {device.major}.{device.minor}"
-            )
-            yield Finding(f"gpu {index}", State.OK, text)
-        return
-    there = nvidia_devices()
-    if not there:
-        other = Path("/dev/kfd").exists()
+    for index in range(torch.cuda.device_count() if sees_cuda() else 0):
+        device = torch.cuda.get_device_properties(index)
+        text = f"{device.name}, {device.total_memory / 1e9:.0f} GB, compute capability {device.major}.{device.minor}"
+        yield Finding(f"gpu {index}", State.OK, text)
+    unused = unused_cards()
+    if unused is not None:
+        yield Finding("gpu", State.NOTE, f"{unused.cards}: {unused.reason}; the CPU computes", unused.remedy)
+    elif not sees_cuda():
+        other = AMD_DRIVER.exists()
         text = "an AMD GPU, which umbel does not use: the CPU computes" if other else "none: the CPU computes"
         yield Finding("gpu", State.OK, text)
-        return
-    yield _unseen(there, cuda_build=torch.version.cuda)
-
-
-def nvidia_devices() -> str:
-    """Names the NVIDIA GPUs that the driver lists, with its version; "" for none."""
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    if shutil.which("nvidia-smi") and (listed := _output(query)):
-        return "; ".join(line.replace(", ", " (driver ") + ")" for line in listed.splitlines())
-    return "an NVIDIA GPU" if DRIVER_VERSION.exists() else ""
-
-
-def _unseen(there: str, *, cuda_build: str | None) -> Finding:
-    """Says why torch does not see GPUs that are there."""
-    if cuda_build is None:
-        remedy = "install a CUDA build: pip uninstall torch, and pip install torch without an index of CPU builds"
-        return Finding("gpu", State.NOTE, f"{there}: unused, because this torch is a CPU build", remedy)
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if hidden is not None and hidden.strip() in ("", "-1"):
-        text = f"{there}: hidden by CUDA_VISIBLE_DEVICES={hidden!r}"
-        return Finding("gpu", State.NOTE, text, "unset CUDA_VISIBLE_DEVICES")
-    reason = "torch does not say why"
-    try:
-        importlib.import_module("torch.cuda").init()
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-    remedy = f"install a driver that knows CUDA {cuda_build}, or a torch built for an older CUDA"
-    return Finding("gpu", State.NOTE, f"{there}: torch cannot use it: {reason}", remedy)
 
 
 def triton() -> Iterator[Finding]:
-    import torch
+    from .core.cards import sees_cuda
 
     try:
         version = importlib.metadata.version("triton")
         importlib.import_module("triton")
     except (importlib.metadata.PackageNotFoundError, ImportError) as error:
-        if torch.cuda.is_available():
+        if sees_cuda():
             text = f"it cannot be used ({error}), so torch computes on the GPU, slower"
             yield Finding("triton", State.NOTE, text, "pip install triton")
         return
-    yield Finding("triton", State.OK, version if torch.cuda.is_available() else f"{version}, for GPUs")
+    yield Finding("triton", State.OK, version if sees_cuda() else f"{version}, for GPUs")
 
 
 # -------------------------------------------------------------------------------- folders and memory

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from ..lang.errors import ModelError, ParameterError, shown
 from ..lang.runtime_options import DType, Kernels, Weights
 from .core.batch import Batch, Runner
+from .core.cards import chosen_device
 from .kernels.cpu.head import Head
 from .kernels.cpu.linear import PackedMatrix
 from .layers.checkpoint import BlockTensor, BlockTensors, Checkpoint, Tensors
@@ -86,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reference=options.reference,
         dtype=options.dtype,
         kernels=options.kernels,
-        device=_device(options.device),
+        device=chosen_device(options.device),
         context=options.context,
         tokens=options.tokens,
     )
@@ -329,7 +330,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--dtype", choices=get_args(DType), default="auto", help="of the formats' KV cache; auto")
     parser.add_argument("--kernels", choices=get_args(Kernels), default="auto", help="that compute; auto")
-    parser.add_argument("--device", default="auto", help='"cpu", "cuda", "cuda:0"; auto takes a GPU when there is one')
+    parser.add_argument("--device", default="auto", help='"cpu", "cuda", "cuda:1"; auto takes a GPU when there is one')
     parser.add_argument("--context", type=_count, default=CONTEXT, help=f"tokens of a window; {CONTEXT}")
     parser.add_argument("--tokens", type=_count, default=TOKENS, help=f"of the text, at most; {TOKENS}")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -352,10 +353,6 @@ def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 2 <= int(text[:12]) <= 1 << 31:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is no number of tokens; write a number of 2 or more")
     return int(text)
-
-
-def _device(name: str) -> str:
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
 def _json(model: str, settings: EvaluationSettings, results: Sequence[FormatResult]) -> str:

@@ -511,12 +511,15 @@ def _open_draft(options: RuntimeOptions, source: "ModelSource") -> "ModelSource 
 
     source: of the model.
     """
+    from .core.cards import chosen_device
+
     if options.draft_model is None:
         return None
     draft = _open_source(msgspec.structs.replace(options, model=options.draft_model, draft_model=None))
     with draft.named_in_errors():
         _require_same_tokens(source, draft)
-    if _device_of(options).startswith("cuda") and options.pool_tokens is None and options.pool_memory is None:
+    on_cuda = chosen_device(options.device) != "cpu"
+    if on_cuda and options.pool_tokens is None and options.pool_memory is None:
         raise ParameterError(
             f"draft_model={options.draft_model}: the KV pool takes all memory of the device; write pool_tokens or "
             "pool_memory, so that the draft has room"
@@ -584,6 +587,8 @@ def _runner_of_all_ranks(
     from .models.vision.config import decoder_config
 
     ranks = options.tensor_parallel
+    if replica == 0:  # once for all engines
+        _report_unused_cards(options)
     if ranks == 1:
         return _model_runner(options, source, SINGLE_RANK, replica)
     if rendezvous is None:
@@ -595,19 +600,20 @@ def _runner_of_all_ranks(
     )
 
 
+def _report_unused_cards(options: RuntimeOptions) -> None:
+    """Logs which GPU the CPU computes in place of, and why, where options leave the device to the machine."""
+    from .core.cards import chosen_device, unused_cards
+
+    if options.device == "auto" and chosen_device("auto") == "cpu" and (unused := unused_cards()) is not None:
+        log.warning("the CPU computes, not %s", unused.text('write device="cpu"'))
+
+
 @cache
 def _threads_of_torch() -> int:
     """Returns torch's choice, as it is before the first engine of this process takes its part of them."""
     import torch
 
     return torch.get_num_threads()
-
-
-def _device_of(options: RuntimeOptions) -> str:
-    """Returns the device that an engine takes, but for its number."""
-    import torch
-
-    return ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
 
 
 def _model_runner(
@@ -622,7 +628,7 @@ def _model_runner(
     import torch
 
     from .distributed.launch import device_of
-    from .runners.build import build_runner, resolve_device
+    from .runners.build import build_runner
     from .runners.cuda.device import StepLimits
     from .weights.adapters import read_adapters
     from .weights.vector_head import decoder_part
@@ -630,10 +636,7 @@ def _model_runner(
     processes = communicator.ranks * options.replicas  # those on the CPU share its cores
     if options.threads is not None or processes > 1:
         torch.set_num_threads(max(1, (options.threads or _threads_of_torch()) // processes))
-    device = _device_of(options)
-    if processes > 1:
-        device = str(device_of(options, communicator.rank, replica))
-    resolve_device(device)  # refused here, before its memory is measured
+    device = str(device_of(options, communicator.rank, replica))  # refused here, before its memory is measured
     adapters = read_adapters(options.adapters, source.config, source.name)  # and before the weights are read
     slots = options.pool_tokens + 1 if options.pool_tokens is not None else None
     pool_memory = options.pool_memory

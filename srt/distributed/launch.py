@@ -19,6 +19,7 @@ import torch
 from ...lang.errors import WIRE_ERRORS, EngineError, ParameterError, UmbelError
 from ...lang.runtime_options import RuntimeOptions
 from ..core.batch import Runner
+from ..core.cards import chosen_device, cuda_devices, resolve_device
 from .communicator import Communicator, TorchCommunicator
 from .ranks import LeaderRunner, RankFailed, RankReady, RankStart, ToRank, encode, from_rank, lead
 
@@ -184,24 +185,27 @@ def device_of(options: RuntimeOptions, rank: int, replica: int = 0) -> torch.dev
 
     Raises:
         ParameterError: there are fewer devices than ranks of all engines.
+        ModelError: torch cannot use the device that `options` name.
     """
-    on_cuda = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
-    if not on_cuda:
-        return torch.device("cpu")
-    devices, ranks = torch.cuda.device_count(), options.tensor_parallel
-    if ranks > 1 and ranks > devices:
+    first = resolve_device(chosen_device(options.device))
+    ranks, replicas = options.tensor_parallel, options.replicas
+    if first.type == "cpu" or ranks * replicas == 1:
+        return first
+    start = first.index or 0
+    devices = torch.cuda.device_count() - start
+    there = cuda_devices(devices) + (f" from cuda:{start} on" if start else "")
+    if ranks > devices:
         raise ParameterError(
-            f"tensor_parallel={ranks}: this machine has {devices} CUDA devices, and each rank needs one of its own; "
-            f'write at most tensor_parallel={max(devices, 1)}, or device="cpu"'
+            f"tensor_parallel={ranks}: this machine has {there}, and each rank needs one of its own; "
+            f'write at most tensor_parallel={devices}, or device="cpu"'
         )
-    replicas = options.replicas
-    if replicas > 1 and replicas * ranks > devices:
+    if replicas * ranks > devices:
         each = f"{ranks} of its own (tensor_parallel)" if ranks > 1 else "one of its own"
         raise ParameterError(
-            f"replicas={replicas}: this machine has {devices} CUDA devices, and each replica needs {each}; "
-            f'write at most replicas={max(devices // ranks, 1)}, or device="cpu"'
+            f"replicas={replicas}: this machine has {there}, and each replica needs {each}; "
+            f'write at most replicas={devices // ranks}, or device="cpu"'
         )
-    return torch.device("cuda", replica * ranks + rank)
+    return torch.device("cuda", start + replica * ranks + rank)
 
 
 def _end_process(reason: str) -> None:

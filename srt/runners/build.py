@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...fsm.tokens.masks import Walk
-from ...lang.errors import ModelError, ParameterError
+from ...lang.errors import ParameterError
 from ...lang.runtime_options import Kernels, KVDType, Weights
 from ..attention.backend import TorchBackend
 from ..cache.kv_pool import FLOAT8, KVGeometry, PoolSize, size_for_bytes, size_for_slots
 from ..cache.state_pool import LEAST_STATES, MOST_STATES, states_for_bytes
+from ..core.cards import resolve_device
 from ..distributed.communicator import SINGLE_RANK, Communicator
 from ..kernels.cpu.library import NoKernels, load_host_library, load_library
 from ..kernels.cpu.trie_walk import CpuTrieWalk
@@ -343,19 +344,6 @@ def _host_walk() -> Walk | None:
     except NoKernels as error:
         _log.warning("numpy walks through the vocabulary for masks: %s", error)
         return None
-
-
-def resolve_device(name: str) -> torch.device:
-    """Returns the device of that name. Raises ParameterError for another kind, ModelError if torch has none."""
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ParameterError(f'device={name!r}; write "cpu", "cuda" or "cuda:0"') from None
-    if device.type not in ("cpu", "cuda"):
-        raise ParameterError(f'device={name!r}; write "cpu", "cuda" or "cuda:0"')
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError(f'device={name!r}: torch sees no CUDA device here; write "cpu"')
-    return device
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:

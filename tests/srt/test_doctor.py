@@ -4,7 +4,6 @@ import importlib
 import importlib.metadata
 import os
 import shutil
-from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,8 @@ from umbel.interpreter.cli import main
 from umbel.srt import doctor
 from umbel.srt.doctor import Finding, State
 from umbel.srt.kernels.cpu import library
+
+from .fake_cards import H100, L4, FakeMachine
 
 
 @pytest.fixture(autouse=True)
@@ -105,60 +106,35 @@ def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch) -> N
     assert only(doctor.kernels()).text == "avx2: the avx512 kernels, which this CPU lists, fail their check"
 
 
-Device = namedtuple("Device", "name total_memory major minor")
+def test_a_gpu_that_torch_sees_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine = FakeMachine(monkeypatch, tmp_path)
+    machine.sees(H100, L4)
+    assert list(doctor.gpu())[1:] == [
+        Finding("gpu 0", State.OK, "NVIDIA H100 80GB HBM3, 85 GB, compute capability 9.0"),
+        Finding("gpu 1", State.OK, "NVIDIA L4, 24 GB, compute capability 8.9"),
+    ]
 
 
-def test_a_gpu_that_torch_sees_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Device("NVIDIA H100", 80e9, 9, 0))
-    assert list(doctor.gpu())[1] == Finding("gpu 0", State.OK, "NVIDIA H100, 80 GB, compute capability 9.0")
-
-
-@pytest.mark.parametrize(
-    ("build", "hidden", "text", "remedy"),
-    [
-        (None, None, "unused, because this torch is a CPU build", "install a CUDA build"),
-        ("13.0", "", "hidden by CUDA_VISIBLE_DEVICES=''", "unset CUDA_VISIBLE_DEVICES"),
-        (
-            "13.0",
-            None,
-            "torch cannot use it: The NVIDIA driver on your system is too old",
-            "install a driver that knows",
-        ),
-    ],
-)
-def test_a_gpu_that_torch_does_not_see_says_why(
-    build: str | None, hidden: str | None, text: str, remedy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def init() -> None:
-        raise RuntimeError("The NVIDIA driver on your system is too old\nfound version 11")
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "init", init)
-    monkeypatch.setattr(torch.version, "cuda", build)
-    monkeypatch.setattr(doctor, "nvidia_devices", lambda: "NVIDIA L4 (driver 470.1)")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if hidden is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    finding = list(doctor.gpu())[1]
-    assert finding.state is State.NOTE
-    assert finding.text.startswith(f"NVIDIA L4 (driver 470.1): {text}")
-    assert finding.remedy.startswith(remedy)
-
-
-def test_the_driver_is_asked_for_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(doctor, "DRIVER_VERSION", tmp_path / "none")
-    assert doctor.nvidia_devices() == ""
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'NVIDIA L4, 550.54'\n")
-    tool.chmod(0o755)
-    assert doctor.nvidia_devices() == "NVIDIA L4 (driver 550.54)"
-    tool.write_text("#!/bin/sh\nexit 9\n")
-    assert doctor.nvidia_devices() == ""
-    (tmp_path / "none").write_text("NVRM version")
-    assert doctor.nvidia_devices() == "an NVIDIA GPU"
+def test_a_gpu_that_torch_does_not_use_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """tests/srt/runners/test_cards.py has all reasons."""
+    machine = FakeMachine(monkeypatch, tmp_path)
+    monkeypatch.setattr(doctor, "AMD_DRIVER", tmp_path / "kfd")
+    assert list(doctor.gpu())[1:] == [Finding("gpu", State.OK, "none: the CPU computes")]
+    (tmp_path / "kfd").touch()
+    text = "an AMD GPU, which umbel does not use: the CPU computes"
+    assert list(doctor.gpu())[1:] == [Finding("gpu", State.OK, text)]
+    machine.torch(None, version="2.13.0+cpu")
+    machine.has_driver("550.54.15", "NVIDIA L4")
+    assert list(doctor.gpu())[1:] == [
+        Finding(
+            "gpu",
+            State.NOTE,
+            "NVIDIA L4 (driver 550.54.15): torch 2.13.0+cpu is a CPU build; the CPU computes",
+            "run pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126",
+        )
+    ]
+    machine.torch(None, version="2.13.0+rocm6.4", hip="6.4")
+    assert next(doctor.gpu()).text.startswith("2.13.0+rocm6.4 (ROCm 6.4 build), ")
 
 
 def test_folders_say_their_size_their_rights_and_their_disk(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from ...attention.plan import Window
 from ...cache.kv_pool import FLOAT8, KVGeometry, PoolSize
 from ...cache.state_slots import NO_STATE
 from ...core.batch import DUMMY_SLOT, Allowed, Batch, RowNeed, RowRequests, StateRun
+from ...core.cards import sees_cuda
 from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...layers.checkpoint import Tensors
 from ...layers.config_values import Config
@@ -102,7 +103,7 @@ def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, devic
     except ImportError as error:
         return str(error)
     if device.type != "cuda" and not parts.anywhere:
-        seen = 'write device="cuda"' if torch.cuda.is_available() else "torch sees none here"
+        seen = 'write device="cuda"' if sees_cuda() else "torch sees none here"
         return f"they run on CUDA devices, not on the {device.type}; {seen}"
     if device.type == "cuda" and (reason := _too_old(device, kv_dtype)) is not None:
         return reason

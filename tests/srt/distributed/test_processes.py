@@ -18,6 +18,7 @@ from umbel.srt.distributed.launch import device_of
 from umbel.srt.in_process import LocalBackend
 from umbel.srt.launch import open_engine
 
+from ..fake_cards import L4, FakeMachine
 from ..models.vision.test_seeing_runtime import SIZES, ask, write
 from ..models.vision.tiny import gemma3, noise
 from ..weights.tiny import BY_NAME, write_folder
@@ -178,8 +179,8 @@ def test_a_rank_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.M
     assert lost == []
 
 
-def test_devices_too_few_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+def test_devices_too_few_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    FakeMachine(monkeypatch, tmp_path).sees(L4, L4)
     options = RuntimeOptions(tensor_parallel=4, device="cuda")
     with pytest.raises(ParameterError, match=r"this machine has 2 CUDA devices, .*; write at most tensor_parallel=2"):
         device_of(options, 0)
