@@ -74,12 +74,8 @@ def _check_of(name: str, kind: Any) -> Callable[[Any], object] | None:
     if get_origin(kind) is Annotated:
         number, limits = get_args(kind)
         kinds = get_args(number) or (number,)
-        if float in kinds:
-            return lambda value: checks.number(name, value, limits.low, limits.high, str(limits))
-        optional = NoneType in kinds
-        return lambda value: (
-            (optional and value is None) or checks.integer(name, value, limits.low, limits.high, str(limits))
-        )
+        optional, check = NoneType in kinds, checks.number if float in kinds else checks.integer
+        return lambda value: (optional and value is None) or check(name, value, limits.low, limits.high, str(limits))
     if get_origin(kind) is Literal:
         return lambda value: checks.one_of(name, value, get_args(kind))
     return partial(checks.switch, name) if kind is bool else None
@@ -159,6 +155,9 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         pool_tokens: tokens the KV pool holds; None derives it from pool_memory. Layers that see a window of tokens keep
             fewer, where that is enough for max_running requests.
         pool_memory: bytes for the KV pool, of each rank; None takes a share of what is free.
+        memory_share: part of a GPU's memory that weights, steps and KV pool together may take, on each one that is
+            used, 0.001 to 1: two runtimes with 0.45 run on one GPU. None: all that is free. In place of pool_tokens and
+            pool_memory. Not for the CPU.
         host_cache: bytes of host memory for pages of 64 tokens that were used twice or are pinned: prefixes come from
             there when the KV pool has evicted them. None: none. docs/tiers.md has this and the next three.
         disk_cache: folder for such pages. They outlive the engine, and other engines on this machine may share it.
@@ -216,6 +215,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     chunk_size: Annotated[int | None, Range(1, 1 << 20)] = 512
     pool_tokens: Annotated[int | None, Range(2, 1 << 31)] = None
     pool_memory: Annotated[int | None, Range(1, 1 << 50)] = None
+    memory_share: Annotated[float | None, Range(0.001, 1, text="a part of the GPU's memory, 0.001 to 1")] = None
     host_cache: Annotated[int | None, Range(1 << 20, 1 << 50, " bytes")] = None
     disk_cache: str | None = None
     disk_cache_size: Annotated[int, Range(1 << 20, 1 << 50, " bytes")] = 16 << 30
@@ -261,6 +261,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise ParameterError(f"tensor_parallel={ranks}: the oracle has no weights; leave it out")
         if ranks > 1 and self.adapters:
             raise ParameterError(f"tensor_parallel={ranks}: adapters are not cut into ranks; leave one of them out")
+        _check_memory_share(self, oracle=oracle)
         _check_tiers(self, ranks)
         _check_draft(self, ranks)
         delay = checks.plain_value(self.debug.step_delay)
@@ -290,6 +291,30 @@ def _check_tiers(options: "RuntimeOptions", ranks: int) -> None:
         raise ParameterError(f"block_cache={options.debug.block_cache} has no tiers; leave {' and '.join(given)} out")
     if given and not options.radix_cache:
         raise ParameterError(f"radix_cache=False keeps no prefixes; leave {' and '.join(given)} out")
+
+
+def share_of_no_gpu(share: float) -> ParameterError:
+    """Returns the error of a memory_share where the CPU computes, which shares its memory by need."""
+    return ParameterError(f"memory_share={share} is a part of a GPU's memory, and the CPU computes; write pool_memory")
+
+
+def _check_memory_share(options: "RuntimeOptions", *, oracle: bool) -> None:
+    """Checks that a share of a GPU's memory fits the other options."""
+    share = options.memory_share
+    if share is None:
+        return
+    if oracle:
+        raise ParameterError(f"memory_share={share}: the oracle has no weights; leave it out")
+    if options.pool_tokens is not None or options.pool_memory is not None:
+        name = "pool_tokens" if options.pool_memory is None else "pool_memory"
+        raise ParameterError(
+            f"memory_share={share} gives the KV pool what weights and steps leave, and {name} says its size; give one "
+            "of them"
+        )
+    if options.draft_model is not None:
+        raise ParameterError(f"memory_share={share} counts no draft; write pool_tokens or pool_memory in its place")
+    if options.device == "cpu":
+        raise share_of_no_gpu(share)
 
 
 def _check_draft(options: "RuntimeOptions", ranks: int) -> None:
@@ -374,6 +399,7 @@ class CacheOptions(TypedDict, total=False):
     salt_share: float
     pool_tokens: int | None
     pool_memory: int | None
+    memory_share: float | None
     host_cache: int | None
     disk_cache: str | None
     disk_cache_size: int

@@ -651,6 +651,7 @@ def _model_runner(
             tensors,
             num_slots=slots,
             kv_bytes=pool_memory,
+            memory_share=options.memory_share,
             window_slots=0 if one_pool else None,
             dtype=options.dtype,
             kv_dtype=options.kv_dtype,

@@ -10,7 +10,7 @@ import torch
 
 from ...fsm.tokens.masks import Walk
 from ...lang.errors import ParameterError
-from ...lang.runtime_options import Kernels, KVDType, Weights
+from ...lang.runtime_options import Kernels, KVDType, Weights, share_of_no_gpu
 from ..attention.backend import TorchBackend
 from ..cache.kv_pool import FLOAT8, KVGeometry, PoolSize, size_for_bytes, size_for_slots
 from ..cache.state_pool import LEAST_STATES, MOST_STATES, states_for_bytes
@@ -31,7 +31,16 @@ from ..models.vision.parts import Renamed, build_vision, text_part, wrapped_text
 from ..multimodal.store import VisionStore
 from ..weights.packed_tensors import dense_view
 from ..weights.quantization import Int4Method, require_dense
-from .cuda.device import StepLimits, least_windows, measured_workspace, pool_size, probe_size, room_for_weights
+from .cuda.device import (
+    Accelerator,
+    StepLimits,
+    accelerator_for,
+    least_windows,
+    measured_workspace,
+    pool_size,
+    probe_size,
+    room_for_weights,
+)
 from .torch_runner import TorchRunner
 
 if TYPE_CHECKING:
@@ -53,6 +62,7 @@ def build_runner(
     kv_bytes: int | None = None,
     num_slots: int | None = None,
     window_slots: int | None = None,
+    memory_share: float | None = None,
     dtype: str = "auto",
     kv_dtype: KVDType = "auto",
     device: str = "cpu",
@@ -68,7 +78,8 @@ def build_runner(
     adapters: Sequence[Adapter] = (),
 ) -> "TorchRunner | CpuRunner | CudaRunner":
     """Builds model, pool and kernels. Give the pool's size as `kv_bytes` or as `num_slots`. On a CUDA device it may be
-    left out: the pool then takes the memory that the weights and the largest step leave. `window_slots` of it are for
+    left out: the pool then takes the memory that the weights and the largest step leave, of all that is free, or of
+    `memory_share` of the device's. `window_slots` of it are for
     layers with a window; None: as many as are useful; 0: these layers have the slots of the others.
 
     With kernels "auto", a model that the device's own kernels cannot run runs in torch, and a warning says why. `pack`
@@ -86,6 +97,9 @@ def build_runner(
         ParameterError: the pool is too small, the dtype or device unknown, or kernels or weights not available here.
     """
     target = resolve_device(device)
+    if memory_share is not None and target.type == "cpu":
+        raise share_of_no_gpu(memory_share)
+    accelerator = accelerator_for(target, memory_share)  # a device that cannot be used is refused first
     sizes = [size for size in (kv_bytes, num_slots) if size is not None]
     if len(sizes) > 1 or (not sizes and target.type == "cpu"):
         raise ParameterError(f"kv_bytes={kv_bytes}, num_slots={num_slots}: write exactly one of them")
@@ -107,6 +121,7 @@ def build_runner(
     build = _Build(
         config=config,
         tensors=tensors,
+        accelerator=accelerator,
         device=target,
         dtype=resolved,
         kv_dtype=FLOAT8 if kv_dtype == "fp8" else resolved,
@@ -145,6 +160,7 @@ class _Build:
 
     config: Config  # of the decoder, and of this rank's part, as the tensors
     tensors: Tensors
+    accelerator: Accelerator
     device: torch.device
     dtype: torch.dtype
     kv_dtype: torch.dtype
@@ -168,16 +184,15 @@ class _Build:
     def in_transformers(self) -> "_Build":
         """Returns the same for the model as transformers has loaded it."""
         from ..models.transformers_model import TransformersModel
-        from .cuda.build import accelerator_for
 
-        with room_for_weights(self.tensors, self.dtype, accelerator_for(self.device)):
+        with room_for_weights(self.tensors, self.dtype, self.accelerator):
             model = self._torch_model(pack=None)
         assert isinstance(model, TransformersModel), "it is of no family"
         return replace(self, borrowed=model)
 
     def on_triton(self, *, cuda_graphs: bool) -> "CudaRunner | str":
         """Returns a runner on the Triton kernels, or why they cannot run this model."""
-        from .cuda.build import accelerator_for, build_cuda_runner, heads_obstacle
+        from .cuda.build import build_cuda_runner, heads_obstacle
 
         added = 0 if self.pictures is None else self.pictures.added_layers
         if added and added >= len(read_config(self.config).layers):
@@ -191,7 +206,7 @@ class _Build:
         return build_cuda_runner(
             self.config,
             self.tensors,
-            accelerator=accelerator_for(self.device),
+            accelerator=self.accelerator,
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
             size=partial(self._size, halved=self._recurrent) if self._sized else None,
@@ -255,12 +270,9 @@ class _Build:
         geometry = model.kv_geometry.rounded_to(self.kv_dtype)
         if self._sized:
             return runner(self._size(geometry, halved=model.state_geometry is not None))
-        from .cuda.build import accelerator_for
-
-        accelerator = accelerator_for(self.device)
-        workspace = measured_workspace(runner(probe_size(self.limits)), accelerator, self.limits, self.pictures)
+        workspace = measured_workspace(runner(probe_size(self.limits)), self.accelerator, self.limits, self.pictures)
         one_pool = self.window_slots == 0
-        free = pool_size(geometry, accelerator, workspace=workspace, limits=self.limits, one_pool=one_pool)
+        free = pool_size(geometry, self.accelerator, workspace=workspace, limits=self.limits, one_pool=one_pool)
         slots = self.communicator.minimum(free.slots)
         if model.state_geometry is not None:
             return runner(PoolSize(slots // 2))

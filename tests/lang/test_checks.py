@@ -143,7 +143,8 @@ NUMBERS = [
     *[(ul.Price, name, {"input": 1, "output": 1}) for name in ("input", "output", "cached_input", "cache_write")],
     *[(ul.Echo, name, {}) for name in ("cache_tokens", "delay", "record")],
     *[(ul.Runtime, name, {"model": "oracle"}) for name in (
-        "tensor_parallel", "context_length", "max_running", "chunk_size", "pool_tokens", "pool_memory", "pin_share",
+        "tensor_parallel", "context_length", "max_running", "chunk_size", "pool_tokens", "pool_memory", "memory_share",
+        "pin_share",
         "host_cache", "disk_cache_size",
         "salt_share", "constraint_cache", "max_wait", "max_queue", "request_timeout", "seed", "threads",
         "startup_timeout")],

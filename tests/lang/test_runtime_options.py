@@ -95,3 +95,37 @@ def test_a_draft_guesses_with_few_other_options(given: dict[str, Any], says: str
     with pytest.raises(ParameterError, match=re.escape(says)):
         RuntimeOptions(model="large", draft_model="small", **given)
     assert RuntimeOptions(model="large", draft_model="small").draft_model == "small"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"memory_share": 0}, "memory_share=0 is out of range; write a part of the GPU's memory, 0.001 to 1"),
+        ({"memory_share": 1.5}, "memory_share=1.5 is out of range; write a part of the GPU's memory, 0.001 to 1"),
+        ({"memory_share": "half"}, "memory_share='half' is not a number; write a part of the GPU's memory, 0.001 to 1"),
+        ({"model": "oracle"}, "memory_share=0.4: the oracle has no weights; leave it out"),
+        (
+            {"pool_tokens": 9},
+            "memory_share=0.4 gives the KV pool what weights and steps leave, and pool_tokens says its size; give one "
+            "of them",
+        ),
+        (
+            {"pool_memory": 9},
+            "memory_share=0.4 gives the KV pool what weights and steps leave, and pool_memory says its size; give one "
+            "of them",
+        ),
+        (
+            {"draft_model": "small"},
+            "memory_share=0.4 counts no draft; write pool_tokens or pool_memory in its place",
+        ),
+        (
+            {"device": "cpu"},
+            "memory_share=0.4 is a part of a GPU's memory, and the CPU computes; write pool_memory",
+        ),
+    ],
+)
+def test_a_share_of_a_gpu_is_of_all_that_a_runtime_takes_there(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        RuntimeOptions(**{"memory_share": 0.4, **given})
+    assert str(caught.value) == says
+    assert RuntimeOptions(memory_share=0.4, device="cuda:1").memory_share == 0.4

@@ -82,6 +82,25 @@ class FakeMachine:
         for name, answer in answers.items():
             self._patch.setattr(torch.cuda, name, answer)
 
+    def has_memory(self, free: int, total: int, *, reserved: int = 0, error: str = "") -> None:
+        """Gives every GPU so much memory. reserved: by torch in this process. error: of each use of a GPU."""
+
+        def memory(device: object = None) -> tuple[int, int]:
+            if error:
+                raise RuntimeError(error)
+            return free, total
+
+        answers = {
+            "set_device": lambda device: None,
+            "mem_get_info": memory,
+            "memory_reserved": lambda device=None: reserved,
+            "empty_cache": lambda: None,
+            "graph_pool_handle": lambda: (0, 1),
+            "Stream": lambda: None,
+        }
+        for name, answer in answers.items():
+            self._patch.setattr(torch.cuda, name, answer)
+
     def has_driver(self, version: str, *names: str, files: bool = True) -> None:
         """Leaves what NVIDIA's driver leaves. files: those of the devices, too, as outside of containers."""
         self._write(

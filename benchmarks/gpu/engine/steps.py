@@ -14,8 +14,8 @@ import torch
 from umbel.srt.cache.kv_pool import PoolSize
 from umbel.srt.core.batch import Batch, RowNeed, RowRequests
 from umbel.srt.runners.build import build_runner
-from umbel.srt.runners.cuda.build import accelerator_for, build_cuda_runner
-from umbel.srt.runners.cuda.device import StepLimits
+from umbel.srt.runners.cuda.build import build_cuda_runner
+from umbel.srt.runners.cuda.device import StepLimits, accelerator_for
 from umbel.srt.runners.cuda.runner import CudaRunner
 
 from ..figures import Figure, Unit

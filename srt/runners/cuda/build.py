@@ -32,8 +32,6 @@ from ...multimodal.store import VisionStore
 from .decoder import CudaDecoder, DeviceModel, TransformersDecoder
 from .device import (
     Accelerator,
-    CudaAccelerator,
-    HostAccelerator,
     StepLimits,
     measured_workspace,
     pool_size,
@@ -145,11 +143,6 @@ def _too_old(device: torch.device, kv_dtype: torch.dtype) -> str | None:
     if kv_dtype is FLOAT8 and (major, minor) < (8, 9):
         return f'keys in float8 need a device of compute capability 8.9, {here}; write kv_dtype="auto"'
     return None
-
-
-def accelerator_for(device: torch.device) -> Accelerator:
-    """Returns the accelerator of a device. Raises ModelError for a device that torch cannot use."""
-    return CudaAccelerator(device) if device.type == "cuda" else HostAccelerator()
 
 
 def build_cuda_runner(

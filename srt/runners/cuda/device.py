@@ -10,6 +10,8 @@ before the decoder, so the workspace of a step is that of the larger one.
 
     | weights | workspace      | features | KV pool                                   | left: graphs, fragments |
               '-------- measured ---------'-- POOL_SHARE of the rest -----------------'
+
+With memory_share=0.4 the whole line, CUDA's context included, is 0.4 of the device: others may have the rest.
 """
 
 import time
@@ -30,6 +32,10 @@ from ...layers.quantized import QuantizedSource, QuantizedStacks
 from ...multimodal.store import VisionStore
 
 POOL_SHARE = 0.92  # of the memory that weights and the largest step leave
+CONTEXT_BYTES = (
+    512 << 20
+)  # of a share: CUDA's context, its libraries and graphs, which torch's allocator does not count
+MUCH_TAKEN = 0.05  # of a device's memory: other programs that take more are named where it is short
 MOST_POOL_TOKENS = 1 << 20  # unless an option gives the size: the idle check walks the whole pool
 ALIGNMENT = 16  # bytes; Triton reads 16 at once where it knows that an address is a multiple of it
 _DTYPES = {
@@ -57,11 +63,37 @@ class Graph(Protocol):
     def replay(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """The memory of a device, in bytes.
+
+    Attributes:
+        free: can still be allocated.
+        own: allocated by this runtime, without CUDA's context.
+    """
+
+    total: int
+    free: int
+    own: int
+
+    @property
+    def others(self) -> int:
+        """Returns the bytes that other programs take, without one context."""
+        return max(0, self.total - self.free - self.own - CONTEXT_BYTES)
+
+    def left(self, share: float | None) -> int:
+        """Returns the bytes that this runtime may still allocate. share: of the total, that it may take; None: all."""
+        return (
+            self.free if share is None else min(self.free, max(0, int(share * self.total) - CONTEXT_BYTES - self.own))
+        )
+
+
 class Accelerator(Protocol):
-    """One device and its one stream of work."""
+    """One device and its one stream of work. `memory_share`: see `RuntimeOptions`; None: all that is free."""
 
     device: torch.device
     name: str
+    memory_share: float | None
 
     def use(self) -> None:
         """Selects the device for the calling thread. CUDA gives every new thread the first device."""
@@ -81,8 +113,11 @@ class Accelerator(Protocol):
         Work that waits cannot be captured: for a number that it reads, or to send one that is not in pinned memory.
         """
 
+    def memory(self) -> DeviceMemory:
+        """Returns who has how much of its memory. What torch keeps for reuse is free."""
+
     def free_memory(self) -> int:
-        """Returns the bytes that can still be allocated, those that torch keeps for reuse included."""
+        """Returns the bytes that can still be allocated, in the share of this runtime."""
 
     def peak_memory(self, work: Callable[[], object]) -> int:
         """Returns the peak bytes of a call, in addition to those already allocated. `work` is called once."""
@@ -95,14 +130,20 @@ class CudaAccelerator:
         ModelError: torch cannot use the device; the message says why, and what to write instead.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, memory_share: float | None = None) -> None:
         try:
             index = torch.cuda.current_device() if device.index is None else device.index
             torch.cuda.set_device(index)
             self.name = torch.cuda.get_device_name(index)
+            torch.cuda.mem_get_info(index)  # the first call that needs the device itself
         except (AssertionError, RuntimeError) as error:
-            raise ModelError(f'device="{device}" cannot be used: {error}; write "cpu", or another device') from error
+            reason = str(error).partition("\n")[0]
+            if "busy" in reason:
+                reason += " (another program may have it alone: nvidia-smi -q -d COMPUTE)"
+            raise ModelError(f'device="{device}" cannot be used: {reason}; write "cpu", or another device') from error
         self.device = torch.device("cuda", index)
+        self.memory_share = memory_share
+        self._before = torch.cuda.memory_reserved(index)  # of other runtimes in this process
         self._graphs = torch.cuda.graph_pool_handle()  # graphs run one after another, and share their memory
         # One for all captures, and for the calls before them: cuBLAS keeps tens of MiB for every stream it was used in.
         self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -144,9 +185,13 @@ class CudaAccelerator:
             torch.cuda.set_sync_debug_mode(before)
         return None
 
-    def free_memory(self) -> int:
+    def memory(self) -> DeviceMemory:
         torch.cuda.empty_cache()
-        return torch.cuda.mem_get_info(self.device)[0]
+        free, total = torch.cuda.mem_get_info(self.device)
+        return DeviceMemory(total, free, torch.cuda.memory_reserved(self.device) - self._before)
+
+    def free_memory(self) -> int:
+        return self.memory().left(self.memory_share)
 
     def peak_memory(self, work: Callable[[], object]) -> int:
         torch.cuda.synchronize()
@@ -175,14 +220,25 @@ class HostAccelerator:
     """Uses the CPU in place of a device, for tests. A graph is replayed by calling its work again.
 
     Args:
-        free: the bytes that `free_memory` returns.
+        free: the bytes that are free.
         peak: the bytes that `peak_memory` returns.
+        total: the bytes of the device; None: those that are free.
+        own: the bytes that this runtime has taken.
     """
 
-    def __init__(self, *, free: int = 1 << 30, peak: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        free: int = 1 << 30,
+        peak: int = 0,
+        total: int | None = None,
+        own: int = 0,
+        memory_share: float | None = None,
+    ) -> None:
         self.device = torch.device("cpu")
         self.name = "the host"
-        self._free = free
+        self.memory_share = memory_share
+        self._memory = DeviceMemory(free if total is None else total, free, own)
         self._peak = peak
 
     def use(self) -> None:
@@ -204,8 +260,11 @@ class HostAccelerator:
         work()
         return None
 
+    def memory(self) -> DeviceMemory:
+        return self._memory
+
     def free_memory(self) -> int:
-        return self._free
+        return self.memory().left(self.memory_share)
 
     def peak_memory(self, work: Callable[[], object]) -> int:
         work()
@@ -230,6 +289,14 @@ class _Again:
 
     def replay(self) -> None:
         self._work()
+
+
+def accelerator_for(device: torch.device, memory_share: float | None = None) -> Accelerator:
+    """Returns the accelerator of a device. Raises ModelError for a device that torch cannot use.
+
+    memory_share: see `Accelerator`.
+    """
+    return CudaAccelerator(device, memory_share) if device.type == "cuda" else HostAccelerator()
 
 
 class Staging:
@@ -307,21 +374,38 @@ def room_for_weights(
     Raises:
         ParameterError: they do not fit; the message has the numbers and what to write.
     """
-    needed, free = weight_bytes(tensors, dtype), accelerator.free_memory()
-    if needed > free:
-        raise _shortage(needed, free, dtype, accelerator)
+    needed = weight_bytes(tensors, dtype)
+    if needed > accelerator.free_memory():
+        raise _shortage(needed, dtype, accelerator)
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise _shortage(needed, accelerator.free_memory(), dtype, accelerator) from error
+        raise _shortage(needed, dtype, accelerator) from error
 
 
-def _shortage(needed: int, free: int, dtype: torch.dtype, accelerator: Accelerator) -> ParameterError:
+def _shortage(needed: int, dtype: torch.dtype, accelerator: Accelerator) -> ParameterError:
     smaller = 'write dtype="bfloat16" for half of them, ' if dtype is torch.float32 else ""
     return ParameterError(
-        f"the weights take {needed} bytes in {str(dtype).removeprefix('torch.')}, {accelerator.name} has {free} free; "
-        f"{smaller}spread the model over several devices with tensor_parallel, or take a smaller one"
+        f"the weights take {needed} bytes in {str(dtype).removeprefix('torch.')}, {_room(accelerator)}; "
+        f"{_more(accelerator)}{smaller}spread the model over several devices with tensor_parallel, or take a smaller "
+        "one"
     )
+
+
+def _room(accelerator: Accelerator) -> str:
+    """Returns a clause about the memory that a runtime may still take, and who has the rest."""
+    share, memory, free = accelerator.memory_share, accelerator.memory(), accelerator.free_memory()
+    if share is not None and free < memory.free:
+        return f"memory_share={share} of {accelerator.name} ({memory.total} bytes) leaves {free} free"
+    taken = memory.others if memory.others > MUCH_TAKEN * memory.total else 0
+    others = f" (other programs take {taken} of {memory.total})" if taken else ""
+    return f"{accelerator.name} has {free} free{others}"
+
+
+def _more(accelerator: Accelerator) -> str:
+    """Returns what to write for more memory, where the share of a runtime is what is short."""
+    short = accelerator.free_memory() < accelerator.memory().free
+    return "write a larger memory_share, " if short else ""
 
 
 def weight_bytes(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> int:
@@ -387,14 +471,14 @@ def pool_size(
     Raises:
         ParameterError: there is too little memory for a usable pool.
     """
-    free = accelerator.free_memory()
     try:
-        budget = int(POOL_SHARE * max(0, free - workspace))
+        budget = int(POOL_SHARE * max(0, accelerator.free_memory() - workspace))
         size = size_for_bytes(geometry, budget, least_windows=least_windows(geometry, limits), one_pool=one_pool)
     except ParameterError as error:
         raise ParameterError(
-            f"{accelerator.name} has {free} bytes free after the weights, and the largest step takes {workspace} of "
-            f'them: {error}; make room by a smaller chunk_size or max_running, by kv_dtype="fp8" or by tensor_parallel'
+            f"after the weights {_room(accelerator)}, and the largest step takes {workspace} of them: {error}; "
+            f'{_more(accelerator)}make room by a smaller chunk_size or max_running, by kv_dtype="fp8" or by '
+            "tensor_parallel"
         ) from error
     return PoolSize(min(size.slots, MOST_POOL_TOKENS + 1), size.window_slots)
 

@@ -13,6 +13,8 @@ from umbel.lang.runtime_options import RuntimeOptions
 from umbel.srt import launch
 from umbel.srt.core.cards import chosen_device, resolve_device, unused_cards
 from umbel.srt.distributed.launch import device_of
+from umbel.srt.runners.build import build_runner
+from umbel.srt.runners.cuda.device import CONTEXT_BYTES, CudaAccelerator, DeviceMemory
 
 from ..fake_cards import H100, L4, RTX_3060, T4, Card, FakeMachine, GiB
 
@@ -308,3 +310,36 @@ def test_a_gpu_that_torch_has_kernels_for_computes(card: Card, machine: FakeMach
     assert unused_cards() is None
     assert chosen_device("auto") == "cuda"
     assert resolve_device("cuda:0") == torch.device("cuda", 0)
+
+
+# ---------------------------------------------------------------------------------------- memory of a GPU
+
+
+def test_a_gpu_counts_what_this_runtime_has_taken_of_its_share(machine: FakeMachine) -> None:
+    machine.sees(H100)
+    machine.has_memory(free=70 * GiB, total=80 * GiB, reserved=2 * GiB)  # of another runtime in this process
+    accelerator = CudaAccelerator(torch.device("cuda"), memory_share=0.5)
+    assert accelerator.free_memory() == 40 * GiB - CONTEXT_BYTES
+    machine.has_memory(free=60 * GiB, total=80 * GiB, reserved=12 * GiB)
+    assert accelerator.memory() == DeviceMemory(80 * GiB, 60 * GiB, own=10 * GiB)
+    assert accelerator.free_memory() == 30 * GiB - CONTEXT_BYTES
+    assert CudaAccelerator(torch.device("cuda", 0)).free_memory() == 60 * GiB
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            "CUDA error: CUDA-capable device(s) is/are busy or unavailable\nCompile with `TORCH_USE_CUDA_DSA`",
+            "CUDA error: CUDA-capable device(s) is/are busy or unavailable (another program may have it alone: "
+            "nvidia-smi -q -d COMPUTE)",
+        ),
+        ("CUDA error: out of memory\nCUDA kernel errors might be", "CUDA error: out of memory"),
+    ],
+)
+def test_a_gpu_that_is_busy_says_so_before_anything_is_loaded(error: str, reason: str, machine: FakeMachine) -> None:
+    machine.sees(RTX_3060)
+    machine.has_memory(free=0, total=12 * GiB, error=error)
+    with pytest.raises(ModelError) as caught:
+        build_runner({}, {}, device="cuda:0")
+    assert str(caught.value) == f'device="cuda:0" cannot be used: {reason}; write "cpu", or another device'

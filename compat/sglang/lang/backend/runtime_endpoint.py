@@ -406,7 +406,7 @@ _REFUSED: dict[str, tuple[object, str]] = {
     "api_key": (None, "nothing listens, so no client has to be kept out; leave it out"),
     "mem_fraction_static": (
         None,
-        "the cache takes the memory that is left; leave it out, or write pool_memory= in bytes",
+        "it leaves out the memory of steps; leave it out, or write memory_share= with that, or pool_memory= in bytes",
     ),
     "tokenizer_mode": ("auto", "the model's own tokenizer is read; leave it out"),
     "skip_tokenizer_init": (False, "prompts are texts; leave it out"),

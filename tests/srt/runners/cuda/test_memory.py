@@ -1,6 +1,7 @@
 """What fits on a device, and what is said when it does not."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,8 +74,82 @@ def test_a_pool_is_no_larger_than_it_can_be_checked() -> None:
 
 
 def test_too_little_memory_for_a_pool_names_numbers_and_remedies() -> None:
-    with pytest.raises(ParameterError, match=r"the host has 100000 bytes free .* takes 60000 of them: .* chunk_size"):
+    with pytest.raises(ParameterError, match=r"the host has 100000 free, .* takes 60000 of them: .* chunk_size"):
         pool_size(GEOMETRY, HostAccelerator(free=100_000), workspace=60_000, limits=LIMITS)
+
+
+GiB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("free", "own", "share", "usable"),
+    [
+        (70 * GiB, 9 * GiB, None, 70 * GiB),
+        (70 * GiB, 9 * GiB, 0.5, 40 * GiB - device.CONTEXT_BYTES - 9 * GiB),
+        (12 * GiB, 9 * GiB, 0.5, 12 * GiB),  # another program has more than its part
+        (70 * GiB, 9 * GiB, 0.1, 0),
+        (70 * GiB, 9 * GiB, 1.0, 70 * GiB),
+    ],
+)
+def test_a_share_is_of_the_whole_device_and_of_all_that_a_runtime_takes(
+    free: int, own: int, share: float | None, usable: int
+) -> None:
+    accelerator = HostAccelerator(free=free, total=80 * GiB, own=own, memory_share=share)
+    assert accelerator.free_memory() == usable
+
+
+def test_two_runtimes_with_shares_fit_on_one_device() -> None:
+    """Neither counts on what the other one has not taken yet."""
+    pools = []
+    for taken in (0, 36 * GiB):
+        accelerator = HostAccelerator(free=80 * GiB - taken - 9 * GiB, total=80 * GiB, own=9 * GiB, memory_share=0.45)
+        size = pool_size(GEOMETRY, accelerator, workspace=GiB, limits=replace(LIMITS, rows=10_000))
+        assert size.slots == device.MOST_POOL_TOKENS + 1
+        pools.append(accelerator.free_memory())
+    assert pools[0] == pools[1] == 36 * GiB - device.CONTEXT_BYTES - 9 * GiB
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "says"),
+    [
+        (
+            HostAccelerator(free=9 * GiB, total=10 * GiB, memory_share=0.055),
+            "after the weights memory_share=0.055 of the host (10737418240 bytes) leaves 53687091 free, and the "
+            "largest step takes 53687000 of them: a KV pool of 83 bytes holds 0 tokens of this model (768 bytes each); "
+            "write at least 197376 bytes for 256 tokens; write a larger memory_share, make room by a smaller chunk_size "
+            'or max_running, by kv_dtype="fp8" or by tensor_parallel',
+        ),
+        (
+            HostAccelerator(free=53_687_091, total=10 * GiB, own=GiB),
+            "after the weights the host has 53687091 free (other programs take 9073118413 of 10737418240), and the "
+            "largest step takes 53687000 of them: a KV pool of 83 bytes holds 0 tokens of this model (768 bytes each); "
+            "write at least 197376 bytes for 256 tokens; make room by a smaller chunk_size or max_running, by "
+            'kv_dtype="fp8" or by tensor_parallel',
+        ),
+    ],
+    ids=["of a share", "of a busy device"],
+)
+def test_too_little_memory_names_who_has_it(accelerator: HostAccelerator, says: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        pool_size(GEOMETRY, accelerator, workspace=53_687_000, limits=LIMITS)
+    assert str(caught.value) == says
+
+
+def test_weights_larger_than_a_share_are_not_read(model: tuple[dict[str, Any], Tensors]) -> None:
+    needed = weight_bytes(model[1], torch.float32)
+    accelerator = HostAccelerator(free=9 * GiB, total=10 * GiB, memory_share=0.05)
+    with pytest.raises(ParameterError) as caught:
+        build(model, accelerator)
+    assert str(caught.value) == (
+        f"the weights take {needed} bytes in float32, memory_share=0.05 of the host (10737418240 bytes) leaves 0 free; "
+        'write a larger memory_share, write dtype="bfloat16" for half of them, spread the model over several devices '
+        "with tensor_parallel, or take a smaller one"
+    )
+
+
+def test_the_cpu_has_no_shares(model: tuple[dict[str, Any], Tensors]) -> None:
+    with pytest.raises(ParameterError, match=r"memory_share=0.4 is a part of a GPU's memory, and the CPU computes"):
+        build_runner(*model, memory_share=0.4)
 
 
 def test_weights_that_do_not_fit_are_not_read(model: tuple[dict[str, Any], Tensors]) -> None:

@@ -20,8 +20,8 @@ from umbel.srt.models import transformers_model
 from umbel.srt.models.transformers_model import TransformersModel
 from umbel.srt.runners import build
 from umbel.srt.runners.build import build_runner
-from umbel.srt.runners.cuda.build import accelerator_for, build_cuda_runner, heads_obstacle, triton_parts
-from umbel.srt.runners.cuda.device import HostAccelerator, StepLimits
+from umbel.srt.runners.cuda.build import build_cuda_runner, heads_obstacle, triton_parts
+from umbel.srt.runners.cuda.device import HostAccelerator, StepLimits, accelerator_for
 from umbel.srt.runners.cuda.runner import CudaRunner
 
 from ...models.equality import VOCABULARY, assert_texts_do_not_depend_on_the_schedule

@@ -11,7 +11,8 @@ from umbel.srt.core.batch import RowNeed, RowRequests
 from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.runners import build
 from umbel.srt.runners.build import build_runner
-from umbel.srt.runners.cuda.build import accelerator_for, triton_parts
+from umbel.srt.runners.cuda.build import triton_parts
+from umbel.srt.runners.cuda.device import accelerator_for
 from umbel.srt.runners.cuda.runner import CudaRunner
 from umbel.srt.sampling.gumbel import draw_keys
 from umbel.srt.weights.quantization import Int4Method
