@@ -31,6 +31,7 @@ Kernels = Literal["auto", "native", "triton", "torch"]
 KVDType = Literal["auto", "fp8"]
 Policy = Literal["lpm", "fcfs"]
 PlacementName = Literal["added-delay", "cache-aware", "round-robin", "random", "power-of-two", "consistent-hashing"]
+Auto = Literal["auto"]
 Overlap = bool | Literal["auto"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -74,11 +75,26 @@ def _check_of(name: str, kind: Any) -> Callable[[Any], object] | None:
     if get_origin(kind) is Annotated:
         number, limits = get_args(kind)
         kinds = get_args(number) or (number,)
-        optional, check = NoneType in kinds, checks.number if float in kinds else checks.integer
-        return lambda value: (optional and value is None) or check(name, value, limits.low, limits.high, str(limits))
+        return partial(
+            _check_number,
+            name,
+            limits,
+            check=checks.number if float in kinds else checks.integer,
+            optional=NoneType in kinds,
+            automatic=Auto in kinds,
+        )
     if get_origin(kind) is Literal:
         return lambda value: checks.one_of(name, value, get_args(kind))
     return partial(checks.switch, name) if kind is bool else None
+
+
+def _check_number(
+    name: str, limits: Range, value: object, *, check: Callable[..., object], optional: bool, automatic: bool
+) -> None:
+    """Checks a number by its limits. optional, automatic: None, or "auto", stands for one that is chosen later."""
+    if (optional and value is None) or (automatic and isinstance(value, str) and checks.plain(value) == "auto"):
+        return
+    check(name, value, limits.low, limits.high, f'{limits}, or "auto"' if automatic else str(limits))
 
 
 @cache
@@ -137,7 +153,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             change; "auto" takes dtype.
         kernels: "native" (C++ for the CPU, compiled once), "triton" (for CUDA devices), "torch", or "auto": those of
             the device where they run, torch elsewhere.
-        cuda_graphs: steps of up to 1,024 rows on a CUDA device run as captured graphs.
+        cuda_graphs: steps of up to 256 rows on a CUDA device, up to 1,024 on a large one, run as captured graphs.
         device: "cpu"; "cuda", the first CUDA device, or "cuda:1", the one of that index; "auto" takes the first CUDA
             device that torch can use, else the CPU. docs/runtime.md says which card computes what.
         tensor_parallel: ranks that compute the model together, a process each, on a CUDA device each or on the CPU.
@@ -150,8 +166,9 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             by what each has cached and has to do; fork groups stay together), "cache-aware" (as SGLang's router),
             "round-robin", "random", "power-of-two", or "consistent-hashing".
         context_length: most tokens of prompt and answer together; None takes the model's own.
-        max_running: requests computed together in one step.
-        chunk_size: most prompt tokens computed in one step; None computes prompts whole.
+        max_running: requests computed together in one step; "auto": 64 on the CPU, 64 to 256 on a GPU, by its class.
+        chunk_size: most prompt tokens computed in one step; None computes prompts whole; "auto": 512 on the CPU, 1,024
+            to 8,192 on a GPU, by its class.
         pool_tokens: tokens the KV pool holds; None derives it from pool_memory. Layers that see a window of tokens keep
             fewer, where that is enough for max_running requests.
         pool_memory: bytes for the KV pool, of each rank; None takes a share of what is free.
@@ -211,8 +228,8 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     replicas: Annotated[int, Range(1, 64)] = 1
     placement: PlacementName = "added-delay"
     context_length: Annotated[int | None, Range(2, 1 << 24)] = None
-    max_running: Annotated[int, Range(1, 1 << 14)] = 64
-    chunk_size: Annotated[int | None, Range(1, 1 << 20)] = 512
+    max_running: Annotated[int | Auto, Range(1, 1 << 14)] = "auto"
+    chunk_size: Annotated[int | Auto | None, Range(1, 1 << 20)] = "auto"
     pool_tokens: Annotated[int | None, Range(2, 1 << 31)] = None
     pool_memory: Annotated[int | None, Range(1, 1 << 50)] = None
     memory_share: Annotated[float | None, Range(0.001, 1, text="a part of the GPU's memory, 0.001 to 1")] = None
@@ -413,8 +430,8 @@ class SchedulingOptions(TypedDict, total=False):
     """Options of `scheduling=`: which requests run, when, and how many."""
 
     policy: Policy
-    max_running: int
-    chunk_size: int | None
+    max_running: int | Auto
+    chunk_size: int | Auto | None
     max_wait: float
     max_queue: int
     request_timeout: float

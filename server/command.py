@@ -19,7 +19,8 @@ import signal
 import socket
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -316,7 +317,16 @@ def _reader(kind: Any) -> Any:
     kinds = set(_plain_kinds(kind))
     if bool in kinds:
         return lambda text: {"true": True, "false": False}.get(text.lower(), text)
-    return int if int in kinds else float if float in kinds else str
+    number = int if int in kinds else float if float in kinds else str
+    return partial(_number_or_text, number) if number is not str and str in kinds else number
+
+
+def _number_or_text(number: Callable[[str], object], text: str) -> object:
+    """Reads a number, or the text of an option that also takes words; a wrong one is refused with the options."""
+    try:
+        return number(text)
+    except ValueError:
+        return text
 
 
 def _pairs(text: str) -> dict[str, str]:

@@ -24,6 +24,7 @@ from ..lang.runtime_options import ORACLE, SAVE_SECONDS, TIER_OPTIONS, RuntimeOp
 from .core.batch import AsyncRunner, Runner, VectorHead
 from .core.instruments import Clock, FaultHook
 from .core.messages import NO_TIERS, Heartbeat, TierRooms
+from .core.step_sizes import CPU_SIZES, StepSizes, cuda_sizes
 from .core.vectors import VectorConfig
 from .multimodal.format import PictureFormat
 from .tokenizer.tokenizer import ByteTokenizer, Tokenizer, VocabularyTokenizer
@@ -173,6 +174,7 @@ def open_engine(
     oracle: OracleRunner | LaunchedOracle | None = None
     source: ModelSource | None = None
     draft: Runner | None = None
+    sizes = CPU_SIZES.under(options)
     if options.model == ORACLE:
         tokenizer = ByteTokenizer()
         oracle = _oracle(options, tokenizer.vocab_size)
@@ -189,17 +191,18 @@ def open_engine(
         source = _open_source(options)
         phase(f"loading {source.name}")
         draft_source = _open_draft(options, source)
+        sizes = _step_sizes(options, replica)
         open_words = partial(_open_vocabulary, source.constraint_tokenizer, _tries_folder())
         if prepare_constraints:
             import_module(".runners.build", __package__)  # before the thread, which would share the interpreter lock
             open_words = _begun(openers[0], open_words, source.vocab_size)
-        runner = _runner_of_all_ranks(options, source, rendezvous, replica, phase)
-        draft = None if draft_source is None else _draft_runner(options, draft_source, runner, replica, phase)
+        runner = _runner_of_all_ranks(options, source, sizes, rendezvous, replica, phase)
+        draft = None if draft_source is None else _draft_runner(options, draft_source, sizes, runner, replica, phase)
         vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.bos_id
     matcher_cache = _matcher_cache(options, runner, open_words, openers, lasting)
     both_ways = source is not None and source.vectors.both_ways
     _check_block_cache(options, runner)
-    config = _scheduler_config(options, overlap=_overlaps(options, runner), both_ways=both_ways)
+    config = _scheduler_config(options, sizes, overlap=_overlaps(options, runner), both_ways=both_ways)
     head = _vector_head(options, source)
     tiers = _page_tiers(options, runner, source, clock)
     recorder = _recorder(options, runner, config, endings)
@@ -281,7 +284,9 @@ def _overlaps(options: RuntimeOptions, runner: Runner) -> bool:
     return options.overlap is not False and possible and options.draft_model is None
 
 
-def _scheduler_config(options: RuntimeOptions, *, overlap: bool, both_ways: bool) -> "SchedulerConfig":
+def _scheduler_config(
+    options: RuntimeOptions, sizes: StepSizes, *, overlap: bool, both_ways: bool
+) -> "SchedulerConfig":
     """Makes the scheduler's settings: options of the same name, and values derived from the others.
 
     both_ways: the model's tokens see those after them.
@@ -289,11 +294,12 @@ def _scheduler_config(options: RuntimeOptions, *, overlap: bool, both_ways: bool
     from .scheduler.policy import PolicyName, SchedulerConfig
 
     shared = {field.name for field in fields(SchedulerConfig)} & set(RuntimeOptions.__struct_fields__)
-    same = {name: getattr(options, name) for name in shared - {"policy", "overlap", "token_guesses"}}
+    same = {name: getattr(options, name) for name in shared - {"policy", "overlap", "token_guesses", "max_running"}}
     same["radix_cache"] = options.radix_cache and not both_ways
     return SchedulerConfig(
-        max_step_tokens=options.chunk_size,
-        max_step_logits=max(MOST_LOGITS, options.max_running),
+        max_running=sizes.max_running,
+        max_step_tokens=sizes.chunk_size,
+        max_step_logits=max(MOST_LOGITS, sizes.max_running),
         policy=PolicyName(options.policy),
         least_ahead=0 if options.model == ORACLE else LEAST_AHEAD,
         token_guesses=options.token_guesses and options.model != ORACLE,  # its pieces come by token, however slow it is
@@ -527,7 +533,9 @@ def _open_draft(options: RuntimeOptions, source: "ModelSource") -> "ModelSource 
     return draft
 
 
-def _draft_runner(options: RuntimeOptions, draft: "ModelSource", runner: Runner, replica: int, phase: Phase) -> Runner:
+def _draft_runner(
+    options: RuntimeOptions, draft: "ModelSource", sizes: StepSizes, runner: Runner, replica: int, phase: Phase
+) -> Runner:
     """Loads a draft, with as many slots as the model. Raises ModelError if it cannot be used."""
     from .distributed.communicator import SINGLE_RANK
 
@@ -540,7 +548,7 @@ def _draft_runner(options: RuntimeOptions, draft: "ModelSource", runner: Runner,
         pool_tokens=runner.num_slots - 1,
         pool_memory=None,
     )
-    found = _model_runner(own, draft, SINGLE_RANK, replica, one_pool=True)
+    found = _model_runner(own, draft, sizes, SINGLE_RANK, replica, one_pool=True)
     if found.num_states:
         raise ModelError(f"{draft.path}: a draft has no recurrent states; choose one with attention only")
     return found
@@ -575,11 +583,16 @@ def open_rank(options: RuntimeOptions, rank: int, rendezvous: Path, replica: int
     communicator = TorchCommunicator(
         rank, options.tensor_parallel, rendezvous=rendezvous, device=device_of(options, rank, replica)
     )
-    return _model_runner(options, _open_source(options), communicator, replica)
+    return _model_runner(options, _open_source(options), _step_sizes(options, replica), communicator, replica)
 
 
 def _runner_of_all_ranks(
-    options: RuntimeOptions, source: "ModelSource", rendezvous: Path | None, replica: int, phase: Phase
+    options: RuntimeOptions,
+    source: "ModelSource",
+    sizes: StepSizes,
+    rendezvous: Path | None,
+    replica: int,
+    phase: Phase,
 ) -> Runner:
     from .distributed.communicator import SINGLE_RANK
     from .distributed.launch import launch_ranks
@@ -590,14 +603,28 @@ def _runner_of_all_ranks(
     if replica == 0:  # once for all engines
         _report_unused_cards(options)
     if ranks == 1:
-        return _model_runner(options, source, SINGLE_RANK, replica)
+        return _model_runner(options, source, sizes, SINGLE_RANK, replica)
     if rendezvous is None:
         raise ParameterError(f"tensor_parallel={ranks}: ranks are processes, which only umbel.Runtime starts; write 1")
     require_shardable(decoder_config(source.config), ranks)
     phase(f"loading {source.name} on {ranks} ranks")
     return launch_ranks(
-        options, rendezvous, replica, lambda communicator: _model_runner(options, source, communicator, replica)
+        options, rendezvous, replica, lambda communicator: _model_runner(options, source, sizes, communicator, replica)
     )
+
+
+def _step_sizes(options: RuntimeOptions, replica: int) -> StepSizes:
+    """Returns the size of the largest step of an engine, by the device of its first rank. Raises as `device_of`."""
+    import torch
+
+    from .distributed.launch import device_of
+
+    device = device_of(options, 0, replica)
+    if device.type == "cpu":
+        return CPU_SIZES.under(options)
+    card = torch.cuda.get_device_properties(device)
+    memory = int((options.memory_share or 1.0) * card.total_memory)
+    return cuda_sizes(memory, card.multi_processor_count).under(options)
 
 
 def _report_unused_cards(options: RuntimeOptions) -> None:
@@ -619,6 +646,7 @@ def _threads_of_torch() -> int:
 def _model_runner(
     options: RuntimeOptions,
     source: "ModelSource",
+    sizes: StepSizes,
     communicator: "Communicator",
     replica: int,
     *,
@@ -658,9 +686,10 @@ def _model_runner(
             device=device,
             cuda_graphs=options.cuda_graphs,
             limits=StepLimits(
-                rows=(options.chunk_size or WHOLE_PROMPT) + options.max_running,
-                sequences=options.max_running,
-                logits=max(MOST_LOGITS, options.max_running),
+                rows=(sizes.chunk_size or WHOLE_PROMPT) + sizes.max_running,
+                sequences=sizes.max_running,
+                logits=max(MOST_LOGITS, sizes.max_running),
+                graph_rows=sizes.graph_rows,
             ),
             kernels=options.kernels,
             weights=options.weights,

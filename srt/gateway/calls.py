@@ -539,13 +539,16 @@ class ControlCall(BroadcastCall):
         return Done(self.request_id, {**(self.alone() if self.alone is not None else {}), **merged_facts(results)})
 
 
+EACH = frozenset({"max_running", "chunk_size"})  # numbers that say how each of several engines is set
+
+
 def merged_facts(results: Sequence[Facts]) -> Facts:
     """Adds up the counts in the facts of several engines; of all other facts the first one's are kept."""
     merged: Facts = {}
     for facts in results:
         for name, fact in facts.items():
             former = merged.get(name)
-            counts = type(fact) in (int, float) and type(former) in (int, float)
+            counts = type(fact) in (int, float) and type(former) in (int, float) and name not in EACH
             merged[name] = former + fact if counts else merged.get(name, fact)  # type: ignore[operator]  # numbers
     return merged
 

@@ -383,6 +383,8 @@ class Scheduler:
             **self.counters,
             **self._runner.facts(),
             **({} if self.kv.pages is None else self.kv.pages.facts()),
+            "max_running": self.config.max_running,
+            "chunk_size": self.config.max_step_tokens or 0,
             "running": self.running,
             "waiting": self.waiting,
             "free_slots": pool.free,

@@ -100,6 +100,24 @@ def test_a_draft_guesses_with_few_other_options(given: dict[str, Any], says: str
 @pytest.mark.parametrize(
     ("given", "says"),
     [
+        ({"max_running": 0}, 'max_running=0 is out of range; write 1 to 16384, or "auto"'),
+        ({"max_running": None}, 'max_running=None is not an integer; write 1 to 16384, or "auto"'),
+        ({"chunk_size": "whole"}, "chunk_size='whole' is not an integer; write 1 to 1048576, or \"auto\""),
+        ({"max_queue": "auto"}, "max_queue='auto' is not an integer; write 1 to 1048576"),
+    ],
+)
+def test_sizes_of_steps_may_be_left_to_the_device(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        made(**given)
+    assert str(caught.value) == says
+    options = made(max_running="auto", chunk_size=None)
+    assert msgspec.json.decode(msgspec.json.encode(options), type=RuntimeOptions) == options
+    assert (options.max_running, options.chunk_size, made().chunk_size) == ("auto", None, "auto")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
         ({"memory_share": 0}, "memory_share=0 is out of range; write a part of the GPU's memory, 0.001 to 1"),
         ({"memory_share": 1.5}, "memory_share=1.5 is out of range; write a part of the GPU's memory, 0.001 to 1"),
         ({"memory_share": "half"}, "memory_share='half' is not a number; write a part of the GPU's memory, 0.001 to 1"),

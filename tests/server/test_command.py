@@ -48,6 +48,13 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     assert settings.keys == {"team": "sk-one", "other": "sk-two"}
 
 
+def test_gpus_are_chosen_and_shared_on_the_command_line() -> None:
+    given = ["--device", "cuda:1", "--memory-share", "0.45", "--chunk-size", "2048", "--max-running", "auto"]
+    runtime = settings_of(given, {}).runtime
+    assert runtime == {"device": "cuda:1", "memory_share": 0.45, "chunk_size": 2048, "max_running": "auto"}
+    assert RuntimeOptions(**runtime).max_running == "auto"
+
+
 def test_keys_come_from_the_environment_where_none_are_written() -> None:
     environment = {"UMBEL_API_KEY": "sk-env", "UMBEL_ADMIN_KEY": "sk-admin"}
     settings = settings_of([], environment)
@@ -107,7 +114,7 @@ def test_help_has_the_defaults_of_the_server(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         settings_of(["--help"], {})
     text = " ".join(capsys.readouterr().out.split())
-    assert "requests computed together in one step; default: 64" in text
+    assert "64 to 256 on a GPU, by its class; default: auto" in text
     assert "requests the gateway holds; more are refused with OverloadedError; default: 2048" in text
 
 

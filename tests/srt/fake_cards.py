@@ -25,8 +25,11 @@ class Card:
 T4 = Card("Tesla T4", 15 * GiB, 7, 5, 40)
 RTX_3060 = Card("NVIDIA GeForce RTX 3060", 12 * GiB, 8, 6, 28)
 L4 = Card("NVIDIA L4", 22 * GiB, 8, 9, 58)
+A100_40 = Card("NVIDIA A100-SXM4-40GB", 39 * GiB, 8, 0, 108)
 H100 = Card("NVIDIA H100 80GB HBM3", 79 * GiB, 9, 0, 132)
-CUDA_ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_90a", "compute_90"]
+GB10 = Card("NVIDIA GB10", 119 * GiB, 12, 1, 48)
+SLICE = Card("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9 * GiB, 9, 0, 16)
+CUDA_ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_90a", "compute_90"]  # newer GPUs run the last, PTX
 
 
 class FakeMachine:

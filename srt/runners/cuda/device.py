@@ -363,6 +363,7 @@ class StepLimits:
     rows: int = 576  # prompt tokens of a chunk, and a row of every sequence that decodes
     sequences: int = 64
     logits: int = 256  # rows
+    graph_rows: int = 1024  # steps of more rows keep the device busy without graphs
 
 
 @contextmanager

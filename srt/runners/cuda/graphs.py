@@ -188,7 +188,6 @@ class GraphPlans:
         return all(self._backend.plan_into(plan, batch, window) for window, plan in self.by_window.items())
 
 
-MOST_ROWS = 1024  # more rows than that keep a device busy without graphs
 FEW_ROWS = 128  # steps of more rows are mostly prompts
 
 
@@ -211,7 +210,7 @@ class StepInputs:
 
 def graph_rows(limits: StepLimits) -> int:
     """Returns the most rows of a step that runs as a graph."""
-    return min(limits.rows, MOST_ROWS)
+    return min(limits.rows, limits.graph_rows)
 
 
 def graph_plans(

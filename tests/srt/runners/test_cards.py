@@ -1,10 +1,12 @@
 """Which GPU computes, and what is said of one that does not, on machines of all kinds."""
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +14,13 @@ from umbel.lang.errors import ModelError, ParameterError
 from umbel.lang.runtime_options import RuntimeOptions
 from umbel.srt import launch
 from umbel.srt.core.cards import chosen_device, resolve_device, unused_cards
+from umbel.srt.core.step_sizes import StepSizes
 from umbel.srt.distributed.launch import device_of
+from umbel.srt.in_process import LocalBackend
 from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cuda.device import CONTEXT_BYTES, CudaAccelerator, DeviceMemory
 
-from ..fake_cards import H100, L4, RTX_3060, T4, Card, FakeMachine, GiB
+from ..fake_cards import A100_40, GB10, H100, L4, RTX_3060, SLICE, T4, Card, FakeMachine, GiB
 
 CU126 = "run pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"
 CU130 = "run pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
@@ -310,6 +314,59 @@ def test_a_gpu_that_torch_has_kernels_for_computes(card: Card, machine: FakeMach
     assert unused_cards() is None
     assert chosen_device("auto") == "cuda"
     assert resolve_device("cuda:0") == torch.device("cuda", 0)
+
+
+# ------------------------------------------------------------------------------------ the size of a step
+
+
+@pytest.mark.parametrize(
+    ("card", "options", "sizes"),
+    [
+        (H100, {}, StepSizes(8192, 256, 1024)),
+        (A100_40, {}, StepSizes(2048, 128, 512)),
+        (L4, {}, StepSizes(2048, 128, 512)),
+        (GB10, {}, StepSizes(2048, 128, 512)),  # much memory, few multiprocessors
+        (T4, {}, StepSizes(1024, 64, 256)),
+        (RTX_3060, {}, StepSizes(1024, 64, 256)),
+        (SLICE, {}, StepSizes(1024, 64, 256)),
+        (H100, {"memory_share": 0.45}, StepSizes(2048, 128, 512)),
+        (H100, {"chunk_size": None}, StepSizes(None, 256, 1024)),
+        (H100, {"chunk_size": 512, "max_running": 64}, StepSizes(512, 64, 1024)),
+        (H100, {"device": "cpu"}, StepSizes(512, 64, 1024)),
+        (None, {}, StepSizes(512, 64, 1024)),
+        (None, {"chunk_size": 99, "max_running": 3}, StepSizes(99, 3, 1024)),
+    ],
+    ids=lambda value: value.name if isinstance(value, Card) else None,
+)
+def test_the_largest_step_is_chosen_by_the_class_of_the_device(
+    card: Card | None, options: dict[str, object], sizes: StepSizes, machine: FakeMachine
+) -> None:
+    """What options name counts on every device."""
+    if card is not None:
+        machine.sees(card)
+    assert launch._step_sizes(RuntimeOptions(**options), 0) == sizes  # type: ignore[arg-type]
+
+
+def test_replicas_are_sized_by_their_own_device(machine: FakeMachine) -> None:
+    machine.sees(T4, H100, L4)
+    options = RuntimeOptions(device="cuda:1", replicas=2)
+    assert [launch._step_sizes(options, replica).chunk_size for replica in (0, 1)] == [8192, 2048]
+
+
+@pytest.mark.parametrize(
+    ("options", "used"),
+    [({}, (512, 64)), ({"chunk_size": None, "max_running": 3}, (0, 3)), ({"replicas": 2}, (512, 64))],
+)
+def test_a_runtime_says_which_sizes_it_uses(options: dict[str, Any], used: tuple[int, int]) -> None:
+    """Those of one engine, of several as well. 0: prompts are computed whole."""
+
+    async def sizes() -> tuple[object, object]:
+        backend = LocalBackend(**options)
+        info = (await backend.control("info")).result
+        await backend.close()
+        return info["chunk_size"], info["max_running"]
+
+    assert asyncio.run(sizes()) == used
 
 
 # ---------------------------------------------------------------------------------------- memory of a GPU

@@ -12,7 +12,7 @@ from umbel.srt.core.batch import DUMMY_SLOT, PictureRows
 from umbel.srt.runners.cuda import graphs as captured_steps
 from umbel.srt.runners.cuda.build import warm_up, warming_steps
 from umbel.srt.runners.cuda.device import ALIGNMENT, Graph, HostAccelerator, Staging, StepLimits
-from umbel.srt.runners.cuda.graphs import StepGraphs, idle, padded, sizes_upto
+from umbel.srt.runners.cuda.graphs import StepGraphs, graph_rows, idle, padded, sizes_upto
 
 from ...models.reference import Piece, relative_error
 from .engines import FAMILIES, mixed_steps, on_host, only_last_rows, sequences, tiny_model
@@ -102,6 +102,12 @@ def test_steps_that_have_no_graph_are_warmed_up_too() -> None:
     steps = warming_steps(StepLimits(rows=2048), context_length=4096, vocab_size=97)
     assert [step.rows for step in steps] == [1, 7, 16, 100, 1040, 1041, 2048]
     assert [len(step.logit_rows) for step in steps] == [1, 1, 1, 1, 16, 7, 1]
+
+
+def test_graphs_end_where_steps_keep_the_device_busy() -> None:
+    limits = StepLimits(rows=2048, graph_rows=256)
+    assert (graph_rows(limits), graph_rows(StepLimits(rows=100, graph_rows=256))) == (256, 100)
+    assert [step.rows for step in warming_steps(limits, context_length=4096, vocab_size=97)][-3:] == [272, 273, 2048]
 
 
 def test_steps_of_text_have_graphs_up_to_so_many_rows_and_logits() -> None:

@@ -116,8 +116,8 @@ def test_two_runtimes_with_shares_fit_on_one_device() -> None:
             HostAccelerator(free=9 * GiB, total=10 * GiB, memory_share=0.055),
             "after the weights memory_share=0.055 of the host (10737418240 bytes) leaves 53687091 free, and the "
             "largest step takes 53687000 of them: a KV pool of 83 bytes holds 0 tokens of this model (768 bytes each); "
-            "write at least 197376 bytes for 256 tokens; write a larger memory_share, make room by a smaller chunk_size "
-            'or max_running, by kv_dtype="fp8" or by tensor_parallel',
+            "write at least 197376 bytes for 256 tokens; write a larger memory_share, make room by a smaller "
+            'chunk_size or max_running, by kv_dtype="fp8" or by tensor_parallel',
         ),
         (
             HostAccelerator(free=53_687_091, total=10 * GiB, own=GiB),
