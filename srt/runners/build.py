@@ -1,7 +1,7 @@
 """Builds a runner from a configuration and its tensors: chooses device, dtype and kernels, sizes the pool."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+BFLOAT16_SINCE = (8, 0)  # compute capability: Ampere
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -79,8 +80,8 @@ def build_runner(
 ) -> "TorchRunner | CpuRunner | CudaRunner":
     """Builds model, pool and kernels. Give the pool's size as `kv_bytes` or as `num_slots`. On a CUDA device it may be
     left out: the pool then takes the memory that the weights and the largest step leave, of all that is free, or of
-    `memory_share` of the device's. `window_slots` of it are for
-    layers with a window; None: as many as are useful; 0: these layers have the slots of the others.
+    `memory_share` of the device's. `window_slots` of the pool are for layers with a window; None: as many as are
+    useful; 0: these layers have the slots of the others.
 
     With kernels "auto", a model that the device's own kernels cannot run runs in torch, and a warning says why. `pack`
     chooses torch's layout of the weights. The tower of a vision model runs in torch. No sequence will be longer than
@@ -103,7 +104,10 @@ def build_runner(
     sizes = [size for size in (kv_bytes, num_slots) if size is not None]
     if len(sizes) > 1 or (not sizes and target.type == "cpu"):
         raise ParameterError(f"kv_bytes={kv_bytes}, num_slots={num_slots}: write exactly one of them")
-    resolved = resolve_dtype(dtype, target)
+    resolved = resolve_dtype(dtype, target, config)
+    if dtype == "auto" and target.type == "cuda" and resolved is torch.float32 and communicator.rank == 0:
+        kind = config.get("model_type")
+        _log.warning("%s computes in float32: its activations exceed float16, and this GPU has no bfloat16", kind)
     config, tensors = dense_view(config, tensors)
     pictures = None
     if sees(config):
@@ -358,15 +362,30 @@ def _host_walk() -> Walk | None:
         return None
 
 
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Returns the dtype of that name; "auto" is bfloat16 where the hardware multiplies it, else float32."""
-    if name == "auto":
-        on_cuda = device.type == "cuda"
-        fast = torch.cuda.is_bf16_supported(including_emulation=False) if on_cuda else cpu_multiplies_bfloat16()
-        return torch.bfloat16 if fast else torch.float32
-    if name not in DTYPES:
+def resolve_dtype(name: str, device: torch.device, config: Config) -> torch.dtype:
+    """Returns the dtype of that name; "auto" is the fastest one that the device multiplies and the model fits.
+
+    A GPU before Ampere has float16 and no bfloat16. Models that leave its range compute in float32 there.
+    """
+    if name != "auto" and name not in DTYPES:
         raise ParameterError(f'dtype={name!r}; write "auto" or one of {", ".join(DTYPES)}')
-    return DTYPES[name]
+    if name != "auto":
+        return DTYPES[name]
+    if device.type == "cpu":
+        return torch.bfloat16 if cpu_multiplies_bfloat16() else torch.float32
+    if torch.cuda.get_device_capability(device) >= BFLOAT16_SINCE:
+        return torch.bfloat16
+    return torch.float32 if leaves_float16(config) else torch.float16
+
+
+def leaves_float16(config: Config) -> bool:
+    """Returns whether activations of a model exceed 65,504, the largest float16.
+
+    Gemma was trained in bfloat16, with embeddings times sqrt(hidden_size); its residual grows beyond that.
+    """
+    inner = config.get("text_config")
+    kinds = [config.get("model_type"), inner.get("model_type") if isinstance(inner, Mapping) else None]
+    return any(isinstance(kind, str) and "gemma" in kind for kind in kinds)
 
 
 def cpu_multiplies_bfloat16() -> bool:

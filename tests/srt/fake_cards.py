@@ -69,9 +69,6 @@ class FakeMachine:
         def index_of(device: torch.device | int) -> int:
             return device if isinstance(device, int) else device.index or 0
 
-        def supports_bfloat16(*, including_emulation: bool = True) -> bool:
-            return including_emulation or found[torch.cuda.current_device()].major >= 8
-
         answers = {
             "is_available": lambda: True,
             "device_count": lambda: len(found),
@@ -80,7 +77,6 @@ class FakeMachine:
             "get_device_properties": lambda device: found[index_of(device)],
             "get_device_name": lambda device: found[index_of(device)].name,
             "get_device_capability": lambda device: (found[index_of(device)].major, found[index_of(device)].minor),
-            "is_bf16_supported": supports_bfloat16,
         }
         for name, answer in answers.items():
             self._patch.setattr(torch.cuda, name, answer)

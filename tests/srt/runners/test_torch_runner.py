@@ -100,6 +100,16 @@ def test_packed_bfloat16_weights_give_the_same_logits() -> None:
     assert relative_error(packed, plain) < 0.02
 
 
+def test_logits_in_float16_are_those_in_float32() -> None:
+    """GPUs before Ampere compute so."""
+    batch = sequences().batch([Piece(0, 0, 30), Piece(1, 0, 17)])
+    half, exact = (
+        build_runner(CONFIG, TENSORS, num_slots=NUM_SLOTS, dtype=dtype, kernels="torch").forward(batch).values.clone()
+        for dtype in ("float16", "float32")
+    )
+    assert relative_error(half, exact) < 0.005
+
+
 def test_packing_that_this_machine_does_not_offer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder, "can_pack", lambda dtype: False)
     with pytest.raises(ParameterError, match="cannot pack"):
@@ -160,4 +170,4 @@ def test_auto_takes_bfloat16_only_where_the_cpu_multiplies_it(
     fast: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "cpu_multiplies_bfloat16", lambda: fast)
-    assert resolve_dtype("auto", torch.device("cpu")) is dtype
+    assert resolve_dtype("auto", torch.device("cpu"), CONFIG) is dtype
