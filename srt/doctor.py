@@ -169,6 +169,7 @@ def gpu() -> Iterator[Finding]:
 
 def triton() -> Iterator[Finding]:
     from .core.cards import sees_cuda
+    from .kernels.triton.launcher import missing_for_launcher
 
     try:
         version = importlib.metadata.version("triton")
@@ -177,6 +178,11 @@ def triton() -> Iterator[Finding]:
         if sees_cuda():
             text = f"it cannot be used ({error}), so torch computes on the GPU, slower"
             yield Finding("triton", State.NOTE, text, "pip install triton")
+        return
+    missing = missing_for_launcher() if sees_cuda() else None
+    if missing is not None:
+        text = f"{version}; its kernels do not run, so torch computes on the GPU, slower: {missing[0]}"
+        yield Finding("triton", State.NOTE, text, missing[1])
         return
     yield Finding("triton", State.OK, version if sees_cuda() else f"{version}, for GPUs")
 

@@ -23,6 +23,7 @@ from ...cache.state_slots import NO_STATE
 from ...core.batch import DUMMY_SLOT, Allowed, Batch, RowNeed, RowRequests, StateRun
 from ...core.cards import sees_cuda
 from ...distributed.communicator import SINGLE_RANK, Communicator
+from ...kernels.triton.launcher import missing_for_launcher
 from ...layers.checkpoint import Tensors
 from ...layers.config_values import Config
 from ...layers.low_rank import Adapter
@@ -105,6 +106,8 @@ def obstacle(config: Config, *, dtype: torch.dtype, kv_dtype: torch.dtype, devic
         return f"they run on CUDA devices, not on the {device.type}; {seen}"
     if device.type == "cuda" and (reason := _too_old(device, kv_dtype)) is not None:
         return reason
+    if device.type == "cuda" and (missing := missing_for_launcher()) is not None:
+        return "; ".join(missing)
     if not is_family(config):
         return None
     model = read_config(config)

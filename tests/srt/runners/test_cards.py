@@ -1,8 +1,10 @@
 """Which GPU computes, and what is said of one that does not, on machines of all kinds."""
 
 import asyncio
+import importlib.metadata
 import logging
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +14,18 @@ import pytest
 import torch
 from umbel.lang.errors import ModelError, ParameterError
 from umbel.lang.runtime_options import RuntimeOptions
-from umbel.srt import launch
+from umbel.srt import doctor, launch
 from umbel.srt.core.cards import chosen_device, resolve_device, unused_cards
 from umbel.srt.core.step_sizes import StepSizes
 from umbel.srt.distributed.launch import device_of
 from umbel.srt.in_process import LocalBackend
-from umbel.srt.runners.build import build_runner
+from umbel.srt.kernels.triton.launcher import missing_for_launcher
+from umbel.srt.runners.build import build_runner, resolve_dtype
+from umbel.srt.runners.cuda.build import obstacle
 from umbel.srt.runners.cuda.device import CONTEXT_BYTES, CudaAccelerator, DeviceMemory
 
 from ..fake_cards import A100_40, GB10, H100, L4, RTX_3060, SLICE, T4, Card, FakeMachine, GiB
+from .cuda.engines import tiny_model
 
 CU126 = "run pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"
 CU130 = "run pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
@@ -400,3 +405,124 @@ def test_a_gpu_that_is_busy_says_so_before_anything_is_loaded(error: str, reason
     with pytest.raises(ModelError) as caught:
         build_runner({}, {}, device="cuda:0")
     assert str(caught.value) == f'device="cuda:0" cannot be used: {reason}; write "cpu", or another device'
+
+
+# --------------------------------------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize(
+    ("card", "config", "asked", "dtype"),
+    [
+        (H100, {"model_type": "gemma3_text"}, "auto", torch.bfloat16),
+        (RTX_3060, {"model_type": "llama"}, "auto", torch.bfloat16),
+        (T4, {"model_type": "llama"}, "auto", torch.float16),
+        (T4, {"model_type": "llama"}, "float32", torch.float32),
+        (T4, {}, "auto", torch.float16),
+        (T4, {"model_type": "gemma"}, "auto", torch.float32),
+        (T4, {"model_type": "gemma2"}, "auto", torch.float32),
+        (T4, {"model_type": "gemma3_text"}, "auto", torch.float32),
+        (T4, {"model_type": "gemma3", "text_config": {"hidden_size": 8}}, "auto", torch.float32),
+        (T4, {"model_type": "paligemma"}, "auto", torch.float32),
+        (T4, {"model_type": "llava", "text_config": {"model_type": "gemma2"}}, "auto", torch.float32),
+        (T4, {"model_type": "gemma2"}, "float16", torch.float16),
+    ],
+)
+def test_auto_takes_numbers_that_the_gpu_multiplies_and_the_model_fits(
+    card: Card, config: dict[str, Any], asked: str, dtype: torch.dtype, machine: FakeMachine
+) -> None:
+    machine.sees(H100, card)
+    assert resolve_dtype(asked, torch.device("cuda", 1), config) is dtype
+
+
+@pytest.mark.parametrize(
+    ("card", "kind", "asked", "lines"),
+    [
+        (
+            T4,
+            "gemma2",
+            "auto",
+            ["gemma2 computes in float32: its activations exceed float16, and this GPU has no bfloat16"],
+        ),
+        (T4, "gemma2", "float32", []),
+        (T4, "llama", "auto", []),
+        (L4, "gemma2", "auto", []),
+    ],
+)
+def test_a_model_that_takes_twice_the_memory_for_its_gpu_says_so(
+    card: Card, kind: str, asked: str, lines: list[str], machine: FakeMachine, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.sees(card)
+    machine.has_memory(free=card.total_memory, total=card.total_memory)
+    with pytest.raises(ModelError):  # it has no sizes
+        build_runner({"model_type": kind}, {}, device="cuda:0", dtype=asked)
+    assert caplog.messages == lines
+
+
+# ------------------------------------------------------------------------------------ Triton's launcher
+
+PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
+
+
+@pytest.mark.parametrize(
+    ("programs", "header", "cc", "reason", "remedy"),
+    [
+        (["gcc"], True, None, None, None),
+        (["clang"], True, None, None, None),
+        (["mine"], True, "mine", None, None),
+        (
+            [],
+            True,
+            None,
+            "they need a C compiler, and there is none",
+            "install one (Debian, Ubuntu: apt install gcc; Fedora: dnf install gcc) or set CC",
+        ),
+        (["gcc"], True, "icc", "CC='icc' is not a program", "unset CC, or set it to a C compiler"),
+        (
+            ["gcc"],
+            False,
+            None,
+            "they need {include}/Python.h, and it is not there",
+            f"install it (Debian, Ubuntu: apt install {PYTHON}; Fedora: dnf install python3-devel)",
+        ),
+    ],
+)
+def test_what_triton_compiles_its_launcher_with_is_looked_for_before(
+    programs: list[str], header: bool, cc: str | None, reason: str | None, remedy: str | None, tmp_path: Path
+) -> None:
+    """A launcher in the cache was compiled before, and needs nothing."""
+    include, cache = tmp_path / "include", tmp_path / "cache"
+    for name in programs:
+        (tmp_path / name).touch(mode=0o755)
+    include.mkdir()
+    if header:
+        (include / "Python.h").touch()
+    environment = {"PATH": str(tmp_path), "TRITON_CACHE_DIR": str(cache), **({"CC": cc} if cc else {})}
+    found = missing_for_launcher(environment, include)
+    assert found == (None if reason is None else (reason.format(include=include), remedy))
+    (cache / "ABCD").mkdir(parents=True)
+    (cache / "ABCD" / "cuda_utils.cpython-311-x86_64-linux-gnu.so").touch()
+    assert missing_for_launcher(environment, include) is None
+
+
+def test_without_a_c_compiler_torch_computes_on_the_gpu(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine.sees(L4)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    config, _ = tiny_model("qwen 3")
+    found = obstacle(config, dtype=torch.bfloat16, kv_dtype=torch.bfloat16, device=torch.device("cuda"))
+    assert found == (
+        "they need a C compiler, and there is none; install one (Debian, Ubuntu: apt install gcc; Fedora: dnf install "
+        "gcc) or set CC"
+    )
+    assert [finding for finding in doctor.triton() if finding.state is not doctor.State.OK] == [
+        doctor.Finding(
+            "triton",
+            doctor.State.NOTE,
+            f"{importlib.metadata.version('triton')}; its kernels do not run, so torch computes on the GPU, slower: "
+            "they need a C compiler, and there is none",
+            "install one (Debian, Ubuntu: apt install gcc; Fedora: dnf install gcc) or set CC",
+        )
+    ]
