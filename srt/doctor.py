@@ -154,17 +154,34 @@ def gpu() -> Iterator[Finding]:
     else:
         build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
     yield Finding("torch", State.OK, f"{torch.__version__} ({build} build), {torch.get_num_threads()} threads")
-    for index in range(torch.cuda.device_count() if sees_cuda() else 0):
-        device = torch.cuda.get_device_properties(index)
-        text = f"{device.name}, {device.total_memory / 1e9:.0f} GB, compute capability {device.major}.{device.minor}"
-        yield Finding(f"gpu {index}", State.OK, text)
-    unused = unused_cards()
-    if unused is not None:
+    if sees_cuda():
+        yield from map(_device, range(torch.cuda.device_count()))
+    elif (unused := unused_cards()) is not None:
         yield Finding("gpu", State.NOTE, f"{unused.cards}: {unused.reason}; the CPU computes", unused.remedy)
-    elif not sees_cuda():
+    else:
         other = AMD_DRIVER.exists()
         text = "an AMD GPU, which umbel does not use: the CPU computes" if other else "none: the CPU computes"
         yield Finding("gpu", State.OK, text)
+
+
+def _device(index: int) -> Finding:
+    """Says how a runtime computes on a CUDA device."""
+    import torch
+
+    from .core.cards import without_kernels
+    from .core.step_sizes import cuda_sizes
+
+    if (unused := without_kernels(index)) is not None:
+        return Finding(f"gpu {index}", State.NOTE, f"{unused.cards}: {unused.reason}", unused.remedy)
+    device = torch.cuda.get_device_properties(index)
+    sizes = cuda_sizes(device.total_memory, device.multi_processor_count)
+    text = (
+        f"{device.name}, {device.total_memory / 1e9:.0f} GB, compute capability {device.major}.{device.minor}, "
+        f"chunk_size {sizes.chunk_size}, max_running {sizes.max_running}"
+    )
+    if device.major < 8:
+        text += "; torch computes in float16: Triton's kernels and bfloat16 need 8.0"
+    return Finding(f"gpu {index}", State.OK, text)
 
 
 def triton() -> Iterator[Finding]:

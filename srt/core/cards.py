@@ -72,7 +72,7 @@ def chosen_device(name: str) -> str:
     """Returns the device that a name stands for: "cuda" or "cpu" for "auto", any other as it is."""
     if name != "auto":
         return name
-    return "cuda" if sees_cuda() and _without_kernels(0) is None else "cpu"
+    return "cuda" if sees_cuda() and without_kernels(0) is None else "cpu"
 
 
 def resolve_device(name: str) -> torch.device:
@@ -99,7 +99,7 @@ def resolve_device(name: str) -> torch.device:
     if device.index is not None and device.index >= count:
         last = 'write "cuda:0"' if count == 1 else f'write one from "cuda:0" to "cuda:{count - 1}"'
         raise ParameterError(f"device={name!r}: this machine has {cuda_devices(count)}; {last}")
-    if (without := _without_kernels(device.index or 0)) is not None:
+    if (without := without_kernels(device.index or 0)) is not None:
         raise ModelError(f"device={name!r}: torch cannot use {without.text(CPU)}")
     return device
 
@@ -119,7 +119,7 @@ def unused_cards(root: Path | None = None) -> UnusedCards | None:
         root: the folder in which /proc, /dev and /sys are looked for; None: that of the system.
     """
     if sees_cuda():
-        return _without_kernels(0)
+        return without_kernels(0)
     root = SYSTEM if root is None else root
     found = driver_cards(root)
     if found is None:
@@ -215,7 +215,7 @@ def _as_torch_says() -> tuple[str, str]:
     return reason, "run nvidia-smi; where it fails, too, restart the machine or reinstall the driver"
 
 
-def _without_kernels(index: int) -> UnusedCards | None:
+def without_kernels(index: int) -> UnusedCards | None:
     """Returns the device, if torch was built without kernels for it; None: it has some, as a binary or as PTX."""
     built = torch.cuda.get_arch_list()
     major, minor = torch.cuda.get_device_capability(index)

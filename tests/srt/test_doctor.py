@@ -13,7 +13,7 @@ from umbel.srt import doctor
 from umbel.srt.doctor import Finding, State
 from umbel.srt.kernels.cpu import library
 
-from .fake_cards import H100, L4, FakeMachine
+from .fake_cards import H100, T4, Card, FakeMachine, GiB
 
 
 @pytest.fixture(autouse=True)
@@ -108,10 +108,25 @@ def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_gpu_that_torch_sees_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     machine = FakeMachine(monkeypatch, tmp_path)
-    machine.sees(H100, L4)
+    machine.sees(H100, T4, Card("NVIDIA GeForce GTX 1080", 8 * GiB, 6, 1, 20))
     assert list(doctor.gpu())[1:] == [
-        Finding("gpu 0", State.OK, "NVIDIA H100 80GB HBM3, 85 GB, compute capability 9.0"),
-        Finding("gpu 1", State.OK, "NVIDIA L4, 24 GB, compute capability 8.9"),
+        Finding(
+            "gpu 0",
+            State.OK,
+            "NVIDIA H100 80GB HBM3, 85 GB, compute capability 9.0, chunk_size 8192, max_running 256",
+        ),
+        Finding(
+            "gpu 1",
+            State.OK,
+            "Tesla T4, 16 GB, compute capability 7.5, chunk_size 1024, max_running 64; torch computes in float16: "
+            "Triton's kernels and bfloat16 need 8.0",
+        ),
+        Finding(
+            "gpu 2",
+            State.NOTE,
+            f"NVIDIA GeForce GTX 1080: torch {torch.__version__} has no kernels for compute capability 6.1",
+            "run pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126",
+        ),
     ]
 
 
