@@ -69,10 +69,14 @@ def sees_cuda() -> bool:
 
 
 def chosen_device(name: str) -> str:
-    """Returns the device that a name stands for: "cuda" or "cpu" for "auto", any other as it is."""
+    """Returns the device that a name stands for: "auto" is the first GPU that torch has kernels for, or the CPU."""
     if name != "auto":
         return name
-    return "cuda" if sees_cuda() and without_kernels(0) is None else "cpu"
+    count = torch.cuda.device_count() if sees_cuda() else 0
+    first = next((index for index in range(count) if without_kernels(index) is None), None)
+    if first is None:
+        return "cpu"
+    return f"cuda:{first}" if first else "cuda"
 
 
 def resolve_device(name: str) -> torch.device:

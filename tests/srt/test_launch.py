@@ -14,6 +14,7 @@ from umbel.srt.core.messages import Ended, EngineGenerate
 from umbel.srt.launch import Engine, open_engine
 from umbel.srt.runners.torch_runner import TorchRunner
 
+from .fake_cards import FakeMachine
 from .models.reference import Piece, Sequences, random_tokens, reference_logits, relative_error, run_steps
 from .weights.tiny import BY_NAME, auto, write_folder
 
@@ -115,3 +116,32 @@ def test_a_draft_with_recurrent_states_is_refused(tmp_path: Path) -> None:
     write_folder(tmp_path / "states", replace(BY_NAME["llama"], build=build))
     with pytest.raises(ModelError, match="a draft has no recurrent states"):
         opened(tmp_path / "model", draft_model=str(tmp_path / "states"))
+
+
+def test_a_gpu_that_is_unused_is_said_once_and_the_cpu_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.set_num_threads(1)
+    write_folder(tmp_path / "model", BY_NAME["llama"])
+    expected = opened(tmp_path / "model", device="cpu")
+    machine = FakeMachine(monkeypatch, tmp_path / "root")
+    machine.torch(None, version="2.13.0+cpu")
+    machine.has_driver("550.54.15", "NVIDIA L4")
+    engine = opened(tmp_path / "model")
+    assert texts_of(engine) == texts_of(expected)
+    assert [message for message in caplog.messages if "NVIDIA" in message] == [
+        "the CPU computes, not NVIDIA L4 (driver 550.54.15): torch 2.13.0+cpu is a CPU build; run pip install "
+        '--force-reinstall torch --index-url https://download.pytorch.org/whl/cu126, or write device="cpu"'
+    ]
+    for one in (engine, expected):
+        one.close()
+
+
+def test_a_share_of_a_gpu_is_refused_where_the_cpu_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path / "model", BY_NAME["llama"])
+    FakeMachine(monkeypatch, tmp_path / "root")
+    options = RuntimeOptions(model=str(tmp_path / "model"), memory_share=0.4)
+    with pytest.raises(
+        ParameterError, match=r"memory_share=0.4 is a part of a GPU's memory, and the CPU computes; write"
+    ):
+        open_engine(options, clock=VirtualClock(), faults=no_faults, phase=lambda _: None)

@@ -321,6 +321,12 @@ def test_a_gpu_that_torch_has_kernels_for_computes(card: Card, machine: FakeMach
     assert resolve_device("cuda:0") == torch.device("cuda", 0)
 
 
+def test_auto_passes_over_a_gpu_that_torch_has_no_kernels_for(machine: FakeMachine) -> None:
+    machine.sees(Card("NVIDIA GeForce GTX 1080", 8 * GiB, 6, 1, 20), RTX_3060, L4)
+    assert chosen_device("auto") == "cuda:1"
+    assert device_of(RuntimeOptions(replicas=2), 0, 1) == torch.device("cuda", 2)
+
+
 # ------------------------------------------------------------------------------------ the size of a step
 
 
