@@ -148,7 +148,7 @@ def _read_keys(first: Int32, length: Int32, kv_idx: Int32) -> tuple[Int32, Int32
     return places, np.concatenate([kv_idx[i:j] for i, j in zip(begin.tolist(), end.tolist(), strict=True)])
 
 
-class SlotTable(Protocol):
+class KeySlots(Protocol):
     """Has the slots of all running sequences on the device: `runners.cuda.slot_table.SlotTable`."""
 
     def slots_of(self, *, windowed: bool) -> torch.Tensor:
@@ -331,11 +331,11 @@ class TritonBackend:
         self.sizes = sizes(geometry)
         self._by_window = {window: sizes(own) for window, own in (windows or {}).items()}
         self._early = pdl_options(self.device)
-        self._table: SlotTable | None = None
+        self._table: KeySlots | None = None
         self._planner = _native_planner()
         self.counters = AttentionCounters()
 
-    def use_table(self, table: SlotTable) -> None:
+    def use_table(self, table: KeySlots) -> None:
         """Has plans of batches with `places` read the slots of keys from this table."""
         self._table = table
 

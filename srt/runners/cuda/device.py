@@ -328,7 +328,7 @@ class Staging:
         host = self._accelerator.host_buffer(layout.size)
         numbers = host.numpy()
         for array, start in zip(arrays, layout.starts, strict=True):
-            numbers[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
+            numbers[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self._buffer[: layout.size].copy_(host, non_blocking=True)
         return list(layout.tensors)
 

@@ -5,9 +5,9 @@
                        '--- room of A, a quarter more than it had ---'
 
 A step that decodes 256 texts of 4,096 keys reads a million slots. Of these 256 are new: the rows of the step write them
-into the table, at (place of the sequence) + (position of the row), as their first work on the device. What a step needs
-besides is sent before it: the slots of a sequence that the table has not, or has no room for, and those that changed
-because the radix tree took them over from another sequence.
+into the table, at (place of the sequence) + (position of the row), as their first work on the device. All else that a
+step needs is sent first: the slots of a sequence that is not in the table, or has no room there, and those that changed
+because the radix tree has them from another sequence.
 
 Entry 0 is the slot of padding. Rooms are given one after the other and are not taken back. When the table is full it is
 emptied, and the sequences of the step that comes are sent whole. Window layers with slots of their own have a table of
