@@ -118,15 +118,15 @@ class SlotAllocator:
                 f"held twice, {count - np.count_nonzero(held)} held by one node twice"
             )
 
-    def _check_free(self) -> NDArray[np.int64]:
-        """Checks the free list against the free map, and the window slots; returns each slot's count in the list."""
+    def _check_free(self) -> None:
+        """Checks the free list against the free map, and the window slots. A millisecond for 500,000 slots."""
         listed = np.concatenate([self._sorted[self._taken :], *self._released])
-        frees = np.bincount(listed, minlength=self.num_slots)
-        if not np.array_equal(frees.astype(np.bool_), self._is_free) or frees.max(initial=0) > 1:
+        frees = np.zeros(self.num_slots, dtype=np.bool_)
+        frees[listed] = True
+        if not np.array_equal(frees, self._is_free) or np.count_nonzero(frees) != len(listed):
             raise IntegrityError("the free list and the free map disagree")
         if self._windows is not None:
             self._windows.check(self._is_free)
-        return frees
 
     def check(self, held: Iterable[Slots]) -> None:
         """Checks that free and held slots together are all slots, none twice.
@@ -139,7 +139,8 @@ class SlotAllocator:
         uses = np.bincount(used, minlength=self.num_slots) if len(used) else np.zeros(self.num_slots, dtype=np.int64)
         if uses[:FIRST_SLOT].any():
             raise IntegrityError("the dummy slot is held")
-        frees = self._check_free()
+        self._check_free()
+        frees = self._is_free.astype(np.int64)
         if (uses[FIRST_SLOT:] + frees[FIRST_SLOT:] != 1).any():
             lost = int((uses[FIRST_SLOT:] + frees[FIRST_SLOT:] == 0).sum())
             double = int((uses[FIRST_SLOT:] + frees[FIRST_SLOT:] > 1).sum())
