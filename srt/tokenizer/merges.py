@@ -16,7 +16,7 @@ import heapq
 import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Self
@@ -33,6 +33,7 @@ from .vocabulary import Vocabulary
 FORMAT = 1  # of the kept tables; raised when they would be made differently
 _DIGEST = 32  # bytes, before the tables
 _MOST_ID = (1 << 31) - 1
+MOST_WORDS, MOST_PAIRS = 1 << 13, 1 << 15  # that a tokenizer remembers: some 10 MB
 _BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
 
@@ -192,6 +193,9 @@ class MergeTokenizer:
         self._words = _Words(tables) if tables.word_ids else None
         self._characters = library_tokenizer(tables.characters, path)
         self._open_whole = open_whole
+        # Constraints force the same names again and again: of a word, and of a pair in another one, it is known how.
+        self._merge = lru_cache(MOST_WORDS)(self._merged_word)
+        self._find = lru_cache(MOST_PAIRS)(self._looked_up)
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._vocabulary.token_bytes(token_id)
@@ -207,7 +211,7 @@ class MergeTokenizer:
         for _, group in itertools.groupby(zip(encoding.word_ids, encoding.ids, encoding.tokens, strict=True), _word):
             symbols = list(group)
             known = None if self._words is None else self._words.find("".join(symbol[2] for symbol in symbols))
-            tokens += self._merge([symbol[1] for symbol in symbols]) if known is None else [known]
+            tokens += self._merge(tuple([symbol[1] for symbol in symbols])) if known is None else [known]
         if self._control.isdisjoint(tokens):
             return tokens
         return self._whole.encode(text, first=False)
@@ -216,9 +220,9 @@ class MergeTokenizer:
     def _whole(self) -> HFTokenizer:
         return self._open_whole()
 
-    def _merge(self, symbols: list[int]) -> list[int]:
+    def _merged_word(self, symbols: tuple[int, ...]) -> list[int]:
         """Merges neighbours, those of the lowest rank first and of equal ones the leftmost, until none can be."""
-        find = cache(self._find)  # a long word has few pairs, each of them often
+        find = self._find
         ids: list[int | None] = list(symbols)  # None: merged into the one before
         ahead, back = list(range(1, len(ids) + 1)), list(range(-1, len(ids) - 1))
         waiting = [
@@ -244,7 +248,7 @@ class MergeTokenizer:
                     heapq.heappush(waiting, (found[0], begin, found[1]))
         return [token for token in ids if token is not None]
 
-    def _find(self, left: int, right: int) -> tuple[int, int] | None:
+    def _looked_up(self, left: int, right: int) -> tuple[int, int] | None:
         """Returns rank and id of a pair's merge; None: it is not merged."""
         pair = left << 32 | right
         place = int(np.searchsorted(self._pairs, pair))
