@@ -54,6 +54,7 @@ _INSTANT = 1e-9  # seconds; a step that took none took so many
 _LEAST = 0.02  # no guess counts as surely wrong, nor as surely right: what follows may be another text
 _MOST = 0.98
 _MARGIN = 1.2  # a row must bring so many times what its time is worth
+_WAITS = 7  # of which the median counts
 _DRAFT_MARGIN = 1.05  # the same of a step with the draft's guesses and the passes of the draft
 _DRAFT, _DRAFT_RATE = "draft", 0.7  # its name among sources; the part of its tokens that is right, before that is known
 _DRAFT_ROWS = 512  # of a pass of the draft, where steps have no limit
@@ -346,6 +347,7 @@ class Guesser:
         self._draft_costs = costs()
         self._drafts = _Exploration()  # steps with texts for the draft: whether it ran
         self._drafted = 0.0  # seconds that it took for the last plan
+        self._waits: deque[float] = deque([0.0], maxlen=_WAITS)  # see `waited`
 
     def attach(self, context: SchedulerContext, constrained: ConstrainedTexts) -> None:
         """Connects it to the scheduler that owns it."""
@@ -588,6 +590,8 @@ class Guesser:
             counts[place] = depth + 1
             if depth + 1 < len(found[place].tokens):
                 heappush(heap, _Candidate(chance * found[place].chance, place, depth + 1))
+        if self._overlap and tokens * costs.seconds(sampling) < _MARGIN * sampling * (seconds + median(self._waits)):
+            return {}  # all of them together are not worth that the next step waits
         return counts
 
     def _costs_of(self, plan: StepPlan) -> StepCosts:
@@ -607,10 +611,23 @@ class Guesser:
             except Exception as error:
                 self._switch_off(source, error)
 
-    def decoded(self, plan: StepPlan, rows: int, seconds: float) -> None:
-        """Takes the time by which a step without prompts has delayed the next one. rows: guesses included."""
+    def decoded(self, plan: StepPlan, rows: int, seconds: float, *, alone: bool) -> None:
+        """Takes the time by which a step without prompts has delayed the next one.
+
+        Args:
+            rows: guesses included.
+            alone: no other step ran while it was planned.
+        """
         whole = any(row.request.samples and takes_all_logits(row.request) for row in plan.planned)
-        self._costs[whole].measured(rows, seconds - self._drafted)
+        waited = median(self._waits) if self._overlap and alone else 0.0
+        self._costs[whole].measured(rows, max(0.0, seconds - self._drafted - waited))
+
+    def waited(self, seconds: float) -> None:
+        """Takes the time that a runner waited for a step which did not overlap with the one before.
+
+        Where steps overlap that is the price of guesses: all rows of a step pay it together.
+        """
+        self._waits.append(seconds)
 
     def learn(self, rows: PlannedRows, accepted: int) -> None:
         """Counts the guesses of a text, of which the first `accepted` were right."""

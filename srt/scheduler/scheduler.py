@@ -174,7 +174,7 @@ class Scheduler:
         self._controls: list[EngineControl | EngineSurvey] = []
         self._completed_at = 0.0  # on the clock: the last step
         self._told = np.empty(0, dtype=np.int64)  # [L] the tokens that its rows chose
-        self._ran = False  # since pool and tree were checked
+        self._ran, self._rested = False, True  # since pool and tree were checked; no request was left by the last step
 
     # ------------------------------------------------------------------------------------------ outside
 
@@ -226,6 +226,7 @@ class Scheduler:
             self._complete()
         self._choose_late()
         self._end_step(started)
+        self._rested = not self._table.alive
         if lost := self.kv.pins.take_lost():
             self._table.events.append(KeepsEnded(lost))
         events = self._table.take_events()
@@ -531,7 +532,10 @@ class Scheduler:
             except Exception as error:
                 step = InFlightStep.crashed(plan, error)
         self.kv.end_plan()
+        if self._guesser is not None and self._async_runner is not None and before is None and not self._rested:
+            self._guesser.waited(self._clock.now() - self._completed_at)
         self._counters.overlapped_steps += before is not None
+        self._counters.first_steps += self._rested
         self._in_flight.append(replace(step, begun_at=started, launched_at=launched_at))
         return not step.failed
 
@@ -611,7 +615,7 @@ class Scheduler:
         right = self._verify(step, guessed, of_guessed, logits) if guessed else 0
         alone = step.begun_at >= before  # no other step ran while it was planned
         delay = self._clock.now() - step.begun_at if alone else self._completed_at - before
-        self._time(step, rows, right, seconds, delay)
+        self._time(step, rows, right, seconds, delay, alone=alone)
 
     def _verify(self, step: InFlightStep, guessed: list[PlannedRows], result: StepResult, logits: Logits) -> int:
         """Commits rows that rows of guesses follow, and returns how many of these were right."""
@@ -630,17 +634,18 @@ class Scheduler:
         self._completed_at = now
         return seconds
 
-    def _time(self, step: InFlightStep, rows: int, right: int, seconds: float, delay: float) -> None:
+    def _time(self, step: InFlightStep, rows: int, right: int, seconds: float, delay: float, *, alone: bool) -> None:
         """Counts steps that consist of prompts, and those that only decode; others say little of either.
 
-        rows: of the step, guesses included. right: guesses that were. delay: of the next step, by this one.
+        rows: of the step, guesses included. right: guesses that were. delay: of the next step, by this one. alone: no
+        other step ran while it was planned.
         """
         sequences, pages = len(step.plan.planned), self.kv.pages
         if rows - step.plan.guess_rows == sequences:
             self._counters.decode_step_rows += sequences + right
             self._counters.decode_step_seconds += seconds
             if self._guesser is not None:
-                self._guesser.decoded(step.plan, rows, delay)
+                self._guesser.decoded(step.plan, rows, delay, alone=alone)
         elif rows >= _ROWS_OF_PROMPT * sequences:
             self._counters.prompt_step_rows += rows
             self._counters.prompt_step_seconds += seconds
