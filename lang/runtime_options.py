@@ -115,6 +115,8 @@ class DebugOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     Attributes:
         check_every_step: check the integrity of pool and tree after every step (slow).
         step_delay: seconds the oracle sleeps in every step, for tests of slow engines.
+        pretend_step: no weights are loaded; steps take so many seconds and choose tokens by a hash, to measure what
+            surrounds a device; 0: the model computes. Not with tensor_parallel or a draft.
         block_cache: caches prefixes in blocks of so many tokens, found by their hash, in place of the radix tree, to
             compare both; 0: the tree.
         recording: a file to which the engine writes the lengths of its calls and the times of its steps, for
@@ -123,6 +125,7 @@ class DebugOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     check_every_step: bool = False
     step_delay: Annotated[float, Range(0.0, 60.0, " seconds")] = 0.0
+    pretend_step: Annotated[float, Range(0.0, 60.0, " seconds")] = 0.0
     block_cache: Annotated[int, Range(0, 1024)] = 0
     recording: str = ""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from functools import cache, partial
 from hashlib import sha256
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -54,6 +55,8 @@ def return_freed_memory() -> None:
 LEAST_AHEAD = 256
 ORACLE_CONTEXT = 4096
 ORACLE_POOL = 1 << 16
+PRETENDED_CONTEXT, PRETENDED_POOL = 1 << 17, 1 << 19
+PRETENDED_WORDS = 1_000
 ORACLE_PICTURES = PictureFormat("fixed", 16, 16, tile_tokens=4, patch_size=8, resize=(16, 16))
 ORACLE_VECTORS = VectorConfig(8, answers=(ord("y"), ord("n")))  # testing.oracle.HIDDEN
 # Letters and spaces: the oracle's texts can be printed. They seldom end by themselves.
@@ -196,7 +199,10 @@ def open_engine(
         if prepare_constraints:
             import_module(".runners.build", __package__)  # before the thread, which would share the interpreter lock
             open_words = _begun(openers[0], open_words, source.vocab_size)
-        runner = _runner_of_all_ranks(options, source, sizes, rendezvous, replica, phase)
+        if options.debug.pretend_step:
+            runner = _pretended(options, source)
+        else:
+            runner = _runner_of_all_ranks(options, source, sizes, rendezvous, replica, phase)
         draft = None if draft_source is None else _draft_runner(options, draft_source, sizes, runner, replica, phase)
         vocabulary, eos_ids, first = source.vocabulary().token_bytes, source.eos_ids, source.bos_id
     matcher_cache = _matcher_cache(options, runner, open_words, openers, lasting)
@@ -224,6 +230,26 @@ def _oracle(options: RuntimeOptions, vocab_size: int) -> "OracleRunner | Launche
     context, slots = options.context_length or ORACLE_CONTEXT, (options.pool_tokens or ORACLE_POOL) + 1
     oracle = OracleRunner(vocab_size, context, slots, favourites=ORACLE_FAVOURITES)
     return LaunchedOracle(oracle) if options.overlap is True else oracle
+
+
+def _pretended(options: RuntimeOptions, source: "ModelSource") -> Runner:
+    """Makes the device that computes nothing. Raises ParameterError for options that need a model."""
+    from .runners.build import host_walk
+    from .testing.pretended import PretendedDevice
+
+    if options.tensor_parallel > 1 or options.draft_model is not None:
+        other = "tensor_parallel" if options.tensor_parallel > 1 else "draft_model"
+        raise ParameterError(f"pretend_step={options.debug.pretend_step}: no model computes; leave {other} out")
+    token_bytes = source.vocabulary().token_bytes
+    words = (token for token in range(source.vocab_size) if token_bytes(token)[1:].isalpha())
+    return PretendedDevice(
+        options.debug.pretend_step,
+        list(islice(words, PRETENDED_WORDS)),
+        vocab_size=source.vocab_size,
+        context_length=options.context_length or PRETENDED_CONTEXT,
+        num_slots=(options.pool_tokens or PRETENDED_POOL) + 1,
+        trie_walk=host_walk(),
+    )
 
 
 def _require_alone(options: RuntimeOptions, loaded: LoadedModel) -> LoadedModel:

@@ -219,7 +219,7 @@ class _Build:
             tree_attention=self.tree_attention,
             cuda_graphs=cuda_graphs,
             pictures=self.pictures,
-            trie_walk=_host_walk(),
+            trie_walk=host_walk(),
             communicator=self.communicator,
             method=self._quantized,
             adapters=self.adapters,
@@ -350,7 +350,7 @@ def _torch_instead(tried: Kernels, reason: str, *, asked: Kernels) -> str:
     return f"torch computes, not the {tried} kernels: {reason}"
 
 
-def _host_walk() -> Walk | None:
+def host_walk() -> Walk | None:
     """Loads the native trie walk that makes masks on the host, for any device.
 
     None, with a warning, where it cannot be compiled: then numpy makes the masks, which takes many times as long.

@@ -83,7 +83,7 @@ def test_steps_kernel_by_kernel_give_the_logits_of_transformers() -> None:
     "name", [name if name == "mimo 2" else pytest.param(name, marks=pytest.mark.nightly) for name in BORROWED]
 )
 def test_triton_attention_gives_the_logits_of_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_host_walk", lambda: None)  # masks are not asked for
+    monkeypatch.setattr(build, "host_walk", lambda: None)  # masks are not asked for
     config, tensors, _ = model(name)
     device = "cpu" if PARTS.anywhere else "cuda"
     runner = build_runner(config, tensors, num_slots=200, dtype="float32", device=device, kernels="triton")

@@ -109,7 +109,7 @@ def test_it_is_what_is_built_where_triton_is_asked_for() -> None:
     runner = build_runner(config, tensors, num_slots=50, dtype="float32", device=device, kernels="triton")
     assert isinstance(runner, CudaRunner)
     assert (runner.num_slots, runner.facts()["kernels"]) == (50, "triton")
-    assert (runner.trie_walk is None) is (build._host_walk() is None)  # masks are made on the host
+    assert (runner.trie_walk is None) is (build.host_walk() is None)  # masks are made on the host
 
 
 @pytest.mark.nightly
