@@ -8,7 +8,7 @@ from torch.nn import functional
 from umbel.srt.attention.backend import AttentionGeometry
 from umbel.srt.cache.kv_pool import KVPool
 from umbel.srt.kernels.triton.attention_backend import TritonBackend, TritonPlan
-from umbel.srt.runners.cuda.build import accelerator_for
+from umbel.srt.runners.cuda.device import accelerator_for
 from umbel.srt.runners.cuda.slot_table import SlotTable
 
 from ..figures import Unit

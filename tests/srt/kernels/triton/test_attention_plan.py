@@ -14,7 +14,7 @@ from umbel.srt.kernels.cpu.attention import PackingPlanner
 from umbel.srt.kernels.cpu.library import NoKernels
 from umbel.srt.kernels.triton import attention_backend
 from umbel.srt.kernels.triton.attention_backend import TritonBackend, pack
-from umbel.srt.runners.cuda.build import accelerator_for
+from umbel.srt.runners.cuda.device import accelerator_for
 from umbel.srt.runners.cuda.slot_table import SlotTable
 
 from ...attention.batches import Branch, Sequence, branches, make_batch, make_tree_batch, sequences
