@@ -45,6 +45,16 @@ class LogitsError(EngineError):
         super().__init__("the model's logits are not numbers: no token can be chosen")
 
 
+class ShortOfMemory(EngineError):
+    """Raised when there is no memory for a step. A smaller one may find some; this one's keys are not kept."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(
+            f"there is no memory for a step of {rows} rows; end other programs on the device, or write a smaller "
+            "chunk_size, max_running or pool_memory"
+        )
+
+
 class RowNeed(IntEnum):
     """The answer that a step needs for a logit row."""
 

@@ -82,6 +82,7 @@ class Counters:
     forward_rows: int = 0
     logit_rows: int = 0
     overlapped_steps: int = 0  # launched while the one before had not been read
+    memory_shortages: int = 0  # steps that were tried again with fewer rows
     first_steps: int = 0  # launched when there had been nothing to run
     late_rows: int = 0  # that chose under a mask which was made while they ran
     dropped_rows: int = 0  # of them: whose mask was not finished in time, or whose token was overruled

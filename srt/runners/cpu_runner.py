@@ -31,6 +31,7 @@ from ..models.families import is_family, read_config
 from ..multimodal.store import VisionStore
 from ..sampling.sampler import choose_few
 from ..weights.quantization import cpu_method
+from .memory import room_for_step
 from .torch_runner import LogitsBuffer
 
 _LOGITS = int(RowNeed.LOGITS)
@@ -84,6 +85,10 @@ class CpuRunner:
 
     def forward(self, batch: Batch) -> Logits:
         """Runs one step. Logits lie in a buffer that the next step overwrites."""
+        with room_for_step(batch.rows):
+            return self._forward(batch)
+
+    def _forward(self, batch: Batch) -> Logits:
         assert (batch.window_slots is None) == (self.window_pool is None), "slots outside a pool are never read"
         outputs = batch.outputs
         hidden = self._hidden_of(len(outputs))

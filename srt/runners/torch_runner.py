@@ -12,6 +12,7 @@ from ..core.batch import Batch, Logits, without_pictures
 from ..layers.low_rank import AdapterRows
 from ..models.decoder import Model, Rows, attention_geometry
 from ..multimodal.store import VisionStore
+from .memory import room_for_step
 
 KEPT_BYTES = 256 << 20  # a larger buffer is freed after its step
 
@@ -81,6 +82,10 @@ class TorchRunner:
 
     def forward(self, batch: Batch) -> Logits:
         """Runs one step and returns all logits of every logit row, in a buffer that the next step overwrites."""
+        with room_for_step(batch.rows, torch.cuda.empty_cache):  # which does nothing where there is no GPU
+            return self._forward(batch)
+
+    def _forward(self, batch: Batch) -> Logits:
         assert (batch.window_slots is None) == (self.window_pool is None), "slots outside a pool are never read"
         device = self.model.device
         out = self._logits.take(len(batch.logit_rows))  # outside inference mode: a sampler may write to it

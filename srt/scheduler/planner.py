@@ -4,6 +4,7 @@ Decode rows come first, then prompts in prefill, then waiting requests in the po
 by a fault or by its own data, ends alone.
 """
 
+import logging
 from collections.abc import Collection, Iterator
 from itertools import islice
 from operator import attrgetter
@@ -19,6 +20,10 @@ from .request_table import SchedulerContext
 from .step import StepPlan
 
 _rank = attrgetter("rank")
+_log = logging.getLogger("umbel.engine")
+_SHORTAGES = 16  # in a row, after which a step fails: each halves the rows
+_UNTIL_MORE = 64  # steps that had memory, after which the next ones may have twice as many rows
+_WHOLE_STEP = 1 << 16  # rows; more are no limit where prompts are computed whole
 _PATIENCE = 16  # steps after which admission is tried again though the queue head did not fit and no request has ended
 
 
@@ -39,6 +44,8 @@ class Planner:
         self._guesser = guesser
         self._step_running = False  # a step is running
         self._leaving = 0  # requests that certainly end with that step
+        self._most_rows: int | None = None  # of a step, while memory is short
+        self._shortages = self._steps_since = 0  # steps without memory in a row; steps with some since the last one
         self.short = False  # the last plan left rows out for lack of slots that the running step may free
         self._policy = AdmissionPolicy(context.config, context.kv.peek, context.counters)
         self._held = 0  # steps to skip admission for: the queue head did not fit and nothing was freed
@@ -59,13 +66,18 @@ class Planner:
                 self._leaving = sum(not request.goes_on for request in paused)
         running.sort(key=_rank)
         self._kv.begin_step()
-        plan = self.current = StepPlan(None, self._config.max_step_logits, self._config.whole_texts)
+        most = self._most_rows
+        logits = self._config.max_step_logits if most is None else min(self._config.max_step_logits, most)
+        plan = self.current = StepPlan(None, logits, self._config.whole_texts)
         for request in running:
             if request.phase is Phase.RUNNING and request.decoding:
                 self._plan_next_row(request)
+                if most is not None and len(plan.planned) == most:
+                    return plan
         decoding = len(plan.planned)
-        if self._config.max_step_tokens is not None:
-            plan.rows_left = max(1, self._config.max_step_tokens - decoding)
+        limits = [limit for limit in (self._config.max_step_tokens, most) if limit is not None]
+        if limits:
+            plan.rows_left = max(1, min(limits) - decoding)
         if decoding < len(running):
             planned = {rows.request.number for rows in plan.planned}
             rest = [request for request in running if request.number not in planned]
@@ -78,6 +90,25 @@ class Planner:
         if self._guesser is not None:
             self._guesser.extend(plan)
         return plan
+
+    def shrink(self, rows: int) -> bool:
+        """Halves the rows of the next steps: one of `rows` had no memory. False: it was tried often, or had one."""
+        self._shortages += 1
+        if rows < 2 or self._shortages > _SHORTAGES:
+            return False
+        self._most_rows, self._steps_since = rows // 2, 0
+        _log.warning("there is no memory for a step of %d rows: the next ones have %d at most", rows, rows // 2)
+        return True
+
+    def relax(self) -> None:
+        """Notes that a step had memory, and after many of them lets steps have more rows again."""
+        self._shortages, most = 0, self._most_rows
+        if most is None:
+            return
+        self._steps_since += 1
+        if self._steps_since >= _UNTIL_MORE:
+            largest = max(self._config.max_step_tokens or _WHOLE_STEP, self._config.max_step_logits)
+            self._most_rows, self._steps_since = (2 * most if 2 * most < largest else None), 0
 
     def charge(self, request: Request, rows: int) -> None:
         """Counts rows of right guesses as used by the request's program."""

@@ -26,7 +26,7 @@ from ...lang.sampling import SamplingParams
 from ..cache.slot_allocator import IntegrityError, Slots
 from ..cache.window_slots import WindowSlots
 from ..constraints.matcher import MatcherCache
-from ..core.batch import AsyncRunner, LaunchedStep, Logits, Runner, VectorHead
+from ..core.batch import AsyncRunner, LaunchedStep, Logits, Runner, ShortOfMemory, VectorHead
 from ..core.instruments import Clock, Counters, FaultHook, no_faults
 from ..core.messages import (
     ControlEnded,
@@ -605,6 +605,7 @@ class Scheduler:
             self._fail(step, error)
             return
         rows = step.plan.row_count
+        self._planner.relax()
         self._counters.steps += 1
         self._counters.forward_rows += rows
         if len(going) < len(planned):
@@ -677,13 +678,18 @@ class Scheduler:
     def _fail(self, step: InFlightStep, error: Exception) -> None:
         """Forgets all keys: those of this step may be wrong or missing, and the tree already holds them.
 
-        Requests in the batch end with the cause; the other running requests wait again with all their tokens.
+        Requests in the batch end with the cause; the other running requests wait again with all their tokens. Where
+        memory was short, those in the batch do so, too, and the next steps have fewer rows.
         """
         while self._in_flight:
             self._in_flight.popleft().drop()  # it has read those keys
-        self._counters.failed_steps += 1
+        again = isinstance(error, ShortOfMemory) and self._planner.shrink(step.plan.row_count)
+        self._counters.memory_shortages += again
+        self._counters.failed_steps += not again
         self._forget_keys()
         self._runner.clear()
+        if again:
+            return
         for rows in step.plan.planned:
             if rows.request.phase is not Phase.ENDED:
                 self._table.fail(rows.request, error)

@@ -122,6 +122,9 @@ class Accelerator(Protocol):
     def peak_memory(self, work: Callable[[], object]) -> int:
         """Returns the peak bytes of a call, in addition to those already allocated. `work` is called once."""
 
+    def give_back(self) -> None:
+        """Gives memory that is kept for reuse back to the device."""
+
 
 class CudaAccelerator:
     """A CUDA device. Its work is torch's current stream.
@@ -192,6 +195,9 @@ class CudaAccelerator:
 
     def free_memory(self) -> int:
         return self.memory().left(self.memory_share)
+
+    def give_back(self) -> None:
+        torch.cuda.empty_cache()
 
     def peak_memory(self, work: Callable[[], object]) -> int:
         torch.cuda.synchronize()
@@ -269,6 +275,9 @@ class HostAccelerator:
     def peak_memory(self, work: Callable[[], object]) -> int:
         work()
         return self._peak
+
+    def give_back(self) -> None:
+        """Does nothing: the host keeps none."""
 
 
 class _Done:

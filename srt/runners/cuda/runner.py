@@ -39,6 +39,7 @@ from ...core.batch import (
 from ...distributed.communicator import SINGLE_RANK, Communicator
 from ...multimodal.store import VisionStore
 from ...sampling.sampler import draws_of
+from ..memory import room_for_step
 from .decoder import DeviceModel, DeviceRows, dtype_name
 from .device import Accelerator, Mark, Staging, StepLimits
 from .graphs import CapturedSteps, GraphBackend, StepInputs, adapters_of
@@ -296,7 +297,8 @@ class CudaRunner:
         """Launches a step, and returns while it runs."""
         self._accelerator.use()
         try:
-            return self._launch(batch)
+            with room_for_step(batch.rows, self._accelerator.give_back):
+                return self._launch(batch)
         except Exception:
             self._table.clear()  # slots of this step may not have been written
             raise

@@ -7,13 +7,14 @@ import pytest
 import torch
 from umbel.lang.errors import ParameterError
 from umbel.srt.cache.kv_pool import KVGeometry, KVPool, size_for_bytes
-from umbel.srt.core.batch import Runner
+from umbel.srt.core.batch import Runner, ShortOfMemory
 from umbel.srt.layers import linear
 from umbel.srt.layers.linear import can_pack
 from umbel.srt.models import decoder
 from umbel.srt.runners import build, torch_runner
 from umbel.srt.runners.build import build_runner, resolve_dtype
 from umbel.srt.runners.cpu_runner import CpuRunner
+from umbel.srt.runners.memory import room_for_step
 from umbel.srt.runners.torch_runner import TorchRunner
 
 from ..models.reference import Piece, Sequences, random_tokens, reference_model, relative_error, tensors_of
@@ -171,3 +172,26 @@ def test_auto_takes_bfloat16_only_where_the_cpu_multiplies_it(
 ) -> None:
     monkeypatch.setattr(build, "cpu_multiplies_bfloat16", lambda: fast)
     assert resolve_dtype("auto", torch.device("cpu"), CONFIG) is dtype
+
+
+@pytest.mark.parametrize(
+    ("raised", "short"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+    ],
+)
+def test_a_step_without_memory_is_told_from_one_that_fails(raised: Exception, short: bool) -> None:
+    given = []
+
+    def work() -> None:
+        with room_for_step(12, lambda: given.append(1)):
+            raise raised
+
+    with pytest.raises(ShortOfMemory if short else RuntimeError) as caught:
+        work()
+    assert isinstance(caught.value, ShortOfMemory) is short
+    assert len(given) == short
