@@ -5,15 +5,19 @@ import importlib
 import os
 import runpy
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..lang import __version__
 from ..lang.errors import MissingExtraError, ParameterError, UmbelError, shown
+from ..lang.generation import gen
+from ..lang.state import State
 from .backends.runtime import Runtime
 from .backends.runtime_remote import make_key
-from .run import set_default_backend
+from .program import Program, maker
+from .run import get_server_info, set_default_backend
 
 COMMANDS = {
     "run": "run a Python file; its programs use the model that is named here",
@@ -22,6 +26,7 @@ COMMANDS = {
     "deploy": "serve a model by several replicas on Ray Serve",
     "cost": "say what providers would have charged for a run that umbel serve recorded",
     "pull": "download a model from the Hugging Face hub",
+    "warm": "make all that a first start of a model makes: download, kernels, graphs, tables",
     "models": "list the models on this machine, and the families that run",
     "rm": "remove a model that umbel models lists",
     "doctor": "look at what umbel needs of this machine, and say what to do",
@@ -32,6 +37,12 @@ COMMANDS = {
     "lint": "say what keeps prompts from sharing their beginnings, and what to write instead",
     "fsm": "print or draw the automaton of a regular expression or a JSON schema",
 }
+
+
+WARMS = (
+    "Starts a model, lets it answer, and starts it again, so that the next start finds all that a first one makes: the "
+    "model from the hub, compiled kernels, tables for constraints. For the image of a container, or after an update."
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command: Callable[[argparse.Namespace], int] = {
             "run": _run,
             "chat": _chat,
+            "warm": _warm,
             "keys": _keys,
         }[options.command]
         return command(options)
@@ -111,10 +123,15 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument(
         "--image", action="append", default=[], metavar="PATH", help="a picture for the first message; may be repeated"
     )
+    warm = commands.add_parser("warm", help=COMMANDS["warm"], description=WARMS)
+    warm.add_argument("--device", default="auto", help='as for Runtime: "cpu", "cuda", "cuda:1"; default: auto')
+    warm.add_argument("--dtype", default="auto", help="as for Runtime")
+    warm.add_argument("--weights", default="auto", help="as for Runtime")
+    warm.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="as for Runtime")
+    named = "a name (org/repo, ollama:NAME), a folder or a GGUF file; default: Gemma 3 270M"
+    warm.add_argument("model", nargs="?", metavar="MODEL", help=named)
     for command in (run, chat):
-        command.add_argument(
-            "--model", help="a name (org/repo, ollama:NAME), a folder or a GGUF file; default: Gemma 3 270M"
-        )
+        command.add_argument("--model", help=named)
     commands.add_parser("serve", help=COMMANDS["serve"], add_help=False)
     commands.add_parser("deploy", help=COMMANDS["deploy"], add_help=False)
     commands.add_parser("cost", help=COMMANDS["cost"], add_help=False)
@@ -159,6 +176,28 @@ def _chat(options: argparse.Namespace) -> int:
         max_tokens=options.max_tokens,
         images=options.image,
     )
+
+
+def _warm(options: argparse.Namespace) -> int:
+    """Starts a runtime, lets it answer, and starts it again: the first start makes what the second one finds."""
+    given = {name: getattr(options, name) for name in ("device", "dtype", "weights", "tensor_parallel")}
+    seconds = []
+    for _ in range(2):
+        began = time.monotonic()
+        with Runtime(options.model, **given) as runtime:
+            runtime.wait_ready()
+            seconds.append(time.monotonic() - began)
+            if len(seconds) == 1:
+                print(f"it says: {_warmed.run(backend=runtime).text()}", flush=True)
+            kernels = get_server_info(runtime).get("kernels")
+    print(f"first start {seconds[0]:.1f} s, the next one {seconds[1]:.1f} s ({kernels} kernels)")
+    return 0
+
+
+@maker(Program)
+def _warmed(s: State) -> None:
+    s += "A number: "
+    s += gen("number", regex="[1-9][0-9]", max_tokens=8)
 
 
 def _of_server(module: str, arguments: Sequence[str]) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 from umbel.interpreter.backends.runtime import Runtime
+from umbel.interpreter.cli import main
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import ConstraintSpec, Final, GenRequest
 from umbel.lang.sampling import SamplingParams
@@ -93,3 +94,10 @@ def test_the_compiler_goes_with_its_runtime(runtime: Runtime) -> None:
     assert compilers()
     runtime.shutdown()
     wait_until(lambda: not compilers(), "the compiler outlived its runtime")
+
+
+def test_umbel_warm_starts_a_model_twice_and_lets_it_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["warm", "oracle"]) == 0
+    answer, starts = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"it says: A number: [1-9][0-9]", answer)
+    assert re.fullmatch(r"first start \d+\.\d s, the next one \d+\.\d s \(oracle kernels\)", starts)
