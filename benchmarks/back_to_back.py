@@ -6,6 +6,7 @@ there are left out: their device waits for programs.
 """
 
 import argparse
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ class Row:
     name: str
     steps: int
     back_to_back: int
+    busy: float  # the part of the time in which a step ran
     late: int  # rows that chose later
     dropped: int  # rows that ran in vain
     failures: int
@@ -36,24 +38,26 @@ class Row:
         return self.back_to_back / self.steps if self.steps else 1.0
 
     def __str__(self) -> str:
-        return f"| {self.name} | {self.steps} | {self.share:.1%} | {self.late} | {self.dropped} | {self.failures} |"
+        shares = f"{self.share:.1%} | {self.busy:.1%}"
+        return f"| {self.name} | {self.steps} | {shares} | {self.late} | {self.dropped} | {self.failures} |"
 
 
-def measured(name: str, options: dict[str, object], *, programs: int, concurrency: int) -> Row:
-    """Runs the first programs of a workload on a runtime of its own."""
+def measured(name: str, options: dict[str, object], step: float, *, programs: int, concurrency: int) -> Row:
+    """Runs the first programs of a workload on a runtime of its own. step: seconds of one."""
     loaded = workload.read(name)
     with ul.Runtime(**options) as runtime:  # type: ignore[arg-type]  # checked by the runtime
         system = Umbel(FULL, runtime.wait_ready())
         system.many(loaded.programs[:2], 2)  # opens constraints, and what else comes first
         system.flush()
-        before = system.counters()
+        before, began = system.counters(), time.perf_counter()
         results = system.many(loaded.programs[:programs], concurrency)
-        after = system.counters()
+        seconds, after = time.perf_counter() - began, system.counters()
     grown = {key: int(after[key] - before[key]) for key in after if key in before}
     return Row(
         name,
         steps=grown["device_steps"] - grown["first_steps"],
         back_to_back=grown["back_to_back_steps"],
+        busy=grown["device_steps"] * step / seconds,
         late=grown["late_rows"],
         dropped=grown["dropped_rows"],
         failures=sum(isinstance(result, Exception) for result in results),
@@ -76,11 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         **dict(map(option, asked.option)),
         "debug": {"pretend_step": asked.seconds},
     }
-    print("| workload | steps | back to back | late rows | dropped | failed |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    print("| workload | steps | back to back | busy | late rows | dropped | failed |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     rows = []
     for name in asked.workload:
-        rows.append(measured(name, options, programs=asked.programs, concurrency=asked.concurrency))
+        rows.append(measured(name, options, asked.seconds, programs=asked.programs, concurrency=asked.concurrency))
         print(rows[-1], flush=True)
     return 1 if any(row.failures for row in rows) else 0
 

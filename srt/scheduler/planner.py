@@ -14,7 +14,7 @@ from ..cache.slot_allocator import Slots
 from .commit import Commit
 from .constrained import ConstrainedTexts
 from .guesses import Guesser
-from .policy import AdmissionPolicy
+from .policy import AdmissionPolicy, Order
 from .request import NO_SOURCE, Generation, Phase, Prefilling, Request
 from .request_table import SchedulerContext
 from .step import StepPlan
@@ -24,6 +24,7 @@ _log = logging.getLogger("umbel.engine")
 _SHORTAGES = 16  # in a row, after which a step fails: each halves the rows
 _UNTIL_MORE = 64  # steps that had memory, after which the next ones may have twice as many rows
 _WHOLE_STEP = 1 << 16  # rows; more are no limit where prompts are computed whole
+_ADMITTING = 0.0015  # seconds of a step that overlaps in which requests are admitted
 _PATIENCE = 16  # steps after which admission is tried again though the queue head did not fit and no request has ended
 
 
@@ -50,6 +51,8 @@ class Planner:
         self._policy = AdmissionPolicy(context.config, context.kv.peek, context.counters)
         self._held = 0  # steps to skip admission for: the queue head did not fit and nothing was freed
         self._held_at = 0  # state of the table then
+        self._order: Order | None = None  # in which the rest of many waiting requests is admitted
+        self._order_of = 0  # arrivals when it was made
 
     def plan(self, *, step_running: bool = False) -> StepPlan:
         """Plans the next step. step_running: one is running, and `computed` of its requests counts its rows.
@@ -129,13 +132,20 @@ class Planner:
     def _admit(self, plan: StepPlan) -> None:
         """Admits waiting requests while limits and slots allow; the first that does not fit blocks the rest.
 
-        One that does not fit into the share of its salt blocks those of its salt only.
+        One that does not fit into the share of its salt blocks those of its salt only. Where steps overlap, the rest of
+        many waits for the next step, so that the device does not wait for all of them.
         """
-        order = self._policy.order(list(self._table.waiting.values()), self._clock.now())
+        arrivals, sliced = self._table.arrivals, self._config.overlap
+        if self._order is None or self._order_of != arrivals:
+            self._order = self._policy.order(list(self._table.waiting.values()), self._clock.now())
+            self._order_of = arrivals
+        order, until = self._order, self._clock.now() + _ADMITTING
         promised = self._promised(self._table.running.values())
         blocked: set[str] = set()  # salts
         stuck = False  # none of those that wait fits
         while not plan.full and self._may_admit:
+            if sliced and plan.planned and self._clock.now() > until:
+                return  # with the order, which is that of the rest
             request = order.next()
             if request is None:
                 stuck = bool(blocked)
@@ -162,6 +172,7 @@ class Planner:
                 if full == "pool":
                     stuck = True
                     break
+        self._order = None
         if stuck and all(rows.request.decoding for rows in plan.planned):
             self._held, self._held_at = _PATIENCE, self._table.changes
 

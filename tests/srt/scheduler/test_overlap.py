@@ -62,6 +62,29 @@ def test_texts_are_those_of_steps_that_wait(computes: Computes) -> None:
         engine.assert_equals_reference(message_id, prompt, sampling)
 
 
+@pytest.mark.parametrize(("overlap", "running"), [(True, [1, 2, 3, 4, 5, 6]), (False, [5, 5, 5, 6, 6, 6])])
+def test_a_device_does_not_wait_until_all_of_many_are_admitted(overlap: bool, running: list[int]) -> None:
+    """Each takes a second of planning, so a step admits one; without overlap it admits all. The sixth comes late."""
+    engine: Engine | None = None
+
+    def pass_time(point: str) -> None:
+        if point == "engine.plan" and engine is not None:
+            engine.clock.advance(1.0)
+
+    engine = Engine(faults=pass_time, overlap=overlap)
+    ids = [engine.generate([first, 5, 5], LONG) for first in range(1, 6)]
+    seen = []
+    for step in range(6):
+        if step == 3:
+            ids.append(engine.generate([6, 5, 5], LONG))
+        engine.step()
+        seen.append(engine.scheduler.running)
+    assert seen == running
+    engine.run()
+    for first, message_id in enumerate(ids, 1):
+        engine.assert_equals_reference(message_id, [first, 5, 5], LONG)
+
+
 def test_a_row_behind_the_end_of_a_text_is_wasted_and_counted() -> None:
     engine = Engine(overlap=True)
     stop = SamplingParams(temperature=0.0, max_tokens=30, stop=("ab",), ignore_eos=True)
