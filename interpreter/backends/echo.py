@@ -20,6 +20,7 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 
 import msgspec
@@ -112,12 +113,16 @@ class Gate:
         """Blocks until so many calls have come to the gate in all.
 
         Raises:
-            AssertionError: they do not come.
+            AssertionError: for a long time none came any more.
         """
         arrived = checks.integer("Gate.wait_for(): arrived", arrived, 0, MOST_CALLS)
         with self._condition:
-            if not self._condition.wait_for(lambda: self._arrived >= arrived, _PATIENCE):
-                raise AssertionError(f"{self._arrived} came to the gate, {arrived} were expected")
+            while self._arrived < arrived:
+                if not self._condition.wait_for(partial(self._more_than, self._arrived), _PATIENCE):
+                    raise AssertionError(f"{self._arrived} came to the gate, {arrived} were expected")
+
+    def _more_than(self, arrived: int) -> bool:
+        return self._arrived > arrived
 
     async def passes(self) -> None:
         """Waits to pass, on the backend's loop. A cancelled call gives its place up."""

@@ -140,7 +140,8 @@ def test_drafts_change_no_text(case: str, kernels: Kernels, of_draft: Kernels) -
     model_type, changes = CASES[case]
     model = reference_model(model_type, vocab_size=VOCABULARY, **changes)
     runner = build_runner(model.config.to_dict(), tensors_of(model), num_slots=SLOTS, dtype="float32", kernels=kernels)
-    other = reference_model("phi3", vocab_size=VOCABULARY, hidden_size=64, pad_token_id=0)
+    kind = "llama" if model_type == "phi3" else "phi3"  # weights of one seed would be those of the model
+    other = reference_model(kind, vocab_size=VOCABULARY, hidden_size=64, pad_token_id=0)
     right = []
     for one in (model, other):
         draft = build_runner(
