@@ -26,7 +26,7 @@ from ...lang.sampling import SamplingParams
 from ..cache.slot_allocator import IntegrityError, Slots
 from ..cache.window_slots import WindowSlots
 from ..constraints.matcher import MatcherCache
-from ..core.batch import AsyncRunner, LaunchedStep, Logits, Runner, ShortOfMemory, VectorHead
+from ..core.batch import AsyncRunner, LaunchedStep, Logits, RowNeed, Runner, ShortOfMemory, VectorHead
 from ..core.instruments import Clock, Counters, FaultHook, no_faults
 from ..core.messages import (
     ControlEnded,
@@ -67,6 +67,7 @@ from .step import (
     InFlightStep,
     PlannedRows,
     StepPlan,
+    StepRequests,
     build_late_requests,
     build_row_requests,
     pending_tokens,
@@ -576,17 +577,30 @@ class Scheduler:
             else:
                 request.computed = request.kv_length = rows.start
                 dropped.append(request.number)
+        asked = build_late_requests(chosen)
+        for rows in chosen:
+            if (error := asked.errors.get(rows.request.number)) is not None:
+                self._table.fail(rows.request, error)
+        chosen = [rows for rows in chosen if rows.request.number not in asked.errors]
         self._counters.late_rows += len(chosen) + len(dropped)
         self._counters.dropped_rows += len(dropped)
         self._in_flight[0] = step.chosen_late(chosen, dropped)
         if chosen:
-            assert isinstance(step.pending, LaunchedStep), "its rows choose later"
-            try:
-                places = np.array([rows.logits_of_last for rows in chosen], dtype=np.int64)
-                step.pending.choose(places, build_late_requests(chosen))
-            except Exception as error:
-                self._in_flight.popleft()
-                self._fail(step, error)
+            self._ask_late(step, chosen, asked)
+
+    def _ask_late(self, step: InFlightStep, chosen: Sequence[PlannedRows], asked: StepRequests) -> None:
+        """Asks the runner for the tokens of these rows. asked: of them, and of others that have failed."""
+        assert isinstance(step.pending, LaunchedStep), "its rows choose later"
+        assert asked.row_requests is not None, "requests were built"
+        places = np.array([rows.logits_of_last for rows in chosen], dtype=np.int64)
+        row_requests = asked.row_requests
+        if asked.errors:
+            row_requests = row_requests.take(np.flatnonzero(row_requests.kinds != RowNeed.LATER))
+        try:
+            step.pending.choose(places, row_requests)
+        except Exception as error:
+            self._in_flight.popleft()
+            self._fail(step, error)
 
     def _complete(self) -> None:
         """Waits for the oldest step and commits its result."""

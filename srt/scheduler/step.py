@@ -561,14 +561,20 @@ def _no_requests(logit_rows: int, *, launched: bool) -> RowRequests:
     )
 
 
-def build_late_requests(late: Sequence[PlannedRows]) -> RowRequests:
-    """Builds the requests of rows whose masks are known now. One entry for each of them."""
+def build_late_requests(late: Sequence[PlannedRows]) -> StepRequests:
+    """Builds the requests of rows whose masks are known now. One entry for each of them; LATER: it has an error."""
     row_requests = _no_requests(len(late), launched=True)
+    row_requests.kinds[:] = _LATER
     draws: list[tuple[int, Limits, int, int]] = []
+    errors: dict[int, Exception] = {}
     for index, rows in enumerate(late):
         request, generation = rows.request, rows.request.job
         assert isinstance(generation, Generation), "only generations sample"
-        choice = _choice_of(request, generation, launched=True)
+        try:
+            choice = _choice_of(request, generation, launched=True)
+        except Exception as error:
+            errors[request.number] = error
+            continue
         assert choice is not None, "a text that runs ahead has its tokens chosen by the runner"
         if choice.allowed is not None:
             row_requests.allow(index, choice.allowed)
@@ -577,7 +583,7 @@ def build_late_requests(late: Sequence[PlannedRows]) -> RowRequests:
             draws.append((index, choice.limits, generation.seed, request.length))
     if draws:
         _write_draws(row_requests, draws)
-    return row_requests
+    return StepRequests(row_requests, errors)
 
 
 def _write_draws(row_requests: RowRequests, draws: list[tuple[int, Limits, int, int]]) -> None:

@@ -9,8 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from umbel.lang.protocol import RequestTimes
 from umbel.lang.sampling import SamplingParams
+from umbel.srt.core.batch import Allowed
 from umbel.srt.core.instruments import FailAt
 from umbel.srt.core.messages import ControlEnded, Ended, EngineAbort, EngineControl, EngineFailed, ScoreEnded
+from umbel.srt.scheduler import step
+from umbel.srt.scheduler.request import Request
 from umbel.srt.testing.launched_oracle import Computes, _Launched
 from umbel.srt.testing.oracle import OracleError
 
@@ -74,8 +77,8 @@ def test_a_device_does_not_wait_until_all_of_many_are_admitted(overlap: bool, ru
     engine = Engine(faults=pass_time, overlap=overlap)
     ids = [engine.generate([first, 5, 5], LONG) for first in range(1, 6)]
     seen = []
-    for step in range(6):
-        if step == 3:
+    for number in range(6):
+        if number == 3:
             ids.append(engine.generate([6, 5, 5], LONG))
         engine.step()
         seen.append(engine.scheduler.running)
@@ -256,6 +259,30 @@ def test_a_row_that_ran_with_an_overruled_token_runs_again() -> None:
         said.append([engine.tokens(message_id) for message_id in ids])
         assert (engine.count("dropped_rows") > 0) is overlap
     assert said[0] == said[1]
+
+
+def test_a_row_whose_late_request_cannot_be_built_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = constraining()
+    sampling = SamplingParams(temperature=1.0, seed=5, max_tokens=30)
+    ids = [engine.constrain([256, first], texts(*CHOICES), sampling) for first in range(4)]
+    engine.step()
+    allowed_of = step.allowed_of
+
+    def failing(request: Request, *rest: object) -> Allowed | None:
+        if request.message_id == ids[1]:
+            raise OracleError("injected")
+        return allowed_of(request, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(step, "allowed_of", failing)
+    engine.step()
+    monkeypatch.undo()
+    engine.run()
+    said = [engine.tokens(message_id) for message_id in ids if message_id != ids[1]]
+    assert isinstance(engine.endings[ids[1]], EngineFailed)
+    alone = constraining(overlap=False)
+    again = [alone.constrain([256, first], texts(*CHOICES), sampling) for first in (0, 2, 3)]
+    alone.run()
+    assert said == [alone.tokens(message_id) for message_id in again]
 
 
 def test_a_step_that_cannot_choose_late_fails_with_its_requests() -> None:
