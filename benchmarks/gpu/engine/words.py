@@ -25,6 +25,7 @@ class WordTokenizer:
     name = "words of the workloads"
     bos_id: int | None = 256
     eos_ids = frozenset({257})
+    closing_id: int | None = None
     chat_template: str | None = None
     # Before a space between two letters a piece ends, whatever follows.
     boundary: re.Pattern[str] | None = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
