@@ -53,7 +53,7 @@ check: $(VENV)/dev.stamp
 bench: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks
 
-# Kernels and engine on a GPU, in eight minutes; without one, a dry run. GPU="--groups engine --minutes 30" and the like.
+# Kernels and engine on a GPU, in eight minutes; without one, a dry run. GPU="--part 1" (to 4) and the like.
 gpu:
 	$(GPU_PYTHON) -m benchmarks.gpu $(GPU)
 

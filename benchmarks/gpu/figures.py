@@ -1,12 +1,14 @@
 """What was measured, beside what the hardware allows and what we ask of ourselves; as Markdown and as JSON.
 
-JSON is written by the standard library: a machine with a GPU may have no msgspec.
+A record is written after each figure, so that a call that is killed loses the figure under way alone. JSON is written
+by the standard library: a machine with a GPU may have no msgspec.
 """
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -24,6 +26,7 @@ class Unit(StrEnum):
     PROGRAMS = "programs/s"
     ERROR = "relative error"
     PASSED = "passed"
+    SHARE = "%"
 
     @property
     def smaller_is_better(self) -> bool:
@@ -71,52 +74,140 @@ class Figure:
             return "must" if self.reaches(self.must) else "NO"
         return ""
 
+    @property
+    def is_wrong(self) -> bool:
+        """A kernel does not give what its reference gives, or a test failed; what is slow is not wrong."""
+        return not self.unit.is_timed and self.met == "NO"
+
+
+@dataclass(frozen=True, slots=True)
+class PendingFigure:
+    """A figure that is not taken yet: a record that has one of its name does not need it. take: may break."""
+
+    name: str
+    take: Callable[[], Figure]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the command. figures: that it took or changed."""
+
+    date: str
+    commit: str
+    figures: int = 0
+
 
 @dataclass(slots=True)
 class Record:
-    """Grows while groups run.
+    """Grows while groups run. Its methods write it, where it has a folder; what else changes it calls `save`.
 
     Attributes:
         dry: nothing was timed on a GPU, and no number means anything.
-        broken: what ended with an error, and which.
-        left_out: what did not run, and why.
-        seconds: that each group took.
+        sizes: names the shapes that were measured; figures of other sizes do not go with these.
+        folder: where the record is kept.
+        broken: what ended with an error, and which, by group.
+        left_out: what did not run, and why, by group.
+        seconds: that each group took, in all calls.
         more: larger records of groups, which go to files of their own: name → text.
+        calls: that took figures, this one last.
     """
 
     hardware: Hardware
     dry: bool
+    sizes: str = ""
+    folder: Path | None = None
     figures: list[Figure] = field(default_factory=list)
-    broken: list[str] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    broken: dict[str, list[str]] = field(default_factory=dict)
+    left_out: dict[str, list[str]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     more: dict[str, str] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    _changed: set[tuple[str, str]] = field(default_factory=set)  # figures of this call
+    _written: dict[str, str] = field(default_factory=dict)  # file name → text
+
+    def __post_init__(self) -> None:
+        if not self.calls:
+            self.calls = [Call(self.hardware.date, self.hardware.commit)]
 
     @property
     def failed(self) -> list[str]:
         """What is wrong, not slow: a kernel that does not give what its reference gives, or a test that failed."""
-        wrong = [figure for figure in self.figures if not figure.unit.is_timed and figure.met == "NO"]
-        return [*(f"{figure.group}: {figure.name}" for figure in wrong), *self.broken]
+        wrong = [f"{figure.group}: {figure.name}" for figure in self.figures if figure.is_wrong]
+        return [*wrong, *(line for lines in self.broken.values() for line in lines)]
 
     def met(self, figure: Figure) -> str:
         """Of a dry run, times are not judged."""
         return "" if self.dry and figure.unit.is_timed else figure.met
 
+    def has(self, group: str, name: str) -> bool:
+        """The figure is there, and need not be taken again: it is a number, and not wrong."""
+        found = next((one for one in self.figures if (one.group, one.name) == (group, name)), None)
+        return found is not None and not found.is_wrong and not math.isnan(found.measured)
+
+    def add(self, *figures: Figure) -> None:
+        """Each takes the place of the one of its group and name."""
+        places = {(one.group, one.name): place for place, one in enumerate(self.figures)}
+        for figure in figures:
+            key = figure.group, figure.name
+            place = places.setdefault(key, len(self.figures))
+            if place == len(self.figures):
+                self.figures.append(figure)
+            elif self.figures[place] == figure:
+                continue
+            self.figures[place] = figure
+            self._changed.add(key)
+        self.calls[-1] = replace(self.calls[-1], figures=len(self._changed))
+        self.save()
+
+    def begin(self, group: str) -> None:
+        """Forgets what an earlier call said of a group: it is tried again."""
+        self.broken.pop(group, None)
+        self.left_out.pop(group, None)
+
+    def broke(self, group: str, line: str) -> None:
+        self.broken.setdefault(group, []).append(line)
+        self.save()
+
+    def leave_out(self, group: str, *lines: str) -> None:
+        if lines:
+            self.left_out.setdefault(group, []).extend(lines)
+            self.save()
+
+    def save(self) -> None:
+        """Writes the record to its folder, if it has one."""
+        if self.folder is not None:
+            self.write(self.folder)
+
     def write(self, folder: Path) -> None:
-        """`results.md`, `results.json` and what groups say at length, in place of what was there."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "results.md").write_text(markdown(self), encoding="utf-8")
+        """`results.md`, `results.json` and what groups say at length, each in place of what was there."""
         record = {
             "hardware": asdict(self.hardware),
             "dry": self.dry,
+            "sizes": self.sizes,
+            "calls": [asdict(call) for call in self.calls],
             "seconds": self.seconds,
             "broken": self.broken,
             "left_out": self.left_out,
             "figures": [{**_finite(asdict(figure)), "met": self.met(figure)} for figure in self.figures],
+            "more": sorted(self.more),
         }
-        (folder / "results.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        for name, text in self.more.items():
-            (folder / name).write_text(text, encoding="utf-8")
+        folder.mkdir(parents=True, exist_ok=True)
+        texts = {
+            **self.more,
+            "results.md": markdown(self),
+            "results.json": json.dumps(record, indent=1, ensure_ascii=False) + "\n",
+        }
+        for name, text in texts.items():
+            if self._written.get(str(folder / name)) != text:
+                write_whole(folder / name, text)
+                self._written[str(folder / name)] = text
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A process that is killed leaves the file as it was, or as it is to be."""
+    new = path.with_name(path.name + ".new")
+    new.write_text(text, encoding="utf-8")
+    os.replace(new, path)
 
 
 def markdown(record: Record) -> str:
@@ -130,10 +221,14 @@ def markdown(record: Record) -> str:
         ]
     lines += ["", *table(record)]
     for title, texts in (("Broken", record.broken), ("Left out", record.left_out)):
-        if texts:
-            lines += ["", f"## {title}", "", *(f"* {line}" for line in texts)]
+        if any(texts.values()):
+            lines += ["", f"## {title}", "", *(f"* {line}" for group in texts.values() for line in group)]
     took = ", ".join(f"{group} {seconds:.0f} s" for group, seconds in record.seconds.items())
-    return "\n".join([*lines, "", f"Time: {took}.", ""])
+    lines += ["", f"Time: {took}."]
+    if len(record.calls) > 1:
+        calls = ", ".join(f"{one.date} {one.figures} figures at {one.commit}" for one in record.calls)
+        lines += ["", f"Calls: {calls}."]
+    return "\n".join([*lines, ""])
 
 
 def table(record: Record) -> list[str]:

@@ -3,14 +3,16 @@
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import packages
-from .figures import Figure, Record
-from .kernel_tests import ENGINE_TESTS, ON_DEVICE, ON_HOST, figures_of_tests, processes_here
+from .figures import PendingFigure, Record
+from .kernel_tests import ON_HOST, processes_here, run_tests, tests_on_device
+from .outcomes import Outcomes
 from .packages import ROOT
 from .stopwatch import Budget, Stopwatch
 from .subjects.attention import attention_subjects
@@ -21,6 +23,12 @@ from .subjects.sizes import Sizes
 from .subjects.small import small_subjects
 from .subjects.subject import Subject
 
+if TYPE_CHECKING:  # they need packages that a machine with a GPU may lack
+    from umbel.srt.simulator.workload import Workload
+
+    from ..configuration import Configuration
+    from .engine.shapes import Shape
+
 Say = Callable[[str], None]
 
 
@@ -29,6 +37,7 @@ class Run:
     """What all groups share.
 
     Attributes:
+        outcomes: of tests, in this call and earlier ones.
         dry: tiny shapes on the CPU.
         large: the folder of the workload files; None: those of the repository.
         workloads: names of files; none: all of the folder.
@@ -37,6 +46,7 @@ class Run:
     """
 
     record: Record
+    outcomes: Outcomes
     stopwatch: Stopwatch
     sizes: Sizes
     dry: bool
@@ -50,7 +60,7 @@ class Run:
 class Group:
     """
     Attributes:
-        share: of the time that is left when its turn comes.
+        share: of the time that is left when its turn comes; the last group gets all of it.
         needs: packages.
         usual: it runs when no group is asked for by name, on a GPU and in a dry run.
     """
@@ -63,18 +73,23 @@ class Group:
 
 
 def tests(run: Run, budget: Budget) -> None:
-    chosen: tuple[str, ...] = ON_HOST if run.dry else ON_DEVICE
-    if not run.dry and packages.is_here("transformers"):
-        chosen = (chosen[0], ENGINE_TESTS, *chosen[1:])  # first: they go through all kernels
-    elif not run.dry:
-        run.record.left_out.append(f"{ENGINE_TESTS}: transformers is not installed, which makes their models")
-    figures, left_out = figures_of_tests(budget.left, chosen, processes=1 if run.dry else processes_here())
-    run.record.figures += figures
-    run.record.left_out += left_out
+    record, outcomes = run.record, run.outcomes
+    chosen, absent = (ON_HOST, []) if run.dry else tests_on_device()
+
+    def changed() -> None:
+        record.left_out.pop("tests", None)
+        record.leave_out("tests", *absent, *outcomes.left_out())
+        record.add(*outcomes.figures())
+
+    changed()
+    try:
+        run_tests(outcomes, budget.left, chosen, processes=1 if run.dry else processes_here(), changed=changed)
+    finally:
+        changed()
 
 
 def equality(run: Run, budget: Budget) -> None:
-    _add(run, budget, "equality", comparisons(run.sizes, run.stopwatch.device))
+    take(run, budget, "equality", comparisons(run.sizes, run.stopwatch.device))
 
 
 def attention(run: Run, budget: Budget) -> None:
@@ -102,12 +117,12 @@ def steps(run: Run, budget: Budget) -> None:
     from .engine.steps import FULL, SMALL, borrowed_figures, step_figures
 
     sizes, limits = SMALL if run.dry else FULL, run.record.hardware.limits
-    figures = step_figures(sizes, run.stopwatch, limits)
+    figures: Iterable[PendingFigure] = step_figures(sizes, run.stopwatch, limits)
     if packages.is_here("transformers"):
         figures = chain(figures, borrowed_figures(sizes, run.stopwatch, limits))
     else:
-        run.record.left_out.append("steps through transformers: transformers is not installed")
-    _add(run, budget, "steps", figures)
+        run.record.leave_out("steps", "steps through transformers: transformers is not installed")
+    take(run, budget, "steps", figures)
 
 
 def engine(run: Run, budget: Budget) -> None:
@@ -115,7 +130,7 @@ def engine(run: Run, budget: Budget) -> None:
     from ..configuration import ALL, FULL
     from .engine.shapes import LLAMA_2_7B, LLAMA_3_8B, TINY
     from .engine.texts import shortened
-    from .engine.workloads import BASE, ON_DEVICE, ON_HOST, Engine, text_record
+    from .engine.workloads import BASE
 
     folder = run.large or workload.FOLDER
     names = run.workloads or workload.available(folder)
@@ -125,17 +140,41 @@ def engine(run: Run, budget: Budget) -> None:
         files = [shortened(file, characters=24, tokens=2) for file in files]
     shapes = [TINY] if run.dry else [LLAMA_2_7B, LLAMA_3_8B]
     for number, shape in enumerate(shapes):
-        share = budget.part(1 / (len(shapes) - number))
-        one = Engine(shape, files, ON_HOST if run.dry else ON_DEVICE, run.stopwatch.device, share, run.say)
-        one.run(configurations)
-        run.record.figures += one.figures()
-        run.record.left_out += one.left_out
-        run.record.broken += one.failures()
-        run.record.more |= text_record(one)
+        _engine_of(shape, files, configurations, run, budget.part(1 / (len(shapes) - number)))
+
+
+def _engine_of(
+    shape: "Shape",
+    files: Sequence["Workload"],
+    configurations: Sequence["Configuration"],
+    run: Run,
+    budget: Budget,
+) -> None:
+    """Runs of an earlier call are taken over; the record has each run as soon as it has ended."""
+    from .engine.workloads import ON_DEVICE, ON_HOST, Engine, earlier_results, record_name, text_record
+
+    record = run.record
+    broken = tuple(record.broken.get("engine", ()))  # of the shapes before
+
+    def changed() -> None:
+        record.more |= text_record(one)
+        if failures := one.failures():
+            record.broken["engine"] = [*broken, *failures]
+        record.add(*one.figures())
+
+    one = Engine(shape, files, ON_HOST if run.dry else ON_DEVICE, run.stopwatch.device, budget, run.say, changed)
+    earlier = earlier_results(record.more.get(f"{record_name(shape)}.json", ""))
+    if earlier is not None and (taken := one.take_over(earlier)):
+        run.say(f"engine: {shape.name}: {taken} runs are taken over")
+    one.run(configurations)
+    changed()
+    record.leave_out("engine", *one.left_out)
 
 
 def compiled(run: Run, budget: Budget) -> None:
     """What the compiler makes of the kernels here, in a process of its own: this one may interpret them."""
+    if "ptx.md" in run.record.more:
+        return
     environment = {name: value for name, value in packages.environment().items() if name != "TRITON_INTERPRET"}
     only = ["--kernels", "small", "--only", "norm"] if run.dry else []
     with tempfile.TemporaryDirectory() as folder:
@@ -146,11 +185,12 @@ def compiled(run: Run, budget: Budget) -> None:
                 command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=budget.left
             )
         except subprocess.TimeoutExpired:
-            run.record.left_out.append("compiled: the time was up; write a larger --minutes")
+            run.record.leave_out("compiled", "compiled: the time was up; write a larger --minutes")
             return
         if page.is_file():
             run.record.more["ptx.md"] = page.read_text()
-        run.record.broken += [f"compiled: {line}" for line in finished.stderr.splitlines() if finished.returncode]
+        for line in finished.stderr.splitlines() if finished.returncode else ():
+            run.record.broke("compiled", f"compiled: {line}")
 
 
 GROUPS = (
@@ -164,27 +204,34 @@ GROUPS = (
     Group("engine", 1.0, packages.ENGINE, engine),
     Group("compiled", 1.0, (), compiled, usual=(False, True)),
 )
+# Each fits into one call of eight minutes on a device that is lent; `--part N` runs the Nth.
+PARTS = (
+    ("tests",),
+    ("equality", "attention", "passes", "experts", "sampling"),
+    ("steps",),
+    ("engine",),
+)
 
 
 def _time(run: Run, budget: Budget, group: str, subjects: Iterable[Subject]) -> None:
-    """A subject that breaks is named, and those behind it are timed."""
     limits = run.record.hardware.limits
-
-    def figures() -> Iterator[Figure]:
-        for subject in subjects:
-            try:
-                yield subject.figure(run.stopwatch, limits)
-            except Exception as error:
-                run.record.broken.append(f"{group}: {subject.name}: {type(error).__name__}: {error}")
-
-    _add(run, budget, group, figures())
+    take(run, budget, group, (subject.pending(run.stopwatch, limits) for subject in subjects))
 
 
-def _add(run: Run, budget: Budget, group: str, figures: Iterator[Figure]) -> None:
-    """Each as it comes. How many there will be is not known before they are made."""
-    for figure in figures:
-        run.record.figures.append(figure)
-        run.say(f"{group}: {figure.name}: {figure.measured:.3g} {figure.unit.value} {run.record.met(figure)}")
+def take(run: Run, budget: Budget, group: str, figures: Iterable[PendingFigure]) -> None:
+    """Takes the figures that the record lacks, while there is time. One that breaks is named, and the next ones are
+    taken."""
+    record = run.record
+    for pending in figures:
+        if record.has(group, pending.name):
+            continue
         if budget.is_up:
-            run.record.left_out.append(f"{group}: what comes behind {figure.name!r}, if anything; the time was up")
+            record.leave_out(group, f"{group}: {pending.name!r} and what follows it; the time was up, call again")
             return
+        try:
+            figure = pending.take()
+        except Exception as error:
+            record.broke(group, f"{group}: {pending.name}: {type(error).__name__}: {error}")
+            continue
+        record.add(figure)
+        run.say(f"{group}: {figure.name}: {figure.measured:.3g} {figure.unit.value} {record.met(figure)}")

@@ -4,6 +4,7 @@ import importlib.metadata
 import platform
 import re
 import subprocess
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ _KNOWN = {
     "A100": (1.935e12, 312e12),
     "L40S": (0.864e12, 362e12),
 }
+UNKNOWN = "unknown"  # of a commit, where there is no checkout
 _CLOCKS = "clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,temperature.gpu,power.draw,driver_version"
 
 
@@ -159,7 +161,7 @@ def _clocks() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """The commit of the checkout, with a mark when files differ from it."""
+    """The commit of the checkout, with a mark of how files differ from it, those of records apart."""
 
     def git(*arguments: str) -> str:
         command = ["git", *arguments]
@@ -168,6 +170,7 @@ def _commit() -> str:
 
     try:
         commit = git("rev-parse", "--short=12", "HEAD")
-        return commit + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+        changes = git("diff", "HEAD", "--", ":/", ":(exclude,top)benchmarks/results")
+        return commit + (f"+changes-{zlib.crc32(changes.encode()):08x}" if changes else "")
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return UNKNOWN

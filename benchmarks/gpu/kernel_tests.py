@@ -1,9 +1,11 @@
 """The tests that need a GPU, run by pytest in processes of its own, for so many seconds.
 
 Most of their time is Triton's compiler, which has one core in each process: so several share the tests out among them.
+Each process writes a line for each test as it begins and ends. The parent reads them once a second, so that a call
+that is killed loses a second of outcomes at most.
 
-`python -m benchmarks.gpu.kernel_tests SECONDS FILE PART OF MARKERS PATH...` runs part PART (from 0) of OF, and writes
-what became of it to FILE.
+`python -m benchmarks.gpu.kernel_tests SECONDS FILE KNOWN PART OF MARKERS PATH...` runs part PART (from 0) of OF, leaves
+out and puts off the tests that the file KNOWN names, and appends what becomes of them to FILE.
 """
 
 import json
@@ -12,22 +14,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
-from zlib import crc32
+from typing import Any, TextIO
 
-from .figures import Figure, Unit
+from . import packages
+from .outcomes import FAILED, PASSED, SKIPPED, WAITING, Outcomes, order
 from .packages import ROOT, environment
 
-GROUP = "tests"
-ON_DEVICE = ("gpu", "tests/srt/kernels/triton")  # the marker, and where
-ENGINE_TESTS = "tests/srt/runners/cuda"  # of the same marker
+MARKER = "gpu"
+KERNEL_TESTS = ("tests/srt/kernels/triton", "tests/srt/sampling/test_sampler.py")
+BENCHMARK_TESTS = "tests/benchmarks/test_gpu.py"  # needs what the engine needs
+ENGINE_TESTS = "tests/srt/runners/cuda"  # needs transformers, which makes their models
 ON_HOST = ("not gpu", "tests/srt/kernels/triton/test_norm.py")
-GRACE = 45.0  # seconds for importing, collecting, and the test that was running when the time was up
+GRACE = (
+    45.0  # seconds for importing, collecting, and the test that was running when the time was up; less of a short time
+)
 MOST_PROCESSES = 12  # each holds a context of the device
+EVERY = 1.0  # seconds between looks at what processes have written
+_RUNNING = "running"
+_USUAL = (0, 1, 2, 5)  # exit codes of pytest: passed, failed, interrupted, no tests
 
 
 class NoTests(Exception):
@@ -39,127 +46,216 @@ def processes_here() -> int:
     return max(1, min(MOST_PROCESSES, (os.cpu_count() or 1) * 3 // 4))
 
 
-def figures_of_tests(seconds: float, chosen: Sequence[str], *, processes: int = 1) -> tuple[list[Figure], list[str]]:
-    """For each file how many of its tests passed, of how many; and what was left out, and why.
+def tests_on_device() -> tuple[tuple[str, ...], list[str]]:
+    """Returns the marker and paths of all tests that need a GPU, and what is left out for want of a package."""
+    chosen, left_out = [MARKER], []
+    if packages.is_here("transformers"):
+        chosen.append(ENGINE_TESTS)  # first: they go through all kernels
+    else:
+        left_out.append(f"{ENGINE_TESTS}: transformers is not installed, which makes their models")
+    chosen += KERNEL_TESTS
+    absent = packages.left_out(BENCHMARK_TESTS, packages.ENGINE)
+    if absent is None:
+        chosen.append(BENCHMARK_TESTS)
+    else:
+        left_out.append(absent)
+    return tuple(chosen), left_out
+
+
+def run_tests(
+    outcomes: Outcomes,
+    seconds: float,
+    chosen: Sequence[str],
+    *,
+    processes: int = 1,
+    changed: Callable[[], None] = lambda: None,
+) -> None:
+    """Runs the chosen tests that are not done. changed: told when outcomes are new, and were saved.
 
     Raises:
-        NoTests: a process of pytest did not begin, or did not end, or there is no test.
+        NoTests: a process of pytest did not begin, or there is no test.
     """
-    files: dict[str, Counter[str]] = {}
-    first: dict[str, str] = {}
-    waiting = 0
-    for record in _records(seconds, chosen, processes):
-        for path, counts in record["files"].items():
-            files.setdefault(path, Counter()).update(counts)
-        first = record["first"] | first
-        waiting += record["waiting"]
-    if not files and not waiting:
-        raise NoTests(f"no test is marked {chosen[0]!r} in {', '.join(chosen[1:])}")
-    figures = []
-    for path, counts in sorted(files.items()):
-        passed = counts["passed"]
-        ran = passed + counts["failed"]
-        if ran:
-            note = f"first: {first[path]}" if passed < ran else ""
-            figures.append(Figure(GROUP, path, Unit.PASSED, passed, limit=ran, must=ran, note=note))
-    left_out = [f"{waiting} tests: their time was up; write a larger --minutes"] if waiting else []
-    skipped = sum(counts["skipped"] for counts in files.values())
-    return figures, left_out + ([f"{skipped} tests that skip themselves here"] if skipped else [])
-
-
-# Any: what `Counting.record` has written.
-def _records(seconds: float, chosen: Sequence[str], processes: int) -> list[dict[str, Any]]:
-    """Of each process. What they print follows when they have ended, one behind the other."""
-    end = time.monotonic() + seconds + GRACE
+    if outcomes.is_complete(chosen):
+        return
+    grace = min(GRACE, seconds / 4)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        running: list[subprocess.Popen[bytes]] = []
+        known = {"done": outcomes.done, "later": sorted(outcomes.before)}
+        (folder / "known.json").write_text(json.dumps(known))
+        running = []
         for part in range(processes):
+            (folder / f"{part}.jsonl").touch()
             output = stack.enter_context((folder / f"{part}.txt").open("wb"))
-            words = [str(seconds), str(folder / f"{part}.json"), str(part), str(processes), *chosen]
+            places = [str(folder / f"{part}.jsonl"), str(folder / "known.json")]
+            words = [str(seconds - grace), *places, str(part), str(processes), *chosen]
             command = [sys.executable, "-m", __name__, *words]
             running.append(
                 stack.enter_context(
                     subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=output, stderr=subprocess.STDOUT)
                 )
             )
+        reports = [Report(folder / f"{part}.jsonl", outcomes) for part in range(processes)]
         try:
-            for process in running:
-                process.wait(max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired as error:
-            raise NoTests(f"pytest did not end {GRACE:.0f} s after the time was up") from error
+            _wait(running, reports, time.monotonic() + seconds, outcomes, changed)
         finally:
-            for part, process in enumerate(running):
+            codes = [process.poll() for process in running]  # None: the time was up, or this call is stopped
+            for process in running:
                 process.kill()  # does nothing to one that has ended
+            for report, code in zip(reports, codes, strict=True):
+                report.read()
+                report.end(code)
+            outcomes.save()
+            for part in range(processes):
                 sys.stderr.write((folder / f"{part}.txt").read_text(errors="replace"))
-        found = [folder / f"{part}.json" for part in range(processes)]
-        if not all(path.is_file() for path in found):
-            raise NoTests("pytest ended before the tests began, and says why above")
-        return [json.loads(path.read_text()) for path in found]
+    if any(report.ended_early for report in reports):
+        raise NoTests("pytest ended before the tests began, and says why above")
+    if not all(report.collected for report in reports):
+        return  # the time was up before
+    if not outcomes.now:
+        raise NoTests(f"no test is marked {chosen[0]!r} in {', '.join(chosen[1:])}")
+    outcomes.forget_others(set().union(*(report.names for report in reports)))
+    outcomes.collected = list(chosen)
+    outcomes.save()
+    changed()
 
 
-class Counting:
-    """A plugin of pytest: leaves the tests of other processes out, counts outcomes by file, and ends the session when
-    the time is up.
+def _wait(
+    running: Sequence["subprocess.Popen[bytes]"],
+    reports: Sequence["Report"],
+    end: float,
+    outcomes: Outcomes,
+    changed: Callable[[], None],
+) -> None:
+    """Until all processes have ended, or the time is up."""
+    while any(process.poll() is None for process in running) and time.monotonic() < end:
+        new = [report.read() for report in reports]
+        if any(new):
+            outcomes.save()
+            changed()
+        time.sleep(min(EVERY, max(0.0, end - time.monotonic())))
+
+
+class Report:
+    """Reads what one process writes, as it comes."""
+
+    def __init__(self, path: Path, outcomes: Outcomes) -> None:
+        self._path = path
+        self._outcomes = outcomes
+        self._at = 0
+        self._under_way: str | None = None
+        self.collected = False
+        self.ended_early = False  # and no test is to blame
+        self.names: set[str] = set()  # of all tests that were met, and of files that cannot be imported
+
+    def read(self) -> bool:
+        """Whether anything is new."""
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            whole, _, _ = file.read().rpartition(b"\n")
+        lines = whole.splitlines()
+        self._at += len(whole) + bool(lines)
+        for line in lines:
+            self._take(json.loads(line))
+        return bool(lines)
+
+    def end(self, code: int | None) -> None:
+        """A test that took its process with it has failed; one that the time cut off waits.
+
+        code: with which the process ended; None: the time was up.
+        """
+        if code is None or (code in _USUAL and self.collected):
+            return
+        if self._under_way is None:
+            self.ended_early = True
+        else:
+            self._outcomes.now[self._under_way] = FAILED
+
+    def _take(self, said: dict[str, Any]) -> None:  # Any: what `Progress` has written
+        if "collected" in said:
+            self.collected = True
+            self.names.update(said["collected"])
+            self._outcomes.meet(said["collected"])
+        elif said["outcome"] == _RUNNING:
+            self._under_way = said["test"]
+        else:
+            self._under_way = None
+            self.names.add(said["test"])
+            self._outcomes.now[said["test"]] = said["outcome"]
+
+
+class Progress:
+    """A plugin of pytest: leaves the tests of other processes and those that are done out, writes a line for each test,
+    and ends the session when the time is up.
 
     Args:
+        out: gets a line of JSON each time.
         part, of: this process, from 0, and how many there are.
+        done, later: ids of tests that do not run, and that run last.
     """
 
-    def __init__(self, seconds: float, *, part: int = 0, of: int = 1) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        out: TextIO,
+        *,
+        part: int = 0,
+        of: int = 1,
+        done: frozenset[str] = frozenset(),
+        later: frozenset[str] = frozenset(),
+    ) -> None:
         self._end = time.monotonic() + seconds
+        self._out = out
         self._part = part
         self._of = of
-        self._outcomes: dict[str, str] = {}  # of each test: the worst of its phases
-        self._first: dict[str, str] = {}  # of each file: what failed first
-        self._collected = 0
-
-    def pytest_collection_modifyitems(self, items: list[Any]) -> None:  # Any: pytest.Item
-        """By name: each process decides the same, whatever order the tests come in."""
-        items[:] = [item for item in items if crc32(item.nodeid.encode()) % self._of == self._part]
+        self._done = done
+        self._later = later
+        self._worst: dict[str, str] = {}  # of the phases of a test
 
     def pytest_collection_finish(self, session: object) -> None:
-        self._collected = len(session.items)  # type: ignore[attr-defined]  # pytest.Session
+        """By name: each process decides the same, whatever order the tests come in."""
+        items = {item.nodeid: item for item in session.items}  # type: ignore[attr-defined]  # pytest.Session
+        mine = order(list(items), done=self._done, later=self._later)[self._part :: self._of]
+        session.items[:] = [items[name] for name in mine]  # type: ignore[attr-defined]
+        self._write(collected=list(items))
 
     def pytest_collectreport(self, report: object) -> None:
         if report.failed:  # type: ignore[attr-defined]  # pytest.CollectReport
-            name = report.nodeid or "collection"  # type: ignore[attr-defined]
-            self._outcomes[name] = "failed"
-            self._first[name] = "it cannot be imported"
+            self._write(test=report.nodeid or "collection", outcome=FAILED)  # type: ignore[attr-defined]
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._write(test=nodeid, outcome=_RUNNING)
 
     def pytest_runtest_logreport(self, report: object) -> None:
         name, outcome = report.nodeid, report.outcome  # type: ignore[attr-defined]  # pytest.TestReport
-        worst = max(self._outcomes.get(name, "passed"), outcome, key=("passed", "skipped", "failed").index)
-        self._outcomes[name] = worst
-        if outcome == "failed":
-            self._first.setdefault(name.split("::")[0], name.split("::")[-1])
+        self._worst[name] = max(self._worst.get(name, PASSED), outcome, key=(PASSED, SKIPPED, FAILED).index)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        del nodeid
+        self._write(test=nodeid, outcome=self._worst.pop(nodeid, WAITING))
         if time.monotonic() > self._end:
             self.session.shouldstop = "the time is up"  # type: ignore[attr-defined]
 
     def pytest_sessionstart(self, session: object) -> None:
         self.session = session
 
-    def record(self) -> dict[str, object]:
-        files: dict[str, Counter[str]] = {}
-        for name, outcome in self._outcomes.items():
-            files.setdefault(name.split("::")[0], Counter())[outcome] += 1
-        waiting = max(0, self._collected - sum("::" in name for name in self._outcomes))
-        return {"files": files, "first": self._first, "waiting": waiting}
+    def _write(self, **said: object) -> None:
+        print(json.dumps(said), file=self._out, flush=True)
 
 
-def main(seconds: str, target: str, part: str, of: str, markers: str, *paths: str) -> int:
+def main(seconds: str, target: str, known: str, part: str, of: str, markers: str, *paths: str) -> int:
     import pytest
 
-    counting = Counting(float(seconds), part=int(part), of=int(of))
+    met = json.loads(Path(known).read_text())
     options = ["-q", "-p", "no:cacheprovider", "--tb=short", "--continue-on-collection-errors", "-m", markers]
-    code = pytest.main([*options, *paths], plugins=[counting])
-    ended = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED)
-    if code in (*ended, pytest.ExitCode.NO_TESTS_COLLECTED):
-        Path(target).write_text(json.dumps(counting.record()))
-    return int(code)
+    with Path(target).open("a") as out:
+        progress = Progress(
+            float(seconds),
+            out,
+            part=int(part),
+            of=int(of),
+            done=frozenset(met["done"]),
+            later=frozenset(met["later"]),
+        )
+        return int(pytest.main([*options, *paths], plugins=[progress]))
 
 
 if __name__ == "__main__":

@@ -3,10 +3,14 @@
 import json
 import math
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +31,26 @@ from benchmarks.gpu.__main__ import prepare
 from benchmarks.gpu.engine.shapes import LLAMA_2_7B, LLAMA_3_8B, TINY, RandomTensors
 from benchmarks.gpu.engine.texts import shortened, texts_of
 from benchmarks.gpu.engine.words import WordTokenizer
-from benchmarks.gpu.engine.workloads import KINDS, ON_HOST, Engine
-from benchmarks.gpu.figures import Figure, Record, Unit, markdown, number
+from benchmarks.gpu.engine.workloads import DECISIVE, ON_HOST, Engine, earlier_results, jobs, text_record
+from benchmarks.gpu.figures import Figure, PendingFigure, Record, Unit, markdown, number
+from benchmarks.gpu.groups import GROUPS, PARTS, Run, take
 from benchmarks.gpu.hardware import Hardware, Limits, limits_of
-from benchmarks.gpu.kernel_tests import Counting, NoTests, figures_of_tests
+from benchmarks.gpu.kernel_tests import (
+    BENCHMARK_TESTS,
+    ENGINE_TESTS,
+    KERNEL_TESTS,
+    NoTests,
+    Progress,
+    Report,
+    run_tests,
+)
+from benchmarks.gpu.outcomes import Outcomes, order
+from benchmarks.gpu.resume import take_over
 from benchmarks.gpu.stopwatch import Budget, DeviceStopwatch
 from benchmarks.gpu.subjects.batches import Rows, forked_step, pool_for, step_of
+from benchmarks.gpu.subjects.sizes import TINY as SIZES
 from benchmarks.gpu.subjects.subject import Subject
+from benchmarks.measure import Measurement
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = Limits(bandwidth=2e12, rate=1e15, stated=True)
@@ -49,30 +66,63 @@ def figure(unit: Unit, measured: float, must: float | None = None, stretch: floa
 # ------------------------------------------------------------------------------------------ the whole
 
 
+def dry_run(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "benchmarks.gpu", "--dry-run", "--output", str(folder), *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
 @pytest.mark.nightly
-def test_a_dry_run_writes_what_a_run_on_a_gpu_would(tmp_path: Path) -> None:
-    arguments = ["--dry-run", "--output", str(tmp_path), "--programs", "1", "--workload", "json_decode_regex"]
+def test_a_dry_run_writes_what_a_run_on_a_gpu_would_and_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     groups = ["attention", "passes", "experts", "sampling", "steps", "engine", "compiled"]
-    finished = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", *arguments, "--groups", *groups],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
+    arguments = ["--minutes", "6", "--workload", "json_decode_regex", "--groups", *groups]
+
+    stopped = dry_run(tmp_path, *arguments)
+    while stopped.poll() is None and not (figures_in(tmp_path) if (tmp_path / "results.json").exists() else []):
+        time.sleep(0.05)
+    stopped.send_signal(signal.SIGTERM)
+    _, said = stopped.communicate()
+    assert stopped.returncode == 128 + signal.SIGTERM, said
+    assert "stopped by SIGTERM; the same call goes on from here" in said
+    first = figures_in(tmp_path)
+    assert {one["group"] for one in first} <= set(groups[:3])
+
+    second = dry_run(tmp_path, *arguments)
+    page, said = second.communicate()
+    assert second.returncode == 0, said
+    assert f": {len(first)} figures: attention" in said
     record = json.loads((tmp_path / "results.json").read_text())
     assert record["dry"]
-    assert record["broken"] == record["left_out"] == []
-    assert list(record["seconds"]) == groups
-    assert {one["group"] for one in record["figures"]} == set(groups) - {"compiled"}
-    assert all(one["measured"] > 0 for one in record["figures"])
-    page = (tmp_path / "results.md").read_text()
-    assert page in finished.stdout
+    assert record["broken"] == record["left_out"] == {}
+    assert set(record["seconds"]) == set(groups)
+    figures = record["figures"]
+    assert figures[: len(first)] == first
+    assert {one["group"] for one in figures} == set(groups) - {"compiled"}
+    assert all(one["measured"] > 0 for one in figures if one["unit"] != "%")
+    (share,) = (one for one in figures if one["unit"] == "%")
+    assert share["name"] == "tiny, json_decode_regex: steps launched while the one before ran"
+    assert (tmp_path / "results.md").read_text() in page
     assert "**A dry run**" in page
     runs = json.loads((tmp_path / "engine-tiny.json").read_text())["measurements"]
     assert [(run["system"], run["failures"]) for run in runs] == [("full", []), ("no-cache", [])]
     assert "norm" in (tmp_path / "ptx.md").read_text()
+
+    began = time.monotonic()
+    third = dry_run(tmp_path, *arguments)
+    _, said = third.communicate()
+    assert third.returncode == 0, said
+    assert time.monotonic() - began < 60, "imports alone take most of it"
+    assert f": {len(figures)} figures: " in said
+    assert "engine: tiny: 2 runs are taken over" in said
+    assert re.findall("^(?:attention|passes|experts|sampling|steps): .*", said, re.MULTILINE) == []
+    assert figures_in(tmp_path) == figures
+    assert [call["figures"] for call in json.loads((tmp_path / "results.json").read_text())["calls"]] == [
+        *(len(first), len(figures) - len(first), 0)
+    ]
+
+
+def figures_in(folder: Path) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = json.loads((folder / "results.json").read_text())["figures"]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -81,6 +131,10 @@ def test_a_dry_run_writes_what_a_run_on_a_gpu_would(tmp_path: Path) -> None:
         (["--groups", "speed"], "--groups speed; there are tests, equality"),
         (["--minutes", "0"], "--minutes 0.0; write a number above 0"),
         (["--large", "/nowhere"], "--large /nowhere is no folder"),
+        (["--part", "5"], "--part 5; there are 1 tests; 2 equality, attention, passes, experts, sampling; 3 steps; 4"),
+        (["--part", "1", "--groups", "steps"], "--part and --groups both say what runs; leave one of them out"),
+        (["--resume", "/nowhere"], "--resume /nowhere holds no results.json; give a folder that an earlier call wrote"),
+        (["--resume", ".", "--afresh"], "--resume takes figures over and --afresh takes none; leave one of them out"),
     ],
 )
 def test_wrong_options_are_answered_with_right_ones(
@@ -127,7 +181,7 @@ def test_what_is_wrong_fails_a_run_and_what_is_slow_does_not() -> None:
     record = Record(HARDWARE, dry=False, figures=[slow, figure(Unit.ERROR, 1e-3, must=1e-2)])
     assert record.failed == []
     record.figures.append(wrong)
-    record.broken.append("engine: it broke")
+    record.broke("engine", "engine: it broke")
     assert record.failed == ["group: name", "engine: it broke"]
     assert record.met(slow) == "NO"
     assert replace(record, dry=True).met(slow) == ""
@@ -135,7 +189,7 @@ def test_what_is_wrong_fails_a_run_and_what_is_slow_does_not() -> None:
 
 def test_a_record_is_read_back_from_json_and_names_what_was_left_out(tmp_path: Path) -> None:
     record = Record(HARDWARE, dry=False, figures=[figure(Unit.ERROR, math.nan, must=1.0)], more={"more.md": "more"})
-    record.left_out.append("engine left out: no time")
+    record.leave_out("engine", "engine left out: no time")
     record.write(tmp_path / "new")
     read = json.loads((tmp_path / "new" / "results.json").read_text())
     assert read["hardware"]["limits"]["bandwidth"] == 2e12
@@ -146,6 +200,119 @@ def test_a_record_is_read_back_from_json_and_names_what_was_left_out(tmp_path: P
     assert "## Left out\n\n* engine left out: no time" in page
     assert "2.00 TB/s" in page
     assert HARDWARE.slug == "2026-01-02-toy-5000"
+
+
+def test_parts_are_the_groups_of_a_usual_run() -> None:
+    assert [name for part in PARTS for name in part] == [group.name for group in GROUPS if group.usual[False]]
+
+
+# ------------------------------------------------------------------------------------------ what is taken over
+
+
+def kept(folder: Path, *figures: Figure, hardware: Hardware = HARDWARE, dry: bool = False) -> Record:
+    record = Record(hardware, dry, sizes="some", folder=folder)
+    record.add(*figures)
+    return record
+
+
+def named(name: str, measured: float, unit: Unit = Unit.ERROR) -> Figure:
+    return Figure("equality", name, unit, measured, must=1e-2 if unit is Unit.ERROR else None)
+
+
+def test_each_figure_is_written_at_once(tmp_path: Path) -> None:
+    record = kept(tmp_path)
+    for count in (1, 2, 3):
+        record.add(named(str(count), 1e-3))
+        assert len(figures_in(tmp_path)) == count
+        assert f"| equality | {count} |" in (tmp_path / "results.md").read_text()
+    record.add(named("2", 5e-3))
+    assert [one["measured"] for one in figures_in(tmp_path)] == [1e-3, 5e-3, 1e-3]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["results.json", "results.md"]
+
+
+def test_figures_are_taken_over_and_those_that_are_wrong_are_taken_again(tmp_path: Path) -> None:
+    earlier = kept(tmp_path, named("right", 1e-3), named("wrong", 1.0), named("lost", math.nan, Unit.RATE))
+    earlier.more["ptx.md"] = "norm"
+    earlier.broke("equality", "equality: broken: RuntimeError: it broke")
+    record = Record(replace(HARDWARE, date="2026-01-03T00:00"), dry=False, sizes="some", folder=tmp_path)
+    assert take_over(record, tmp_path, any_commit=False) == [
+        f"taken over from {tmp_path}, 2026-01-02T03:04, commit abc: 3 figures: equality 3",
+        "1 of them are wrong, and taken again",
+    ]
+    assert record.more == {"ptx.md": "norm"}
+    assert record.failed == ["equality: wrong", "equality: broken: RuntimeError: it broke"]
+    taken: list[str] = []
+
+    def pending(name: str) -> PendingFigure:
+        def take() -> Figure:
+            taken.append(name)
+            if name == "broken":
+                raise RuntimeError("it broke again")
+            return named(name, 2e-3)
+
+        return PendingFigure(name, take)
+
+    run = run_of(record)
+    record.begin("equality")
+    names = ["right", "wrong", "lost", "broken", "new"]
+    take(run, Budget(60.0, lambda: 0.0), "equality", map(pending, names))
+    assert taken == ["wrong", "lost", "broken", "new"]
+    assert record.failed == ["equality: broken: RuntimeError: it broke again"]
+    assert {one.name: one.measured for one in record.figures} == {
+        "right": 1e-3,
+        "wrong": 2e-3,
+        "lost": 2e-3,
+        "new": 2e-3,
+    }
+    assert [(call.date, call.figures) for call in record.calls] == [("2026-01-02T03:04", 3), ("2026-01-03T00:00", 3)]
+    assert "Calls: 2026-01-02T03:04 3 figures at abc, 2026-01-03T00:00 3 figures at abc." in markdown(record)
+
+
+def run_of(record: Record) -> Run:
+    return Run(record, Outcomes("toy", "abc"), Always(), SIZES, False, None, (), 1, lambda line: None)
+
+
+def test_figures_that_there_is_no_time_for_are_named_from_the_first_on() -> None:
+    record = Record(HARDWARE, dry=False, figures=[named("there", 1e-3)])
+    run = run_of(record)
+    names = ("there", "missing", "later")
+    take(run, Budget(0.0), "equality", (PendingFigure(name, lambda: named("never", 0.0)) for name in names))
+    assert record.left_out == {
+        "equality": ["equality: 'missing' and what follows it; the time was up, call again"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"name": "Toy 6000"}, "its device is Toy 6000, this one is Toy 5000"),
+        ({"commit": "def"}, "its commit is def, this one is abc; write --resume and the folder to mix them"),
+        ({"commit": "unknown"}, "the commit is unknown; write --resume and the folder, if the code is the same"),
+    ],
+)
+def test_figures_of_another_device_or_commit_are_not_taken_over(
+    changes: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    kept(tmp_path, named("there", 1e-3), hardware=replace(HARDWARE, **changes))  # type: ignore[arg-type]
+    record = Record(HARDWARE, dry=False, sizes="some")
+    assert take_over(record, tmp_path, any_commit=False) == [f"nothing is taken over from {tmp_path}: {said}"]
+    assert record.figures == []
+
+
+def test_figures_of_other_sizes_are_not_taken_over_and_those_of_another_commit_are_noted(tmp_path: Path) -> None:
+    kept(tmp_path, named("there", 1e-3), hardware=replace(HARDWARE, commit="def"))
+    other = Record(HARDWARE, dry=False, sizes="others")
+    assert "its figures are of other sizes" in take_over(other, tmp_path, any_commit=True)[0]
+    record = Record(HARDWARE, dry=False, sizes="some")
+    take_over(record, tmp_path, any_commit=True)
+    assert [one.note for one in record.figures] == ["at commit def"]
+
+
+def test_a_record_of_another_version_is_replaced(tmp_path: Path) -> None:
+    record = Record(HARDWARE, dry=False)
+    assert take_over(record, tmp_path, any_commit=True) == []
+    (tmp_path / "results.json").write_text('{"hardware": {}}')
+    assert "is of another version" in take_over(record, tmp_path, any_commit=True)[0]
 
 
 def test_numbers_have_three_digits_that_count() -> None:
@@ -256,51 +423,134 @@ def test_wheels_are_downloaded_for_the_python_of_the_gpu(tmp_path: Path, monkeyp
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("processes", [1, 2])
-def test_tests_are_counted_by_file(processes: int, tmp_path: Path) -> None:
-    (tmp_path / "test_some.py").write_text(
-        "import pytest\n\ndef test_a(): pass\n\ndef test_b(): assert False\n\n@pytest.mark.skip\ndef test_c(): pass\n"
+def test_tests_are_counted_by_file_and_those_that_passed_are_not_run_again(processes: int, tmp_path: Path) -> None:
+    test, broken, ran = tmp_path / "test_some.py", tmp_path / "test_none.py", tmp_path / "ran.txt"
+    test.write_text(
+        f"import pytest\n\ndef test_a():\n    open({str(ran)!r}, 'a').write('a')\n\n"
+        "def test_b(): assert False\n\n@pytest.mark.skip\ndef test_c(): pass\n"
     )
-    (tmp_path / "test_none.py").write_text("import no_such_package\n")
-    figures, left_out = figures_of_tests(30.0, ("not gpu", str(tmp_path)), processes=processes)
-    by_file = {Path(one.name).name: one for one in figures}
+    broken.write_text("import no_such_package\n")
+    chosen = ("not gpu", str(tmp_path))
+    outcomes = Outcomes("toy", "abc", tmp_path)
+    run_tests(outcomes, 120.0, chosen, processes=processes)
+    by_file = {Path(one.name).name: one for one in outcomes.figures()}
     assert (by_file["test_some.py"].measured, by_file["test_some.py"].limit) == (1, 2)
     assert by_file["test_some.py"].note == "first: test_b"
-    assert by_file["test_none.py"].met == "NO"
-    assert left_out == ["1 tests that skip themselves here"]
+    assert (by_file["test_none.py"].met, by_file["test_none.py"].note) == ("NO", "first: it cannot be imported")
+    assert outcomes.left_out() == ["1 tests that skip themselves here"]
+    assert not outcomes.is_complete(chosen)
+
+    test.write_text(test.read_text().replace("assert False", "pass"))
+    broken.unlink()
+    again = Outcomes("toy", "abc", tmp_path)
+    again.read(tmp_path)
+    run_tests(again, 120.0, chosen, processes=processes)
+    (one,) = again.figures()
+    assert (one.measured, one.limit, one.met, one.note) == (2, 2, "must", "1 in earlier calls")
+    assert ran.read_text() == "a", "once, in the first call"
+    assert again.is_complete(chosen)
+
+
+def test_pytest_that_does_not_begin_is_no_success(tmp_path: Path) -> None:
     with pytest.raises(NoTests, match="before the tests began"):
-        figures_of_tests(30.0, ("not gpu", str(tmp_path / "nowhere")))
+        run_tests(Outcomes("toy", "abc"), 120.0, ("not gpu", str(tmp_path / "nowhere")))
 
 
 def test_a_folder_without_such_tests_is_no_success(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text("def test_a(): pass\n")
     with pytest.raises(NoTests, match="no test is marked 'gpu' in"):
-        figures_of_tests(30.0, ("gpu", str(tmp_path)))
+        run_tests(Outcomes("toy", "abc"), 120.0, ("gpu", str(tmp_path)))
+
+
+def test_all_tests_that_need_a_gpu_are_chosen() -> None:
+    """Those of kernels are marked where kernels are compiled."""
+    chosen = (ENGINE_TESTS, *KERNEL_TESTS, BENCHMARK_TESTS)
+    marked = [
+        str(path.relative_to(ROOT))
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if "pytest.mark.gpu" in path.read_text()
+    ]
+    assert len(marked) > 4
+    assert [path for path in marked if not path.startswith(chosen)] == []
+
+
+@dataclass(frozen=True)
+class Item:
+    nodeid: str
+
+
+class Session:
+    """A session of pytest."""
+
+    shouldstop: bool | str = False
+
+    def __init__(self, *names: str) -> None:
+        self.items = [Item(name) for name in names]
 
 
 def test_processes_share_the_tests_and_each_is_of_one() -> None:
-    @dataclass(frozen=True)
-    class Item:
-        nodeid: str
-
-    items = [Item(f"test_a.py::test_{index}") for index in range(100)]
-    parts = [list(items) for _ in range(4)]
-    for index, part in enumerate(parts):
-        Counting(1.0, part=index, of=4).pytest_collection_modifyitems(part)
-    assert sorted(item.nodeid for part in parts for item in part) == sorted(item.nodeid for item in items)
-    assert min(map(len, parts)) > 10
+    names = [f"test_a.py::test_{index}" for index in range(100)]
+    sessions = [Session(*names) for _ in range(4)]
+    for index, session in enumerate(sessions):
+        done, later = frozenset(names[:20]), frozenset(names[20:30])
+        Progress(1.0, StringIO(), part=index, of=4, done=done, later=later).pytest_collection_finish(session)
+    assert sorted(item.nodeid for session in sessions for item in session.items) == sorted(names[20:])
+    assert [len(session.items) for session in sessions] == [20] * 4
+    last = {item.nodeid for session in sessions for item in session.items[-3:]}
+    assert last > set(names[20:30]), "what passed at another commit"
 
 
 def test_tests_end_when_their_time_is_up() -> None:
-    class Session:
-        items = [1, 2, 3]
-        shouldstop: bool | str = False
-
-    counting, session = Counting(0.0), Session()
-    counting.pytest_sessionstart(session)
-    counting.pytest_collection_finish(session)
-    counting.pytest_runtest_logfinish("a.py::test_a")
+    out = StringIO()
+    progress, session = Progress(0.0, out), Session("a.py::test_a", "a.py::test_b")
+    progress.pytest_sessionstart(session)
+    progress.pytest_collection_finish(session)
+    progress.pytest_runtest_logstart("a.py::test_a")
+    progress.pytest_runtest_logfinish("a.py::test_a")
     assert session.shouldstop == "the time is up"
-    assert counting.record()["waiting"] == 3
+    assert [json.loads(line) for line in out.getvalue().splitlines()] == [
+        {"collected": ["a.py::test_a", "a.py::test_b"]},
+        {"test": "a.py::test_a", "outcome": "running"},
+        {"test": "a.py::test_a", "outcome": "waiting"},
+    ]
+
+
+@pytest.mark.parametrize(("code", "outcome"), [(-11, "failed"), (None, "waiting")])
+def test_a_test_that_ends_its_process_has_failed_and_one_that_is_cut_off_waits(
+    code: int | None, outcome: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "0.jsonl"
+    lines: list[dict[str, object]] = [
+        {"collected": ["a", "b", "c"]},
+        {"test": "a", "outcome": "running"},
+        {"test": "a", "outcome": "passed"},
+        {"test": "b", "outcome": "running"},
+    ]
+    outcomes = Outcomes("toy", "abc")
+    report = Report(path, outcomes)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"test": "b", "outc')
+    assert report.read()
+    assert not report.read(), "the last line is not whole"
+    report.end(code)
+    assert not report.ended_early
+    assert outcomes.now == {"a": "passed", "b": outcome, "c": "waiting"}
+
+
+def test_what_passed_is_known_on_the_same_device_and_run_last_at_another_commit(tmp_path: Path) -> None:
+    first = Outcomes("toy", "abc", tmp_path, now={"f::a": "passed", "f::b": "failed", "f::c": "waiting"})
+    first.save()
+    same, later, resumed, elsewhere = (
+        Outcomes(*which) for which in [("toy", "abc"), *[("toy", "def")] * 2, ("b", "abc")]
+    )
+    same.read(tmp_path)
+    later.read(tmp_path)
+    resumed.read(tmp_path, any_commit=True)
+    elsewhere.read(tmp_path)
+    assert (same.now, same.done) == (first.now, ["f::a"])
+    assert (later.now, later.before) == ({}, {"f::a"})
+    assert resumed.now == first.now
+    assert (elsewhere.now, elsewhere.before) == ({}, set())
+    assert order(["f::d", "f::a", "f::b"], done=frozenset(), later=frozenset(later.before)) == ["f::b", "f::d", "f::a"]
 
 
 # ------------------------------------------------------------------------------------------ what is run
@@ -411,24 +661,65 @@ def test_a_configuration_whose_runner_cannot_be_had_is_named_and_the_others_run(
     assert "int8" in engine.results.missing
 
 
-def test_workloads_of_a_few_kinds_are_run_again_the_other_way_round() -> None:
-    class Counts(Engine):
-        measured: list[tuple[str, str, int]] = []
+def toy(name: str) -> Workload:
+    return Workload(name, "", "", (Program("p", (Text("a"),)),), serial=False)
 
+
+def test_decisive_workloads_come_first_with_every_switch_and_again_the_other_way_round() -> None:
+    files = [toy(name) for name in ("one", DECISIVE[1], DECISIVE[0])]
+    found = [
+        (file.name, one.name, turn) for one, file, turn in jobs([ALL["no-tree-attention"], ALL["fcfs"]], files, turns=2)
+    ]
+    second, first = DECISIVE[1], DECISIVE[0]
+    assert found == [
+        *((name, system, 0) for name in (first, second) for system in ("full", "no-cache")),
+        *((name, system, 0) for system in ("fcfs", "no-tree-attention") for name in (first, second)),
+        *(("one", system, 0) for system in ("full", "no-cache")),
+        *((name, system, 1) for name in (first, second) for system in ("no-cache", "full")),
+        *(("one", system, 0) for system in ("fcfs", "no-tree-attention")),
+    ]
+
+
+def test_the_decisive_workloads_are_files_of_the_repository() -> None:
+    assert set(DECISIVE) <= set(workload.available())
+
+
+def run_named(
+    name: str, system: str, repeat: int = 0, failures: tuple[str, ...] = (), **counters: float
+) -> Measurement:
+    return Measurement(name, system, repeat, 1, 1, 2.0, (1.0,), failures, 0, None, counters)
+
+
+def test_runs_of_an_earlier_call_are_taken_over_and_those_that_failed_run_again() -> None:
+    class Runs(Engine):
         def _load(self, configuration: Configuration) -> LoadedModel:
             return LoadedModel("toy", ByteTokenizer(), OracleRunner(300, 64, 64))
 
-        def _warm_up(self, configuration: Configuration, file: Workload, loaded: LoadedModel) -> None:
-            assert loaded.name == "toy"
+        def _run(self, configuration: Configuration, file: Workload, loaded: LoadedModel) -> Measurement:
+            ran.append((file.name, configuration.name))
+            return run_named(file.name, configuration.name, steps=9, first_steps=1, overlapped_steps=6)
 
-        def _measure(self, configuration: Configuration, file: Workload, loaded: LoadedModel, repeat: int) -> None:
-            self.measured.append((file.name, configuration.name, repeat))
+    def engine(files: list[Workload]) -> Engine:
+        return Runs(TINY, files, ON_HOST, torch.device("cpu"), Budget(60.0, lambda: 0.0), print, lambda: kept.append(1))
 
-    files = [Workload(name, "", "", (Program("p", (Text("a"),)),), serial=False) for name in ("one", KINDS[0])]
-    engine = Counts(TINY, files, replace(ON_HOST, turns=2), torch.device("cpu"), Budget(60.0, lambda: 0.0), print)
-    engine.run([])
-    once = [(name, system, 0) for name in (KINDS[0], "one") for system in ("full", "no-cache")]
-    assert engine.measured == [*once, (KINDS[0], "no-cache", 1), (KINDS[0], "full", 1)]
+    ran: list[tuple[str, str]] = []
+    kept: list[int] = []
+    files = [toy("one"), toy("two")]
+    first = engine(files)
+    first.results.measurements += [run_named("one", "full"), run_named("two", "full", failures=("p: it broke",))]
+    earlier = earlier_results(text_record(first)["engine-tiny.json"])
+    assert earlier is not None
+    second = engine(files)
+    assert second.take_over(earlier) == 2
+    assert second.failures() != []
+    second.run([])
+    assert ran == [("one", "no-cache"), ("two", "full"), ("two", "no-cache")]
+    assert len(kept) == 3, "the record is written after each"
+    assert second.failures() == []
+    shares = {one.name: one.measured for one in second.figures() if one.unit is Unit.SHARE}
+    assert shares == {"tiny, two: steps launched while the one before ran": 75.0}
+    assert engine([toy("one")]).take_over(earlier) == 0, "its tokenizer has other words"
+    assert earlier_results("{}") is None
 
 
 def test_what_there_was_no_time_for_is_named() -> None:

@@ -6,8 +6,9 @@ device. Steps follow each other without being waited for, so the host's work cou
 One of the models runs through transformers, too: what our attention, graphs and launches ahead leave of its time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from umbel.srt.runners.cuda.build import build_cuda_runner
 from umbel.srt.runners.cuda.device import StepLimits, accelerator_for
 from umbel.srt.runners.cuda.runner import CudaRunner
 
-from ..figures import Figure, Unit
+from ..figures import Figure, PendingFigure, Unit
 from ..hardware import Limits
 from ..stopwatch import Stopwatch
 from ..subjects.batches import Rows, Step, forked_step, step_of
@@ -49,51 +50,60 @@ FULL = StepSizes((LLAMA_2_7B, LLAMA_3_8B), ((1, 1024), (32, 1024), (64, 512)), (
 SMALL = StepSizes((TINY,), ((1, 8), (2, 4)), (3, 300, 2), (6,), "float32")
 
 
-def step_figures(sizes: StepSizes, stopwatch: Stopwatch, limits: Limits) -> Iterator[Figure]:
+def step_figures(sizes: StepSizes, stopwatch: Stopwatch, limits: Limits) -> Iterator[PendingFigure]:
+    """A runner is made when the first of its figures is taken."""
     for shape in sizes.shapes:
         yield from _of_shape(shape, sizes, stopwatch, limits)
 
 
-def borrowed_figures(sizes: StepSizes, stopwatch: Stopwatch, limits: Limits) -> Iterator[Figure]:
+def borrowed_figures(sizes: StepSizes, stopwatch: Stopwatch, limits: Limits) -> Iterator[PendingFigure]:
     """Decode steps of the last shape through transformers, which has to be installed: as graphs, and without."""
     from umbel.srt.models.transformers_model import build_transformers_model
 
     shape, dtype = sizes.shapes[-1], getattr(torch, sizes.dtype)
     accelerator = accelerator_for(stopwatch.device)
     tensors = RandomTensors(shape, dtype, stopwatch.device)
-    borrowed = build_transformers_model(shape.config, tensors, dtype=dtype, device=stopwatch.device)
+    borrowed = cache(lambda: build_transformers_model(shape.config, tensors, dtype=dtype, device=stopwatch.device))
+
+    def runner(step: Step, sequences: int, *, cuda_graphs: bool) -> CudaRunner:
+        return build_cuda_runner(
+            shape.config,
+            tensors,
+            accelerator=accelerator,
+            dtype=dtype,
+            kv_dtype=dtype,
+            size=lambda geometry: PoolSize(step.slots),
+            limits=StepLimits(rows=sequences, sequences=sequences, logits=sequences),
+            cuda_graphs=cuda_graphs,
+            borrowed=borrowed(),
+        )
+
     for cuda_graphs in (True, False):
         for sequences, keys in sizes.decodes:
             step = step_of([Rows(keys - 1)] * sequences)
-            runner = build_cuda_runner(
-                shape.config,
-                tensors,
-                accelerator=accelerator,
-                dtype=dtype,
-                kv_dtype=dtype,
-                size=lambda geometry, slots=step.slots: PoolSize(slots),  # type: ignore[misc]  # bound now
-                limits=StepLimits(rows=sequences, sequences=sequences, logits=sequences),
-                cuda_graphs=cuda_graphs,
-                borrowed=borrowed,
-            )
             name = f"{shape.name} through transformers, {_sequences(sequences)} of {keys} keys"
             name += "" if cuda_graphs else ", no graphs"
-            yield _decode(name, shape, runner, step, (None, None), stopwatch, limits)
+            made = partial(runner, step, sequences, cuda_graphs=cuda_graphs)
+            yield _decode(name, shape, made, step, (None, None), stopwatch, limits)
 
 
-def _of_shape(shape: Shape, sizes: StepSizes, stopwatch: Stopwatch, limits: Limits) -> Iterator[Figure]:
+def _of_shape(shape: Shape, sizes: StepSizes, stopwatch: Stopwatch, limits: Limits) -> Iterator[PendingFigure]:
     decodes = [step_of([Rows(keys - 1)] * sequences) for sequences, keys in sizes.decodes]
     shared = forked_step(*sizes.fork)
     prompts = [step_of([Rows(0, rows)]) for rows in sizes.prompts]
-    runner = random_runner(
-        shape,
-        stopwatch.device,
-        slots=max(step.slots for step in (*decodes, shared, *prompts)),
-        limits=StepLimits(
-            rows=max(sizes.prompts), sequences=max(sizes.fork[0], *(sequences for sequences, _ in sizes.decodes))
-        ),
-        dtype=sizes.dtype,
-    )
+
+    @cache
+    def runner() -> CudaRunner:
+        return random_runner(
+            shape,
+            stopwatch.device,
+            slots=max(step.slots for step in (*decodes, shared, *prompts)),
+            limits=StepLimits(
+                rows=max(sizes.prompts), sequences=max(sizes.fork[0], *(sequences for sequences, _ in sizes.decodes))
+            ),
+            dtype=sizes.dtype,
+        )
+
     for (sequences, keys), step in zip(sizes.decodes, decodes, strict=True):
         goals = (MUST, STRETCH) if sequences == 1 else (None, None)
         yield _decode(
@@ -134,41 +144,53 @@ def random_runner(
 def _decode(
     name: str,
     shape: Shape,
-    runner: CudaRunner,
+    runner: Callable[[], CudaRunner],
     step: Step,
     goals: tuple[float | None, float | None],
     stopwatch: Stopwatch,
     limits: Limits,
-) -> Figure:
-    batch = with_best_tokens(step.batch)
-    seconds = stopwatch.seconds_of_calls(lambda: runner.launch(batch))
-    width = runner.model.dtype.itemsize
-    size = width * (shape.read_parameters + (step.slots - 1) * shape.kv_numbers)
-    return Figure(
-        GROUP,
-        f"decode, {name}",
-        Unit.BANDWIDTH,
-        100 * size / limits.bandwidth / seconds,
-        limit=100.0,
-        must=goals[0],
-        stretch=goals[1],
-        note=f"{seconds * 1e3:.3g} ms, {batch.rows / seconds:,.0f} tokens/s",
-    )
+) -> PendingFigure:
+    name = f"decode, {name}"
+
+    def take() -> Figure:
+        batch, made = with_best_tokens(step.batch), runner()
+        seconds = stopwatch.seconds_of_calls(lambda: made.launch(batch))
+        width = made.model.dtype.itemsize
+        size = width * (shape.read_parameters + (step.slots - 1) * shape.kv_numbers)
+        return Figure(
+            GROUP,
+            name,
+            Unit.BANDWIDTH,
+            100 * size / limits.bandwidth / seconds,
+            limit=100.0,
+            must=goals[0],
+            stretch=goals[1],
+            note=f"{seconds * 1e3:.3g} ms, {batch.rows / seconds:,.0f} tokens/s",
+        )
+
+    return PendingFigure(name, take)
 
 
-def _prompt(shape: Shape, runner: CudaRunner, step: Step, rows: int, stopwatch: Stopwatch, limits: Limits) -> Figure:
-    batch = with_best_tokens(step.batch)
-    seconds = stopwatch.seconds_of_calls(lambda: runner.launch(batch))
-    attention = 2 * rows * (rows + 1) * shape.layers * shape.heads * shape.head_dim
-    operations = 2 * rows * shape.multiplied_parameters + attention
-    return Figure(
-        GROUP,
-        f"prompt of {rows} tokens, {shape.name}",
-        Unit.TOKENS,
-        rows / seconds,
-        limit=rows / (operations / limits.rate),
-        note=f"{seconds * 1e3:.3g} ms, {operations / seconds / 1e12:.0f} TFLOPS",
-    )
+def _prompt(
+    shape: Shape, runner: Callable[[], CudaRunner], step: Step, rows: int, stopwatch: Stopwatch, limits: Limits
+) -> PendingFigure:
+    name = f"prompt of {rows} tokens, {shape.name}"
+
+    def take() -> Figure:
+        batch, made = with_best_tokens(step.batch), runner()
+        seconds = stopwatch.seconds_of_calls(lambda: made.launch(batch))
+        attention = 2 * rows * (rows + 1) * shape.layers * shape.heads * shape.head_dim
+        operations = 2 * rows * shape.multiplied_parameters + attention
+        return Figure(
+            GROUP,
+            name,
+            Unit.TOKENS,
+            rows / seconds,
+            limit=rows / (operations / limits.rate),
+            note=f"{seconds * 1e3:.3g} ms, {operations / seconds / 1e12:.0f} TFLOPS",
+        )
+
+    return PendingFigure(name, take)
 
 
 def with_best_tokens(batch: Batch) -> Batch:

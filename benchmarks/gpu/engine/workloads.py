@@ -1,12 +1,12 @@
 """The engine on every workload, with every switch of the ablation, in this process and on random weights.
 
-    first     each workload with everything on, and without a cache: the paper's ratios
-    again     the same for a few workloads of different kinds, the other one first: what one run says may be chance
-    then      the other configurations, on the few, then on all
+`ORDER` says which runs come first: a device is lent for minutes. The decisive workloads run with everything on and
+without a cache, the paper's ratios, then with each other switch; then the other workloads. Runs of an earlier call are
+taken over.
 
 A configuration of the scheduler runs on the model that is loaded; one of the kernels needs a model of its own, so those
-come last. Texts of random weights mean nothing, but their lengths are those of the files: what has no constraint and no
-stop ends at its `max_tokens`.
+come last of their stage. Texts of random weights mean nothing, but their lengths are those of the files: what has no
+constraint and no stop ends at its `max_tokens`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,8 +44,33 @@ ELSEWHERE = {
     "int8": "weights in 8 bits are the CPU's",
 }
 OF_KERNELS = ("tree_attention", "cuda_graphs", "kv_dtype", "kernels")  # options that need a runner of their own
-KINDS = ("tree_of_thought_gsm8k", "mmlu_5shot", "react_agent", "json_decode_regex")  # the first words of files' names
+# The first words of files' names, in the order in which they run.
+DECISIVE = ("tree_of_thought_gsm8k", "json_schema_extract", "hellaswag_20shot", "llm_judge_bsm")
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Runs that come together.
+
+    Attributes:
+        decisive: on these workloads, or on all others.
+        ablation: with each of the other switches; if not, with everything on and without a cache.
+        again: one more turn, the other one first: what one run says may be chance.
+    """
+
+    decisive: bool
+    ablation: bool = False
+    again: bool = False
+
+
+ORDER = (
+    Stage(decisive=True),
+    Stage(decisive=True, ablation=True),
+    Stage(decisive=False),
+    Stage(decisive=True, again=True),
+    Stage(decisive=False, ablation=True),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +82,7 @@ class EngineSizes:
         pool_share: of the device's memory that keys may take.
         warm: programs that are run one at a time, for their latency.
         compiling: programs of each workload that run before it is measured: kernels are compiled, caches made.
-        turns: of the few workloads, with everything on and without a cache.
+        turns: of the decisive workloads, with everything on and without a cache.
         options: of every runtime.
     """
 
@@ -82,6 +107,7 @@ class Engine:
         workloads: cut to the programs that are run.
         budget: no run begins when it is up.
         say: told each run.
+        changed: called after each run.
     """
 
     def __init__(
@@ -92,6 +118,7 @@ class Engine:
         device: torch.device,
         budget: Budget,
         say: Say,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.shape = shape
         self._workloads = workloads
@@ -99,28 +126,34 @@ class Engine:
         self._device = device
         self._budget = budget
         self._say = say
+        self._changed = changed
         self._tokenizer = WordTokenizer(texts_of(workloads), shape.vocab)
         self._encoder = PromptEncoder(self._tokenizer)
         self.left_out: list[str] = []
         self.results = Results(describe(), self._facts(), missing=dict(ELSEWHERE))
         self.results.about |= {one.name: one.about for one in ALL.values()}
 
+    def take_over(self, earlier: Results) -> int:
+        """Adds the runs of an earlier call that were set up alike; returns how many there are."""
+        if earlier.settings != self.results.settings:
+            return 0
+        names = {file.name for file in self._workloads}
+        runs = [run for run in earlier.measurements if run.workload in names]
+        self.results.measurements += runs
+        return len(runs)
+
     def run(self, configurations: Sequence[Configuration]) -> None:
-        """The full configuration and the one without a cache, then the others, while there is time. Those whose runner
+        """Runs what is missing or failed, in the order of `ORDER`, while there is time. Configurations whose runner
         cannot be had are named."""
-        others = [one for one in configurations if one not in (FULL, BASE) and one.name not in ELSEWHERE]
-        few = [file for file in self._workloads if file.name.startswith(KINDS)]
-        rest = [file for file in self._workloads if file not in few]
-        jobs = [(one, file, 0) for file in (*few, *rest) for one in (FULL, BASE)]
-        again = range(1, self._sizes.turns)
-        jobs += [(one, file, turn) for turn in again for file in few for one in (BASE, FULL)]
-        jobs += [(one, file, 0) for files in (few, rest) for one in sorted(others, key=_runner_key) for file in files]
+        done = {_key(run) for run in self.results.measurements if not run.failures}
         loaded: LoadedModel | None = None
         key = ""
         refused: set[str] = set()  # keys of runners that cannot be had
         skipped: dict[str, list[str]] = {}
         warm: set[str] = set()  # names of workloads that the runner has seen
-        for configuration, file, repeat in jobs:
+        for configuration, file, repeat in jobs(configurations, self._workloads, self._sizes.turns):
+            if (file.name, configuration.name, repeat) in done:
+                continue
             if self._budget.is_up:
                 if not repeat:
                     skipped.setdefault(configuration.name, []).append(file.name)
@@ -143,14 +176,17 @@ class Engine:
                 self._warm_up(configuration, file, loaded)
                 warm.add(file.name)
             self._measure(configuration, file, loaded, repeat)
+            self._changed()
         self.left_out += self._skipped_lines(skipped)
         loaded = None
         give_memory_back()
 
     def figures(self) -> Iterator[Figure]:
-        """How fast programs are, what the cache is worth, workload by workload, and what each other switch is worth:
-        programs per second with everything on, as many times those with it off. The record has them all."""
+        """How fast programs are, which share of steps overlaps, what the cache is worth, workload by workload, and what
+        each other switch is worth: programs per second with everything on, as many times those with it off. The record
+        has them all."""
         yield from self._rates()
+        yield from self._overlaps()
         by_system = {name: self._ratios(name) for name in self.results.systems if name != FULL.name}
         of_cache = by_system.pop(BASE.name, {})
         for name, ratio in of_cache.items():
@@ -179,11 +215,7 @@ class Engine:
 
     def _rates(self) -> Iterator[Figure]:
         """The limit is what the steps of the device allow: programs per second if nobody else took any time."""
-        for workload in self.results.workloads:
-            runs = self.results.of(workload, FULL.name)
-            if not runs:
-                continue
-            run = sorted(runs, key=lambda one: one.rate)[len(runs) // 2]
+        for workload, run in self._usual_runs():
             busy = run.counters.get("device_seconds", 0.0)
             limit = run.programs / busy if busy else None
             said = [f"{run.counters.get('completion_tokens', 0) / run.seconds:,.0f} tokens/s"]
@@ -191,6 +223,22 @@ class Engine:
                 said.append(f"a step runs {busy / run.seconds:.0%} of the time")
             label = f"{self.shape.name}, {workload}"
             yield Figure(GROUP, label, Unit.PROGRAMS, run.rate, limit=limit, note=", ".join(said))
+
+    def _overlaps(self) -> Iterator[Figure]:
+        """A step after one that ran is planned while that one runs; a first step has none before it."""
+        for workload, run in self._usual_runs():
+            steps = run.counters.get("steps", 0) - run.counters.get("first_steps", 0)
+            if steps > 0:
+                label = f"{self.shape.name}, {workload}: steps launched while the one before ran"
+                share = 100 * run.counters.get("overlapped_steps", 0) / steps
+                yield Figure(GROUP, label, Unit.SHARE, share, limit=100.0, note=f"of {steps:.0f} steps")
+
+    def _usual_runs(self) -> Iterator[tuple[str, Measurement]]:
+        """Yields for each workload its run with everything on; of several the one of the median rate."""
+        for workload in self.results.workloads:
+            runs = self.results.of(workload, FULL.name)
+            if runs:
+                yield workload, sorted(runs, key=lambda one: one.rate)[len(runs) // 2]
 
     def _ratios(self, system: str) -> dict[str, float]:
         """Workload → how many times faster the full configuration is."""
@@ -241,7 +289,8 @@ class Engine:
         except UmbelError as error:
             self.results.missing[f"{file.name} on {configuration.name}"] = f"{type(error).__name__}: {error}"
             return
-        self.results.measurements.append(run)
+        others = [one for one in self.results.measurements if _key(one) != _key(run)]
+        self.results.measurements = [*others, run]
         self._say(_line(self.shape, run))
 
     def _run(self, configuration: Configuration, file: Workload, loaded: LoadedModel) -> Measurement:
@@ -265,15 +314,42 @@ class Engine:
             "process": "one, with interpreter, gateway and engine",
             "dtype": self._sizes.dtype,
             "pool_tokens": self._pool_tokens(),
+            "workloads": ", ".join(f"{file.name} {len(file.programs)}" for file in self._workloads),
             "concurrency": self._sizes.concurrency,
             "warm": self._sizes.warm,
             **{f"option_{name}": value for name, value in self._sizes.options.items()},
         }
 
 
+Job = tuple[Configuration, Workload, int]  # the last: the turn, from 0
+
+
+def jobs(configurations: Sequence[Configuration], files: Sequence[Workload], turns: int) -> list[Job]:
+    """Returns all runs, in order. turns: of the decisive workloads."""
+    others = sorted(
+        (one for one in configurations if one not in (FULL, BASE) and one.name not in ELSEWHERE), key=_runner_key
+    )
+    decisive = [file for name in DECISIVE for file in files if file.name.startswith(name)]
+    rest = [file for file in files if file not in decisive]
+    found: list[Job] = []
+    for stage in ORDER:
+        chosen = decisive if stage.decisive else rest
+        if stage.ablation:
+            found += [(one, file, 0) for one in others for file in chosen]
+        elif stage.again:
+            found += [(one, file, turn) for turn in range(1, turns) for file in chosen for one in (BASE, FULL)]
+        else:
+            found += [(one, file, 0) for file in chosen for one in (FULL, BASE)]
+    return found
+
+
 def _runner_key(configuration: Configuration) -> str:
     """Equal for configurations that run on the same runner; the usual one comes first."""
     return ", ".join(f"{name}={value}" for name, value in configuration.options.items() if name in OF_KERNELS)
+
+
+def _key(run: Measurement) -> tuple[str, str, int]:
+    return run.workload, run.system, run.repeat
 
 
 def _line(shape: Shape, run: Measurement) -> str:
@@ -284,6 +360,19 @@ def _line(shape: Shape, run: Measurement) -> str:
 
 def text_record(engine: Engine) -> dict[str, str]:
     """What `python -m benchmarks` would write: file name → text."""
-    name = "engine-" + engine.shape.name.lower().replace(" ", "-")
+    name = record_name(engine.shape)
     record = msgspec.json.format(msgspec.json.encode(engine.results), indent=1).decode()
     return {f"{name}.md": markdown(engine.results), f"{name}.json": record + "\n"}
+
+
+def record_name(shape: Shape) -> str:
+    """The name of both files, without what follows the point."""
+    return "engine-" + shape.name.lower().replace(" ", "-")
+
+
+def earlier_results(text: str) -> Results | None:
+    """Returns what `text_record` wrote as JSON; None if another version did."""
+    try:
+        return msgspec.json.decode(text, type=Results)
+    except msgspec.DecodeError:
+        return None

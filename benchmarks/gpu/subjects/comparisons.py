@@ -4,6 +4,7 @@ Where pytest is not installed this is the test; where it is, it comes on top, wi
 """
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 
 import torch
@@ -18,11 +19,11 @@ from umbel.srt.kernels.triton.norm import add_rms_norm, rms_norm
 from umbel.srt.kernels.triton.rope import rope_and_store
 from umbel.srt.layers.rope import rope_table
 
-from ..figures import Figure, Unit
+from ..figures import Figure, PendingFigure, Unit
 from .batches import Rows, forked_step, normal, pool_for, step_of
 from .experts import packed_expert_comparisons
-from .packed import packed_comparisons
-from .sizes import Sizes
+from .packed import Compared, packed_comparisons
+from .sizes import ExpertShape, Sizes
 from .small import EPS, FEW_ROWS, ROPE
 
 GROUP = "equality"
@@ -30,8 +31,13 @@ MOST = 1e-2  # of the expected values, by their norm
 HALVES = (torch.bfloat16, torch.float16)
 
 
-def comparisons(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
-    """The relative error of each kernel."""
+def comparisons(sizes: Sizes, device: torch.device) -> Iterator[PendingFigure]:
+    """Yields the relative error of each kernel."""
+    for name, work in _compared(sizes, device):
+        yield PendingFigure(name, partial(_figure, name, work))
+
+
+def _compared(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, Compared]]:
     geometries = dict.fromkeys(case.geometry for cases in (sizes.streams, sizes.extends, sizes.forks) for case in cases)
     for geometry in geometries:
         yield _attention(geometry, torch.bfloat16, torch.bfloat16, device)
@@ -39,32 +45,33 @@ def comparisons(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
     yield _attention(first, torch.float16, torch.float16, device)
     yield _attention(first, torch.bfloat16, FLOAT8, device)
     for geometry in geometries:
-        yield _branches(geometry, device)
+        name = f"branches, {geometry.heads}/{geometry.kv_heads} heads of {geometry.head_dim}"
+        yield name, partial(_branches, geometry, device)
     for dtype in HALVES:
         yield from _passes(sizes, dtype, device)
-    yield from _experts(sizes, device)
-    for name, actual, expected in chain(packed_comparisons(sizes, device), packed_expert_comparisons(sizes, device)):
-        yield _figure(name, actual, expected)
+    for shape in sizes.experts:
+        yield from _experts(shape, device)
+    yield from chain(packed_comparisons(sizes, device), packed_expert_comparisons(sizes, device))
 
 
-def _attention(geometry: AttentionGeometry, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device) -> Figure:
-    """Decoding beside prompts, short and long, with and without something before them."""
-    step = step_of([Rows(300), Rows(7), Rows(40, 33), Rows(0, 12), Rows(90)])
-    pool = pool_for(step.slots, geometry, kv_dtype, device)
+def _attention(
+    geometry: AttentionGeometry, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
+) -> tuple[str, Compared]:
+    """Decodes next to prompts, short and long, with and without something before them."""
     kind = _name(dtype) if kv_dtype is dtype else f"{_name(dtype)}, keys in {_name(kv_dtype)}"
-    return _figure(
-        f"attention, {geometry.heads}/{geometry.kv_heads} heads of {geometry.head_dim}, {kind}",
-        *_attended(step.batch, pool, geometry, dtype, device),
-    )
+
+    def work() -> tuple[torch.Tensor, torch.Tensor]:
+        step = step_of([Rows(300), Rows(7), Rows(40, 33), Rows(0, 12), Rows(90)])
+        pool = pool_for(step.slots, geometry, kv_dtype, device)
+        return _attended(step.batch, pool, geometry, dtype, device)
+
+    return f"attention, {geometry.heads}/{geometry.kv_heads} heads of {geometry.head_dim}, {kind}", work
 
 
-def _branches(geometry: AttentionGeometry, device: torch.device) -> Figure:
+def _branches(geometry: AttentionGeometry, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     step = forked_step(6, 300, 5)
     pool = pool_for(step.slots, geometry, torch.bfloat16, device)
-    return _figure(
-        f"branches, {geometry.heads}/{geometry.kv_heads} heads of {geometry.head_dim}",
-        *_attended(step.batch, pool, geometry, torch.bfloat16, device),
-    )
+    return _attended(step.batch, pool, geometry, torch.bfloat16, device)
 
 
 def _attended(
@@ -80,32 +87,55 @@ def _attended(
     )
 
 
-def _passes(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Figure]:
+def _passes(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, Compared]]:
     rows, hidden = 5, sizes.hidden
 
     def numbers(*shape: int, seed: int) -> torch.Tensor:
         return normal(*shape, device=device, dtype=dtype, seed=seed)
 
     x, weight, residual = numbers(rows, hidden, seed=1), numbers(hidden, seed=2), numbers(rows, hidden, seed=3)
-    yield _figure(
+    yield (
         f"norm, {_name(dtype)}",
-        rms_norm(x, weight, eps=EPS, centered=False),
-        reference.rms_norm(x.float(), weight.float(), eps=EPS, centered=False),
+        lambda: (
+            rms_norm(x, weight, eps=EPS, centered=False),
+            reference.rms_norm(x.float(), weight.float(), eps=EPS, centered=False),
+        ),
     )
-    exact = residual.float()
-    expected = reference.add_rms_norm(x.float(), exact, weight.float(), eps=EPS, centered=False)
-    yield _figure(
-        f"residual sum and norm, {_name(dtype)}",
-        add_rms_norm(x, residual, weight, eps=EPS, centered=False),
-        expected,
-    )
+
+    def norm_of_sum() -> tuple[torch.Tensor, torch.Tensor]:
+        expected = reference.add_rms_norm(x.float(), residual.float(), weight.float(), eps=EPS, centered=False)
+        return add_rms_norm(x, residual.clone(), weight, eps=EPS, centered=False), expected
+
+    yield f"residual sum and norm, {_name(dtype)}", norm_of_sum
     gate_up = numbers(rows, 2 * sizes.width, seed=4)
-    yield _figure(
-        f"gate, {_name(dtype)}", act_and_multiply(gate_up, "silu"), reference.act_and_multiply(gate_up.float(), "silu")
+    yield (
+        f"gate, {_name(dtype)}",
+        lambda: (act_and_multiply(gate_up, "silu"), reference.act_and_multiply(gate_up.float(), "silu")),
     )
-    yield from _products(sizes, dtype, device)
-    geometry = sizes.turned
-    qkv = numbers(rows, (geometry.heads + 2 * geometry.kv_heads) * geometry.head_dim, seed=5)
+    matrix = normal(2 * sizes.width, sizes.hidden, device=device, seed=6) * sizes.hidden**-0.5
+    for rows in FEW_ROWS:
+        name = f"of {rows} {'row' if rows == 1 else 'rows'}, {_name(dtype)}"
+        yield f"product {name}", partial(_product, matrix, rows, dtype, gates=False)
+        yield f"gates behind a product {name}", partial(_product, matrix, rows, dtype, gates=True)
+    yield f"heads turned and stored, {_name(dtype)}", partial(_heads, sizes.turned, dtype, device)
+
+
+def _product(matrix: torch.Tensor, rows: int, dtype: torch.dtype, *, gates: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """gates: the product is that of gates and ups, which are multiplied."""
+    x = normal(rows, matrix.shape[1], device=matrix.device, dtype=dtype, seed=7)
+    own = matrix.to(dtype)
+    exact = own.double()
+    if gates:
+        return gated(x, own, None, "silu"), reference.gated(x.double(), exact, None, "silu")
+    return linear(x, own), reference.linear(x.double(), exact)
+
+
+def _heads(
+    geometry: AttentionGeometry, dtype: torch.dtype, device: torch.device, rows: int = 5
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries, and the keys and values that were stored."""
+    width = (geometry.heads + 2 * geometry.kv_heads) * geometry.head_dim
+    qkv = normal(rows, width, device=device, dtype=dtype, seed=5)
     slots, positions = torch.arange(1, rows + 1, device=device), 3 * torch.arange(rows, device=device)
     results = []
     for kind, kernel, numbers_in in (
@@ -116,45 +146,39 @@ def _passes(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[
         pool = pool_for(rows + 1, geometry, kind, device)
         queries = kernel(numbers_in, positions, slots, table, pool.keys[0], pool.values[0])
         results.append(torch.cat([queries, pool.keys[0][1:], pool.values[0][1:]], dim=1))
-    yield _figure(f"heads turned and stored, {_name(dtype)}", *results)
+    return results[0], results[1]
 
 
-def _products(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[Figure]:
-    weight = normal(2 * sizes.width, sizes.hidden, device=device, seed=6) * sizes.hidden**-0.5
-    for rows in FEW_ROWS:
-        x = normal(rows, sizes.hidden, device=device, dtype=dtype, seed=7)
-        own, exact = weight.to(dtype), weight.to(dtype).float()
-        name = f"of {rows} {'row' if rows == 1 else 'rows'}, {_name(dtype)}"
-        yield _figure(f"product {name}", linear(x, own), reference.linear(x.double(), exact.double()))
-        yield _figure(
-            f"gates behind a product {name}",
-            gated(x, own, None, "silu"),
-            reference.gated(x.double(), exact.double(), None, "silu"),
-        )
-
-
-def _experts(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
+def _experts(shape: ExpertShape, device: torch.device) -> Iterator[tuple[str, Compared]]:
     dtype = torch.bfloat16
-    for shape in sizes.experts:
-        logits = normal(9, shape.experts, device=device)
+    logits = normal(9, shape.experts, device=device)
+
+    def routes() -> tuple[torch.Tensor, torch.Tensor]:
         shares, chosen = route(logits, shape.top_k, renormalise=True)
         expected_shares, expected = reference.route(logits, shape.top_k, renormalise=True)
-        same = shares if torch.equal(chosen, expected) else torch.full_like(shares, torch.nan)
-        yield _figure(f"routes, {shape.name}", same, expected_shares)
-        gate_up = normal(shape.experts, 2 * shape.width, shape.hidden, device=device, seed=3) * shape.hidden**-0.5
-        down = normal(shape.experts, shape.hidden, shape.width, device=device, seed=4) * shape.width**-0.5
-        gate_up, down = gate_up.to(dtype), down.to(dtype)
-        for tokens in (9, 1):
-            x = normal(tokens, shape.hidden, device=device, dtype=dtype)
-            some = shares[:tokens], chosen[:tokens]
-            yield _figure(
-                f"experts, {shape.name}, {_name(dtype)}" + (", 1 token" if tokens == 1 else ""),
-                fused_experts(x, gate_up, down, *some, activation="silu"),
-                reference.fused_experts(x.float(), gate_up.float(), down.float(), *some, activation="silu"),
-            )
+        return shares if torch.equal(chosen, expected) else torch.full_like(shares, torch.nan), expected_shares
+
+    yield f"routes, {shape.name}", routes
+    gate_up = normal(shape.experts, 2 * shape.width, shape.hidden, device=device, seed=3) * shape.hidden**-0.5
+    down = normal(shape.experts, shape.hidden, shape.width, device=device, seed=4) * shape.width**-0.5
+    gate_up, down = gate_up.to(dtype), down.to(dtype)
+
+    def mixed(tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        shares, chosen = route(logits, shape.top_k, renormalise=True)
+        some = shares[:tokens], chosen[:tokens]
+        x = normal(tokens, shape.hidden, device=device, dtype=dtype)
+        return (
+            fused_experts(x, gate_up, down, *some, activation="silu"),
+            reference.fused_experts(x.float(), gate_up.float(), down.float(), *some, activation="silu"),
+        )
+
+    for tokens in (9, 1):
+        name = f"experts, {shape.name}, {_name(dtype)}" + (", 1 token" if tokens == 1 else "")
+        yield name, partial(mixed, tokens)
 
 
-def _figure(name: str, actual: torch.Tensor, expected: torch.Tensor) -> Figure:
+def _figure(name: str, work: Compared) -> Figure:
+    actual, expected = work()
     error = float((actual.double() - expected.double()).norm() / expected.double().norm())
     return Figure(GROUP, name, Unit.ERROR, error, must=MOST)
 

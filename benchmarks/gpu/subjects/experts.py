@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from umbel.srt.kernels.triton import reference
@@ -10,7 +11,7 @@ from umbel.srt.layers.quantized import QuantizedTensor
 
 from ..figures import Unit
 from .batches import normal
-from .packed import FORMS, ROW_MUST, Form, bytes_of
+from .packed import FORMS, ROW_MUST, Compared, Form, bytes_of
 from .sizes import ExpertShape, Sizes
 from .small import DTYPE
 from .subject import Subject
@@ -99,18 +100,26 @@ def _single(layer: Experts, device: torch.device) -> Subject:
     )
 
 
-def packed_expert_comparisons(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Yields names, results, and those of the references in float32."""
+def packed_expert_comparisons(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, Compared]]:
+    """Yields names, and work that returns a result and that of the reference in float32."""
     for shape in sizes.packed:
         weights = torch.full((9, shape.top_k), 1 / shape.top_k, device=device)
         chosen = _orders(shape, 9, device)[:, : shape.top_k].contiguous()
         for form in FORMS:
             stacks = _stacks(form, shape, device)
             for tokens in (9, 1):
-                x, some = normal(tokens, shape.hidden, device=device, dtype=DTYPE), (weights[:tokens], chosen[:tokens])
-                actual = fused_experts(x, *stacks, *some, activation="silu")
-                expected = reference.fused_experts(x.float(), *stacks, *some, activation="silu")
-                yield f"experts, {shape.name}, {form.name}" + (", 1 token" if tokens == 1 else ""), actual, expected
+                name = f"experts, {shape.name}, {form.name}" + (", 1 token" if tokens == 1 else "")
+                yield name, partial(_compare, stacks, weights[:tokens], chosen[:tokens], shape)
+
+
+def _compare(
+    stacks: tuple[QuantizedTensor, QuantizedTensor], weights: torch.Tensor, chosen: torch.Tensor, shape: ExpertShape
+) -> tuple[torch.Tensor, torch.Tensor]:
+    x = normal(len(chosen), shape.hidden, device=chosen.device, dtype=DTYPE)
+    return (
+        fused_experts(x, *stacks, weights, chosen, activation="silu"),
+        reference.fused_experts(x.float(), *stacks, weights, chosen, activation="silu"),
+    )
 
 
 def _orders(shape: ExpertShape, tokens: int, device: torch.device) -> torch.Tensor:

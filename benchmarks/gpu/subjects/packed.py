@@ -1,8 +1,9 @@
 """Packed matrices: of few rows they should cost their codes."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from umbel.srt.kernels.triton import reference
@@ -15,6 +16,7 @@ from .sizes import Sizes
 from .small import DTYPE, GROUP
 from .subject import Subject
 
+Compared = Callable[[], tuple[torch.Tensor, torch.Tensor]]  # what is had, and what is expected
 ROW_MUST, ROW_STRETCH = 75.0, 88.0  # % of bandwidth, of one row
 _ROWS = (1, 32)
 _TIMES = 2  # matrices in one graph: more than a cache holds
@@ -83,14 +85,19 @@ def _product(form: Form, rows: int, sizes: Sizes, device: torch.device) -> Subje
     )
 
 
-def packed_comparisons(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Yields names, results, and those of the references in float32."""
+def packed_comparisons(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, Compared]]:
+    """Yields names, and work that returns a result and that of the reference in float32."""
     for form in FORMS:
         weight = form.matrix(2 * sizes.width, sizes.hidden, device)
         for rows in _ROWS:
-            x = normal(rows, sizes.hidden, device=device, dtype=DTYPE, seed=7)
-            expected = reference.quantized_linear(x.float(), weight)
-            yield f"product of {rows} with {form.name}", quantized_linear(x, weight), expected
+            yield f"product of {rows} with {form.name}", partial(_compare, weight, rows, sizes, device)
+
+
+def _compare(
+    weight: QuantizedTensor, rows: int, sizes: Sizes, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    x = normal(rows, sizes.hidden, device=device, dtype=DTYPE, seed=7)
+    return quantized_linear(x, weight), reference.quantized_linear(x.float(), weight)
 
 
 def bytes_of(weight: torch.Tensor | QuantizedTensor) -> int:

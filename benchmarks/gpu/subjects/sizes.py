@@ -1,5 +1,6 @@
 """What is measured: shapes of models that people run on such a device, and tiny ones for a dry run."""
 
+import zlib
 from dataclasses import dataclass
 
 import torch
@@ -83,6 +84,11 @@ class Sizes:
     prompt: int
     copied: int
     multiplied: int
+
+    @property
+    def key(self) -> str:
+        """Equal for equal sizes, in all processes."""
+        return f"{zlib.crc32(repr(self).encode()):08x}"
 
 
 FULL = Sizes(

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..figures import Figure, Unit
+from ..figures import Figure, PendingFigure, Unit
 from ..hardware import Limits
 from ..stopwatch import Stopwatch
 
@@ -37,6 +37,9 @@ class Subject:
     base: Work | None = None
     most: float | None = None
     note: str = ""
+
+    def pending(self, stopwatch: Stopwatch, limits: Limits) -> PendingFigure:
+        return PendingFigure(self.name, lambda: self.figure(stopwatch, limits))
 
     def figure(self, stopwatch: Stopwatch, limits: Limits) -> Figure:
         measured = self._quantity(stopwatch.seconds(self.work) / self.times, stopwatch, limits)
