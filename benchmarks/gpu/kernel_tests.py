@@ -190,6 +190,7 @@ class Progress:
     Args:
         out: gets a line of JSON each time.
         part, of: this process, from 0, and how many there are.
+        paths: of tests; those of the first one run first.
         done, later: ids of tests that do not run, and that run last.
     """
 
@@ -200,6 +201,7 @@ class Progress:
         *,
         part: int = 0,
         of: int = 1,
+        paths: Sequence[str] = (),
         done: frozenset[str] = frozenset(),
         later: frozenset[str] = frozenset(),
     ) -> None:
@@ -207,14 +209,16 @@ class Progress:
         self._out = out
         self._part = part
         self._of = of
+        self._paths = paths
         self._done = done
         self._later = later
         self._worst: dict[str, str] = {}  # of the phases of a test
 
     def pytest_collection_finish(self, session: object) -> None:
-        """By name: each process decides the same, whatever order the tests come in."""
+        """Shares by path and name: each process decides the same, whatever order the tests come in."""
         items = {item.nodeid: item for item in session.items}  # type: ignore[attr-defined]  # pytest.Session
-        mine = order(list(items), done=self._done, later=self._later)[self._part :: self._of]
+        sorted_names = order(list(items), paths=self._paths, done=self._done, later=self._later)
+        mine = sorted_names[self._part :: self._of]
         session.items[:] = [items[name] for name in mine]  # type: ignore[attr-defined]
         self._write(collected=list(items))
 
@@ -252,6 +256,7 @@ def main(seconds: str, target: str, known: str, part: str, of: str, markers: str
             out,
             part=int(part),
             of=int(of),
+            paths=paths,
             done=frozenset(met["done"]),
             later=frozenset(met["later"]),
         )

@@ -116,6 +116,14 @@ class Outcomes:
         return lines + ([f"{counts[SKIPPED]} tests that skip themselves here"] if counts[SKIPPED] else [])
 
 
-def order(names: Sequence[str], *, done: frozenset[str], later: frozenset[str]) -> list[str]:
-    """Sorts tests that are not done by name, those that passed at another commit last."""
-    return sorted((name for name in names if name not in done), key=lambda name: (name in later, name))
+def order(
+    names: Sequence[str], *, paths: Sequence[str] = (), done: frozenset[str] = frozenset(), later: frozenset[str]
+) -> list[str]:
+    """Sorts tests that are not done: those that passed at another commit last, then by the first of the paths that they
+    lie in, then by name."""
+
+    def key(name: str) -> tuple[bool, int, str]:
+        place = next((place for place, path in enumerate(paths) if name.startswith(path)), len(paths))
+        return name in later, place, name
+
+    return sorted((name for name in names if name not in done), key=key)

@@ -550,7 +550,8 @@ def test_what_passed_is_known_on_the_same_device_and_run_last_at_another_commit(
     assert (later.now, later.before) == ({}, {"f::a"})
     assert resumed.now == first.now
     assert (elsewhere.now, elsewhere.before) == ({}, set())
-    assert order(["f::d", "f::a", "f::b"], done=frozenset(), later=frozenset(later.before)) == ["f::b", "f::d", "f::a"]
+    names = ["f::d", "f::a", "g::b", "f::b"]
+    assert order(names, paths=["g", "f"], later=frozenset(later.before)) == ["g::b", "f::b", "f::d", "f::a"]
 
 
 # ------------------------------------------------------------------------------------------ what is run
