@@ -143,7 +143,7 @@ def _opened(options: argparse.Namespace, stopwatch: Stopwatch, sizes: Sizes) -> 
         source, any_commit = options.resume or folder, options.resume is not None
         for line in take_over(record, source, any_commit=any_commit):
             _say(line)
-        outcomes.read(source, any_commit=any_commit)
+        outcomes.read(source, trusted=any_commit)
         if outcomes.taken:
             _say(f"taken over from {source}: {len(outcomes.taken)} tests that need not run again")
     record.save()

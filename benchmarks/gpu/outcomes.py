@@ -41,8 +41,11 @@ class Outcomes:
     collected: list[str] = field(default_factory=list)
     taken: frozenset[str] = frozenset()
 
-    def read(self, folder: Path, *, any_commit: bool = False) -> None:
-        """Takes over what an earlier call left in the folder, if it was on the same device."""
+    def read(self, folder: Path, *, trusted: bool = False) -> None:
+        """Takes over what an earlier call left in the folder, if it was on the same device.
+
+        trusted: a commit that is unknown is this one; of one that is known to be another, tests run again in any case.
+        """
         try:
             found = json.loads((folder / FILE).read_text(encoding="utf-8"))
             device, commit, now = found["device"], found["commit"], dict(found["now"])
@@ -52,7 +55,8 @@ class Outcomes:
         if device != self.device:
             return
         self.before = before
-        if any_commit or (commit == self.commit and commit != UNKNOWN):
+        unknown = UNKNOWN in (commit, self.commit)
+        if trusted if unknown else commit == self.commit:
             self.now, self.collected = now, collected
             self.taken = frozenset(self.done)
         else:

@@ -539,16 +539,18 @@ def test_a_test_that_ends_its_process_has_failed_and_one_that_is_cut_off_waits(
 def test_what_passed_is_known_on_the_same_device_and_run_last_at_another_commit(tmp_path: Path) -> None:
     first = Outcomes("toy", "abc", tmp_path, now={"f::a": "passed", "f::b": "failed", "f::c": "waiting"})
     first.save()
-    same, later, resumed, elsewhere = (
-        Outcomes(*which) for which in [("toy", "abc"), *[("toy", "def")] * 2, ("b", "abc")]
+    same, later, unknown, elsewhere = (
+        Outcomes(*which) for which in [("toy", "abc"), ("toy", "def"), ("toy", "unknown"), ("b", "abc")]
     )
     same.read(tmp_path)
-    later.read(tmp_path)
-    resumed.read(tmp_path, any_commit=True)
+    later.read(tmp_path, trusted=True)
+    unknown.read(tmp_path)
+    assert (unknown.now, unknown.before) == ({}, {"f::a"})
+    unknown.read(tmp_path, trusted=True)
     elsewhere.read(tmp_path)
     assert (same.now, same.done) == (first.now, ["f::a"])
     assert (later.now, later.before) == ({}, {"f::a"})
-    assert resumed.now == first.now
+    assert unknown.now == first.now
     assert (elsewhere.now, elsewhere.before) == ({}, set())
     names = ["f::d", "f::a", "g::b", "f::b"]
     assert order(names, paths=["g", "f"], later=frozenset(later.before)) == ["g::b", "f::b", "f::d", "f::a"]
