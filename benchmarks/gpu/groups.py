@@ -204,7 +204,7 @@ GROUPS = (
     Group("engine", 1.0, packages.ENGINE, engine),
     Group("compiled", 1.0, (), compiled, usual=(False, True)),
 )
-# Each fits into one call of eight minutes on a device that is lent; `--part N` runs the Nth.
+# Each fits into one call of eight minutes on a rented device; `--part N` runs the Nth.
 PARTS = (
     ("tests",),
     ("equality", "attention", "passes", "experts", "sampling"),

@@ -1,4 +1,4 @@
-"""Takes over the figures that an earlier call left in a folder: a device is lent for minutes, and one call is short.
+"""Takes over the figures that an earlier call left in a folder: a device is rented by the minute, and a call may be cut.
 
     make gpu GPU="--part 2"     killed after 20 figures; the same again takes 20 over and goes on with the 21st
 

@@ -1,6 +1,6 @@
 """The engine on every workload, with every switch of the ablation, in this process and on random weights.
 
-`ORDER` says which runs come first: a device is lent for minutes. The decisive workloads run with everything on and
+`ORDER` says which runs come first: a device is rented by the minute. The decisive workloads run with everything on and
 without a cache, the paper's ratios, then with each other switch; then the other workloads. Runs of an earlier call are
 taken over.
 
