@@ -1,4 +1,4 @@
-"""Takes over the figures that an earlier call left in a folder: a device is rented by the minute, and a call may be cut.
+"""Takes over the figures that an earlier call left in a folder: minutes on a device are dear, and a call may end.
 
     make gpu GPU="--part 2"     killed after 20 figures; the same again takes 20 over and goes on with the 21st
 
