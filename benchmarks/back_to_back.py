@@ -45,7 +45,7 @@ class Row:
 def measured(name: str, options: dict[str, object], step: float, *, programs: int, concurrency: int) -> Row:
     """Runs the first programs of a workload on a runtime of its own. step: seconds of one."""
     loaded = workload.read(name)
-    with ul.Runtime(**options) as runtime:  # type: ignore[arg-type]  # checked by the runtime
+    with ul.Runtime(**options, debug={"pretend_step": step}) as runtime:  # type: ignore[arg-type]  # checked there
         system = Umbel(FULL, runtime.wait_ready())
         system.many(loaded.programs[:2], 2)  # opens constraints, and what else comes first
         system.flush()
@@ -78,7 +78,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "chunk_size": 2048,
         "max_running": 128,
         **dict(map(option, asked.option)),
-        "debug": {"pretend_step": asked.seconds},
     }
     print("| workload | steps | back to back | busy | late rows | dropped | failed |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
