@@ -25,6 +25,7 @@ _SHORTAGES = 16  # in a row, after which a step fails: each halves the rows
 _UNTIL_MORE = 64  # steps that had memory, after which the next ones may have twice as many rows
 _WHOLE_STEP = 1 << 16  # rows; more are no limit where prompts are computed whole
 _ADMITTING = 0.0015  # seconds of a step that overlaps in which requests are admitted
+_ORDER_LASTS = 0.1  # seconds: requests age, and prefixes are evicted
 _PATIENCE = 16  # steps after which admission is tried again though the queue head did not fit and no request has ended
 
 
@@ -52,7 +53,8 @@ class Planner:
         self._held = 0  # steps to skip admission for: the queue head did not fit and nothing was freed
         self._held_at = 0  # state of the table then
         self._order: Order | None = None  # in which the rest of many waiting requests is admitted
-        self._order_of = 0  # arrivals when it was made
+        self._ordered: set[int] = set()  # numbers of the requests that it has
+        self._order_made = 0.0  # on the clock
 
     def plan(self, *, step_running: bool = False) -> StepPlan:
         """Plans the next step. step_running: one is running, and `computed` of its requests counts its rows.
@@ -135,17 +137,15 @@ class Planner:
         One that does not fit into the share of its salt blocks those of its salt only. Where steps overlap, the rest of
         many waits for the next step, so that the device does not wait for all of them.
         """
-        arrivals, sliced = self._table.arrivals, self._config.overlap
-        if self._order is None or self._order_of != arrivals:
-            self._order = self._policy.order(list(self._table.waiting.values()), self._clock.now())
-            self._order_of = arrivals
-        order, until = self._order, self._clock.now() + _ADMITTING
+        order, sliced = self._order_of_waiting(), self._config.overlap
+        until = self._clock.now() + _ADMITTING
         promised = self._promised(self._table.running.values())
         blocked: set[str] = set()  # salts
         stuck = False  # none of those that wait fits
         while not plan.full and self._may_admit:
-            if sliced and plan.planned and self._clock.now() > until:
-                return  # with the order, which is that of the rest
+            if sliced and plan.planned and not blocked and self._clock.now() > until:
+                self._order = order  # of the rest
+                return
             request = order.next()
             if request is None:
                 stuck = bool(blocked)
@@ -172,9 +172,22 @@ class Planner:
                 if full == "pool":
                     stuck = True
                     break
-        self._order = None
         if stuck and all(rows.request.decoding for rows in plan.planned):
             self._held, self._held_at = _PATIENCE, self._table.changes
+
+    def _order_of_waiting(self) -> Order:
+        """Returns the order that the last step left with what has come since, or a new one."""
+        waiting, order, now = self._table.waiting, self._order, self._clock.now()
+        if order is not None and now - self._order_made > _ORDER_LASTS:
+            order = None
+        if order is not None:
+            arrived = [request for number, request in waiting.items() if number not in self._ordered]
+            if arrived and not order.extend(arrived):
+                order = None
+        self._order, self._ordered = None, set(waiting)
+        if order is None:
+            order, self._order_made = self._policy.order(list(waiting.values()), now), now
+        return order
 
     def _not_worth_it(self, request: Request) -> bool:
         """Returns whether a hint misses so few tokens that prefilling them would cost more than it saves.

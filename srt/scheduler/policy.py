@@ -96,7 +96,10 @@ PriorityKey = tuple[int, bool]  # (−priority, not aged): smaller goes first
 
 
 class Order(Protocol):
-    """Returns the waiting requests of one step, each once."""
+    """Returns the waiting requests of a step, each once, and of the next ones as long as it is kept."""
+
+    def extend(self, arrived: Sequence[Request]) -> bool:
+        """Adds requests that wait since then; False: an order over all of them has to be made."""
 
     def next(self) -> Request | None: ...
 
@@ -172,13 +175,17 @@ class ForkSiblings:
     def begin(self, waiting: Collection[Request]) -> None:
         """Prepares for a new order over `waiting`."""
         self._groups.clear()
-        for request in waiting:
-            group = _group(request)
-            if group is not None:
-                self._groups.setdefault(group, []).append(request)
+        self.join(waiting)
         if self._turns:
             here = {request.number for request in waiting}
             self._turns = {number: turn for number, turn in self._turns.items() if number in here}
+
+    def join(self, arrived: Collection[Request]) -> None:
+        """Adds requests to the order."""
+        for request in arrived:
+            group = _group(request)
+            if group is not None:
+                self._groups.setdefault(group, []).append(request)
 
     def turn(self, request: Request) -> int:
         return self._turns.get(request.number, 0)
@@ -295,6 +302,7 @@ class LongestPrefix:
         waiting: oldest first.
         rest: requests outside the window, oldest first: they come last, by arrival.
         places: number → place in the order of arrival, of requests that exchanged theirs.
+        most: requests that it has at most.
     """
 
     def __init__(
@@ -308,7 +316,10 @@ class LongestPrefix:
         siblings: ForkSiblings,
         usage: ProgramUsage,
         places: Mapping[int, int],
+        most: int,
     ) -> None:
+        self._peek = peek
+        self._most = most
         self._rest = list(reversed(rest))
         self._ageing = ageing
         self._counters = counters
@@ -328,6 +339,20 @@ class LongestPrefix:
             schedule = request.schedule
             self._oldest.setdefault((schedule.priority, request.namespace), request.number)
             self._place(request, peek(request))
+
+    def extend(self, arrived: Sequence[Request]) -> bool:
+        if self._rest or self._places or len(self._left) + len(arrived) > self._most:
+            return False
+        for request in arrived:
+            schedule = request.schedule
+            oldest = self._oldest.setdefault((schedule.priority, request.namespace), request.number)
+            if schedule.ahead or request.number < oldest:
+                return False
+        self._siblings.join(arrived)
+        for request in arrived:
+            self._left[request.number] = request
+            self._place(request, self._peek(request))
+        return True
 
     def next(self) -> Request | None:
         while self._heap:
@@ -402,6 +427,10 @@ class FixedOrder:
     def next(self) -> Request | None:
         return self._left.pop() if self._left else None
 
+    def extend(self, arrived: Sequence[Request]) -> bool:
+        del arrived  # making it anew costs little
+        return False
+
     def admitted(self, request: Request) -> None:
         self._ageing.admitted(request)
 
@@ -435,6 +464,7 @@ class AdmissionPolicy:
                     siblings=self._siblings,
                     usage=self.usage,
                     places=self._critical_path.arrange(window),
+                    most=self._config.policy_window,
                 )
             case _:
                 assert_never(self._config.policy)

@@ -151,7 +151,6 @@ class RequestTable:
         self.last_failure: Exception | None = None
         self.on_text_end: Callable[[Request], None] | None = None  # called with a generation that ends
         self.changes = 0  # counts arrivals, admissions, retractions and endings
-        self.arrivals = 0  # counts requests that begin to wait, also those that wait again
         self._kv = kv
         self._counters = counters
         self._timing = timing
@@ -159,14 +158,12 @@ class RequestTable:
     def add(self, message_id: int, requests: Sequence[Request]) -> None:
         self.alive[message_id] = list(requests)
         self.waiting.update((request.number, request) for request in requests)
-        self.arrivals += len(requests)
         self.changes += 1
 
     def extend(self, message_id: int, requests: Sequence[Request]) -> None:
         """Adds requests to a message that is alive."""
         self.alive[message_id].extend(requests)
         self.waiting.update((request.number, request) for request in requests)
-        self.arrivals += len(requests)
         self.changes += 1
 
     def hold(self, request: Request) -> None:
@@ -179,7 +176,6 @@ class RequestTable:
         """Moves a held request to the waiting ones."""
         del self.held[request.number]
         self.waiting[request.number] = request
-        self.arrivals += 1
         self.changes += 1
 
     def admit(self, request: Request) -> None:
@@ -221,7 +217,6 @@ class RequestTable:
         del self.running[request.number]
         self.waiting[request.number] = request
         request.phase = Phase.WAITING
-        self.arrivals += 1
         self.changes += 1
 
     def release(self, request: Request) -> None:

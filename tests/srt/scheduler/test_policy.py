@@ -288,3 +288,46 @@ def test_the_usage_of_a_bounded_number_of_programs_is_counted() -> None:
     assert usage.rows(old) == 0
     last = 2 * MOST_PROGRAMS - 1
     assert usage.rows(request(9, [1], salt=f"salt {last % 7}", program_id=f"p{last}")) == 5
+
+
+# ------------------------------------------------------------------------------------------------- arrivals
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    prompts=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), min_size=2, max_size=10),
+    first=st.integers(1, 9),
+    admitted=st.integers(0, 4),
+    groups=st.lists(st.sampled_from(["", "", "f", "g"]), min_size=10, max_size=10),
+    cached=st.dictionaries(st.integers(1, 10), st.integers(0, 1)),
+)
+def test_an_extended_order_is_that_of_all_from_the_start(
+    prompts: list[list[int]], first: int, admitted: int, groups: list[str], cached: dict[int, int]
+) -> None:
+    """Those that come later are last by arrival, so it does not matter that some were admitted before."""
+    first, admitted = min(first, len(prompts) - 1), min(admitted, first, len(prompts) - 1)
+    waiting = [
+        request(number, prompt, fork_group=group)
+        for number, (prompt, group) in enumerate(zip(prompts, groups, strict=False), 1)
+    ]
+    made, _ = policy_of(cached=cached)
+    extended = made.order(waiting[:first], NOW)
+    before = admit_all(extended, admitted)
+    assert extended.extend(waiting[first:])
+    left = [one for one in waiting if one.number not in before]
+    anew = policy_of(cached=extended._cached)[0].order(left, NOW)  # type: ignore[attr-defined]
+    expected = drain(anew)
+    found = drain(extended)
+    assert sorted(found) == sorted(expected)
+    if not admitted:  # a call of siblings, which an admission makes, is remembered
+        assert found == expected
+
+
+def test_an_order_that_cannot_be_extended_says_so() -> None:
+    waiting = [request(number, [1, number]) for number in (1, 2, 3)]
+    assert not order(waiting[:2], PolicyName.FCFS).extend(waiting[2:])
+    assert not order(waiting[:2], policy_window=2).extend(waiting[2:]), "its window is full"
+    assert not order(waiting[:2], policy_window=1).extend(waiting[2:]), "others wait outside of it"
+    assert not order(waiting[:2]).extend([request(4, [1, 4], program_id="p", ahead=5)]), "its program exchanges places"
+    assert not order(waiting[1:]).extend(waiting[:1]), "it is the oldest"
+    assert order(waiting[:2]).extend(waiting[2:])
