@@ -116,7 +116,7 @@ class DebugOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         check_every_step: check the integrity of pool and tree after every step (slow).
         step_delay: seconds the oracle sleeps in every step, for tests of slow engines.
         pretend_step: no weights are loaded; steps take so many seconds and choose tokens by a hash, to measure what
-            surrounds a device; 0: the model computes. Not with tensor_parallel or a draft.
+            surrounds a device; 0: the model computes. Its pool has pool_tokens; it takes no pictures, and embeds none.
         block_cache: caches prefixes in blocks of so many tokens, found by their hash, in place of the radix tree, to
             compare both; 0: the tree.
         recording: a file to which the engine writes the lengths of its calls and the times of its steps, for
@@ -292,6 +292,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise ParameterError(f"debug.recording is of one engine; replicas={self.replicas}: leave one of them out")
         if delay and not oracle:
             raise ParameterError(f"step_delay slows the oracle model only; model={shown(self.model)} takes none")
+        _check_pretended(self, ranks, oracle=oracle)
 
 
 TIER_OPTIONS = ("host_cache", "disk_cache", "shared_cache")  # fastest first
@@ -336,6 +337,20 @@ def _check_memory_share(options: "RuntimeOptions", *, oracle: bool) -> None:
         raise ParameterError(f"memory_share={share} counts no draft; write pool_tokens or pool_memory in its place")
     if options.device == "cpu":
         raise share_of_no_gpu(share)
+
+
+def _check_pretended(options: "RuntimeOptions", ranks: int, *, oracle: bool) -> None:
+    """Checks that no option needs a model where steps compute nothing."""
+    seconds = checks.plain_value(options.debug.pretend_step)
+    if not seconds:
+        return
+    if oracle:
+        raise ParameterError(f"pretend_step={seconds}: the oracle computes; name a model, whose tokenizer is taken")
+    given = [name for name in ("draft_model", "adapters", "pool_memory", "memory_share") if getattr(options, name)]
+    if ranks > 1:
+        given.append("tensor_parallel")
+    if given:
+        raise ParameterError(f"pretend_step={seconds}: no model computes; leave {' and '.join(given)} out")
 
 
 def _check_draft(options: "RuntimeOptions", ranks: int) -> None:

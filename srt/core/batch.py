@@ -95,10 +95,6 @@ class RowRequests:
     top_p: NDArray[np.float64] | None = None  # [L] 1 = all, as in Draws; None: all of every row
     described: NDArray[np.bool_] | None = None  # [L] rows that get their token and their logits; None: no row
 
-    def allow(self, row: int, tokens: Allowed) -> None:
-        """Restricts a row to these tokens, while the requests are built."""
-        self.allowed[row] = tokens
-
     def take(self, rows: NDArray[np.integer]) -> RowRequests:
         """Returns the requests of some of the logit rows."""
         return RowRequests(

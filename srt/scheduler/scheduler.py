@@ -26,7 +26,7 @@ from ...lang.sampling import SamplingParams
 from ..cache.slot_allocator import IntegrityError, Slots
 from ..cache.window_slots import WindowSlots
 from ..constraints.matcher import MatcherCache
-from ..core.batch import AsyncRunner, LaunchedStep, Logits, RowNeed, Runner, ShortOfMemory, VectorHead
+from ..core.batch import AsyncRunner, LaunchedStep, Logits, Runner, ShortOfMemory, VectorHead
 from ..core.instruments import Clock, Counters, FaultHook, no_faults
 from ..core.messages import (
     ControlEnded,
@@ -67,8 +67,6 @@ from .step import (
     InFlightStep,
     PlannedRows,
     StepPlan,
-    StepRequests,
-    build_late_requests,
     build_row_requests,
     pending_tokens,
 )
@@ -577,7 +575,7 @@ class Scheduler:
             else:
                 request.computed = request.kv_length = rows.start
                 dropped.append(request.number)
-        asked = build_late_requests(chosen)
+        asked = build_row_requests(chosen, step.plan.logit_rows, launched=True)  # whose masks are known now
         for rows in chosen:
             if (error := asked.errors.get(rows.request.number)) is not None:
                 self._table.fail(rows.request, error)
@@ -585,19 +583,13 @@ class Scheduler:
         self._counters.late_rows += len(chosen) + len(dropped)
         self._counters.dropped_rows += len(dropped)
         self._in_flight[0] = step.chosen_late(chosen, dropped)
-        if chosen:
-            self._ask_late(step, chosen, asked)
-
-    def _ask_late(self, step: InFlightStep, chosen: Sequence[PlannedRows], asked: StepRequests) -> None:
-        """Asks the runner for the tokens of these rows. asked: of them, and of others that have failed."""
+        if not chosen:
+            return
         assert isinstance(step.pending, LaunchedStep), "its rows choose later"
         assert asked.row_requests is not None, "requests were built"
         places = np.array([rows.logits_of_last for rows in chosen], dtype=np.int64)
-        row_requests = asked.row_requests
-        if asked.errors:
-            row_requests = row_requests.take(np.flatnonzero(row_requests.kinds != RowNeed.LATER))
         try:
-            step.pending.choose(places, row_requests)
+            step.pending.choose(places, asked.row_requests.take(places))
         except Exception as error:
             self._in_flight.popleft()
             self._fail(step, error)

@@ -500,7 +500,15 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
     errors: dict[int, Exception] = {}
     late: list[LateRow] = []
     kinds = [_LOGITS] * logit_rows
-    row_requests = _no_requests(logit_rows, launched=launched)
+    row_requests = RowRequests(
+        kinds=np.empty(logit_rows, dtype=np.uint8),
+        inverse_temperatures=np.zeros(logit_rows),
+        keys=np.zeros(logit_rows, dtype=np.uint64),
+        top_k=np.zeros(logit_rows, dtype=np.int32),
+        min_p=np.zeros(logit_rows),
+        top_p=np.ones(logit_rows) if launched else None,
+        described=np.zeros(logit_rows, dtype=np.bool_) if launched else None,
+    )
     draws: list[tuple[int, Limits, int, int]] = []  # row, limits, seed, position
     for rows in planned:
         request = rows.request
@@ -528,13 +536,13 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
         if choice is None:
             continue
         if choice.allowed is not None:
-            row_requests.allow(last, choice.allowed)
+            row_requests.allowed[last] = choice.allowed
         for ahead in range(1 if rows.guessed is None else len(rows.guessed.tokens) + 1):
             row = last + ahead
             if ahead and forbidden_ends(request, generation, ahead):
                 continue
             if ahead and (after := _allowed_after(rows, ahead)) is not None:
-                row_requests.allow(row, after)
+                row_requests.allowed[row] = after
             if row_requests.described is not None and choice.described:
                 row_requests.described[row] = True
             if choice.limits is None:
@@ -546,44 +554,6 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
     if draws:
         _write_draws(row_requests, draws)
     return StepRequests(row_requests, errors, late)
-
-
-def _no_requests(logit_rows: int, *, launched: bool) -> RowRequests:
-    """Makes requests of rows, to be filled."""
-    return RowRequests(
-        kinds=np.empty(logit_rows, dtype=np.uint8),
-        inverse_temperatures=np.zeros(logit_rows),
-        keys=np.zeros(logit_rows, dtype=np.uint64),
-        top_k=np.zeros(logit_rows, dtype=np.int32),
-        min_p=np.zeros(logit_rows),
-        top_p=np.ones(logit_rows) if launched else None,
-        described=np.zeros(logit_rows, dtype=np.bool_) if launched else None,
-    )
-
-
-def build_late_requests(late: Sequence[PlannedRows]) -> StepRequests:
-    """Builds the requests of rows whose masks are known now. One entry for each of them; LATER: it has an error."""
-    row_requests = _no_requests(len(late), launched=True)
-    row_requests.kinds[:] = _LATER
-    draws: list[tuple[int, Limits, int, int]] = []
-    errors: dict[int, Exception] = {}
-    for index, rows in enumerate(late):
-        request, generation = rows.request, rows.request.job
-        assert isinstance(generation, Generation), "only generations sample"
-        try:
-            choice = _choice_of(request, generation, launched=True)
-        except Exception as error:
-            errors[request.number] = error
-            continue
-        assert choice is not None, "a text that runs ahead has its tokens chosen by the runner"
-        if choice.allowed is not None:
-            row_requests.allow(index, choice.allowed)
-        row_requests.kinds[index] = _ARGMAX if choice.limits is None else _SAMPLE
-        if choice.limits is not None:
-            draws.append((index, choice.limits, generation.seed, request.length))
-    if draws:
-        _write_draws(row_requests, draws)
-    return StepRequests(row_requests, errors)
 
 
 def _write_draws(row_requests: RowRequests, draws: list[tuple[int, Limits, int, int]]) -> None:

@@ -65,7 +65,6 @@ class PretendedStep:
             self._whole |= self._asked.described
         picked = np.flatnonzero((kinds == RowNeed.ARGMAX) | (kinds == RowNeed.SAMPLE))
         self._pick(picked, {} if self._asked is None else self._asked.allowed)
-        self._hidden = None if batch.hidden_rows is None else torch.zeros(len(batch.hidden_rows), 1)
 
     def _pick(self, rows: NDArray[np.int64], allowed: dict[int, Allowed]) -> None:
         words = self._device.words
@@ -84,7 +83,7 @@ class PretendedStep:
         whole = np.flatnonzero(self._whole)
         places[whole] = np.arange(len(whole))
         values = self._device.logits.expand(len(whole), -1)
-        return Logits(values, places, self._tokens, hidden=self._hidden)
+        return Logits(values, places, self._tokens)
 
 
 def _numbers(batch: Batch) -> NDArray[np.uint64]:

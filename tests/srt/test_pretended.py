@@ -8,9 +8,8 @@ from umbel.lang.errors import ParameterError
 from umbel.lang.runtime_options import DebugOptions, RuntimeOptions
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.batch import Allowed
-from umbel.srt.core.instruments import VirtualClock, no_faults
+from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.core.messages import Ended, EngineGenerate, EngineScore, Schedule, ScoreEnded
-from umbel.srt.launch import open_engine
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 from umbel.srt.testing.pretended import PretendedDevice, _allowed_token
 
@@ -113,7 +112,14 @@ def test_an_allowed_token_is_any_of_them() -> None:
     assert {_allowed_token(Allowed(few, None), number) for number in range(4)} == {4, 90}
 
 
-def test_options_that_need_a_model_are_refused() -> None:
-    options = RuntimeOptions(tensor_parallel=2, debug=DebugOptions(pretend_step=0.01))
-    with pytest.raises(ParameterError, match=r"pretend_step=0\.01: no model computes; leave tensor_parallel out"):
-        open_engine(options, clock=VirtualClock(), faults=no_faults, phase=lambda _: None)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tensor_parallel": 2}, "no model computes; leave tensor_parallel out"),
+        ({"draft_model": "a/b", "pool_memory": 9}, "no model computes; leave draft_model and pool_memory out"),
+        ({"model": "oracle"}, "the oracle computes; name a model, whose tokenizer is taken"),
+    ],
+)
+def test_options_that_need_a_model_are_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ParameterError, match=rf"pretend_step=0\.01: {message}"):
+        RuntimeOptions(debug=DebugOptions(pretend_step=0.01), **given)  # type: ignore[arg-type]

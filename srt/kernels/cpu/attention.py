@@ -140,6 +140,7 @@ class _BatchArrays:
     """A batch in the form that the planner reads, the same for every window class."""
 
     batch: Batch
+    tree: bool  # keys may be shared
     apart: Batch  # its generated rows are sequences of their own
     kv_idx: NDArray[np.int32]  # empty: they are in a table
     window_kv_idx: NDArray[np.int32]  # of window layers
@@ -148,7 +149,9 @@ class _BatchArrays:
 
     @classmethod
     def of(cls, batch: Batch, before: "_BatchArrays | None", *, tree: bool) -> "_BatchArrays":
-        """Returns the arrays of a batch. before: of another one, whose paths are mostly the same."""
+        """Returns the arrays of a batch. before: of the one planned last: the same, or with mostly the same paths."""
+        if before is not None and before.batch is batch and before.tree is tree:
+            return before
         apart = generated_apart(batch)
         kv_idx = window_kv_idx = np.zeros(0, dtype=np.int32)
         if apart.places is None:
@@ -156,13 +159,14 @@ class _BatchArrays:
             if apart.window_slots is not None:
                 window_kv_idx = _joined(apart.window_slots)
         if not (tree and len(batch.paths) > 1):
-            return cls(batch, apart, kv_idx, window_kv_idx, None, None)
+            return cls(batch, tree, apart, kv_idx, window_kv_idx, None, None)
         if before is not None and before.path_ptr is not None and before.apart.paths == apart.paths:
-            return cls(batch, apart, kv_idx, window_kv_idx, before.path_ptr, before.path)
+            return cls(batch, tree, apart, kv_idx, window_kv_idx, before.path_ptr, before.path)
         path_ptr = np.zeros(len(apart.paths) + 1, dtype=np.int64)
         np.cumsum([len(path) for path in apart.paths], out=path_ptr[1:])
         numbers = chain.from_iterable(chain.from_iterable(apart.paths))
-        return cls(batch, apart, kv_idx, window_kv_idx, path_ptr, np.fromiter(numbers, np.int64, 3 * int(path_ptr[-1])))
+        path = np.fromiter(numbers, np.int64, 3 * int(path_ptr[-1]))
+        return cls(batch, tree, apart, kv_idx, window_kv_idx, path_ptr, path)
 
     def plan(self, library: ctypes.CDLL, cut: Cut, window: Window, *, workers: int) -> CpuPlan:
         """Plans for one class of windows. workers: in place of those of `cut`."""
@@ -244,8 +248,7 @@ class CpuBackend:
         self._latest: _BatchArrays | None = None  # of the batch that was planned last
 
     def plan(self, batch: Batch, window: Window) -> CpuPlan:
-        if self._latest is None or self._latest.batch is not batch:
-            self._latest = _BatchArrays.of(batch, self._latest, tree=self.cut.tree)
+        self._latest = _BatchArrays.of(batch, self._latest, tree=self.cut.tree)
         plan = self._latest.plan(self._library, self.cut, window, workers=self._library.umbel_threads())
         self.counters.add(plan.keys_read, plan.keys_saved)
         return plan
@@ -329,22 +332,18 @@ class NativePacked:
 class PackingPlanner:
     """Plans for the kernels in Triton, of batches whose slots are in a table: `make_plan` and `pack` in C++.
 
-    Args:
-        library: None loads that of the host.
-
     Raises:
-        NoKernels: it is not available here.
+        NoKernels: the library of the host is not available here.
     """
 
-    def __init__(self, library: ctypes.CDLL | None = None) -> None:
-        self._library = library or load_host_library()
+    def __init__(self) -> None:
+        self._library = load_host_library()
         declare_planner(self._library)
         self._latest: _BatchArrays | None = None  # of the batch that was planned last
 
     def plan(self, batch: Batch, window: Window, cut: Cut, few_rows: int) -> NativePacked:
         """Cuts a batch. few_rows: most rows of an item of the first kind."""
-        if self._latest is None or self._latest.batch is not batch or cut.tree is (self._latest.path_ptr is None):
-            self._latest = _BatchArrays.of(batch, self._latest, tree=cut.tree)
+        self._latest = _BatchArrays.of(batch, self._latest, tree=cut.tree)
         plan = self._latest.plan(self._library, cut, window, workers=cut.workers)
         sizes = PackedSizes()
         self._library.umbel_packed_sizes(plan.arguments, few_rows, sizes)

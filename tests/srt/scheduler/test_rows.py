@@ -414,8 +414,6 @@ NOT_OF_ONE_ROW = {  # function, or Class.* for all of its methods → why it is 
     "scheduler.step:_rope_positions": "of all rows, within `StepPlan.build`",
     "scheduler.step:_write_draws": "of all rows, within `build_row_requests`",
     "scheduler.step:build_row_requests": "of all rows: `_choice_of` is that of one",
-    "scheduler.step:build_late_requests": "of all rows: `_choice_of` is that of one",
-    "scheduler.step:_no_requests": "of all rows, within `build_row_requests`",
     "scheduler.step:_taken_as_chosen": "of all rows, within `InFlightStep.launched`",
 }
 
