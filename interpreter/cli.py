@@ -26,7 +26,7 @@ COMMANDS = {
     "deploy": "serve a model by several replicas on Ray Serve",
     "cost": "say what providers would have charged for a run that umbel serve recorded",
     "pull": "download a model from the Hugging Face hub",
-    "warm": "make all that a first start of a model makes: download, kernels, graphs, tables",
+    "warm": "make all that a first start of a model makes and keeps: download, kernels, tables",
     "models": "list the models on this machine, and the families that run",
     "rm": "remove a model that umbel models lists",
     "doctor": "look at what umbel needs of this machine, and say what to do",

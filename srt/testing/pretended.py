@@ -54,17 +54,17 @@ class PretendedStep:
 
     def __init__(self, device: "PretendedDevice", batch: Batch, ends: float) -> None:
         self._device = device
-        self._asked = batch.row_requests
+        asked = batch.row_requests
         self._numbers = _numbers(batch)
         self.ends = ends
         count = len(batch.logit_rows)
         self._tokens = np.full(count, -1, dtype=np.int64)
-        kinds = np.full(count, RowNeed.LOGITS) if self._asked is None else self._asked.kinds
+        kinds = np.full(count, RowNeed.LOGITS) if asked is None else asked.kinds
         self._whole = kinds == RowNeed.LOGITS
-        if self._asked is not None and self._asked.described is not None:
-            self._whole |= self._asked.described
+        if asked is not None and asked.described is not None:
+            self._whole |= asked.described
         picked = np.flatnonzero((kinds == RowNeed.ARGMAX) | (kinds == RowNeed.SAMPLE))
-        self._pick(picked, {} if self._asked is None else self._asked.allowed)
+        self._pick(picked, {} if asked is None else asked.allowed)
 
     def _pick(self, rows: NDArray[np.int64], allowed: dict[int, Allowed]) -> None:
         words = self._device.words
