@@ -373,7 +373,7 @@ class Commit:
         counters = self._counters
         for rows in plan.planned:
             request = rows.request
-            if rows.start == rows.known == rows.first_logit and request.prompt_length <= request.reached <= rows.start:
+            if rows.plain and request.reached <= rows.start:
                 request.computed = request.reached = rows.end  # of a new token: no counter changes
                 continue
             new = max(rows.start, request.reached)
@@ -392,14 +392,15 @@ class Commit:
         """Applies the result of these rows, which have run."""
         self._now = self._clock.now()
         telling = bool(result.known or result.forced)
+        faults, commit_plain, running = self._faults, self._commit_plain, Phase.RUNNING
         for rows, token in zip(planned, result.plain, strict=True):
             request = rows.request
-            if request.phase is not Phase.RUNNING:
+            if request.phase is not running:
                 continue  # its message has failed in this commit
             try:
-                self._faults("engine.commit")
+                faults("engine.commit")
                 if token >= 0:
-                    self._commit_plain(request, token)
+                    commit_plain(request, token)
                     continue
                 if (error := result.errors.get(request.number)) is not None:
                     self._table.fail(request, error)

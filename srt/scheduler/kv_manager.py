@@ -233,7 +233,7 @@ class Pins:
 
 
 _NO_SLOTS: Slots = np.empty(0, dtype=np.int32)
-_LONGEST_RUN = 16  # slots taken ahead
+_LONGEST_RUN = 64  # slots taken ahead: taking some costs a step as much as planning ten rows
 _PAGES_AT_ONCE = 8  # of a load; window layers have room for so many beyond what they keep
 _GUESS_SHARE = 4  # the slots of one text's guesses are at most this part of what is free or evictable
 _SPARE_SHARE = 16  # all spare slots together are at most this part of the pool

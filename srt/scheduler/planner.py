@@ -5,7 +5,7 @@ by a fault or by its own data, ends alone.
 """
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import Literal
@@ -74,11 +74,9 @@ class Planner:
         most = self._most_rows
         logits = self._config.max_step_logits if most is None else min(self._config.max_step_logits, most)
         plan = self.current = StepPlan(None, logits, self._config.whole_texts)
-        for request in running:
-            if request.phase is Phase.RUNNING and request.decoding:
-                self._plan_next_row(request)
-                if most is not None and len(plan.planned) == most:
-                    return plan
+        self._plan_next_rows(running, most)
+        if most is not None and len(plan.planned) >= most:
+            return plan
         decoding = len(plan.planned)
         limits = [limit for limit in (self._config.max_step_tokens, most) if limit is not None]
         if limits:
@@ -239,6 +237,37 @@ class Planner:
         yield from (request for request in self._table.running.values() if not request.decoding)
         yield from islice(self._table.waiting.values(), self._config.policy_window)
 
+    def _plan_next_rows(self, running: Sequence[Request], most: int | None) -> None:
+        """Plans the rows of those that decode, in their order. most: rows of the step; None: they have no limit.
+
+        Hundreds may, and most of them are plain rows with a spare slot: these are planned here, in a third of the time.
+        """
+        plan, faults, usage, stateless = self.current, self._faults, self._policy.usage, self._kv.states is None
+        plain: list[Request] = []
+        is_running = Phase.RUNNING
+        for request in running:
+            row = request.computed
+            if request.length - row != 1 or row < request.prompt_length or request.phase is not is_running:
+                continue
+            needs = request.job.needs if isinstance(request.job, Generation) else None
+            if needs is None or not (needs.plain and stateless and request.slot_end > request.kv_length):
+                plan.add_next(plain, plain=True)
+                plain = []
+                self._plan_next_row(request)
+            else:
+                try:
+                    faults("engine.plan")
+                except Exception as error:
+                    self._table.fail(request, error)
+                    continue
+                request.kv_length += 1
+                if request.schedule.program_id:
+                    usage.add(request, 1)
+                plain.append(request)
+            if most is not None and len(plan.planned) + len(plain) == most:
+                break
+        plan.add_next(plain, plain=True)
+
     def _plan_next_row(self, request: Request) -> None:
         """Plans the row of a decoding request, whose slot is usually a spare one."""
         needs = request.job.needs if isinstance(request.job, Generation) else None
@@ -259,7 +288,7 @@ class Planner:
         request.kv_length += 1
         self._policy.usage.add(request, 1)
         states = () if self._kv.states is None else self._kv.run_state(request, request.kv_length)
-        self.current.add_next(request, states, plain=plain)
+        self.current.add_next([request], states, plain=plain)
 
     def _plan_rows(self, request: Request) -> None:
         """Puts as many of the request's next rows into the step as fit."""

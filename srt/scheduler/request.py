@@ -14,7 +14,7 @@ While a step is planned and another one still runs (step.py), `length` counts a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -301,23 +301,39 @@ class Request:
         ids: list[int] = self._tokens[self.prompt_length : self.length].tolist()
         return ids
 
-    def append(self, token: int, source: int = NO_SOURCE) -> None:
-        """Appends a token. source: logit row of the running step, which will choose it (`PENDING_TOKEN`);
-        `remove_pending` undoes it."""
-        assert self.source == NO_SOURCE, "a step runs ahead of one other only"
+    def append(self, token: int) -> None:
+        assert self.source == NO_SOURCE, "the pending token comes first"
         length, tokens = self.length, self._tokens
         if length == len(tokens):
-            grown = np.zeros(2 * length + 16, dtype=np.int32)
-            grown[:length] = tokens
-            self._tokens = tokens = grown
+            tokens = self._grow()
         tokens[length] = token
         self.length = length + 1
-        self.source = source
 
-    def remove_pending(self) -> None:
-        assert self.source != NO_SOURCE, "nothing was expected"
-        self.length -= 1
-        self.source = NO_SOURCE
+    def _grow(self) -> NDArray[np.int32]:
+        grown = np.zeros(2 * self.length + 16, dtype=np.int32)
+        grown[: self.length] = self._tokens
+        self._tokens = grown
+        return grown
+
+    @staticmethod
+    def expect(coming: Iterable[tuple[Request, int]]) -> None:
+        """Appends PENDING_TOKEN to each; `remove_pending` undoes it. coming: with the logit rows that choose it."""
+        for request, source in coming:
+            assert request.source == NO_SOURCE, "a step runs ahead of one other only"
+            length, tokens = request.length, request._tokens
+            if length == len(tokens):
+                tokens = request._grow()
+            tokens[length] = PENDING_TOKEN
+            request.length = length + 1
+            request.source = source
+
+    @staticmethod
+    def remove_pending(requests: Iterable[Request]) -> None:
+        """Removes the pending token from the end of each."""
+        for request in requests:
+            assert request.source != NO_SOURCE, "nothing was expected"
+            request.length -= 1
+            request.source = NO_SOURCE
 
     def drop_prompt_token(self) -> None:
         """Drops the prompt's last token, which will be sampled again."""
@@ -376,13 +392,15 @@ class Request:
 
     def row(self, place: int) -> tuple[int, int, NDArray[np.int32], Path, int, int]:
         """Returns a row's token and slot, the slots and the path up to it, the number, and `take_changed`."""
-        end, known, match, path = place + 1, self._path_of, self.match, self._path
-        if known is None or match is None or known != (match, match.node.tree.splits) or match.length > end:
+        end, match, known, slots, changed = place + 1, self.match, self._path_of, self._slots, self.changed
+        if match is None or known is None or known[0] is not match or known[1] != match.node.tree.splits:
             path = self.path_to(end)
-        changed, self.changed = self.changed, end
+        else:
+            path = self._path if match.length <= end else self.path_to(end)
+        self.changed = end
         if changed > place:
             changed = place
-        return self._tokens.item(place), self._slots.item(place), self._slots[:end], path, self.number, changed
+        return self._tokens.item(place), slots.item(place), slots[:end], path, self.number, changed
 
     @property
     def tree_length(self) -> int:

@@ -51,17 +51,24 @@ class Durations:
         self._names = (name, *(bucket_name(name, bound) for bound in BOUNDS), count_name(name))
         self._seconds = 0.0
         self._buckets = [0] * (len(BOUNDS) + 1)  # in bucket i: longer than bound i − 1, at most bound i
-        self._last = (0.0, 0)  # the last duration, and its bucket: those of the tokens of a step are equal
+        self._last, self._times = 0.0, 0  # one that is not in them yet, so many times: tokens of a step have the same
 
     def add(self, seconds: float, times: int = 1) -> None:
         """Counts a duration, `times` times over."""
-        self._seconds += seconds * times
-        if seconds != self._last[0]:
-            self._last = seconds, bisect_left(BOUNDS, seconds)
-        self._buckets[self._last[1]] += times
+        if seconds == self._last:
+            self._times += times
+            return
+        self._put()
+        self._last, self._times = seconds, times
+
+    def _put(self) -> None:
+        self._seconds += self._last * self._times
+        self._buckets[bisect_left(BOUNDS, self._last)] += self._times
+        self._times = 0
 
     def counters(self) -> Iterator[tuple[str, float]]:
         """Returns the sum, the counts up to each bound, and the count of all, by name."""
+        self._put()
         return zip(self._names, (self._seconds, *accumulate(self._buckets)), strict=True)
 
 

@@ -84,7 +84,7 @@ from ..core.messages import NO_ADAPTER
 from ..multimodal.sequence import NO_PICTURES
 from ..sampling.gumbel import Limits, draw_keys
 from ..sampling.sampler import changes_logits
-from .request import NO_SOURCE, PENDING_TOKEN, Generation, Path, Phase, Request, SamplingNeeds
+from .request import NO_SOURCE, Generation, Path, Phase, Request, SamplingNeeds
 
 
 class Guessed(NamedTuple):
@@ -228,14 +228,15 @@ class StepPlan:
         if self.rows_left is not None:
             self.rows_left = max(0, self.rows_left - (end - start))
 
-    def add_next(self, request: Request, states: tuple[StateRun, ...] = (), *, plain: bool = False) -> None:
-        """Adds the one row of a decoding request, whose key is new."""
-        row = request.computed
-        rows = (request, row, row + 1, row, row, row + 1, self.logit_rows, states, 0, 0, 0, None, plain)
-        self.planned.append(tuple.__new__(PlannedRows, rows))  # a third of the time of a call with 13 arguments
-        self.single_rows += 1
-        self.logit_rows += 1
-        self.logits_left -= 1
+    def add_next(self, requests: Sequence[Request], states: tuple[StateRun, ...] = (), *, plain: bool = False) -> None:
+        """Adds the one row of each of some decoding requests, whose key is new."""
+        for index, request in enumerate(requests, self.logit_rows):
+            row = request.computed
+            rows = (request, row, row + 1, row, row, row + 1, index, states, 0, 0, 0, None, plain)
+            self.planned.append(tuple.__new__(PlannedRows, rows))  # a third of the time of a call with 13 arguments
+        self.single_rows += len(requests)
+        self.logit_rows += len(requests)
+        self.logits_left -= len(requests)
 
     def guess(self, chosen: Mapping[int, Guessed]) -> None:
         """Adds rows of guesses after those of the texts with these indices, when all other rows are planned."""
@@ -469,12 +470,14 @@ class StepRequests(NamedTuple):
     """Row requests of a step, and errors.
 
     `errors`: request number → why its row request could not be built. The row then returns its logits, and its request
-    ends after the step. `late`: rows whose request is built when the step before is complete.
+    ends after the step. `late`: rows whose request is built when the step before is complete. `coming`: texts of plain
+    rows that continue, with the logit rows that choose their next tokens.
     """
 
     row_requests: RowRequests | None  # None: all logits of every row
     errors: Mapping[int, Exception]
     late: Sequence[LateRow] = ()
+    coming: Sequence[tuple[Request, int]] = ()
 
 
 NO_REQUESTS = StepRequests(None, {})
@@ -510,15 +513,19 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
         described=np.zeros(logit_rows, dtype=np.bool_) if launched else None,
     )
     draws: list[tuple[int, Limits, int, int]] = []  # row, limits, seed, position
+    coming: list[tuple[Request, int]] = []
     for rows in planned:
         request = rows.request
         generation = request.job
         if rows.plain and isinstance(generation, Generation) and generation.needs is not None:
-            if generation.needs.limits is None:
-                kinds[rows.first_index] = _ARGMAX
+            row, limits = rows.first_index, generation.needs.limits
+            if limits is None:
+                kinds[row] = _ARGMAX
             else:
-                kinds[rows.first_index] = _SAMPLE
-                draws.append((rows.first_index, generation.needs.limits, generation.seed, request.length))
+                kinds[row] = _SAMPLE
+                draws.append((row, limits, generation.seed, request.length))
+            if request.length + 1 < generation.length_limit:
+                coming.append((request, row))
             continue
         if rows.end < request.length or not request.samples:
             continue
@@ -553,7 +560,7 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
     row_requests.kinds[:] = kinds
     if draws:
         _write_draws(row_requests, draws)
-    return StepRequests(row_requests, errors, late)
+    return StepRequests(row_requests, errors, late, coming)
 
 
 def _write_draws(row_requests: RowRequests, draws: list[tuple[int, Limits, int, int]]) -> None:
@@ -708,18 +715,15 @@ class InFlightStep:
     def launched(cls, plan: StepPlan, asked: StepRequests, pending: LaunchedStep) -> "InFlightStep":
         """Makes the step. Called while the plan's sequences are as they were when it was made."""
         row_requests = asked.row_requests
-        coming: list[tuple[Request, int]] = []
+        coming = list(asked.coming)
         blocked = 0
         picked = (
             [] if row_requests is None else (row_requests.kinds != RowNeed.LOGITS).tolist()
         )  # asking numpy row by row is slow
         for rows in plan.planned:
-            request = rows.request
-            if rows.plain and picked and isinstance(request.job, Generation):
-                if request.length + 1 < request.job.length_limit:
-                    coming.append((request, rows.first_index))
+            if rows.plain and picked:
                 continue
-            row = rows.logits_of_last
+            request, row = rows.request, rows.logits_of_last
             if rows.end < request.length or not request.goes_on or (not rows.plain and rows.later):
                 continue
             if rows.guessed is None and picked and picked[row] and _taken_as_chosen(request):
@@ -764,11 +768,10 @@ class InFlightStep:
 @contextmanager
 def pending_tokens(step: InFlightStep | None) -> Iterator[None]:
     """Appends PENDING_TOKEN to the sequences whose next token the step chooses, and removes it at exit."""
-    expecting = [] if step is None else [entry for entry in step.coming if entry[0].phase is not Phase.ENDED]
-    for request, row in expecting:
-        request.append(PENDING_TOKEN, row)
+    ended = Phase.ENDED
+    expecting = [] if step is None else [entry for entry in step.coming if entry[0].phase is not ended]
+    Request.expect(expecting)
     try:
         yield
     finally:
-        for request, _ in expecting:
-            request.remove_pending()
+        Request.remove_pending(request for request, _ in expecting)

@@ -138,10 +138,11 @@ class Answers:
             hidden: float32 [H, hidden] on the device, of rows that want hidden states.
         """
         count = len(logits)
-        picked, whole = _wants(row_requests, count)
-        tokens, errors = torch.empty(0, dtype=torch.int64, device=logits.device), dict[int, Exception]()
-        later = row_requests is not None and bool((row_requests.kinds == RowNeed.LATER).any())
-        if row_requests is not None and len(picked):
+        picked, whole, later = _wants(row_requests, count)
+        errors: dict[int, Exception] = {}
+        if row_requests is None or not len(picked):
+            tokens = torch.empty(0, dtype=torch.int64, device=logits.device)
+        else:
             tokens, errors = self.choose(logits, row_requests, picked, picked)
         if not len(whole):
             values = logits[:0]
@@ -197,15 +198,18 @@ class Answers:
         return host, self._accelerator.mark()
 
 
-def _wants(row_requests: RowRequests | None, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the logit rows that need a token, and those that need their logits."""
+def _wants(row_requests: RowRequests | None, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
+    """Returns the logit rows that need a token, those that need their logits, and whether some choose later."""
     if row_requests is None:
-        return np.zeros(0, dtype=np.int64), np.arange(count)
-    picked = (row_requests.kinds != RowNeed.LOGITS) & (row_requests.kinds != RowNeed.LATER)
-    whole = row_requests.kinds == RowNeed.LOGITS
-    if row_requests.described is not None:
-        whole |= row_requests.described
-    return np.flatnonzero(picked), np.flatnonzero(whole)
+        return np.zeros(0, dtype=np.int64), np.arange(count), False
+    kinds, described = row_requests.kinds, row_requests.described
+    found = kinds.tobytes()
+    later = RowNeed.LATER in found
+    if not later and RowNeed.LOGITS not in found and (described is None or not described.any()):
+        return np.arange(count), np.zeros(0, dtype=np.int64), False  # most steps that decode
+    whole = kinds == RowNeed.LOGITS
+    picked = ~whole & (kinds != RowNeed.LATER)
+    return np.flatnonzero(picked), np.flatnonzero(whole if described is None else whole | described), later
 
 
 def _places(rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:

@@ -349,6 +349,7 @@ NOT_OF_ONE_ROW = {  # function, or Class.* for all of its methods → why it is 
     "constraints.matcher:_size": "when a message arrives: it is refused",
     "scheduler.request_table:failure": "words of an error",
     "scheduler.request_table:Durations.add": "arithmetic, within Timing",
+    "scheduler.request_table:Durations._put": "arithmetic, within Timing",
     "scheduler.request_table:Durations.counters": "of all requests",
     "scheduler.request_table:Timing.reset": "of all requests",
     "scheduler.request_table:Timing.admitted": "arithmetic, while a request moves between tables",
