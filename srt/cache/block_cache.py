@@ -31,6 +31,7 @@ import numpy as np
 from ...lang.prompt import Borders
 from ..core.batch import PICTURE_BASE
 from ..core.instruments import FaultHook, no_faults
+from .prefix_cache import Seen
 from .radix_cache import Match, RadixNode, RadixRoot, Tokens
 from .slot_allocator import FIRST_SLOT, IntegrityError, Slots
 
@@ -335,8 +336,9 @@ class BlockCache:
             parent = block_hash(parent, data[4 * first : 4 * (first + self.page)], tuple(extra))
             yield parent
 
-    def peek(self, tokens: Tokens, salt: str, borders: Borders = ()) -> int:
-        """Returns the length of the longest cached prefix; this is no use, and changes nothing."""
+    def peek(self, tokens: Tokens, salt: str, borders: Borders = (), seen: Seen | None = None) -> int:
+        """See `PrefixCache`."""
+        del seen  # blocks are found by their digests, whatever was found before
         return len(self._find(tokens, salt, borders)) * self.page
 
     def _find(self, tokens: Tokens, salt: str, borders: Borders) -> list[HashBlock]:

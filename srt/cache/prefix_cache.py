@@ -7,6 +7,7 @@ when others need them. They differ in their unit, `page`: the tree shares prefix
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ...lang.prompt import Borders
@@ -34,6 +35,19 @@ class SlotPool(Protocol):
         """Checks that free and held slots together are all slots, none twice. Raises IntegrityError."""
 
 
+@dataclass(slots=True)
+class Seen:
+    """Remembers where the cached prefix of a sequence ended when it was looked for last.
+
+    Its first `length` tokens are those from the root on, and the last of them is in `node`, or was before that was
+    split; what comes after it there may be others. `resumed`: that look began where an earlier one had ended.
+    """
+
+    node: RadixNode | None = None
+    length: int = 0
+    resumed: bool = False
+
+
 class PrefixCache(Protocol):
     """Maps sequences to slots. The methods do what those of RadixCache do; a match goes back to the cache it is from.
 
@@ -58,7 +72,12 @@ class PrefixCache(Protocol):
     @property
     def salts(self) -> Iterable[RadixRoot]: ...
 
-    def peek(self, tokens: Tokens, salt: str, borders: Borders = ()) -> int: ...
+    def peek(self, tokens: Tokens, salt: str, borders: Borders = (), seen: Seen | None = None) -> int:
+        """Returns the length of the longest cached prefix; this is no use, and changes nothing.
+
+        seen: of earlier calls for this sequence, which may have become longer; kept for the next one.
+        """
+
     def match(self, tokens: Tokens, salt: str, borders: Borders = ()) -> Match: ...
     def advance(self, match: Match, tokens: Tokens, borders: Borders = ()) -> Match: ...
     def extend(self, match: Match, tokens: Tokens, slots: Slots, *, borders: Borders = (), priority: int = 0) -> Match:

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...lang.prompt import Borders, parting
-from .prefix_cache import PrefixCache, SlotPool
+from .prefix_cache import PrefixCache, Seen, SlotPool
 from .slot_allocator import IdleCheck, IntegrityError, SlotAllocator, Slots, require_node
 from .state_slots import NO_STATE, StateSlots
 
@@ -294,7 +294,7 @@ def ascend(node: RadixNode) -> Iterator[RadixNode]:
 def common_length(left: Tokens, right: Tokens) -> int:
     """Returns the length of the common prefix of two sequences."""
     length = min(len(left), len(right))
-    if not length:
+    if not length or left.item(0) != right.item(0):
         return 0
     different = left[:length] != right[:length]
     first = int(different.argmax())  # 0 where nothing differs
@@ -412,24 +412,45 @@ class RadixCache:
 
     # ------------------------------------------------------------------------------------------ find
 
-    def peek(self, tokens: Tokens, salt: str, borders: Borders = ()) -> int:
-        """Returns the length of the longest cached prefix; this is no use, and changes nothing."""
-        return sum(shared for _, shared in self._known(tokens, salt, borders))
+    def peek(self, tokens: Tokens, salt: str, borders: Borders = (), seen: Seen | None = None) -> int:
+        """Returns the length of the longest cached prefix; this is no use, and changes nothing.
 
-    def _known(self, tokens: Tokens, salt: str, borders: Borders) -> Iterator[tuple[RadixNode, int]]:
-        """Yields (node, number of shared tokens) from the root on; the last node may be shared in part."""
-        node: RadixNode | None = self._roots.get(salt)
-        position = 0
-        while node is not None and position < len(tokens):
-            edge, end = _edge(tokens, position, borders)
-            node = node.children.get(edge)
-            if node is None:
-                return
-            shared = common_length(node.tokens, tokens[position:end])
-            yield node, shared
-            if shared < len(node.tokens):
-                return
+        seen: of earlier calls for this sequence, which may have become longer. The tree is walked from there on.
+        """
+        root = self._roots.get(salt)
+        if root is None:
+            if seen is not None:
+                seen.node, seen.length, seen.resumed = None, 0, False
+            return 0
+        node: RadixNode = root
+        position = inside = 0  # tokens that are found, and how many `node` has after those
+        known = None if seen is None else seen.node
+        if known is not None and (known.parent is None or known.root is not root):
+            known = None  # it left the tree
+        if seen is not None and known is not None:
+            node, position = known, min(seen.length, len(tokens))
+            end = sum([len(above.tokens) for above in ascend(node)])
+            while end - len(node.tokens) >= position and node.parent is not None:  # it was split since
+                node, end = node.parent, end - len(node.tokens)
+            inside = end - position
+        while position < len(tokens):
+            if inside:
+                start = len(node.tokens) - inside
+                limit = next((place for place, _ in borders if place >= position), len(tokens))
+            else:
+                edge, limit = _edge(tokens, position, borders)
+                child = node.children.get(edge)
+                if child is None:
+                    break
+                node, start = child, 0
+            shared = common_length(node.tokens[start:], tokens[position:limit])
             position += shared
+            inside = len(node.tokens) - start - shared
+            if inside:
+                break
+        if seen is not None:
+            seen.node, seen.length, seen.resumed = (None if node is root else node), position, known is not None
+        return position
 
     def match(self, tokens: Tokens, salt: str, borders: Borders = ()) -> Match:
         """Finds the longest cached prefix; this counts as a use. A node that is matched in part is split there."""

@@ -84,6 +84,7 @@ class Counters:
     overlapped_steps: int = 0  # launched while the one before had not been read
     memory_shortages: int = 0  # steps that were tried again with fewer rows
     first_steps: int = 0  # launched when there had been nothing to run
+    resumed_peeks: int = 0  # looks for the prefix of a waiting request that began where the one before had ended
     late_rows: int = 0  # that chose under a mask which was made while they ran
     dropped_rows: int = 0  # of them: whose mask was not finished in time, or whose token was overruled
     wasted_rows: int = 0  # of texts that had ended when their rows were read

@@ -383,8 +383,11 @@ class KVManager:
         """Returns the number of cached tokens of a waiting request."""
         if not self._reuse:
             return 0
+        schedule, seen = request.schedule, request.seen
         with self.tree_time:
-            return self.cache.peek(request.tokens, request.schedule.salt, request.schedule.private)
+            length = self.cache.peek(request.tokens, schedule.salt, schedule.private, seen)
+        self._counters.resumed_peeks += seen.resumed
+        return length
 
     # ---------------------------------------------------------------------------------------- requests
 

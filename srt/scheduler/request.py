@@ -27,6 +27,7 @@ from ...fsm.choice_search import ChoiceSearch, SearchNode
 from ...fsm.stops import StopMatcher, Stops
 from ...lang.protocol import FinishReason
 from ...lang.sampling import SamplingParams
+from ..cache.prefix_cache import Seen
 from ..cache.radix_cache import Match, RadixNode
 from ..cache.state_slots import NO_STATE
 from ..constraints.matcher import Matcher
@@ -228,6 +229,7 @@ class Request:
         "rank",
         "reached",
         "schedule",
+        "seen",
         "slot_end",
         "source",
         "state",
@@ -260,6 +262,7 @@ class Request:
         self._slots = np.zeros(0, dtype=np.int32)  # as long as _tokens while running
         self.prompt_length = self.length = len(token_ids)
         self.match: Match | None = None
+        self.seen = Seen()  # of the tree, while it waits
         self._path: Path = ()
         self._path_of: tuple[Match, int] | None = None  # and the tree's splits when _path was taken
         self.kv_length = 0

@@ -519,10 +519,8 @@ def build_row_requests(planned: Sequence[PlannedRows], logit_rows: int, *, launc
         generation = request.job
         if rows.plain and isinstance(generation, Generation) and generation.needs is not None:
             row, limits = rows.first_index, generation.needs.limits
-            if limits is None:
-                kinds[row] = _ARGMAX
-            else:
-                kinds[row] = _SAMPLE
+            kinds[row] = _ARGMAX if limits is None else _SAMPLE
+            if limits is not None:
                 draws.append((row, limits, generation.seed, request.length))
             if request.length + 1 < generation.length_limit:
                 coming.append((request, row))

@@ -1,12 +1,14 @@
 """The radix tree against a set of prefixes, and its costs counted."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from umbel.srt.cache.prefix_cache import Seen
 from umbel.srt.cache.radix_cache import (
     MOST_GROWN,
     Borders,
@@ -396,6 +398,36 @@ def test_sequences_share_nodes_up_to_borders_that_differ(left: Borders, right: B
     assert tree.cache.peek(tokens, "", right) == shared
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "lengths"),
+    [
+        ([(0, 1, 1, 5)], [(0, 1, 2)], (2, 3)),  # where they part the node is split
+        ([(0, 1, 1, 5)], [(0, 1), (0, 9)], (2, 2)),  # the same, and before that
+        ([(0, 1, 2, 3, 4)], [(0, 1)], (5, 5)),
+        ([(0, 1)], [(0, 1, 2)], (2, 3)),
+        ([(0, 1)], [(0, 1, 2, 3), (0, 1, 2, 9)], (2, 4)),
+        ([(7,)], [(0, 1, 2)], (0, 3)),
+    ],
+)
+def test_a_prefix_is_looked_for_from_where_it_ended(
+    before: list[tuple[int, ...]], after: list[tuple[int, ...]], lengths: tuple[int, int]
+) -> None:
+    tree, seen, asked = Tree(), Seen(), array([0, 1, 2, 3, 4])
+    for texts, length in zip((before, after), lengths, strict=True):
+        for text in texts:
+            match = tree.cache.match(array(text), "")
+            tree.cache.lock(match)
+            if match.length < len(text):
+                rest = array(text[match.length :])
+                match = tree.cache.extend(match, rest, tree.pool.allocate(len(rest)))
+            tree.cache.unlock(match)
+        assert tree.cache.peek(asked, "", (), seen) == tree.cache.peek(asked, "") == length
+    assert seen.resumed is (lengths[0] > 0)
+    tree.cache.evict(tree.pool.total)
+    assert tree.cache.peek(asked, "", (), seen) == 0
+    assert not seen.resumed
+
+
 Sequence = tuple[tuple[str, int], ...]  # (namespace, token); the namespace of the first one's parent is the salt
 
 
@@ -414,6 +446,7 @@ class Model(RuleBasedStateMachine):
         self.slots: dict[tuple[str, Sequence], int] = {}
         self.held: list[tuple[Match, str, tuple[int, ...], Borders]] = []
         self.snapshots: dict[int, tuple[int, ...]] = {}  # slot of a state → the tokens that it has taken
+        self.seen: dict[tuple[tuple[int, ...], str, Borders], Seen] = {}
 
     sequences = st.lists(st.integers(0, 2), max_size=9).map(tuple)
     salts = st.sampled_from(SALTS)
@@ -436,6 +469,19 @@ class Model(RuleBasedStateMachine):
         borders = self.borders(salt, private)
         known = self.known(salt, named(tokens, salt, borders))
         assert self.tree.cache.peek(array(tokens), salt, borders) == known
+        seen = self.seen.setdefault((tokens, salt, borders), Seen())
+        assert self.tree.cache.peek(array(tokens), salt, borders, seen) == known
+
+    @invariant()
+    def is_found_from_where_it_was_seen(self) -> None:
+        """Each sequence that was looked for is found as from the root, and so is one that it has become since."""
+        for (tokens, salt, borders), seen in self.seen.items():
+            known = self.known(salt, named(tokens, salt, borders))
+            longer = replace(seen)
+            assert self.tree.cache.peek(array(tokens), salt, borders, seen if len(tokens) % 2 else longer) == known
+            after = (*tokens, 1)
+            whole = self.known(salt, named(after, salt, borders))
+            assert self.tree.cache.peek(array(after), salt, borders, longer) == whole
 
     @rule(tokens=sequences, salt=salts, private=private, priority=st.integers(0, 1))
     def compute(self, tokens: tuple[int, ...], salt: str, private: list[tuple[int, str]], priority: int) -> None:
