@@ -12,7 +12,17 @@ from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.batch import AsyncRunner, Batch, Logits, Runner
 from umbel.srt.core.instruments import FaultHook, VirtualClock, no_faults
 from umbel.srt.core.messages import Ended, EngineFailed, EngineForget, EngineGenerate, EnginePicture, FromEngine
-from umbel.srt.distributed.ranks import Clear, LeaderAsyncRunner, RanksApart, RankStep, ToRank, lead, to_rank
+from umbel.srt.distributed.ranks import (
+    Clear,
+    KnownSlots,
+    LeaderAsyncRunner,
+    RanksApart,
+    RankStep,
+    SentSlots,
+    ToRank,
+    lead,
+    to_rank,
+)
 from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.models.sharding import ShardedTensors, shard_config
 from umbel.srt.multimodal.store import VisionStore
@@ -58,9 +68,9 @@ def test_a_step_arrives_as_it_was_sent() -> None:
     )
     plain = replace(whole, paths=(), generated=None, spans=(), token_sources=None, rope_positions=None)
     for batch in (whole, plain):
-        message = sent(RankStep.of(batch))
+        message = sent(RankStep.of(batch, SentSlots()))
         assert isinstance(message, RankStep)
-        arrived = message.batch()
+        arrived = message.batch(KnownSlots(), KnownSlots())
         for name in ("token_ids", "positions", "write_slots", "query_lengths", "prefix_lengths", "logit_rows"):
             np.testing.assert_array_equal(getattr(arrived, name), getattr(batch, name))
             assert getattr(arrived, name).dtype == getattr(batch, name).dtype
@@ -69,6 +79,68 @@ def test_a_step_arrives_as_it_was_sent() -> None:
         assert (arrived.paths, arrived.spans) == (batch.paths, batch.spans)
         for name in ("generated", "token_sources", "rope_positions"):
             np.testing.assert_equal(getattr(arrived, name), getattr(batch, name))
+
+
+def numbered(
+    numbers: list[int], slots: list[list[int]], changed: list[int], *, windows: list[list[int]] | None = None
+) -> Batch:
+    """A step in which each sequence has one row, its last slot."""
+    ends = np.array([len(own) for own in slots])
+    return replace(
+        Sequences([random_tokens(len(own), 1) for own in slots], 100).batch(
+            [Piece(number, end - 1, 1) for number, end in enumerate(ends.tolist())]
+        ),
+        slots=tuple(np.array(own, dtype=np.int32) for own in slots),
+        window_slots=None if windows is None else tuple(np.array(own, dtype=np.int32) for own in windows),
+        sequences=np.array(numbers),
+        changed=np.array(changed, dtype=np.int32),
+    )
+
+
+STEPS = [
+    numbered([7, 4], [[3, 5, 6], [8, 9]], [0, 0]),
+    numbered([7, 4], [[3, 5, 6, 10], [8, 9, 11]], [3, 2]),
+    numbered([4, 9], [[8, 9, 11, 12], [20, 21, 22, 23]], [3, 0]),
+    numbered([9, 7], [[20, 41, 42, 23, 24], [3, 5, 6, 10, 13]], [1, 4]),  # of the tree's; one that has paused
+    numbered([9, 7], [[20, 41, 42, 23, 24, 25], [3, 5, 6, 10, 13, 14]], [5, 5]),
+]
+
+
+def test_slots_that_the_others_have_are_not_sent_again() -> None:
+    sending, known, window = SentSlots(), KnownSlots(), KnownSlots()
+    counts = []
+    for step in STEPS:
+        message = sent(RankStep.of(step, sending))
+        assert isinstance(message, RankStep)
+        counts.append(len(message.slots) // 4)
+        arrived = message.batch(known, window)
+        assert [own.tolist() for own in arrived.slots] == [own.tolist() for own in step.slots]
+    assert counts == [5, 2, 5, 9, 2]
+
+
+def test_a_step_of_unnumbered_sequences_is_sent_whole_and_forgets_the_others() -> None:
+    sending, known, window = SentSlots(), KnownSlots(), KnownSlots()
+    counts = []
+    for step in (STEPS[0], replace(STEPS[1], sequences=None, changed=None), STEPS[2]):
+        message = sent(RankStep.of(step, sending))
+        assert isinstance(message, RankStep)
+        counts.append(len(message.slots) // 4)
+        arrived = message.batch(known, window)
+        assert [own.tolist() for own in arrived.slots] == [own.tolist() for own in step.slots]
+    assert counts == [5, 7, 8]
+
+
+def test_slots_of_window_layers_are_right_where_rows_see_them() -> None:
+    sending, known, window = SentSlots(), KnownSlots(), KnownSlots()
+    for step in (
+        numbered([7], [[3, 5, 6, 8]], [0], windows=[[0, 2, 4, 6]]),
+        numbered([7], [[3, 5, 6, 8, 9]], [4], windows=[[0, 0, 4, 6, 1]]),
+    ):
+        message = sent(RankStep.of(step, sending))
+        assert isinstance(message, RankStep)
+        (arrived,) = message.batch(known, window).slots_of(windowed=True)
+        assert step.window_slots is not None
+        assert arrived[-3:].tolist() == step.window_slots[0][-3:].tolist()
 
 
 def test_a_message_too_large_is_refused() -> None:
