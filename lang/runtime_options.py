@@ -162,7 +162,7 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             device that torch can use, else the CPU. docs/runtime.md says which card computes what.
         tensor_parallel: ranks that compute the model together, a process each, on a CUDA device each or on the CPU.
             Each holds a part of the weights and of the KV cache; with fewer key heads than ranks, several hold the same
-            one. Torch computes on the CPU then, and no graphs are captured on CUDA devices.
+            one. Torch computes on the CPU then.
         replicas: engines that compute independently, each with the whole model and a pool of its own (tensor_parallel
             ranks each). Calls go to the one where they cost least, and to another one when theirs is lost. CPU threads
             are divided among them; on CUDA devices each takes the next tensor_parallel ones, from that of `device` on.

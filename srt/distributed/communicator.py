@@ -9,6 +9,7 @@ connect through ports of the loopback (`config.engine_environment`). gloo does n
 of one machine do not trust each other, run a model on one rank.
 """
 
+import zlib
 from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
@@ -58,6 +59,19 @@ class SingleRank:
 
 
 SINGLE_RANK: Communicator = SingleRank()
+
+
+def alike(communicator: Communicator, text: str) -> bool:
+    """Returns whether all ranks call this with the same text, by its checksum; the same on every rank."""
+    number = zlib.crc32(text.encode())
+    least, most = communicator.minimum(number), -communicator.minimum(-number)
+    return least == most
+
+
+def first_failed(communicator: Communicator, *, failed: bool) -> int | None:
+    """Returns the first rank that has failed at what all of them have tried; None: none has. The same on every rank."""
+    first = communicator.minimum(communicator.rank if failed else communicator.ranks)
+    return first if first < communicator.ranks else None
 
 
 class TorchCommunicator:

@@ -7,8 +7,8 @@ Messages are typed msgpack over an unnamed pair of sockets. A step is sent with 
 neither scheduler nor tree: of a sequence that was in the step before, those that are new (`SentSlots`, `KnownSlots`).
 Only rank 0 chooses tokens, so the row requests stay there.
 
-Each rank plans attention for its own heads, which are as many on all ranks, so all plans are equal. For 256 sequences of
-4,096 keys that decode, rank 0 writes a step in 0.14 ms (19 kB; whole, its slots are 4.2 MB and 0.74 ms), another rank
+Each rank plans attention for its own heads, which are as many on all ranks, so all plans are equal. Where 256 sequences
+of 4,096 keys decode, rank 0 writes a step in 0.14 ms (19 kB; whole, its slots are 4.2 MB and 0.74 ms), another rank
 reads it in 0.29 ms, and a plan takes each 0.10 ms, at the same time (two cores, AVX-512). To broadcast inputs and plan
 from device to device would save the others that time, and would add an exchange to every step, next to the message that
 says how large the step is. So the one exchange of a step outside of its layers is that of tokens which rank 0 has

@@ -89,7 +89,7 @@ def build_runner(
 
     With a `communicator` of several ranks, each rank makes this call, with the same arguments except for its device,
     and builds its part; `kv_bytes` is per rank. Every rank has the whole tower. The native kernels compute a step in
-    one call, in which ranks cannot communicate, so torch computes; steps do not run as captured graphs.
+    one call, in which ranks cannot communicate, so on the CPU torch computes.
 
     `adapters` were read for this model; rows of a step name them by their place. Ranks have none.
 
@@ -143,7 +143,7 @@ def build_runner(
     if kernels == "triton" or (kernels == "auto" and target.type == "cuda"):
         if not is_family(config) and build.triton_obstacle() is None:
             build = build.in_transformers()
-        on_cuda = build.on_triton(cuda_graphs=cuda_graphs and communicator.ranks == 1)
+        on_cuda = build.on_triton(cuda_graphs=cuda_graphs)
         if not isinstance(on_cuda, str):
             return on_cuda
         instead.append(_torch_instead("triton", on_cuda, asked=kernels))

@@ -33,6 +33,7 @@ from ...multimodal.store import VisionStore
 from .decoder import CudaDecoder, DeviceModel, TransformersDecoder
 from .device import (
     Accelerator,
+    CaptureFailed,
     StepLimits,
     measured_workspace,
     pool_size,
@@ -294,6 +295,8 @@ def graph_obstacle(runner: MakeRunner, accelerator: Accelerator) -> str | None:
             actual = graphs.forward(step).values
             if not float((actual - values).abs().max()) <= CLOSE * float(values.abs().max()):  # NaN fails as well
                 return "a replayed step does not give the logits of the step"
+    except CaptureFailed as error:
+        return str(error)
     except Exception as error:  # a foreign model may fail in any way
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return None

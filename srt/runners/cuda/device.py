@@ -57,6 +57,10 @@ class Mark(Protocol):
         """Returns the time between two marks of one device, by its own clock. Both have been waited for."""
 
 
+class CaptureFailed(Exception):
+    """A device cannot capture work that it has run; the text says why."""
+
+
 class Graph(Protocol):
     """Replays captured work: the same kernels on the same addresses."""
 
@@ -105,7 +109,11 @@ class Accelerator(Protocol):
         """Marks the end of all work that is enqueued so far."""
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """Captures the work of a call. `work` is called once or more; every call must write the same memory."""
+        """Runs the work of a call and captures it. `work` is called once or more; each call must write the same memory.
+
+        Raises:
+            CaptureFailed: the work ran, and cannot be captured.
+        """
 
     def waits(self, work: Callable[[], object]) -> str | None:
         """Calls `work`, and returns at what the host waits for the device in it, as a clause; None: at nothing.
@@ -163,18 +171,22 @@ class CudaAccelerator:
         return _CudaMark(event, self)
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """Captures on the second call: the first compiles kernels and allocates workspaces, which no capture may do."""
+        """Captures on the second call: the first compiles kernels and allocates workspaces, which no capture may do.
+
+        Exchanges between ranks connect in the first call, and are done before the capture, which waits for the device.
+        The thread in which torch watches exchanges asks the driver meanwhile, so only this thread is restricted.
+        """
         self._aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._aside):
             work()
         torch.cuda.current_stream().wait_stream(self._aside)
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
-            with torch.cuda.graph(graph, pool=self._graphs, stream=self._aside):
+            with torch.cuda.graph(graph, pool=self._graphs, stream=self._aside, capture_error_mode="thread_local"):
                 work()
-        except Exception:
+        except Exception as error:  # of the driver, of a library or of memory
             torch.cuda.set_stream(stream)  # a capture that fails leaves its own
-            raise
+            raise CaptureFailed(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
         return graph
 
     def waits(self, work: Callable[[], object]) -> str | None:

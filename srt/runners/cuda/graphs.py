@@ -298,7 +298,7 @@ class CapturedSteps:
         """
         size = self._graphs.size_for(batch.rows)
         if self._states is not None:
-            self._capture(size)
+            self.capture(size)
         if not self._send(padded(batch, size), entries):
             return None
         resolve(batch, self._inputs[size].token_ids)
@@ -308,12 +308,12 @@ class CapturedSteps:
             return self._logits[:count]
         return self._logits.index_select(0, self._some_rows.send([batch.logit_rows])[0])
 
-    def capture_all(self) -> None:
-        """Captures all graphs now, the largest first: the smaller ones reuse its memory."""
-        for size in reversed(self._graphs.sizes):
-            self._capture(size)
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of steps, the largest first: captured in this order, the smaller ones reuse its memory."""
+        return tuple(reversed(self._graphs.sizes))
 
-    def _capture(self, size: int) -> None:
+    def capture(self, size: int) -> None:
         """Captures a graph with rows of padding: a capture runs them, and would move the states of others twice."""
         if not self._graphs.holds(size):
             fits = self._send(idle(size), NO_ENTRIES)

@@ -11,8 +11,14 @@ Rows whose mask is not known at the launch are chosen for by a later call, which
 Steps are padded to one of a few sizes and run as captured graphs. The largest steps and those with pictures are
 launched kernel by kernel. All work goes through one stream, so a step reads what earlier steps have written, and the
 host may enqueue copies to a step's buffers while the previous step still runs.
+
+Of several ranks each has such a runner, with graphs in which the layers' exchanges are captured. All launch the same
+steps in the same order, and choose the same graph for each: what decides is the step, and what was sent before. Rank 0
+chooses tokens, so where a step reads tokens that the previous one has chosen, it broadcasts the step's token ids before
+the graph is replayed; no host waits for that.
 """
 
+import logging
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -36,15 +42,17 @@ from ...core.batch import (
     isolate,
     without_pictures,
 )
-from ...distributed.communicator import SINGLE_RANK, Communicator
+from ...distributed.communicator import SINGLE_RANK, Communicator, alike, first_failed
 from ...multimodal.store import VisionStore
 from ...sampling.sampler import draws_of
 from ..memory import room_for_step
 from .decoder import DeviceModel, DeviceRows, dtype_name
-from .device import Accelerator, Mark, Staging, StepLimits
+from .device import Accelerator, CaptureFailed, Mark, Staging, StepLimits
 from .graphs import CapturedSteps, GraphBackend, StepInputs, adapters_of
 from .pages import DevicePages
 from .slot_table import NO_ENTRIES, RowEntries, SlotTable, table_entries
+
+_log = logging.getLogger(__name__)
 
 
 class DeviceChooser(Chooser, Protocol):
@@ -317,8 +325,9 @@ class CudaRunner:
         if captured is not None and entries is not None and captured.takes(batch):
             replayed = captured.run(batch, entries, self._resolve)
         logits, hidden = self._run(batch, entries) if replayed is None else (replayed, None)
+        unread = self._communicator.rank > 0  # only rank 0 has whole logits
         answer = self._answers.begin(
-            logits, batch.row_requests, began=self._began, kept=replayed is None, hidden=hidden
+            logits, batch.row_requests, began=self._began, kept=replayed is None or unread, hidden=hidden
         )
         self._last = answer
         return answer
@@ -333,9 +342,36 @@ class CudaRunner:
         return self.launch(batch).result()
 
     def capture_graphs(self) -> None:
-        """Captures all graphs. Called before the first step, so that no step waits for a capture."""
-        if self._captured is not None:
-            self._captured.capture_all()
+        """Captures all graphs. Called before the first step, so that no step waits for a capture.
+
+        Ranks capture the same sizes in the same order. A graph pads its step, and ranks add up parts of one length: so
+        all ranks have graphs, or none has. Where some cannot capture, the first of them logs why. Work that fails
+        before it is captured is a step that fails, see distributed/ranks.py.
+        """
+        captured, ranks = self._captured, self._communicator
+        if captured is None:
+            return
+        if not alike(ranks, self._accelerator.name):  # plans would fit on some ranks only
+            self._drop_graphs(f"the ranks have different devices, here {self._accelerator.name}", logs=ranks.rank == 0)
+            return
+        for size in captured.sizes:
+            reason = None
+            try:
+                captured.capture(size)
+            except CaptureFailed as error:
+                reason = str(error)
+            first = first_failed(ranks, failed=reason is not None)
+            if first is not None:
+                self._drop_graphs(f"steps of {size} rows: {reason}", logs=ranks.rank == first)
+                return
+
+    def _drop_graphs(self, reason: str, *, logs: bool) -> None:
+        """Launches all steps kernel by kernel from now on. logs: this rank says why."""
+        self._captured = None
+        self._accelerator.give_back()
+        if logs:
+            where = f"rank {self._communicator.rank}: " if self._communicator.ranks > 1 else ""
+            _log.warning("steps are launched kernel by kernel, not as graphs: %s%s", where, reason)
 
     def facts(self) -> dict[str, str | int | float]:
         captured = self._captured

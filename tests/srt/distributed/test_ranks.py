@@ -1,6 +1,6 @@
 """Rank 0 tells the others what it computes: steps, launched steps and pictures. The other ranks are threads here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from umbel.srt.layers.checkpoint import Tensors
 from umbel.srt.models.sharding import ShardedTensors, shard_config
 from umbel.srt.multimodal.store import VisionStore
 from umbel.srt.runners.build import build_runner
+from umbel.srt.runners.cuda.device import Accelerator, CaptureFailed, Graph, HostAccelerator
 from umbel.srt.runners.cuda.runner import CudaRunner
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 
@@ -36,7 +37,7 @@ from ..models.vision.tiny import Tiny, gemma3, llava_next, qwen3_vl
 from ..multimodal.toy_vision import ToyVision, picture
 from ..runners.cuda.engines import in_torch, on_host, tiny_model
 from ..runners.cuda.test_scheduling import Question, answers, traffic
-from .threads import ThreadCommunicator, ThreadRanks, led
+from .threads import ThreadCommunicator, ThreadRanks, led, on_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -154,22 +155,98 @@ def test_a_message_too_large_is_refused() -> None:
 # ------------------------------------------------------------------------------------------ steps
 
 
-def part_of(config: dict[str, Any], tensors: Tensors, communicator: ThreadCommunicator) -> CudaRunner:
+def part_of(
+    config: dict[str, Any],
+    tensors: Tensors,
+    communicator: ThreadCommunicator,
+    *,
+    accelerator: Accelerator | None = None,
+    **switches: bool,
+) -> CudaRunner:
     """A rank of the CUDA engine, on the host."""
     cut = ShardedTensors(tensors, config, communicator)
-    return on_host(shard_config(config, communicator.ranks), cut, communicator=communicator, cuda_graphs=False)  # type: ignore[arg-type]
+    return on_host(
+        shard_config(config, communicator.ranks),
+        cut,
+        communicator=communicator,  # type: ignore[arg-type]  # it is no switch
+        accelerator=accelerator,
+        **switches,
+    )
 
 
+@pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_texts_of_the_cuda_engine_on_two_ranks_are_those_of_one(overlap: bool) -> None:
+def test_texts_of_the_cuda_engine_on_two_ranks_are_those_of_one(overlap: bool, graphs: bool) -> None:
     config, tensors = tiny_model("qwen 3")
     questions = traffic(11)
     truth, _ = answers(in_torch(config, tensors), questions, radix_cache=False, max_running=1)
-    with led(2, lambda communicator: part_of(config, tensors, communicator)) as (runner, _):
+    with led(2, lambda communicator: part_of(config, tensors, communicator, cuda_graphs=graphs)) as (runner, _):
         assert isinstance(runner, LeaderAsyncRunner)
         texts, scheduler = answers(runner, questions, max_running=8, overlap=overlap)
+        facts = runner.facts()
     assert texts == truth
     assert (scheduler.counters["overlapped_steps"] > 5) is overlap
+    assert (int(facts["graph_replays"]) > 5) is graphs
+
+
+class NoCapture(HostAccelerator):
+    """Runs the work of a capture, as CUDA does before it captures, and then has no memory for a graph."""
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        super().capture(work)
+        raise CaptureFailed("OutOfMemoryError: no room for a graph")
+
+
+@pytest.mark.parametrize("lacking", [(0,), (1,), (1, 2), (0, 1, 2)])
+def test_ranks_of_which_one_cannot_capture_run_without_graphs(
+    lacking: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    config, tensors = tiny_model("qwen 3", num_attention_heads=6, num_key_value_heads=3, intermediate_size=48)
+    questions = traffic(5)[:4]
+    truth, _ = answers(in_torch(config, tensors), questions, radix_cache=False, max_running=1)
+
+    def build(communicator: ThreadCommunicator) -> CudaRunner:
+        accelerator = NoCapture() if communicator.rank in lacking else HostAccelerator()
+        runner = part_of(config, tensors, communicator, accelerator=accelerator)
+        runner.capture_graphs()
+        return runner
+
+    with led(3, build) as (runner, _):
+        texts, _ = answers(runner, questions, max_running=8, overlap=True)
+        facts = runner.facts()
+    assert texts == truth
+    assert (facts["graphs"], facts["graph_replays"]) == (0, 0)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"steps are launched kernel by kernel, not as graphs: rank {lacking[0]}: steps of 8 rows: "
+        "OutOfMemoryError: no room for a graph"
+    ]
+
+
+def test_ranks_on_different_devices_run_without_graphs(caplog: pytest.LogCaptureFixture) -> None:
+    config, tensors = tiny_model("qwen 3")
+
+    def facts(communicator: ThreadCommunicator) -> Mapping[str, str | int | float]:
+        accelerator = HostAccelerator()
+        accelerator.name = "the guest" if communicator.rank else "the host"
+        runner = part_of(config, tensors, communicator, accelerator=accelerator)
+        runner.capture_graphs()
+        return runner.facts()
+
+    assert [one["graphs"] for one in on_ranks(2, facts)] == [0, 0]
+    assert [record.getMessage() for record in caplog.records] == [
+        "steps are launched kernel by kernel, not as graphs: rank 0: the ranks have different devices, here the host"
+    ]
+
+
+def test_ranks_capture_the_same_graphs() -> None:
+    config, tensors = tiny_model("qwen 3")
+
+    def graphs(communicator: ThreadCommunicator) -> str | int | float:
+        runner = part_of(config, tensors, communicator)
+        runner.capture_graphs()
+        return runner.facts()["graphs"]
+
+    assert on_ranks(2, graphs) == [4, 4]  # 1, 2, 4, 8
 
 
 @pytest.mark.parametrize("overlap", [True, False])

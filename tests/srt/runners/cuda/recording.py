@@ -47,6 +47,11 @@ class Recorder(TorchDispatchMode):
         self.operations.append(Operation(function, args, kwargs, result))
         return result
 
+    def alone(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Notes a call as one operation, and none of the operations that it makes."""
+        with _disable_current_modes():
+            return self.note(function, args, kwargs)
+
 
 class RecordedGraph:
     def __init__(self, operations: list[Operation]) -> None:
@@ -78,8 +83,7 @@ class RecordedAttention(ReferenceBackend):
         recorder = Recorder.active
         if recorder is None:
             return super().attend(*args, **kwargs)
-        with _disable_current_modes():
-            result: torch.Tensor = recorder.note(super().attend, args, kwargs)
+        result: torch.Tensor = recorder.alone(super().attend, *args, **kwargs)
         return result
 
 
