@@ -599,13 +599,10 @@ def _require_same_tokens(source: "ModelSource", draft: "ModelSource") -> None:
 
 def open_rank(options: RuntimeOptions, rank: int, rendezvous: Path, replica: int) -> Runner:
     """Loads the part of a rank other than 0 of an engine. Raises as `open_engine`."""
-    from .distributed.communicator import TorchCommunicator
-    from .distributed.launch import device_of
+    from .distributed.launch import connect, device_of
 
     # First of all: rank 0 waits for the connection, and no failure can be reported before it.
-    communicator = TorchCommunicator(
-        rank, options.tensor_parallel, rendezvous=rendezvous, device=device_of(options, rank, replica)
-    )
+    communicator = connect(options, rank, rendezvous, device_of(options, rank, replica))
     return _model_runner(options, _open_source(options), _step_sizes(options, replica), communicator, replica)
 
 

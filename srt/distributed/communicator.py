@@ -3,6 +3,7 @@
     Communicator    SingleRank          one rank that has all: nothing to exchange
                     TorchCommunicator   a process for each, over torch.distributed: NCCL between CUDA devices, gloo
                                         between CPUs
+                      SmallSums         adds up small parts where devices read each other's memory (symmetric.py)
 
 Every rank makes the same calls in the same order; a call returns when the others have made theirs. Both transports
 connect through ports of the loopback (`config.engine_environment`). gloo does not authenticate connections: where users
@@ -10,6 +11,7 @@ of one machine do not trust each other, run a model on one rank.
 """
 
 import zlib
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
@@ -74,21 +76,44 @@ def first_failed(communicator: Communicator, *, failed: bool) -> int | None:
     return first if first < communicator.ranks else None
 
 
+class SmallSums(Protocol):
+    """Adds up the parts of all ranks faster than a transport, where they are small: `symmetric.SymmetricSums`."""
+
+    name: str  # in the status of the runtime
+
+    def takes(self, part: torch.Tensor) -> bool:
+        """Returns whether parts of this form are added here; the same on all ranks."""
+
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        """As `Communicator.all_reduce`, of a part that `takes` accepts."""
+
+
 class TorchCommunicator:
     """Implements `Communicator` for several processes. A process may have only one.
 
     Args:
         rendezvous: a new file that all ranks can write, in a folder that only they use.
         device: the device of this rank.
+        small_sums: connects what adds up small parts in another way, once all ranks have met; it returns the same on
+            all of them. None, also returned: the transport adds all.
 
     Raises:
         RuntimeError: the others did not connect, or this torch lacks the transport.
     """
 
-    def __init__(self, rank: int, ranks: int, *, rendezvous: Path, device: torch.device) -> None:
+    def __init__(
+        self,
+        rank: int,
+        ranks: int,
+        *,
+        rendezvous: Path,
+        device: torch.device,
+        small_sums: Callable[[Communicator, torch.device], SmallSums | None] | None = None,
+    ) -> None:
         self.rank = rank
         self.ranks = ranks
         self._device = device
+        self._small_sums: SmallSums | None = None
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             # A TCP store would listen on all interfaces.
@@ -98,8 +123,18 @@ class TorchCommunicator:
             timeout=MEETING,
             device_id=device if device.type == "cuda" else None,
         )
+        if small_sums is not None:
+            self._small_sums = small_sums(self, device)
+
+    @property
+    def sums(self) -> str:
+        """Returns in words how parts are added up, for the status of the runtime."""
+        transport = str(dist.get_backend())
+        return transport if self._small_sums is None else f"{self._small_sums.name}, else {transport}"
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        if self._small_sums is not None and self._small_sums.takes(part):
+            return self._small_sums.all_reduce(part)
         dist.all_reduce(part)
         return part
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ from ..core.batch import Runner
 from ..core.cards import chosen_device, cuda_devices, resolve_device
 from .communicator import Communicator, TorchCommunicator
 from .ranks import LeaderRunner, RankFailed, RankReady, RankStart, ToRank, encode, from_rank, lead
+from .symmetric import peer_obstacle, symmetric_sums
 
 log = logging.getLogger("umbel.engine")
 
@@ -168,7 +170,8 @@ def launch_ranks(
     device = device_of(options, 0, replica)
     processes = RankProcesses(options, rendezvous, replica, on_lost=_end_process)
     try:
-        runner = build(TorchCommunicator(0, options.tensor_parallel, rendezvous=rendezvous, device=device))
+        communicator = connect(options, 0, rendezvous, device)
+        runner = build(communicator)
         processes.require_ready(runner.num_slots)
     except Exception as error:
         try:
@@ -177,7 +180,17 @@ def launch_ranks(
             raise
         finally:
             processes.end()
-    return lead(runner, processes)
+    return lead(runner, processes, sums=communicator.sums)
+
+
+def connect(options: RuntimeOptions, rank: int, rendezvous: Path, device: torch.device) -> TorchCommunicator:
+    """Connects a rank to the others. Raises as `TorchCommunicator`.
+
+    rendezvous: see communicator.TorchCommunicator.
+    """
+    symmetric = options.debug.symmetric_sums and device.type == "cuda"
+    small_sums = partial(symmetric_sums, obstacle=peer_obstacle) if symmetric else None
+    return TorchCommunicator(rank, options.tensor_parallel, rendezvous=rendezvous, device=device, small_sums=small_sums)
 
 
 def device_of(options: RuntimeOptions, rank: int, replica: int = 0) -> torch.device:

@@ -351,10 +351,12 @@ class LeaderRunner:
     Args:
         runner: computes the part of rank 0.
         others: the other ranks.
+        sums: how parts are added up, in words.
     """
 
-    def __init__(self, runner: Runner, others: OtherRanks) -> None:
+    def __init__(self, runner: Runner, others: OtherRanks, *, sums: str) -> None:
         self._runner = runner
+        self._sums = sums
         self._ranks = others.ranks
         self._sender = _Sender(others)
         self._sent = SentSlots()
@@ -389,7 +391,7 @@ class LeaderRunner:
             raise RanksApart("a step failed on rank 0, and the others may be in the middle of it") from error
 
     def facts(self) -> Mapping[str, str | int | float]:
-        return {**self._runner.facts(), "ranks": self._ranks}
+        return {**self._runner.facts(), "ranks": self._ranks, "sums": self._sums}
 
     def clear(self) -> None:
         self._sender.send(Clear())
@@ -399,8 +401,8 @@ class LeaderRunner:
 class LeaderAsyncRunner(LeaderRunner):
     """Implements `batch.AsyncRunner` on all ranks: a step that fails after its launch has made all its exchanges."""
 
-    def __init__(self, runner: AsyncRunner, others: OtherRanks) -> None:
-        super().__init__(runner, others)
+    def __init__(self, runner: AsyncRunner, others: OtherRanks, *, sums: str) -> None:
+        super().__init__(runner, others, sums=sums)
         self._async_runner = runner
 
     def launch(self, batch: Batch) -> LaunchedStep:
@@ -411,9 +413,11 @@ class LeaderAsyncRunner(LeaderRunner):
             raise RanksApart("a step failed on rank 0, and the others may be in the middle of it") from error
 
 
-def lead(runner: Runner, others: OtherRanks) -> LeaderRunner:
-    """Returns a runner of all ranks, asynchronous if that of rank 0 is."""
-    return LeaderAsyncRunner(runner, others) if isinstance(runner, AsyncRunner) else LeaderRunner(runner, others)
+def lead(runner: Runner, others: OtherRanks, *, sums: str) -> LeaderRunner:
+    """Returns a runner of all ranks, asynchronous if that of rank 0 is; see `LeaderRunner`."""
+    if isinstance(runner, AsyncRunner):
+        return LeaderAsyncRunner(runner, others, sums=sums)
+    return LeaderRunner(runner, others, sums=sums)
 
 
 def follow(runner: Runner, messages: Iterable[ToRank]) -> None:

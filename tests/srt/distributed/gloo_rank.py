@@ -105,13 +105,17 @@ def main(asked: Asked) -> Told:
     transports.MEETING = timedelta(seconds=PATIENCE)
     logged = Logged()
     logging.getLogger("umbel").addHandler(logged)
-    runner = rank_runner(asked)
+    communicator = RecordedCommunicator(asked.rank, 2, rendezvous=Path(asked.rendezvous), device=torch.device("cpu"))
+    runner = rank_runner(asked, communicator)
     texts: list[list[int]] = []
     overlapped = 0
     with socket.socket(fileno=asked.socket) as end:
         if asked.rank == 0:
             texts, scheduler = answers(
-                lead(runner, OneOther(end)), traffic(QUESTIONS), max_running=4, overlap=asked.overlap
+                lead(runner, OneOther(end), sums=communicator.sums),
+                traffic(QUESTIONS),
+                max_running=4,
+                overlap=asked.overlap,
             )
             overlapped = scheduler.counters["overlapped_steps"]
         else:
@@ -119,8 +123,7 @@ def main(asked: Asked) -> Told:
     return Told(texts, dict(runner.facts()), overlapped, logged.messages)
 
 
-def rank_runner(asked: Asked) -> CudaRunner:
-    communicator = RecordedCommunicator(asked.rank, 2, rendezvous=Path(asked.rendezvous), device=torch.device("cpu"))
+def rank_runner(asked: Asked, communicator: RecordedCommunicator) -> CudaRunner:
     config, tensors = tiny_model(FAMILY)
     runner = on_host(
         shard_config(config, 2),

@@ -316,7 +316,7 @@ class Refusing:
 
 
 def test_a_step_that_fails_on_one_rank_is_nobody_elses_to_go_on_from() -> None:
-    runner: Runner = lead(Refusing(), ThreadRanks(2))
+    runner: Runner = lead(Refusing(), ThreadRanks(2), sums="threads")
     batch = Sequences([[1, 2]], 10).batch([Piece(0, 0, 2)])
     assert isinstance(runner, AsyncRunner)
     for begin in (runner.forward, runner.launch):
@@ -326,7 +326,7 @@ def test_a_step_that_fails_on_one_rank_is_nobody_elses_to_go_on_from() -> None:
 
 def test_everybody_forgets_the_pool_together() -> None:
     others = ThreadRanks(2)
-    lead(Refusing(), others).clear()
+    lead(Refusing(), others, sums="threads").clear()
     assert others.sent == [Clear()]
 
 
@@ -367,7 +367,7 @@ class Seer(Refusing):
 
 def test_the_others_keep_a_picture_while_a_request_here_holds_it() -> None:
     others = ThreadRanks(2)
-    runner = lead(Seer(), others)  # type: ignore[arg-type]
+    runner = lead(Seer(), others, sums="threads")  # type: ignore[arg-type]
     store = runner.pictures
     assert store is not None
     shown = picture(1, 3)
@@ -388,7 +388,7 @@ def test_the_others_keep_a_picture_while_a_request_here_holds_it() -> None:
 
 def test_a_picture_that_is_refused_here_is_not_uploaded() -> None:
     others = ThreadRanks(2)
-    store = lead(Seer(), others).pictures  # type: ignore[arg-type]
+    store = lead(Seer(), others, sums="threads").pictures  # type: ignore[arg-type]
     assert store is not None
     with pytest.raises(Exception, match="has 3 tokens in this model, not 4"):
         store.put(EnginePicture(1, 4, 4, 3, 0, 0, 1, 1, bytes(3)))

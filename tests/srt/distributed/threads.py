@@ -125,7 +125,7 @@ def led(ranks: int, build: Callable[[ThreadCommunicator], Runner]) -> Iterator[t
     with ThreadPoolExecutor(ranks) as threads:
         futures = [threads.submit(one, rank) for rank in range(1, ranks)]
         try:
-            yield lead(build(ThreadCommunicator(0, ranks, meeting)), others), others
+            yield lead(build(ThreadCommunicator(0, ranks, meeting)), others, sums="threads"), others
         finally:
             others.close()
         for future in futures:
