@@ -121,6 +121,8 @@ class DebugOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             compare both; 0: the tree.
         recording: a file to which the engine writes the lengths of its calls and the times of its steps, for
             `umbel simulate`, and no text; "" writes none. A file of this name is replaced.
+        torch_prompts: on CUDA devices, steps of long prompts alone attend by torch's kernel; off: by ours, as all
+            others do.
         symmetric_sums: ranks of tensor_parallel on CUDA devices with NVLink add up small parts by reading each other's
             memory; off: with NCCL, as all other parts.
     """
@@ -130,6 +132,7 @@ class DebugOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     pretend_step: Annotated[float, Range(0.0, 60.0, " seconds")] = 0.0
     block_cache: Annotated[int, Range(0, 1024)] = 0
     recording: str = ""
+    torch_prompts: bool = True
     symmetric_sums: bool = True
 
     def __post_init__(self) -> None:

@@ -714,6 +714,7 @@ def _model_runner(
             kernels=options.kernels,
             weights=options.weights,
             tree_attention=options.tree_attention,
+            torch_prompts=options.debug.torch_prompts,
             screened_head=options.screened_head,
             context_length=options.context_length,
             communicator=communicator,

@@ -48,10 +48,17 @@ class AttentionGeometry:
 
 @dataclass(slots=True)
 class AttentionCounters:
-    """Sums over all plans so far, per layer and window class. keys_saved: reads that tree attention saved."""
+    """Sums over all plans so far.
+
+    Attributes:
+        keys_read: per layer and window class.
+        keys_saved: reads that tree attention saved, of them.
+        torch_prompts: prompts, or chunks of them, to which some layer attended by torch's kernel (long_prompts.py).
+    """
 
     keys_read: int = 0
     keys_saved: int = 0
+    torch_prompts: int = 0
 
     def add(self, keys_read: int, keys_saved: int) -> None:
         self.keys_read += keys_read

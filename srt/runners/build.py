@@ -70,6 +70,7 @@ def build_runner(
     kernels: Kernels = "auto",
     weights: Weights = "auto",
     tree_attention: bool = True,
+    torch_prompts: bool = True,
     screened_head: bool = True,
     cuda_graphs: bool = True,
     limits: StepLimits | None = None,
@@ -86,6 +87,8 @@ def build_runner(
     With kernels "auto", a model that the device's own kernels cannot run runs in torch, and a warning says why. `pack`
     chooses torch's layout of the weights. The tower of a vision model runs in torch. No sequence will be longer than
     `context_length`; None: than the model's own. LongRoPE (Phi) rotates by the longest sequence that may come.
+
+    `torch_prompts`: on the Triton kernels, long prompts attend by torch's kernel (attention/long_prompts.py).
 
     With a `communicator` of several ranks, each rank makes this call, with the same arguments except for its device,
     and builds its part; `kv_bytes` is per rank. Every rank has the whole tower. The native kernels compute a step in
@@ -134,6 +137,7 @@ def build_runner(
         window_slots=window_slots,
         weights=weights,
         tree_attention=tree_attention,
+        torch_prompts=torch_prompts,
         limits=limits or StepLimits(),
         pictures=pictures,
         communicator=communicator,
@@ -173,6 +177,7 @@ class _Build:
     window_slots: int | None
     weights: Weights
     tree_attention: bool
+    torch_prompts: bool
     limits: StepLimits
     pictures: VisionStore | None
     communicator: Communicator
@@ -217,6 +222,7 @@ class _Build:
             num_states=self._states,
             limits=self.limits,
             tree_attention=self.tree_attention,
+            torch_prompts=self.torch_prompts,
             cuda_graphs=cuda_graphs,
             pictures=self.pictures,
             trie_walk=host_walk(),

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 from umbel.srt.attention.backend import AttentionGeometry
+from umbel.srt.attention.long_prompts import attend_long
 from umbel.srt.cache.kv_pool import KVPool
 from umbel.srt.kernels.triton.attention_backend import TritonBackend, TritonPlan
 from umbel.srt.runners.cuda.device import accelerator_for
@@ -29,6 +30,8 @@ def attention_subjects(sizes: Sizes, limits: Limits, device: torch.device) -> It
         yield stream(decode, device)
     for extend in sizes.extends:
         yield prompt(extend, device)
+    for extend in sizes.long_prompts:
+        yield gathered_prompt(extend, device)
     for fork in sizes.forks:
         yield branches(fork, sizes.layers, device)
     for decode in sizes.singles:
@@ -76,26 +79,60 @@ def single(decode: Decode, layers: int, limits: Limits, device: torch.device) ->
 def prompt(extend: Extend, device: torch.device) -> Subject:
     """Rows that see the prefix and each other."""
     geometry = extend.geometry
-    dtype = torch.bfloat16
-    step = step_of([Rows(extend.prefix, extend.rows)])
-    pool = pool_for(step.slots, geometry, dtype, device)
-    backend = TritonBackend(geometry, device, dtype=dtype)
-    plan = backend.plan(step.batch, None)
-    queries = normal(extend.rows, geometry.heads, geometry.head_dim, device=device, dtype=dtype)
-    seen = extend.rows * extend.prefix + extend.rows * (extend.rows + 1) // 2  # pairs of a row and a key
-    behind = f" behind {extend.prefix} keys" if extend.prefix else ""
+    ours, _, size = _prompt_works(extend, device)
     return Subject(
         group=GROUP,
-        name=f"prompt of {extend.rows}{behind}, {_words(geometry)}",
+        name=f"prompt of {_rows(extend)}, {_words(geometry)}",
         unit=Unit.RATE,
-        work=lambda: backend.attend(0, queries, pool, plan, scale=geometry.head_dim**-0.5),
-        size=(extend.prefix + extend.rows) * pool.geometry.bytes_per_slot + 2 * queries.nbytes,
-        operations=4 * seen * geometry.heads * geometry.head_dim,
+        work=ours,
+        size=size,
+        operations=_prompt_operations(extend),
         must=extend.must,
         stretch=extend.stretch,
         beside=None if extend.prefix else _torch_prompt(extend, device),
         note="" if extend.prefix else "beside: torch, keys in one piece",
     )
+
+
+def gathered_prompt(extend: Extend, device: torch.device) -> Subject:
+    """The same by torch's kernel on gathered keys, as steps of long prompts go (srt/attention/long_prompts.py)."""
+    ours, torchs, size = _prompt_works(extend, device)
+    return Subject(
+        group=GROUP,
+        name=f"prompt of {_rows(extend)} on gathered keys, {_words(extend.geometry)}",
+        unit=Unit.RATE,
+        work=torchs,
+        size=size,
+        operations=_prompt_operations(extend),
+        beside=ours,
+        note="torch's kernel; beside: ours",
+    )
+
+
+def _prompt_works(extend: Extend, device: torch.device) -> tuple[Work, Work, int]:
+    """Returns a prompt by our kernel, the same by torch's on gathered keys, and the bytes that both must move."""
+    geometry, dtype = extend.geometry, torch.bfloat16
+    step = step_of([Rows(extend.prefix, extend.rows)])
+    pool = pool_for(step.slots, geometry, dtype, device)
+    backend = TritonBackend(geometry, device, dtype=dtype)
+    plan = backend.plan(step.batch, None)
+    queries = normal(extend.rows, geometry.heads, geometry.head_dim, device=device, dtype=dtype)
+    slots, scale = torch.from_numpy(step.batch.slots[0]).to(device), geometry.head_dim**-0.5
+    out = torch.empty_like(queries)
+    return (
+        lambda: backend.attend(0, queries, pool, plan, scale=scale, out=out),
+        lambda: attend_long(queries, pool.keys[0], pool.values[0], slots, scale=scale, out=out),
+        (extend.prefix + extend.rows) * pool.geometry.bytes_per_slot + 2 * queries.nbytes,
+    )
+
+
+def _prompt_operations(extend: Extend) -> int:
+    seen = extend.rows * extend.prefix + extend.rows * (extend.rows + 1) // 2  # pairs of a row and a key
+    return 4 * seen * extend.geometry.heads * extend.geometry.head_dim
+
+
+def _rows(extend: Extend) -> str:
+    return f"{extend.rows} behind {extend.prefix} keys" if extend.prefix else str(extend.rows)
 
 
 def branches(fork: Fork, layers: int, device: torch.device) -> Subject:

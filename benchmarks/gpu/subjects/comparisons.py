@@ -9,6 +9,7 @@ from itertools import chain
 
 import torch
 from umbel.srt.attention.backend import AttentionGeometry, TorchBackend
+from umbel.srt.attention.long_prompts import attend_long
 from umbel.srt.cache.kv_pool import FLOAT8, KVPool
 from umbel.srt.core.batch import Batch
 from umbel.srt.kernels.triton import reference
@@ -47,6 +48,9 @@ def _compared(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, Compare
     for geometry in geometries:
         name = f"branches, {geometry.heads}/{geometry.kv_heads} heads of {geometry.head_dim}"
         yield name, partial(_branches, geometry, device)
+    for geometry in geometries:
+        name = f"a prompt by torch on gathered keys, {geometry.heads}/{geometry.kv_heads} heads of {geometry.head_dim}"
+        yield name, partial(_gathered, geometry, device)
     for dtype in HALVES:
         yield from _passes(sizes, dtype, device)
     for shape in sizes.experts:
@@ -72,6 +76,17 @@ def _branches(geometry: AttentionGeometry, device: torch.device) -> tuple[torch.
     step = forked_step(6, 300, 5)
     pool = pool_for(step.slots, geometry, torch.bfloat16, device)
     return _attended(step.batch, pool, geometry, torch.bfloat16, device)
+
+
+def _gathered(geometry: AttentionGeometry, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """A prompt behind keys that are in the pool, by torch's kernel."""
+    step = step_of([Rows(300, 200)])
+    pool = pool_for(step.slots, geometry, torch.bfloat16, device)
+    queries = normal(step.batch.rows, geometry.heads, geometry.head_dim, device=device, dtype=torch.bfloat16)
+    slots, scale = torch.from_numpy(step.batch.slots[0]).to(device), geometry.head_dim**-0.5
+    out, reference = torch.empty_like(queries), TorchBackend(geometry, device, tree_attention=False)
+    attend_long(queries, pool.keys[0], pool.values[0], slots, scale=scale, out=out)
+    return out, reference.attend(0, queries.float(), pool, reference.plan(step.batch, None), scale=scale)
 
 
 def _attended(

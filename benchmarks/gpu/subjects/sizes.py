@@ -61,6 +61,7 @@ class Sizes:
         streams: decode steps that read so many keys that memory is all that counts.
         singles: decode steps of one sequence, where starting kernels counts.
         layers: of `singles`, one after another, so that none finds its keys in the cache.
+        long_prompts: prompts for torch's kernel on gathered keys, and for ours; the last one is a chunk of a prompt.
         rows, hidden, width: of norms, activations, and heads that are turned.
         draws, vocab: rows of logits of which tokens are chosen.
         experts, packed: mixtures whose experts are floats, and packed ones.
@@ -72,6 +73,7 @@ class Sizes:
     singles: tuple[Decode, ...]
     layers: int
     extends: tuple[Extend, ...]
+    long_prompts: tuple[Extend, ...]
     forks: tuple[Fork, ...]
     rows: int
     hidden: int
@@ -109,6 +111,10 @@ FULL = Sizes(
         Extend(WIDE, 8192, must=200, stretch=330),
         Extend(NARROW, 8192),
     ),
+    long_prompts=(
+        *(Extend(LLAMA_3_8B, rows) for rows in (2048, 8192, 32_768)),
+        Extend(LLAMA_3_8B, 8192, prefix=24_576),
+    ),
     forks=(Fork(LLAMA_2_7B, 32, 1024, 128), Fork(LLAMA_2_7B, 32, 2048, 228), Fork(LLAMA_3_8B, 32, 4096, 228)),
     rows=8192,
     hidden=4096,
@@ -127,6 +133,7 @@ TINY = Sizes(
     singles=(Decode(SMALL, 1, 24, torch.float32),),
     layers=2,
     extends=(Extend(SMALL, 24, must=300, stretch=450), Extend(SMALL, 8, prefix=16, must=255, stretch=414)),
+    long_prompts=(Extend(SMALL, 24), Extend(SMALL, 8, prefix=16)),
     forks=(Fork(SMALL, 3, 300, 4),),
     rows=4,
     hidden=64,

@@ -17,6 +17,7 @@ import torch
 
 from ....lang.errors import MissingExtraError
 from ...attention.backend import AttentionCounters, AttentionGeometry
+from ...attention.long_prompts import GatheredPrompts, long_prompts
 from ...attention.plan import ITEMS_PER_WORKER, AttentionPlan, Cut, Int32, Window, make_plan
 from ...cache.kv_pool import FLOAT8, KVPool, LayerKV
 from ...core.batch import Batch
@@ -194,6 +195,7 @@ class TritonPlan:
         self.heads = heads
         self.fixed = fixed
         self.counts = (0, 0, 0)  # items of few rows, items of more, merged rows
+        self.long: GatheredPrompts | None = None  # they attend in its place, in layers that they take
         sizes = (BOUNDS, 5 * capacity.items, 4 * capacity.slots, MERGE * capacity.merged, capacity.keys)
         ends = np.cumsum([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]).tolist()
         self._starts = [0, *ends[:-1]]
@@ -300,6 +302,7 @@ class TritonBackend:
         dtype: of queries and results.
         kv_dtype: of the pool: the same, or float8_e4m3fn; None is the same.
         tree_attention: keys that sequences share are read once for all of them, where it pays.
+        torch_prompts: steps of long prompts attend by torch's kernel, see attention/long_prompts.py.
         multiprocessors: of the device; None asks it.
         windows: heads of the layers of a window class, where they are not those of the model.
 
@@ -315,6 +318,7 @@ class TritonBackend:
         dtype: torch.dtype,
         kv_dtype: torch.dtype | None = None,
         tree_attention: bool = True,
+        torch_prompts: bool = True,
         multiprocessors: int | None = None,
         windows: Mapping[Window, AttentionGeometry] | None = None,
     ) -> None:
@@ -330,6 +334,8 @@ class TritonBackend:
         )
         self.sizes = sizes(geometry)
         self._by_window = {window: sizes(own) for window, own in (windows or {}).items()}
+        has_flash = self.device.type != "cuda" or torch.backends.cuda.is_flash_attention_available()
+        self._torch_prompts = torch_prompts and has_flash
         self._early = pdl_options(self.device)
         self._table: KeySlots | None = None
         self._planner = _native_planner()
@@ -348,6 +354,8 @@ class TritonBackend:
         plan = TritonPlan(ready.size, tiles, sizes.geometry, self.device, heads=sizes.heads, fixed=False, table=table)
         plan.fill(ready)
         self.counters.add(ready.keys_read, ready.keys_saved)
+        if table is not None and self._torch_prompts:
+            plan.long = long_prompts(batch, window, table, group=sizes.geometry.group, counters=self.counters)
         return plan
 
     def _make(self, batch: Batch, window: Window, cut: Cut, few_rows: int) -> ReadyPlan:
@@ -435,6 +443,10 @@ class TritonBackend:
         shape = HeadShape.of(queries.shape[1], pool.geometry.layers[layer], plan.heads)
         if out is None:
             out = queries.new_empty((len(queries), shape.heads, shape.head_dim))
+        long, kv = plan.long, pool.geometry
+        if long is not None and not softcap and sinks is None and long.takes(queries, kv.layers[layer], kv.dtype):
+            long.attend(queries, pool.keys[layer], pool.values[layer], scale=scale, out=out)
+            return out
         target = _rows(out)  # itself, where its heads lie side by side
         few, more = plan.tiles
         launch = partial(self._launch, layer, shape, queries, pool, plan, target, scale, softcap, sinks)

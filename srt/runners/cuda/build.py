@@ -17,6 +17,7 @@ import torch
 from ....fsm.tokens.masks import Walk
 from ....lang.errors import ParameterError
 from ...attention.backend import AttentionGeometry
+from ...attention.long_prompts import scratch_bytes
 from ...attention.plan import Window
 from ...cache.kv_pool import FLOAT8, KVGeometry, PoolSize
 from ...cache.state_slots import NO_STATE
@@ -62,6 +63,7 @@ class MakeAttention(Protocol):
         dtype: torch.dtype,
         kv_dtype: torch.dtype,
         tree_attention: bool,
+        torch_prompts: bool = True,
         windows: Mapping[Window, AttentionGeometry],
     ) -> GraphBackend[Any]: ...  # Any: each backend has its own plans, and only the backend reads them
 
@@ -160,6 +162,7 @@ def build_cuda_runner(
     num_states: Callable[[DeviceModel, int], int] | None = None,
     limits: StepLimits,
     tree_attention: bool = True,
+    torch_prompts: bool = True,
     cuda_graphs: bool = True,
     pictures: VisionStore | None = None,
     trie_walk: Walk | None = None,
@@ -212,6 +215,7 @@ def build_cuda_runner(
         dtype=dtype,
         kv_dtype=kv_dtype,
         tree_attention=tree_attention,
+        torch_prompts=torch_prompts,
         windows=model.geometry_by_window,
     )
     make = partial(
@@ -235,7 +239,12 @@ def build_cuda_runner(
     if size is not None:
         pool = size(model.kv_geometry)
     else:
-        pool = _measured_pool(model, runner, attention, accelerator, limits, pictures, communicator, graphs=cuda_graphs)
+        scratch = scratch_bytes(model.kv_geometry, dtype, model.context_length) if torch_prompts else 0
+        pool = _measured_pool(
+            *(model, runner, attention, accelerator, limits, pictures, communicator),
+            graphs=cuda_graphs,
+            scratch=scratch,
+        )
     built = runner(pool, graphs=cuda_graphs)
     if accelerator.device.type == "cuda":  # elsewhere nothing is compiled, and a graph saves nothing
         built.capture_graphs()
@@ -259,8 +268,12 @@ def _measured_pool(
     communicator: Communicator,
     *,
     graphs: bool,
+    scratch: int,
 ) -> PoolSize:
-    """Returns the size of a pool that takes all memory which steps and graphs leave."""
+    """Returns the size of a pool that takes all memory which steps and graphs leave.
+
+    scratch: bytes of a step that the measured one, whose prompts have no prefix, may not take.
+    """
     workspace = measured_workspace(runner(probe_size(limits), graphs=False), accelerator, limits, pictures)
     windowed = any(window is not None for window in model.windows)
     workspace += table_bytes(limits.sequences, model.context_length, windows=windowed)
@@ -268,6 +281,7 @@ def _measured_pool(
         # Graphs have memory of their own, as much as the largest of them needs.
         workspace += workspace * graph_rows(limits) // limits.rows
         workspace += graph_bytes(model, attention(), accelerator, limits)
+    workspace += scratch
     free = pool_size(model.kv_geometry, accelerator, workspace=workspace, limits=limits)
     slots = communicator.minimum(free.slots) // (1 if model.state_geometry is None else 2)  # half: of states
     return PoolSize(slots, communicator.minimum(free.window_slots))

@@ -382,6 +382,7 @@ class CudaRunner:
             "state_bytes": 0 if self.states is None else self.num_states * self.states.geometry.bytes_per_slot,
             "keys_read": self._backend.counters.keys_read,
             "keys_saved": self._backend.counters.keys_saved,
+            "torch_prompts": self._backend.counters.torch_prompts,
             "graphs": captured.graphs if captured else 0,
             "graph_replays": captured.replays if captured else 0,
             "eager_steps": self._eager_steps,

@@ -9,12 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.lang.errors import MissingExtraError, ParameterError
+from umbel.srt.attention import long_prompts
 from umbel.srt.attention.backend import AttentionGeometry, AttentionStep, TorchBackend
 from umbel.srt.cache.kv_pool import FLOAT8, KVGeometry, KVPool, LayerKV
 from umbel.srt.core.batch import DUMMY_SLOT, Batch
 from umbel.srt.kernels.triton import attention_backend
 from umbel.srt.kernels.triton.attention import tiles_for
 from umbel.srt.kernels.triton.attention_backend import BLOCK_PARTS, TritonBackend
+from umbel.srt.runners.cuda.device import accelerator_for
+from umbel.srt.runners.cuda.slot_table import SlotTable
 
 from ...attention.batches import Branch, Sequence, branches, make_batch, make_tree_batch, sequences, with_pictures
 from .attention_cases import SCALE, attend_reference, normal, pool_for, tiny_backend
@@ -126,6 +129,49 @@ def test_steps_are_cut_for_the_layers_of_their_window(device: torch.device) -> N
     assert [backend.plan(batch, window).tiles[1].vectors for window in (None, 512)] == [64, 128]
     plans = [backend.plan(batch, window) for window in (None, 512)]
     assert [int(plan.items[1 : 5 * sum(plan.counts[:2]) : 5].max()) for plan in plans] == [4, 64]
+
+
+PROMPTS = [Sequence(17, 24), Sequence(0, 20)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_steps_of_long_prompts_attend_by_torch_and_give_the_same(
+    device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_prompts, "LEAST_VECTORS", 40)
+    batch, num_slots = make_batch(PROMPTS, seed=0, shared=8)
+    pool = pool_for(num_slots, SMALL, dtype, device)
+    queries = normal(batch.rows, SMALL.heads, SMALL.head_dim).to(device, dtype)
+    expected = attend_reference(batch, pool, queries, None)
+    counts = []
+    for torch_prompts in (True, False):
+        backend = TritonBackend(SMALL, device, dtype=dtype, torch_prompts=torch_prompts)
+        table = SlotTable(accelerator_for(device), 200, windows=False)
+        backend.use_table(table)
+        plan = backend.plan(replace(batch, places=table.place(batch)), None)
+        results = [backend.attend(0, queries, pool, plan, scale=SCALE), torch.empty_like(queries)]
+        assert backend.attend(0, queries, pool, plan, scale=SCALE, out=results[1]) is results[1]
+        for result in results:
+            assert result.dtype is dtype
+            assert (result.float() - expected).norm() / expected.norm() < 1e-2
+        capped = backend.attend(0, queries, pool, plan, scale=SCALE, softcap=5.0)
+        of_ours = attend_reference(batch, pool, queries, None, softcap=5.0)
+        assert (capped.float() - of_ours).norm() / of_ours.norm() < 1e-2
+        counts.append(backend.counters.torch_prompts)
+    assert counts == [2, 0]
+
+
+def test_captured_steps_of_long_prompts_attend_by_our_kernel(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_prompts, "LEAST_VECTORS", 40)
+    batch, _ = make_batch(PROMPTS, seed=0)
+    backend = TritonBackend(SMALL, device, dtype=torch.bfloat16)
+    table = SlotTable(accelerator_for(device), 200, windows=False)
+    backend.use_table(table)
+    plan = backend.reserve(None, rows=64, wide=True)
+    assert backend.plan_into(plan, replace(batch, places=table.place(batch)), None)
+    assert plan.long is None
 
 
 MIXED = [Sequence(40, 1), Sequence(9, 1), Sequence(30, 21), Sequence(0, 5), Sequence(60, 1, cached=True)]

@@ -41,9 +41,10 @@ class ReferenceBackend:
         dtype: torch.dtype,
         kv_dtype: torch.dtype,
         tree_attention: bool = True,
+        torch_prompts: bool = True,
         windows: Mapping[Window, AttentionGeometry] | None = None,
     ) -> None:
-        del windows  # as the largest geometry, which all layers fit
+        del windows, torch_prompts  # as the largest geometry, which all layers fit; all attend in torch
         assert kv_dtype in (dtype, FLOAT8), "keys are as wide as queries, or float8"
         self._torch = TorchBackend(geometry, device, tree_attention=tree_attention)
         self.counters: AttentionCounters = self._torch.counters

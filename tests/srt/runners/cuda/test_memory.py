@@ -68,6 +68,25 @@ def test_the_pool_is_a_share_of_what_the_largest_step_leaves(model: tuple[dict[s
     assert runner.num_slots == int(device.POOL_SHARE * beside) // GEOMETRY.bytes_per_slot
 
 
+def test_the_pool_leaves_room_for_the_keys_that_long_prompts_gather(model: tuple[dict[str, Any], Tensors]) -> None:
+    config, tensors = model
+    slots = []
+    for torch_prompts in (True, False):
+        runner = build_cuda_runner(
+            config,
+            tensors,
+            accelerator=HostAccelerator(free=10_000_000),
+            dtype=torch.bfloat16,
+            kv_dtype=torch.bfloat16,
+            limits=LIMITS,
+            torch_prompts=torch_prompts,
+            parts=reference_parts(),
+        )
+        slots.append(runner.num_slots)
+    scratch = runner.context_length * GEOMETRY.bytes_per_slot // 2 // 3  # of one of three layers, in 16 bits
+    assert slots[1] - slots[0] == pytest.approx(device.POOL_SHARE * scratch / (GEOMETRY.bytes_per_slot // 2), abs=1)
+
+
 def test_a_pool_is_no_larger_than_it_can_be_checked() -> None:
     size = pool_size(GEOMETRY, HostAccelerator(free=1 << 50), workspace=0, limits=LIMITS)
     assert size.slots == device.MOST_POOL_TOKENS + 1

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from umbel.srt.attention import long_prompts
 from umbel.srt.cache.kv_pool import FLOAT8
 from umbel.srt.core.batch import RowNeed, RowRequests
 from umbel.srt.layers.checkpoint import Tensors
@@ -70,6 +71,24 @@ def small(family: str, *, layers: int = 2) -> tuple[dict[str, Any], Tensors]:
     if family == "gemma 4":  # whose last two layers read the keys of the first two
         layers, kinds = 4, {"layer_types": list(KINDS) * 2}
     return tiny_model(family, num_hidden_layers=layers, sliding_window_pattern=2, **kinds)
+
+
+@pytest.mark.parametrize("torch_prompts", [True, False])
+def test_chunks_of_a_long_prompt_attend_by_torch_without_a_graph(
+    torch_prompts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind each other in bfloat16, before rows that decode in graphs."""
+    monkeypatch.setattr(long_prompts, "LEAST_VECTORS", 16)
+    config, tensors = small("qwen 3")
+    truth = in_torch(config, tensors)
+    runner = on_device(config, tensors, dtype=torch.bfloat16, torch_prompts=torch_prompts)
+    before = dict(runner.facts())  # on a device steps have warmed it up
+    for pieces in ([Piece(0, 0, 9), Piece(2, 0, 10)], [Piece(0, 9, 11)], [Piece(0, 20, 1), Piece(2, 10, 1)]):
+        batch = only_last_rows(sequences().batch(pieces))
+        assert relative_error(runner.forward(batch).values.cpu(), truth.forward(batch).values) < 3e-2
+    facts = runner.facts()
+    counts = [int(facts[name]) - int(before[name]) for name in ("torch_prompts", "eager_steps", "graph_replays")]
+    assert counts == [3 if torch_prompts else 0, 2, 1]
 
 
 @pytest.mark.parametrize(
