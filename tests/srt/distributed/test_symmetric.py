@@ -5,11 +5,15 @@ The ranks are threads, and the kernels of torch are sums of the communicator.
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
-from umbel.srt.distributed import symmetric
-from umbel.srt.distributed.communicator import Communicator
+from umbel.lang.runtime_options import DebugOptions, RuntimeOptions
+from umbel.srt.core.environment import engine_environment
+from umbel.srt.distributed import launch, symmetric
+from umbel.srt.distributed.communicator import Communicator, TorchCommunicator
 from umbel.srt.distributed.symmetric import MOST_BYTES, ONE_SHOT_BYTES, SymmetricSums, peer_obstacle, symmetric_sums
 
 from .threads import ThreadCommunicator, on_ranks
@@ -145,3 +149,51 @@ def test_devices_that_cannot_lock_each_others_memory_are_not_connected(
     ]
     assert on_ranks(3, work) == [False] * 3
     assert caplog.records[-1].getMessage().endswith("torch's kernels are made for 2, 4, 8 ranks")
+
+
+@dataclass
+class Doubled:
+    """Implements `communicator.SmallSums` for parts of four numbers."""
+
+    name: str = "twice up to 4 numbers"
+
+    def takes(self, part: torch.Tensor) -> bool:
+        return len(part) <= 4
+
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        return 2 * part
+
+
+def test_small_parts_go_another_way_and_all_others_through_the_transport(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in engine_environment().items():
+        monkeypatch.setenv(name, value)
+    met: list[int] = []
+
+    def small_sums(communicator: Communicator, device: torch.device) -> Doubled:
+        met.append(communicator.minimum(3))
+        return Doubled()
+
+    communicator = TorchCommunicator(0, 1, rendezvous=tmp_path / "meeting", device=CPU, small_sums=small_sums)
+    try:
+        assert met == [3], "the ranks are connected when it is made"
+        assert communicator.sums == "twice up to 4 numbers, else gloo"
+        sums = [communicator.all_reduce(torch.ones(count)).tolist() for count in (4, 5)]
+        assert sums == [[2.0] * 4, [1.0] * 5]
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("device", "debug", "tried"),
+    [("cuda:1", {}, True), ("cuda:1", {"symmetric_sums": False}, False), ("cpu", {}, False)],
+)
+def test_a_switch_leaves_all_sums_to_the_transport(
+    device: str, debug: dict[str, bool], tried: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given: list[object] = []
+    monkeypatch.setattr(launch, "TorchCommunicator", lambda *ranks, small_sums, **_: given.append(small_sums))
+    options = RuntimeOptions(tensor_parallel=2, debug=DebugOptions(**debug))
+    launch.connect(options, 1, tmp_path / "meeting", torch.device(device))
+    assert [one is not None for one in given] == [tried]
