@@ -235,6 +235,7 @@ class StepCosts:
     def __init__(self) -> None:
         self._seconds: dict[int, deque[tuple[int, float]]] = {}  # bit length of rows → (rows, seconds)
         self._points: list[tuple[float, float]] = []  # the same, ascending, seconds not falling
+        self._estimates: dict[int, float] = {}  # by rows, since the last measurement
 
     def knows(self, rows: int) -> bool:
         """Returns whether steps of about so many rows were measured."""
@@ -249,9 +250,16 @@ class StepCosts:
         last = self._seconds.setdefault((rows - 1).bit_length(), deque(maxlen=self._KEPT))
         last.append((rows, seconds))
         self._points.clear()
+        self._estimates.clear()
 
     def seconds(self, rows: int) -> float:
         """Returns an estimate of a step's seconds. 0: nothing was measured, or steps take no time."""
+        seconds = self._estimates.get(rows)
+        if seconds is None:
+            seconds = self._estimates[rows] = self._estimate(rows)
+        return seconds
+
+    def _estimate(self, rows: int) -> float:
         points = self._points or self._sorted()
         if not points:
             return 0.0
@@ -370,8 +378,9 @@ class Guesser:
         sampling = [
             index
             for index, rows in enumerate(plan.planned)
-            if rows.end == rows.request.length and rows.request.samples and (rows.plain or not rows.later)
+            if rows.plain or (rows.end == rows.request.length and rows.request.samples and not rows.later)
         ]
+        plan.all_logits = any(row.request.samples and takes_all_logits(row.request) for row in plan.planned)
         self._drafted = 0.0
         if not ((self._sources or self._draft) and sampling):
             return
@@ -595,7 +604,7 @@ class Guesser:
         return counts
 
     def _costs_of(self, plan: StepPlan) -> StepCosts:
-        return self._costs[any(rows.request.samples and takes_all_logits(rows.request) for rows in plan.planned)]
+        return self._costs[plan.all_logits]
 
     # ------------------------------------------------------------------------------------------ learning
 
@@ -618,9 +627,8 @@ class Guesser:
             rows: guesses included.
             alone: no other step ran while it was planned.
         """
-        whole = any(row.request.samples and takes_all_logits(row.request) for row in plan.planned)
         waited = median(self._waits) if self._overlap and alone else 0.0
-        self._costs[whole].measured(rows, max(0.0, seconds - self._drafted - waited))
+        self._costs_of(plan).measured(rows, max(0.0, seconds - self._drafted - waited))
 
     def waited(self, seconds: float) -> None:
         """Takes the time that a runner waited for a step which did not overlap with the one before.

@@ -67,6 +67,7 @@ class SamplingNeeds(NamedTuple):
     limits: Limits | None  # of the draw; None: the most likely token
     plain: bool  # it can in every row, any token may come, and nothing else is asked of a row
     counted: bool  # penalties may need the occurrences of tokens
+    only_token: bool  # see `step.needs_only_token`
 
 
 @dataclass(slots=True)

@@ -167,7 +167,8 @@ class StepPlan:
     """Collects the rows of one step; the planner fills it, then `build` makes the frozen Batch.
 
     `rows_left`: rows that prompts may still take; None: no limit. `logits_left`: logit rows that are still free.
-    `whole_texts`: all rows of a text run together.
+    `whole_texts`: all rows of a text run together. `all_logits`: the token of some text is chosen from all logits of
+    its row; noted by the guesser.
     """
 
     rows_left: int | None
@@ -178,6 +179,7 @@ class StepPlan:
     logit_rows: int = 0
     hidden_rows: int = 0
     guess_rows: int = 0
+    all_logits: bool = False
 
     @property
     def row_count(self) -> int:
@@ -596,10 +598,11 @@ def _needs_of(generation: Generation, *, launched: bool) -> SamplingNeeds:
     """Reads the sampling parameters of a text, once. Raises ParameterError where nothing can be drawn."""
     sampling = generation.sampling
     changed = changes_logits(sampling)
-    alone = not changed if launched else needs_only_token(sampling)
+    only_token = needs_only_token(sampling)
+    alone = not changed if launched else only_token
     limits = Limits.of(sampling) if alone and sampling.temperature != 0.0 else None
     plain = alone and generation.cursor is None and not (sampling.min_tokens or generation.wants_logprobs)
-    generation.needs = SamplingNeeds(alone, limits, plain, changed)
+    generation.needs = SamplingNeeds(alone, limits, plain, changed, only_token)
     return generation.needs
 
 
@@ -651,7 +654,9 @@ def takes_all_logits(request: Request) -> bool:
     """Returns whether the request's next token is chosen from all logits of its row."""
     generation = request.job
     assert isinstance(generation, Generation), "only generations sample"
-    return not needs_only_token(generation.sampling) or bool(forbidden_ends(request, generation))
+    needs = generation.needs
+    only_token = needs_only_token(generation.sampling) if needs is None else needs.only_token
+    return not only_token or bool(generation.sampling.min_tokens and forbidden_ends(request, generation))
 
 
 # ---------------------------------------------------------------------------------------- in flight
