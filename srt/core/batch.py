@@ -60,7 +60,7 @@ class RowNeed(IntEnum):
 
     LOGITS = 0  # the logits themselves
     ARGMAX = 1  # the most likely token, of equal ones the first
-    SAMPLE = 2  # a draw (gumbel.py), restricted by top_k and min_p at most
+    SAMPLE = 2  # a draw (`sampling/sampler.py`), restricted by top_k and min_p at most
     LATER = 3  # a token that `LaunchedStep.choose` may ask for; in batches for an AsyncRunner only
 
 
@@ -86,7 +86,7 @@ class RowRequests:
 
     kinds: NDArray[np.uint8]  # [L] RowNeed
     inverse_temperatures: NDArray[np.float64]  # [L]
-    keys: NDArray[np.uint64]  # [L] gumbel.draw_key(seed, position)
+    keys: NDArray[np.uint64]  # [L] sampler.draw_key(seed, position)
     top_k: NDArray[np.int32]  # [L] 0 = all; tokens that tie with the k-th stay
     # [L] 0 = none; tokens stay with (logit − largest) · inverse temperature ≥ log(min_p), in float64
     min_p: NDArray[np.float64]

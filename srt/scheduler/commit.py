@@ -20,8 +20,7 @@ from ...lang.errors import EngineError
 from ...lang.protocol import FinishReason
 from ..core.batch import Logits, LogitsError, RowNeed, RowRequests, isolate
 from ..core.messages import EmbedEnded, IdLogprob, MarksPlaced, Tokens
-from ..sampling.gumbel import SampleRequest
-from ..sampling.sampler import Sampler, Wanted, bits_of, describe, draws_of, look_up
+from ..sampling.sampler import Sampler, SampleRequest, Wanted, bits_of, describe, draws_of, look_up
 from .choice_search import ChoiceSearches, questions
 from .constrained import ConstrainedTexts
 from .request import Choosing, Embedding, Generation, Phase, Prefilling, Request, Scoring, Stop, accept

@@ -25,8 +25,7 @@ from ..cache.slot_allocator import Slots
 from ..core.batch import Allowed, Batch, Logits, RowNeed, RowRequests, Runner
 from ..core.instruments import Clock
 from ..multimodal.sequence import NO_PICTURES
-from ..sampling.gumbel import draw_keys, inverse_temperature
-from ..sampling.sampler import Sampler, draws_of
+from ..sampling.sampler import Sampler, draw_keys, draws_of, inverse_temperature
 from .constrained import ConstrainedTexts
 from .kv_manager import KVManager
 from .request import Generation, Phase, Request

@@ -33,7 +33,7 @@ from ..cache.state_slots import NO_STATE
 from ..constraints.matcher import Matcher
 from ..core.messages import NO_ADAPTER, EngineMark, IdLogprob, Schedule
 from ..multimodal.sequence import NO_PICTURES, SequencePictures
-from ..sampling.gumbel import Limits
+from ..sampling.sampler import Limits
 
 if TYPE_CHECKING:  # which imports this module
     from .page_cache import RequestPages

@@ -82,8 +82,7 @@ from ..core.batch import (
 )
 from ..core.messages import NO_ADAPTER
 from ..multimodal.sequence import NO_PICTURES
-from ..sampling.gumbel import Limits, draw_keys
-from ..sampling.sampler import changes_logits
+from ..sampling.sampler import Limits, changes_logits, draw_keys
 from .request import NO_SOURCE, Generation, Path, Phase, Request, SamplingNeeds
 
 

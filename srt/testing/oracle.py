@@ -41,8 +41,7 @@ from ..core.batch import (
 )
 from ..core.messages import NO_ADAPTER, EnginePicture
 from ..multimodal.sequence import HeldPictures
-from ..sampling.gumbel import SampleRequest, gumbel
-from ..sampling.sampler import Sampler, choose_few
+from ..sampling.sampler import Sampler, SampleRequest, choose_few, gumbel
 
 _REMEMBERED = 1_024  # steps
 HIDDEN = 8  # numbers of a hidden state

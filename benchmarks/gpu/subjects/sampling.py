@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from umbel.srt.core.batch import Draws
 from umbel.srt.kernels.triton.sampling import DeviceDraws, TritonSampling
-from umbel.srt.sampling.gumbel import draw_keys
+from umbel.srt.sampling.sampler import draw_keys
 
 from ..figures import Unit
 from .batches import normal

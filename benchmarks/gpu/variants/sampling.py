@@ -1,9 +1,7 @@
 """Sampling as engines launch it: vocabularies of Llama 3 and Gemma 3."""
 
 from umbel.srt.kernels.triton.jit import block_of
-from umbel.srt.kernels.triton.sampling import summarise_rows
-from umbel.srt.kernels.triton.sampling_kernels import TILE, scan
-from umbel.srt.kernels.triton.sampling_select import select
+from umbel.srt.kernels.triton.sampling import TILE, scan, select, summarise_rows
 
 from .variant import Variant
 

@@ -5,7 +5,7 @@ a copy of the matrix in INT8 estimates all of them to within a proven bound, and
 tokens that can still be chosen. A matrix that is INT8 itself needs no copy; nor, with AVX2 alone, one in Q8_0. The
 tokens are the same as those of a choice that reads all logits (`choose_from_logits` in the tests).
 
-`CpuSampling` chooses from full logits. Its reference is sampling/gumbel.py.
+`CpuSampling` chooses from full logits. Its reference is sampling/sampler.py.
 """
 
 import ctypes

@@ -18,7 +18,7 @@ from umbel.srt.kernels.cpu.head import Head
 from umbel.srt.kernels.cpu.library import Isa, load_library
 from umbel.srt.kernels.cpu.linear import Format, PackedMatrix
 from umbel.srt.layers.checkpoint import BlockTensor
-from umbel.srt.sampling.gumbel import draw_key, gumbel, inverse_temperature
+from umbel.srt.sampling.sampler import draw_key, gumbel, inverse_temperature
 
 from .native import native_isas, with_each_team
 

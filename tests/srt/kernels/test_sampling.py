@@ -13,8 +13,7 @@ from umbel.lang.errors import EngineError
 from umbel.srt.core.batch import Draws
 from umbel.srt.kernels.cpu.head import CpuSampling
 from umbel.srt.kernels.cpu.library import load_library
-from umbel.srt.sampling.gumbel import TorchSampling
-from umbel.srt.sampling.sampler import Wanted, describe
+from umbel.srt.sampling.sampler import TorchSampling, Wanted, describe
 
 from .native import native_isas, with_each_team
 

@@ -13,19 +13,22 @@ from numpy.typing import NDArray
 from umbel.lang.errors import EngineError
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.core.messages import IdLogprob
-from umbel.srt.sampling.gumbel import (
+from umbel.srt.sampling.sampler import (
     LARGEST_NOISE,
+    PROCESSORS,
     SMALLEST_NOISE,
+    Sampler,
     SampleRequest,
     TorchSampling,
+    Wanted,
     _top,
+    describe,
     draw_key,
     draw_keys,
     gumbel,
     stack_draws,
     token_hash,
 )
-from umbel.srt.sampling.sampler import PROCESSORS, Sampler, Wanted, describe
 
 torch.set_num_threads(1)
 
@@ -88,7 +91,7 @@ def mixed(value: int) -> int:
 
 
 def noise(seed: int, position: int, tokens: np.ndarray) -> np.ndarray:
-    """The definition in gumbel.py, in 64 bits of which 32 are kept."""
+    """The definition in sampler.py, in 64 bits of which 32 are kept."""
     key = mixed(mixed(seed) ^ position)
     low32 = np.uint64(2**32 - 1)
     h = tokens.astype(np.uint64) ^ np.uint64(key % 2**32)

@@ -10,8 +10,7 @@ from umbel.srt.core.batch import Allowed, Draws, RowNeed, RowRequests
 from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cpu_runner import CpuRunner
 from umbel.srt.runners.torch_runner import TorchRunner
-from umbel.srt.sampling.gumbel import TorchSampling, draw_keys
-from umbel.srt.sampling.sampler import choose_few, draws_of
+from umbel.srt.sampling.sampler import TorchSampling, choose_few, draw_keys, draws_of
 
 from ..models.reference import Piece, Sequences, random_tokens, reference_model, tensors_of
 

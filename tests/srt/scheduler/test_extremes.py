@@ -15,8 +15,7 @@ from umbel.srt.core.batch import Runner
 from umbel.srt.core.instruments import VirtualClock
 from umbel.srt.core.messages import Ended, EngineFailed, EngineGenerate, EngineScore, FromEngine, Schedule, ScoreEnded
 from umbel.srt.runners.build import build_runner
-from umbel.srt.sampling.gumbel import SampleRequest
-from umbel.srt.sampling.sampler import Sampler
+from umbel.srt.sampling.sampler import Sampler, SampleRequest
 from umbel.srt.scheduler.request import Generation
 from umbel.srt.scheduler.scheduler import Scheduler, SchedulerConfig
 

@@ -20,8 +20,7 @@ from umbel.srt.constraints.matcher_factory import VocabularyMatcherFactory, open
 from umbel.srt.core.batch import Draws, RowRequests
 from umbel.srt.core.messages import EngineAbort, EngineChoose, EngineFailed, Schedule
 from umbel.srt.core.vectors import VectorConfig
-from umbel.srt.sampling.gumbel import SampleRequest, draw_key
-from umbel.srt.sampling.sampler import Wanted
+from umbel.srt.sampling.sampler import SampleRequest, Wanted, draw_key
 from umbel.srt.scheduler.request import Generation, Request
 from umbel.srt.scheduler.step import PlannedRows
 from umbel.srt.testing.oracle import HIDDEN
@@ -208,8 +207,8 @@ ROWS = [
     Row("sampling.sampler:draws_of", PLAIN_ONE, "scheduler.commit:draws_of"),
     Row("sampling.sampler:draws_of", PLAIN_ONE, "testing.launched_oracle:draws_of"),
     Row("sampling.sampler:choose_few", constrained, "testing.oracle:choose_few"),
-    Row("sampling.gumbel:Limits.of", LIMITED_ONE),
-    Row("sampling.gumbel:inverse_temperature", PLAIN_ONE),
+    Row("sampling.sampler:Limits.of", LIMITED_ONE),
+    Row("sampling.sampler:inverse_temperature", PLAIN_ONE),
     # what the logits say
     Row("scheduler.commit:_Reading._known_tokens", scores),
     Row("scheduler.commit:_Reading._known_tokens", RICH_ONE),
@@ -228,15 +227,15 @@ ROWS = [
     Row("sampling.sampler:Penalties.process", RICH_ONE),
     Row("sampling.sampler:apply_penalties", RICH_ONE),
     Row("sampling.sampler:_of_row", RICH_ONE),
-    Row("sampling.sampler:_require_numbers", RICH_ONE),
+    Row("sampling.sampler:_require_finite", RICH_ONE),
     Row("sampling.sampler:Sampler.sample", RICH_ONE),
     Row("sampling.sampler:Sampler.choose", RICH_ONE),
     Row("sampling.sampler:Sampler.choose", PLAIN_ONE),
-    Row("sampling.gumbel:stack_draws", RICH_ONE, "sampling.sampler:stack_draws"),
-    Row("sampling.gumbel:gumbel", LIMITED_ONE),
-    Row("sampling.gumbel:gumbel", generates(msgspec.structs.replace(PLAIN, top_k=9)), "testing.oracle:gumbel"),
-    Row("sampling.gumbel:TorchSampling.choose", PLAIN_ONE),
-    Row("sampling.gumbel:TorchSampling.summarise", DESCRIBED_ONE),
+    Row("sampling.sampler:stack_draws", RICH_ONE),
+    Row("sampling.sampler:gumbel", LIMITED_ONE),
+    Row("sampling.sampler:gumbel", generates(msgspec.structs.replace(PLAIN, top_k=9)), "testing.oracle:gumbel"),
+    Row("sampling.sampler:TorchSampling.choose", PLAIN_ONE),
+    Row("sampling.sampler:TorchSampling.summarise", DESCRIBED_ONE),
     Row("sampling.sampler:describe", RICH_ONE, "scheduler.commit:describe"),
     Row("sampling.sampler:describe", DESCRIBED_ONE, "scheduler.commit:describe"),
     Row("sampling.sampler:look_up", searches, "scheduler.commit:look_up"),
@@ -292,7 +291,6 @@ ROWS = [
 ]
 MODULES = [
     "constraints.matcher",
-    "sampling.gumbel",
     "sampling.sampler",
     "scheduler.choice_search",
     "scheduler.commit",
@@ -321,29 +319,29 @@ NOT_OF_ONE_ROW = {  # function, or Class.* for all of its methods → why it is 
     "constraints.matcher:Matcher._is_ending": "within `Matcher._settle`",
     "constraints.matcher:_holds": "within `Matcher._settle`",
     "constraints.matcher:_refused": "words of an error",
-    "sampling.gumbel:draw_key": "the definition: arithmetic of integers",
-    "sampling.gumbel:draw_keys": "the definition: arithmetic of integers",
-    "sampling.gumbel:token_hash": "within gumbel",
-    "sampling.gumbel:_mix": "the definition: arithmetic of integers",
-    "sampling.gumbel:_mix_all": "the definition: arithmetic of integers",
-    "sampling.gumbel:_best": "of many rows, within TorchSampling",
-    "sampling.gumbel:_may_win": "of many rows, within TorchSampling",
-    "sampling.gumbel:_leading_hash_bits": "of many rows, within TorchSampling",
-    "sampling.gumbel:_mixed": "of many rows, within TorchSampling",
-    "sampling.gumbel:_kth_largest": "of many rows, within TorchSampling",
-    "sampling.gumbel:_nucleus_end": "of many rows, within TorchSampling",
-    "sampling.gumbel:_mass": "of many rows, within TorchSampling",
-    "sampling.gumbel:_allowed": "of many rows, within TorchSampling",
-    "sampling.gumbel:_rows": "of many rows, within TorchSampling",
-    "sampling.gumbel:_forbid": "of many rows, within TorchSampling",
-    "sampling.gumbel:_require_numbers": "of many rows, within TorchSampling",
-    "sampling.gumbel:_first_largest": "of many rows, within TorchSampling",
-    "sampling.gumbel:_top": "of many rows, within TorchSampling",
-    "sampling.gumbel:TorchSampling._best": "of many rows",
-    "sampling.gumbel:TorchSampling._race": "of many rows",
-    "sampling.gumbel:TorchSampling._floors": "of many rows",
-    "sampling.gumbel:TorchSampling._nucleus_ends": "of many rows",
-    "sampling.gumbel:TorchSampling._weigh": "of many rows",
+    "sampling.sampler:draw_key": "the definition: arithmetic of integers",
+    "sampling.sampler:draw_keys": "the definition: arithmetic of integers",
+    "sampling.sampler:token_hash": "within gumbel",
+    "sampling.sampler:_mix": "the definition: arithmetic of integers",
+    "sampling.sampler:_mix_all": "the definition: arithmetic of integers",
+    "sampling.sampler:_best": "of many rows, within TorchSampling",
+    "sampling.sampler:_may_win": "of many rows, within TorchSampling",
+    "sampling.sampler:_leading_hash_bits": "of many rows, within TorchSampling",
+    "sampling.sampler:_mixed": "of many rows, within TorchSampling",
+    "sampling.sampler:_kth_largest": "of many rows, within TorchSampling",
+    "sampling.sampler:_nucleus_end": "of many rows, within TorchSampling",
+    "sampling.sampler:_mass": "of many rows, within TorchSampling",
+    "sampling.sampler:_allowed": "of many rows, within TorchSampling",
+    "sampling.sampler:_rows": "of many rows, within TorchSampling",
+    "sampling.sampler:_forbid": "of many rows, within TorchSampling",
+    "sampling.sampler:_require_numbers": "of many rows, within TorchSampling",
+    "sampling.sampler:_first_largest": "of many rows, within TorchSampling",
+    "sampling.sampler:_top": "of many rows, within TorchSampling",
+    "sampling.sampler:TorchSampling._best": "of many rows",
+    "sampling.sampler:TorchSampling._race": "of many rows",
+    "sampling.sampler:TorchSampling._floors": "of many rows",
+    "sampling.sampler:TorchSampling._nucleus_ends": "of many rows",
+    "sampling.sampler:TorchSampling._weigh": "of many rows",
     "constraints.matcher:MatcherCache.*": "when a message arrives: it is refused",
     "constraints.matcher:ImmediateExecutor.*": "when a message arrives: it is refused",
     "constraints.matcher:_size": "when a message arrives: it is refused",
@@ -513,7 +511,7 @@ def break_for(monkeypatch: pytest.MonkeyPatch, row: Row, guilty: list[int]) -> l
             mine = args[-1] == TOP
         if row.function == "sampling.sampler:draws_of":
             mine = concerns(args[0].keys[args[1]], guilty[0])
-        if row.function == "sampling.gumbel:inverse_temperature":
+        if row.function == "sampling.sampler:inverse_temperature":
             mine = args[0] == PLAIN.temperature
         if row.function in ("sampling.sampler:bits_of", "scheduler.request:constraint_end"):
             mine = args[0] is not None  # nobody else has a constraint

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from umbel.srt.core.batch import Batch, Draws, RowNeed, RowRequests
-from umbel.srt.sampling.gumbel import draw_key
-from umbel.srt.sampling.sampler import Sampler
+from umbel.srt.sampling.sampler import Sampler, draw_key
 from umbel.srt.testing.oracle import OracleError, OracleModel, OracleRunner, histories
 
 

@@ -11,7 +11,7 @@
 
 namespace umbel {
 
-// What is chosen in each row: the most likely token, of equal ones the first, or a draw as srt/sampling/gumbel.py defines it. The
+// What is chosen in each row: the most likely token, of equal ones the first, or a draw as srt/sampling/sampler.py defines it. The
 // arrays are those of `batch.Picks`; what stands beside a row that is not SAMPLE is not read.
 enum class Pick : uint8_t { BEST = 1, SAMPLE = 2 };
 

@@ -1,5 +1,5 @@
 // The noise of a draw: a function of (key, token), where the key stands for (seed, position). The definition is in
-// srt/sampling/gumbel.py, and this is the same one.
+// srt/sampling/sampler.py, and this is the same one.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Tokens and log-probabilities from full rows of logits. The reference is srt/sampling/gumbel.py. Threads
+// Tokens and log-probabilities from full rows of logits. The reference is srt/sampling/sampler.py. Threads
 // share the rows of a call; a row is one thread's: half a row is less work than waking another thread costs.
 #include <atomic>
 #include <cmath>

@@ -12,7 +12,7 @@ from umbel.lang.errors import EngineError
 from umbel.srt.core.batch import Draws
 from umbel.srt.kernels.triton import sampling
 from umbel.srt.kernels.triton.sampling import DeviceDraws, TritonSampling
-from umbel.srt.sampling.gumbel import TorchSampling, draw_keys
+from umbel.srt.sampling.sampler import TorchSampling, draw_keys
 
 from .closeness import random
 

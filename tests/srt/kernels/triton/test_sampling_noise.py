@@ -5,9 +5,9 @@ import pytest
 import torch
 import triton.language as tl
 from umbel.srt.kernels.triton.jit import jit
-from umbel.srt.kernels.triton.sampling_kernels import ROUNDING, most_noise, noise, rough_noise
-from umbel.srt.kernels.triton.sampling_kernels import token_hash as device_hash
-from umbel.srt.sampling.gumbel import gumbel, token_hash
+from umbel.srt.kernels.triton.sampling import ROUNDING, most_noise, noise, rough_noise
+from umbel.srt.kernels.triton.sampling import token_hash as device_hash
+from umbel.srt.sampling.sampler import gumbel, token_hash
 
 # The interpreter says what numpy does about the logarithm of 0: the hash of token 0 under key 0.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -15,7 +15,7 @@ from umbel.srt.core.batch import Batch, Draws
 from umbel.srt.kernels.triton import reference
 from umbel.srt.runners.cuda.build import Parts
 from umbel.srt.runners.cuda.slot_table import SlotTable
-from umbel.srt.sampling.gumbel import TorchSampling
+from umbel.srt.sampling.sampler import TorchSampling
 
 
 @dataclass(slots=True)

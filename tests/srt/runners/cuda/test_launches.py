@@ -7,8 +7,7 @@ import pytest
 import torch
 from umbel.srt.core.batch import Allowed, Batch, LogitsError, RowNeed, RowRequests
 from umbel.srt.runners.cuda.runner import CudaRunner
-from umbel.srt.sampling.gumbel import TorchSampling, draw_keys
-from umbel.srt.sampling.sampler import draws_of
+from umbel.srt.sampling.sampler import TorchSampling, draw_keys, draws_of
 
 from ...models.reference import Piece, Sequences
 from .engines import mixed_steps, on_host, only_last_rows, sequences, tiny_model

@@ -15,7 +15,7 @@ from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cuda.build import triton_parts
 from umbel.srt.runners.cuda.device import accelerator_for
 from umbel.srt.runners.cuda.runner import CudaRunner
-from umbel.srt.sampling.gumbel import draw_keys
+from umbel.srt.sampling.sampler import draw_keys
 from umbel.srt.weights.quantization import Int4Method
 
 from ...models.reference import Piece, relative_error
