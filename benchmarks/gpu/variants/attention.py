@@ -5,6 +5,7 @@ from umbel.srt.attention.backend import AttentionGeometry
 from umbel.srt.cache.kv_pool import FLOAT8, LayerKV
 from umbel.srt.kernels.triton.attention import HeadShape, attend_items, merge_parts, store_rows, tiles_for, unit_heads
 from umbel.srt.kernels.triton.attention_backend import item_constants, merge_constants, store_constants
+from umbel.srt.kernels.triton.tuning import Tuning
 
 from .variant import Variant
 
@@ -23,29 +24,33 @@ _GEOMETRIES = (
 )
 
 
-def attention_variants() -> list[Variant]:
+def attention_variants(tuning: Tuning) -> list[Variant]:
+    """tuning: numbers of the class of devices that they are compiled for."""
     found = []
     for geometry in _GEOMETRIES:
-        found += _items(geometry, torch.bfloat16, torch.bfloat16)
+        found += _items(tuning, geometry, torch.bfloat16, torch.bfloat16)
     eight = AttentionGeometry(32, 8, 128)
-    found += _items(eight, torch.bfloat16, FLOAT8)
-    found += _items(eight, torch.float16, torch.float16)
-    found += _items(eight, torch.bfloat16, torch.bfloat16, softcap=50.0)
-    found += _items(eight, torch.float32, torch.float32)
-    found += _items(AttentionGeometry(32, 32, 96), torch.bfloat16, torch.bfloat16)
-    found += _items(AttentionGeometry(64, 8, 64), torch.bfloat16, torch.bfloat16, sinks=True)  # gpt-oss
-    found += _items(AttentionGeometry(16, 2, 512), torch.bfloat16, torch.bfloat16)  # Gemma 4
+    found += _items(tuning, eight, torch.bfloat16, FLOAT8)
+    found += _items(tuning, eight, torch.float16, torch.float16)
+    found += _items(tuning, eight, torch.bfloat16, torch.bfloat16, softcap=50.0)
+    found += _items(tuning, eight, torch.float32, torch.float32)
+    found += _items(tuning, AttentionGeometry(32, 32, 96), torch.bfloat16, torch.bfloat16)
+    found += _items(tuning, AttentionGeometry(64, 8, 64), torch.bfloat16, torch.bfloat16, sinks=True)  # gpt-oss
+    found += _items(tuning, AttentionGeometry(16, 2, 512), torch.bfloat16, torch.bfloat16)  # Gemma 4
     for heads in (128, 20):  # DeepSeek V3, GLM 4.7 Flash
         layer = LayerKV(1, 576, 512, latent=True)
-        found += _items(AttentionGeometry(heads, 1, 576, latent=True), torch.bfloat16, torch.bfloat16, layer=layer)
+        geometry = AttentionGeometry(heads, 1, 576, latent=True)
+        found += _items(tuning, geometry, torch.bfloat16, torch.bfloat16, layer=layer)
     for geometry in (AttentionGeometry(16, 16, 192), AttentionGeometry(64, 4, 192)):  # DeepSeek V2, MiMo V2 Flash
         layer = LayerKV(geometry.kv_heads, 192, 128)
-        found += _items(geometry, torch.bfloat16, torch.bfloat16, sinks=geometry.group > 1, layer=layer)
-    found += _items(AttentionGeometry(32, 32, 80), torch.bfloat16, torch.bfloat16)  # Phi 2
-    return [*found, _merge(eight, torch.bfloat16), _store(eight, torch.bfloat16), _store(eight, FLOAT8)]
+        found += _items(tuning, geometry, torch.bfloat16, torch.bfloat16, sinks=geometry.group > 1, layer=layer)
+    found += _items(tuning, AttentionGeometry(32, 32, 80), torch.bfloat16, torch.bfloat16)  # Phi 2
+    stores = [_store(eight, kind, tuning) for kind in (torch.bfloat16, FLOAT8)]
+    return [*found, _merge(eight, torch.bfloat16, tuning), *stores]
 
 
 def _items(
+    tuning: Tuning,
     geometry: AttentionGeometry,
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
@@ -54,7 +59,7 @@ def _items(
     sinks: bool = False,
     layer: LayerKV | None = None,
 ) -> list[Variant]:
-    tiles = tiles_for(geometry, dtype, kv_dtype)
+    tiles = tiles_for(geometry, dtype, kv_dtype, tuning=tuning)
     heads = HeadShape.of(geometry.heads, layer or _layer(geometry), unit_heads(geometry, dtype))
     query, key = f"*{_NAMES[dtype]}", f"*{_NAMES[kv_dtype]}"
     arguments = {
@@ -102,7 +107,7 @@ def _layer(geometry: AttentionGeometry) -> LayerKV:
     return LayerKV(geometry.kv_heads, geometry.head_dim, geometry.head_dim)
 
 
-def _merge(geometry: AttentionGeometry, dtype: torch.dtype) -> Variant:
+def _merge(geometry: AttentionGeometry, dtype: torch.dtype, tuning: Tuning) -> Variant:
     return Variant(
         name=f"merge d{geometry.head_dim} {_NAMES[dtype]}",
         kernel=merge_parts,
@@ -113,17 +118,17 @@ def _merge(geometry: AttentionGeometry, dtype: torch.dtype) -> Variant:
             "out_stride": "i32",
         },
         constants={
-            **merge_constants(HeadShape.of(geometry.heads, _layer(geometry), geometry.group)),
+            **merge_constants(HeadShape.of(geometry.heads, _layer(geometry), geometry.group), tuning.attention_merge),
             "sinks": None,
             "PDL": True,
         },
-        warps=1,
+        warps=tuning.attention_merge.warps,
         aligned=frozenset({"out_stride"}),
     )
 
 
-def _store(geometry: AttentionGeometry, kv_dtype: torch.dtype) -> Variant:
-    constants = store_constants(_layer(geometry), kv_dtype)
+def _store(geometry: AttentionGeometry, kv_dtype: torch.dtype, tuning: Tuning) -> Variant:
+    constants = store_constants(_layer(geometry), kv_dtype, tuning.attention_store)
     return Variant(
         name=f"store d{geometry.head_dim} bf16/{_NAMES[kv_dtype]}",
         kernel=store_rows,
@@ -134,5 +139,6 @@ def _store(geometry: AttentionGeometry, kv_dtype: torch.dtype) -> Variant:
             **dict.fromkeys(("key_stride", "value_stride"), "i32"),
         },
         constants=constants,
+        warps=tuning.attention_store.warps,
         aligned=frozenset({"key_stride", "value_stride"}),
     )

@@ -1,21 +1,9 @@
 """Products of few rows as Llama 3 8B launches them: projections, the output map, gates; on Hopper they start early."""
 
 import torch
-from umbel.srt.kernels.triton import low_rank
-from umbel.srt.kernels.triton.linear import (
-    DEPTH,
-    GATES,
-    OUTPUTS,
-    ROWS,
-    SILU,
-    STAGES,
-    WARPS,
-    depth_for,
-    gate_row,
-    multiply_few_rows,
-    multiply_row,
-)
-from umbel.srt.kernels.triton.low_rank import low_rank_down, low_rank_up
+from umbel.srt.kernels.triton.linear import SILU, depth_for, gate_row, multiply_few_rows, multiply_row
+from umbel.srt.kernels.triton.low_rank import BLOCK_ROWS, low_rank_down, low_rank_up
+from umbel.srt.kernels.triton.tuning import GroupedTile, RowsTile, RowTile, Tuning
 from umbel.srt.layers.low_rank import TILE_OUTPUTS
 
 from .variant import Variant
@@ -24,13 +12,15 @@ _HIDDEN, _WIDTH = 4096, 14336
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def linear_variants() -> list[Variant]:
-    found = [_linear("bf16", _HIDDEN), _linear("bf16", _WIDTH), _linear("fp32", _HIDDEN), _gate("bf16")]
-    found += [_rows(rows, gated=gated) for rows in (16, 32) for gated in (False, True)]
-    return [*found, _low_rank_down(64), _low_rank_up(64)]
+def linear_variants(tuning: Tuning) -> list[Variant]:
+    row, rows, changes = tuning.linear_row, tuning.linear_rows, tuning.low_rank
+    found = [_linear("bf16", _HIDDEN, row), _linear("bf16", _WIDTH, row), _linear("fp32", _HIDDEN, row)]
+    found += [_gate("bf16", tuning.linear_gate)]
+    found += [_rows(count, rows, gated=gated) for count in (16, 32) for gated in (False, True)]
+    return [*found, _low_rank_down(64, changes), _low_rank_up(64, changes)]
 
 
-def _low_rank_down(rank: int) -> Variant:
+def _low_rank_down(rank: int, tile: GroupedTile) -> Variant:
     return Variant(
         name=f"low rank {rank} down",
         kernel=low_rank_down,
@@ -40,17 +30,17 @@ def _low_rank_down(rank: int) -> Variant:
             **dict.fromkeys(("rows", "owners", "filled"), "*i32"),
             **dict.fromkeys(("x_stride", "count"), "i32"),
         },
-        constants={"INPUTS": _HIDDEN, **_low_rank(rank), "BLOCK_K": low_rank.DEPTH},
+        constants={"INPUTS": _HIDDEN, **_low_rank(rank), "BLOCK_K": tile.depth},
         aligned=frozenset({"x_stride"}),
-        warps=low_rank.WARPS,
-        stages=low_rank.STAGES,
+        warps=tile.warps,
+        stages=tile.stages,
         products=True,
         gathers=True,
         fused=False,
     )
 
 
-def _low_rank_up(rank: int) -> Variant:
+def _low_rank_up(rank: int, tile: GroupedTile) -> Variant:
     return Variant(
         name=f"low rank {rank} up",
         kernel=low_rank_up,
@@ -61,7 +51,7 @@ def _low_rank_up(rank: int) -> Variant:
         },
         constants={"OUTPUTS": _HIDDEN + 2 * 1024, **_low_rank(rank), "BLOCK_N": TILE_OUTPUTS},
         aligned=frozenset({"out_stride"}),
-        warps=low_rank.WARPS,
+        warps=tile.warps,
         products=True,
         fused=False,
     )
@@ -69,10 +59,10 @@ def _low_rank_up(rank: int) -> Variant:
 
 def _low_rank(rank: int) -> dict[str, object]:
     """Queries, keys and values in one product."""
-    return {"RANK": rank, "PARTS": 3, "PRECISION": "tf32", "BLOCK_M": low_rank.BLOCK_ROWS}
+    return {"RANK": rank, "PARTS": 3, "PRECISION": "tf32", "BLOCK_M": BLOCK_ROWS}
 
 
-def _linear(dtype: str, inputs: int) -> Variant:
+def _linear(dtype: str, inputs: int, tile: RowTile) -> Variant:
     return Variant(
         name=f"row {inputs} {dtype}",
         kernel=multiply_row,
@@ -80,17 +70,17 @@ def _linear(dtype: str, inputs: int) -> Variant:
         constants={
             "INPUTS": inputs,
             "BIASED": False,
-            "BLOCK_N": ROWS,
-            "BLOCK_K": depth_for(inputs, _DTYPES[dtype], WARPS),
+            "BLOCK_N": tile.outputs,
+            "BLOCK_K": depth_for(inputs, _DTYPES[dtype], tile.warps),
             "PDL": True,
         },
         aligned=frozenset({"outputs"}),
-        warps=WARPS,
+        warps=tile.warps,
         fused=False,
     )
 
 
-def _gate(dtype: str) -> Variant:
+def _gate(dtype: str, tile: RowTile) -> Variant:
     return Variant(
         name=f"row gated {_HIDDEN} {dtype}",
         kernel=gate_row,
@@ -100,16 +90,16 @@ def _gate(dtype: str) -> Variant:
             "WIDTH": _WIDTH,
             "BIASED": False,
             "KIND": SILU.value,
-            "BLOCK_N": GATES,
-            "BLOCK_K": depth_for(_HIDDEN, _DTYPES[dtype], WARPS),
+            "BLOCK_N": tile.outputs,
+            "BLOCK_K": depth_for(_HIDDEN, _DTYPES[dtype], tile.warps),
             "PDL": True,
         },
-        warps=WARPS,
+        warps=tile.warps,
         fused=False,
     )
 
 
-def _rows(rows: int, *, gated: bool) -> Variant:
+def _rows(rows: int, tile: RowsTile, *, gated: bool) -> Variant:
     return Variant(
         name=f"rows {rows} x {_HIDDEN}" + (" gated" if gated else ""),
         kernel=multiply_few_rows,
@@ -123,12 +113,12 @@ def _rows(rows: int, *, gated: bool) -> Variant:
             "GATED": gated,
             "KIND": SILU.value,
             "BLOCK_M": rows,
-            "BLOCK_N": OUTPUTS,
-            "BLOCK_K": DEPTH,
+            "BLOCK_N": tile.outputs,
+            "BLOCK_K": tile.depth,
             "PDL": True,
         },
-        warps=WARPS,
-        stages=STAGES,
+        warps=tile.warps,
+        stages=tile.stages,
         aligned=frozenset({"outputs", "x_stride", "out_stride"}),
         products=True,
         gathers=True,

@@ -6,16 +6,6 @@ import torch
 from umbel.srt.kernels.triton.jit import block_of
 from umbel.srt.kernels.triton.linear import SILU, depth_for
 from umbel.srt.kernels.triton.moe import (
-    CODE_TILES,
-    CODE_WARPS,
-    DECODE_TILES,
-    DOWN_ROWS,
-    DOWN_WARPS,
-    GATE_WARPS,
-    GATES,
-    MIDDLE_TILES,
-    PREFILL_TILES,
-    MoeTiles,
     arrange_pairs,
     code_cut,
     combine_pairs,
@@ -26,11 +16,11 @@ from umbel.srt.kernels.triton.moe import (
     route_tokens,
 )
 from umbel.srt.kernels.triton.quantized import BYTES, FLOAT4, NIBBLES, TABLE
+from umbel.srt.kernels.triton.tuning import MoeTiles, RowTile, Tuning
 
 from .variant import Variant
 
 _MODELS = {"8x7B": (8, 2, 4096, 14336), "30B": (128, 8, 2048, 768)}  # experts, of a token, hidden, width
-_CUTS = {"decode": DECODE_TILES, "middle": MIDDLE_TILES, "prefill": PREFILL_TILES}
 _FLOATS = {"scales": None, "zeros": None, "table": None, "CODES": None, "GROUPS": 1, "ZEROS": False}
 # Name → choices, hidden, width, type of codes, kind, inputs of a group, zeros, type of scales.
 _PACKED = {
@@ -41,16 +31,19 @@ _PACKED = {
 }
 
 
-def moe_variants() -> list[Variant]:
+def moe_variants(tuning: Tuning) -> list[Variant]:
+    cuts = {"decode": tuning.moe_decode, "middle": tuning.moe_middle, "prefill": tuning.moe_prefill}
+    code_cuts = (tuning.moe_codes_decode, tuning.moe_codes_middle, tuning.moe_codes_prefill)
+    gates, downs = tuning.moe_gate_pairs, tuning.moe_down_tokens
     found = []
     for model, (experts, top_k, hidden, width) in _MODELS.items():
-        found += [_route(model, experts, top_k), _arrange(model, experts), _combine(model, top_k)]
-        found += [_gate_up_few(model, hidden, width), _down_few(model, top_k, hidden, width)]
-        for cut, tiles in _CUTS.items():
+        found += [_route(model, experts, top_k), _arrange(model, experts, tuning), _combine(model, top_k, tuning)]
+        found += [_gate_up_few(model, hidden, width, gates), _down_few(model, top_k, hidden, width, downs)]
+        for cut, tiles in cuts.items():
             found += [_gate_up(f"{model} {cut}", tiles, hidden, width), _down(f"{model} {cut}", tiles, hidden, width)]
     for name in _PACKED:
-        found += [_packed_few_gate_up(name), _packed_few_down(name)]
-        for cut, tiles in zip(_CUTS, CODE_TILES, strict=True):
+        found += [_packed_few_gate_up(name, tuning), _packed_few_down(name, tuning)]
+        for cut, tiles in zip(cuts, code_cuts, strict=True):
             found += [_packed_gate_up(name, cut, tiles), _packed_down(name, cut, tiles)]
     return [replace(variant, fused=False) for variant in found]
 
@@ -71,21 +64,23 @@ def _route(name: str, experts: int, top_k: int) -> Variant:
     )
 
 
-def _arrange(name: str, experts: int) -> Variant:
+def _arrange(name: str, experts: int, tuning: Tuning) -> Variant:
     return Variant(
         name=f"arrange {name}",
         kernel=arrange_pairs,
         arguments={**dict.fromkeys(("experts", "rows", "owners", "filled"), "*i32"), "pairs": "i32"},
-        constants={"EXPERTS": experts, "BINS": block_of(experts + 1), "BLOCK_M": 16, "TILE": 1024},
+        constants={"EXPERTS": experts, "BINS": block_of(experts + 1), "BLOCK_M": 16, "TILE": tuning.moe_arrange.pairs},
+        warps=tuning.moe_arrange.warps,
     )
 
 
-def _combine(name: str, top_k: int) -> Variant:
+def _combine(name: str, top_k: int, tuning: Tuning) -> Variant:
     return Variant(
         name=f"combine {name}",
         kernel=combine_pairs,
         arguments={"mixed": "*bf16", "out": "*bf16", "hidden": "i32"},
-        constants={"TOP_K": top_k, "BLOCK": 1024},
+        constants={"TOP_K": top_k, "BLOCK": tuning.moe_combine.columns},
+        warps=tuning.moe_combine.warps,
         aligned=frozenset({"hidden"}),
     )
 
@@ -126,7 +121,7 @@ def _down(name: str, tiles: MoeTiles, hidden: int, width: int) -> Variant:
     )
 
 
-def _gate_up_few(name: str, hidden: int, width: int) -> Variant:
+def _gate_up_few(name: str, hidden: int, width: int, tile: RowTile) -> Variant:
     return Variant(
         name=f"few gate up {name}",
         kernel=gate_up_pairs,
@@ -138,17 +133,17 @@ def _gate_up_few(name: str, hidden: int, width: int) -> Variant:
         },
         constants={
             **_into(hidden, width),
-            "BLOCK_N": GATES,
-            "BLOCK_K": depth_for(hidden, torch.bfloat16, GATE_WARPS),
+            "BLOCK_N": tile.outputs,
+            "BLOCK_K": depth_for(hidden, torch.bfloat16, tile.warps),
             "SUB": 1,
             "PDL": True,
         },
-        warps=GATE_WARPS,
+        warps=tile.warps,
         aligned=frozenset({"x_stride"}),
     )
 
 
-def _down_few(name: str, top_k: int, hidden: int, width: int) -> Variant:
+def _down_few(name: str, top_k: int, hidden: int, width: int, tile: RowTile) -> Variant:
     choices = block_of(top_k)
     return Variant(
         name=f"few down {name}",
@@ -158,12 +153,12 @@ def _down_few(name: str, top_k: int, hidden: int, width: int) -> Variant:
             **_out(hidden, width),
             "TOP_K": top_k,
             "CHOICES": choices,
-            "BLOCK_N": max(DOWN_ROWS // choices, 1),
+            "BLOCK_N": max(tile.outputs // choices, 1),
             "BLOCK_K": depth_for(width, torch.bfloat16, 1),
             "SUB": 1,
             "PDL": True,
         },
-        warps=DOWN_WARPS,
+        warps=tile.warps,
     )
 
 
@@ -224,15 +219,17 @@ def _packed_down(name: str, cut: str, tiles: MoeTiles) -> Variant:
     return _packed(_down(f"{name} {cut}", tiles, hidden, width), name, width, tiles.depth)
 
 
-def _packed_few_gate_up(name: str) -> Variant:
+def _packed_few_gate_up(name: str, tuning: Tuning) -> Variant:
     _, hidden, width, *_ = _PACKED[name]
-    cut, dense = code_cut(2, hidden), _gate_up_few(name, hidden, width)
-    dense = replace(dense, constants={**dense.constants, "BLOCK_N": cut.columns}, warps=CODE_WARPS)
+    cut = code_cut(2, hidden, tuning.moe_codes_pairs)
+    dense = _gate_up_few(name, hidden, width, tuning.moe_gate_pairs)
+    dense = replace(dense, constants={**dense.constants, "BLOCK_N": cut.columns}, warps=cut.warps)
     return _packed(dense, name, hidden, cut.depth)
 
 
-def _packed_few_down(name: str) -> Variant:
+def _packed_few_down(name: str, tuning: Tuning) -> Variant:
     choices, hidden, width, *_ = _PACKED[name]
-    cut, dense = code_cut(choices, width), _down_few(name, choices, hidden, width)
-    dense = replace(dense, constants={**dense.constants, "BLOCK_N": cut.columns}, warps=CODE_WARPS)
+    cut = code_cut(choices, width, tuning.moe_codes_pairs)
+    dense = _down_few(name, choices, hidden, width, tuning.moe_down_tokens)
+    dense = replace(dense, constants={**dense.constants, "BLOCK_N": cut.columns}, warps=cut.warps)
     return _packed(dense, name, width, cut.depth)

@@ -2,17 +2,13 @@
 
 from umbel.srt.kernels.triton.quantized import (
     BYTES,
-    DEPTH,
     NIBBLES,
-    OUTPUTS,
-    ROW_OUTPUTS,
-    STAGES,
     TABLE,
-    WARPS,
     multiply_codes_row,
     multiply_codes_rows,
     widen_codes,
 )
+from umbel.srt.kernels.triton.tuning import CodesRowTile, RowsTile, Tuning, WidenTile
 
 from .variant import Variant
 
@@ -27,47 +23,47 @@ _FORMATS = {
 }
 
 
-def quantized_variants() -> list[Variant]:
-    found = [_row(name) for name in _FORMATS]
-    found += [_rows(name, rows) for name in _FORMATS for rows in (16, 64)]
-    return [*found, *(_widen(name) for name in ("int4", "fp8"))]
+def quantized_variants(tuning: Tuning) -> list[Variant]:
+    found = [_row(name, tuning.quantized_row) for name in _FORMATS]
+    found += [_rows(name, rows, tuning.quantized_rows) for name in _FORMATS for rows in (16, 64)]
+    return [*found, *(_widen(name, tuning.quantized_widen) for name in ("int4", "fp8"))]
 
 
-def _row(name: str) -> Variant:
-    depth = 2048 if _FORMATS[name][1] == BYTES.value else 4096
+def _row(name: str, tile: CodesRowTile) -> Variant:
+    depth = tile.code_bytes * (1 if _FORMATS[name][1] == BYTES.value else 2)
     return Variant(
         name=f"codes row {name}",
         kernel=multiply_codes_row,
         arguments={"x": "*bf16", **_arguments(name), "outputs": "i32"},
-        constants=_constants(name, ROW_OUTPUTS, depth),
-        warps=WARPS,
+        constants=_constants(name, tile.outputs, depth),
+        warps=tile.warps,
         aligned=frozenset({"outputs"}),
         fused=False,
     )
 
 
-def _rows(name: str, rows: int) -> Variant:
+def _rows(name: str, rows: int, tile: RowsTile) -> Variant:
     integers = dict.fromkeys(("bound", "outputs", "x_stride", "out_stride"), "i32")
     return Variant(
         name=f"codes rows {rows} {name}",
         kernel=multiply_codes_rows,
         arguments={"x": "*bf16", **_arguments(name), **integers},
-        constants={**_constants(name, OUTPUTS, DEPTH), "BLOCK_M": rows},
-        warps=WARPS,
-        stages=STAGES,
+        constants={**_constants(name, tile.outputs, tile.depth), "BLOCK_M": rows},
+        warps=tile.warps,
+        stages=tile.stages,
         aligned=frozenset({"outputs", "x_stride", "out_stride"}),
         products=True,
         fused=False,
     )
 
 
-def _widen(name: str) -> Variant:
+def _widen(name: str, tile: WidenTile) -> Variant:
     return Variant(
         name=f"codes widen {name}",
         kernel=widen_codes,
         arguments={**_arguments(name), "outputs": "i32"},
-        constants=_constants(name, OUTPUTS, DEPTH),
-        warps=WARPS,
+        constants=_constants(name, tile.outputs, tile.depth),
+        warps=tile.warps,
         aligned=frozenset({"outputs"}),
         fused=False,
     )

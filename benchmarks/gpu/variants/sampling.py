@@ -2,6 +2,7 @@
 
 from umbel.srt.kernels.triton.jit import block_of
 from umbel.srt.kernels.triton.sampling import TILE, scan, select, summarise_rows
+from umbel.srt.kernels.triton.tuning import ScanTile, Tuning
 
 from .variant import Variant
 
@@ -17,45 +18,57 @@ _COPIES = {"packed": "*i64", "held": "*i32"}
 _ALIGNED = frozenset({"stride", "vocab", "span", "part"})
 
 
-def sampling_variants() -> list[Variant]:
+def sampling_variants(tuning: Tuning) -> list[Variant]:
     return [
-        _scan(128_256, "fp32"),
-        _scan(262_144, "bf16"),
-        _select(128_256),
-        _select(262_144),
-        _summary(128_256),
+        _scan(128_256, "fp32", tuning),
+        _scan(262_144, "bf16", tuning),
+        _select(128_256, tuning),
+        _select(262_144, tuning),
+        _summary(128_256, tuning),
     ]
 
 
-def _tiles(vocab: int) -> dict[str, object]:
-    tiles = -(-vocab // (16 * TILE.value)) * 16
-    return {"TILES": tiles, "TILE_BLOCK": block_of(tiles), "READ_TILES": 16}
+def _tiles(vocab: int, scan: ScanTile) -> dict[str, object]:
+    tiles = -(-vocab // (scan.tiles * TILE.value)) * scan.tiles
+    return {"TILES": tiles, "TILE_BLOCK": block_of(tiles)}
 
 
-def _scan(vocab: int, logits: str) -> Variant:
+def _scan(vocab: int, logits: str, tuning: Tuning) -> Variant:
+    tile = tuning.sampling_scan
     return Variant(
         name=f"scan {vocab} {logits}",
         kernel=scan,
         arguments={"logits": f"*{logits}", **_LOGITS, **_DRAWS, **_TILES, "span": "i32"},
-        constants={**_tiles(vocab), "PDL": True},
+        constants={**_tiles(vocab, tile), "READ_TILES": tile.tiles, "PDL": True},
+        warps=tile.warps,
         aligned=_ALIGNED,
         fused=False,
     )
 
 
-def _select(vocab: int) -> Variant:
+def _select(vocab: int, tuning: Tuning) -> Variant:
+    tile = tuning.sampling_select
     return Variant(
         name=f"select {vocab} fp32",
         kernel=select,
         arguments={"logits": "*fp32", **_LOGITS, **_DRAWS, **_TILES, **_COPIES, "part": "i32"},
-        constants={**_tiles(vocab), "PART": 256, "ROOM": 8192, "READ": 1024, "SOME": 4096, "PDL": True},
-        warps=8,
+        constants={
+            **_tiles(vocab, tuning.sampling_scan),
+            "READ_TILES": tile.tiles,
+            "PART": tile.part,
+            "ROOM": tile.candidates,
+            "READ": tile.read,
+            "SOME": tile.some,
+            "PDL": True,
+        },
+        warps=tile.warps,
         aligned=_ALIGNED,
         fused=False,
     )
 
 
-def _summary(vocab: int) -> Variant:
+def _summary(vocab: int, tuning: Tuning) -> Variant:
+    tile = tuning.sampling_summary
     return Variant(
         name=f"summarise {vocab} fp32",
         kernel=summarise_rows,
@@ -70,8 +83,13 @@ def _summary(vocab: int) -> Variant:
             "top_tokens": "*i32",
             "top": "i32",
         },
-        constants={**_tiles(vocab), "READ_TILES": 8, "ROOM": 8192, "READ": 1024},
-        warps=8,
+        constants={
+            **_tiles(vocab, tuning.sampling_scan),
+            "READ_TILES": tile.tiles,
+            "ROOM": tuning.sampling_select.candidates,
+            "READ": tile.read,
+        },
+        warps=tile.warps,
         aligned=_ALIGNED,
         fused=False,
     )

@@ -6,28 +6,31 @@ from umbel.srt.kernels.triton.jit import block_of
 from umbel.srt.kernels.triton.linear import SILU, act_and_multiply_rows
 from umbel.srt.kernels.triton.norm import add_and_normalise_rows, normalise_rows, warps_for
 from umbel.srt.kernels.triton.rope import rope_and_store_heads
+from umbel.srt.kernels.triton.tuning import Columns, HeadsTile, Tuning, WholeRow
 
 from .variant import Variant
 
 
-def small_variants() -> list[Variant]:
-    found = [_norm(hidden) for hidden in (4096, 8192)]
-    found += [_add_norm(4096, sandwich=False), _add_norm(2560, sandwich=True)]
-    found += [_add_norm(4096, sandwich=False, scaled=True), _add_norm(4096, sandwich=True, normed=False)]
-    found += [_act("bf16"), _act("fp32")]
+def small_variants(tuning: Tuning) -> list[Variant]:
+    row = tuning.norm
+    found = [_norm(hidden, row) for hidden in (4096, 8192)]
+    found += [_add_norm(4096, row, sandwich=False), _add_norm(2560, row, sandwich=True)]
+    found += [_add_norm(4096, row, sandwich=False, scaled=True), _add_norm(4096, row, sandwich=True, normed=False)]
+    found += [_act(dtype, tuning.linear_act) for dtype in ("bf16", "fp32")]
+    few, many = tuning.rope.heads_of_few, tuning.rope.heads_of_many
     found += [
-        _heads(64, taken=2, normed=False, pool="bf16"),
-        _heads(128, taken=2, normed=True, pool="bf16"),
-        _heads(128, taken=8, normed=True, pool="bf16"),
-        _heads(128, taken=8, normed=False, pool="fp8e4nv"),
-        _heads(256, taken=8, normed=True, pool="bf16"),
-        _heads(128, taken=8, normed=False, pool="bf16", rotated=96),
-        _heads(128, taken=8, normed=False, pool="bf16", rotated=64, interleaved=True),
+        _heads(64, tuning.rope, taken=few, normed=False, pool="bf16"),
+        _heads(128, tuning.rope, taken=few, normed=True, pool="bf16"),
+        _heads(128, tuning.rope, taken=many, normed=True, pool="bf16"),
+        _heads(128, tuning.rope, taken=many, normed=False, pool="fp8e4nv"),
+        _heads(256, tuning.rope, taken=many, normed=True, pool="bf16"),
+        _heads(128, tuning.rope, taken=many, normed=False, pool="bf16", rotated=96),
+        _heads(128, tuning.rope, taken=many, normed=False, pool="bf16", rotated=64, interleaved=True),
     ]
     return [replace(variant, fused=False) for variant in found]
 
 
-def _norm(hidden: int) -> Variant:
+def _norm(hidden: int, row: WholeRow) -> Variant:
     block = block_of(hidden)
     return Variant(
         name=f"norm {hidden} bf16",
@@ -38,12 +41,12 @@ def _norm(hidden: int) -> Variant:
             "eps": "fp32",
         },
         constants={"CENTERED": False, "BLOCK": block, "PDL": True},
-        warps=warps_for(block),
+        warps=warps_for(block, row),
         aligned=frozenset({"x_stride", "out_stride", "hidden"}),
     )
 
 
-def _add_norm(hidden: int, *, sandwich: bool, scaled: bool = False, normed: bool = True) -> Variant:
+def _add_norm(hidden: int, row: WholeRow, *, sandwich: bool, scaled: bool = False, normed: bool = True) -> Variant:
     block = block_of(hidden)
     return Variant(
         name=f"add norm {hidden} bf16"
@@ -64,23 +67,31 @@ def _add_norm(hidden: int, *, sandwich: bool, scaled: bool = False, normed: bool
             "BLOCK": block,
             "PDL": True,
         },
-        warps=warps_for(block),
+        warps=warps_for(block, row),
         aligned=frozenset({"x_stride", "residual_stride", "hidden"}),
     )
 
 
-def _act(dtype: str) -> Variant:
+def _act(dtype: str, tile: Columns) -> Variant:
     return Variant(
         name=f"act {dtype}",
         kernel=act_and_multiply_rows,
         arguments={**dict.fromkeys(("gate_up", "out"), f"*{dtype}"), "stride": "i32", "width": "i32"},
-        constants={"KIND": SILU.value, "BLOCK": 1024, "PDL": True},
+        constants={"KIND": SILU.value, "BLOCK": tile.columns, "PDL": True},
+        warps=tile.warps,
         aligned=frozenset({"stride", "width"}),
     )
 
 
 def _heads(
-    head_dim: int, *, taken: int, normed: bool, pool: str, rotated: int | None = None, interleaved: bool = False
+    head_dim: int,
+    tile: HeadsTile,
+    *,
+    taken: int,
+    normed: bool,
+    pool: str,
+    rotated: int | None = None,
+    interleaved: bool = False,
 ) -> Variant:
     half = block_of(head_dim // 2)
     return Variant(
@@ -107,7 +118,7 @@ def _heads(
             "HEADS_BLOCK": taken,
             "PDL": True,
         },
-        warps=min(max(taken * half // 128, 1), 4),
+        warps=min(max(taken * half // tile.pairs, 1), tile.most_warps),
         aligned=frozenset({"qkv_stride", "slot_stride"}),
     )
 

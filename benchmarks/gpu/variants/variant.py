@@ -33,3 +33,7 @@ class Variant:
     fused: bool = True
     registers: int | None = None
     spills: int = 0
+
+    @property
+    def reads_float8(self) -> bool:
+        return any("fp8" in kind for kind in self.arguments.values())

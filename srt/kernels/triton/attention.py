@@ -33,17 +33,14 @@ from ....lang.errors import ParameterError
 from ...attention.backend import AttentionGeometry
 from ...cache.kv_pool import FLOAT8, LayerKV
 from .jit import block_of, jit, wait_for_previous_kernels
+from .tuning import HugeTile, Tuning, VectorTile, read_tuning
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MOST_HEAD_DIM = 640  # 512 of the largest values, and what follows them in keys
 MOST_VALUE_DIM = 512
 HEAD_DIM_UNIT = 16
-TILE_BYTES = 16 << 10  # of keys
-ROOM_FOR_THREE = 128 << 10  # bytes of shared memory; a program on a device with less has two stages
 SMALL_VECTOR, LARGE_VECTOR, HUGE_VECTOR = 128, 256, 512  # bytes
-STREAM_REGISTERS = 128  # of a thread: a quarter of a multiprocessor's for 128 threads
-ROOM_FOR_LARGE = 196 << 10  # bytes of shared memory, for MANY large vectors and two tiles of 64 keys and values
-FEW, SOME, HALF, MANY = 16, 32, 64, 128  # query vectors
+FEW, HALF, MANY = 16, 64, 128  # query vectors: the least of a product, and the most of one row of heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +110,8 @@ class Tile:
 class AttentionTiles:
     """The sizes for one model: what a program computes at once, and with how many threads.
 
-    Items come in kinds by their number of query vectors (rows × heads of a group), each with a tile of its own:
+    Items come in kinds by their number of query vectors (rows × heads of a group), each with a tile of its own. Its
+    numbers are those of the device's class (`tuning.Tuning`); on an H100:
 
         FEW      at most 16, or one row      decode: a stream of keys, limited by memory
         SOME     at most 32                  branches of a tree in captured decode steps, in one launch with FEW
@@ -139,12 +137,12 @@ class AttentionTiles:
 
 
 def tiles_for(
-    geometry: AttentionGeometry, dtype: torch.dtype, kv_dtype: torch.dtype, *, shared_memory: int | None = None
+    geometry: AttentionGeometry, dtype: torch.dtype, kv_dtype: torch.dtype, *, tuning: Tuning | None = None
 ) -> AttentionTiles:
     """For queries and results of `dtype`, keys and values of `kv_dtype`.
 
     Args:
-        shared_memory: bytes of it that a program may take on the device; None: as many as it likes.
+        tuning: numbers of the device's class; None: the default ones.
 
     Raises:
         ParameterError: a head_dim or a dtype that the kernels do not take.
@@ -163,46 +161,63 @@ def tiles_for(
             f"keys and values in {_name(kv_dtype)} for queries in {_name(dtype)}: the Triton kernels take a pool of "
             f'the same dtype, or of {_name(FLOAT8)}; write kv_dtype="auto"'
         )
+    tuning = tuning or read_tuning()
     heads = unit_heads(geometry, dtype)
+    exact = dtype is torch.float32  # multiplied without tensor cores: operands are in registers
     if head_dim * dtype.itemsize > HUGE_VECTOR:
-        return _huge(heads, latent=geometry.latent, exact=dtype is torch.float32)
+        return _huge(tuning.attention_huge, heads, latent=geometry.latent, exact=exact)
     least = block_of(heads)  # one row at least
     vector = block_of(head_dim, least=HEAD_DIM_UNIT) * dtype.itemsize  # bytes
-    keys = min(128, TILE_BYTES // vector)
-    exact = dtype is torch.float32  # multiplied without tensor cores: operands are in registers
-    stages = 3 if shared_memory is None or shared_memory >= ROOM_FOR_THREE else 2
-    warps = 8 if exact or least > HALF else 4
-    few = Tile(max(FEW, least), keys, warps, stages, resident=2, two_loops=False)
-    if warps == 4 and vector <= LARGE_VECTOR and kv_dtype is dtype:
-        few = replace(few, stages=2, resident=4, registers=STREAM_REGISTERS)
-    fewer = max(HEAD_DIM_UNIT, keys // 2) if exact else keys
+    wide = exact or least > HALF
+    if not wide and vector <= LARGE_VECTOR and kv_dtype is dtype:
+        row = tuning.attention_stream
+    else:
+        row = tuning.attention_few_wide if wide else tuning.attention_few
+    few = _tile(row, least, vector, two_loops=False)
+    fewer = max(HEAD_DIM_UNIT, few.keys // 2) if exact else few.keys
     return AttentionTiles(
         few=few,
-        some=replace(few, vectors=max(SOME, least), keys=fewer),
-        many=_many(vector, keys, least, stages, shared_memory, plain=not exact and kv_dtype is dtype),
+        some=replace(few, vectors=max(tuning.attention_plan.some_vectors, least), keys=fewer),
+        many=_many(tuning, vector, least, plain=not exact and kv_dtype is dtype),
     )
 
 
-def _many(vector: int, keys: int, least: int, stages: int, shared_memory: int | None, *, plain: bool) -> Tile:
+def _many(tuning: Tuning, vector: int, least: int, *, plain: bool) -> Tile:
     """`plain` is what was measured on an H100, where the others take from 5 percent longer to twice as long."""
     if vector > LARGE_VECTOR:
-        if plain and (shared_memory is None or shared_memory >= ROOM_FOR_LARGE):
-            return Tile(MANY, 64, 8, 2, resident=1, two_loops=True, apart=True)
-        return Tile(max(HALF, least), keys, 8, stages, resident=1, two_loops=True, apart=True)
-    if plain and (least <= HALF or vector <= SMALL_VECTOR):
-        return Tile(MANY if vector <= SMALL_VECTOR else HALF, 64, 4, stages, resident=2, two_loops=True, apart=True)
-    return Tile(MANY, keys, 8, stages, resident=1, two_loops=True, apart=True)
+        row = tuning.attention_many_large if plain else tuning.attention_many_widened
+    elif plain and vector <= SMALL_VECTOR:
+        row = tuning.attention_many_small
+    else:
+        row = tuning.attention_many_half if plain and least <= HALF else tuning.attention_many
+    return _tile(row, least, vector, two_loops=True)
 
 
-def _huge(heads: int, *, latent: bool, exact: bool) -> AttentionTiles:
+def _tile(row: VectorTile, least: int, vector: int, *, two_loops: bool) -> Tile:
+    """Returns the tile of a row of the table. least: query vectors of one row; vector: bytes of a key."""
+    return Tile(
+        vectors=max(row.vectors, least),
+        keys=min(row.keys, row.tile_bytes // vector),
+        warps=row.warps,
+        stages=row.stages,
+        resident=row.resident,
+        two_loops=two_loops,
+        registers=row.registers,
+        apart=two_loops,
+    )
+
+
+def _huge(row: HugeTile, heads: int, *, latent: bool, exact: bool) -> AttentionTiles:
     """Returns the tiles of `heads` heads of more than HUGE_VECTOR bytes. exact: in float32."""
     least = block_of(heads)
-    keys = 2 * HEAD_DIM_UNIT if latent and not exact else HEAD_DIM_UNIT
-    few = Tile(max(FEW, least), keys, 8 if exact or least > FEW else 4, 2, resident=1, two_loops=False)
-    some = replace(few, vectors=max(FEW if exact else SOME, least), warps=8, apart=True)
+    keys = row.latent_keys if latent and not exact else row.keys
+    warps = row.warps if exact or least > FEW else row.few_warps
+    few = Tile(max(FEW, least), keys, warps, row.stages, row.resident, two_loops=False)
+    some = replace(few, vectors=max(FEW if exact else row.some_vectors, least), warps=row.warps, apart=True)
     if exact or (latent and least > heads):  # addresses of rows that begin anywhere in a larger tile spill
         return AttentionTiles(few, some, some)
-    return AttentionTiles(few, some, replace(some, vectors=max(HALF, least), two_loops=not latent))  # two loops, too
+    many = replace(some, vectors=max(row.many_vectors, least), two_loops=not latent)  # two loops spill, too
+    return AttentionTiles(few, some, many)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -40,7 +40,8 @@ try:
         tiles_for,
         unit_heads,
     )
-    from .jit import block_of, pdl_options, shared_memory
+    from .jit import block_of, pdl_options
+    from .tuning import Columns, MergeTile, Tuning, tuning_for
 except ImportError as error:
     raise MissingExtraError("triton", "runtime") from error
 
@@ -239,18 +240,7 @@ def _native_planner() -> PackingPlanner | None:
 
 
 HOST_MULTIPROCESSORS = 2  # of the interpreter, which runs one program after another
-# Keys. Two tiles: of shorter runs, starting and merging costs more than it saves.
-SHORTEST_RUN = 128
-# Keys for each query vector of an item: a part of one is written and read in float32, as much as two keys.
-RUN_PER_VECTOR = 16
-# Query vectors whose products take as long as loading one key from device memory.
-LOAD_VECTORS = 128
-# With two rows a shared run pays from 256 keys on, with many from half of that.
-MERGE_KEYS = 128
-BLOCK_PARTS = 16
 MANY_PARTS = 128  # rows of a captured step for which there is room in sixteen parts; for those after them in four
-MERGE_RESIDENT = 8  # programs of the merge on a multiprocessor
-STORE_BLOCK = 1024
 _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 # The interpreter multiplies bfloat16 as the integers that it keeps them in; products of float32 are exact for both.
 _INTERPRETED = not isinstance(attend_items, triton.JITFunction)
@@ -274,20 +264,21 @@ class Sizes:
         kv_dtype: torch.dtype,
         tree: bool,
         multiprocessors: int,
-        shared: int | None,
+        tuning: Tuning,
     ) -> "Sizes":
-        """Returns the sizes for a device. shared: bytes of shared memory of a program, see `tiles_for`."""
-        tiles, heads = tiles_for(geometry, dtype, kv_dtype, shared_memory=shared), unit_heads(geometry, dtype)
+        """Returns the sizes for a device. tuning: numbers of its class."""
+        tiles, heads = tiles_for(geometry, dtype, kv_dtype, tuning=tuning), unit_heads(geometry, dtype)
+        plan = tuning.attention_plan
         units = geometry.kv_heads * -(-geometry.group // heads)  # of work for each item
         cut = Cut(
             tiles.many.rows(heads),
             tree=tree,
             # The planner makes ITEMS_PER_WORKER items for each worker.
             workers=max(1, multiprocessors // units),
-            merge_keys=MERGE_KEYS,
-            load_cost=max(1, LOAD_VECTORS // geometry.group),
-            shortest_run=SHORTEST_RUN,
-            run_per_row=RUN_PER_VECTOR * geometry.group,
+            merge_keys=plan.merge_keys,
+            load_cost=max(1, plan.load_vectors // geometry.group),
+            shortest_run=plan.shortest_run,
+            run_per_row=plan.run_per_vector * geometry.group,
             single_run=None,
         )
         return cls(geometry, heads, tiles, cut)
@@ -324,13 +315,14 @@ class TritonBackend:
     ) -> None:
         self.device = torch.device(device)
         self.multiprocessors = multiprocessors or _multiprocessors(self.device)
+        self.tuning = tuning_for(self.device)
         sizes = partial(
             Sizes.of,
             dtype=dtype,
             kv_dtype=kv_dtype or dtype,
             tree=tree_attention,
             multiprocessors=self.multiprocessors,
-            shared=shared_memory(self.device),
+            tuning=self.tuning,
         )
         self.sizes = sizes(geometry)
         self._by_window = {window: sizes(own) for window, own in (windows or {}).items()}
@@ -418,11 +410,13 @@ class TritonBackend:
     ) -> None:
         """Writes keys and values [R, kv_heads, head_dim] to `slots` [R], rounded to the pool's dtype."""
         keys, values = _rows(keys), None if values is None else _rows(values)
-        constants = store_constants(pool.geometry.layers[layer], pool.geometry.dtype)
+        store = self.tuning.attention_store
+        constants = store_constants(pool.geometry.layers[layer], pool.geometry.dtype, store)
         store_rows[(len(keys), triton.cdiv(constants["KEY_WIDTH"], constants["BLOCK"]))](
             *(keys, values, pool.keys[layer], pool.values[layer], slots, keys.stride(0)),
             0 if values is None else values.stride(0),
             **constants,
+            num_warps=store.warps,
         )
 
     def attend(
@@ -461,13 +455,14 @@ class TritonBackend:
             if plan.counts[1]:
                 launch(None, more, plan.counts[1] * shape.units)
         units = plan.counts[2] * shape.heads
-        programs = MERGE_RESIDENT * self.multiprocessors if plan.fixed else units
+        merge = self.tuning.attention_merge
+        programs = merge.resident * self.multiprocessors if plan.fixed else units
         if programs:
             merge_parts[(programs,)](
                 *(plan.part_out, plan.part_lse, target, sinks, plan.bounds, plan.merges, target.stride(0)),
-                **merge_constants(shape),
+                **merge_constants(shape, merge),
                 **self._early,
-                num_warps=1,
+                num_warps=merge.warps,
             )
         return out if target is out else out.copy_(target)
 
@@ -529,23 +524,23 @@ def item_constants(
     }
 
 
-def merge_constants(shape: HeadShape) -> dict[str, Any]:
+def merge_constants(shape: HeadShape, tile: MergeTile) -> dict[str, Any]:
     return {
         "HEADS": shape.heads,
         "HEAD_DIM": shape.head_dim,
         "BLOCK_D": block_of(shape.head_dim),
-        "BLOCK_PARTS": BLOCK_PARTS,
+        "BLOCK_PARTS": tile.parts,
     }
 
 
-def store_constants(layer: LayerKV, kv_dtype: torch.dtype) -> dict[str, Any]:
+def store_constants(layer: LayerKV, kv_dtype: torch.dtype, tile: Columns) -> dict[str, Any]:
     key_width, value_width = layer.kv_heads * layer.head_dim, layer.kv_heads * layer.value_dim
     largest = torch.finfo(FLOAT8).max if kv_dtype is FLOAT8 else None
     return {
         "LARGEST": largest,
         "KEY_WIDTH": key_width,
         "VALUE_WIDTH": 0 if layer.latent else value_width,
-        "BLOCK": min(block_of(key_width), STORE_BLOCK),
+        "BLOCK": min(block_of(key_width), tile.columns),
     }
 
 

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch.nn import functional
 
 from .jit import block_of, jit, multiplied, pdl_options, rounded, shared_memory, wait_for_previous_kernels
+from .tuning import tuning_for
 
 SILU = tl.constexpr(0)
 GELU = tl.constexpr(1)
@@ -38,16 +39,7 @@ ACTIVATION_KINDS: dict[str, int] = {
     "relu2": RELU_SQUARED.value,
 }
 
-ROWS = 4  # of the matrix, for each program
-GATES = 4  # for each program, and as many ups
-WARPS = 4
-MOST_ROWS = 32  # of x; of more, every program would read more of x than of the matrix
-LEAST_OUTPUTS = 2048  # rows of a matrix; torch splits the sums of smaller ones, so that more programs read it
 LEAST_ROWS = 16  # of x in a product of tensor cores
-OUTPUTS = 64  # rows of the matrix, for each program
-DEPTH = 256
-STAGES = 4
-_BLOCK = 1024  # columns of a program of `act_and_multiply`: eight for each of its threads
 _ITEM = 2  # bytes of a number; those of four are not multiplied on tensor cores without being rounded
 
 
@@ -118,13 +110,14 @@ def linear(
     if len(x) > 1:
         multiply_few(x, weight, bias, out)
         return out
-    multiply_row[(triton.cdiv(outputs, ROWS),)](
+    tile = tuning_for(x.device).linear_row
+    multiply_row[(triton.cdiv(outputs, tile.outputs),)](
         *(x, weight, weight if bias is None else bias, out, outputs),
         INPUTS=inputs,
         BIASED=bias is not None,
-        BLOCK_N=ROWS,
-        BLOCK_K=depth_for(inputs, x.dtype, WARPS),
-        num_warps=WARPS,
+        BLOCK_N=tile.outputs,
+        BLOCK_K=depth_for(inputs, x.dtype, tile.warps),
+        num_warps=tile.warps,
         enable_fp_fusion=False,
         **pdl_options(x.device),
     )
@@ -150,15 +143,16 @@ def gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, acti
     if len(x) > 1:
         multiply_few(x, weight, bias, out, kind=ACTIVATION_KINDS[activation])
         return out
-    gate_row[(triton.cdiv(width, GATES),)](
+    tile = tuning_for(x.device).linear_gate
+    gate_row[(triton.cdiv(width, tile.outputs),)](
         *(x, weight, weight if bias is None else bias, out),
         INPUTS=inputs,
         WIDTH=width,
         BIASED=bias is not None,
         KIND=ACTIVATION_KINDS[activation],
-        BLOCK_N=GATES,
-        BLOCK_K=depth_for(inputs, x.dtype, WARPS),
-        num_warps=WARPS,
+        BLOCK_N=tile.outputs,
+        BLOCK_K=depth_for(inputs, x.dtype, tile.warps),
+        num_warps=tile.warps,
         enable_fp_fusion=False,
         **pdl_options(x.device),
     )
@@ -230,10 +224,11 @@ def gate_row(  # type: ignore[no-untyped-def]
 
 def multiplies_few(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """It takes so many rows of this dtype on this device, and has enough programs for such a matrix."""
-    if not 0 < len(x) <= MOST_ROWS or x.dtype.itemsize != _ITEM or len(weight) < LEAST_OUTPUTS:
+    tile = tuning_for(x.device).linear_rows
+    if not 0 < len(x) <= tile.most_rows or x.dtype.itemsize != _ITEM or len(weight) < tile.least_outputs:
         return False
     room = shared_memory(x.device)
-    return room is None or STAGES * (OUTPUTS + _block_rows(len(x))) * DEPTH * _ITEM <= room
+    return room is None or tile.stages * (tile.outputs + _block_rows(len(x))) * tile.depth * _ITEM <= room
 
 
 def multiply_few(
@@ -242,23 +237,24 @@ def multiply_few(
     """x Wᵀ + b to `out`; with an activation's `kind`, gates above ups: the activation of the gates, times the ups.
 
     Args:
-        x: [R, inputs] of 16-bit numbers, `MOST_ROWS` at most; rows may lie apart.
+        x: [R, inputs] of 16-bit numbers, `most_rows` of the table at most; rows may lie apart.
         weight: [outputs, inputs] in one piece, or [2 outputs, inputs].
         bias: one for each row of the weight.
         out: [R, outputs]; rows may lie apart.
     """
     outputs, inputs = out.shape[1], weight.shape[1]
-    multiply_few_rows[(triton.cdiv(outputs, OUTPUTS if kind is None else OUTPUTS // 2),)](
+    tile = tuning_for(x.device).linear_rows
+    multiply_few_rows[(triton.cdiv(outputs, tile.outputs if kind is None else tile.outputs // 2),)](
         *(x, weight, weight if bias is None else bias, out, 2 * len(x) + 1, outputs, x.stride(0), out.stride(0)),
         INPUTS=inputs,
         BIASED=bias is not None,
         GATED=kind is not None,
         KIND=0 if kind is None else kind,
         BLOCK_M=_block_rows(len(x)),
-        BLOCK_N=OUTPUTS,
-        BLOCK_K=DEPTH,
-        num_warps=WARPS,
-        num_stages=STAGES,
+        BLOCK_N=tile.outputs,
+        BLOCK_K=tile.depth,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
         enable_fp_fusion=False,
         **pdl_options(x.device),
     )
@@ -336,12 +332,12 @@ def act_and_multiply(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     assert gate_up.stride(1) == 1, "the elements of a row lie side by side"
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if rows:
-        grid = (rows, triton.cdiv(width, _BLOCK))
-        act_and_multiply_rows[grid](
+        tile = tuning_for(gate_up.device).linear_act
+        act_and_multiply_rows[(rows, triton.cdiv(width, tile.columns))](
             *(gate_up, out, gate_up.stride(0), width),
             KIND=ACTIVATION_KINDS[activation],
-            BLOCK=_BLOCK,
-            num_warps=4,
+            BLOCK=tile.columns,
+            num_warps=tile.warps,
             enable_fp_fusion=False,
             **pdl_options(gate_up.device),
         )

@@ -17,11 +17,9 @@ import triton.language as tl
 from ...layers.low_rank import TILE_OUTPUTS, AdapterBlocks, LowRankStack
 from .jit import block_of, jit, multiplied, rounded
 from .moe import arranged
+from .tuning import tuning_for
 
 BLOCK_ROWS = 16  # least rows of a product of tensor cores
-DEPTH = 128
-WARPS = 4
-STAGES = 3
 
 
 def adapter_blocks(adapters: torch.Tensor, count: int) -> AdapterBlocks:
@@ -49,6 +47,7 @@ def add_low_rank(x: torch.Tensor, out: torch.Tensor, blocks: AdapterBlocks, stac
     if not rows:
         return
     hidden = torch.empty((rows, parts, rank), dtype=x.dtype, device=x.device)
+    tile = tuning_for(x.device).low_rank
     precision = "ieee" if x.dtype is torch.float32 else "tf32"
     low_rank_down[(blocks.most, parts)](
         *(x, stack.down, stack.scales, hidden, blocks.rows, blocks.owners, blocks.filled, x.stride(0), rows),
@@ -57,9 +56,9 @@ def add_low_rank(x: torch.Tensor, out: torch.Tensor, blocks: AdapterBlocks, stac
         PARTS=parts,
         PRECISION=precision,
         BLOCK_M=BLOCK_ROWS,
-        BLOCK_K=min(DEPTH, block_of(inputs, least=16)),
-        num_warps=WARPS,
-        num_stages=STAGES,
+        BLOCK_K=min(tile.depth, block_of(inputs, least=16)),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
         enable_fp_fusion=False,
     )
     low_rank_up[(blocks.most, len(stack.tiles))](
@@ -70,7 +69,7 @@ def add_low_rank(x: torch.Tensor, out: torch.Tensor, blocks: AdapterBlocks, stac
         PRECISION=precision,
         BLOCK_M=BLOCK_ROWS,
         BLOCK_N=TILE_OUTPUTS,
-        num_warps=WARPS,
+        num_warps=tile.warps,
         enable_fp_fusion=False,
     )
 

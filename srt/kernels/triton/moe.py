@@ -34,42 +34,19 @@ from ...layers.quantized import QuantizedTensor
 from .jit import block_of, jit, multiplied, pdl_options, rounded, wait_for_previous_kernels
 from .linear import ACTIVATION_KINDS, activated, depth_for, linear, sums_of_rows, weights_of_tile
 from .quantized import kind_of, pointers_of, products_of_codes, sub_of, sums_of_codes
+from .tuning import CodesPairTile, MoeChoice, MoeTiles, Tuning, tuning_for
 
 __all__ = ["MoeTiles", "fused_experts", "linear", "route", "tiles_for"]  # linear: of routers; `experts.ExpertKernels`
 
-_PAIRS = 1024  # pairs that an arranging program reads at once
-_COMBINED = 1024  # columns of a combining program
 
-
-@dataclass(frozen=True, slots=True)
-class MoeTiles:
-    """Sizes of the products of a program: `rows` × `columns` of gates, as many of ups, and 2 · columns of down."""
-
-    rows: int
-    columns: int
-    depth: int  # in numbers of two bytes; of four, half as many are in the same shared memory
-    group: int  # blocks whose programs lie side by side, so that they find each other's weights in the cache
-    warps: int
-    stages: int
-
-
-# By the pairs that an expert has on average, up to which they are used. Accumulators: rows · 2 · columns floats.
-DECODE_TILES = MoeTiles(rows=16, columns=32, depth=128, group=1, warps=4, stages=4)
-MIDDLE_TILES = MoeTiles(rows=64, columns=64, depth=64, group=4, warps=4, stages=4)
-PREFILL_TILES = MoeTiles(rows=128, columns=128, depth=64, group=8, warps=8, stages=3)
-TILES = (DECODE_TILES, MIDDLE_TILES, PREFILL_TILES)
-# Of codes: gates and ups fill the wide side of an instruction, and what is widened is in registers.
-CODE_TILES = (
-    MoeTiles(rows=16, columns=32, depth=128, group=1, warps=4, stages=3),
-    MoeTiles(rows=64, columns=32, depth=128, group=4, warps=4, stages=3),
-    MoeTiles(rows=128, columns=64, depth=64, group=8, warps=8, stages=3),
-)
-
-
-def tiles_for(pairs: int, experts: int, cuts: tuple[MoeTiles, MoeTiles, MoeTiles] = TILES) -> MoeTiles:
-    """The cut for `pairs` of token and expert, as if they were spread evenly."""
-    each = pairs / experts
-    return cuts[0] if each <= 16 else cuts[1] if each <= 96 else cuts[2]
+def tiles_for(pairs: int, experts: int, tuning: Tuning, *, codes: bool = False) -> MoeTiles:
+    """Returns the cut for `pairs` of token and expert, as if they were spread evenly. codes: experts are packed."""
+    each, choice = pairs / experts, tuning.moe_choice
+    if each <= choice.decode_pairs:
+        return tuning.moe_codes_decode if codes else tuning.moe_decode
+    if each <= choice.middle_pairs:
+        return tuning.moe_codes_middle if codes else tuning.moe_middle
+    return tuning.moe_codes_prefill if codes else tuning.moe_prefill
 
 
 def route(logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,10 +134,11 @@ def fused_experts(
     }
     into_bias, out_bias = biases or (None, None)
     mixture = _Mixture(x, gate_up, down, weights, experts, into_bias, out_bias, count, into)
-    if tiles is None and are_few(tokens * top_k, count, top_k):
+    tuning = tuning_for(x.device)
+    if tiles is None and are_few(tokens * top_k, count, top_k, tuning.moe_choice):
         return _few_through_experts(mixture)
     if tiles is None:
-        tiles = tiles_for(tokens * top_k, count, TILES if isinstance(down, torch.Tensor) else CODE_TILES)
+        tiles = tiles_for(tokens * top_k, count, tuning, codes=not isinstance(down, torch.Tensor))
     return _sorted_through_experts(mixture, tiles)
 
 
@@ -239,8 +217,9 @@ def _sorted_through_experts(mixture: _Mixture, cut: MoeTiles) -> torch.Tensor:
         **common,
         BLOCK_N=2 * cut.columns,
     )
-    combine_pairs[(tokens, triton.cdiv(hidden, _COMBINED))](
-        mixed, out, hidden, TOP_K=top_k, BLOCK=_COMBINED, num_warps=4, enable_fp_fusion=False
+    tile = tuning_for(x.device).moe_combine
+    combine_pairs[(tokens, triton.cdiv(hidden, tile.columns))](
+        mixed, out, hidden, TOP_K=top_k, BLOCK=tile.columns, num_warps=tile.warps, enable_fp_fusion=False
     )
     return out
 
@@ -262,31 +241,22 @@ def arranged(experts: torch.Tensor, count: int, block_rows: int) -> Blocks:
     most = min(pairs, (pairs + min(count, pairs) * (block_rows - 1)) // block_rows)
     memory = torch.empty(most * (block_rows + 1) + 1, dtype=torch.int32, device=experts.device)
     rows, owners, filled = torch.split(memory, [most * block_rows, most, 1])
+    tile = tuning_for(experts.device).moe_arrange
     arrange_pairs[(count,)](
         *(experts, rows, owners, filled, pairs),
         EXPERTS=count,
         BINS=block_of(count + 1),  # one more, for what is left out and what lies after the last pair
         BLOCK_M=block_rows,
-        TILE=min(_PAIRS, block_of(pairs, least=16)),
-        num_warps=4,
+        TILE=min(tile.pairs, block_of(pairs, least=16)),
+        num_warps=tile.warps,
         enable_fp_fusion=False,
     )
     return Blocks(rows, owners, filled, most)
 
 
-GATES = 4  # of a program, and as many ups
-GATE_WARPS = 2
-DOWN_ROWS = 8  # of a program: columns of all its choices
-DOWN_WARPS = 4
-CODE_COLUMNS = 4  # of codes: at most so many columns of each row, and so many numbers at once
-CODE_NUMBERS = 8192
-CODE_WARPS = 4
-_SHARE = 4  # with a fourth as many pairs as experts, one of eight pairs repeats an expert
-
-
-def are_few(pairs: int, experts: int, top_k: int) -> bool:
+def are_few(pairs: int, experts: int, top_k: int, choice: MoeChoice) -> bool:
     """Pairs of so few tokens that experts which several of them chose cost less than sorting; one token always is."""
-    return pairs <= max(top_k, experts // _SHARE)
+    return pairs <= max(top_k, experts // choice.share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,27 +268,30 @@ class PairCut:
     warps: int
 
 
-def gate_cut(stack: Stack, hidden: int, gated: bool) -> PairCut:
+def gate_cut(stack: Stack, hidden: int, gated: bool, tuning: Tuning) -> PairCut:
     """Returns the cut for one pair; a column is a gate and an up, or an up."""
     if isinstance(stack, QuantizedTensor):
-        return code_cut(1 + gated, hidden)
-    return PairCut(GATES, depth_for(hidden, stack.dtype, GATE_WARPS), GATE_WARPS)
+        return code_cut(1 + gated, hidden, tuning.moe_codes_pairs)
+    tile = tuning.moe_gate_pairs
+    return PairCut(tile.outputs, depth_for(hidden, stack.dtype, tile.warps), tile.warps)
 
 
-def down_cut(stack: Stack, width: int, choices: int) -> PairCut:
+def down_cut(stack: Stack, width: int, choices: int, tuning: Tuning) -> PairCut:
     """Returns the cut for one token; a column is that of all its choices."""
     if isinstance(stack, QuantizedTensor):
-        return code_cut(choices, width)
+        return code_cut(choices, width, tuning.moe_codes_pairs)
+    tile = tuning.moe_down_tokens
     # A warp for each row, which has numbers of its own to meet.
-    return PairCut(max(DOWN_ROWS // choices, 1), depth_for(width, stack.dtype, 1), DOWN_WARPS)
+    return PairCut(max(tile.outputs // choices, 1), depth_for(width, stack.dtype, 1), tile.warps)
 
 
-def code_cut(lines: int, inputs: int) -> PairCut:
+def code_cut(lines: int, inputs: int, tile: CodesPairTile) -> PairCut:
     """Returns the cut for `lines` lines of codes a column."""
-    depth = min(1024, block_of(inputs))
-    while depth > 256 and -inputs % depth > inputs // 8:  # what lies after the last input is computed, too
+    depth = min(tile.most_depth, block_of(inputs))
+    # What lies after the last input is computed, too.
+    while depth > tile.least_depth and -inputs % depth > inputs // 8:
         depth //= 2
-    return PairCut(max(1, min(CODE_COLUMNS, CODE_NUMBERS // (lines * depth))), depth, CODE_WARPS)
+    return PairCut(max(1, min(tile.columns, tile.numbers // (lines * depth))), depth, tile.warps)
 
 
 def _few_through_experts(mixture: _Mixture) -> torch.Tensor:
@@ -328,7 +301,8 @@ def _few_through_experts(mixture: _Mixture) -> torch.Tensor:
     middle = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
     common = {"enable_fp_fusion": False, **pdl_options(x.device)}
-    cut = gate_cut(mixture.gate_up, hidden, mixture.into["GATED"])
+    tuning = tuning_for(x.device)
+    cut = gate_cut(mixture.gate_up, hidden, mixture.into["GATED"], tuning)
     gate_up_pairs[(triton.cdiv(width, cut.columns), pairs)](
         *(x, *_pointers(mixture.gate_up), mixture.into_bias, middle, mixture.experts, x.stride(0), top_k),
         **mixture.into,
@@ -338,7 +312,7 @@ def _few_through_experts(mixture: _Mixture) -> torch.Tensor:
         num_warps=cut.warps,
     )
     choices = block_of(top_k)
-    cut = down_cut(mixture.down, width, choices)
+    cut = down_cut(mixture.down, width, choices, tuning)
     down_tokens[(triton.cdiv(hidden, cut.columns), tokens)](
         *(middle, *_pointers(mixture.down), mixture.out_bias, out, mixture.weights, mixture.experts),
         WIDTH=width,

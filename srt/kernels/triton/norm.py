@@ -9,6 +9,7 @@ import torch
 import triton.language as tl
 
 from .jit import block_of, jit, pdl_options, rounded, wait_for_previous_kernels
+from .tuning import WholeRow, tuning_for
 
 _MOST_HIDDEN = 65_536  # elements of a row that a program holds in registers
 
@@ -39,7 +40,7 @@ def rms_norm(
             *(x, weight, out, x.stride(0), out.stride(0), hidden, eps),
             CENTERED=centered,
             BLOCK=block,
-            num_warps=warps_for(block),
+            num_warps=warps_for(block, tuning_for(x.device).norm),
             enable_fp_fusion=False,
             **pdl_options(x.device),
         )
@@ -87,7 +88,7 @@ def add_rms_norm(
             SCALED=scale != 1.0,
             NORMED=weight is not None,
             BLOCK=block,
-            num_warps=warps_for(block),
+            num_warps=warps_for(block, tuning_for(x.device).norm),
             enable_fp_fusion=False,
             **pdl_options(x.device),
         )
@@ -103,9 +104,9 @@ def _require(x: torch.Tensor, weight: torch.Tensor, hidden: int) -> None:
     assert hidden <= _MOST_HIDDEN, f"a row of {hidden} elements does not fit a program"
 
 
-def warps_for(block: int) -> int:
-    """16 to 32 elements for each thread: enough loads in flight, and no register that spills."""
-    return min(max(block // 512, 1), 16)
+def warps_for(block: int, tile: WholeRow) -> int:
+    """Returns the warps of a row. 16 to 32 elements for each thread: enough loads in flight, and no register spills."""
+    return min(max(block // tile.elements, 1), tile.most_warps)
 
 
 @jit

@@ -17,20 +17,14 @@ from torch.nn import functional
 
 from ...layers.quantized import TABLES, Codes, QuantizedTensor
 from .jit import block_of, jit, multiplied, pdl_options, rounded, wait_for_previous_kernels
+from .tuning import tuning_for
 
 NIBBLES = tl.constexpr(0)
 BYTES = tl.constexpr(1)  # int8 and float8
 TABLE = tl.constexpr(2)
 FLOAT4 = tl.constexpr(3)  # e2m1
 
-ROW_OUTPUTS = 4  # of the matrix, for each program of one row
-OUTPUTS = 64
-DEPTH = 128
 LEAST_ROWS = 16  # of x in a product of tensor cores
-MOST_ROWS = 64
-WARPS = 4
-STAGES = 3
-WIDENED = 1 << 25  # weights that are widened at a time: 64 MiB in 16 bits
 
 
 def quantized_linear(x: torch.Tensor, weight: QuantizedTensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -59,10 +53,11 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedTensor, *, out: torch.Ten
     x = x if x.stride(1) == 1 else x.contiguous()
     if len(x) == 1:
         _multiply_row(x, weight, out)
-    elif len(x) <= MOST_ROWS:
+    elif len(x) <= tuning_for(x.device).quantized_rows.most_rows:
         _multiply_rows(x, weight, out)
     else:
-        step = max(OUTPUTS, WIDENED // inputs // OUTPUTS * OUTPUTS)
+        tile = tuning_for(x.device).quantized_widen
+        step = max(tile.outputs, tile.most // inputs // tile.outputs * tile.outputs)
         for first in range(0, outputs, step):
             end = min(first + step, outputs)
             out[:, first:end] = functional.linear(x, widen(weight, first, end, x.dtype))
@@ -74,13 +69,14 @@ def widen(weight: QuantizedTensor, first: int, end: int, dtype: torch.dtype) -> 
     inputs = weight.shape[1]
     out = torch.empty((end - first, inputs), dtype=dtype, device=weight.codes.device)
     part = weight.part(first, end)
-    widen_codes[(triton.cdiv(end - first, OUTPUTS), triton.cdiv(inputs, DEPTH))](
+    tile = tuning_for(out.device).quantized_widen
+    widen_codes[(triton.cdiv(end - first, tile.outputs), triton.cdiv(inputs, tile.depth))](
         *(*pointers_of(part), out, end - first),
         **_constants(part),
-        BLOCK_N=OUTPUTS,
-        BLOCK_K=DEPTH,
-        SUB=sub_of(part, DEPTH),
-        num_warps=WARPS,
+        BLOCK_N=tile.outputs,
+        BLOCK_K=tile.depth,
+        SUB=sub_of(part, tile.depth),
+        num_warps=tile.warps,
         enable_fp_fusion=False,
         **pdl_options(out.device),
     )
@@ -89,14 +85,15 @@ def widen(weight: QuantizedTensor, first: int, end: int, dtype: torch.dtype) -> 
 
 def _multiply_row(x: torch.Tensor, weight: QuantizedTensor, out: torch.Tensor) -> None:
     outputs, inputs = weight.shape
-    depth = min(4096 if weight.kind.bits == 4 else 2048, block_of(inputs))
-    multiply_codes_row[(triton.cdiv(outputs, ROW_OUTPUTS),)](
+    tile = tuning_for(x.device).quantized_row
+    depth = min(tile.code_bytes * 8 // weight.kind.bits, block_of(inputs))
+    multiply_codes_row[(triton.cdiv(outputs, tile.outputs),)](
         *(x, *pointers_of(weight), out, outputs),
         **_constants(weight),
-        BLOCK_N=ROW_OUTPUTS,
+        BLOCK_N=tile.outputs,
         BLOCK_K=depth,
         SUB=sub_of(weight, depth),
-        num_warps=WARPS,
+        num_warps=tile.warps,
         enable_fp_fusion=False,
         **pdl_options(x.device),
     )
@@ -104,15 +101,16 @@ def _multiply_row(x: torch.Tensor, weight: QuantizedTensor, out: torch.Tensor) -
 
 def _multiply_rows(x: torch.Tensor, weight: QuantizedTensor, out: torch.Tensor) -> None:
     outputs = weight.shape[0]
-    multiply_codes_rows[(triton.cdiv(outputs, OUTPUTS),)](
+    tile = tuning_for(x.device).quantized_rows
+    multiply_codes_rows[(triton.cdiv(outputs, tile.outputs),)](
         *(x, *pointers_of(weight), out, 2 * len(x) + 1, outputs, x.stride(0), out.stride(0)),
         **_constants(weight),
         BLOCK_M=block_of(len(x), least=LEAST_ROWS),
-        BLOCK_N=OUTPUTS,
-        BLOCK_K=DEPTH,
-        SUB=sub_of(weight, DEPTH),
-        num_warps=WARPS,
-        num_stages=STAGES,
+        BLOCK_N=tile.outputs,
+        BLOCK_K=tile.depth,
+        SUB=sub_of(weight, tile.depth),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
         enable_fp_fusion=False,
         **pdl_options(x.device),
     )

@@ -15,10 +15,7 @@ import triton.language as tl
 
 from ...layers.linear import HeadNorm
 from .jit import FP8_LARGEST, block_of, jit, pdl_options, rounded, wait_for_previous_kernels
-
-_FEW_ROWS = 64  # up to here programs take few heads each, so that there are enough of them
-_HEADS_OF_FEW = 2
-_HEADS_OF_MANY = 8
+from .tuning import tuning_for
 
 
 def rope_and_store(
@@ -58,7 +55,8 @@ def rope_and_store(
     _require(qkv, table, keys, values, heads * step)
     queries = torch.empty((rows, heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if rows:
-        taken = _HEADS_OF_FEW if rows <= _FEW_ROWS else _HEADS_OF_MANY
+        tile = tuning_for(qkv.device).rope
+        taken = tile.heads_of_few if rows <= tile.few_rows else tile.heads_of_many
         half_block = block_of(head_dim // 2)
         weights: tuple[torch.Tensor | None, ...] = (None, None, None)
         if head_norm is not None:
@@ -75,7 +73,7 @@ def rope_and_store(
             HEAD_DIM=head_dim,
             HALF_BLOCK=half_block,
             HEADS_BLOCK=taken,
-            num_warps=min(max(taken * half_block // 128, 1), 4),
+            num_warps=min(max(taken * half_block // tile.pairs, 1), tile.most_warps),
             enable_fp_fusion=False,
             **pdl_options(qkv.device),
         )

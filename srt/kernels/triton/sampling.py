@@ -45,6 +45,7 @@ from triton.language.extra import libdevice
 
 from ...core.batch import Draws, LogitsError, Summary
 from .jit import INTERPRETED, block_of, jit, pdl_options, wait_for_previous_kernels
+from .tuning import tuning_for
 
 NO_TOKEN = tl.constexpr(2**31 - 1)  # larger than every token, so that the first of several is the smallest
 TILE = tl.constexpr(128)
@@ -71,24 +72,15 @@ _LITTLE_NOISE = tl.constexpr(-2.2)
 _COLUMNS = 7
 _COUNTERS = LINE.value // 2  # numbers of 8 bytes
 
-_SCANNED = 16  # tiles that a scanning program reads at once
-_PROGRAMS = 512  # of a scan, where there is so much: large devices hold them at once
-_MOST_READS = 8  # of a scanning program
-_SELECTED, _SUMMARISED = 16, 8  # tiles that are read again at once
-_SELECT_WARPS = 8
-_PART, _WIDE_PART = 256, 128  # tiles of a selecting program; where nuclei may be wide
-_CANDIDATES = 8192  # tokens that are copied, 64 KiB a row
-_READ, _SOME = 1024, 4096  # tokens of a search that are read at once; that are read once for all
-
 
 class TritonSampling:
     """A `sampler.Chooser` for logits on the device that kernels run on.
 
     Args:
-        candidates: tokens of a row that are copied at most.
+        candidates: tokens of a row that are copied at most; None: as the table of the device's class says.
     """
 
-    def __init__(self, *, candidates: int = _CANDIDATES) -> None:
+    def __init__(self, *, candidates: int | None = None) -> None:
         self._candidates = candidates
 
     def choose(self, logits: torch.Tensor, draws: Draws) -> NDArray[np.int64]:
@@ -109,20 +101,22 @@ class TritonSampling:
             return tokens
         tiles = _VocabTiles.of(logits, draws, tokens)
         if draws.limited:
-            part = _WIDE_PART if draws.nuclei else _PART
+            tile = tuning_for(logits.device).sampling_select
+            part = tile.wide_part if draws.nuclei else tile.part
+            scratch = self._scratch(draws, tiles)
             select[(triton.cdiv(tiles.count, part), len(draws))](
                 *(logits, draws.rows, draws.mask_rows, draws.masks),
                 *(draws.inverse_temperatures, draws.keys, draws.top_k, draws.top_p, draws.log_min_p),
-                *(draws.counters, tiles.maxima, tiles.scores, tiles.roots, *self._scratch(draws, tiles), tokens),
+                *(draws.counters, tiles.maxima, tiles.scores, tiles.roots, *scratch, tokens),
                 *(logits.stride(0), logits.shape[1], draws.masks.shape[1], part),
                 TILES=tiles.count,
                 TILE_BLOCK=block_of(tiles.count),
-                PART=_PART,
-                READ_TILES=_SELECTED,
-                ROOM=self._candidates,
-                READ=_READ,
-                SOME=_SOME,
-                num_warps=_SELECT_WARPS,
+                PART=tile.part,
+                READ_TILES=tile.tiles,
+                ROOM=scratch[0].shape[1],
+                READ=tile.read,
+                SOME=tile.some,
+                num_warps=tile.warps,
                 enable_fp_fusion=False,  # the definition rounds a product before the sum
                 **pdl_options(logits.device),
             )
@@ -138,15 +132,16 @@ class TritonSampling:
         if count:
             draws = DeviceDraws.of(_plain(rows), logits.device)
             tiles = _VocabTiles.of(logits, draws, torch.empty(count, dtype=torch.int64, device=logits.device))
+            tile, scratch = tuning_for(logits.device).sampling_summary, self._scratch(draws, tiles)
             summarise_rows[(count,)](
-                *(logits, draws.rows, draws.counters, tiles.maxima, tiles.scores, *self._scratch(draws, tiles)),
+                *(logits, draws.rows, draws.counters, tiles.maxima, tiles.scores, *scratch),
                 *(normalisers, top_tokens, top_logits, logits.stride(0), vocab, top),
                 TILES=tiles.count,
                 TILE_BLOCK=block_of(tiles.count),
-                READ_TILES=_SUMMARISED,
-                ROOM=self._candidates,
-                READ=_READ,
-                num_warps=8,
+                READ_TILES=tile.tiles,
+                ROOM=scratch[0].shape[1],
+                READ=tile.read,
+                num_warps=tile.warps,
                 enable_fp_fusion=False,
             )
         summary = Summary(normalisers.cpu().numpy(), top_tokens.cpu().numpy(), top_logits.cpu().numpy())
@@ -156,15 +151,18 @@ class TritonSampling:
 
     def _scratch(self, draws: "DeviceDraws", tiles: "_VocabTiles") -> tuple[torch.Tensor, torch.Tensor]:
         """Allocates scratch for copied entries, and for the tiles that have them."""
-        entries = torch.empty((len(draws), self._candidates), dtype=torch.int64, device=draws.rows.device)
-        return entries, torch.empty((len(draws), tiles.count), dtype=torch.int32, device=draws.rows.device)
+        device = draws.rows.device
+        candidates = self._candidates or tuning_for(device).sampling_select.candidates
+        entries = torch.empty((len(draws), candidates), dtype=torch.int64, device=device)
+        return entries, torch.empty((len(draws), tiles.count), dtype=torch.int32, device=device)
 
 
 class _VocabTiles:
     """Maxima and sums of the tiles of each row: [n, tiles] each."""
 
     def __init__(self, count: int, vocab: int, device: torch.device) -> None:
-        self.read: int = min(_SCANNED, block_of(triton.cdiv(vocab, TILE.value)))  # by a program at once
+        most = tuning_for(device).sampling_scan.tiles
+        self.read: int = min(most, block_of(triton.cdiv(vocab, TILE.value)))  # by a program at once
         self.reads: int = triton.cdiv(vocab, TILE.value * self.read)  # of a row
         self.count = self.reads * self.read
         self.maxima, self.scores, self.roots = torch.empty((3, count, self.count), device=device)
@@ -175,7 +173,8 @@ class _VocabTiles:
         assert logits.stride(1) == 1, "the logits of a row lie side by side"
         count, vocab = len(draws), logits.shape[1]
         tiles = cls(count, vocab, logits.device)
-        reads = min(triton.cdiv(count * tiles.reads, _PROGRAMS), _MOST_READS)  # of a program
+        tile = tuning_for(logits.device).sampling_scan
+        reads = min(triton.cdiv(count * tiles.reads, tile.programs), tile.most_reads)  # of a program
         scan[(triton.cdiv(tiles.reads, reads), count)](
             *(logits, draws.rows, draws.mask_rows, draws.masks),
             *(draws.inverse_temperatures, draws.keys, draws.top_k, draws.top_p, draws.log_min_p),
@@ -184,7 +183,7 @@ class _VocabTiles:
             TILES=tiles.count,
             READ_TILES=tiles.read,
             TILE_BLOCK=block_of(tiles.count),
-            num_warps=4,
+            num_warps=tile.warps,
             enable_fp_fusion=False,
             **pdl_options(logits.device),
         )

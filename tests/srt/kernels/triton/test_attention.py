@@ -15,7 +15,8 @@ from umbel.srt.cache.kv_pool import FLOAT8, KVGeometry, KVPool, LayerKV
 from umbel.srt.core.batch import DUMMY_SLOT, Batch
 from umbel.srt.kernels.triton import attention_backend
 from umbel.srt.kernels.triton.attention import tiles_for
-from umbel.srt.kernels.triton.attention_backend import BLOCK_PARTS, TritonBackend
+from umbel.srt.kernels.triton.attention_backend import TritonBackend
+from umbel.srt.kernels.triton.tuning import read_tuning
 from umbel.srt.runners.cuda.device import accelerator_for
 from umbel.srt.runners.cuda.slot_table import SlotTable
 
@@ -211,10 +212,10 @@ def test_head_dims(device: torch.device, head_dim: int) -> None:
 
 def test_a_device_with_little_shared_memory_has_one_pair_of_tiles_less_on_its_way() -> None:
     stages = {}
-    for shared in (99 << 10, 163 << 10, 227 << 10, None):
-        tiles = tiles_for(AttentionGeometry(8, 4, 128), torch.bfloat16, FLOAT8, shared_memory=shared)
-        stages[shared] = {tile.stages for tile in (tiles.few, tiles.some, tiles.many)}
-    assert stages == {99 << 10: {2}, 163 << 10: {3}, 227 << 10: {3}, None: {3}}
+    for name in ("ada", "ampere", "hopper", "default"):
+        tiles = tiles_for(AttentionGeometry(8, 4, 128), torch.bfloat16, FLOAT8, tuning=read_tuning(name))
+        stages[name] = {tile.stages for tile in (tiles.few, tiles.some, tiles.many)}
+    assert stages == {"ada": {2}, "ampere": {3}, "hopper": {3}, "default": {3}}
 
 
 def test_where_keys_are_streamed_four_programs_share_a_multiprocessor_if_registers_allow() -> None:
@@ -231,8 +232,8 @@ def test_where_keys_are_streamed_four_programs_share_a_multiprocessor_if_registe
 
 def test_many_large_vectors_are_computed_where_they_fit() -> None:
     vectors = []
-    for shared in (99 << 10, 163 << 10, 227 << 10, None):
-        tiles = tiles_for(AttentionGeometry(8, 4, 256), torch.bfloat16, torch.bfloat16, shared_memory=shared)
+    for name in ("ada", "ampere", "hopper", "default"):
+        tiles = tiles_for(AttentionGeometry(8, 4, 256), torch.bfloat16, torch.bfloat16, tuning=read_tuning(name))
         vectors.append(tiles.many.vectors)
     assert vectors == [64, 64, 128, 128]
 
@@ -253,7 +254,7 @@ def test_a_row_of_many_parts_is_merged_in_several_blocks(device: torch.device) -
     queries = normal(batch.rows, SMALL.heads, SMALL.head_dim).to(device)
     backend = tiny_backend(SMALL, device, multiprocessors=100, shortest_run=16)
     plan = backend.plan(batch, None)
-    assert plan.merges[2] > 2 * BLOCK_PARTS
+    assert plan.merges[2] > 2 * read_tuning().attention_merge.parts
     result = backend.attend(0, queries, pool, plan, scale=SCALE)
     torch.testing.assert_close(result, attend_reference(batch, pool, queries, None), rtol=1e-5, atol=1e-5)
 

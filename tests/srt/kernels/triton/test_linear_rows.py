@@ -5,11 +5,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 from umbel.srt.kernels.triton import linear, reference
-from umbel.srt.kernels.triton.linear import ACTIVATION_KINDS, LEAST_OUTPUTS, MOST_ROWS, multiplies_few, multiply_few
+from umbel.srt.kernels.triton.linear import ACTIVATION_KINDS, multiplies_few, multiply_few
+from umbel.srt.kernels.triton.tuning import read_tuning
 
 from .closeness import TOLERANCES, random, relative_error
 
 HALVES = (torch.bfloat16, torch.float16)
+MOST_ROWS, LEAST_OUTPUTS = read_tuning().linear_rows.most_rows, read_tuning().linear_rows.least_outputs
 
 
 @pytest.fixture(autouse=True)

@@ -8,15 +8,12 @@ import pytest
 import torch
 from umbel.srt.kernels.triton import moe, reference
 from umbel.srt.kernels.triton.moe import (
-    CODE_TILES,
-    DECODE_TILES,
-    MIDDLE_TILES,
-    PREFILL_TILES,
     MoeTiles,
     are_few,
     code_cut,
     tiles_for,
 )
+from umbel.srt.kernels.triton.tuning import read_tuning
 from umbel.srt.layers.checkpoint import Checkpoint
 from umbel.srt.layers.linear import DenseMethod
 from umbel.srt.layers.quantized import Codes, QuantizedTensor
@@ -25,6 +22,7 @@ from umbel.srt.models.experts import ExpertKernels, Experts, expert_kernels
 
 from .closeness import DTYPES, random, random_codes, relative_error
 
+TUNING = read_tuning()
 SMALL_TILES = MoeTiles(rows=16, columns=16, depth=32, group=2, warps=4, stages=2)
 
 
@@ -108,7 +106,7 @@ def test_tokens_go_through_their_experts_as_in_torch(
 def test_few_tokens_go_through_their_experts_without_being_sorted(
     tokens: int, experts: int, top_k: int, width: int, dtype: torch.dtype
 ) -> None:
-    assert are_few(tokens * top_k, experts, top_k)
+    assert are_few(tokens * top_k, experts, top_k, TUNING.moe_choice)
     x, (gate_up, down) = random(tokens, 528, dtype=dtype), weights_of(experts, 528, width, dtype)
     weights, chosen = routed(tokens, experts, top_k)
     actual = moe.fused_experts(x, gate_up, down, weights, chosen, activation="gelu")
@@ -137,15 +135,17 @@ def test_experts_of_other_kinds_are_those_of_torch(kind: str, tokens: int, dtype
 
 
 def test_tokens_are_few_while_hardly_any_share_an_expert() -> None:
-    assert are_few(1 * 8, 128, 8)
-    assert are_few(4 * 8, 128, 8)
-    assert not are_few(5 * 8, 128, 8)
-    assert are_few(1 * 2, 8, 2)
-    assert not are_few(2 * 2, 8, 2)
+    assert are_few(1 * 8, 128, 8, TUNING.moe_choice)
+    assert are_few(4 * 8, 128, 8, TUNING.moe_choice)
+    assert not are_few(5 * 8, 128, 8, TUNING.moe_choice)
+    assert are_few(1 * 2, 8, 2, TUNING.moe_choice)
+    assert not are_few(2 * 2, 8, 2, TUNING.moe_choice)
 
 
 @pytest.mark.parametrize(
-    ("tiles", "activation"), [(MIDDLE_TILES, "silu"), (PREFILL_TILES, "gelu_pytorch_tanh")], ids=["middle", "prefill"]
+    ("tiles", "activation"),
+    [(TUNING.moe_middle, "silu"), (TUNING.moe_prefill, "gelu_pytorch_tanh")],
+    ids=["middle", "prefill"],
 )
 def test_the_cuts_for_many_tokens_give_the_same(tiles: MoeTiles, activation: str) -> None:
     x, (gate_up, down) = random(150, 40), weights_of(2, 40, 136)
@@ -197,10 +197,10 @@ def test_no_tokens_are_no_work() -> None:
 
 
 def test_the_cut_grows_with_the_tokens_of_an_expert() -> None:
-    assert tiles_for(1 * 8, 128) is DECODE_TILES
-    assert tiles_for(256 * 8, 128) is DECODE_TILES
-    assert tiles_for(1024 * 8, 128) is MIDDLE_TILES
-    assert tiles_for(8192 * 2, 8) is PREFILL_TILES
+    assert tiles_for(1 * 8, 128, TUNING) is TUNING.moe_decode
+    assert tiles_for(256 * 8, 128, TUNING) is TUNING.moe_decode
+    assert tiles_for(1024 * 8, 128, TUNING) is TUNING.moe_middle
+    assert tiles_for(8192 * 2, 8, TUNING) is TUNING.moe_prefill
 
 
 @pytest.mark.parametrize("rounded", [False, True])
@@ -304,7 +304,7 @@ def test_packed_experts_of_other_kinds_round_where_floats_do(kind: str, tokens: 
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("tiles", CODE_TILES[1:], ids=["middle", "prefill"])
+@pytest.mark.parametrize("tiles", [TUNING.moe_codes_middle, TUNING.moe_codes_prefill], ids=["middle", "prefill"])
 def test_the_cuts_for_many_tokens_of_packed_experts_give_the_same(tiles: MoeTiles) -> None:
     gate_up, down = packed_weights("int4, zeros")
     x, (weights, chosen) = random(150, HIDDEN), routed(150, EXPERTS, 2)
@@ -328,10 +328,10 @@ def test_packed_experts_without_tokens_are_not_read(tokens: int) -> None:
 
 def test_the_cut_for_few_tokens_wastes_little_after_the_last_input() -> None:
     for inputs in (64, 768, 1408, 2048, 2880, 4096, 14336):
-        cut = code_cut(8, inputs)
+        cut = code_cut(8, inputs, TUNING.moe_codes_pairs)
         assert -inputs % cut.depth <= inputs // 8, inputs
         assert cut.depth * cut.columns * 8 <= 8192, inputs
-    assert code_cut(2, 2048).columns == 4
+    assert code_cut(2, 2048, TUNING.moe_codes_pairs).columns == 4
 
 
 def test_torch_computes_where_there_is_no_gpu() -> None:

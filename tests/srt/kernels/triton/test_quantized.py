@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 from umbel.srt.kernels.triton import quantized
-from umbel.srt.kernels.triton.quantized import MOST_ROWS, quantized_linear
+from umbel.srt.kernels.triton.quantized import quantized_linear
 from umbel.srt.kernels.triton.reference import quantized_linear as reference
+from umbel.srt.kernels.triton.tuning import read_tuning
 from umbel.srt.layers.quantized import Codes
 
 from .closeness import TOLERANCES, random, random_codes, relative_error
 
+MOST_ROWS = read_tuning().quantized_rows.most_rows
 CASES = {
     "int4": random_codes(Codes.INT4, 70, 160, 32),
     "int4, zeros": random_codes(Codes.INT4, 70, 256, 128, zeros=True),

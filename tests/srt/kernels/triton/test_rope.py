@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from umbel.srt.kernels.triton import reference, rope
+from umbel.srt.kernels.triton.tuning import read_tuning, tuned
 from umbel.srt.layers.linear import HeadNorm, RMSNorm
 from umbel.srt.layers.rope import Rope, RopeConfig, RopeType, apply_rope, rope_table
 
@@ -167,13 +168,13 @@ def test_only_the_slots_of_the_rows_are_written() -> None:
     assert torch.equal(values[others], torch.ones(len(others), 1, 16))
 
 
-def test_many_rows_are_cut_into_other_programs_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_are_cut_into_other_programs_with_the_same_result() -> None:
     qkv = random(5, 12 * 16)
     table = rope_table(ROPE, 16, POSITIONS, dtype=torch.float32, device=torch.get_default_device())
     few, many = pool(2, 16, torch.float32), pool(2, 16, torch.float32)
     expected = rope.rope_and_store(qkv, *places(), table, *few)
-    monkeypatch.setattr(rope, "_FEW_ROWS", 4)
-    assert torch.equal(rope.rope_and_store(qkv, *places(), table, *many), expected)
+    with tuned(qkv.device, rope=replace(read_tuning().rope, few_rows=4)):
+        assert torch.equal(rope.rope_and_store(qkv, *places(), table, *many), expected)
     assert torch.equal(many[0], few[0])
     assert torch.equal(many[1], few[1])
 

@@ -1,6 +1,7 @@
 """Tokens chosen by the kernels: those of the torch reference, for the same seeds and positions."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import repeat
 
 import numpy as np
@@ -10,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from umbel.lang.errors import EngineError
 from umbel.srt.core.batch import Draws
-from umbel.srt.kernels.triton import sampling
 from umbel.srt.kernels.triton.sampling import DeviceDraws, TritonSampling
+from umbel.srt.kernels.triton.tuning import read_tuning, tuned
 from umbel.srt.sampling.sampler import TorchSampling, draw_keys
 
 from .closeness import random
@@ -87,11 +88,11 @@ def test_draws_that_are_on_the_device_can_be_chosen_again(limits: dict[str, floa
     assert not draws.counters.any()
 
 
-def test_programs_read_several_times_where_there_are_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "_PROGRAMS", 2)
+def test_programs_read_several_times_where_there_are_many_rows() -> None:
     logits = random(2, 9000) * 3
     draws = wishes(0, 1, 0, 1, temperature=[0.0, 1.0, 1.3, 0.8], top_k=[0, 0, 7, 0], top_p=[1, 1, 1, 0.9])
-    assert TritonSampling().choose(logits, draws).tolist() == reference_tokens(logits, draws)
+    with tuned(logits.device, sampling_scan=replace(read_tuning().sampling_scan, programs=2)):
+        assert TritonSampling().choose(logits, draws).tolist() == reference_tokens(logits, draws)
 
 
 @pytest.mark.parametrize("vocab", [5, 128, 700, 9000])  # one tile, several, and several chunks
