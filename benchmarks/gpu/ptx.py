@@ -21,6 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
+from umbel.srt.kernels.triton.fitting import WARP_GROUPS, Room
 from umbel.srt.kernels.triton.tuning import read_tuning
 
 from .variants.attention import attention_variants
@@ -50,6 +51,10 @@ class Target:
     warps: int
     programs: int
     measured: bool = False
+
+    @property
+    def room(self) -> Room:
+        return Room(self.shared, warp_groups=self.capability // 10 in WARP_GROUPS)
 
     @property
     def float8(self) -> bool:
@@ -205,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = [
         variant
         for variants in sets
-        for variant in variants(tuning)
+        for variant in variants(tuning, target.room)
         if any(words in variant.name for words in options.only)
     ]
     variants = [variant for variant in asked if target.float8 or not variant.reads_float8]

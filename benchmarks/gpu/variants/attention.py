@@ -5,6 +5,7 @@ from umbel.srt.attention.backend import AttentionGeometry
 from umbel.srt.cache.kv_pool import FLOAT8, LayerKV
 from umbel.srt.kernels.triton.attention import HeadShape, attend_items, merge_parts, store_rows, tiles_for, unit_heads
 from umbel.srt.kernels.triton.attention_backend import item_constants, merge_constants, store_constants
+from umbel.srt.kernels.triton.fitting import Room
 from umbel.srt.kernels.triton.tuning import Tuning
 
 from .variant import Variant
@@ -24,33 +25,34 @@ _GEOMETRIES = (
 )
 
 
-def attention_variants(tuning: Tuning) -> list[Variant]:
-    """tuning: numbers of the class of devices that they are compiled for."""
+def attention_variants(tuning: Tuning, room: Room) -> list[Variant]:
+    """Attention on a class of devices. tuning: its numbers; room: its shared memory."""
     found = []
     for geometry in _GEOMETRIES:
-        found += _items(tuning, geometry, torch.bfloat16, torch.bfloat16)
+        found += _items(tuning, room, geometry, torch.bfloat16, torch.bfloat16)
     eight = AttentionGeometry(32, 8, 128)
-    found += _items(tuning, eight, torch.bfloat16, FLOAT8)
-    found += _items(tuning, eight, torch.float16, torch.float16)
-    found += _items(tuning, eight, torch.bfloat16, torch.bfloat16, softcap=50.0)
-    found += _items(tuning, eight, torch.float32, torch.float32)
-    found += _items(tuning, AttentionGeometry(32, 32, 96), torch.bfloat16, torch.bfloat16)
-    found += _items(tuning, AttentionGeometry(64, 8, 64), torch.bfloat16, torch.bfloat16, sinks=True)  # gpt-oss
-    found += _items(tuning, AttentionGeometry(16, 2, 512), torch.bfloat16, torch.bfloat16)  # Gemma 4
+    found += _items(tuning, room, eight, torch.bfloat16, FLOAT8)
+    found += _items(tuning, room, eight, torch.float16, torch.float16)
+    found += _items(tuning, room, eight, torch.bfloat16, torch.bfloat16, softcap=50.0)
+    found += _items(tuning, room, eight, torch.float32, torch.float32)
+    found += _items(tuning, room, AttentionGeometry(32, 32, 96), torch.bfloat16, torch.bfloat16)
+    found += _items(tuning, room, AttentionGeometry(64, 8, 64), torch.bfloat16, torch.bfloat16, sinks=True)  # gpt-oss
+    found += _items(tuning, room, AttentionGeometry(16, 2, 512), torch.bfloat16, torch.bfloat16)  # Gemma 4
     for heads in (128, 20):  # DeepSeek V3, GLM 4.7 Flash
         layer = LayerKV(1, 576, 512, latent=True)
         geometry = AttentionGeometry(heads, 1, 576, latent=True)
-        found += _items(tuning, geometry, torch.bfloat16, torch.bfloat16, layer=layer)
+        found += _items(tuning, room, geometry, torch.bfloat16, torch.bfloat16, layer=layer)
     for geometry in (AttentionGeometry(16, 16, 192), AttentionGeometry(64, 4, 192)):  # DeepSeek V2, MiMo V2 Flash
         layer = LayerKV(geometry.kv_heads, 192, 128)
-        found += _items(tuning, geometry, torch.bfloat16, torch.bfloat16, sinks=geometry.group > 1, layer=layer)
-    found += _items(tuning, AttentionGeometry(32, 32, 80), torch.bfloat16, torch.bfloat16)  # Phi 2
+        found += _items(tuning, room, geometry, torch.bfloat16, torch.bfloat16, sinks=geometry.group > 1, layer=layer)
+    found += _items(tuning, room, AttentionGeometry(32, 32, 80), torch.bfloat16, torch.bfloat16)  # Phi 2
     stores = [_store(eight, kind, tuning) for kind in (torch.bfloat16, FLOAT8)]
     return [*found, _merge(eight, torch.bfloat16, tuning), *stores]
 
 
 def _items(
     tuning: Tuning,
+    room: Room,
     geometry: AttentionGeometry,
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
@@ -59,7 +61,7 @@ def _items(
     sinks: bool = False,
     layer: LayerKV | None = None,
 ) -> list[Variant]:
-    tiles = tiles_for(geometry, dtype, kv_dtype, tuning=tuning)
+    tiles = tiles_for(geometry, dtype, kv_dtype, tuning=tuning, room=room)
     heads = HeadShape.of(geometry.heads, layer or _layer(geometry), unit_heads(geometry, dtype))
     query, key = f"*{_NAMES[dtype]}", f"*{_NAMES[kv_dtype]}"
     arguments = {

@@ -1,8 +1,9 @@
 """Products of few rows as Llama 3 8B launches them: projections, the output map, gates; on Hopper they start early."""
 
 import torch
-from umbel.srt.kernels.triton.linear import SILU, depth_for, gate_row, multiply_few_rows, multiply_row
-from umbel.srt.kernels.triton.low_rank import BLOCK_ROWS, low_rank_down, low_rank_up
+from umbel.srt.kernels.triton.fitting import Room
+from umbel.srt.kernels.triton.linear import SILU, depth_for, gate_row, multiply_few_rows, multiply_row, rows_tile
+from umbel.srt.kernels.triton.low_rank import BLOCK_ROWS, changes_tile, low_rank_down, low_rank_up
 from umbel.srt.kernels.triton.tuning import GroupedTile, RowsTile, RowTile, Tuning
 from umbel.srt.layers.low_rank import TILE_OUTPUTS
 
@@ -12,11 +13,13 @@ _HIDDEN, _WIDTH = 4096, 14336
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def linear_variants(tuning: Tuning) -> list[Variant]:
-    row, rows, changes = tuning.linear_row, tuning.linear_rows, tuning.low_rank
+def linear_variants(tuning: Tuning, room: Room) -> list[Variant]:
+    row, changes = tuning.linear_row, changes_tile(64, torch.bfloat16, tuning.low_rank, room)
     found = [_linear("bf16", _HIDDEN, row), _linear("bf16", _WIDTH, row), _linear("fp32", _HIDDEN, row)]
     found += [_gate("bf16", tuning.linear_gate)]
-    found += [_rows(count, rows, gated=gated) for count in (16, 32) for gated in (False, True)]
+    for count in (16, 32):
+        tile = rows_tile(count, tuning.linear_rows, room)
+        found += [_rows(count, tile, gated=gated) for gated in (False, True)]
     return [*found, _low_rank_down(64, changes), _low_rank_up(64, changes)]
 
 

@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import torch
+from umbel.srt.kernels.triton.fitting import Room
 from umbel.srt.kernels.triton.jit import block_of
 from umbel.srt.kernels.triton.linear import SILU, depth_for
 from umbel.srt.kernels.triton.moe import (
     arrange_pairs,
+    block_cut,
     code_cut,
     combine_pairs,
     down_blocks,
@@ -31,7 +33,7 @@ _PACKED = {
 }
 
 
-def moe_variants(tuning: Tuning) -> list[Variant]:
+def moe_variants(tuning: Tuning, room: Room) -> list[Variant]:
     cuts = {"decode": tuning.moe_decode, "middle": tuning.moe_middle, "prefill": tuning.moe_prefill}
     code_cuts = (tuning.moe_codes_decode, tuning.moe_codes_middle, tuning.moe_codes_prefill)
     gates, downs = tuning.moe_gate_pairs, tuning.moe_down_tokens
@@ -39,11 +41,14 @@ def moe_variants(tuning: Tuning) -> list[Variant]:
     for model, (experts, top_k, hidden, width) in _MODELS.items():
         found += [_route(model, experts, top_k), _arrange(model, experts, tuning), _combine(model, top_k, tuning)]
         found += [_gate_up_few(model, hidden, width, gates), _down_few(model, top_k, hidden, width, downs)]
-        for cut, tiles in cuts.items():
+        for cut, wanted in cuts.items():
+            tiles = block_cut(wanted, None, torch.bfloat16, room)
             found += [_gate_up(f"{model} {cut}", tiles, hidden, width), _down(f"{model} {cut}", tiles, hidden, width)]
     for name in _PACKED:
         found += [_packed_few_gate_up(name, tuning), _packed_few_down(name, tuning)]
-        for cut, tiles in zip(cuts, code_cuts, strict=True):
+        bits = 8 if _PACKED[name][4] == BYTES.value else 4
+        for cut, wanted in zip(cuts, code_cuts, strict=True):
+            tiles = block_cut(wanted, bits, torch.bfloat16, room)
             found += [_packed_gate_up(name, cut, tiles), _packed_down(name, cut, tiles)]
     return [replace(variant, fused=False) for variant in found]
 

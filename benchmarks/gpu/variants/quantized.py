@@ -1,9 +1,12 @@
 """Products with packed matrices as Llama 3 8B launches them: 4 bits of AWQ and GPTQ, float8 in blocks, NF4."""
 
+import torch
+from umbel.srt.kernels.triton.fitting import Room
 from umbel.srt.kernels.triton.quantized import (
     BYTES,
     NIBBLES,
     TABLE,
+    codes_tile,
     multiply_codes_row,
     multiply_codes_rows,
     widen_codes,
@@ -23,9 +26,12 @@ _FORMATS = {
 }
 
 
-def quantized_variants(tuning: Tuning) -> list[Variant]:
+def quantized_variants(tuning: Tuning, room: Room) -> list[Variant]:
     found = [_row(name, tuning.quantized_row) for name in _FORMATS]
-    found += [_rows(name, rows, tuning.quantized_rows) for name in _FORMATS for rows in (16, 64)]
+    for name, (_, kind, *_) in _FORMATS.items():
+        bits = 8 if kind == BYTES.value else 4
+        for rows in (16, 64):
+            found.append(_rows(name, rows, codes_tile(rows, bits, torch.bfloat16, tuning.quantized_rows, room)))
     return [*found, *(_widen(name, tuning.quantized_widen) for name in ("int4", "fp8"))]
 
 

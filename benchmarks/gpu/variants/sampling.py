@@ -1,5 +1,6 @@
 """Sampling as engines launch it: vocabularies of Llama 3 and Gemma 3."""
 
+from umbel.srt.kernels.triton.fitting import Room
 from umbel.srt.kernels.triton.jit import block_of
 from umbel.srt.kernels.triton.sampling import TILE, scan, select, summarise_rows
 from umbel.srt.kernels.triton.tuning import ScanTile, Tuning
@@ -18,7 +19,7 @@ _COPIES = {"packed": "*i64", "held": "*i32"}
 _ALIGNED = frozenset({"stride", "vocab", "span", "part"})
 
 
-def sampling_variants(tuning: Tuning) -> list[Variant]:
+def sampling_variants(tuning: Tuning, room: Room) -> list[Variant]:
     return [
         _scan(128_256, "fp32", tuning),
         _scan(262_144, "bf16", tuning),

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from umbel.srt.kernels.triton.fitting import Room
 from umbel.srt.kernels.triton.jit import block_of
 from umbel.srt.kernels.triton.linear import SILU, act_and_multiply_rows
 from umbel.srt.kernels.triton.norm import add_and_normalise_rows, normalise_rows, warps_for
@@ -11,7 +12,7 @@ from umbel.srt.kernels.triton.tuning import Columns, HeadsTile, Tuning, WholeRow
 from .variant import Variant
 
 
-def small_variants(tuning: Tuning) -> list[Variant]:
+def small_variants(tuning: Tuning, room: Room) -> list[Variant]:
     row = tuning.norm
     found = [_norm(hidden, row) for hidden in (4096, 8192)]
     found += [_add_norm(4096, row, sandwich=False), _add_norm(2560, row, sandwich=True)]

@@ -24,7 +24,7 @@ Both kernels are launched with PDL (see jit.py). Before they wait they read the 
 """
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 import triton.language as tl
@@ -32,6 +32,7 @@ import triton.language as tl
 from ....lang.errors import ParameterError
 from ...attention.backend import AttentionGeometry
 from ...cache.kv_pool import FLOAT8, LayerKV
+from .fitting import Room, largest_that_fits, shared_bytes
 from .jit import block_of, jit, wait_for_previous_kernels
 from .tuning import HugeTile, Tuning, VectorTile, read_tuning
 
@@ -106,8 +107,7 @@ class Tile:
         return self.vectors // group
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionTiles:
+class AttentionTiles(NamedTuple):
     """The sizes for one model: what a program computes at once, and with how many threads.
 
     Items come in kinds by their number of query vectors (rows × heads of a group), each with a tile of its own. Its
@@ -137,12 +137,18 @@ class AttentionTiles:
 
 
 def tiles_for(
-    geometry: AttentionGeometry, dtype: torch.dtype, kv_dtype: torch.dtype, *, tuning: Tuning | None = None
+    geometry: AttentionGeometry,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    *,
+    tuning: Tuning | None = None,
+    room: Room | None = None,
 ) -> AttentionTiles:
     """For queries and results of `dtype`, keys and values of `kv_dtype`.
 
     Args:
         tuning: numbers of the device's class; None: the default ones.
+        room: its shared memory; None: without a limit. Tiles that it does not hold have fewer stages or keys.
 
     Raises:
         ParameterError: a head_dim or a dtype that the kernels do not take.
@@ -161,8 +167,31 @@ def tiles_for(
             f"keys and values in {_name(kv_dtype)} for queries in {_name(dtype)}: the Triton kernels take a pool of "
             f'the same dtype, or of {_name(FLOAT8)}; write kv_dtype="auto"'
         )
-    tuning = tuning or read_tuning()
-    heads = unit_heads(geometry, dtype)
+    tiles = _tiles_of(geometry, dtype, kv_dtype, tuning or read_tuning())
+    if room is None:
+        return tiles
+
+    def needs(tile: Tile) -> int:
+        return shared_bytes(tile, room, *tile_bytes(tile, geometry, dtype, kv_dtype))
+
+    shape = (geometry, dtype, kv_dtype)
+    few, some, many = (largest_that_fits("attention", tile, room, needs, shape) for tile in tiles)
+    return AttentionTiles(few, some, many)
+
+
+def tile_bytes(tile: Tile, geometry: AttentionGeometry, dtype: torch.dtype, kv_dtype: torch.dtype) -> tuple[int, int]:
+    """Returns the shared memory of a tile of keys and values, and of queries and the weights of keys.
+
+    Keys that have a tail, and values narrower than their keys, take less.
+    """
+    key = -(-geometry.head_dim // 64) * 64 if geometry.latent else block_of(geometry.head_dim, least=HEAD_DIM_UNIT)
+    value = 0 if geometry.latent else key
+    stage = tile.keys * (key + value) * kv_dtype.itemsize
+    return stage, tile.vectors * (key + tile.keys) * dtype.itemsize
+
+
+def _tiles_of(geometry: AttentionGeometry, dtype: torch.dtype, kv_dtype: torch.dtype, tuning: Tuning) -> AttentionTiles:
+    head_dim, heads = geometry.head_dim, unit_heads(geometry, dtype)
     exact = dtype is torch.float32  # multiplied without tensor cores: operands are in registers
     if head_dim * dtype.itemsize > HUGE_VECTOR:
         return _huge(tuning.attention_huge, heads, latent=geometry.latent, exact=exact)

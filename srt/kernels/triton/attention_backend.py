@@ -40,6 +40,7 @@ try:
         tiles_for,
         unit_heads,
     )
+    from .fitting import Room, launch_fitting, room_of, smaller
     from .jit import block_of, pdl_options
     from .tuning import Columns, MergeTile, Tuning, tuning_for
 except ImportError as error:
@@ -265,9 +266,11 @@ class Sizes:
         tree: bool,
         multiprocessors: int,
         tuning: Tuning,
+        room: Room,
     ) -> "Sizes":
-        """Returns the sizes for a device. tuning: numbers of its class."""
-        tiles, heads = tiles_for(geometry, dtype, kv_dtype, tuning=tuning), unit_heads(geometry, dtype)
+        """Returns the sizes for a device. tuning: numbers of its class; room: its shared memory."""
+        tiles = tiles_for(geometry, dtype, kv_dtype, tuning=tuning, room=room)
+        heads = unit_heads(geometry, dtype)
         plan = tuning.attention_plan
         units = geometry.kv_heads * -(-geometry.group // heads)  # of work for each item
         cut = Cut(
@@ -323,6 +326,7 @@ class TritonBackend:
             tree=tree_attention,
             multiprocessors=self.multiprocessors,
             tuning=self.tuning,
+            room=room_of(self.device),
         )
         self.sizes = sizes(geometry)
         self._by_window = {window: sizes(own) for window, own in (windows or {}).items()}
@@ -481,18 +485,31 @@ class TritonBackend:
         more: Tile | None,
         programs: int,
     ) -> None:
-        launched = [tile for tile in (few, more) if tile]
-        attend_items[(programs,)](
-            *(queries, pool.keys[layer], pool.values[layer], out, plan.part_out, plan.part_lse, sinks),
-            *(plan.bounds, plan.items, plan.slots, plan.kv_idx, queries.stride(0), out.stride(0)),
-            *((softcap or scale) * LOG2_E, 2 * LOG2_E * scale / softcap if softcap else 0.0),
-            **item_constants(shape, few, more, softcap=softcap, dtype=queries.dtype),
-            **self._early,
-            num_warps=max(tile.warps for tile in launched),
-            num_stages=launched[-1].stages,  # the larger tile fills shared memory and registers
-            maxnreg=launched[-1].registers,
-            enable_fp_fusion=True,
-        )
+        def launch(tiles: tuple[Tile | None, Tile | None]) -> None:
+            launched = [tile for tile in tiles if tile]
+            attend_items[(programs,)](
+                *(queries, pool.keys[layer], pool.values[layer], out, plan.part_out, plan.part_lse, sinks),
+                *(plan.bounds, plan.items, plan.slots, plan.kv_idx, queries.stride(0), out.stride(0)),
+                *((softcap or scale) * LOG2_E, 2 * LOG2_E * scale / softcap if softcap else 0.0),
+                **item_constants(shape, *tiles, softcap=softcap, dtype=queries.dtype),
+                **self._early,
+                num_warps=max(tile.warps for tile in launched),
+                num_stages=launched[-1].stages,  # the larger tile fills shared memory and registers
+                maxnreg=launched[-1].registers,
+                enable_fp_fusion=True,
+            )
+
+        compiled_for = (shape, queries.dtype, pool.geometry.dtype, softcap > 0, sinks is None)
+        launch_fitting("attention", (few, more), launch, shape=compiled_for, following=_smaller_tiles)
+
+
+def _smaller_tiles(tiles: tuple[Tile | None, Tile | None]) -> tuple[Tile | None, Tile | None] | None:
+    """Returns the next smaller tiles of both kinds, of as many query vectors: the plan is cut for those."""
+    less = tuple(None if tile is None else smaller(tile) for tile in tiles)
+    if less == (None, None):
+        return None
+    few, more = (one or tile for one, tile in zip(less, tiles, strict=True))
+    return few, more
 
 
 # Any, in the four: Triton takes numbers, dtypes and None alike.

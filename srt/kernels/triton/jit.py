@@ -33,15 +33,6 @@ def block_of(size: int, *, least: int = 1) -> int:
     return max(least, 1 << (size - 1).bit_length())
 
 
-@cache
-def shared_memory(device: torch.device) -> int | None:
-    """Returns the bytes of shared memory that a program may take; None: the interpreter has no limit."""
-    if device.type != "cuda":
-        return None
-    properties = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # it is not in torch's stubs
-
-
 FP8_LARGEST = tl.constexpr(448.0)  # of float8_e4m3fn, which has no infinity
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 

@@ -19,8 +19,9 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
-from .jit import block_of, jit, multiplied, pdl_options, rounded, shared_memory, wait_for_previous_kernels
-from .tuning import tuning_for
+from .fitting import Room, largest_that_fits, launch_fitting, room_of, shared_bytes
+from .jit import block_of, jit, multiplied, pdl_options, rounded, wait_for_previous_kernels
+from .tuning import RowsTile, tuning_for
 
 SILU = tl.constexpr(0)
 GELU = tl.constexpr(1)
@@ -223,12 +224,19 @@ def gate_row(  # type: ignore[no-untyped-def]
 
 
 def multiplies_few(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """It takes so many rows of this dtype on this device, and has enough programs for such a matrix."""
+    """It takes so many rows of this dtype, and has enough programs for such a matrix."""
     tile = tuning_for(x.device).linear_rows
-    if not 0 < len(x) <= tile.most_rows or x.dtype.itemsize != _ITEM or len(weight) < tile.least_outputs:
-        return False
-    room = shared_memory(x.device)
-    return room is None or tile.stages * (tile.outputs + _block_rows(len(x))) * tile.depth * _ITEM <= room
+    return 0 < len(x) <= tile.most_rows and x.dtype.itemsize == _ITEM and len(weight) >= tile.least_outputs
+
+
+def rows_tile(rows: int, tile: RowsTile, room: Room) -> RowsTile:
+    """Returns the tile for so many rows of x, or the largest smaller one that a device holds."""
+    block = _block_rows(rows)
+
+    def needs(tile: RowsTile) -> int:
+        return shared_bytes(tile, room, stage=(tile.outputs + block) * tile.depth * _ITEM)
+
+    return largest_that_fits("linear_rows", tile, room, needs, shape=block)
 
 
 def multiply_few(
@@ -243,21 +251,26 @@ def multiply_few(
         out: [R, outputs]; rows may lie apart.
     """
     outputs, inputs = out.shape[1], weight.shape[1]
-    tile = tuning_for(x.device).linear_rows
-    multiply_few_rows[(triton.cdiv(outputs, tile.outputs if kind is None else tile.outputs // 2),)](
-        *(x, weight, weight if bias is None else bias, out, 2 * len(x) + 1, outputs, x.stride(0), out.stride(0)),
-        INPUTS=inputs,
-        BIASED=bias is not None,
-        GATED=kind is not None,
-        KIND=0 if kind is None else kind,
-        BLOCK_M=_block_rows(len(x)),
-        BLOCK_N=tile.outputs,
-        BLOCK_K=tile.depth,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        enable_fp_fusion=False,
-        **pdl_options(x.device),
-    )
+    block = _block_rows(len(x))
+
+    def launch(tile: RowsTile) -> None:
+        multiply_few_rows[(triton.cdiv(outputs, tile.outputs if kind is None else tile.outputs // 2),)](
+            *(x, weight, weight if bias is None else bias, out, 2 * len(x) + 1, outputs, x.stride(0), out.stride(0)),
+            INPUTS=inputs,
+            BIASED=bias is not None,
+            GATED=kind is not None,
+            KIND=0 if kind is None else kind,
+            BLOCK_M=block,
+            BLOCK_N=tile.outputs,
+            BLOCK_K=tile.depth,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            enable_fp_fusion=False,
+            **pdl_options(x.device),
+        )
+
+    tile = rows_tile(len(x), tuning_for(x.device).linear_rows, room_of(x.device))
+    launch_fitting("linear_rows", tile, launch, shape=block)
 
 
 def _block_rows(rows: int) -> int:

@@ -15,9 +15,10 @@ import torch
 import triton.language as tl
 
 from ...layers.low_rank import TILE_OUTPUTS, AdapterBlocks, LowRankStack
+from .fitting import Room, largest_that_fits, launch_fitting, room_of, shared_bytes
 from .jit import block_of, jit, multiplied, rounded
 from .moe import arranged
-from .tuning import tuning_for
+from .tuning import GroupedTile, tuning_for
 
 BLOCK_ROWS = 16  # least rows of a product of tensor cores
 
@@ -47,20 +48,24 @@ def add_low_rank(x: torch.Tensor, out: torch.Tensor, blocks: AdapterBlocks, stac
     if not rows:
         return
     hidden = torch.empty((rows, parts, rank), dtype=x.dtype, device=x.device)
-    tile = tuning_for(x.device).low_rank
+    tile = changes_tile(rank, x.dtype, tuning_for(x.device).low_rank, room_of(x.device))
     precision = "ieee" if x.dtype is torch.float32 else "tf32"
-    low_rank_down[(blocks.most, parts)](
-        *(x, stack.down, stack.scales, hidden, blocks.rows, blocks.owners, blocks.filled, x.stride(0), rows),
-        INPUTS=inputs,
-        RANK=rank,
-        PARTS=parts,
-        PRECISION=precision,
-        BLOCK_M=BLOCK_ROWS,
-        BLOCK_K=min(tile.depth, block_of(inputs, least=16)),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        enable_fp_fusion=False,
-    )
+
+    def launch_down(tile: GroupedTile) -> None:
+        low_rank_down[(blocks.most, parts)](
+            *(x, stack.down, stack.scales, hidden, blocks.rows, blocks.owners, blocks.filled, x.stride(0), rows),
+            INPUTS=inputs,
+            RANK=rank,
+            PARTS=parts,
+            PRECISION=precision,
+            BLOCK_M=BLOCK_ROWS,
+            BLOCK_K=min(tile.depth, block_of(inputs, least=16)),
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            enable_fp_fusion=False,
+        )
+
+    launch_fitting("low_rank", tile, launch_down, shape=(rank, x.dtype))
     low_rank_up[(blocks.most, len(stack.tiles))](
         *(hidden, stack.up, stack.tiles, out, blocks.rows, blocks.owners, blocks.filled, out.stride(0), rows),
         OUTPUTS=outputs,
@@ -72,6 +77,15 @@ def add_low_rank(x: torch.Tensor, out: torch.Tensor, blocks: AdapterBlocks, stac
         num_warps=tile.warps,
         enable_fp_fusion=False,
     )
+
+
+def changes_tile(rank: int, dtype: torch.dtype, tile: GroupedTile, room: Room) -> GroupedTile:
+    """Returns the tile for maps of a rank, or the largest smaller one that a device holds."""
+
+    def needs(tile: GroupedTile) -> int:
+        return shared_bytes(tile, room, stage=(BLOCK_ROWS + rank) * tile.depth * dtype.itemsize)
+
+    return largest_that_fits("low_rank", tile, room, needs, shape=(rank, dtype))
 
 
 @jit

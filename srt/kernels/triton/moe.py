@@ -31,6 +31,7 @@ import triton
 import triton.language as tl
 
 from ...layers.quantized import QuantizedTensor
+from .fitting import Room, largest_that_fits, launch_fitting, room_of, shared_bytes
 from .jit import block_of, jit, multiplied, pdl_options, rounded, wait_for_previous_kernels
 from .linear import ACTIVATION_KINDS, activated, depth_for, linear, sums_of_rows, weights_of_tile
 from .quantized import kind_of, pointers_of, products_of_codes, sub_of, sums_of_codes
@@ -184,39 +185,72 @@ def _form(stack: Stack, depth: int) -> dict[str, int | bool | None]:
     return {"CODES": kind_of(stack), "GROUPS": groups, "ZEROS": zeros, "SUB": sub_of(stack, depth), "BLOCK_K": depth}
 
 
-def _sorted_through_experts(mixture: _Mixture, cut: MoeTiles) -> torch.Tensor:
-    x, width = mixture.x, mixture.width
-    (tokens, hidden), top_k = x.shape, mixture.experts.shape[1]
-    pairs = tokens * top_k
-    out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
-    blocks = arranged(mixture.experts, mixture.count, cut.rows)
-    middle = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
-    mixed = torch.empty((pairs, hidden), dtype=x.dtype, device=x.device)
-    depth = cut.depth * 2 // x.dtype.itemsize
-    common = {
-        "PRECISION": "ieee" if x.dtype is torch.float32 else "tf32",
+def _kind(stack: Stack, dtype: torch.dtype) -> tuple[torch.dtype, int | None]:
+    """Returns what a stack is, as far as the kernels' resources depend on it."""
+    return dtype, None if isinstance(stack, torch.Tensor) else kind_of(stack)
+
+
+# Any: constants of a kernel, and options of its launch.
+def _block_constants(stack: Stack, cut: MoeTiles, dtype: torch.dtype) -> dict[str, Any]:
+    return {
+        **_form(stack, cut.depth * 2 // dtype.itemsize),
+        "PRECISION": "ieee" if dtype is torch.float32 else "tf32",
         "BLOCK_M": cut.rows,
         "GROUP": cut.group,
         "num_warps": cut.warps,
         "num_stages": cut.stages,
         "enable_fp_fusion": False,
     }
+
+
+def fitting_cut(cut: MoeTiles, stack: Stack, dtype: torch.dtype, room: Room) -> MoeTiles:
+    """Returns the cut, or the largest smaller one of as many rows that a device holds."""
+    bits = None if isinstance(stack, torch.Tensor) else stack.kind.bits
+    return block_cut(cut, bits, dtype, room)
+
+
+def block_cut(cut: MoeTiles, bits: int | None, dtype: torch.dtype, room: Room) -> MoeTiles:
+    """See `fitting_cut`. bits: of a code; None: experts are floats. What is widened passes through shared memory."""
+
+    def needs(cut: MoeTiles) -> int:
+        numbers = 2 * cut.depth  # bytes
+        weights = 2 * cut.columns * (numbers if bits is None else cut.depth * 2 // dtype.itemsize * bits // 8)
+        widened = 0 if bits is None else 2 * cut.columns * cut.depth * 4
+        return shared_bytes(cut, room, cut.rows * numbers + weights, fixed=widened)
+
+    return largest_that_fits("moe", cut, room, needs, shape=(bits, dtype))
+
+
+def _sorted_through_experts(mixture: _Mixture, cut: MoeTiles) -> torch.Tensor:
+    x, width = mixture.x, mixture.width
+    (tokens, hidden), top_k = x.shape, mixture.experts.shape[1]
+    pairs = tokens * top_k
+    out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
+    cut = fitting_cut(cut, mixture.gate_up, x.dtype, room_of(x.device))
+    blocks = arranged(mixture.experts, mixture.count, cut.rows)
+    middle = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
+    mixed = torch.empty((pairs, hidden), dtype=x.dtype, device=x.device)
     order = blocks.rows, blocks.experts, blocks.count
-    gate_up_blocks[(blocks.most * triton.cdiv(width, cut.columns),)](
-        *(x, *_pointers(mixture.gate_up), mixture.into_bias, middle, *order, x.stride(0), pairs, top_k),
-        **mixture.into,
-        **_form(mixture.gate_up, depth),
-        **common,
-        BLOCK_N=cut.columns,
-    )
-    down_blocks[(blocks.most * triton.cdiv(hidden, 2 * cut.columns),)](
-        *(middle, *_pointers(mixture.down), mixture.out_bias, mixed, mixture.weights, *order, pairs),
-        WIDTH=width,
-        HIDDEN=hidden,
-        **_form(mixture.down, depth),
-        **common,
-        BLOCK_N=2 * cut.columns,
-    )
+
+    def launch_gate_up(cut: MoeTiles) -> None:
+        gate_up_blocks[(blocks.most * triton.cdiv(width, cut.columns),)](
+            *(x, *_pointers(mixture.gate_up), mixture.into_bias, middle, *order, x.stride(0), pairs, top_k),
+            **mixture.into,
+            **_block_constants(mixture.gate_up, cut, x.dtype),
+            BLOCK_N=cut.columns,
+        )
+
+    def launch_down(cut: MoeTiles) -> None:
+        down_blocks[(blocks.most * triton.cdiv(hidden, 2 * cut.columns),)](
+            *(middle, *_pointers(mixture.down), mixture.out_bias, mixed, mixture.weights, *order, pairs),
+            WIDTH=width,
+            HIDDEN=hidden,
+            **_block_constants(mixture.down, cut, x.dtype),
+            BLOCK_N=2 * cut.columns,
+        )
+
+    launch_fitting("moe_gate_up", cut, launch_gate_up, shape=_kind(mixture.gate_up, x.dtype))
+    launch_fitting("moe_down", cut, launch_down, shape=_kind(mixture.down, x.dtype))
     tile = tuning_for(x.device).moe_combine
     combine_pairs[(tokens, triton.cdiv(hidden, tile.columns))](
         mixed, out, hidden, TOP_K=top_k, BLOCK=tile.columns, num_warps=tile.warps, enable_fp_fusion=False

@@ -16,8 +16,9 @@ import triton.language as tl
 from torch.nn import functional
 
 from ...layers.quantized import TABLES, Codes, QuantizedTensor
+from .fitting import Room, largest_that_fits, launch_fitting, room_of, shared_bytes
 from .jit import block_of, jit, multiplied, pdl_options, rounded, wait_for_previous_kernels
-from .tuning import tuning_for
+from .tuning import RowsTile, tuning_for
 
 NIBBLES = tl.constexpr(0)
 BYTES = tl.constexpr(1)  # int8 and float8
@@ -101,19 +102,37 @@ def _multiply_row(x: torch.Tensor, weight: QuantizedTensor, out: torch.Tensor) -
 
 def _multiply_rows(x: torch.Tensor, weight: QuantizedTensor, out: torch.Tensor) -> None:
     outputs = weight.shape[0]
-    tile = tuning_for(x.device).quantized_rows
-    multiply_codes_rows[(triton.cdiv(outputs, tile.outputs),)](
-        *(x, *pointers_of(weight), out, 2 * len(x) + 1, outputs, x.stride(0), out.stride(0)),
-        **_constants(weight),
-        BLOCK_M=block_of(len(x), least=LEAST_ROWS),
-        BLOCK_N=tile.outputs,
-        BLOCK_K=tile.depth,
-        SUB=sub_of(weight, tile.depth),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        enable_fp_fusion=False,
-        **pdl_options(x.device),
-    )
+    block, bits = block_of(len(x), least=LEAST_ROWS), weight.kind.bits
+
+    def launch(tile: RowsTile) -> None:
+        multiply_codes_rows[(triton.cdiv(outputs, tile.outputs),)](
+            *(x, *pointers_of(weight), out, 2 * len(x) + 1, outputs, x.stride(0), out.stride(0)),
+            **_constants(weight),
+            BLOCK_M=block,
+            BLOCK_N=tile.outputs,
+            BLOCK_K=tile.depth,
+            SUB=sub_of(weight, tile.depth),
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            enable_fp_fusion=False,
+            **pdl_options(x.device),
+        )
+
+    tile = codes_tile(block, bits, x.dtype, tuning_for(x.device).quantized_rows, room_of(x.device))
+    launch_fitting("quantized_rows", tile, launch, shape=(block, kind_of(weight), x.dtype))
+
+
+def codes_tile(block: int, bits: int, dtype: torch.dtype, tile: RowsTile, room: Room) -> RowsTile:
+    """Returns the tile for a block of rows and codes of so many bits, or the largest smaller one that a device holds.
+
+    What is widened passes through shared memory, in float32 at most.
+    """
+
+    def needs(tile: RowsTile) -> int:
+        stage = block * tile.depth * dtype.itemsize + tile.outputs * tile.depth * bits // 8
+        return shared_bytes(tile, room, stage, fixed=tile.outputs * tile.depth * 4)
+
+    return largest_that_fits("quantized_rows", tile, room, needs, shape=(block, bits, dtype))
 
 
 def sub_of(weight: QuantizedTensor, depth: int) -> int:

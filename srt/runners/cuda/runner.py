@@ -43,6 +43,7 @@ from ...core.batch import (
     without_pictures,
 )
 from ...distributed.communicator import SINGLE_RANK, Communicator, alike, first_failed
+from ...kernels.triton.fitting import replaced_tiles
 from ...multimodal.store import VisionStore
 from ...sampling.sampler import draws_of
 from ..memory import room_for_step
@@ -387,6 +388,7 @@ class CudaRunner:
             "graph_replays": captured.replays if captured else 0,
             "eager_steps": self._eager_steps,
             "sent_slots": self._table.sent,
+            "smaller_tiles": replaced_tiles(),
             "device_seconds": self._answers.device_seconds,
             **(self.pictures.facts() if self.pictures is not None else {}),
         }
