@@ -27,6 +27,7 @@ from .packages import left_out
 from .resume import take_over
 from .stopwatch import Budget, DeviceStopwatch, HostStopwatch, Stopwatch, give_memory_back
 from .subjects.sizes import FULL, TINY, Sizes
+from .sweep import sweep
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "gpu"
 MINUTES, DRY_MINUTES = 7.5, 2.5
@@ -48,11 +49,22 @@ def parser() -> argparse.ArgumentParser:
     names = ", ".join(group.name for group in GROUPS)
     parser.add_argument("--groups", nargs="+", metavar="NAME", help=f"of {names}; all but `compiled` if left out")
     parser.add_argument("--part", type=int, metavar="N", help=f"instead of --groups: {_parts()}")
+    parser.add_argument(
+        "--sweep",
+        nargs="*",
+        metavar="KERNEL",
+        help="in place of all groups: choose the tuning numbers of these kernels, or of all, and write the tables",
+    )
     parser.add_argument("--minutes", type=float, metavar="N", help=f"{MINUTES:g} if left out, {DRY_MINUTES:g} when dry")
     parser.add_argument("--large", type=Path, metavar="DIR", help="take workload files from this folder")
     parser.add_argument("--workload", nargs="+", default=[], metavar="NAME", help="for the engine; all if left out")
     parser.add_argument("--programs", type=int, metavar="N", help=f"the first N of each file; {PROGRAMS} if left out")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="benchmarks/results/gpu/DATE-DEVICE if left out")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="benchmarks/results/gpu/DATE-DEVICE if left out; with --sweep the tables are copied here first",
+    )
     parser.add_argument(
         "--resume", type=Path, metavar="DIR", help="take over the figures of this folder, of any commit; also --output"
     )
@@ -69,6 +81,8 @@ def main(arguments: Sequence[str]) -> int:
     stopwatch: Stopwatch = HostStopwatch() if dry else DeviceStopwatch(torch.device("cuda"))
     if dry:
         torch.set_num_threads(1)  # shapes are tiny: threads would only wait for each other
+    if options.sweep is not None:
+        return _sweep(options, stopwatch, sizes, budget)
     record, outcomes = _opened(options, stopwatch, sizes)
     run = Run(
         record=record,
@@ -97,10 +111,32 @@ def main(arguments: Sequence[str]) -> int:
     return status or (1 if record.failed else 0)
 
 
+def _sweep(options: argparse.Namespace, stopwatch: Stopwatch, sizes: Sizes, budget: Budget) -> int:
+    hardware = describe(stopwatch.device, stopwatch.seconds, elements=sizes.copied, width=sizes.multiplied)
+    give_memory_back()
+    try:
+        with _signals():
+            return sweep(
+                options.sweep,
+                stopwatch=stopwatch,
+                sizes=sizes,
+                hardware=hardware,
+                budget=budget,
+                output=options.output,
+                dry=bool(options.dry_run),
+                say=_say,
+            )
+    except Stopped as stopped:
+        _say(f"stopped by {stopped.name}; rows that were written stay")
+        return int(stopped.code or 0)
+
+
 def _checked(options: argparse.Namespace) -> list[Group]:
     """Returns the groups that are asked for; wrong options end the process with the right ones."""
     if options.part is not None and options.groups:
         parser().error("--part and --groups both say what runs; leave one of them out")
+    if options.sweep is not None and (options.part is not None or options.groups):
+        parser().error("--sweep runs alone; leave --part and --groups out")
     if options.part is not None and not 1 <= options.part <= len(PARTS):
         parser().error(f"--part {options.part}; there are {_parts()}")
     if options.resume is not None and options.afresh:

@@ -47,7 +47,7 @@ def stream(decode: Decode, device: torch.device) -> Subject:
         group=GROUP,
         name=f"decode, {_words(geometry)}, {decode.sequences} sequences of {decode.keys} keys",
         unit=Unit.BANDWIDTH,
-        work=_decode(step, pool, geometry, decode.dtype, device),
+        work=decode_work(step, pool, geometry, decode.dtype, device),
         size=decode.sequences * decode.keys * pool.geometry.bytes_per_slot,
         must=STREAM_MUST,
         stretch=STREAM_STRETCH,
@@ -67,7 +67,7 @@ def single(decode: Decode, layers: int, limits: Limits, device: torch.device) ->
         group=GROUP,
         name=f"decode of one layer, {_words(geometry)}, one sequence of {decode.keys} keys",
         unit=Unit.MICROSECONDS,
-        work=_decode(step, pool, geometry, decode.dtype, device),
+        work=decode_work(step, pool, geometry, decode.dtype, device),
         size=size,
         times=layers,
         must=max(SINGLE_MUST, reading / STREAM_MUST * 100),
@@ -149,8 +149,8 @@ def branches(fork: Fork, layers: int, device: torch.device) -> Subject:
         group=GROUP,
         name=f"{fork.branches} branches of {fork.own} keys behind {fork.shared}, {_words(geometry)}",
         unit=Unit.TIMES,
-        work=_decode(on, pool, geometry, dtype, device),
-        base=_decode(off, pool, geometry, dtype, device),
+        work=decode_work(on, pool, geometry, dtype, device),
+        base=decode_work(off, pool, geometry, dtype, device),
         size=on.slots * pool.geometry.bytes_per_slot,
         must=FORK_MUST,
         stretch=FORK_SHARE * most,
@@ -159,9 +159,11 @@ def branches(fork: Fork, layers: int, device: torch.device) -> Subject:
     )
 
 
-def _decode(step: Step, pool: KVPool, geometry: AttentionGeometry, dtype: torch.dtype, device: torch.device) -> Work:
-    """All layers of the pool, planned as for a captured graph."""
-    backend = TritonBackend(geometry, device, dtype=dtype)
+def decode_work(
+    step: Step, pool: KVPool, geometry: AttentionGeometry, dtype: torch.dtype, device: torch.device
+) -> Work:
+    """All layers of the pool, planned as for a captured graph. The work returns the last one's results."""
+    backend = TritonBackend(geometry, device, dtype=dtype, kv_dtype=pool.geometry.dtype)
     table = SlotTable(accelerator_for(device), sum(map(len, step.batch.slots)) + 1, windows=False)
     backend.use_table(table)
     plan: TritonPlan = backend.reserve(None, rows=step.batch.rows)
@@ -169,11 +171,22 @@ def _decode(step: Step, pool: KVPool, geometry: AttentionGeometry, dtype: torch.
     queries = normal(step.batch.rows, geometry.heads, geometry.head_dim, device=device, dtype=dtype)
     out = torch.empty_like(queries)
 
-    def work() -> None:
+    def work() -> torch.Tensor:
         for layer in range(len(pool.geometry.layers)):
             backend.attend(layer, queries, pool, plan, scale=geometry.head_dim**-0.5, out=out)
+        return out
 
     return work
+
+
+def prompt_work(
+    step: Step, pool: KVPool, geometry: AttentionGeometry, dtype: torch.dtype, device: torch.device
+) -> Work:
+    """The first layer of the pool, in a step that is planned for it alone. The work returns its results."""
+    backend = TritonBackend(geometry, device, dtype=dtype, kv_dtype=pool.geometry.dtype)
+    plan = backend.plan(step.batch, None)
+    queries = normal(step.batch.rows, geometry.heads, geometry.head_dim, device=device, dtype=dtype)
+    return lambda: backend.attend(0, queries, pool, plan, scale=geometry.head_dim**-0.5)
 
 
 def _torch_decode(decode: Decode, device: torch.device) -> Work:

@@ -36,29 +36,33 @@ class Experts:
         return bytes_of(self.gate_up) + bytes_of(self.down)
 
 
+def dense_experts(shape: ExpertShape, device: torch.device) -> Experts:
+    gate_up = normal(shape.experts, 2 * shape.width, shape.hidden, device=device, dtype=DTYPE) * shape.hidden**-0.5
+    down = normal(shape.experts, shape.hidden, shape.width, device=device, dtype=DTYPE) * shape.width**-0.5
+    return Experts(shape, shape.name, gate_up, down, SINGLE_MUST)
+
+
 def expert_subjects(sizes: Sizes, device: torch.device) -> Iterator[Subject]:
     for shape in sizes.experts:
-        gate_up = normal(shape.experts, 2 * shape.width, shape.hidden, device=device, dtype=DTYPE) * shape.hidden**-0.5
-        down = normal(shape.experts, shape.hidden, shape.width, device=device, dtype=DTYPE) * shape.width**-0.5
-        layer = Experts(shape, shape.name, gate_up, down, SINGLE_MUST)
-        yield _prompt(layer, sizes.prompt, device)
-        yield _single(layer, device)
+        layer = dense_experts(shape, device)
+        yield prompt(layer, sizes.prompt, device)
+        yield single(layer, device)
 
 
 def packed_experts(sizes: Sizes, device: torch.device) -> Iterator[Subject]:
     for shape in sizes.packed:
         for form in FORMS:
-            layer = Experts(shape, f"{shape.name}, {form.name}", *_stacks(form, shape, device), ROW_MUST)
-            yield _prompt(layer, sizes.prompt, device)
-            yield _single(layer, device)
+            layer = Experts(shape, f"{shape.name}, {form.name}", *stacks_of(form, shape, device), ROW_MUST)
+            yield prompt(layer, sizes.prompt, device)
+            yield single(layer, device)
 
 
-def _stacks(form: Form, shape: ExpertShape, device: torch.device) -> tuple[QuantizedTensor, QuantizedTensor]:
+def stacks_of(form: Form, shape: ExpertShape, device: torch.device) -> tuple[QuantizedTensor, QuantizedTensor]:
     gate_up = form.matrix(shape.experts * 2 * shape.width, shape.hidden, device, seed=1)
     return gate_up, form.matrix(shape.experts * shape.hidden, shape.width, device, seed=2)
 
 
-def _prompt(layer: Experts, tokens: int, device: torch.device) -> Subject:
+def prompt(layer: Experts, tokens: int, device: torch.device) -> Subject:
     shape = layer.shape
     x = normal(tokens, shape.hidden, device=device, dtype=DTYPE)
     weights = torch.full((tokens, shape.top_k), 1 / shape.top_k, device=device)
@@ -76,7 +80,7 @@ def _prompt(layer: Experts, tokens: int, device: torch.device) -> Subject:
     )
 
 
-def _single(layer: Experts, device: torch.device) -> Subject:
+def single(layer: Experts, device: torch.device) -> Subject:
     """One token, layer after layer as in a step: each goes through experts of its own, so none is in the cache."""
     shape = layer.shape
     x = normal(1, shape.hidden, device=device, dtype=DTYPE)
@@ -84,9 +88,10 @@ def _single(layer: Experts, device: torch.device) -> Subject:
     layers = shape.experts // shape.top_k
     chosen = [one.contiguous() for one in _orders(shape, 1, device).split(shape.top_k, dim=1)[:layers]]
 
-    def work() -> None:
+    def work() -> torch.Tensor:
         for one in chosen:
-            fused_experts(x, layer.gate_up, layer.down, weights, one, activation="silu")
+            result = fused_experts(x, layer.gate_up, layer.down, weights, one, activation="silu")
+        return result
 
     return Subject(
         group=GROUP,
@@ -106,7 +111,7 @@ def packed_expert_comparisons(sizes: Sizes, device: torch.device) -> Iterator[tu
         weights = torch.full((9, shape.top_k), 1 / shape.top_k, device=device)
         chosen = _orders(shape, 9, device)[:, : shape.top_k].contiguous()
         for form in FORMS:
-            stacks = _stacks(form, shape, device)
+            stacks = stacks_of(form, shape, device)
             for tokens in (9, 1):
                 name = f"experts, {shape.name}, {form.name}" + (", 1 token" if tokens == 1 else "")
                 yield name, partial(_compare, stacks, weights[:tokens], chosen[:tokens], shape)
