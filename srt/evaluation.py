@@ -12,6 +12,7 @@ MiB of logits, so memory does not grow with the text.
 
 import argparse
 import math
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from ..lang.errors import ModelError, ParameterError, shown
 from ..lang.runtime_options import DType, Kernels, Weights
 from .core.batch import Batch, Runner
-from .core.cards import chosen_device
+from .core.cards import chosen_device, unused_for
 from .kernels.cpu.head import Head
 from .kernels.cpu.linear import PackedMatrix
 from .layers.checkpoint import BlockTensor, BlockTensors, Checkpoint, Tensors
@@ -92,6 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tokens=options.tokens,
     )
     text = read_text(options.text)
+    if (reason := unused_for(options.device, "write --device cpu")) is not None:
+        print(reason, file=sys.stderr)
     source = open_model(options.model)
     results = evaluate(source, formats, text, settings)
     if options.json:

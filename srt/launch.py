@@ -649,10 +649,10 @@ def _step_sizes(options: RuntimeOptions, replica: int) -> StepSizes:
 
 def _report_unused_cards(options: RuntimeOptions) -> None:
     """Logs which GPU the CPU computes in place of, and why, where options leave the device to the machine."""
-    from .core.cards import chosen_device, unused_cards
+    from .core.cards import unused_for
 
-    if options.device == "auto" and chosen_device("auto") == "cpu" and (unused := unused_cards()) is not None:
-        log.warning("the CPU computes, not %s", unused.text('write device="cpu"'))
+    if (reason := unused_for(options.device, 'write device="cpu"')) is not None:
+        log.warning("%s", reason)
 
 
 @cache

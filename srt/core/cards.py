@@ -79,6 +79,18 @@ def chosen_device(name: str) -> str:
     return f"cuda:{first}" if first else "cuda"
 
 
+def unused_for(name: str, otherwise: str) -> str | None:
+    """Returns which GPU the CPU computes in place of, and why, as a sentence; None: it does not, or was asked for.
+
+    Args:
+        name: of the device, as options have it: only "auto" leaves it to the machine.
+        otherwise: what to write where the CPU is wanted.
+    """
+    if name != "auto" or chosen_device(name) != "cpu" or (unused := unused_cards()) is None:
+        return None
+    return f"the CPU computes, not {unused.text(otherwise)}"
+
+
 def resolve_device(name: str) -> torch.device:
     """Returns the device of a name other than "auto".
 

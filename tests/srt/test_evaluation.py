@@ -11,6 +11,8 @@ from umbel.interpreter.cli import main
 from umbel.lang.errors import ParameterError
 from umbel.lang.runtime_options import Kernels
 from umbel.srt import evaluation
+from umbel.srt.core import cards
+from umbel.srt.core.cards import UnusedCards
 from umbel.srt.evaluation import EvaluationSettings, FormatResult, count_weights, evaluate, memory_of, weight_bytes
 from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cpu_runner import CpuRunner
@@ -126,6 +128,26 @@ def test_the_command_prints_a_table_or_json(
     table = capsys.readouterr().out
     assert "auto" in table
     assert "KL and same token against float32 weights" in table
+
+
+def test_the_command_says_why_a_gpu_that_is_there_does_not_compute(
+    tiny: tuple[PreTrainedModel, ModelSource],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On standard error: what is printed stays JSON."""
+    monkeypatch.setattr(cards, "sees_cuda", lambda: False)
+    monkeypatch.setattr(cards, "unused_cards", lambda: UnusedCards("NVIDIA L4", "torch is a CPU build", "install it"))
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    arguments = ["eval", str(tiny[1].path), "--text", str(text), "--context", "40", "--tokens", "40", "--json"]
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["device"] == "cpu"
+    assert err == "the CPU computes, not NVIDIA L4: torch is a CPU build; install it, or write --device cpu\n"
+    assert main([*arguments, "--device", "cpu"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
