@@ -417,8 +417,13 @@ class TritonBackend:
         store = self.tuning.attention_store
         constants = store_constants(pool.geometry.layers[layer], pool.geometry.dtype, store)
         store_rows[(len(keys), triton.cdiv(constants["KEY_WIDTH"], constants["BLOCK"]))](
-            *(keys, values, pool.keys[layer], pool.values[layer], slots, keys.stride(0)),
-            0 if values is None else values.stride(0),
+            keys=keys,
+            values=values,
+            key_pool=pool.keys[layer],
+            value_pool=pool.values[layer],
+            slots=slots,
+            key_stride=keys.stride(0),
+            value_stride=0 if values is None else values.stride(0),
             **constants,
             num_warps=store.warps,
         )
@@ -463,7 +468,13 @@ class TritonBackend:
         programs = merge.resident * self.multiprocessors if plan.fixed else units
         if programs:
             merge_parts[(programs,)](
-                *(plan.part_out, plan.part_lse, target, sinks, plan.bounds, plan.merges, target.stride(0)),
+                part_out=plan.part_out,
+                part_lse=plan.part_lse,
+                out=target,
+                sinks=sinks,
+                bounds=plan.bounds,
+                merges=plan.merges,
+                out_stride=target.stride(0),
                 **merge_constants(shape, merge),
                 **self._early,
                 num_warps=merge.warps,
@@ -488,9 +499,21 @@ class TritonBackend:
         def launch(tiles: tuple[Tile | None, Tile | None]) -> None:
             launched = [tile for tile in tiles if tile]
             attend_items[(programs,)](
-                *(queries, pool.keys[layer], pool.values[layer], out, plan.part_out, plan.part_lse, sinks),
-                *(plan.bounds, plan.items, plan.slots, plan.kv_idx, queries.stride(0), out.stride(0)),
-                *((softcap or scale) * LOG2_E, 2 * LOG2_E * scale / softcap if softcap else 0.0),
+                queries=queries,
+                keys=pool.keys[layer],
+                values=pool.values[layer],
+                out=out,
+                part_out=plan.part_out,
+                part_lse=plan.part_lse,
+                sinks=sinks,
+                bounds=plan.bounds,
+                items=plan.items,
+                slots=plan.slots,
+                kv_idx=plan.kv_idx,
+                query_stride=queries.stride(0),
+                out_stride=out.stride(0),
+                scale=(softcap or scale) * LOG2_E,
+                inner_scale=2 * LOG2_E * scale / softcap if softcap else 0.0,
                 **item_constants(shape, *tiles, softcap=softcap, dtype=queries.dtype),
                 **self._early,
                 num_warps=max(tile.warps for tile in launched),

@@ -54,7 +54,8 @@ def room_of(device: torch.device) -> Room:
 
 def shared_bytes(tile: Any, room: Room, stage: int, fixed: int = 0) -> int:
     """Returns the shared memory of a tile, or a little more. stage: bytes of one stage; fixed: of what is read once."""
-    return max(1, tile.stages - (not room.warp_groups)) * stage + fixed
+    stages: int = tile.stages if room.warp_groups else tile.stages - 1
+    return max(1, stages) * stage + fixed
 
 
 def smaller(tile: Tile) -> Tile | None:

@@ -1,5 +1,8 @@
 """Wraps Triton's compiler in one typed decorator, so that the files of kernels are type-checked like all others.
 
+Launches name what they pass, but for the tensors that a kernel is about: a name costs 0.06 µs of the 5 to 20 in which
+Triton looks at the arguments, and a captured graph passes none.
+
 Triton reads TRITON_INTERPRET when it is imported: with it, every kernel runs in the interpreter, on the CPU.
 
 Programmatic dependent launch (PDL), from Hopper on: programs are there before the kernel in front of them is done.

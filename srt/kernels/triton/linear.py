@@ -113,7 +113,11 @@ def linear(
         return out
     tile = tuning_for(x.device).linear_row
     multiply_row[(triton.cdiv(outputs, tile.outputs),)](
-        *(x, weight, weight if bias is None else bias, out, outputs),
+        x,
+        weight,
+        bias=weight if bias is None else bias,
+        out=out,
+        outputs=outputs,
         INPUTS=inputs,
         BIASED=bias is not None,
         BLOCK_N=tile.outputs,
@@ -146,7 +150,10 @@ def gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, acti
         return out
     tile = tuning_for(x.device).linear_gate
     gate_row[(triton.cdiv(width, tile.outputs),)](
-        *(x, weight, weight if bias is None else bias, out),
+        x,
+        weight,
+        bias=weight if bias is None else bias,
+        out=out,
         INPUTS=inputs,
         WIDTH=width,
         BIASED=bias is not None,
@@ -255,7 +262,14 @@ def multiply_few(
 
     def launch(tile: RowsTile) -> None:
         multiply_few_rows[(triton.cdiv(outputs, tile.outputs if kind is None else tile.outputs // 2),)](
-            *(x, weight, weight if bias is None else bias, out, 2 * len(x) + 1, outputs, x.stride(0), out.stride(0)),
+            x,
+            weight,
+            bias=weight if bias is None else bias,
+            out=out,
+            bound=2 * len(x) + 1,
+            outputs=outputs,
+            x_stride=x.stride(0),
+            out_stride=out.stride(0),
             INPUTS=inputs,
             BIASED=bias is not None,
             GATED=kind is not None,
@@ -347,7 +361,10 @@ def act_and_multiply(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     if rows:
         tile = tuning_for(gate_up.device).linear_act
         act_and_multiply_rows[(rows, triton.cdiv(width, tile.columns))](
-            *(gate_up, out, gate_up.stride(0), width),
+            gate_up,
+            out,
+            stride=gate_up.stride(0),
+            width=width,
             KIND=ACTIVATION_KINDS[activation],
             BLOCK=tile.columns,
             num_warps=tile.warps,

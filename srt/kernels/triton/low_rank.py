@@ -53,7 +53,15 @@ def add_low_rank(x: torch.Tensor, out: torch.Tensor, blocks: AdapterBlocks, stac
 
     def launch_down(tile: GroupedTile) -> None:
         low_rank_down[(blocks.most, parts)](
-            *(x, stack.down, stack.scales, hidden, blocks.rows, blocks.owners, blocks.filled, x.stride(0), rows),
+            x,
+            stack.down,
+            scales=stack.scales,
+            hidden=hidden,
+            rows=blocks.rows,
+            owners=blocks.owners,
+            filled=blocks.filled,
+            x_stride=x.stride(0),
+            count=rows,
             INPUTS=inputs,
             RANK=rank,
             PARTS=parts,
@@ -67,7 +75,15 @@ def add_low_rank(x: torch.Tensor, out: torch.Tensor, blocks: AdapterBlocks, stac
 
     launch_fitting("low_rank", tile, launch_down, shape=(rank, x.dtype))
     low_rank_up[(blocks.most, len(stack.tiles))](
-        *(hidden, stack.up, stack.tiles, out, blocks.rows, blocks.owners, blocks.filled, out.stride(0), rows),
+        hidden,
+        stack.up,
+        tiles=stack.tiles,
+        out=out,
+        rows=blocks.rows,
+        owners=blocks.owners,
+        filled=blocks.filled,
+        out_stride=out.stride(0),
+        count=rows,
         OUTPUTS=outputs,
         RANK=rank,
         PARTS=parts,

@@ -68,7 +68,11 @@ def route(logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch
     chosen = torch.empty((tokens, top_k), dtype=torch.int32, device=logits.device)
     if tokens:
         route_tokens[(tokens,)](
-            *(logits, weights, chosen, logits.stride(0), experts),
+            logits,
+            weights=weights,
+            chosen=chosen,
+            stride=logits.stride(0),
+            experts=experts,
             TOP_K=top_k,
             RENORMALISE=renormalise,
             CHOICES=block_of(top_k),
@@ -172,9 +176,12 @@ def _check_stack(stack: Stack, count: int, outputs: int, inputs: int) -> None:
         assert stack.is_contiguous(), "experts lie one after the other"
 
 
-def _pointers(stack: Stack) -> tuple[torch.Tensor | None, ...]:
+def _pointers(stack: Stack) -> dict[str, torch.Tensor | None]:
     """Returns floats, or codes with what they stand for: arguments of the kernels."""
-    return (stack, None, None, None) if isinstance(stack, torch.Tensor) else pointers_of(stack)
+    if isinstance(stack, torch.Tensor):
+        return {"weight": stack, "scales": None, "zeros": None, "table": None}
+    pointers = pointers_of(stack)
+    return {"weight": pointers.pop("codes"), **pointers}
 
 
 def _form(stack: Stack, depth: int) -> dict[str, int | bool | None]:
@@ -230,11 +237,18 @@ def _sorted_through_experts(mixture: _Mixture, cut: MoeTiles) -> torch.Tensor:
     blocks = arranged(mixture.experts, mixture.count, cut.rows)
     middle = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     mixed = torch.empty((pairs, hidden), dtype=x.dtype, device=x.device)
-    order = blocks.rows, blocks.experts, blocks.count
+    order = {"rows": blocks.rows, "owners": blocks.experts, "filled": blocks.count}
 
     def launch_gate_up(cut: MoeTiles) -> None:
         gate_up_blocks[(blocks.most * triton.cdiv(width, cut.columns),)](
-            *(x, *_pointers(mixture.gate_up), mixture.into_bias, middle, *order, x.stride(0), pairs, top_k),
+            x,
+            **_pointers(mixture.gate_up),
+            bias=mixture.into_bias,
+            middle=middle,
+            **order,
+            x_stride=x.stride(0),
+            pairs=pairs,
+            top_k=top_k,
             **mixture.into,
             **_block_constants(mixture.gate_up, cut, x.dtype),
             BLOCK_N=cut.columns,
@@ -242,7 +256,13 @@ def _sorted_through_experts(mixture: _Mixture, cut: MoeTiles) -> torch.Tensor:
 
     def launch_down(cut: MoeTiles) -> None:
         down_blocks[(blocks.most * triton.cdiv(hidden, 2 * cut.columns),)](
-            *(middle, *_pointers(mixture.down), mixture.out_bias, mixed, mixture.weights, *order, pairs),
+            middle,
+            **_pointers(mixture.down),
+            bias=mixture.out_bias,
+            mixed=mixed,
+            shares=mixture.weights,
+            **order,
+            pairs=pairs,
             WIDTH=width,
             HIDDEN=hidden,
             **_block_constants(mixture.down, cut, x.dtype),
@@ -253,7 +273,7 @@ def _sorted_through_experts(mixture: _Mixture, cut: MoeTiles) -> torch.Tensor:
     launch_fitting("moe_down", cut, launch_down, shape=_kind(mixture.down, x.dtype))
     tile = tuning_for(x.device).moe_combine
     combine_pairs[(tokens, triton.cdiv(hidden, tile.columns))](
-        mixed, out, hidden, TOP_K=top_k, BLOCK=tile.columns, num_warps=tile.warps, enable_fp_fusion=False
+        mixed, out, hidden=hidden, TOP_K=top_k, BLOCK=tile.columns, num_warps=tile.warps, enable_fp_fusion=False
     )
     return out
 
@@ -277,7 +297,11 @@ def arranged(experts: torch.Tensor, count: int, block_rows: int) -> Blocks:
     rows, owners, filled = torch.split(memory, [most * block_rows, most, 1])
     tile = tuning_for(experts.device).moe_arrange
     arrange_pairs[(count,)](
-        *(experts, rows, owners, filled, pairs),
+        experts,
+        rows=rows,
+        owners=owners,
+        filled=filled,
+        pairs=pairs,
         EXPERTS=count,
         BINS=block_of(count + 1),  # one more, for what is left out and what lies after the last pair
         BLOCK_M=block_rows,
@@ -338,7 +362,13 @@ def _few_through_experts(mixture: _Mixture) -> torch.Tensor:
     tuning = tuning_for(x.device)
     cut = gate_cut(mixture.gate_up, hidden, mixture.into["GATED"], tuning)
     gate_up_pairs[(triton.cdiv(width, cut.columns), pairs)](
-        *(x, *_pointers(mixture.gate_up), mixture.into_bias, middle, mixture.experts, x.stride(0), top_k),
+        x,
+        **_pointers(mixture.gate_up),
+        bias=mixture.into_bias,
+        middle=middle,
+        experts=mixture.experts,
+        x_stride=x.stride(0),
+        top_k=top_k,
         **mixture.into,
         **_form(mixture.gate_up, cut.depth),
         **common,
@@ -348,7 +378,12 @@ def _few_through_experts(mixture: _Mixture) -> torch.Tensor:
     choices = block_of(top_k)
     cut = down_cut(mixture.down, width, choices, tuning)
     down_tokens[(triton.cdiv(hidden, cut.columns), tokens)](
-        *(middle, *_pointers(mixture.down), mixture.out_bias, out, mixture.weights, mixture.experts),
+        middle,
+        **_pointers(mixture.down),
+        bias=mixture.out_bias,
+        out=out,
+        shares=mixture.weights,
+        experts=mixture.experts,
         WIDTH=width,
         HIDDEN=hidden,
         TOP_K=top_k,

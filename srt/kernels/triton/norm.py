@@ -37,7 +37,13 @@ def rms_norm(
     if rows:
         block = block_of(hidden)
         normalise_rows[(rows,)](
-            *(x, weight, out, x.stride(0), out.stride(0), hidden, eps),
+            x,
+            weight,
+            out,
+            x_stride=x.stride(0),
+            out_stride=out.stride(0),
+            hidden=hidden,
+            eps=eps,
             CENTERED=centered,
             BLOCK=block,
             num_warps=warps_for(block, tuning_for(x.device).norm),
@@ -81,8 +87,17 @@ def add_rms_norm(
     if rows:
         block = block_of(hidden)
         add_and_normalise_rows[(rows,)](
-            *(x, residual, x if weight is None else weight, x if after is None else after, factor, out),
-            *(x.stride(0), residual.stride(0), hidden, eps, scale),
+            x,
+            residual,
+            weight=x if weight is None else weight,
+            after=x if after is None else after,
+            factor=factor,
+            out=out,
+            x_stride=x.stride(0),
+            residual_stride=residual.stride(0),
+            hidden=hidden,
+            eps=eps,
+            scale=scale,
             CENTERED=centered,
             SANDWICH=after is not None,
             SCALED=scale != 1.0,

@@ -72,7 +72,9 @@ def widen(weight: QuantizedTensor, first: int, end: int, dtype: torch.dtype) -> 
     part = weight.part(first, end)
     tile = tuning_for(out.device).quantized_widen
     widen_codes[(triton.cdiv(end - first, tile.outputs), triton.cdiv(inputs, tile.depth))](
-        *(*pointers_of(part), out, end - first),
+        **pointers_of(part),
+        out=out,
+        outputs=end - first,
         **_constants(part),
         BLOCK_N=tile.outputs,
         BLOCK_K=tile.depth,
@@ -89,7 +91,10 @@ def _multiply_row(x: torch.Tensor, weight: QuantizedTensor, out: torch.Tensor) -
     tile = tuning_for(x.device).quantized_row
     depth = min(tile.code_bytes * 8 // weight.kind.bits, block_of(inputs))
     multiply_codes_row[(triton.cdiv(outputs, tile.outputs),)](
-        *(x, *pointers_of(weight), out, outputs),
+        x,
+        **pointers_of(weight),
+        out=out,
+        outputs=outputs,
         **_constants(weight),
         BLOCK_N=tile.outputs,
         BLOCK_K=depth,
@@ -106,7 +111,13 @@ def _multiply_rows(x: torch.Tensor, weight: QuantizedTensor, out: torch.Tensor) 
 
     def launch(tile: RowsTile) -> None:
         multiply_codes_rows[(triton.cdiv(outputs, tile.outputs),)](
-            *(x, *pointers_of(weight), out, 2 * len(x) + 1, outputs, x.stride(0), out.stride(0)),
+            x,
+            **pointers_of(weight),
+            out=out,
+            bound=2 * len(x) + 1,
+            outputs=outputs,
+            x_stride=x.stride(0),
+            out_stride=out.stride(0),
             **_constants(weight),
             BLOCK_M=block,
             BLOCK_N=tile.outputs,
@@ -140,11 +151,12 @@ def sub_of(weight: QuantizedTensor, depth: int) -> int:
     return depth if weight.group_size == weight.shape[1] else min(depth, weight.group_size)
 
 
-def pointers_of(weight: QuantizedTensor) -> tuple[torch.Tensor, ...]:
-    """Returns codes, scales, zeros and table; for those that there are not, the scales stand in."""
+def pointers_of(weight: QuantizedTensor) -> dict[str, torch.Tensor | None]:
+    """Returns codes, scales, zeros and table by name; for those that there are not, the scales stand in."""
     scales = weight.scales.view(torch.uint8) if weight.scales.dtype is torch.float8_e8m0fnu else weight.scales
     zeros = scales if weight.zeros is None else weight.zeros
-    return weight.codes, scales, zeros, _table(weight.kind, scales.device) if kind_of(weight) == TABLE else scales
+    table = _table(weight.kind, scales.device) if kind_of(weight) == TABLE else scales
+    return {"codes": weight.codes, "scales": scales, "zeros": zeros, "table": table}
 
 
 def kind_of(weight: QuantizedTensor) -> int:

@@ -58,13 +58,22 @@ def rope_and_store(
         tile = tuning_for(qkv.device).rope
         taken = tile.heads_of_few if rows <= tile.few_rows else tile.heads_of_many
         half_block = block_of(head_dim // 2)
-        weights: tuple[torch.Tensor | None, ...] = (None, None, None)
-        if head_norm is not None:
-            weights = head_norm.query_weight, head_norm.key_weight, head_norm.value_weight
         rope_and_store_heads[(rows, triton.cdiv(heads + 2 * kv_heads, taken))](
-            *(qkv, positions, slots, table, *weights),
-            *(queries, keys, values, qkv.stride(0), 0 if keys is None else keys.stride(0), heads, kv_heads),
-            0.0 if head_norm is None else head_norm.eps,
+            qkv,
+            positions=positions,
+            slots=slots,
+            table=table,
+            query_weight=None if head_norm is None else head_norm.query_weight,
+            key_weight=None if head_norm is None else head_norm.key_weight,
+            value_weight=None if head_norm is None else head_norm.value_weight,
+            queries=queries,
+            keys=keys,
+            values=values,
+            qkv_stride=qkv.stride(0),
+            slot_stride=0 if keys is None else keys.stride(0),
+            heads=heads,
+            kv_heads=kv_heads,
+            eps=0.0 if head_norm is None else head_norm.eps,
             CENTERED=head_norm is not None and head_norm.centered,
             FP8=keys is not None and keys.dtype is torch.float8_e4m3fn,
             ROTATED=head_dim if rotated is None else rotated,

@@ -105,15 +105,21 @@ class TritonSampling:
             part = tile.wide_part if draws.nuclei else tile.part
             scratch = self._scratch(draws, tiles)
             select[(triton.cdiv(tiles.count, part), len(draws))](
-                *(logits, draws.rows, draws.mask_rows, draws.masks),
-                *(draws.inverse_temperatures, draws.keys, draws.top_k, draws.top_p, draws.log_min_p),
-                *(draws.counters, tiles.maxima, tiles.scores, tiles.roots, *scratch, tokens),
-                *(logits.stride(0), logits.shape[1], draws.masks.shape[1], part),
+                logits,
+                **draws.columns(),
+                maxima=tiles.maxima,
+                masses=tiles.scores,
+                roots=tiles.roots,
+                **scratch,
+                chosen=tokens,
+                stride=logits.stride(0),
+                vocab=logits.shape[1],
+                part=part,
                 TILES=tiles.count,
                 TILE_BLOCK=block_of(tiles.count),
                 PART=tile.part,
                 READ_TILES=tile.tiles,
-                ROOM=scratch[0].shape[1],
+                ROOM=scratch["packed"].shape[1],
                 READ=tile.read,
                 SOME=tile.some,
                 num_warps=tile.warps,
@@ -134,12 +140,22 @@ class TritonSampling:
             tiles = _VocabTiles.of(logits, draws, torch.empty(count, dtype=torch.int64, device=logits.device))
             tile, scratch = tuning_for(logits.device).sampling_summary, self._scratch(draws, tiles)
             summarise_rows[(count,)](
-                *(logits, draws.rows, draws.counters, tiles.maxima, tiles.scores, *scratch),
-                *(normalisers, top_tokens, top_logits, logits.stride(0), vocab, top),
+                logits,
+                rows=draws.rows,
+                counters=draws.counters,
+                maxima=tiles.maxima,
+                masses=tiles.scores,
+                **scratch,
+                normalisers=normalisers,
+                top_tokens=top_tokens,
+                top_logits=top_logits,
+                stride=logits.stride(0),
+                vocab=vocab,
+                top=top,
                 TILES=tiles.count,
                 TILE_BLOCK=block_of(tiles.count),
                 READ_TILES=tile.tiles,
-                ROOM=scratch[0].shape[1],
+                ROOM=scratch["packed"].shape[1],
                 READ=tile.read,
                 num_warps=tile.warps,
                 enable_fp_fusion=False,
@@ -149,12 +165,13 @@ class TritonSampling:
             raise LogitsError
         return summary
 
-    def _scratch(self, draws: "DeviceDraws", tiles: "_VocabTiles") -> tuple[torch.Tensor, torch.Tensor]:
+    def _scratch(self, draws: "DeviceDraws", tiles: "_VocabTiles") -> dict[str, torch.Tensor]:
         """Allocates scratch for copied entries, and for the tiles that have them."""
         device = draws.rows.device
         candidates = self._candidates or tuning_for(device).sampling_select.candidates
         entries = torch.empty((len(draws), candidates), dtype=torch.int64, device=device)
-        return entries, torch.empty((len(draws), tiles.count), dtype=torch.int32, device=device)
+        held = torch.empty((len(draws), tiles.count), dtype=torch.int32, device=device)
+        return {"packed": entries, "held": held}
 
 
 class _VocabTiles:
@@ -176,10 +193,15 @@ class _VocabTiles:
         tile = tuning_for(logits.device).sampling_scan
         reads = min(triton.cdiv(count * tiles.reads, tile.programs), tile.most_reads)  # of a program
         scan[(triton.cdiv(tiles.reads, reads), count)](
-            *(logits, draws.rows, draws.mask_rows, draws.masks),
-            *(draws.inverse_temperatures, draws.keys, draws.top_k, draws.top_p, draws.log_min_p),
-            *(draws.counters, tiles.maxima, tiles.scores, tiles.roots, tokens),
-            *(logits.stride(0), vocab, draws.masks.shape[1], reads * tiles.read),
+            logits,
+            **draws.columns(),
+            maxima=tiles.maxima,
+            scores=tiles.scores,
+            roots=tiles.roots,
+            chosen=tokens,
+            stride=logits.stride(0),
+            vocab=vocab,
+            span=reads * tiles.read,
             TILES=tiles.count,
             READ_TILES=tiles.read,
             TILE_BLOCK=block_of(tiles.count),
@@ -227,6 +249,21 @@ class DeviceDraws:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def columns(self) -> dict[str, torch.Tensor | int]:
+        """Returns what both passes read of the draws, by the names of their arguments. words: of a mask."""
+        return {
+            "rows": self.rows,
+            "mask_rows": self.mask_rows,
+            "masks": self.masks,
+            "inverse_temperatures": self.inverse_temperatures,
+            "keys": self.keys,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "log_min_p": self.log_min_p,
+            "counters": self.counters,
+            "words": self.masks.shape[1],
+        }
 
     @classmethod
     def of(cls, draws: Draws, device: torch.device) -> "DeviceDraws":

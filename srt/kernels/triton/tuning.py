@@ -27,9 +27,11 @@ CLASSES = {
     (7, 5): "turing",
     (8, 0): "ampere",
     (8, 6): "geforce_ampere",
+    (8, 7): "ampere",  # Orin
     (8, 9): "ada",
     (9, 0): "hopper",
     (12, 0): "geforce_blackwell",
+    (12, 1): "geforce_blackwell",  # GB10
 }
 
 

@@ -170,7 +170,8 @@ def test_every_class_has_a_file_and_the_default_has_every_row() -> None:
     assert list(rows_of(DEFAULT)) == [field.name for field in fields(Tuning)]
     assert class_of((9, 0)) == "hopper"
     assert class_of((12, 0)) == "geforce_blackwell"
-    assert class_of((8, 7)) == class_of(None) == DEFAULT
+    assert class_of((8, 7)) == "ampere"
+    assert class_of((10, 0)) == class_of(None) == DEFAULT
     shipped = tomllib.loads((FOLDER.parents[3] / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     assert shipped["umbel.srt.kernels.triton"] == ["tuned/*.json"]
 
