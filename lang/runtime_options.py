@@ -125,6 +125,10 @@ class DebugOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             others do.
         symmetric_sums: ranks of tensor_parallel on CUDA devices with NVLink add up small parts by reading each other's
             memory; off: with NCCL, as all other parts.
+        trace: a file to which the engine writes when its device ran steps and what the host did meanwhile, to find
+            what a device waits for; "" writes none. A file of this name is replaced.
+        random_weights: weights are random numbers of the shapes that the model's files name, and no number of these
+            files is read: to measure a model whose weights are not at hand.
     """
 
     check_every_step: bool = False
@@ -134,11 +138,14 @@ class DebugOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     recording: str = ""
     torch_prompts: bool = True
     symmetric_sums: bool = True
+    trace: str = ""
+    random_weights: bool = False
 
     def __post_init__(self) -> None:
         _check_fields(self)
-        if self.recording != "":
-            checks.text("debug.recording", self.recording, MAX_MODEL_LENGTH, "the path of a new file")
+        for name in ("recording", "trace"):
+            if (path := getattr(self, name)) != "":
+                checks.text(f"debug.{name}", path, MAX_MODEL_LENGTH, "the path of a new file")
 
 
 class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -294,11 +301,13 @@ class RuntimeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         delay = checks.plain_value(self.debug.step_delay)
         if delay and self.overlap is True:
             raise ParameterError(f"step_delay={delay} delays steps that wait; leave overlap=True out")
-        if self.debug.recording and self.replicas > 1:
-            raise ParameterError(f"debug.recording is of one engine; replicas={self.replicas}: leave one of them out")
+        for name in ("recording", "trace"):
+            if getattr(self.debug, name) and self.replicas > 1:
+                raise ParameterError(f"debug.{name} is of one engine; replicas={self.replicas}: leave one of them out")
         if delay and not oracle:
             raise ParameterError(f"step_delay slows the oracle model only; model={shown(self.model)} takes none")
         _check_pretended(self, ranks, oracle=oracle)
+        _check_random(self, ranks, oracle=oracle)
 
 
 TIER_OPTIONS = ("host_cache", "disk_cache", "shared_cache")  # fastest first
@@ -357,6 +366,19 @@ def _check_pretended(options: "RuntimeOptions", ranks: int, *, oracle: bool) -> 
         given.append("tensor_parallel")
     if given:
         raise ParameterError(f"pretend_step={seconds}: no model computes; leave {' and '.join(given)} out")
+
+
+def _check_random(options: "RuntimeOptions", ranks: int, *, oracle: bool) -> None:
+    """Checks that the weights of one model on one device are what is made of random numbers."""
+    if not options.debug.random_weights:
+        return
+    given = [name for name in ("draft_model", "adapters") if getattr(options, name)]
+    if ranks > 1:
+        given.append("tensor_parallel")
+    if oracle:
+        raise ParameterError("debug.random_weights: the oracle has no weights; name a folder of safetensors")
+    if given:
+        raise ParameterError(f"debug.random_weights: one model on one device; leave {' and '.join(given)} out")
 
 
 def _check_draft(options: "RuntimeOptions", ranks: int) -> None:

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from hashlib import sha256
 from importlib import import_module
@@ -22,7 +22,7 @@ import msgspec
 
 from ..lang.errors import MissingExtraError, ModelError, ParameterError
 from ..lang.runtime_options import ORACLE, SAVE_SECONDS, TIER_OPTIONS, RuntimeOptions
-from .core.batch import AsyncRunner, Runner, VectorHead
+from .core.batch import AsyncRunner, Runner, TimedRunner, VectorHead
 from .core.instruments import Clock, FaultHook
 from .core.messages import NO_TIERS, Heartbeat, TierRooms
 from .core.step_sizes import CPU_SIZES, StepSizes, cuda_sizes
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .scheduler.policy import SchedulerConfig
     from .scheduler.recording import EngineRecorder
     from .scheduler.scheduler import Scheduler
+    from .scheduler.trace import StepTrace
     from .testing.launched_oracle import LaunchedOracle
     from .testing.oracle import OracleRunner
     from .weights import ModelSource
@@ -192,6 +193,8 @@ def open_engine(
         open_words = partial(_open_vocabulary, lambda: given, None)
     else:
         source = _open_source(options)
+        if options.debug.random_weights:
+            source = _with_random_weights(options, source, replica)
         phase(f"loading {source.name}")
         draft_source = _open_draft(options, source)
         sizes = _step_sizes(options, replica)
@@ -211,8 +214,8 @@ def open_engine(
     config = _scheduler_config(options, sizes, overlap=_overlaps(options, runner), both_ways=both_ways)
     head = None if options.debug.pretend_step else _vector_head(options, source)
     tiers = _page_tiers(options, runner, source, clock)
-    recorder = _recorder(options, runner, config, endings)
-    others = matcher_cache, head, tiers, recorder, make_guesser(config, runner, draft)
+    recorder, trace = _recorder(options, runner, config, endings), _trace(options, runner, clock, endings)
+    others = matcher_cache, head, tiers, recorder, make_guesser(config, runner, draft), trace
     scheduler = Scheduler(runner, vocabulary, eos_ids, config, clock, faults, *others)
     if oracle is not None:
         oracle.expected = scheduler.planned_tokens  # it compares the content of slots with the expected tokens
@@ -296,6 +299,21 @@ def _recorder(
     recorder = EngineRecorder(Path(options.debug.recording).expanduser(), facts)
     endings.append(recorder.close)
     return recorder
+
+
+def _trace(
+    options: RuntimeOptions, runner: Runner, clock: Clock, endings: list[Callable[[], object]]
+) -> "StepTrace | None":
+    """Opens the trace that `debug` asks for, which ends with the engine. Raises ParameterError."""
+    from .scheduler.trace import StepTrace
+
+    if not options.debug.trace:
+        return None
+    trace = StepTrace(Path(options.debug.trace).expanduser(), clock)
+    endings.append(trace.close)
+    if isinstance(runner, TimedRunner):
+        runner.time_steps()
+    return trace
 
 
 def _overlaps(options: RuntimeOptions, runner: Runner) -> bool:
@@ -533,6 +551,22 @@ def _open_source(options: RuntimeOptions) -> "ModelSource":
     except ImportError as error:
         raise MissingExtraError(error.name or "torch", "runtime") from error
     return open_model(options.model)
+
+
+def _with_random_weights(options: RuntimeOptions, source: "ModelSource", replica: int) -> "ModelSource":
+    """Returns the model with random numbers in place of its weights, made on its device. Raises ParameterError for
+    files that are no safetensors, and as `device_of`."""
+    import torch
+
+    from .distributed.launch import device_of
+    from .testing.random_weights import random_tensors
+
+    other = next((path for path in source.files if path.suffix != ".safetensors"), None)
+    if other is not None:
+        raise ParameterError(f"debug.random_weights: {other.name} is no safetensors file; name a folder of such")
+    device = device_of(options, 0, replica)
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16  # the runner rounds to its own
+    return replace(source, open_tensors=partial(random_tensors, source.files, dtype, device))
 
 
 def _open_draft(options: RuntimeOptions, source: "ModelSource") -> "ModelSource | None":

@@ -446,6 +446,38 @@ class LaunchedStep(Pending, Protocol):
         """
 
 
+class StepTimes(NamedTuple):
+    """Times of a step on its device, in seconds of the device's clock.
+
+    Attributes:
+        idle: since the step before it had ended; 0 of the first one.
+        forward: of the forward pass, and of the tokens that were chosen with it.
+        waited: from then until its late rows were chosen; 0 without such rows.
+        chosen: of that choice.
+    """
+
+    idle: float
+    forward: float
+    waited: float
+    chosen: float
+
+
+@runtime_checkable
+class TimedStep(Protocol):
+    """A step that can tell when it ran."""
+
+    def times(self) -> StepTimes:
+        """Returns its times. Called after `result`, of a runner that was told by `time_steps`."""
+
+
+@runtime_checkable
+class TimedRunner(Protocol):
+    """A runner whose steps are TimedSteps."""
+
+    def time_steps(self) -> None:
+        """Has all further steps keep what `TimedStep.times` needs."""
+
+
 @runtime_checkable
 class AsyncRunner(Runner, Protocol):
     """A runner that does not wait for its steps. The fake is `launched_oracle.LaunchedOracle`.

@@ -18,6 +18,7 @@ from .policy import AdmissionPolicy, Order
 from .request import NO_SOURCE, Generation, Phase, Prefilling, Request
 from .request_table import SchedulerContext
 from .step import StepPlan
+from .trace import HostPhase, StepTrace
 
 _rank = attrgetter("rank")
 _log = logging.getLogger("umbel.engine")
@@ -33,7 +34,12 @@ class Planner:
     """Makes the StepPlan of each step."""
 
     def __init__(
-        self, context: SchedulerContext, constrained: ConstrainedTexts, commit: Commit, guesser: Guesser | None
+        self,
+        context: SchedulerContext,
+        constrained: ConstrainedTexts,
+        commit: Commit,
+        guesser: Guesser | None,
+        trace: StepTrace | None = None,
     ) -> None:
         self.current = StepPlan(None, 0)  # being made, or running
         self._config = context.config
@@ -44,6 +50,7 @@ class Planner:
         self._constrained = constrained
         self._commit = commit
         self._guesser = guesser
+        self._trace = trace
         self._step_running = False  # a step is running
         self._leaving = 0  # requests that certainly end with that step
         self._most_rows: int | None = None  # of a step, while memory is short
@@ -82,6 +89,8 @@ class Planner:
         if limits:
             plan.rows_left = max(1, min(limits) - decoding)
         if decoding < len(running):
+            if self._trace is not None:
+                self._trace.enter(HostPhase.PREFILL)
             planned = {rows.request.number for rows in plan.planned}
             rest = [request for request in running if request.number not in planned]
             rest.sort(key=lambda request: not request.continuing)  # a few forced tokens do not wait for long prompts
@@ -89,8 +98,12 @@ class Planner:
                 if request.phase is Phase.RUNNING and not request.decoding and not plan.full:
                     self._plan_rows(request)
         if self._table.waiting and not plan.full and self._may_admit and not self._still_held:
+            if self._trace is not None:
+                self._trace.enter(HostPhase.ADMIT)
             self._admit(plan)
         if self._guesser is not None:
+            if self._trace is not None:
+                self._trace.enter(HostPhase.PLAN)
             self._guesser.extend(plan)
         return plan
 

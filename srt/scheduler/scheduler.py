@@ -70,6 +70,7 @@ from .step import (
     build_row_requests,
     pending_tokens,
 )
+from .trace import HostPhase, StepTrace
 
 Info = dict[str, str | int | float | bool | list[int | str] | None]
 
@@ -95,6 +96,8 @@ class Scheduler:
         tiers: keep pages that are not in the pool; None: there are none.
         recorder: writes down what arrives and what steps take, for the simulator; None: nothing is written.
         guesser: guesses tokens in place of the one that config.token_guesses asks for.
+        trace: writes down when the device ran and what the host did; None: nothing is written. The runner was told by
+            `TimedRunner.time_steps`.
 
     Raises:
         ParameterError: overlap with a runner that is no `batch.AsyncRunner`.
@@ -113,6 +116,7 @@ class Scheduler:
         tiers: PageTiers | None = None,
         recorder: EngineRecorder | None = None,
         guesser: Guesser | None = None,
+        trace: StepTrace | None = None,
     ) -> None:
         if config.overlap and not isinstance(runner, AsyncRunner):
             raise ParameterError(f"overlap=True: {type(runner).__name__} waits for its steps; write overlap=False")
@@ -125,7 +129,7 @@ class Scheduler:
         self._faults = faults
         self._counters = Counters()
         self._pictures = runner.pictures
-        self._recorder = recorder
+        self._recorder, self._trace = recorder, trace
         self.kv = KVManager(
             runner.num_slots,
             config,
@@ -167,7 +171,7 @@ class Scheduler:
         self._guesser = guesser or make_guesser(config, runner)
         if self._guesser is not None:
             self._guesser.attach(context, self._constrained)
-        self._planner = Planner(context, self._constrained, self._commit, self._guesser)
+        self._planner = Planner(context, self._constrained, self._commit, self._guesser, trace)
         self._sampler = Sampler(runner.vocab_size, runner.chooser)
         self._aborts: list[int] = []
         self._controls: list[EngineControl | EngineSurvey] = []
@@ -216,6 +220,9 @@ class Scheduler:
 
         An idle scheduler that is `unchecked` continues the check of pool and tree, for a fraction of a millisecond.
         """
+        trace = self._trace
+        if trace is not None:
+            self._trace_begin(trace)
         started = self._clock.now()
         self._begin_step(started)
         if self._in_flight and (self._planner.short or self._in_flight[0].delays_too_many):
@@ -224,6 +231,8 @@ class Scheduler:
         while len(self._in_flight) > ahead:
             self._complete()
         self._choose_late()
+        if trace is not None:
+            trace.enter(HostPhase.END)
         self._end_step(started)
         self._rested = not self._table.alive
         if lost := self.kv.pins.take_lost():
@@ -236,6 +245,8 @@ class Scheduler:
         if self._recorder is not None:
             now = self._clock.now()
             self._recorder.stepped(now - started, events, now)
+        if trace is not None:
+            trace.enter(HostPhase.RESTING if self._rested else HostPhase.OUTSIDE)
         return events
 
     @property
@@ -328,6 +339,12 @@ class Scheduler:
         self._table.check()
 
     # ------------------------------------------------------------------------------------------ inside
+
+    def _trace_begin(self, trace: StepTrace) -> None:
+        """Notes that a step begins. Before, what was noted is written if no request waits for it, or if it is much."""
+        if trace.is_full or (self._rested and not self._table.alive):
+            trace.flush()
+        trace.enter(HostPhase.BEGIN)
 
     @property
     def _nothing_asked(self) -> bool:
@@ -520,11 +537,16 @@ class Scheduler:
     def _launch(self, started: float) -> bool:
         """Plans and starts a step; False when there is nothing to run, or it crashed. started: on the clock."""
         before = self._in_flight[-1] if self._in_flight else None
+        trace = self._trace
+        if trace is not None:
+            trace.enter(HostPhase.PLAN)
         with pending_tokens(before):
             plan = self._planner.plan(step_running=before is not None)
             if not plan.planned:
                 return False
             self._commit.begin(plan)
+            if trace is not None:
+                trace.enter(HostPhase.LAUNCH)
             launched_at = self._clock.now()
             try:
                 step = self._start(plan)
@@ -559,6 +581,8 @@ class Scheduler:
         """Has the step that runs choose its late tokens, now that the step before it is complete."""
         if not self._in_flight or not self._in_flight[0].asked.late:
             return
+        if self._trace is not None:
+            self._trace.enter(HostPhase.MASK)
         step = self._in_flight[0]
         chosen: list[PlannedRows] = []
         dropped: list[int] = []
@@ -660,9 +684,16 @@ class Scheduler:
                 pages.loads.rates.computed(rows, seconds)
 
     def _wait(self, step: InFlightStep) -> Logits:
+        trace = self._trace
+        if trace is not None:
+            trace.enter(HostPhase.WAIT)
         started = self._clock.now()
         logits = step.pending.result()
         self._counters.forward_seconds += self._clock.now() - started
+        if trace is not None:
+            masks = self._counters.mask_seconds
+            trace.completed(step.plan, step.pending, step.launched_at, masks, len(step.asked.late))
+            trace.enter(HostPhase.COMMIT)
         self._counters.picked_rows += int((logits.places < 0).sum())
         return logits
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...fsm.tokens.masks import Walk
-from ..core.batch import Allowed, Batch, Draws, Logits, RowNeed, RowRequests, Summary, WindowPool
+from ..core.batch import Allowed, Batch, Draws, Logits, RowNeed, RowRequests, StepTimes, Summary, WindowPool
 
 _PRIMES = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
@@ -52,8 +52,10 @@ def _allowed_token(allowed: Allowed, number: int) -> int:
 class PretendedStep:
     """Implements `batch.LaunchedStep`."""
 
-    def __init__(self, device: "PretendedDevice", batch: Batch, ends: float) -> None:
+    def __init__(self, device: "PretendedDevice", batch: Batch, ends: float, idle: float) -> None:
         self._device = device
+        self._idle = idle
+        self._forward_ends = ends
         asked = batch.row_requests
         self._numbers = _numbers(batch)
         self.ends = ends
@@ -76,6 +78,10 @@ class PretendedStep:
         places = rows.tolist()
         self._pick(rows, {places[index]: tokens for index, tokens in row_requests.allowed.items()})
         self.ends = self._device.chosen(self.ends)
+
+    def times(self) -> StepTimes:
+        """See `TimedStep.times`. A choice takes no time."""
+        return StepTimes(self._idle, self._device.seconds, self.ends - self._forward_ends, 0.0)
 
     def result(self) -> Logits:
         self._device.wait(self.ends)
@@ -131,7 +137,7 @@ class PretendedDevice:
         self.trie_walk = trie_walk
         self.chooser = _Chooser()
         self.logits = torch.zeros(1, vocab_size)  # of every row
-        self._seconds = seconds
+        self.seconds = seconds  # of a step
         self._clock = clock
         self._sleep = sleep
         self._free = 0.0  # on the clock: the end of all that was launched
@@ -143,9 +149,10 @@ class PretendedDevice:
         now = self._clock()
         self._steps += 1
         self._back_to_back += now <= self._free and not self._late
-        self._free = max(now, self._free) + self._seconds
+        idle = max(0.0, now - self._free) if self._steps > 1 else 0.0
+        self._free = max(now, self._free) + self.seconds
         self._late = False
-        return PretendedStep(self, batch, self._free)
+        return PretendedStep(self, batch, self._free, idle)
 
     def chosen(self, ends: float) -> float:
         """Returns when a step ends whose late rows are chosen now. ends: of its forward pass."""
@@ -158,6 +165,9 @@ class PretendedDevice:
         """Sleeps until a time on the clock."""
         if (left := until - self._clock()) > 0:
             self._sleep(left)
+
+    def time_steps(self) -> None:
+        """Does nothing: times are always known."""
 
     def forward(self, batch: Batch) -> Logits:
         return self.launch(batch).result()

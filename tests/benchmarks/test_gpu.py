@@ -22,13 +22,14 @@ from umbel.srt.attention.backend import AttentionGeometry
 from umbel.srt.launch import LoadedModel
 from umbel.srt.simulator.workload import Fork, Gen, Program, Select, Text, Workload
 from umbel.srt.testing.oracle import OracleRunner
+from umbel.srt.testing.random_weights import RandomTensors
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
 from benchmarks import workload
 from benchmarks.configuration import ALL, Configuration
 from benchmarks.gpu import packages
 from benchmarks.gpu.__main__ import prepare
-from benchmarks.gpu.engine.shapes import LLAMA_2_7B, LLAMA_3_8B, TINY, RandomTensors
+from benchmarks.gpu.engine.shapes import LLAMA_2_7B, LLAMA_3_8B, TINY
 from benchmarks.gpu.engine.texts import shortened, texts_of
 from benchmarks.gpu.engine.words import WordTokenizer
 from benchmarks.gpu.engine.workloads import DECISIVE, ON_HOST, Engine, earlier_results, jobs, text_record
@@ -590,7 +591,7 @@ def test_shapes_have_the_bytes_of_the_models_that_they_are_named_for() -> None:
 
 
 def test_random_weights_are_the_same_whenever_they_are_read() -> None:
-    weights = RandomTensors(TINY, torch.float32, torch.device("cpu"))
+    weights = RandomTensors(TINY.tensor_shapes, torch.float32, torch.device("cpu"))
     name = "model.layers.1.mlp.down_proj.weight"
     assert torch.equal(weights[name], weights[name])
     assert weights[name].shape == (TINY.hidden, TINY.width)

@@ -1,12 +1,8 @@
-"""Models of the shapes that people run, with random weights that are made where they are read: no files, no network."""
+"""The shapes of models that people run. Their weights are random (`srt/testing/random_weights.py`): no files."""
 
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from zlib import crc32
-
-import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,32 +83,3 @@ class Shape:
 LLAMA_2_7B = Shape("Llama 2 7B", 32, 4096, 11_008, 32, 32, 32_000)
 LLAMA_3_8B = Shape("Llama 3 8B", 32, 4096, 14_336, 32, 8, 128_256)
 TINY = Shape("tiny", 2, 32, 48, 2, 1, 512, context=512)
-
-
-class RandomTensors(Mapping[str, torch.Tensor]):
-    """The weights of a shape, each made when it is read: normal numbers from a seed, so small that activations keep
-    their size from layer to layer, and norms of ones.
-
-    Args:
-        device: they are made there; nothing is copied.
-    """
-
-    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
-        self._shapes = shape.tensor_shapes
-        self._dtype = dtype
-        self._device = device
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        shape = self._shapes[name]
-        if len(shape) == 1:
-            return torch.ones(shape, dtype=self._dtype, device=self._device)
-        generator = torch.Generator(self._device).manual_seed(crc32(name.encode()))
-        deviation = 1.0 if name == "model.embed_tokens.weight" else shape[1] ** -0.5
-        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
-        return tensor.normal_(0.0, deviation, generator=generator)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
-
-    def __len__(self) -> int:
-        return len(self._shapes)

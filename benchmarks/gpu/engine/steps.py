@@ -18,12 +18,13 @@ from umbel.srt.runners.build import build_runner
 from umbel.srt.runners.cuda.build import build_cuda_runner
 from umbel.srt.runners.cuda.device import StepLimits, accelerator_for
 from umbel.srt.runners.cuda.runner import CudaRunner
+from umbel.srt.testing.random_weights import RandomTensors
 
 from ..figures import Figure, PendingFigure, Unit
 from ..hardware import Limits
 from ..stopwatch import Stopwatch
 from ..subjects.batches import Rows, Step, forked_step, step_of
-from .shapes import LLAMA_2_7B, LLAMA_3_8B, TINY, RandomTensors, Shape
+from .shapes import LLAMA_2_7B, LLAMA_3_8B, TINY, Shape
 
 GROUP = "steps"
 MUST, STRETCH = 75.0, 85.0  # % of what reading weights and keys takes at least, of one sequence
@@ -62,7 +63,7 @@ def borrowed_figures(sizes: StepSizes, stopwatch: Stopwatch, limits: Limits) -> 
 
     shape, dtype = sizes.shapes[-1], getattr(torch, sizes.dtype)
     accelerator = accelerator_for(stopwatch.device)
-    tensors = RandomTensors(shape, dtype, stopwatch.device)
+    tensors = RandomTensors(shape.tensor_shapes, dtype, stopwatch.device)
     borrowed = cache(lambda: build_transformers_model(shape.config, tensors, dtype=dtype, device=stopwatch.device))
 
     def runner(step: Step, sequences: int, *, cuda_graphs: bool) -> CudaRunner:
@@ -127,7 +128,7 @@ def random_runner(
     **switches: object,
 ) -> CudaRunner:
     """A model of the shape on our kernels. switches: of `build_runner`."""
-    weights = RandomTensors(shape, getattr(torch, dtype), device)
+    weights = RandomTensors(shape.tensor_shapes, getattr(torch, dtype), device)
     return build_runner(  # type: ignore[return-value]  # of the CUDA engine, unless other kernels are asked for
         shape.config,
         weights,

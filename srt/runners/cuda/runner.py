@@ -39,6 +39,7 @@ from ...core.batch import (
     LogitsError,
     RowNeed,
     RowRequests,
+    StepTimes,
     isolate,
     without_pictures,
 )
@@ -79,6 +80,7 @@ class Answer:
     """Implements `batch.LaunchedStep`: tokens that are being copied to the host, and logits that stay on the device."""
 
     answers: "Answers" = field(repr=False)  # that began it
+    before: Mark | None  # after the step before it
     began: Mark
     mark: Mark
     values: torch.Tensor  # float32 [F, vocab] on the device
@@ -88,10 +90,13 @@ class Answer:
     host_tokens: list[torch.Tensor] = field(repr=False)  # int64, together [n], in pinned memory, full after the mark
     hidden: torch.Tensor | None = None  # float32 [H, hidden] on the device
     logits: torch.Tensor | None = field(default=None, repr=False)  # [L, vocab] of the step, while rows may choose later
+    late: tuple[Mark, Mark] | None = None  # after the forward pass, and before the choice of late rows
 
     def choose(self, rows: NDArray[np.int64], row_requests: RowRequests) -> None:
         """Enqueues the choice of these rows' tokens after what was launched. See `LaunchedStep.choose`."""
         assert self.logits is not None, "called once, of a step with rows that choose later"
+        if self.answers.timed:
+            self.late = self.mark, self.answers.marked()
         tokens, errors = self.answers.choose(self.logits, row_requests, np.arange(len(rows)), rows)
         self.logits = None
         self.errors |= errors
@@ -113,6 +118,15 @@ class Answer:
         errors = {row: self.errors.get(row) or LogitsError() for row in without}
         return Logits(self.values, self.value_places, tokens, errors, self.hidden)
 
+    def times(self) -> StepTimes:
+        """Returns what the step took. See `TimedStep.times`."""
+        idle = 0.0 if self.before is None else self.began.seconds_since(self.before)
+        if self.late is None:
+            return StepTimes(idle, self.mark.seconds_since(self.began), 0.0, 0.0)
+        forward, choosing = self.late
+        spans = forward.seconds_since(self.began), choosing.seconds_since(forward), self.mark.seconds_since(choosing)
+        return StepTimes(idle, *spans)
+
 
 class Answers:
     """Chooses tokens on the device and starts their copies to the host.
@@ -128,6 +142,8 @@ class Answers:
         self._chooser = chooser
         self._staging = Staging(accelerator, 1 << 12)
         self.device_seconds = 0.0  # run time of the steps whose results were read
+        self.timed = False  # steps tell their times
+        self._ended: Mark | None = None  # after all that was enqueued for the last step
 
     def begin(
         self,
@@ -146,7 +162,7 @@ class Answers:
             kept: the logits' memory belongs to this step alone; otherwise rows that want logits get a copy.
             hidden: float32 [H, hidden] on the device, of rows that want hidden states.
         """
-        count = len(logits)
+        count, before = len(logits), self._ended
         picked, whole, later = _wants(row_requests, count)
         errors: dict[int, Exception] = {}
         if row_requests is None or not len(picked):
@@ -162,6 +178,7 @@ class Answers:
         host_tokens, mark = self.copied(tokens)
         return Answer(
             answers=self,
+            before=before,
             began=began,
             mark=mark,
             values=values,
@@ -204,7 +221,12 @@ class Answers:
         """Enqueues a copy of tokens to pinned memory, which is full after the mark."""
         host = self._accelerator.host_buffer(tokens.nbytes).view(torch.int64)
         host.copy_(tokens, non_blocking=True)
-        return host, self._accelerator.mark()
+        self._ended = self._accelerator.mark()
+        return host, self._ended
+
+    def marked(self) -> Mark:
+        """Marks the work that is enqueued."""
+        return self._accelerator.mark()
 
 
 def _wants(row_requests: RowRequests | None, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
@@ -337,6 +359,10 @@ class CudaRunner:
         """Returns whether all rows are text at positions of the model's table. After a clip they may be larger."""
         turned = batch.rope_positions
         return turned is not None and not batch.pictures and int(turned[0].max()) < self.context_length
+
+    def time_steps(self) -> None:
+        """See `TimedRunner.time_steps`."""
+        self._answers.timed = True
 
     def forward(self, batch: Batch) -> Logits:
         """Runs one step and waits for it."""
