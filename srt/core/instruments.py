@@ -20,8 +20,7 @@ class Clock(Protocol):
 class SystemClock:
     """Reads `time.monotonic`: deadlines do not move when the wall clock is set."""
 
-    def now(self) -> float:
-        return time.monotonic()
+    now = staticmethod(time.monotonic)  # a method of our own would take twice as long
 
 
 class VirtualClock:

@@ -3,7 +3,7 @@
     host     │ plan │ admit │ launch │ wait ......... │ commit │ plan │ …        a mark at each change of phase
     device            (idle)         [══ step 1 ══════]   (idle)      [══ …      a record of each step
 
-A mark costs a reading of the clock and an append, some 0.2 µs; a step has about ten. They are kept in memory and are
+A mark costs a reading of the clock and an append, and a step has about ten. They are kept in memory and are
 written when no request is left, so that no step waits for the file. `benchmarks/gpu/engine/gaps.py` reads it.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...lang.errors import ParameterError
-from ..core.batch import Pending, StepTimes, TimedStep
+from ..core.batch import Pending, StepTimes
 from ..core.instruments import Clock
 from .step import StepPlan
 
@@ -78,17 +78,17 @@ class StepTrace:
         self._now = clock.now
         self._marks: list[tuple[int, float]] = []
         self._steps: list[TracedStep] = []
+        self._note = self._marks.append
         self._masks = 0.0  # seconds, when the last step was noted
-        self.phase = HostPhase.RESTING
 
     def enter(self, phase: HostPhase) -> None:
         """Notes that the host begins with something else."""
-        self.phase = phase
-        self._marks.append((phase, self._now()))
+        self._note((phase, self._now()))
 
     def completed(self, plan: StepPlan, pending: Pending, launched: float, masks: float, late: int) -> None:
         """Notes a step whose result has just been waited for. masks: seconds that masks took until now."""
-        times = pending.times() if isinstance(pending, TimedStep) else None
+        tell = getattr(pending, "times", None)  # of a TimedStep; isinstance takes longer than all else here
+        times = None if tell is None else tell()
         texts, prompts, sequences = composition(plan)
         mask, self._masks = masks - self._masks, masks
         self._steps.append(
@@ -105,8 +105,8 @@ class StepTrace:
             json.dump({"marks": self._marks, "steps": self._steps}, self._file, separators=(",", ":"))
             self._file.write("\n")
             self._file.flush()
-        self._marks = self._marks[-1:]  # the phase that goes on
-        self._steps = []
+        del self._marks[:-1]  # the last phase goes on
+        self._steps.clear()
 
     def close(self) -> None:
         self.flush()
@@ -115,6 +115,8 @@ class StepTrace:
 
 def composition(plan: StepPlan) -> tuple[int, int, int]:
     """Returns the texts that decode, the rows of all other sequences, and how many these are."""
+    if plan.single_rows == len(plan.planned):
+        return plan.single_rows, 0, 0
     lengths = [rows.end - rows.start for rows in plan.planned]
     texts = sum(length == 1 for length in lengths)
     return texts, sum(lengths) - texts, len(lengths) - texts
