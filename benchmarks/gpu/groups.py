@@ -19,6 +19,7 @@ from .subjects.attention import attention_subjects
 from .subjects.comparisons import comparisons
 from .subjects.experts import expert_subjects, packed_experts
 from .subjects.packed import packed_products
+from .subjects.peers import cases, installed_peers, peer_figures
 from .subjects.sizes import Sizes
 from .subjects.small import small_subjects
 from .subjects.subject import Subject
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # they need packages that a machine with a GPU may lack
 
     from ..configuration import Configuration
     from .engine.shapes import Shape
+    from .engine.workloads import Engine
 
 Say = Callable[[str], None]
 
@@ -102,6 +104,18 @@ def passes(run: Run, budget: Budget) -> None:
     _time(run, budget, "passes", chain(small_subjects(sizes, device), packed_products(sizes, device)))
 
 
+def peers(run: Run, budget: Budget) -> None:
+    """Kernels of others: what is missing or refuses is left out, and is no mistake of ours."""
+    here, absent = installed_peers()
+    run.record.leave_out("peers", *absent)
+
+    def refused(line: str) -> None:
+        run.record.leave_out("peers", f"peers: {line}")
+
+    found = cases(run.sizes, run.stopwatch.device)
+    take(run, budget, "peers", peer_figures(found, here, run.stopwatch, refused))
+
+
 def experts(run: Run, budget: Budget) -> None:
     sizes, device = run.sizes, run.stopwatch.device
     _time(run, budget, "experts", chain(expert_subjects(sizes, device), packed_experts(sizes, device)))
@@ -130,7 +144,7 @@ def engine(run: Run, budget: Budget) -> None:
     from ..configuration import ALL, FULL
     from .engine.shapes import LLAMA_2_7B, LLAMA_3_8B, TINY
     from .engine.texts import shortened
-    from .engine.workloads import BASE
+    from .engine.workloads import BASE, Engine
 
     folder = run.large or workload.FOLDER
     names = run.workloads or workload.available(folder)
@@ -140,7 +154,23 @@ def engine(run: Run, budget: Budget) -> None:
         files = [shortened(file, characters=24, tokens=2) for file in files]
     shapes = [TINY] if run.dry else [LLAMA_2_7B, LLAMA_3_8B]
     for number, shape in enumerate(shapes):
-        _engine_of(shape, files, configurations, run, budget.part(1 / (len(shapes) - number)))
+        _engine_of(shape, files, configurations, run, budget.part(1 / (len(shapes) - number)), Engine)
+
+
+def runtime(run: Run, budget: Budget) -> None:
+    """The decisive workloads, in two processes."""
+    from .. import workload
+    from .engine.shapes import LLAMA_3_8B, TINY
+    from .engine.texts import shortened
+    from .engine.two_processes import BY_WORTH, TwoProcesses
+    from .engine.workloads import DECISIVE
+
+    folder = run.large or workload.FOLDER
+    names = run.workloads or [name for name in DECISIVE if name in workload.available(folder)]
+    files = [workload.read(name, folder).first(run.programs) for name in names]
+    if run.dry:
+        files = [shortened(file, characters=24, tokens=2) for file in files[:1]]
+    _engine_of(TINY if run.dry else LLAMA_3_8B, files, BY_WORTH[:1] if run.dry else BY_WORTH, run, budget, TwoProcesses)
 
 
 def _engine_of(
@@ -149,26 +179,27 @@ def _engine_of(
     configurations: Sequence["Configuration"],
     run: Run,
     budget: Budget,
+    kind: "type[Engine]",
 ) -> None:
     """Runs of an earlier call are taken over; the record has each run as soon as it has ended."""
-    from .engine.workloads import ON_DEVICE, ON_HOST, Engine, earlier_results, record_name, text_record
+    from .engine.workloads import ON_DEVICE, ON_HOST, earlier_results, record_name, text_record
 
-    record = run.record
-    broken = tuple(record.broken.get("engine", ()))  # of the shapes before
+    record, group = run.record, kind.group
+    broken = tuple(record.broken.get(group, ()))  # of the shapes before
 
     def changed() -> None:
         record.more |= text_record(one)
         if failures := one.failures():
-            record.broken["engine"] = [*broken, *failures]
+            record.broken[group] = [*broken, *failures]
         record.add(*one.figures())
 
-    one = Engine(shape, files, ON_HOST if run.dry else ON_DEVICE, run.stopwatch.device, budget, run.say, changed)
-    earlier = earlier_results(record.more.get(f"{record_name(shape)}.json", ""))
+    one = kind(shape, files, ON_HOST if run.dry else ON_DEVICE, run.stopwatch.device, budget, run.say, changed)
+    earlier = earlier_results(record.more.get(f"{record_name(shape, group)}.json", ""))
     if earlier is not None and (taken := one.take_over(earlier)):
-        run.say(f"engine: {shape.name}: {taken} runs are taken over")
+        run.say(f"{group}: {shape.name}: {taken} runs are taken over")
     one.run(configurations)
     changed()
-    record.leave_out("engine", *one.left_out)
+    record.leave_out(group, *one.left_out)
 
 
 def compiled(run: Run, budget: Budget) -> None:
@@ -197,19 +228,21 @@ GROUPS = (
     Group("tests", 0.2, packages.TESTS, tests),
     Group("equality", 0.2, (), equality),
     Group("attention", 0.35, (), attention),
+    Group("peers", 0.25, (), peers),
     Group("passes", 0.15, (), passes),
     Group("experts", 0.15, (), experts),
     Group("sampling", 0.15, packages.SAMPLING, sampling),
     Group("steps", 0.3, packages.SAMPLING, steps),
+    Group("runtime", 0.6, packages.RUNTIME, runtime),
     Group("engine", 1.0, packages.ENGINE, engine),
     Group("compiled", 1.0, (), compiled, usual=(False, True)),
 )
 # Each fits into one call of eight minutes on a rented device; `--part N` runs the Nth.
 PARTS = (
     ("tests",),
-    ("equality", "attention", "passes", "experts", "sampling"),
+    ("equality", "attention", "peers", "passes", "experts", "sampling"),
     ("steps",),
-    ("engine",),
+    ("runtime", "engine"),
 )
 
 

@@ -39,10 +39,13 @@ WHEELS = {
     "pygments": "pygments",
     "hypothesis": "hypothesis",
     "sortedcontainers": "sortedcontainers",
+    "tokenizers": "tokenizers",
+    "safetensors": "safetensors",
 }
 KERNELS = ("torch", "triton", "numpy")
 SAMPLING = ("msgspec",)
 ENGINE = ("msgspec", "zmq", "jinja2", "psutil", "regex", "jsonschema", "referencing")
+RUNTIME = (*ENGINE, "tokenizers", "safetensors")  # in two processes, from a folder
 TESTS = ("pytest", "hypothesis", "msgspec")
 # Of wheels that are made for Linux: pip matches the number of a platform's name exactly.
 _PLATFORMS = [*(f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 26, 27, 28, 31, 34)), "manylinux2014_x86_64"]

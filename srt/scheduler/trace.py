@@ -22,7 +22,7 @@ _MOST_MARKS = 1 << 18  # in memory; then they are written between two steps
 
 
 class HostPhase(IntEnum):
-    """What the thread of the scheduler does, from a mark to the next one."""
+    """Names what the thread of the scheduler does, from a mark to the next one."""
 
     RESTING = 0  # outside of steps, without a request
     OUTSIDE = 1  # outside of steps, with requests: messages, garbage collection

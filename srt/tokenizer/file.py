@@ -212,14 +212,14 @@ def _added_bytes(file: TokenizerFile, added: AddedToken) -> bytes:
     return text.encode("utf-8")
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """Returns the byte-level BPE alphabet, character → byte: a visible byte is itself, others are U+0100 and on."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(visible)]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
 
 
-_ALPHABET = _byte_alphabet()
+_ALPHABET = byte_alphabet()
 
 
 # ---------------------------------------------------------------------- the files next to tokenizer.json

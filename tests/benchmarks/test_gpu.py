@@ -132,7 +132,10 @@ def figures_in(folder: Path) -> list[dict[str, object]]:
         (["--groups", "speed"], "--groups speed; there are tests, equality"),
         (["--minutes", "0"], "--minutes 0.0; write a number above 0"),
         (["--large", "/nowhere"], "--large /nowhere is no folder"),
-        (["--part", "5"], "--part 5; there are 1 tests; 2 equality, attention, passes, experts, sampling; 3 steps; 4"),
+        (
+            ["--part", "5"],
+            "--part 5; there are 1 tests; 2 equality, attention, peers, passes, experts, sampling; 3 steps; 4",
+        ),
         (["--part", "1", "--groups", "steps"], "--part and --groups both say what runs; leave one of them out"),
         (["--resume", "/nowhere"], "--resume /nowhere holds no results.json; give a folder that an earlier call wrote"),
         (["--resume", ".", "--afresh"], "--resume takes figures over and --afresh takes none; leave one of them out"),

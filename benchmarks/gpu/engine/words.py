@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from umbel.fsm.tokens.vocabulary import Spellings
 
 _CONTROL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
-_PIECE = re.compile(r" ?[A-Za-z]+| ?[0-9]{1,3}| ?[^\sA-Za-z0-9]{1,3}|\s+")
+PIECE = r" ?[A-Za-z]+| ?[0-9]{1,3}| ?[^\sA-Za-z0-9]{1,3}|\s+"
+_PIECE = re.compile(PIECE)
 
 
 class WordTokenizer:

@@ -1,26 +1,35 @@
-"""The engine on every workload, with every switch of the ablation, in this process and on random weights.
+"""The engine on every workload, with every switch of the ablation, on random weights.
+
+`Engine` runs it in this process: a configuration of the scheduler costs no start. `two_processes.py` runs the decisive
+workloads as users do, in processes of their own.
 
 `ORDER` says which runs come first: a device is rented by the minute. The decisive workloads run with everything on and
 without a cache, the paper's ratios, then with each other switch; then the other workloads. Runs of an earlier call are
-taken over.
+taken over. Every run is traced, and `gaps.py` says what the device waited for.
 
 A configuration of the scheduler runs on the model that is loaded; one of the kernels needs a model of its own, so those
 come last of their stage. Texts of random weights mean nothing, but their lengths are those of the files: what has no
 constraint and no stop ends at its `max_tokens`.
 """
 
+import statistics
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import msgspec
 import torch
+import umbel as ul
 from umbel.interpreter import loop
 from umbel.lang.errors import UmbelError
 from umbel.srt.in_process import LocalBackend
 from umbel.srt.launch import LoadedModel
 from umbel.srt.runners.cuda.device import StepLimits
-from umbel.srt.simulator.workload import Workload
+from umbel.srt.scheduler.trace import read_trace
+from umbel.srt.simulator.workload import Program, Values, Workload
 from umbel.srt.tokenizer.prompt import PromptEncoder
 
 from ...configuration import ALL, FULL, Configuration
@@ -31,12 +40,13 @@ from ...record.results import Results, Spread
 from ...systems import Umbel
 from ..figures import Figure, Unit
 from ..stopwatch import Budget, give_memory_back
+from .gaps import Idle, idle_of, page
 from .shapes import Shape
 from .steps import random_runner
 from .texts import texts_of
+from .timeline import timeline
 from .words import WordTokenizer
 
-GROUP = "engine"
 BASE = ALL["no-cache"]
 LARGEST_RATIO = 6.4  # what the paper reports at most, against the systems of its time
 ELSEWHERE = {
@@ -45,7 +55,12 @@ ELSEWHERE = {
 }
 OF_KERNELS = ("tree_attention", "cuda_graphs", "kv_dtype", "kernels")  # options that need a runner of their own
 # The first words of files' names, in the order in which they run.
-DECISIVE = ("tree_of_thought_gsm8k", "json_schema_extract", "hellaswag_20shot", "llm_judge_bsm")
+DECISIVE = ("json_schema_extract", "json_decode_regex", "hellaswag_20shot", "tree_of_thought_gsm8k")
+BUSY = "device_busy"  # among the counters of a run: the part of the batch phase in which a step ran
+BUSY_MUST = 90.0  # %
+SHARING = 0.5  # prompts of a workload share so much, by the optimum: the cache is to be worth something there
+SHARING_MUST = 3.0
+DEVICE_BUSY, MEDIAN_OF_CACHE = "device busy", "median that the cache gives where prompts share much"  # names
 Say = Callable[[str], None]
 
 
@@ -100,8 +115,25 @@ ON_DEVICE = EngineSizes("bfloat16", 131_072, 0.45, 32, 1, 2, 2, {"max_running": 
 ON_HOST = EngineSizes("float32", 2048, 0.0, 2, 1, 0, 1, {"max_running": 4, "chunk_size": 64})
 
 
+class TimedSystem(Umbel):
+    """A system that notes when its batch phase ran, on the clock of traces."""
+
+    ran = 0.0, 0.0
+
+    def many(self, programs: Sequence[Program], concurrency: int) -> list[Values | Exception]:
+        began = time.monotonic()
+        results = super().many(programs, concurrency)
+        self.ran = began, time.monotonic()
+        return results
+
+
 class Engine:
     """One shape of model, and what becomes of it.
+
+    Attributes:
+        group: of its figures, and the beginning of its files' names.
+        process: in which it runs, for the record.
+        idles: what the device waited for with everything on, by workload, of this call.
 
     Args:
         workloads: cut to the programs that are run.
@@ -109,6 +141,9 @@ class Engine:
         say: told each run.
         changed: called after each run.
     """
+
+    group = "engine"
+    process = "one, with interpreter, gateway and engine"
 
     def __init__(
         self,
@@ -130,6 +165,8 @@ class Engine:
         self._tokenizer = WordTokenizer(texts_of(workloads), shape.vocab)
         self._encoder = PromptEncoder(self._tokenizer)
         self.left_out: list[str] = []
+        self.idles: dict[str, Idle] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="umbel-gpu-engine-")  # of traces
         self.results = Results(describe(), self._facts(), missing=dict(ELSEWHERE))
         self.results.about |= {one.name: one.about for one in ALL.values()}
 
@@ -146,22 +183,23 @@ class Engine:
         """Runs what is missing or failed, in the order of `ORDER`, while there is time. Configurations whose runner
         cannot be had are named."""
         done = {_key(run) for run in self.results.measurements if not run.failures}
-        loaded: LoadedModel | None = None
+        loaded: Loaded | None = None
         key = ""
         refused: set[str] = set()  # keys of runners that cannot be had
         skipped: dict[str, list[str]] = {}
         warm: set[str] = set()  # names of workloads that the runner has seen
-        for configuration, file, repeat in jobs(configurations, self._workloads, self._sizes.turns):
+        for configuration, file, repeat in self._jobs(configurations):
             if (file.name, configuration.name, repeat) in done:
                 continue
             if self._budget.is_up:
                 if not repeat:
                     skipped.setdefault(configuration.name, []).append(file.name)
                 continue
-            wanted = _runner_key(configuration)
+            wanted = self._key(configuration)
             if wanted in refused:
                 continue
             if loaded is None or wanted != key:
+                self._end(loaded)
                 loaded, key = None, wanted
                 give_memory_back()  # two models may not fit
                 try:
@@ -178,6 +216,7 @@ class Engine:
             self._measure(configuration, file, loaded, repeat)
             self._changed()
         self.left_out += self._skipped_lines(skipped)
+        self._end(loaded)
         loaded = None
         give_memory_back()
 
@@ -186,22 +225,27 @@ class Engine:
         each other switch is worth: programs per second with everything on, as many times those with it off. The record
         has them all."""
         yield from self._rates()
+        yield from self._busy()
         yield from self._overlaps()
         by_system = {name: self._ratios(name) for name in self.results.systems if name != FULL.name}
         of_cache = by_system.pop(BASE.name, {})
         for name, ratio in of_cache.items():
             label = f"{self.shape.name}, {name}: all on against {BASE.name}"
-            yield Figure(GROUP, label, Unit.TIMES, ratio)
+            yield Figure(self.group, label, Unit.TIMES, ratio)
         if of_cache:
             label = f"{self.shape.name}, most that the cache gives"
             most = max(of_cache.values())
-            yield Figure(GROUP, label, Unit.TIMES, most, stretch=LARGEST_RATIO, note="stretch: the paper's")
+            yield Figure(self.group, label, Unit.TIMES, most, stretch=LARGEST_RATIO, note="stretch: the paper's")
+        if sharing := [of_cache[name] for name in self._sharing() if name in of_cache]:
+            label = f"{self.shape.name}, {MEDIAN_OF_CACHE}"
+            note = f"{len(sharing)} workloads whose prompts share {SHARING:.0%} and more"
+            yield Figure(self.group, label, Unit.TIMES, statistics.median(sharing), must=SHARING_MUST, note=note)
         for system, ratios in by_system.items():
             spread = Spread.of(ratios.values())
             if spread is not None:
                 label = f"{self.shape.name}, all on against {system}"
                 note = f"median of {len(ratios)} workloads, {spread.low:.2f} to {spread.high:.2f}"
-                yield Figure(GROUP, label, Unit.TIMES, spread.median, note=note)
+                yield Figure(self.group, label, Unit.TIMES, spread.median, note=note)
 
     def failures(self) -> list[str]:
         """Programs that failed, the first of each run."""
@@ -222,7 +266,19 @@ class Engine:
             if busy:
                 said.append(f"a step runs {busy / run.seconds:.0%} of the time")
             label = f"{self.shape.name}, {workload}"
-            yield Figure(GROUP, label, Unit.PROGRAMS, run.rate, limit=limit, note=", ".join(said))
+            yield Figure(self.group, label, Unit.PROGRAMS, run.rate, limit=limit, note=", ".join(said))
+
+    def _busy(self) -> Iterator[Figure]:
+        """Of the time between the first step and the last."""
+        for workload, run in self._usual_runs():
+            if BUSY in run.counters:
+                label = f"{self.shape.name}, {workload}: {DEVICE_BUSY}"
+                share = 100 * run.counters[BUSY]
+                yield Figure(self.group, label, Unit.SHARE, share, limit=100.0, must=BUSY_MUST)
+
+    def _sharing(self) -> list[str]:
+        """Workloads whose prompts share much, by the optimum of a run with everything on."""
+        return [name for name, run in self._usual_runs() if run.reuse is not None and run.reuse.optimal >= SHARING]
 
     def _overlaps(self) -> Iterator[Figure]:
         """A step after one that ran is planned while that one runs; a first step has none before it."""
@@ -231,7 +287,7 @@ class Engine:
             if steps > 0:
                 label = f"{self.shape.name}, {workload}: steps launched while the one before ran"
                 share = 100 * run.counters.get("overlapped_steps", 0) / steps
-                yield Figure(GROUP, label, Unit.SHARE, share, limit=100.0, note=f"of {steps:.0f} steps")
+                yield Figure(self.group, label, Unit.SHARE, share, limit=100.0, note=f"of {steps:.0f} steps")
 
     def _usual_runs(self) -> Iterator[tuple[str, Measurement]]:
         """Yields for each workload its run with everything on; of several the one of the median rate."""
@@ -257,7 +313,17 @@ class Engine:
             what = "all workloads" if len(files) == len(self._workloads) else ", ".join(files)
             yield f"{self.shape.name}, {', '.join(names)} on {what}: the time was up; write a larger --minutes"
 
-    def _load(self, configuration: Configuration) -> LoadedModel:
+    def _jobs(self, configurations: Sequence[Configuration]) -> "list[Job]":
+        return jobs(configurations, self._workloads, self._sizes.turns)
+
+    def _key(self, configuration: Configuration) -> str:
+        """Equal for configurations that run on what one call of `_load` returns."""
+        return _runner_key(configuration)
+
+    def _end(self, loaded: "Loaded | None") -> None:
+        """Ends what `_load` has returned. Does nothing: a model in this process ends when nothing holds it."""
+
+    def _load(self, configuration: Configuration) -> "Loaded":
         options = {name: configuration.options[name] for name in OF_KERNELS if name in configuration.options}
         sizes = self._sizes
         most_rows = sizes.options["chunk_size"] + sizes.options["max_running"]
@@ -278,12 +344,12 @@ class Engine:
         of_token = self.shape.kv_numbers * torch.bfloat16.itemsize
         return min(self._sizes.pool_tokens, int(self._sizes.pool_share * memory) // of_token)
 
-    def _warm_up(self, configuration: Configuration, file: Workload, loaded: LoadedModel) -> None:
+    def _warm_up(self, configuration: Configuration, file: Workload, loaded: "Loaded") -> None:
         """What is compiled and made once is no part of a run: the first one was a fifth slower."""
         with suppress(UmbelError):  # the run will have it, too
             self._run(configuration, file.first(self._sizes.compiling), loaded)
 
-    def _measure(self, configuration: Configuration, file: Workload, loaded: LoadedModel, repeat: int) -> None:
+    def _measure(self, configuration: Configuration, file: Workload, loaded: "Loaded", repeat: int) -> None:
         try:
             run = replace(self._run(configuration, file, loaded), repeat=repeat)
         except UmbelError as error:
@@ -293,25 +359,41 @@ class Engine:
         self.results.measurements = [*others, run]
         self._say(_line(self.shape, run))
 
-    def _run(self, configuration: Configuration, file: Workload, loaded: LoadedModel) -> Measurement:
+    def _run(self, configuration: Configuration, file: Workload, loaded: "Loaded") -> Measurement:
+        assert isinstance(loaded, LoadedModel), "as this class loads it"
         options = configuration.runtime_options({**self._sizes.options, "device": self._device.type})
-        backend = LocalBackend(loaded=loaded, seed=1, **options)  # type: ignore[arg-type]  # checked by runtime_options
+        debug = {"trace": str(self._trace)}
+        backend = LocalBackend(loaded=loaded, seed=1, debug=debug, **options)  # type: ignore[arg-type]  # checked above
+        system = TimedSystem(configuration, backend)  # type: ignore[arg-type]  # a backend like the runtime's
         try:
-            return measure(
-                Umbel(configuration, backend),  # type: ignore[arg-type]  # a backend like the runtime's
-                file,
-                concurrency=self._sizes.concurrency,
-                warm=self._sizes.warm,
-                encoder=self._encoder,
-            )
+            run = self._measured(system, file)
         finally:
             loop.streams.run(backend.close())
+        return self._with_idle(configuration, run, system.ran)
+
+    def _measured(self, system: TimedSystem, file: Workload) -> Measurement:
+        sizes = self._sizes
+        return measure(system, file, concurrency=sizes.concurrency, warm=sizes.warm, encoder=self._encoder)
+
+    @property
+    def _trace(self) -> Path:
+        return Path(self._folder.name) / "trace.jsonl"
+
+    def _with_idle(self, configuration: Configuration, run: Measurement, ran: tuple[float, float]) -> Measurement:
+        """Adds to a run how busy the device was, and keeps what it waited for with everything on. ran: see
+        `TimedSystem`."""
+        idle = idle_of(*read_trace(self._trace), begin=ran[0], end=ran[1])
+        if idle is None:
+            return run
+        if configuration is FULL:
+            self.idles[run.workload] = idle
+        return replace(run, counters={**run.counters, BUSY: idle.busy})
 
     def _facts(self) -> dict[str, str | int | float | bool | None]:
         return {
             "model": f"{self.shape.name}, random weights",
             "tokenizer": WordTokenizer.name,
-            "process": "one, with interpreter, gateway and engine",
+            "process": self.process,
             "dtype": self._sizes.dtype,
             "pool_tokens": self._pool_tokens(),
             "workloads": ", ".join(f"{file.name} {len(file.programs)}" for file in self._workloads),
@@ -322,6 +404,7 @@ class Engine:
 
 
 Job = tuple[Configuration, Workload, int]  # the last: the turn, from 0
+Loaded = LoadedModel | ul.Runtime
 
 
 def jobs(configurations: Sequence[Configuration], files: Sequence[Workload], turns: int) -> list[Job]:
@@ -360,14 +443,19 @@ def _line(shape: Shape, run: Measurement) -> str:
 
 def text_record(engine: Engine) -> dict[str, str]:
     """What `python -m benchmarks` would write: file name → text."""
-    name = record_name(engine.shape)
+    name = record_name(engine.shape, engine.group)
     record = msgspec.json.format(msgspec.json.encode(engine.results), indent=1).decode()
-    return {f"{name}.md": markdown(engine.results), f"{name}.json": record + "\n"}
+    texts = {f"{name}.md": markdown(engine.results), f"{name}.json": record + "\n"}
+    for workload, idle in engine.idles.items():
+        title = f"{engine.shape.name}, {workload}"
+        texts[f"{name}-gaps-{workload}.md"] = page(title, {workload: idle})
+        texts[f"{name}-gaps-{workload}.svg"] = timeline(title, idle)
+    return texts
 
 
-def record_name(shape: Shape) -> str:
-    """The name of both files, without what follows the point."""
-    return "engine-" + shape.name.lower().replace(" ", "-")
+def record_name(shape: Shape, group: str = Engine.group) -> str:
+    """The beginning of the names of all files."""
+    return f"{group}-" + shape.name.lower().replace(" ", "-")
 
 
 def earlier_results(text: str) -> Results | None:
