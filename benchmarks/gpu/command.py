@@ -20,6 +20,7 @@ from types import FrameType
 import torch
 
 from .figures import Record, markdown
+from .goals import front_page
 from .groups import GROUPS, PARTS, Group, Run
 from .hardware import describe
 from .outcomes import Outcomes
@@ -173,7 +174,7 @@ def _opened(options: argparse.Namespace, stopwatch: Stopwatch, sizes: Sizes) -> 
     folder = options.output or options.resume
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="umbel-gpu-")) if dry else RESULTS / hardware.slug
-    record = Record(hardware, dry, sizes=sizes.key, folder=folder)
+    record = Record(hardware, dry, sizes=sizes.key, folder=folder, front=front_page)
     outcomes = Outcomes(hardware.name, hardware.commit, folder)
     if not options.afresh:
         source, any_commit = options.resume or folder, options.resume is not None

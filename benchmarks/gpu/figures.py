@@ -110,6 +110,7 @@ class Record:
         seconds: that each group took, in all calls.
         more: larger records of groups, which go to files of their own: name → text.
         calls: that took figures, this one last.
+        front: writes the page README.md; None: there is none.
     """
 
     hardware: Hardware
@@ -122,6 +123,7 @@ class Record:
     seconds: dict[str, float] = field(default_factory=dict)
     more: dict[str, str] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
+    front: "Callable[[Record], str] | None" = None
     _changed: set[tuple[str, str]] = field(default_factory=set)  # figures of this call
     _written: dict[str, str] = field(default_factory=dict)  # file name → text
 
@@ -179,7 +181,7 @@ class Record:
             self.write(self.folder)
 
     def write(self, folder: Path) -> None:
-        """`results.md`, `results.json` and what groups say at length, each in place of what was there."""
+        """`results.md`, `results.json`, the front page and what groups say at length, in place of what was there."""
         record = {
             "hardware": asdict(self.hardware),
             "dry": self.dry,
@@ -194,6 +196,7 @@ class Record:
         folder.mkdir(parents=True, exist_ok=True)
         texts = {
             **self.more,
+            **({} if self.front is None else {"README.md": self.front(self)}),
             "results.md": markdown(self),
             "results.json": json.dumps(record, indent=1, ensure_ascii=False) + "\n",
         }

@@ -74,6 +74,10 @@ class Shape:
         """Numbers that every row of a prompt is multiplied with: without the output map, which few rows reach."""
         return self.read_parameters - self.vocab * self.hidden
 
+    def read_numbers(self, keys: int) -> int:
+        """Numbers that a step reads where its sequences have so many keys together."""
+        return self.read_parameters + keys * self.kv_numbers
+
     @property
     def kv_numbers(self) -> int:
         """Keys and values of one token."""

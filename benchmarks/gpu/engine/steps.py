@@ -36,6 +36,7 @@ class StepSizes:
 
     Attributes:
         decodes: sequences and keys of each.
+        large: more of them, of shapes whose heads share keys: the pool of others would not fit.
         fork: branches, keys that they share, keys of each.
         prompts: rows of each.
     """
@@ -45,10 +46,21 @@ class StepSizes:
     fork: tuple[int, int, int]
     prompts: tuple[int, ...]
     dtype: str
+    large: tuple[tuple[int, int], ...] = ()
+
+    def decodes_of(self, shape: Shape) -> tuple[tuple[int, int], ...]:
+        return self.decodes + (self.large if shape.kv_heads < shape.heads else ())
 
 
-FULL = StepSizes((LLAMA_2_7B, LLAMA_3_8B), ((1, 1024), (32, 1024), (64, 512)), (32, 920, 104), (2048, 8192), "bfloat16")
-SMALL = StepSizes((TINY,), ((1, 8), (2, 4)), (3, 300, 2), (6,), "float32")
+FULL = StepSizes(
+    (LLAMA_2_7B, LLAMA_3_8B),
+    ((1, 1024), (32, 1024), (64, 512)),
+    (32, 920, 104),
+    (2048, 8192),
+    "bfloat16",
+    large=((256, 512),),
+)
+SMALL = StepSizes((TINY,), ((1, 8), (2, 4)), (3, 300, 2), (6,), "float32", large=((4, 4),))
 
 
 def step_figures(sizes: StepSizes, stopwatch: Stopwatch, limits: Limits) -> Iterator[PendingFigure]:
@@ -89,7 +101,8 @@ def borrowed_figures(sizes: StepSizes, stopwatch: Stopwatch, limits: Limits) -> 
 
 
 def _of_shape(shape: Shape, sizes: StepSizes, stopwatch: Stopwatch, limits: Limits) -> Iterator[PendingFigure]:
-    decodes = [step_of([Rows(keys - 1)] * sequences) for sequences, keys in sizes.decodes]
+    chosen = sizes.decodes_of(shape)
+    decodes = [step_of([Rows(keys - 1)] * sequences) for sequences, keys in chosen]
     shared = forked_step(*sizes.fork)
     prompts = [step_of([Rows(0, rows)]) for rows in sizes.prompts]
 
@@ -100,12 +113,12 @@ def _of_shape(shape: Shape, sizes: StepSizes, stopwatch: Stopwatch, limits: Limi
             stopwatch.device,
             slots=max(step.slots for step in (*decodes, shared, *prompts)),
             limits=StepLimits(
-                rows=max(sizes.prompts), sequences=max(sizes.fork[0], *(sequences for sequences, _ in sizes.decodes))
+                rows=max(sizes.prompts), sequences=max(sizes.fork[0], *(sequences for sequences, _ in chosen))
             ),
             dtype=sizes.dtype,
         )
 
-    for (sequences, keys), step in zip(sizes.decodes, decodes, strict=True):
+    for (sequences, keys), step in zip(chosen, decodes, strict=True):
         goals = (MUST, STRETCH) if sequences == 1 else (None, None)
         yield _decode(
             f"{shape.name}, {_sequences(sequences)} of {keys} keys", shape, runner, step, goals, stopwatch, limits
@@ -156,8 +169,7 @@ def _decode(
     def take() -> Figure:
         batch, made = with_best_tokens(step.batch), runner()
         seconds = stopwatch.seconds_of_calls(lambda: made.launch(batch))
-        width = made.model.dtype.itemsize
-        size = width * (shape.read_parameters + (step.slots - 1) * shape.kv_numbers)
+        size = made.model.dtype.itemsize * shape.read_numbers(step.slots - 1)
         return Figure(
             GROUP,
             name,

@@ -39,6 +39,7 @@ from ...record.report import markdown
 from ...record.results import Results, Spread
 from ...systems import Umbel
 from ..figures import Figure, Unit
+from ..goals import DEVICE_BUSY, MEDIAN_OF_CACHE
 from ..stopwatch import Budget, give_memory_back
 from .gaps import Idle, idle_of, page
 from .shapes import Shape
@@ -60,7 +61,6 @@ BUSY = "device_busy"  # among the counters of a run: the part of the batch phase
 BUSY_MUST = 90.0  # %
 SHARING = 0.5  # prompts of a workload share so much, by the optimum: the cache is to be worth something there
 SHARING_MUST = 3.0
-DEVICE_BUSY, MEDIAN_OF_CACHE = "device busy", "median that the cache gives where prompts share much"  # names
 Say = Callable[[str], None]
 
 

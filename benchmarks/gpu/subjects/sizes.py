@@ -115,7 +115,12 @@ FULL = Sizes(
         *(Extend(LLAMA_3_8B, rows) for rows in (2048, 8192, 32_768)),
         Extend(LLAMA_3_8B, 8192, prefix=24_576),
     ),
-    forks=(Fork(LLAMA_2_7B, 32, 1024, 128), Fork(LLAMA_2_7B, 32, 2048, 228), Fork(LLAMA_3_8B, 32, 4096, 228)),
+    forks=(
+        Fork(LLAMA_2_7B, 32, 1024, 128),
+        Fork(LLAMA_2_7B, 32, 2048, 228),
+        Fork(LLAMA_3_8B, 32, 4096, 228),
+        Fork(LLAMA_2_7B, 128, 2048, 128),
+    ),
     rows=8192,
     hidden=4096,
     width=14336,
