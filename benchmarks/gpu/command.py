@@ -33,6 +33,7 @@ from .sweep import sweep
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "gpu"
 MINUTES, DRY_MINUTES = 7.5, 2.5
 PROGRAMS, DRY_PROGRAMS = 16, 1
+SOAK, DRY_SOAK = 60.0, 2.0  # seconds
 DRY_WORKLOADS = ("mmlu_5shot", "json_decode_regex")
 
 
@@ -60,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--large", type=Path, metavar="DIR", help="take workload files from this folder")
     parser.add_argument("--workload", nargs="+", default=[], metavar="NAME", help="for the engine; all if left out")
     parser.add_argument("--programs", type=int, metavar="N", help=f"the first N of each file; {PROGRAMS} if left out")
+    parser.add_argument("--soak", type=float, metavar="SECONDS", help=f"of the soak; {SOAK:g} if left out")
     parser.add_argument(
         "--output",
         type=Path,
@@ -94,6 +96,7 @@ def main(arguments: Sequence[str]) -> int:
         large=options.large,
         workloads=tuple(options.workload) or (DRY_WORKLOADS if dry and options.large is None else ()),
         programs=options.programs or (DRY_PROGRAMS if dry else PROGRAMS),
+        soak=options.soak or (DRY_SOAK if dry else SOAK),
         say=_say,
     )
     status = None
@@ -144,7 +147,7 @@ def _checked(options: argparse.Namespace) -> list[Group]:
         parser().error("--resume takes figures over and --afresh takes none; leave one of them out")
     if options.resume is not None and not (options.resume / "results.json").is_file():
         parser().error(f"--resume {options.resume} holds no results.json; give a folder that an earlier call wrote")
-    for name in ("minutes", "programs"):
+    for name in ("minutes", "programs", "soak"):
         value = getattr(options, name)
         if value is not None and not value > 0:
             parser().error(f"--{name} {value}; write a number above 0")

@@ -44,6 +44,7 @@ class Run:
         large: the folder of the workload files; None: those of the repository.
         workloads: names of files; none: all of the folder.
         programs: of each file, from its start.
+        soak: seconds in which calls are sent.
         say: told what is found.
     """
 
@@ -55,6 +56,7 @@ class Run:
     large: Path | None
     workloads: tuple[str, ...]
     programs: int
+    soak: float
     say: Say
 
 
@@ -137,6 +139,17 @@ def steps(run: Run, budget: Budget) -> None:
     else:
         run.record.leave_out("steps", "steps through transformers: transformers is not installed")
     take(run, budget, "steps", figures)
+
+
+def soak(run: Run, budget: Budget) -> None:
+    from .engine.soaking import soak_on_device, soak_on_host
+
+    if run.record.has("soak", "pool whole"):
+        return
+    if run.dry:
+        soak_on_host(run.record, run.soak)
+    else:
+        soak_on_device(run.record, run.stopwatch.device, run.soak)
 
 
 def engine(run: Run, budget: Budget) -> None:
@@ -232,7 +245,8 @@ GROUPS = (
     Group("passes", 0.15, (), passes),
     Group("experts", 0.15, (), experts),
     Group("sampling", 0.15, packages.SAMPLING, sampling),
-    Group("steps", 0.3, packages.SAMPLING, steps),
+    Group("steps", 0.6, packages.SAMPLING, steps),
+    Group("soak", 0.4, packages.RUNTIME, soak),
     Group("runtime", 0.6, packages.RUNTIME, runtime),
     Group("engine", 1.0, packages.ENGINE, engine),
     Group("compiled", 1.0, (), compiled, usual=(False, True)),
@@ -241,7 +255,7 @@ GROUPS = (
 PARTS = (
     ("tests",),
     ("equality", "attention", "peers", "passes", "experts", "sampling"),
-    ("steps",),
+    ("steps", "soak"),
     ("runtime", "engine"),
 )
 

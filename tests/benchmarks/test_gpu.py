@@ -30,6 +30,7 @@ from benchmarks.configuration import ALL, Configuration
 from benchmarks.gpu import packages
 from benchmarks.gpu.__main__ import prepare
 from benchmarks.gpu.engine.shapes import LLAMA_2_7B, LLAMA_3_8B, TINY
+from benchmarks.gpu.engine.soak import DeviceSqueeze
 from benchmarks.gpu.engine.texts import shortened, texts_of
 from benchmarks.gpu.engine.words import WordTokenizer
 from benchmarks.gpu.engine.workloads import DECISIVE, ON_HOST, Engine, earlier_results, jobs, text_record
@@ -134,7 +135,7 @@ def figures_in(folder: Path) -> list[dict[str, object]]:
         (["--large", "/nowhere"], "--large /nowhere is no folder"),
         (
             ["--part", "5"],
-            "--part 5; there are 1 tests; 2 equality, attention, peers, passes, experts, sampling; 3 steps; 4",
+            "--part 5; there are 1 tests; 2 equality, attention, peers, passes, experts, sampling; 3 steps, soak; 4",
         ),
         (["--part", "1", "--groups", "steps"], "--part and --groups both say what runs; leave one of them out"),
         (["--resume", "/nowhere"], "--resume /nowhere holds no results.json; give a folder that an earlier call wrote"),
@@ -273,7 +274,7 @@ def test_figures_are_taken_over_and_those_that_are_wrong_are_taken_again(tmp_pat
 
 
 def run_of(record: Record) -> Run:
-    return Run(record, Outcomes("toy", "abc"), Always(), SIZES, False, None, (), 1, lambda line: None)
+    return Run(record, Outcomes("toy", "abc"), Always(), SIZES, False, None, (), 1, 1.0, lambda line: None)
 
 
 def test_figures_that_there_is_no_time_for_are_named_from_the_first_on() -> None:
@@ -366,6 +367,17 @@ def test_work_on_a_device_is_timed_again_and_again() -> None:
     taken = [stopwatch.seconds(lambda: source + 1) for _ in range(3)]
     assert all(0 < seconds < 1 for seconds in taken)
     assert stopwatch.seconds_of_calls(lambda: source + 1) > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=f"torch {torch.__version__} finds no GPU")
+def test_memory_of_a_device_is_taken_and_given_back() -> None:
+    device = torch.device("cuda")
+    free, _ = torch.cuda.mem_get_info(device)
+    for block in DeviceSqueeze(device).turns():
+        with block:
+            assert torch.cuda.mem_get_info(device)[0] < free / 2
+    assert torch.cuda.mem_get_info(device)[0] > 0.9 * free
 
 
 def test_a_budget_gives_what_groups_left_to_those_behind_them() -> None:
