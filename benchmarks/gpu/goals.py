@@ -47,7 +47,7 @@ class Goal:
 
     def answer(self, record: Record) -> "Answer":
         limits = record.hardware.limits
-        asked = self.asked * self.scale(limits)
+        asked = self.asked * (1.0 if record.dry else self.scale(limits))
         words = f"{'at most' if self.smaller else 'at least'} {number(asked)} {self.unit}"
         figures = [one for one in record.figures if self._is_asked(one)]
         if record.dry or not figures:

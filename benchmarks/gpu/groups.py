@@ -146,10 +146,11 @@ def soak(run: Run, budget: Budget) -> None:
 
     if run.record.has("soak", "pool whole"):
         return
+    seconds = min(run.soak, budget.left / 2)  # the rest is for starts and checks
     if run.dry:
-        soak_on_host(run.record, run.soak)
+        soak_on_host(run.record, seconds)
     else:
-        soak_on_device(run.record, run.stopwatch.device, run.soak)
+        soak_on_device(run.record, run.stopwatch.device, seconds)
 
 
 def engine(run: Run, budget: Budget) -> None:
@@ -245,7 +246,7 @@ GROUPS = (
     Group("passes", 0.15, (), passes),
     Group("experts", 0.15, (), experts),
     Group("sampling", 0.15, packages.SAMPLING, sampling),
-    Group("steps", 0.6, packages.SAMPLING, steps),
+    Group("steps", 0.5, packages.SAMPLING, steps),
     Group("soak", 0.4, packages.RUNTIME, soak),
     Group("runtime", 0.6, packages.RUNTIME, runtime),
     Group("engine", 1.0, packages.ENGINE, engine),

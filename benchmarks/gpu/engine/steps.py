@@ -60,7 +60,7 @@ FULL = StepSizes(
     "bfloat16",
     large=((256, 512),),
 )
-SMALL = StepSizes((TINY,), ((1, 8), (2, 4)), (3, 300, 2), (6,), "float32", large=((4, 4),))
+SMALL = StepSizes((TINY,), ((1, 8),), (3, 300, 2), (6,), "float32", large=((2, 4),))
 
 
 def step_figures(sizes: StepSizes, stopwatch: Stopwatch, limits: Limits) -> Iterator[PendingFigure]:
