@@ -133,6 +133,25 @@ def test_rows_choose_later_what_they_would_choose_at_once(
     assert answer.places.tolist() == [-1, -1, -1]
 
 
+def test_steps_tell_when_they_ran_and_how_long_their_late_rows_waited(
+    model: tuple[dict[str, object], dict[str, torch.Tensor]],
+) -> None:
+    """On the host a mark is passed when it is made: spans are those between the marks."""
+    ids, runner, later = sequences((12, 17, 9)), on_host(*model), [RowNeed.LATER] * 3
+    runner.time_steps()
+    first = runner.launch(prompts(ids, [RowNeed.SAMPLE] * 3))
+    second = runner.launch(decodes(ids, 0, None, later))
+    second.choose(np.arange(3), picks([RowNeed.SAMPLE] * 3, 1))
+    third = runner.launch(decodes(ids, 1, None, [RowNeed.SAMPLE] * 3))
+    for answer in (first, second, third):
+        answer.result()
+    one, two, three = (answer.times() for answer in (first, second, third))
+    assert one.idle == one.waited == one.chosen == three.waited == 0.0
+    assert min(one.forward, two.idle, two.forward, two.waited, two.chosen, three.idle, three.forward) > 0.0
+    whole = third.mark.seconds_since(first.began)
+    assert sum(map(sum, (one, two, three))) == pytest.approx(whole)
+
+
 def test_rows_that_want_logits_get_them_beside_rows_that_want_a_token(
     model: tuple[dict[str, object], dict[str, torch.Tensor]],
 ) -> None:
