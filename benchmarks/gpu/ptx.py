@@ -84,7 +84,7 @@ _SETS = {
 _LEGEND = """\
 By `python -m benchmarks.gpu.ptx`, without a GPU: nothing here was timed. Registers of a thread, bytes of shared memory
 of a program, bytes that spill to local memory, instructions in the PTX, and how many programs fit a multiprocessor at
-once. Of `attend`, `few`, `some` and `many` are tiles of 16, 32 and 128 query vectors."""
+once. Of `attend`, `few`, `some` and `many` are tiles of 16, 64 (or 32) and 128 query vectors."""
 
 
 @dataclass(frozen=True, slots=True)

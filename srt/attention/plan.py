@@ -77,6 +77,10 @@ class Cut:
     shortest_run: keys; shorter runs are not cut further to keep workers busy.
     run_per_row: the same, in keys for each row of a tile, where parts cost much to write and to merge.
     single_run: most keys of a row that is alone in its item; None: cut like items of several rows.
+    queues: steps that share keys are cut for this many queues of equal cost (`_balanced`), in place of workers; 0: they
+        are cut like others.
+    start_keys: in queues, starting an item costs as much as reading this many keys.
+    part_keys: in queues, writing a row's part costs as much as reading this many keys.
     """
 
     block_rows: int
@@ -88,18 +92,22 @@ class Cut:
     shortest_run: int = SHORTEST_RUN
     run_per_row: int = 0
     single_run: int | None = SINGLE_RUN
+    queues: int = 0
+    start_keys: int = 0
+    part_keys: int = 0
 
     def __post_init__(self) -> None:
         assert self.block_rows >= 1, "a tile holds at least one row"
         assert self.split is None or self.split >= 1, "a run holds at least one key"
         assert self.workers >= 1, "a plan has workers"
+        assert not (self.queues and self.split), "queues are cut where they end"
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
     """One step and one window class. R rows, I items, S partial slots (S >= R), T keys.
 
-    Items come in ascending cost, for workers that take them from the end.
+    Items come in ascending cost, for workers that take them from the end; with queues, those of the first queue last.
 
     item_q   0        3     5          item i owns partial slots [item_q[i], item_q[i+1])
     q_rows   0  1  2  2  3             the row that each partial slot belongs to
@@ -117,6 +125,7 @@ class AttentionPlan:
     kv_idx: Int32  # [T] physical slots; items may share a range. Empty: ranges are of a table (`Batch.places`)
     merge_ptr: Int32  # [R+1] ranges in merge_slot
     merge_slot: Int32  # [S] partial slots grouped by row
+    item_queue: Int32  # [I] the queue of each item, descending. Empty: there are no queues
     keys_saved: int = 0  # reads of a key that sharing saved
 
     @property
@@ -184,14 +193,11 @@ def make_plan(batch: Batch, window: Window, cut: Cut) -> AttentionPlan:
     if sharing.runs:
         counts = [len(of_run) for of_run in sharers]
         tiles = tiles.and_more(_shared_tiles(sharing.runs, counts, rows, row_lo, row_hi, kv_start, cut.block_rows))
-    runs = _run_lengths(tiles, cut)
-    item_tile, part = _cut(tiles.hi - tiles.lo, runs)
-    item_pos = tiles.lo[item_tile] + part * runs[item_tile]
-    item_end = np.minimum(item_pos + runs[item_tile], tiles.hi[item_tile])
-    cost = (item_end - item_pos) * (cut.load_cost + tiles.rows[item_tile])
-    order = np.argsort(cost, kind="stable")
-    item_tile, item_pos, item_end = item_tile[order], item_pos[order], item_end[order]
-
+    item_queue = np.zeros(0, dtype=np.int32)
+    if sharing.runs and cut.queues:
+        item_tile, item_pos, item_end, item_queue = _balanced(tiles, int((tiles.first < batch.rows).sum()), cut)
+    else:
+        item_tile, item_pos, item_end = _alike(tiles, cut)
     slot_item, row_in_tile = _cut(tiles.rows[item_tile], 1)
     return _assemble(
         row_lo,
@@ -201,6 +207,7 @@ def make_plan(batch: Batch, window: Window, cut: Cut) -> AttentionPlan:
         item_kv=np.stack([item_pos, item_end], axis=1) + tiles.offset[item_tile][:, None],
         slot_item=slot_item,
         q_rows=rows[tiles.first[item_tile][slot_item] + row_in_tile],
+        item_queue=item_queue,
         keys_saved=sum(run.saved for run in sharing.runs),
     )
 
@@ -250,6 +257,68 @@ def _shared_tiles(
             if lo < hi:
                 tiles.append((first, len(here), lo, hi, int(kv_start[run.sequences[0]])))
     return _RowTiles(*np.array(tiles, dtype=np.int32).T)
+
+
+def _alike(tiles: _RowTiles, cut: Cut) -> tuple[Int32, Int32, Int32]:
+    """Cuts each tile into equal runs; returns the tile, the first position and the end of each, in ascending cost."""
+    runs = _run_lengths(tiles, cut)
+    item_tile, part = _cut(tiles.hi - tiles.lo, runs)
+    item_pos = tiles.lo[item_tile] + part * runs[item_tile]
+    item_end = np.minimum(item_pos + runs[item_tile], tiles.hi[item_tile])
+    order = np.argsort((item_end - item_pos) * (cut.load_cost + tiles.rows[item_tile]), kind="stable")
+    return item_tile[order], item_pos[order], item_end[order]
+
+
+GRAIN = 32  # keys: where a queue ends, a tile is cut at a multiple of it
+TOLERANCE = 16  # a queue may cost this part more than its share, if it ends with a tile
+RUN_OF_PART = 2  # the keys of an item cost at least as much as this many times the parts of its rows
+
+
+def _balanced(tiles: _RowTiles, own: int, cut: Cut) -> tuple[Int32, Int32, Int32, Int32]:
+    """Cuts tiles for queues of equal cost; returns as `_alike` does, and the queue of each item, descending.
+
+    Tiles lie end to end, those of shared runs first. A queue takes its share of what is left, so a tile is cut where a
+    queue ends and nowhere else: it has as few parts as balance allows.
+
+        tiles    |        shared run        | shared | own 0 | own 1 | own 2 | …
+        queues   |    0    |    1    |    2    |    3    |    4    |    5    …
+
+    An item costs its keys, its start, and the parts of its rows. Shares are at least a run of `shortest_run` keys, so
+    that a small step leaves queues empty rather than being cut into pieces that cost more than their keys.
+
+    Args:
+        own: number of tiles of rows that are alone, which are the first.
+    """
+    per_keys = (cut.load_cost + tiles.rows).tolist()
+    onces = (cut.load_cost * (cut.start_keys + tiles.rows * cut.part_keys)).tolist()
+    leasts = np.maximum(GRAIN, tiles.rows * (cut.part_keys * RUN_OF_PART)).tolist()
+    spans = (tiles.hi - tiles.lo).tolist()
+    left = sum(once + span * per_key for once, span, per_key in zip(onces, spans, per_keys, strict=True))
+    items: list[tuple[int, int, int, int]] = []
+    queue = used = share = 0
+    for tile in [*range(own, len(spans)), *range(own)]:
+        once, per_key, position, end = onces[tile], per_keys[tile], int(tiles.lo[tile]), int(tiles.hi[tile])
+        while position < end:
+            keys, queues = end - position, cut.queues - queue
+            if not used:  # each end of a queue is about to start a further item
+                even = -(-(left + (queues - 1) * cut.load_cost * cut.start_keys) // queues)
+                share = max(even, once + cut.shortest_run * per_key)
+            room = share - used
+            if queues > 1 and once + keys * per_key > room + share // TOLERANCE:
+                fit = (room - once + GRAIN * per_key // 2) // (GRAIN * per_key) * GRAIN
+                if fit < leasts[tile] and used:
+                    queue, used = queue + 1, 0
+                    continue
+                fit = max(fit, leasts[tile])
+                if keys - fit >= GRAIN:
+                    keys, left = fit, left + once
+            cost = once + keys * per_key
+            items.append((tile, position, position + keys, queue))
+            position, used, left = position + keys, used + cost, left - cost
+            if used >= share and queues > 1:
+                queue, used = queue + 1, 0
+    item_tile, item_pos, item_end, item_queue = np.array(items[::-1], dtype=np.int32).T
+    return item_tile, item_pos, item_end, item_queue
 
 
 def _run_lengths(tiles: _RowTiles, cut: Cut) -> Int32:
@@ -320,6 +389,7 @@ def _assemble(
     item_kv: Int32,  # [I, 2]
     slot_item: Int32,  # [S] ascending
     q_rows: Int32,  # [S]
+    item_queue: Int32,  # [I] or [0]
     keys_saved: int,
 ) -> AttentionPlan:
     """Drops rows that see nothing of their item, marks items that need no mask, and lists the parts of each row."""
@@ -331,6 +401,7 @@ def _assemble(
         seen = counts > 0
         slot_item = (np.cumsum(seen) - 1)[slot_item]
         item_pos, item_end, item_kv, counts = item_pos[seen], item_end[seen], item_kv[seen], counts[seen]
+        item_queue = item_queue[seen] if len(item_queue) else item_queue
     item_q = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     whole = (row_lo[q_rows] <= item_pos[slot_item]) & (row_hi[q_rows] >= item_end[slot_item])
     parts = np.bincount(q_rows, minlength=len(row_lo))
@@ -345,6 +416,7 @@ def _assemble(
         kv_idx=kv_idx.astype(np.int32, copy=False),
         merge_ptr=np.concatenate([[0], np.cumsum(parts)]).astype(np.int32),
         merge_slot=np.argsort(q_rows, kind="stable").astype(np.int32),
+        item_queue=item_queue,
         keys_saved=keys_saved,
     )
 

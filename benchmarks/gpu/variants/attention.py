@@ -3,7 +3,15 @@
 import torch
 from umbel.srt.attention.backend import AttentionGeometry
 from umbel.srt.cache.kv_pool import FLOAT8, LayerKV
-from umbel.srt.kernels.triton.attention import HeadShape, attend_items, merge_parts, store_rows, tiles_for, unit_heads
+from umbel.srt.kernels.triton.attention import (
+    HeadShape,
+    Tile,
+    attend_items,
+    merge_parts,
+    store_rows,
+    tiles_for,
+    unit_heads,
+)
 from umbel.srt.kernels.triton.attention_backend import item_constants, merge_constants, store_constants
 from umbel.srt.kernels.triton.fitting import Room
 from umbel.srt.kernels.triton.tuning import Tuning
@@ -12,9 +20,9 @@ from .variant import Variant
 
 EXACT_SPILLS = 2048  # bytes, of both tiles in float32: products without tensor cores are there to be compared with
 MEASURED = 256  # numbers of a head
-SPILLS = 192  # bytes of tiles of more rows: smaller ones spill nothing and take longer, `many` of 256 twice as long
-
-HUGE_SPILLS = 256  # of tiles of 64 vectors of 512 numbers: with fewer there are no warp groups
+SPILLS = 208  # bytes of tiles of more rows: smaller ones spill nothing and take longer, `many` of 256 twice as long
+WIDE_SPILLS = 320  # of `some`, where items start and end: by the disassembler none are in the loops over keys
+HUGE_SPILLS = 272  # of tiles of 64 vectors of 512 numbers: with fewer there are no warp groups
 
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", FLOAT8: "fp8e4nv"}
 _GEOMETRIES = (
@@ -68,7 +76,7 @@ def _items(
         **dict.fromkeys(("queries", "out"), query),
         **dict.fromkeys(("keys", "values"), key),
         **dict.fromkeys(("part_out", "part_lse"), "*fp32"),
-        **dict.fromkeys(("bounds", "items", "slots", "kv_idx"), "*i32"),
+        **dict.fromkeys(("counters", "bounds", "items", "slots", "merges", "ends", "kv_idx"), "*i32"),
         **dict.fromkeys(("query_stride", "out_stride"), "i32"),
         **dict.fromkeys(("scale", "inner_scale"), "fp32"),
         **({"sinks": "*fp32"} if sinks else {}),
@@ -82,7 +90,6 @@ def _items(
     few, some, many = tiles.few, tiles.some, tiles.many
     launches = {"few": (few, None, few), "many": (None, many, many)}
     launches |= {"some": (None, some, some)} if some.apart else {"few and some": (few, some, some)}
-    large = geometry.head_dim > MEASURED
     return [
         Variant(
             name=f"attend {kind} {shape}",
@@ -99,10 +106,21 @@ def _items(
             products=dtype is not torch.float32,
             gathers=True,
             registers=last.registers,
-            spills=EXACT_SPILLS if dtype is torch.float32 else HUGE_SPILLS if large else SPILLS if more else 0,
+            spills=_spills(dtype, few, more, large=geometry.head_dim > MEASURED),
         )
         for kind, (few, more, last) in launches.items()
     ]
+
+
+def _spills(dtype: torch.dtype, few: Tile | None, more: Tile | None, *, large: bool) -> int:
+    """Returns the most bytes that a launch of these tiles may spill. large: its heads were not measured."""
+    if dtype is torch.float32:
+        return EXACT_SPILLS
+    if large:
+        return HUGE_SPILLS
+    if few and more:
+        return WIDE_SPILLS
+    return SPILLS if more else 0
 
 
 def _layer(geometry: AttentionGeometry) -> LayerKV:

@@ -27,7 +27,7 @@ HEAD_DIM_UNIT = 16
 _PLAN_SIZES = ("rows", "items", "partials", "keys")
 _PLAN_ARRAYS = (
     *("row_lo", "row_hi", "item_q", "q_rows", "item_kv", "item_pos", "item_full", "kv_idx"),
-    *("merge_ptr", "merge_slot"),
+    *("merge_ptr", "merge_slot", "item_queue"),
 )
 
 
@@ -66,6 +66,7 @@ class _PlanRequest(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("kv_idx", "kv_start")),
         *((name, ctypes.c_long) for name in ("window", "block_rows", "split", "workers", "merge_keys", "load_cost")),
         *((name, ctypes.c_long) for name in ("shortest_run", "run_per_row", "single_run")),
+        *((name, ctypes.c_long) for name in ("queues", "start_keys", "part_keys")),
         *((name, ctypes.c_void_p) for name in ("row_lo", "row_hi")),
     ]
 
@@ -127,6 +128,7 @@ class CpuPlan:
             kv_idx=_integers(at.kv_idx, at.keys),
             merge_ptr=_integers(at.merge_ptr, at.rows + 1),
             merge_slot=_integers(at.merge_slot, at.partials),
+            item_queue=_integers(at.item_queue, at.items) if at.item_queue else np.zeros(0, dtype=np.int32),
             keys_saved=self.keys_saved,
         )
 
@@ -192,6 +194,9 @@ class _BatchArrays:
             cut.shortest_run,
             cut.run_per_row,
             cut.single_run or 0,
+            cut.queues,
+            cut.start_keys,
+            cut.part_keys,
             None if low is None else low.ctypes.data,
             None if high is None else high.ctypes.data,
         )
@@ -312,6 +317,7 @@ class NativePacked:
 
     plan: CpuPlan
     few_rows: int
+    queues: int  # into which its items are divided; 0: they are not
     size: PackedSizes
 
     @property
@@ -322,11 +328,12 @@ class NativePacked:
     def keys_saved(self) -> int:
         return self.plan.keys_saved
 
-    def write(self, items: NDArray[np.int32], slots: NDArray[np.int32], merges: NDArray[np.int32]) -> None:
+    def write(
+        self, items: NDArray[np.int32], slots: NDArray[np.int32], merges: NDArray[np.int32], queues: NDArray[np.int32]
+    ) -> None:
         """Writes the arrays to the beginnings of these, which are at least as long."""
-        self.plan.library.umbel_pack_plan(
-            self.plan.arguments, self.few_rows, items.ctypes.data, slots.ctypes.data, merges.ctypes.data
-        )
+        targets = (array.ctypes.data for array in (items, slots, merges, queues))
+        self.plan.library.umbel_pack_plan(self.plan.arguments, self.few_rows, self.queues, *targets)
 
 
 class PackingPlanner:
@@ -347,7 +354,7 @@ class PackingPlanner:
         plan = self._latest.plan(self._library, cut, window, workers=cut.workers)
         sizes = PackedSizes()
         self._library.umbel_packed_sizes(plan.arguments, few_rows, sizes)
-        return NativePacked(plan, few_rows, sizes)
+        return NativePacked(plan, few_rows, cut.queues if plan.arguments.item_queue else 0, sizes)
 
 
 def declare_planner(library: ctypes.CDLL) -> None:
@@ -359,7 +366,7 @@ def declare_planner(library: ctypes.CDLL) -> None:
     library.umbel_free_attention_plan.restype = None
     library.umbel_packed_sizes.argtypes = [plan, ctypes.c_long, ctypes.POINTER(PackedSizes)]
     library.umbel_packed_sizes.restype = None
-    library.umbel_pack_plan.argtypes = [plan, ctypes.c_long, array, array, array]
+    library.umbel_pack_plan.argtypes = [plan, ctypes.c_long, ctypes.c_long, array, array, array, array]
     library.umbel_pack_plan.restype = None
 
 

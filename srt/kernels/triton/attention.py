@@ -1,10 +1,11 @@
-"""Attention in Triton: the items of a plan, and the merge of their partial results.
+"""Attention in Triton: the items of a plan, and the merge of their partial results, in one launch.
 
     items × KV heads ──► one unit of work each                             attend_items
                            rows × group packed into BLOCK_M query vectors
                            keys and values gathered by slot, BLOCK_N at a time
                            result ──► out                                  rows with one part
-                                  ──► part_out, part_lse ──► out           merge_parts, rows with several
+                                  ──► part_out, part_lse                   rows with several
+                                        counter + 1; the last part ──► out
 
 The reference is `TorchBackend` in attention/backend.py. Products are of the queries' dtype with float32 sums, softmax
 and partial results are float32. `TritonPlan` in `attention_backend.py` has the arrays that the kernels read.
@@ -20,7 +21,17 @@ A layer's heads are constants that a kernel is compiled for (`HeadShape`). Laten
 numbers are their values: a tile of them is loaded once and multiplied twice. Sinks enter the sum of a row's
 exponentials where the row is done: at the end of its only item, or in the merge.
 
-Both kernels are launched with PDL (see jit.py). Before they wait they read the plan's counts, which copies write.
+A row's parts are merged by the program that finishes the last of them, which a counter for each row and unit of work
+tells: a second launch would cost every layer of a captured graph about as much as it takes to read a thousand keys,
+also in steps that merge nothing. That holds for rows of any number of parts, so there is one rule. The counter is added
+to with release and acquire, after a barrier: what all threads of a program have written is there for the program that
+finds the count complete. It sets the counter back to 0, and parts are merged in their order, whichever program does it:
+a replayed graph gives the same bits. `merge_parts` is the separate launch, to compare with (`Ways.fused`).
+
+Where sequences share keys, a plan may have queues of items instead of units that programs take by turns: see
+`TritonPlan`.
+
+Kernels are launched with PDL (see jit.py). Before they wait they read the plan's counts, which copies write.
 """
 
 from dataclasses import dataclass, replace
@@ -34,7 +45,7 @@ from ...attention.backend import AttentionGeometry
 from ...cache.kv_pool import FLOAT8, LayerKV
 from .fitting import Room, largest_that_fits, shared_bytes
 from .jit import block_of, jit, wait_for_previous_kernels
-from .tuning import HugeTile, Tuning, VectorTile, read_tuning
+from .tuning import HugeTile, PlanSizes, Tuning, VectorTile, read_tuning
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MOST_HEAD_DIM = 640  # 512 of the largest values, and what follows them in keys
@@ -114,12 +125,14 @@ class AttentionTiles(NamedTuple):
     numbers are those of the device's class (`tuning.Tuning`); on an H100:
 
         FEW      at most 16, or one row      decode: a stream of keys, limited by memory
-        SOME     at most 32                  branches of a tree in captured decode steps, in one launch with FEW
+        SOME     at most 64, or 32           branches of a tree in captured decode steps, in one launch with FEW
         MANY     at most 128, or 64          prompts: limited by products
 
     Where keys are streamed, a tile of keys and one of values are 16 KiB each, and a program has one pair: it waits for
     it, computes it, and asks for the next. Four programs share a multiprocessor, so three pairs are on their way
     meanwhile, and short runs, of which there are many, start four at a time. For that a thread may take 128 registers.
+    A shared run is read once for all the query vectors of a tile, so `some` is as wide as these registers allow: 64,
+    with half as many keys at once. What spills there does so where an item starts and ends, not in the loop over keys.
     Larger vectors and narrow keys that are widened take more: there two programs have two pairs on their way each.
 
     Where products count, a tile has as many keys as leave room for the results in the registers. By the compiler a
@@ -197,18 +210,27 @@ def _tiles_of(geometry: AttentionGeometry, dtype: torch.dtype, kv_dtype: torch.d
         return _huge(tuning.attention_huge, heads, latent=geometry.latent, exact=exact)
     least = block_of(heads)  # one row at least
     vector = block_of(head_dim, least=HEAD_DIM_UNIT) * dtype.itemsize  # bytes
-    wide = exact or least > HALF
-    if not wide and vector <= LARGE_VECTOR and kv_dtype is dtype:
+    slow = exact or least > HALF
+    if not slow and vector <= LARGE_VECTOR and kv_dtype is dtype:
         row = tuning.attention_stream
     else:
-        row = tuning.attention_few_wide if wide else tuning.attention_few
-    few = _tile(row, least, vector, two_loops=False)
-    fewer = max(HEAD_DIM_UNIT, few.keys // 2) if exact else few.keys
+        row = tuning.attention_few_wide if slow else tuning.attention_few
+    few, plan = _tile(row, least, vector, two_loops=False), tuning.attention_plan
+    wide = not slow and vector <= LARGE_VECTOR
+    fewer = max(HEAD_DIM_UNIT, few.keys // 2) if exact or wide else few.keys
     return AttentionTiles(
         few=few,
-        some=replace(few, vectors=max(tuning.attention_plan.some_vectors, least), keys=fewer),
+        some=replace(few, vectors=max(plan.wide_vectors if wide else plan.some_vectors, least), keys=fewer),
         many=_many(tuning, vector, least, plain=not exact and kv_dtype is dtype),
     )
+
+
+def narrowed(tiles: AttentionTiles, heads: int, plan: PlanSizes) -> AttentionTiles:
+    """Returns the tiles for `heads` heads of a unit of work without those of `wide_vectors`, for comparison."""
+    few, some = tiles.few, tiles.some
+    if some.vectors <= max(plan.some_vectors, few.vectors):
+        return tiles
+    return tiles._replace(some=replace(few, vectors=max(plan.some_vectors, block_of(heads))))
 
 
 def _many(tuning: Tuning, vector: int, least: int, *, plain: bool) -> Tile:
@@ -256,9 +278,12 @@ def _name(dtype: torch.dtype) -> str:
 LOG2_E = 1.4426950408889634  # softmax is computed with powers of 2
 _LOG2_E = tl.constexpr(LOG2_E)
 ITEM_COLUMNS = tl.constexpr(5)  # first place in slots, places, first key in kv_idx, keys, position of the first key
-SLOT_COLUMNS = tl.constexpr(4)  # row, place among the partial results or −1, first visible position, end of them
+# Row, place among the partial results or −1, first visible position, end of them, number among merged rows or −1.
+SLOT_COLUMNS = tl.constexpr(5)
 MERGE_COLUMNS = tl.constexpr(3)  # row, first place of its parts, parts
 MERGED = tl.constexpr(2)  # where bounds counts the rows that are merged
+QUEUES = tl.constexpr(3)  # and queues
+MERGED_NUMBERS = 4096  # of partial results that a program loads at once when it merges: 32 for each of 128 threads
 LOWEST = tl.constexpr(-1.0e30)  # below every logit, and finite: a row may see nothing of a tile
 
 
@@ -271,9 +296,12 @@ def attend_items(  # type: ignore[no-untyped-def]
     part_out: tl.tensor,  # float32 [P, KV_HEADS * HEADS, HEAD_DIM]
     part_lse: tl.tensor,  # float32 [P, KV_HEADS * HEADS], to the base 2
     sinks: tl.tensor | None,  # float32 [KV_HEADS * HEADS]; None: there are none
+    counters: tl.tensor,  # int32 [M, units of an item] 0 before and after: parts that are done
     bounds: tl.tensor,  # items of few rows are [0, bounds[0]), those of more [bounds[0], bounds[1])
     items: tl.tensor,  # [I, ITEM_COLUMNS]
     slots: tl.tensor,  # [S, SLOT_COLUMNS]
+    merges: tl.tensor,  # [M, MERGE_COLUMNS]
+    ends: tl.tensor,  # [2, Q + 1], with QUEUED: queue q has items [ends[q], ends[q + 1]) of few rows, and so of more
     kv_idx: tl.tensor,  # [T]
     query_stride: int,  # elements from one row to the next
     out_stride: int,
@@ -294,38 +322,63 @@ def attend_items(  # type: ignore[no-untyped-def]
     MORE_VECTORS: tl.constexpr,  # 0: this launch leaves items of more rows out
     MORE_KEYS: tl.constexpr,
     MORE_TWO_LOOPS: tl.constexpr,
+    QUEUED: tl.constexpr,  # the plan may have queues
+    HEADS_AT_ONCE: tl.constexpr,  # of which parts are loaded
+    MERGE_PARTS: tl.constexpr,  # parts of a row that are loaded at once; 0: `merge_parts` is launched after this
     PDL: tl.constexpr,
 ):
+    """Computes all items. A program takes every so many units of work, or those of its queue and part of an item."""
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     few = tl.load(bounds)
+    queues = 0
+    if QUEUED:
+        queues = tl.load(bounds + QUEUES)
     wait_for_previous_kernels(PDL)
     UNITS: tl.constexpr = KV_HEADS * ((HEADS + GROUP - 1) // GROUP)  # of an item
     units = 0
     if MORE_VECTORS:
         more = tl.load(bounds + 1) - few
         units = more * UNITS
-        for unit in range(program, units, programs):
+        start, stop, step = program, units, programs
+        if queues > 0:
+            start, stop = _queue_of(ends + queues + 1, queues, UNITS)
+            step = UNITS
+        for unit in range(start, stop, step):
             if MORE_TWO_LOOPS:  # a head after the other: tiles of a prompt read the same keys, found in the L2 cache
-                part = unit // more
                 item = few + unit % more
+                part = unit // more
             else:  # the heads of an item together: they lie side by side in memory
-                part = unit % UNITS
                 item = few + unit // UNITS
+                part = unit % UNITS
             _attend_item(
-                *(queries, keys, values, out, part_out, part_lse, sinks, items + item * ITEM_COLUMNS, slots, kv_idx),
-                *(part, query_stride, out_stride, scale, inner_scale, KV_HEADS, HEADS, GROUP, HEAD_DIM, TAIL, BLOCK_D),
-                *(BLOCK_TAIL, LATENT, SOFTCAP, PRODUCT, MORE_VECTORS, MORE_KEYS, MORE_TWO_LOOPS),
+                *(queries, keys, values, out, part_out, part_lse, sinks, counters, items + item * ITEM_COLUMNS, slots),
+                *(merges, kv_idx, part, query_stride, out_stride, scale, inner_scale, KV_HEADS, HEADS, GROUP, HEAD_DIM),
+                *(TAIL, BLOCK_D, BLOCK_TAIL, LATENT, SOFTCAP, PRODUCT, MORE_VECTORS, MORE_KEYS, MORE_TWO_LOOPS),
+                *(HEADS_AT_ONCE, MERGE_PARTS),
             )
     if FEW_VECTORS:
-        after = program + tl.cdiv(tl.maximum(units - program, 0), programs) * programs - units
-        for unit in range(after, few * UNITS, programs):
+        start = program + tl.cdiv(tl.maximum(units - program, 0), programs) * programs - units
+        stop, step = few * UNITS, programs
+        if queues > 0:
+            start, stop = _queue_of(ends, queues, UNITS)
+            step = UNITS
+        for unit in range(start, stop, step):
             _attend_item(
-                *(queries, keys, values, out, part_out, part_lse, sinks),
-                *(items + unit // UNITS * ITEM_COLUMNS, slots, kv_idx),
-                *(unit % UNITS, query_stride, out_stride, scale, inner_scale, KV_HEADS, HEADS, GROUP, HEAD_DIM, TAIL),
-                *(BLOCK_D, BLOCK_TAIL, LATENT, SOFTCAP, PRODUCT, FEW_VECTORS, FEW_KEYS, False),
+                *(queries, keys, values, out, part_out, part_lse, sinks, counters),
+                *(items + unit // UNITS * ITEM_COLUMNS, slots, merges, kv_idx, unit % UNITS, query_stride, out_stride),
+                *(scale, inner_scale, KV_HEADS, HEADS, GROUP, HEAD_DIM, TAIL, BLOCK_D, BLOCK_TAIL, LATENT, SOFTCAP),
+                *(PRODUCT, FEW_VECTORS, FEW_KEYS, False, HEADS_AT_ONCE, MERGE_PARTS),
             )
+
+
+@jit
+def _queue_of(ends: tl.tensor, queues: tl.tensor, UNITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the range of units of this program's queue: UNITS apart, and empty for programs without one."""
+    queue = tl.program_id(0) // UNITS
+    first = tl.load(ends + queue, mask=queue < queues, other=0)
+    end = tl.load(ends + queue + 1, mask=queue < queues, other=0)
+    return first * UNITS + tl.program_id(0) % UNITS, end * UNITS
 
 
 @jit
@@ -337,8 +390,10 @@ def _attend_item(  # type: ignore[no-untyped-def]
     part_out: tl.tensor,
     part_lse: tl.tensor,
     sinks: tl.tensor | None,
+    counters: tl.tensor,
     item: tl.tensor,  # where it is described
     slots: tl.tensor,
+    merges: tl.tensor,
     kv_idx: tl.tensor,
     part: tl.tensor,  # of the item's units of work
     query_stride: int,
@@ -358,8 +413,10 @@ def _attend_item(  # type: ignore[no-untyped-def]
     BLOCK_M: tl.constexpr,  # query vectors
     BLOCK_N: tl.constexpr,  # keys
     TWO_LOOPS: tl.constexpr,
+    HEADS_AT_ONCE: tl.constexpr,
+    MERGE_PARTS: tl.constexpr,
 ):
-    """Computes one unit of work: one item, and GROUP query heads of one KV head."""
+    """Computes one item for GROUP query heads of one KV head, and merges the rows of which that is the last part."""
     SHARES: tl.constexpr = (HEADS + GROUP - 1) // GROUP
     KEY_DIM: tl.constexpr = HEAD_DIM + TAIL
     vector = tl.arange(0, BLOCK_M)
@@ -443,6 +500,86 @@ def _attend_item(  # type: ignore[no-untyped-def]
     partial = place.to(tl.int64) * (KV_HEADS * HEADS) + head
     tl.store(part_out + partial[:, None] * HEAD_DIM + at[None, :], result, mask=inside & (place >= 0)[:, None])
     tl.store(part_lse + partial, top + tl.log2(total), mask=real & (place >= 0))
+
+    if MERGE_PARTS:
+        tl.debug_barrier()  # what all threads have written, the counters say is there
+        leads = (place >= 0) & (vector % GROUP == 0)  # a counter for each row
+        merge = tl.load(slot + 4, mask=leads, other=0)
+        parts = tl.load(merges + merge * MERGE_COLUMNS + 2, mask=leads, other=0)
+        counter = counters + merge * (KV_HEADS * SHARES) + part
+        done = tl.atomic_add(counter, 1, mask=leads, sem="acq_rel")
+        last = leads & (done == parts - 1)
+        tl.store(counter, 0, mask=last)
+        waiting = tl.where(last, merge, -1)
+        merge_next = tl.max(waiting, 0)
+        while merge_next >= 0:
+            _merge_row(
+                *(part_out, part_lse, out, sinks, merges + merge_next * MERGE_COLUMNS, part, out_stride),
+                *(KV_HEADS, HEADS, GROUP, HEAD_DIM, HEADS_AT_ONCE, BLOCK_D, MERGE_PARTS),
+            )
+            waiting = tl.where(waiting == merge_next, -1, waiting)
+            merge_next = tl.max(waiting, 0)
+
+
+@jit
+def _merge_row(  # type: ignore[no-untyped-def]
+    part_out: tl.tensor,
+    part_lse: tl.tensor,
+    out: tl.tensor,
+    sinks: tl.tensor | None,
+    merge: tl.tensor,  # where the row is described
+    part: tl.tensor,  # of the units of work
+    out_stride: int,
+    KV_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEADS_AT_ONCE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Merges the parts of one row, for the GROUP query heads of a unit of work: as `merge_parts` does.
+
+    Other multiprocessors have written them, so they are read from the L2 cache.
+    """
+    SHARES: tl.constexpr = (HEADS + GROUP - 1) // GROUP
+    at = tl.arange(0, BLOCK_D)
+    number = tl.arange(0, PARTS)
+    row = tl.load(merge).to(tl.int64)
+    first = tl.load(merge + 1)
+    end = first + tl.load(merge + 2)
+    for start_head in range(0, GROUP, HEADS_AT_ONCE):
+        of_unit = start_head + tl.arange(0, HEADS_AT_ONCE)
+        of_group = part % SHARES * GROUP + of_unit
+        real = (of_unit < GROUP) & (of_group < HEADS)
+        head = part // SHARES * HEADS + of_group
+        acc = tl.zeros([HEADS_AT_ONCE, BLOCK_D], dtype=tl.float32)
+        total = tl.zeros([HEADS_AT_ONCE], dtype=tl.float32)
+        top = tl.full([HEADS_AT_ONCE], LOWEST, dtype=tl.float32)
+        for start in range(first, end, PARTS):
+            there = (start + number < end)[:, None] & real[None, :]  # [PARTS, heads]
+            place = (start + number).to(tl.int64)[:, None] * (KV_HEADS * HEADS) + head[None, :]
+            lse = tl.load(part_lse + place, mask=there, other=float("-inf"), cache_modifier=".cg")
+            result = tl.load(
+                part_out + place[:, :, None] * HEAD_DIM + at[None, None, :],
+                mask=there[:, :, None] & (at < HEAD_DIM)[None, None, :],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            highest = tl.maximum(top, tl.max(lse, 0))
+            weight = tl.exp2(lse - highest[None, :])
+            shrink = tl.exp2(top - highest)
+            acc = acc * shrink[:, None] + tl.sum(weight[:, :, None] * result, 0)
+            total = total * shrink + tl.sum(weight, 0)
+            top = highest
+        if sinks is not None:
+            sink = tl.load(sinks + head, mask=real, other=0.0) * _LOG2_E
+            highest = tl.maximum(top, sink)
+            acc = acc * tl.exp2(top - highest)[:, None]
+            total = total * tl.exp2(top - highest) + tl.exp2(sink - highest)
+        there_out = out + row * out_stride + head[:, None] * HEAD_DIM + at[None, :]
+        mask = real[:, None] & (at < HEAD_DIM)[None, :]
+        tl.store(there_out, (acc / tl.where(real, total, 1.0)[:, None]).to(out.dtype.element_ty), mask=mask)
 
 
 @jit

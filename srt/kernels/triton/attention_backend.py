@@ -1,7 +1,7 @@
 """The attention backend over the Triton kernels: cuts a step, sends the plan, launches.
 
-A step is one launch, and one of the merge when rows have several parts. The slots that items read lie in a table that a
-runner keeps from step to step (`use_table`), or are sent with the plan. A plan that captured graphs read (`reserve`) is
+A step is one launch, in which the parts of rows are merged, too. The slots that items read lie in a table that a runner
+keeps from step to step (`use_table`), or are sent with the plan. A plan that captured graphs read (`reserve`) is
 launched whole every time, with as many programs as the device runs at once: the kernels find the counts on the device.
 Other plans are launched kind by kind, those that there are, each with as many programs as it has units of work.
 """
@@ -31,11 +31,13 @@ try:
     from .attention import (
         HEAD_DIM_UNIT,
         LOG2_E,
+        MERGED_NUMBERS,
         AttentionTiles,
         HeadShape,
         Tile,
         attend_items,
         merge_parts,
+        narrowed,
         store_rows,
         tiles_for,
         unit_heads,
@@ -47,19 +49,20 @@ except ImportError as error:
     raise MissingExtraError("triton", "runtime") from error
 
 _log = logging.getLogger(__name__)
-BOUNDS = 3
+BOUNDS = 4
 MERGE = 3  # numbers of a merged row
 ALIGNMENT = 4  # int32: Triton reads 16 bytes at once where it knows that an address is a multiple of them
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The capacity of a buffer: I items, S places of rows in them, M rows with several parts, T slots of keys."""
+    """The capacity of a buffer: I items, S places of rows in them, M rows with several parts, Q queues, T slots."""
 
     items: int
     slots: int
     merged: int
     places: int  # partial results
+    queues: int = 0
     keys: int = 0
 
     def holds(self, other: "Capacity") -> bool:
@@ -68,6 +71,7 @@ class Capacity:
             and other.slots <= self.slots
             and other.merged <= self.merged
             and other.places <= self.places
+            and other.queues <= self.queues
             and other.keys <= self.keys
         )
 
@@ -77,19 +81,21 @@ class PackedPlan:
     """The arrays of the drawing, on the host, and what they hold."""
 
     items: Int32  # [I, 5]
-    slots: Int32  # [S, 4]
+    slots: Int32  # [S, 5]
     merges: Int32  # [M, 3]
+    ends: Int32  # [2, Q + 1]; empty: there are no queues
     kv_idx: Int32  # [T]; empty: the keys are in a table
     few: int  # items of few rows
 
     @property
     def size(self) -> Capacity:
-        places = int(self.merges[:, 2].sum())
-        return Capacity(len(self.items), len(self.slots), len(self.merges), places, len(self.kv_idx))
+        places, queues = int(self.merges[:, 2].sum()), max(0, self.ends.size // 2 - 1)
+        return Capacity(len(self.items), len(self.slots), len(self.merges), places, queues, len(self.kv_idx))
 
-    def write(self, items: Int32, slots: Int32, merges: Int32) -> None:
+    def write(self, items: Int32, slots: Int32, merges: Int32, ends: Int32) -> None:
         """Writes the arrays to the beginnings of these, which are at least as long."""
-        for target, array in ((items, self.items), (slots, self.slots), (merges, self.merges)):
+        pairs = ((items, self.items), (slots, self.slots), (merges, self.merges), (ends, self.ends))
+        for target, array in pairs:
             target[: array.size] = array.ravel()
 
 
@@ -101,15 +107,21 @@ class ReadyPlan(NamedTuple):
     kv_idx: Int32
     keys_read: int
     keys_saved: int
-    write: Callable[[Int32, Int32, Int32], None]
+    write: Callable[[Int32, Int32, Int32, Int32], None]
 
 
-def pack(plan: AttentionPlan, few_rows: int) -> PackedPlan:
-    """Packs a plan. `few_rows`: most rows of an item of the first kind."""
+def pack(plan: AttentionPlan, few_rows: int, queues: int = 0) -> PackedPlan:
+    """Packs a plan. few_rows: most rows of an item of the first kind. queues: what it was cut for (`Cut.queues`)."""
     counts = np.diff(plan.item_q)
     descending = np.arange(plan.items - 1, -1, -1)
     small = counts[descending] <= few_rows
-    order = np.concatenate([descending[small], descending[~small]])
+    kinds = descending[small], descending[~small]
+    order = np.concatenate(kinds)
+    ends = np.zeros(0, dtype=np.int32)
+    if len(plan.item_queue):
+        numbers = np.arange(queues + 1)
+        first, second = (np.searchsorted(plan.item_queue[of_kind], numbers) for of_kind in kinds)
+        ends = np.stack([first, second]).astype(np.int32)
     length = plan.item_kv[order, 1] - plan.item_kv[order, 0]
     first_key, kv_idx = plan.item_kv[order, 0], plan.kv_idx
     if len(kv_idx):
@@ -119,13 +131,15 @@ def pack(plan: AttentionPlan, few_rows: int) -> PackedPlan:
     parts = np.diff(plan.merge_ptr)  # [R]
     rows = np.flatnonzero(parts > 1)
     by_row = plan.merge_slot[np.repeat(parts > 1, parts)]  # places in q_rows of all parts that are merged, row by row
-    place = np.full(len(plan.q_rows), -1, dtype=np.int32)
+    place, merge = np.full((2, len(plan.q_rows)), -1, dtype=np.int32)
     place[by_row] = np.arange(len(by_row), dtype=np.int32)
     merged = parts[rows]
+    merge[by_row] = np.repeat(np.arange(len(rows), dtype=np.int32), merged)
     return PackedPlan(
         items=items.astype(np.int32, copy=False),
-        slots=np.stack([plan.q_rows, place, plan.row_lo[plan.q_rows], plan.row_hi[plan.q_rows]], axis=1),
+        slots=np.stack([plan.q_rows, place, plan.row_lo[plan.q_rows], plan.row_hi[plan.q_rows], merge], axis=1),
         merges=np.stack([rows, np.cumsum(merged) - merged, merged], axis=1).astype(np.int32),
+        ends=ends,
         kv_idx=kv_idx,
         few=int(small.sum()),
     )
@@ -163,15 +177,23 @@ class TritonPlan:
 
     It is one int32 buffer, filled by one transfer:
 
-        bounds   [few, items, merged]   items of few rows are [0, few), those of more [few, items)
+        bounds   [few, items, merged, queues]   items of few rows are [0, few), those of more [few, items)
         items    [I, 5]                 first place in slots, places, first key in kv_idx, keys, position of the first
-        slots    [S, 4]                 row, place among the partial results or −1, first visible position, end of them
+        slots    [S, 5]                 row, place among the partial results or −1, first visible position, end of them,
+                                        number in merges or −1
         merges   [M, 3]                 row, first place of its parts, which lie side by side, and how many there are
+        ends     [2, Q + 1]             queue q has the items [ends[q], ends[q + 1]) of few rows, and so of more
         kv_idx   [T]                    slots of the pool that items read; last, for only what is used of it is sent.
                                         Where a table has them this is the table, and not in the buffer
 
-    Items of both kinds come in descending cost: the last ones to run are short. The host's memory is fresh for each
-    plan: torch's pinned allocator gives it out again when the copy is done, so no transfer is waited for.
+    Items of both kinds come in descending cost: the last ones to run are short. Where sequences share keys and one
+    launch has both kinds, they come in queues of the same cost (`Cut.queues`), as many as programs run at once on one
+    unit of work of an item: a program takes one unit of all items of its queue, those of more rows first. A step that
+    shares nothing has no queues.
+
+    Counters lie apart from the buffer. They are 0 when a launch begins and when it ends, so a replayed graph needs
+    nothing of the host. The host's memory is fresh for each plan: torch's pinned allocator gives it out again when the
+    copy is done, so no transfer is waited for.
 
     Args:
         capacity: what it can be filled with.
@@ -198,29 +220,36 @@ class TritonPlan:
         self.fixed = fixed
         self.counts = (0, 0, 0)  # items of few rows, items of more, merged rows
         self.long: GatheredPrompts | None = None  # they attend in its place, in layers that they take
-        sizes = (BOUNDS, 5 * capacity.items, 4 * capacity.slots, MERGE * capacity.merged, capacity.keys)
-        ends = np.cumsum([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]).tolist()
-        self._starts = [0, *ends[:-1]]
-        self._buffer = torch.empty(ends[-1], dtype=torch.int32, device=device)
+        ends = 2 * (capacity.queues + 1)
+        sizes = (BOUNDS, 5 * capacity.items, 5 * capacity.slots, MERGE * capacity.merged, ends, capacity.keys)
+        *starts, total = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
+        self._starts = starts
+        self._buffer = torch.empty(total, dtype=torch.int32, device=device)
         if fixed:
             self._buffer[:BOUNDS] = 0  # no items, until it is filled
         views = [self._buffer[start:] for start in self._starts]
-        self.bounds, self.items, self.slots, self.merges, own = views
+        self.bounds, self.items, self.slots, self.merges, self.ends, own = views
         self.kv_idx = own if table is None else table
         parts = (capacity.places, geometry.heads)
         self.part_out = torch.empty((*parts, geometry.head_dim), dtype=torch.float32, device=device)
         self.part_lse = torch.empty(parts, dtype=torch.float32, device=device)
+        # Of each merged row and unit of work, of which there are at most as many as heads.
+        self.counters = torch.zeros((capacity.merged, geometry.heads), dtype=torch.int32, device=device)
 
     def fill(self, plan: ReadyPlan) -> None:
         """Sends a plan that fits. Earlier kernels have read the old one: copies and kernels are in one stream."""
         size = plan.size
         assert self.capacity.holds(size), "a plan that is larger than its buffer"
         self.counts = (plan.few, size.items - plan.few, size.merged)
-        used = self._starts[-1] + size.keys if size.keys else self._starts[3] + MERGE * size.merged
+        used = self._starts[3] + MERGE * size.merged
+        if size.queues:
+            used = self._starts[4] + 2 * (size.queues + 1)
+        if size.keys:
+            used = self._starts[5] + size.keys
         pinned = self._buffer.is_cuda
         host = torch.empty(used, dtype=torch.int32, pin_memory=pinned)
         numbers = host.numpy()
-        numbers[:BOUNDS] = plan.few, size.items, size.merged
+        numbers[:BOUNDS] = plan.few, size.items, size.merged, size.queues
         _, *starts, keys = self._starts
         plan.write(*[numbers[start:] for start in starts])
         if size.keys:
@@ -248,6 +277,20 @@ _INTERPRETED = not isinstance(attend_items, triton.JITFunction)
 
 
 @dataclass(frozen=True, slots=True)
+class Ways:
+    """Ways of computing; a benchmark turns them off one by one, and finds what each of them is worth.
+
+    fused: the program that computes the last part of a row merges its parts; else another launch does.
+    wide: items of captured decode steps have up to `wide_vectors` query vectors; else `some_vectors`.
+    balanced: where sequences share keys, programs have queues of equal cost; else they take items by turns.
+    """
+
+    fused: bool = True
+    wide: bool = True
+    balanced: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """Describes how steps are cut for layers of one geometry, and the tiles that compute the items."""
 
@@ -267,12 +310,15 @@ class Sizes:
         multiprocessors: int,
         tuning: Tuning,
         room: Room,
+        ways: Ways,
     ) -> "Sizes":
         """Returns the sizes for a device. tuning: numbers of its class; room: its shared memory."""
+        plan, heads = tuning.attention_plan, unit_heads(geometry, dtype)
         tiles = tiles_for(geometry, dtype, kv_dtype, tuning=tuning, room=room)
-        heads = unit_heads(geometry, dtype)
-        plan = tuning.attention_plan
+        if not ways.wide:
+            tiles = narrowed(tiles, heads, plan)
         units = geometry.kv_heads * -(-geometry.group // heads)  # of work for each item
+        resident = min(tiles.few.resident, tiles.some.resident)
         cut = Cut(
             tiles.many.rows(heads),
             tree=tree,
@@ -283,6 +329,9 @@ class Sizes:
             shortest_run=plan.shortest_run,
             run_per_row=plan.run_per_vector * geometry.group,
             single_run=None,
+            queues=0 if tiles.some.apart or not ways.balanced else resident * multiprocessors // units,
+            start_keys=plan.start_keys,
+            part_keys=min(heads, geometry.group),  # a part of a query vector takes as much memory as one key
         )
         return cls(geometry, heads, tiles, cut)
 
@@ -299,6 +348,7 @@ class TritonBackend:
         torch_prompts: steps of long prompts attend by torch's kernel, see attention/long_prompts.py.
         multiprocessors: of the device; None asks it.
         windows: heads of the layers of a window class, where they are not those of the model.
+        ways: which ways of computing are taken; a benchmark turns some off.
 
     Raises:
         ParameterError: a head_dim or a dtype that the kernels do not take.
@@ -315,6 +365,7 @@ class TritonBackend:
         torch_prompts: bool = True,
         multiprocessors: int | None = None,
         windows: Mapping[Window, AttentionGeometry] | None = None,
+        ways: Ways = Ways(),
     ) -> None:
         self.device = torch.device(device)
         self.multiprocessors = multiprocessors or _multiprocessors(self.device)
@@ -327,7 +378,9 @@ class TritonBackend:
             multiprocessors=self.multiprocessors,
             tuning=self.tuning,
             room=room_of(self.device),
+            ways=ways,
         )
+        self._ways = ways
         self.sizes = sizes(geometry)
         self._by_window = {window: sizes(own) for window, own in (windows or {}).items()}
         has_flash = self.device.type != "cuda" or torch.backends.cuda.is_flash_attention_available()
@@ -345,7 +398,7 @@ class TritonBackend:
         """On the device when the work that is enqueued now is done; see attention/backend.py."""
         sizes = self._sizes(window)
         tiles = (sizes.tiles.few, sizes.tiles.many)
-        ready = self._make(batch, window, sizes.cut, tiles[0].rows(sizes.heads))
+        ready = self._make(batch, window, replace(sizes.cut, queues=0), tiles[0].rows(sizes.heads))
         table = None if batch.places is None else self._table_of(window)
         plan = TritonPlan(ready.size, tiles, sizes.geometry, self.device, heads=sizes.heads, fixed=False, table=table)
         plan.fill(ready)
@@ -358,11 +411,12 @@ class TritonBackend:
         """Cuts a batch; natively where that is possible and its slots are in a table."""
         if self._planner is None or batch.places is None:
             host = make_plan(batch, window, cut)
-            packed = pack(host, few_rows)
+            packed = pack(host, few_rows, cut.queues)
             saved = host.keys_saved
             return ReadyPlan(packed.few, packed.size, packed.kv_idx, host.keys_read, saved, packed.write)
         native = self._planner.plan(batch, window, cut, few_rows)
-        size = Capacity(native.size.items, native.size.slots, native.size.merged, native.size.places)
+        counts = native.size
+        size = Capacity(counts.items, counts.slots, counts.merged, counts.places, native.queues)
         return ReadyPlan(native.size.few, size, _NO_KEYS, native.keys_read, native.keys_saved, native.write)
 
     def _table_of(self, window: Window) -> torch.Tensor:
@@ -383,9 +437,10 @@ class TritonBackend:
         merged = sizes.cut.workers * ITEMS_PER_WORKER
         # Every row is in an item of its own, and in those of the runs that it shares, some cut. A place takes as
         # much memory as the result of a row in float32, so what is left over by many rows is counted tightly.
-        parts = 4 * rows + 12 * min(rows, MANY_PARTS) + 2 * merged
-        capacity = Capacity(items=4 * rows + 2 * merged, slots=parts, merged=rows, places=parts)
         tiles = (sizes.tiles.few, sizes.tiles.many if wide else sizes.tiles.some)
+        queues = 0 if wide else sizes.cut.queues
+        parts = 4 * rows + 12 * min(rows, MANY_PARTS) + 2 * merged + queues * min(rows, tiles[1].rows(sizes.heads))
+        capacity = Capacity(4 * rows + 2 * merged + queues, slots=parts, merged=rows, places=parts, queues=queues)
         table = self._table_of(window)
         return TritonPlan(capacity, tiles, sizes.geometry, self.device, heads=sizes.heads, fixed=True, table=table)
 
@@ -395,16 +450,16 @@ class TritonBackend:
         A step whose shared runs need more room than there is, is planned without sharing: a step that only decodes fits
         then. False: another one does not, and the plan is as it was.
         """
-        cut = replace(self._sizes(window).cut, block_rows=plan.tiles[1].rows(plan.heads))
+        block_rows, queues = plan.tiles[1].rows(plan.heads), plan.capacity.queues
+        cut = replace(self._sizes(window).cut, block_rows=block_rows, queues=queues)
         few = plan.tiles[0].rows(plan.heads)
-        ready = self._make(batch, window, cut, few)
-        if not plan.capacity.holds(ready.size):
-            ready = self._make(batch, window, replace(cut, tree=False), few)
-            if not plan.capacity.holds(ready.size):
-                return False
-        plan.fill(ready)
-        self.counters.add(ready.keys_read, ready.keys_saved)
-        return True
+        for tree in (True, False) if cut.tree else (False,):
+            ready = self._make(batch, window, replace(cut, tree=tree), few)
+            if plan.capacity.holds(ready.size):
+                plan.fill(ready)
+                self.counters.add(ready.keys_read, ready.keys_saved)
+                return True
+        return False
 
     def _sizes(self, window: Window) -> Sizes:
         return self._by_window.get(window, self.sizes)
@@ -463,6 +518,8 @@ class TritonBackend:
                 launch(few, None, plan.counts[0] * shape.units)
             if plan.counts[1]:
                 launch(None, more, plan.counts[1] * shape.units)
+        if self._ways.fused:
+            return out if target is out else out.copy_(target)
         units = plan.counts[2] * shape.heads
         merge = self.tuning.attention_merge
         programs = merge.resident * self.multiprocessors if plan.fixed else units
@@ -506,15 +563,18 @@ class TritonBackend:
                 part_out=plan.part_out,
                 part_lse=plan.part_lse,
                 sinks=sinks,
+                counters=plan.counters,
                 bounds=plan.bounds,
                 items=plan.items,
                 slots=plan.slots,
+                merges=plan.merges,
+                ends=plan.ends,
                 kv_idx=plan.kv_idx,
                 query_stride=queries.stride(0),
                 out_stride=out.stride(0),
                 scale=(softcap or scale) * LOG2_E,
                 inner_scale=2 * LOG2_E * scale / softcap if softcap else 0.0,
-                **item_constants(shape, *tiles, softcap=softcap, dtype=queries.dtype),
+                **item_constants(shape, *tiles, softcap=softcap, dtype=queries.dtype, fused=self._ways.fused),
                 **self._early,
                 num_warps=max(tile.warps for tile in launched),
                 num_stages=launched[-1].stages,  # the larger tile fills shared memory and registers
@@ -537,21 +597,24 @@ def _smaller_tiles(tiles: tuple[Tile | None, Tile | None]) -> tuple[Tile | None,
 
 # Any, in the four: Triton takes numbers, dtypes and None alike.
 def item_constants(
-    shape: HeadShape, few: Tile | None, more: Tile | None, *, softcap: float, dtype: torch.dtype
+    shape: HeadShape, few: Tile | None, more: Tile | None, *, softcap: float, dtype: torch.dtype, fused: bool = True
 ) -> dict[str, Any]:
     """Returns the constants that `attend_items` is compiled for.
 
     Args:
         few, more: tiles of the two kinds of items; None: the launch leaves them out.
         dtype: of queries.
+        fused: see `Ways`.
     """
+    block_d = block_of(shape.head_dim)
+    at_once = min(block_of(shape.group), MERGED_NUMBERS // block_d)
     return {
         "KV_HEADS": shape.kv_heads,
         "HEADS": shape.heads // shape.kv_heads,
         "GROUP": shape.group,
         "HEAD_DIM": shape.head_dim,
         "TAIL": shape.tail,
-        "BLOCK_D": block_of(shape.head_dim),
+        "BLOCK_D": block_d,
         "BLOCK_TAIL": block_of(shape.tail, least=HEAD_DIM_UNIT),
         "LATENT": shape.latent,
         "SOFTCAP": softcap > 0,
@@ -561,6 +624,9 @@ def item_constants(
         "MORE_VECTORS": more.vectors if more else 0,
         "MORE_KEYS": more.keys if more else 0,
         "MORE_TWO_LOOPS": more.two_loops if more else False,
+        "QUEUED": few is not None and more is not None,
+        "HEADS_AT_ONCE": at_once,
+        "MERGE_PARTS": MERGED_NUMBERS // (block_d * at_once) if fused else 0,
     }
 
 

@@ -77,17 +77,22 @@ class PlanSizes:
 
     Attributes:
         some_vectors: query vectors of the larger items of a captured step that decodes.
+        wide_vectors: the same, where keys are streamed.
         shortest_run: keys. Of shorter runs, starting and merging costs more than it saves.
         run_per_vector: keys for each query vector of an item: a part of one is written and read in float32.
         load_vectors: query vectors whose products take as long as loading one key.
         merge_keys: keys; with two rows a shared run pays from twice as many on, with many from so many.
+        start_keys: keys that a program would have read while it starts an item: it waits for the item, its slots and a
+            first tile.
     """
 
     some_vectors: int
+    wide_vectors: int
     shortest_run: int
     run_per_vector: int
     load_vectors: int
     merge_keys: int
+    start_keys: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,19 @@ of_text = st.one_of(
     st.builds(lambda parts: make_tree_batch(parts, seed=1)[0], branches),
 )
 batches = st.one_of(of_text, st.builds(with_pictures, of_text, st.integers(0, 1000)))
-cuts = st.builds(
-    Cut, st.integers(1, 9), splits, tree=st.booleans(), workers=st.sampled_from([1, 2, 8]), merge_keys=st.just(4)
+cuts = st.one_of(
+    st.builds(
+        Cut, st.integers(1, 9), splits, tree=st.booleans(), workers=st.sampled_from([1, 2, 8]), merge_keys=st.just(4)
+    ),
+    st.builds(
+        Cut,
+        st.integers(1, 9),
+        merge_keys=st.just(4),
+        shortest_run=st.sampled_from([1, 128]),
+        queues=st.sampled_from([1, 3, 20]),
+        start_keys=st.sampled_from([0, 8]),
+        part_keys=st.sampled_from([0, 1]),
+    ),
 )
 
 

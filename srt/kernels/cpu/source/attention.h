@@ -18,6 +18,7 @@ struct AttentionPlan {
     const int32_t* kv_idx;      // [T]
     const int32_t* merge_ptr;   // [R+1]
     const int32_t* merge_slot;  // [S]
+    const int32_t* item_queue;  // [I] of a plan with queues; nullptr: there are none
 };
 
 // Keys and values of one layer, float32 or bfloat16: [slots, kv_heads, head_dim] and [slots, kv_heads, value_dim].

@@ -11,7 +11,8 @@
 namespace umbel {
 namespace {
 
-constexpr long ITEMS_PER_WORKER = 4;  // that of the Python reference, which says what it means
+// Those of the Python reference, which says what they mean.
+constexpr long ITEMS_PER_WORKER = 4, GRAIN = 32, TOLERANCE = 16, RUN_OF_PART = 2;
 
 struct Step {  // of a radix path
     int64_t node, first, length;
@@ -36,6 +37,7 @@ struct PlanRequest {
     const int32_t* kv_idx;    // [T] the slots of all sequences
     const int32_t* kv_start;  // [B] where those of each begin; nullptr: one after the other
     long window, block_rows, split, workers, merge_keys, load_cost, shortest_run, run_per_row, single_run;
+    long queues, start_keys, part_keys;
     const int32_t *row_lo, *row_hi;  // [R] what each row sees; nullptr: all that is before it and in its window
 };
 
@@ -52,9 +54,12 @@ struct Tile {
 
 struct Item {
     int32_t tile, position, end;
+    int32_t queue = 0;
 };
 
+// The first rounds up; the second down, below 0, too.
 long pieces(long length, long size) { return (length + size - 1) / size; }
+long rounded_down(long length, long size) { return length < 0 ? -pieces(-length, size) : length / size; }
 
 class Planner : public PlanResult {
   public:
@@ -62,12 +67,16 @@ class Planner : public PlanResult {
         list_rows();
         if (request.path_ptr) share();
         own_tiles();
+        long own = tiles_.size();
         tiles_.insert(tiles_.end(), shared_tiles_.begin(), shared_tiles_.end());
-        cut_tiles();
+        if (shared_tiles_.size() && request.queues)
+            balance(own);
+        else
+            cut_tiles();
         assemble();
         plan = {(long)row_lo_.size(), (long)item_pos_.size(), (long)q_rows_.size(), request.keys, row_lo_.data(),
                 row_hi_.data(), item_q_.data(), q_rows_.data(), item_kv_.data(), item_pos_.data(), item_full_.data(),
-                request.kv_idx, merge_ptr_.data(), merge_slot_.data()};
+                request.kv_idx, merge_ptr_.data(), merge_slot_.data(), balanced_ ? item_queue_.data() : nullptr};
     }
 
   private:
@@ -215,6 +224,54 @@ class Planner : public PlanResult {
                          [&](const Item& a, const Item& b) { return cost(a) < cost(b); });
     }
 
+    // Cuts tiles for queues of equal cost: `_balanced` of the Python reference. The last queue comes first.
+    void balance(long own) {
+        auto per_key = [&](const Tile& tile) { return request_.load_cost + tile.rows; };
+        auto once = [&](const Tile& tile) {
+            return request_.load_cost * (request_.start_keys + tile.rows * request_.part_keys);
+        };
+        long left = 0, queue = 0, used = 0, share = 0, count = tiles_.size();
+        for (const Tile& tile : tiles_) left += once(tile) + (tile.hi - tile.lo) * per_key(tile);
+        for (long number = 0; number < count; number++) {
+            long t = (number + own) % count;
+            const Tile& tile = tiles_[t];
+            const long start = once(tile), each = per_key(tile);
+            const long least = std::max(GRAIN, tile.rows * request_.part_keys * RUN_OF_PART);
+            for (long position = tile.lo; position < tile.hi;) {
+                long keys = tile.hi - position, queues = request_.queues - queue;
+                if (!used) {
+                    long even = pieces(left + (queues - 1) * request_.load_cost * request_.start_keys, queues);
+                    share = std::max(even, start + request_.shortest_run * each);
+                }
+                long room = share - used;
+                if (queues > 1 && start + keys * each > room + share / TOLERANCE) {
+                    long fit = rounded_down(room - start + GRAIN * each / 2, GRAIN * each) * GRAIN;
+                    if (fit < least && used) {
+                        queue++;
+                        used = 0;
+                        continue;
+                    }
+                    fit = std::max(fit, least);
+                    if (keys - fit >= GRAIN) {
+                        keys = fit;
+                        left += start;
+                    }
+                }
+                long cost = start + keys * each;
+                items_.push_back({(int32_t)t, (int32_t)position, (int32_t)(position + keys), (int32_t)queue});
+                position += keys;
+                used += cost;
+                left -= cost;
+                if (used >= share && queues > 1) {
+                    queue++;
+                    used = 0;
+                }
+            }
+        }
+        std::reverse(items_.begin(), items_.end());
+        balanced_ = true;
+    }
+
     void assemble() {
         merge_ptr_.assign(row_lo_.size() + 1, 0);
         item_q_.push_back(0);
@@ -234,6 +291,7 @@ class Planner : public PlanResult {
             item_kv_.push_back(item.end + tile.offset);
             item_pos_.push_back(item.position);
             item_full_.push_back(full);
+            if (balanced_) item_queue_.push_back(item.queue);
             keys_read += item.end - item.position;
         }
         std::partial_sum(merge_ptr_.begin(), merge_ptr_.end(), merge_ptr_.begin());
@@ -247,6 +305,8 @@ class Planner : public PlanResult {
     std::vector<Tile> tiles_, shared_tiles_;
     std::vector<Item> items_;
     std::vector<int32_t> row_lo_, row_hi_, item_q_, q_rows_, item_kv_, item_pos_, merge_ptr_, merge_slot_;
+    std::vector<int32_t> item_queue_;
+    bool balanced_ = false;
     std::vector<uint8_t> item_full_;
 };
 
@@ -268,29 +328,43 @@ PackedSizes packed_sizes(const AttentionPlan& plan, long few_rows) {
     return sizes;
 }
 
-// items [I, 5], slots [S, 4], merges [M, 3]: see TritonPlan. Items of few rows come first, both kinds with falling cost.
-void pack(const AttentionPlan& plan, long few_rows, int32_t* items, int32_t* slots, int32_t* merges) {
-    for (bool few : {true, false})
+// items [I, 5], slots [S, 5], merges [M, 3], ends [2, Q+1]: see TritonPlan. Items of few rows come first, both kinds with
+// falling cost or by their queues.
+void pack(
+    const AttentionPlan& plan, long few_rows, long queues, int32_t* items, int32_t* slots, int32_t* merges,
+    int32_t* ends) {
+    for (bool few : {true, false}) {
+        int32_t queue = 0, before = 0;
         for (long item = plan.items - 1; item >= 0; item--) {
             long rows = rows_of(plan, item);
             if ((rows <= few_rows) != few) continue;
+            if (plan.item_queue)
+                for (; queue <= plan.item_queue[item]; queue++) *ends++ = before;
+            before++;
             const int32_t* keys = plan.item_kv + 2 * item;
             int32_t packed[] = {plan.item_q[item], (int32_t)rows, keys[0], keys[1] - keys[0], plan.item_pos[item]};
             items = std::copy(std::begin(packed), std::end(packed), items);
         }
+        if (plan.item_queue)
+            for (; queue <= queues; queue++) *ends++ = before;
+    }
     for (long slot = 0; slot < plan.partials; slot++) {
         int32_t row = plan.q_rows[slot];
-        int32_t packed[] = {row, -1, plan.row_lo[row], plan.row_hi[row]};
-        std::copy(std::begin(packed), std::end(packed), slots + 4 * slot);
+        int32_t packed[] = {row, -1, plan.row_lo[row], plan.row_hi[row], -1};
+        std::copy(std::begin(packed), std::end(packed), slots + 5 * slot);
     }
-    int32_t place = 0;
+    int32_t place = 0, merge = 0;
     for (long row = 0; row < plan.rows; row++) {
         int32_t parts = parts_of(plan, row);
         if (parts < 2) continue;
         int32_t packed[] = {(int32_t)row, place, parts};
         merges = std::copy(std::begin(packed), std::end(packed), merges);
-        for (long at = plan.merge_ptr[row]; at < plan.merge_ptr[row + 1]; at++)
-            slots[4 * plan.merge_slot[at] + 1] = place++;
+        for (long at = plan.merge_ptr[row]; at < plan.merge_ptr[row + 1]; at++) {
+            int32_t* slot = slots + 5 * plan.merge_slot[at];
+            slot[1] = place++;
+            slot[4] = merge;
+        }
+        merge++;
     }
 }
 
@@ -315,8 +389,9 @@ void umbel_packed_sizes(const umbel::AttentionPlan* plan, long few_rows, umbel::
 }
 
 void umbel_pack_plan(
-    const umbel::AttentionPlan* plan, long few_rows, int32_t* items, int32_t* slots, int32_t* merges) {
-    umbel::pack(*plan, few_rows, items, slots, merges);
+    const umbel::AttentionPlan* plan, long few_rows, long queues, int32_t* items, int32_t* slots, int32_t* merges,
+    int32_t* ends) {
+    umbel::pack(*plan, few_rows, queues, items, slots, merges, ends);
 }
 
 }  // extern "C"

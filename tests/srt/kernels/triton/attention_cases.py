@@ -7,7 +7,7 @@ from umbel.srt.attention.backend import AttentionGeometry, TorchBackend
 from umbel.srt.cache.kv_pool import KVPool, LayerKV, rounded
 from umbel.srt.core.batch import Batch
 from umbel.srt.kernels.triton.attention import AttentionTiles, Tile
-from umbel.srt.kernels.triton.attention_backend import TritonBackend
+from umbel.srt.kernels.triton.attention_backend import TritonBackend, Ways
 
 from ...attention.batches import random_pool
 
@@ -32,14 +32,21 @@ def tiny_backend(
     tree: bool = True,
     multiprocessors: int = 2,
     shortest_run: int = 24,
+    ways: Ways | None = None,
 ) -> TritonBackend:
     """Runs of few keys are cut and shared already."""
     backend = TritonBackend(
-        geometry, device, dtype=dtype, kv_dtype=kv_dtype, tree_attention=tree, multiprocessors=multiprocessors
+        geometry,
+        device,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        tree_attention=tree,
+        multiprocessors=multiprocessors,
+        ways=ways or Ways(),
     )
     sizes = backend.sizes
     tiles = AttentionTiles(tiny(sizes.tiles.few), tiny(sizes.tiles.some), tiny(sizes.tiles.many))
-    cut = replace(sizes.cut, merge_keys=4, shortest_run=shortest_run, run_per_row=0)
+    cut = replace(sizes.cut, merge_keys=4, shortest_run=shortest_run, run_per_row=0, start_keys=4, part_keys=0)
     backend.sizes = replace(sizes, tiles=tiles, cut=cut)
     return backend
 

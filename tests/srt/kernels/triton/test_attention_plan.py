@@ -57,15 +57,17 @@ def test_a_packed_plan_says_what_the_plan_says(
 
     places = {row: packed.slots[packed.slots[:, 0] == row, 1].tolist() for row in range(batch.rows)}
     merged = {row: list(range(first, first + parts)) for row, first, parts in packed.merges.tolist()}
+    numbers = {row: number for number, row in enumerate(packed.merges[:, 0].tolist())}
+    assert packed.slots[:, 4].tolist() == [numbers.get(row, -1) for row in packed.slots[:, 0].tolist()]
     for row, of_row in places.items():
         assert sorted(of_row) == merged.get(row, [-1])
     assert [place for of_row in merged.values() for place in of_row] == list(range(packed.size.places)), "side by side"
 
 
 cuts = st.builds(
-    Cut,
+    lambda block_rows, split, **others: Cut(block_rows, None if others["queues"] else split, **others),
     st.integers(1, 9),
-    split=st.sampled_from([None, 17, 400]),
+    st.sampled_from([None, 17, 400]),
     tree=st.booleans(),
     workers=st.integers(1, 40),
     merge_keys=st.sampled_from([4, 128]),
@@ -73,6 +75,9 @@ cuts = st.builds(
     shortest_run=st.sampled_from([1, 8, 128]),
     run_per_row=st.sampled_from([0, 3, 16]),
     single_run=st.sampled_from([None, 20]),
+    queues=st.sampled_from([0, 1, 3, 16]),
+    start_keys=st.sampled_from([0, 5, 64]),
+    part_keys=st.sampled_from([0, 1, 4]),
 )
 
 
@@ -95,16 +100,18 @@ def test_the_native_planner_packs_the_same_plan(
     generated = np.maximum(batch.query_lengths - 1, 0).astype(np.int32) if apart else None
     batch = replace(batch, places=places, generated=generated)
     plan = make_plan(batch, window, cut)
-    packed, planner = pack(plan, few_rows), PackingPlanner()
+    packed, planner = pack(plan, few_rows, cut.queues), PackingPlanner()
     for same in (batch, replace(batch)):
         native = planner.plan(same, window, cut, few_rows)
         size = packed.size
         expected = (packed.few, size.items, size.slots, size.merged, size.places)
         assert tuple(getattr(native.size, name) for name in ("few", "items", "slots", "merged", "places")) == expected
         assert (native.keys_read, native.keys_saved) == (plan.keys_read, plan.keys_saved)
-        arrays = [np.zeros_like(array).ravel() for array in (packed.items, packed.slots, packed.merges)]
+        assert native.queues == (cut.queues if len(plan.item_queue) else 0) == size.queues
+        truths = (packed.items, packed.slots, packed.merges, packed.ends)
+        arrays = [np.zeros_like(array).ravel() for array in truths]
         native.write(*arrays)
-        for array, truth in zip(arrays, (packed.items, packed.slots, packed.merges), strict=True):
+        for array, truth in zip(arrays, truths, strict=True):
             np.testing.assert_array_equal(array, truth.ravel())
 
 

@@ -69,13 +69,14 @@ def test_no_kernel_spills(found: dict[str, dict[str, int]]) -> None:
         )
     }
     streamed = {name for name in found if name.startswith("attend few and some")}  # for four programs, not two
-    assert [name for name, variant in found.items() if variant["spilled"] > (64 if name in streamed else 0)] == []
+    assert [name for name, variant in found.items() if variant["spilled"] > (320 if name in streamed else 0)] == []
 
 
 def test_tiles_of_all_kinds_use_tensor_cores_and_read_ahead(found: dict[str, dict[str, int]]) -> None:
     few, both, many = (found[f"attend {kind} d128 group 4 fp16"] for kind in ("few", "few and some", "many"))
     assert few["mma"] > 0, "16 query vectors are too few for a warp group"
-    assert both["mma"] > few["mma"], "32 are, too"
+    assert both["mma"] == few["mma"], "those of few rows"
+    assert both["wgmma"] > 0, "64 are enough"
     assert many["wgmma"] > 0
     assert min(few["cp.async"], both["cp.async"], many["cp.async"]) > 0
     assert [few["resident"], both["resident"], many["resident"]] == [4, 4, 2]
