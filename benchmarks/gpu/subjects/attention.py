@@ -8,20 +8,26 @@ from torch.nn import functional
 from umbel.srt.attention.backend import AttentionGeometry
 from umbel.srt.attention.long_prompts import attend_long
 from umbel.srt.cache.kv_pool import KVPool
-from umbel.srt.kernels.triton.attention_backend import TritonBackend, TritonPlan
+from umbel.srt.kernels.triton.attention_backend import TritonBackend, TritonPlan, Ways
 from umbel.srt.runners.cuda.device import accelerator_for
 from umbel.srt.runners.cuda.slot_table import SlotTable
 
 from ..figures import Unit
 from ..hardware import Limits
-from .batches import Rows, Step, forked_step, normal, pool_for, step_of
+from .batches import Rows, Step, nested_step, normal, pool_for, step_of
 from .sizes import Decode, Extend, Fork, Sizes
 from .subject import Subject, Work
 
 GROUP = "attention"
 STREAM_MUST, STREAM_STRETCH = 75.0, 88.0  # % of bandwidth
 SINGLE_MUST, SINGLE_STRETCH = 12.0, 7.0  # µs, the merge included; more where reading the keys takes as long
-FORK_MUST, FORK_SHARE = 3.0, 0.8  # times the plain kernel; share of what bytes allow
+FORK_SHARE = 0.8  # of what bytes allow
+ALL = Ways()
+WITHOUT = {
+    "the merge is a launch of its own": Ways(fused=False),
+    "tiles of 32 query vectors": Ways(wide=False),
+    "items by turns": Ways(balanced=False),
+}
 
 
 def attention_subjects(sizes: Sizes, limits: Limits, device: torch.device) -> Iterator[Subject]:
@@ -34,6 +40,8 @@ def attention_subjects(sizes: Sizes, limits: Limits, device: torch.device) -> It
         yield gathered_prompt(extend, device)
     for fork in sizes.forks:
         yield branches(fork, sizes.layers, device)
+        for words, ways in WITHOUT.items():
+            yield ablation(fork, words, ways, sizes.layers, device)
     for decode in sizes.singles:
         yield single(decode, sizes.layers, limits, device)
 
@@ -142,28 +150,50 @@ def branches(fork: Fork, layers: int, device: torch.device) -> Subject:
     from memory first, which takes as long as the keys of some of these.
     """
     geometry, dtype = fork.geometry, torch.bfloat16
-    on, off = (forked_step(fork.branches, fork.shared, fork.own, tree=tree) for tree in (True, False))
+    on, off = (nested_step(fork.levels, tree=tree) for tree in (True, False))
     pool = pool_for(on.slots, geometry, dtype, device, layers=layers)
-    most = fork.branches * (fork.shared + fork.own) / (fork.shared + fork.branches * fork.own)
+    most = sum(map(len, on.batch.slots)) / (on.slots - 1)
     return Subject(
         group=GROUP,
-        name=f"{fork.branches} branches of {fork.own} keys behind {fork.shared}, {_words(geometry)}",
+        name=_tree(fork),
         unit=Unit.TIMES,
         work=decode_work(on, pool, geometry, dtype, device),
         base=decode_work(off, pool, geometry, dtype, device),
         size=on.slots * pool.geometry.bytes_per_slot,
-        must=FORK_MUST,
+        must=fork.must,
         stretch=FORK_SHARE * most,
         most=most,
         note=f"faster than without sharing, {layers} layers in one graph",
     )
 
 
+def ablation(fork: Fork, words: str, ways: Ways, layers: int, device: torch.device) -> Subject:
+    """The same tree in one way less: how often faster all ways together are."""
+    geometry, dtype = fork.geometry, torch.bfloat16
+    step = nested_step(fork.levels)
+    pool = pool_for(step.slots, geometry, dtype, device, layers=layers)
+    return Subject(
+        group=GROUP,
+        name=f"{_tree(fork)}: {words}",
+        unit=Unit.TIMES,
+        work=decode_work(step, pool, geometry, dtype, device),
+        base=decode_work(step, pool, geometry, dtype, device, ways=ways),
+        size=step.slots * pool.geometry.bytes_per_slot,
+        note=f"the time so, in those of the whole, {layers} layers in one graph",
+    )
+
+
 def decode_work(
-    step: Step, pool: KVPool, geometry: AttentionGeometry, dtype: torch.dtype, device: torch.device
+    step: Step,
+    pool: KVPool,
+    geometry: AttentionGeometry,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    ways: Ways = ALL,
 ) -> Work:
     """All layers of the pool, planned as for a captured graph. The work returns the last one's results."""
-    backend = TritonBackend(geometry, device, dtype=dtype, kv_dtype=pool.geometry.dtype)
+    backend = TritonBackend(geometry, device, dtype=dtype, kv_dtype=pool.geometry.dtype, ways=ways)
     table = SlotTable(accelerator_for(device), sum(map(len, step.batch.slots)) + 1, windows=False)
     backend.use_table(table)
     plan: TritonPlan = backend.reserve(None, rows=step.batch.rows)
@@ -209,6 +239,11 @@ def _torch_prompt(extend: Extend, device: torch.device) -> Work:
     return lambda: functional.scaled_dot_product_attention(
         queries, keys, values, is_causal=True, enable_gqa=geometry.group > 1
     )
+
+
+def _tree(fork: Fork) -> str:
+    nodes = f" behind {fork.between[0]} nodes of {fork.between[1]}" if fork.between[0] else ""
+    return f"{fork.branches} branches of {fork.own} keys{nodes} behind {fork.shared}, {_words(fork.geometry)}"
 
 
 def _words(geometry: AttentionGeometry) -> str:

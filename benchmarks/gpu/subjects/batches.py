@@ -41,12 +41,30 @@ def forked_step(branches: int, shared: int, own: int, *, tree: bool = True, seed
 
     tree: the step says so; otherwise its sequences share slots, and nobody knows.
     """
-    total = 1 + shared + branches * own
+    return nested_step([(1, shared), (branches, own)], tree=tree, seed=seed)
+
+
+def nested_step(levels: Sequence[tuple[int, int]], *, tree: bool = True, seed: int = 0) -> Step:
+    """Branches that decode behind nodes of a tree, as many as the last level has.
+
+    levels: of each from the root on its nodes and their keys; nodes of the next one are divided among them evenly, and
+    the last key of the last level is its row's.
+    tree: the step says so; otherwise its sequences share slots, and nobody knows.
+    """
+    total = 1 + sum(nodes * keys for nodes, keys in levels)
     free = np.random.default_rng(seed).permutation(np.arange(1, total)).astype(np.int32)
-    prefix, rest = free[:shared], free[shared:].reshape(branches, own)
-    slots = [np.concatenate([prefix, rest[branch]]) for branch in range(branches)]
-    paths = tuple(((1, 0, shared), (2 + branch, shared, own - 1)) for branch in range(branches)) if tree else ()
-    return Step(_batch([Rows(shared + own - 1)] * branches, slots, paths), total)
+    leaves, length = levels[-1][0], sum(keys for _, keys in levels)
+    slots: list[list[np.ndarray]] = [[] for _ in range(leaves)]
+    paths: list[list[tuple[int, int, int]]] = [[] for _ in range(leaves)]
+    first = node = position = 0
+    for nodes, keys in levels:
+        for leaf in range(leaves):
+            own = leaf * nodes // leaves
+            slots[leaf].append(free[first + own * keys : first + (own + 1) * keys])
+            paths[leaf].append((1 + node + own, position, min(keys, length - 1 - position)))
+        first, node, position = first + nodes * keys, node + nodes, position + keys
+    whole = [np.concatenate(parts) for parts in slots]
+    return Step(_batch([Rows(length - 1)] * leaves, whole, tuple(map(tuple, paths)) if tree else ()), total)
 
 
 def _batch(rows: Sequence[Rows], slots: Sequence[np.ndarray], paths: Paths) -> Batch:

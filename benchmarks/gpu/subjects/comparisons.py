@@ -4,6 +4,7 @@ Where pytest is not installed this is the test; where it is, it comes on top, wi
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -19,9 +20,11 @@ from umbel.srt.kernels.triton.moe import fused_experts, route
 from umbel.srt.kernels.triton.norm import add_rms_norm, rms_norm
 from umbel.srt.kernels.triton.rope import rope_and_store
 from umbel.srt.layers.rope import rope_table
+from umbel.srt.runners.cuda.device import accelerator_for
+from umbel.srt.runners.cuda.slot_table import SlotTable
 
 from ..figures import Figure, PendingFigure, Unit
-from .batches import Rows, forked_step, normal, pool_for, step_of
+from .batches import Rows, forked_step, nested_step, normal, pool_for, step_of
 from .experts import packed_expert_comparisons
 from .packed import Compared, packed_comparisons
 from .sizes import ExpertShape, Sizes
@@ -48,6 +51,7 @@ def _compared(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, Compare
     for geometry in geometries:
         name = f"branches, {geometry.heads}/{geometry.kv_heads} heads of {geometry.head_dim}"
         yield name, partial(_branches, geometry, device)
+        yield f"{name}, three levels in a captured step", partial(_captured_branches, geometry, device)
     for geometry in geometries:
         name = f"a prompt by torch on gathered keys, {geometry.heads}/{geometry.kv_heads} heads of {geometry.head_dim}"
         yield name, partial(_gathered, geometry, device)
@@ -76,6 +80,23 @@ def _branches(geometry: AttentionGeometry, device: torch.device) -> tuple[torch.
     step = forked_step(6, 300, 5)
     pool = pool_for(step.slots, geometry, torch.bfloat16, device)
     return _attended(step.batch, pool, geometry, torch.bfloat16, device)
+
+
+def _captured_branches(geometry: AttentionGeometry, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """By a plan as graphs read it: queues, wide tiles, merges where parts end. Twice: the counters are 0 again."""
+    step, dtype = nested_step([(1, 300), (2, 260), (12, 40)]), torch.bfloat16
+    pool = pool_for(step.slots, geometry, dtype, device)
+    queries = normal(step.batch.rows, geometry.heads, geometry.head_dim, device=device, dtype=dtype)
+    scale = geometry.head_dim**-0.5
+    ours = TritonBackend(geometry, device, dtype=dtype)
+    table = SlotTable(accelerator_for(device), sum(map(len, step.batch.slots)) + 1, windows=False)
+    ours.use_table(table)
+    plan = ours.reserve(None, rows=step.batch.rows)
+    assert ours.plan_into(plan, replace(step.batch, places=table.place(step.batch)), None)
+    results = [ours.attend(0, queries, pool, plan, scale=scale) for _ in range(2)]
+    reference = TorchBackend(geometry, device, tree_attention=False)
+    expected = reference.attend(0, queries.float(), pool, reference.plan(step.batch, None), scale=scale)
+    return torch.cat(results), torch.cat([expected, expected])
 
 
 def _gathered(geometry: AttentionGeometry, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -36,12 +36,23 @@ class Extend:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Branches that decode behind a prefix that they share."""
+    """Branches that decode behind a prefix that they share, and perhaps behind nodes that some of them do.
+
+    between: nodes between the prefix and the branches, and the keys of each.
+    must: how often faster than without sharing.
+    """
 
     geometry: AttentionGeometry
     branches: int
     shared: int
     own: int
+    between: tuple[int, int] = (0, 0)
+    must: float = 3.0
+
+    @property
+    def levels(self) -> list[tuple[int, int]]:
+        """Nodes of each level of the tree, and the keys of each."""
+        return [(1, self.shared), *([self.between] if self.between[0] else []), (self.branches, self.own)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +127,11 @@ FULL = Sizes(
         Extend(LLAMA_3_8B, 8192, prefix=24_576),
     ),
     forks=(
-        Fork(LLAMA_2_7B, 32, 1024, 128),
-        Fork(LLAMA_2_7B, 32, 2048, 228),
-        Fork(LLAMA_3_8B, 32, 4096, 228),
-        Fork(LLAMA_2_7B, 128, 2048, 128),
+        Fork(LLAMA_2_7B, 32, 1024, 128, must=3.5),
+        Fork(LLAMA_2_7B, 32, 2048, 228, must=4.5),
+        Fork(LLAMA_3_8B, 32, 4096, 228, must=5.0),
+        Fork(LLAMA_2_7B, 128, 2048, 128, must=10.0),
+        Fork(LLAMA_2_7B, 32, 1024, 100, between=(4, 512)),
     ),
     rows=8192,
     hidden=4096,
@@ -139,7 +151,7 @@ TINY = Sizes(
     layers=2,
     extends=(Extend(SMALL, 24, must=300, stretch=450), Extend(SMALL, 8, prefix=16, must=255, stretch=414)),
     long_prompts=(Extend(SMALL, 24), Extend(SMALL, 8, prefix=16)),
-    forks=(Fork(SMALL, 3, 300, 4),),
+    forks=(Fork(SMALL, 3, 300, 4), Fork(SMALL, 8, 300, 4, between=(2, 260))),
     rows=4,
     hidden=64,
     width=80,

@@ -184,6 +184,34 @@ def test_three_levels_are_read_once_each(device: torch.device) -> None:
     torch.testing.assert_close(result, attend(alone, batch, pool, queries), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.gpu
+def test_a_captured_step_shares_what_the_plan_says_when_it_is_replayed(device: torch.device) -> None:
+    geometry = AttentionGeometry(32, 8, 128)
+    backend = TritonBackend(geometry, device, dtype=torch.bfloat16)
+    table = SlotTable(accelerator_for(device), 80_000, windows=False)
+    backend.use_table(table)
+    plan = backend.reserve(None, rows=32)
+    queries, out = (torch.zeros(32, 32, 128, device=device, dtype=torch.bfloat16) for _ in range(2))
+    steps = [fork(1025, 31, 100), three_levels(1024, 4, 512, 32, 100), make_batch([Sequence(900, 1)] * 32, seed=0)]
+    pool = pool_for(max(num_slots for _, num_slots in steps), geometry, torch.bfloat16, device)
+
+    def attend_now() -> None:
+        backend.attend(0, queries, pool, plan, scale=SCALE, out=out)
+
+    attend_now()  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        attend_now()
+        attend_now()  # the next layer finds the counters at 0
+    for seed, (batch, _) in enumerate(steps * 3):
+        queries.copy_(normal(32, 32, 128, seed=seed))
+        assert backend.plan_into(plan, replace(batch, places=table.place(batch)), None)
+        graph.replay()
+        expected = attend_reference(batch, pool, queries, None)
+        assert (out.float() - expected).norm() / expected.norm() < 1e-2
+        assert not plan.counters.any()
+
+
 def test_each_program_finds_its_queue(device: torch.device) -> None:
     """Queues of items of few rows and of more, and programs without any."""
     batch, num_slots = fork(120, 20, 5)
