@@ -38,7 +38,7 @@ from umbel.srt.kernels.triton.tuning import (
 from .hardware import Hardware
 from .stopwatch import Budget, Stopwatch, give_memory_back
 from .subjects.attention import decode_work, prompt_work
-from .subjects.batches import Rows, forked_step, normal, pool_for, step_of
+from .subjects.batches import Rows, nested_step, normal, pool_for, step_of
 from .subjects.experts import Experts, dense_experts, prompt, single, stacks_of
 from .subjects.packed import FORMS, ROW_MUST
 from .subjects.sizes import Sizes
@@ -225,7 +225,7 @@ _HEAD_DIMS = {"many_small": 64, "many_large": 256}
 def _attention(part: str, sizes: Sizes, device: torch.device) -> Iterator[Case]:
     if part in ("plan", "merge"):
         for fork in sizes.forks:
-            step = forked_step(fork.branches, fork.shared, fork.own)
+            step = nested_step(fork.levels)
             pool = pool_for(step.slots, fork.geometry, DTYPE, device)
             yield partial(decode_work, step, pool, fork.geometry, DTYPE, device)
         decodes = sizes.singles

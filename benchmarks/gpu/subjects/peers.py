@@ -322,7 +322,8 @@ def cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     for extend in sizes.extends:
         yield _prompt(extend, device)
     for fork in sizes.forks:
-        yield _branches(fork, device)
+        if fork.between == (0, 0):  # peers share one prefix
+            yield _branches(fork, device)
 
 
 def peer_figures(
