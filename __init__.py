@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from .lang.chat_template import ChatTemplate as ChatTemplate
     from .lang.chat_template import TemplateWarning as TemplateWarning
     from .lang.errors import BackendError as BackendError
+    from .lang.errors import BranchCancelledError as BranchCancelledError
     from .lang.errors import BudgetError as BudgetError
     from .lang.errors import CancelledError as CancelledError
     from .lang.errors import CapabilityError as CapabilityError
@@ -103,7 +104,15 @@ if TYPE_CHECKING:
     from .lang.protocol import Speculation as Speculation
     from .lang.protocol import Usage as Usage
     from .lang.sampling import SamplingParams as SamplingParams
+    from .lang.search import Majority as Majority
+    from .lang.search import Vote as Vote
+    from .lang.search import beam_search as beam_search
+    from .lang.search import best_of as best_of
+    from .lang.search import self_consistency as self_consistency
+    from .lang.search import tree_search as tree_search
+    from .lang.search import vote as vote
     from .lang.state import AsyncState as AsyncState
+    from .lang.state import AsyncStateGroup as AsyncStateGroup
     from .lang.state import State as State
     from .lang.state import StateGroup as StateGroup
 
@@ -133,6 +142,7 @@ _HOMES = {
     "lang.errors": (
         "BackendError",
         "BudgetError",
+        "BranchCancelledError",
         "CancelledError",
         "CapabilityError",
         "ConnectionLostError",
@@ -178,7 +188,8 @@ _HOMES = {
     ),
     "lang.protocol": ("Cost", "Speculation", "Usage"),
     "lang.sampling": ("SamplingParams",),
-    "lang.state": ("AsyncState", "State", "StateGroup"),
+    "lang.search": ("Majority", "Vote", "beam_search", "best_of", "self_consistency", "tree_search", "vote"),
+    "lang.state": ("AsyncState", "AsyncStateGroup", "State", "StateGroup"),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -508,6 +508,11 @@ class Ledger:
         cost = charge_at_most(held.prompt_tokens, generated, held.calls, self.price) if generated else NOTHING
         self._allowance.settle(held, cost)
 
+    def cancelled(self, tokens: int) -> None:
+        """Counts a call that was cancelled, or that a cancelled branch does not make, with the tokens that it could
+        still have generated."""
+        self.cost += Cost(cancelled_calls=1, tokens_saved=tokens)
+
     # -------------------------------------------------------------------------------- calls that others make
 
     def hold_rest(self) -> tuple[Charge, ProgramBudget | None]:

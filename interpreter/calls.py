@@ -71,6 +71,9 @@ class Calls:
         except DeadlineError as error:
             self._raise_late(error)
             raise
+        except asyncio.CancelledError:
+            ledger.cancelled(max(0, request.sampling.n * request.sampling.max_tokens - generated))
+            raise
         finally:
             if final is not None:
                 ledger.settle(held, final.usage)

@@ -11,6 +11,7 @@ do nothing else. The queue of a branch waits until its parent reaches the fork.
 
 import asyncio
 import contextlib
+import functools
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
@@ -20,7 +21,7 @@ from typing import Any, cast
 
 from ..lang import ops
 from ..lang.chat_template import ChatTemplate
-from ..lang.errors import CancelledError, CapabilityError, ProgramError, UmbelError
+from ..lang.errors import BranchCancelledError, CancelledError, CapabilityError, ProgramError, UmbelError
 from ..lang.prompt import Generated, Part, Source, SourceKind, Text
 from ..lang.protocol import Capabilities, Chunk, Completion, Final, GenRequest, Hint
 from . import loop, media, selecting
@@ -32,7 +33,7 @@ from .position import Position, Reached, media_text, since, text_of
 from .reasoning import Splitter, split_reasoning
 from .run import Run
 from .speculation.speculator import Speculator
-from .steps import BranchOff, Concatenate, Elsewhere, Gather, Late, Mark, Step
+from .steps import BranchOff, Concatenate, Elsewhere, Gather, Joined, Late, Mark, Step
 from .variables import Binding, Feed, Meta, meta_of_chunk
 
 
@@ -236,21 +237,15 @@ class Executor:
         return Reached(self._start, self._start_turns, self.position.copy(), self._start_held)
 
     async def gather(self, op: Gather, step: Step) -> None:
-        for mark in op.marks:
-            await mark.settled_here()
-            mark.value()
+        counted = await _ended(op.branches)
         for gathered, branches in op.columns:
-            gathered.resolve_gathered(branches)
+            gathered.resolve_gathered(tuple(branches[index] for index in counted))
 
     async def concatenate(self, op: Concatenate, step: Step) -> None:
-        for mark in op.marks:
-            reached = await self._reached(mark)
+        for index in await _ended(op.branches):
+            reached = cast(Reached, op.branches.marks[index].value())
             self.spoken.append(self.position.take_over(reached), {})
             self.spoken.append(text_of([prompt.part for prompt in reached.said if prompt.part is not None]), {})
-
-    async def _reached(self, mark: Binding) -> Reached:
-        await mark.settled_here()
-        return cast(Reached, mark.value())
 
     # -------------------------------------------------------------------------------- helpers
 
@@ -282,6 +277,68 @@ class Executor:
                 loop.note_started(backend)
             self._ready = True
         return backend.capabilities
+
+
+async def _ended(branches: Joined) -> list[int]:
+    """Waits for the branches of a join → the places of those that count, in order.
+
+    Raises the error of a branch that has failed, where all are wanted or too few others are left.
+    """
+    if branches.quorum is None:
+        for index, mark in enumerate(branches.marks):
+            await mark.settled_here()
+            if not branches.leaves_out(index):
+                mark.value()
+        return [index for index in range(len(branches.marks)) if not branches.leaves_out(index)]
+    ended = await _first(branches, branches.quorum)
+    for index, queue in enumerate(branches.queues):
+        if index not in ended:
+            queue.stop(not_needed())
+    return ended
+
+
+async def _first(branches: Joined, wanted: int) -> list[int]:
+    """Waits for so many branches that end well → their places, in order."""
+    ended: list[int] = []
+    waiting = set(range(len(branches.marks)))
+    failed: BaseException | None = None
+    while len(ended) < wanted:
+        for index in sorted(waiting):
+            mark = branches.marks[index]
+            if mark.done:
+                waiting.discard(index)
+                if branches.leaves_out(index):
+                    continue
+                if mark.error is None:
+                    ended.append(index)
+                elif failed is None:
+                    failed = mark.error
+        if len(ended) + len(waiting) < wanted:
+            raise failed or ProgramError(
+                f"join(quorum={wanted}): {len(ended)} branches have ended, and the others were cancelled"
+            )
+        if len(ended) < wanted:
+            await _any_settled([branches.marks[index] for index in waiting])
+    return sorted(ended[:wanted])
+
+
+async def _any_settled(marks: list[Binding]) -> None:
+    """Waits until one of them is done. Runs on the loop that resolves them."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    wake = functools.partial(loop.set_done, future)
+    for mark in marks:
+        mark.settled.add(wake)
+    try:
+        if not any(mark.done for mark in marks):
+            await future
+    finally:
+        for mark in marks:
+            mark.settled.discard(wake)
+
+
+def not_needed() -> BranchCancelledError:
+    """Returns the error of a branch whose siblings have decided."""
+    return BranchCancelledError("the branch was cancelled: it was not needed any more")
 
 
 class _Delivery:
@@ -400,14 +457,17 @@ class StepQueue:
         "_executor",
         "_run",
         "_steps",
+        "_task",
         "_traceback",
         "active",
+        "branches",
         "error",
         "failed",
         "fork_group",
         "lock",
         "pushed",
         "spoken",
+        "stopped",
         "streaming",
     )
 
@@ -415,6 +475,8 @@ class StepQueue:
         self.lock = threading.Lock()  # held around `push`, so that what is pushed and what is bound agree
         self.active = waits  # a task runs or is about to, or the parent will begin one
         self.error: BaseException | None = None
+        self.stopped: BranchCancelledError | None = None  # it was cancelled, alone or with what it was forked off
+        self.branches: list[StepQueue] = []  # that were forked off a branch; those of the program are not kept
         self.failed = Signal()
         self.pushed = Signal()
         self.fork_group = fork_group
@@ -422,6 +484,7 @@ class StepQueue:
         self.streaming = False  # a reader takes pieces: requests from now on ask for chunks
         self._run = run
         self._steps: deque[Step] = deque()
+        self._task: asyncio.Task[None] | None = None
         self._traceback: TracebackType | None = None
         self._executor: Executor | None = None if waits else Executor(self, run, Position())
 
@@ -447,6 +510,24 @@ class StepQueue:
         """Returns the steps queued after the running one."""
         with self.lock:
             return tuple(self._steps)
+
+    def stop(self, reason: BranchCancelledError) -> None:
+        """Cancels a branch and those that it has forked off: the call in flight is aborted, steps fail with `reason`.
+
+        What has ended keeps its values, and is left out of a join that comes later.
+        """
+        with self.lock:
+            if self.stopped is not None:
+                return
+            self.stopped = reason
+            branches = list(self.branches)
+        for branch in branches:
+            branch.stop(reason)
+        self._run.home.call(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
 
     def standing(self) -> Reached | None:
         """Returns the position of an idle stream; None while it works or if it has failed. Called with the lock held.
@@ -486,14 +567,16 @@ class StepQueue:
 
     def launch(self) -> None:
         """Starts the task. The queue is active, and its run counts it."""
-        task = asyncio.get_running_loop().create_task(self._drain())
+        task = self._task = asyncio.get_running_loop().create_task(self._drain())
         self._run.track(task)
         task.add_done_callback(self._drained)
 
     async def _drain(self) -> None:
         while (step := self._next()) is not None:
-            error = self.error or self._run.reason
-            if error is None:
+            error = self.error or self.stopped or self._run.reason
+            if error is not None:
+                self._leave(step)
+            else:
                 assert self._executor is not None, "a branch that has failed to begin has an error"
                 try:
                     work = self._executor.execute(step)
@@ -504,20 +587,28 @@ class StepQueue:
                     task = asyncio.current_task()
                     while task is not None and task.cancelling():
                         task.uncancel()
-                    error = self._run.reason or CancelledError("the interpreter is shutting down")
+                    error = self.stopped or self._run.reason or CancelledError("the interpreter is shutting down")
                 except BaseException as raised:  # whatever it is, the program's reads have to raise it
                     error = raised
             self._fail(error)
             step.fail(error)
         self._empty()
 
+    def _leave(self, step: Step) -> None:
+        """Counts a call that a cancelled branch does not make."""
+        if self.stopped is not None and isinstance(step.op, ops.Gen) and step.sampling is not None:
+            self._run.ledger.cancelled(step.sampling.n * step.sampling.max_tokens)
+
     def _drained(self, task: "asyncio.Task[None]") -> None:
         """Ends a task. One cancelled before it began has failed none of its steps yet, so they fail here."""
         self._run.untrack(task)
+        if self._task is task:
+            self._task = None
         if task.cancelled():
-            error = self.error or self._run.reason or CancelledError("the interpreter is shutting down")
+            error = self.error or self.stopped or self._run.reason or CancelledError("the interpreter is shutting down")
             self._fail(error)
             while (step := self._next()) is not None:
+                self._leave(step)
                 step.fail(error)
             self._empty()
 

@@ -31,18 +31,36 @@ class Mark(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class Gather(Op):
-    """Waits for `marks` of the branches, then resolves one list per column: (list, a binding or None per branch)."""
+class Joined:
+    """The branches of a join, in order: the mark at the end of each, and its queue.
+
+    Attributes:
+        queues: none where no branch can be cancelled alone, in compiled programs.
+        quorum: so many that end first are enough, and the others are cancelled; None: all that are not cancelled.
+    """
 
     marks: tuple[Binding, ...]
+    queues: tuple["StepQueue", ...] = ()
+    quorum: int | None = None
+
+    def leaves_out(self, index: int) -> bool:
+        """Returns whether a branch was cancelled."""
+        return bool(self.queues) and self.queues[index].stopped is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Gather(Op):
+    """Waits for branches, then resolves one list per column: (list, a binding or None per branch)."""
+
+    branches: Joined
     columns: tuple[tuple[Binding, tuple[Binding | None, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Concatenate(Op):
-    """Waits for `marks` of the branches, then appends the text of each."""
+    """Waits for branches, then appends the text of each."""
 
-    marks: tuple[Binding, ...]
+    branches: Joined
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from ..lang import ops, sampling
 from ..lang.cache_report import CacheReport
-from ..lang.errors import DeadlineError, ParameterError, ProgramError
+from ..lang.errors import BranchCancelledError, DeadlineError, ParameterError, ProgramError
 from ..lang.ops import Op, checked_name
 from ..lang.prompt import Source, SourceKind, calling_place, checked_tenant
 from ..lang.protocol import Cost
@@ -28,7 +28,7 @@ from .loop import Signal, earliest, seconds_left, wait_until, wait_until_async
 from .position import Reached
 from .reasoning import ReasoningTags
 from .run import Run, not_while_recording, noted_wait
-from .steps import BranchOff, Concatenate, Gather, Mark, Step
+from .steps import BranchOff, Concatenate, Gather, Joined, Mark, Step
 from .variables import Binding, Feed, Meta, Piece, VariableTable
 
 Merge = Callable[[Mapping[str, Any]], SamplingParams]
@@ -189,6 +189,7 @@ class Stream(Sink):
         self.run_options: Options = run_options or {}
         self._grammar = Grammar()
         self._queue = StepQueue(run)
+        self._is_branch = False
 
     def _branch(self, base: Mapping[str, Binding], fork_group: str) -> "Stream":
         """Creates a stream that begins when this one reaches the fork."""
@@ -196,6 +197,7 @@ class Stream(Sink):
         branch.table = VariableTable(base)
         branch._grammar = self._grammar
         branch._queue = StepQueue(self.run, fork_group=fork_group, waits=True)
+        branch._is_branch = True
         return branch
 
     # -------------------------------------------------------------------------------- saying
@@ -214,18 +216,26 @@ class Stream(Sink):
             base = self.table.snapshot()
             group = self.run.request_id() if size > 1 else ""
             branches = [self._branch(base, group) for _ in range(size)]
-            self._queue_step(Step(BranchOff(tuple(branch._queue for branch in branches))))
+            queues = [branch._queue for branch in branches]
+            if self._is_branch:
+                self._queue.branches.extend(queues)  # they end with it
+            stopped = self._queue.stopped
+            self._queue_step(Step(BranchOff(tuple(queues))))
+        for queue in queues if stopped is not None else ():
+            queue.stop(cast(BranchCancelledError, stopped))
         return list(branches)
 
-    def join(self, children: list[Sink], mode: JoinMode) -> None:
+    def join(self, children: list[Sink], mode: JoinMode, quorum: int | None = None) -> None:
         """Returns at once. A branch that failed fails this stream, with the branch's own error."""
         branches = [cast(Stream, child) for child in children]
         if mode == "concate_and_append":
             for index, branch in enumerate(branches):
                 branch._grammar.check_same_turn(self._grammar, index)
-            self._queue_joined(Concatenate(tuple(branch._mark()[0] for branch in branches)))
-            return
         marks, tables = zip(*(branch._mark() for branch in branches), strict=True)
+        joined = Joined(marks, tuple(branch._queue for branch in branches), quorum)
+        if mode == "concate_and_append":
+            self._queue_joined(Concatenate(joined))
+            return
         names = dict.fromkeys(name for table in tables for name in table)
         columns = tuple(
             (
@@ -236,7 +246,11 @@ class Stream(Sink):
             )
             for name in names
         )
-        self._queue_joined(Gather(marks, columns))
+        self._queue_joined(Gather(joined, columns))
+
+    def race(self, children: list[Sink], timeout: float | None) -> "Race":
+        branches = [cast(Stream, child) for child in children]
+        return Race(self, [branch._mark()[0] for branch in branches], earliest(timeout, self.run.deadline))
 
     def assign(self, name: str, value: Value) -> None:
         binding = Binding(name)
@@ -373,7 +387,14 @@ class Stream(Sink):
             return await asyncio.wait_for(explaining, seconds_left(limit))
 
     def cancel(self) -> None:
-        self.run.cancel()
+        if self._is_branch:
+            self._queue.stop(BranchCancelledError("the branch was cancelled"))
+        else:
+            self.run.cancel()
+
+    @property
+    def cancelled(self) -> bool:
+        return self._queue.stopped is not None
 
     # -------------------------------------------------------------------------------- how reads wait
 
@@ -499,6 +520,39 @@ class Stream(Sink):
             )
         binding = self._bound(name)
         return PieceReader(binding.feed, lambda: binding.done, (binding.feed.changed,), binding.value)
+
+
+class Race:
+    """Tells which branches of a fork end, one after the other: all that was said to them has run, or failed.
+
+    Args:
+        parent: the stream that they were forked off.
+        marks: at the end of each.
+        limit: on the run's clock; None: no limit.
+    """
+
+    def __init__(self, parent: Stream, marks: list[Binding], limit: float | None) -> None:
+        self._parent = parent
+        self._marks = dict(enumerate(marks))  # of those that have not been told
+        self._limit = limit
+
+    def next(self) -> int:
+        """Waits for the next one that ends, and returns its place. Raises DeadlineError after the limit."""
+        self._parent._until(self._any, tuple(mark.settled for mark in self._marks.values()), self._limit, None)
+        return self._take()
+
+    async def next_async(self) -> int:
+        signals = tuple(mark.settled for mark in self._marks.values())
+        await self._parent._until_async(self._any, signals, self._limit, None)
+        return self._take()
+
+    def _any(self) -> bool:
+        return any(mark.done for mark in self._marks.values())
+
+    def _take(self) -> int:
+        index = next(index for index, mark in self._marks.items() if mark.done)
+        del self._marks[index]
+        return index
 
 
 @contextmanager

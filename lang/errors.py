@@ -129,6 +129,10 @@ class CancelledError(UmbelError):
     """The run was cancelled."""
 
 
+class BranchCancelledError(CancelledError):
+    """The branch was cancelled; its run goes on without it."""
+
+
 class ModelError(UmbelError):
     """Weights, tokenizer or configuration that cannot be used."""
 

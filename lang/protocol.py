@@ -906,12 +906,16 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
         speculation: what `num_api_spec_tokens` and `speculate` did.
         dollars_saved: by speculation: its saved prompt tokens at their full price less its wasted tokens, so below 0
             where it did not pay; None as for `dollars`.
+        cancelled_calls: that were cancelled, or that cancelled branches did not make.
+        tokens_saved: that these could still have generated, by their `max_tokens`: at most so many were saved.
     """
 
     usage: Usage = Usage()
     dollars: float | None = 0.0
     speculation: Speculation = Speculation()
     dollars_saved: float | None = 0.0
+    cancelled_calls: int = 0
+    tokens_saved: int = 0
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(
@@ -919,6 +923,8 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
             _sum(self.dollars, other.dollars),
             self.speculation + other.speculation,
             _sum(self.dollars_saved, other.dollars_saved),
+            self.cancelled_calls + other.cancelled_calls,
+            self.tokens_saved + other.tokens_saved,
         )
 
 

@@ -5,6 +5,7 @@ records them, and the user's function cannot tell. A state is one stream of oper
 makes more of them that share everything said so far.
 """
 
+import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, Literal, NoReturn, Protocol, Self, TypeVar, get_origin, overload
@@ -35,8 +36,11 @@ class Sink(Protocol):
     def fork(self, size: int) -> list["Sink"]:
         """`size` streams that begin with everything submitted so far; returns at once."""
 
-    def join(self, children: list["Sink"], mode: JoinMode) -> None:
+    def join(self, children: list["Sink"], mode: JoinMode, quorum: int | None = None) -> None:
         """Bring the children's variables (see `StateGroup.join`) or text into this stream; returns at once."""
+
+    def race(self, children: list["Sink"], timeout: float | None) -> "Race":
+        """Tells which children end, one after the other. timeout: seconds from now for all of them."""
 
     def assign(self, name: str, value: Value) -> None: ...
 
@@ -86,11 +90,25 @@ class Sink(Protocol):
     async def explain_cache_async(self, timeout: float | None) -> CacheReport:
         return self.explain_cache(timeout)
 
-    def cancel(self) -> None: ...
+    def cancel(self) -> None:
+        """Stops a branch with those that it forked off; other streams stop their run."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was cancelled as a branch."""
 
     def iterate(self, name: str | None) -> Iterator[tuple[str, dict[str, Any]]]: ...
 
     def iterate_async(self, name: str | None) -> AsyncIterator[tuple[str, dict[str, Any]]]: ...
+
+
+class Race(Protocol):
+    """Tells which branches of a fork end, by their places: all that was said to them has run, or failed."""
+
+    def next(self) -> int:
+        """Waits for the next one. Raises DeadlineError when the time is up."""
+
+    def next_async(self) -> Coroutine[Any, Any, int]: ...
 
 
 S = TypeVar("S", bound="BaseState")
@@ -135,14 +153,17 @@ class BaseState:
         if self._copied_from is not None:
             self._copied_from.join([self._sink], "gather_variable")
 
-    def fork(self, size: int = 1) -> "StateGroup[Self]":
+    def fork(self, size: int = 1) -> "BaseStateGroup[Self]":
         """`size` branches that share everything said so far, run in parallel. Returns at once.
 
         Raises:
             ParameterError: `size` is not an integer from 1 to 16,384.
         """
+        return BaseStateGroup(self, self._branches(size))
+
+    def _branches(self, size: object) -> list[Self]:
         branches = checks.integer("fork: size", size, 1, MAX_BRANCHES, f"a number of branches from 1 to {MAX_BRANCHES}")
-        return StateGroup(self, [type(self)(sink) for sink in self._sink.fork(branches)])
+        return [type(self)(sink) for sink in self._sink.fork(branches)]
 
     def system(self, content: object = None) -> Any:  # a context manager without content, else nothing
         return self._role("system", content)
@@ -225,7 +246,11 @@ class BaseState:
         return self._sink.cost_so_far()
 
     def cancel(self) -> None:
-        """Stop the whole run: requests in flight are aborted, later reads raise CancelledError."""
+        """Stop the whole run: requests in flight are aborted, later reads raise CancelledError.
+
+        A branch of a fork, or a copy, stops alone, with what was forked off it: its reads raise BranchCancelledError,
+        the run goes on, and a join leaves the branch out. Texts that it has finished stay readable.
+        """
         self._sink.cancel()
 
     def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
@@ -258,6 +283,14 @@ class State(BaseState):
             Whatever made the step fail, with its traceback.
         """
         return self._sink.read(name, None)
+
+    def fork(self, size: int = 1) -> "StateGroup[Self]":
+        """`size` branches that share everything said so far, run in parallel. Returns at once.
+
+        Raises:
+            ParameterError: `size` is not an integer from 1 to 16,384.
+        """
+        return StateGroup(self, self._branches(size))
 
     def get_var(self, name: str, timeout: float | None = None) -> Value:
         """`s[name]` with a timeout in seconds."""
@@ -428,6 +461,10 @@ class AsyncState(BaseState):
     def __getitem__(self, name: str) -> AsyncValue[Value]:
         return AsyncValue(self._sink.read_async(name, None), f"s[{name!r}]")
 
+    def fork(self, size: int = 1) -> "AsyncStateGroup[Self]":
+        """As `State.fork`."""
+        return AsyncStateGroup(self, self._branches(size))
+
     def get_var(self, name: str, timeout: float | None = None) -> AsyncValue[Value]:
         return AsyncValue(self._sink.read_async(name, timeout), f"s.get_var({name!r})")
 
@@ -479,7 +516,15 @@ async def _error_of(sink: Sink, timeout: float | None) -> BaseException | None:
     return sink.error()
 
 
-class StateGroup(Generic[S]):
+class Ended(list[S]):
+    """Branches that have ended, in the order in which they did. `waiting`: the number of those that may still end."""
+
+    def __init__(self, waiting: int) -> None:
+        super().__init__()
+        self.waiting = waiting
+
+
+class BaseStateGroup(Generic[S]):
     """The branches of a fork. `forks += x` appends to each; a list gives one item per branch, a function is called
     with the branch number."""
 
@@ -522,19 +567,61 @@ class StateGroup(Generic[S]):
     def __iter__(self) -> Iterator[S]:
         return iter(self._states)
 
-    def join(self, mode: JoinMode = "gather_variable") -> None:
+    def join(self, mode: JoinMode = "gather_variable", *, quorum: int | None = None) -> None:
         """Bring the branches back into the state they came from. Returns at once; reads wait.
 
         `gather_variable`: every variable that a branch set becomes a list on the parent, one entry per branch. For a
         branch that did not set it the entry is the value from before the fork, or None if there was none. A variable
         that no branch set stays as it is. `concate_and_append`: the text each branch appended is appended to the
-        parent, in order. A branch that failed fails the parent, with its own error.
+        parent, in order. A branch that failed fails the parent, with its own error. A branch that was cancelled is
+        left out: the lists have an entry less.
+
+        Args:
+            quorum: so many branches that end first are enough, and the others are cancelled. A branch that fails does
+                not count; the parent fails where too few are left. None: all branches.
 
         Raises:
-            ParameterError: an unknown mode.
+            ParameterError: an unknown mode, or a quorum that is no number of branches.
         """
         checks.one_of("join mode", mode, JOIN_MODES)
-        self._parent._sink.join([state._sink for state in self._states], mode)
+        wanted = None if quorum is None else self._count("quorum", quorum)
+        self._parent._sink.join([state._sink for state in self._states], mode, wanted)
+
+    def cancel(self) -> None:
+        """Stop all branches, as `branch.cancel()` stops one."""
+        for state in self._states:
+            state.cancel()
+
+    def _count(self, name: str, number: object) -> int:
+        return checks.integer(name, number, 1, len(self._states), f"a number of branches, up to {len(self._states)}")
+
+    def _race(self, timeout: float | None) -> Race:
+        return self._parent._sink.race([state._sink for state in self._states], timeout)
+
+    def _note(self, index: int, ended: "Ended[S]", failed: list[BaseException]) -> bool:
+        """Notes a branch that has ended, and returns whether it ended well. Its error is noted, if it has one."""
+        state = self._states[index]
+        ended.waiting -= 1
+        if state._sink.cancelled:
+            return False
+        if (error := state._sink.error()) is not None:
+            failed.append(error)
+            return False
+        ended.append(state)
+        return True
+
+    def _decided(self, ended: "Ended[S]", failed: list[BaseException], wanted: int) -> "Ended[S]":
+        """Cancels the branches that are not among `ended`, and returns these. Raises an error if they are too few."""
+        if len(ended) < wanted:
+            raise (
+                failed[0]
+                if failed
+                else ProgramError(f"{len(ended)} of {wanted} branches have ended, and the others were cancelled")
+            )
+        for state in self._states:
+            if all(state is not other for other in ended):
+                state.cancel()
+        return ended
 
     def __enter__(self) -> Self:
         return self
@@ -551,6 +638,92 @@ class StateGroup(Generic[S]):
 
     def __format__(self, specification: str) -> str:
         return str(self)
+
+
+class StateGroup(BaseStateGroup[S]):
+    """The branches of a fork in a sync program."""
+
+    __slots__ = ()
+
+    def as_completed(self, timeout: float | None = None) -> Iterator[S]:
+        """The branches, each when all that was said to it has run, or failed: `branch.error()` tells.
+
+        Args:
+            timeout: seconds for all of them; None: the run's deadline.
+
+        Raises:
+            DeadlineError: the time was up.
+        """
+        race = self._race(timeout)
+        for _ in self._states:
+            yield self._states[race.next()]
+
+    def first(self, count: int = 1, timeout: float | None = None) -> list[S]:
+        """Waits for the first `count` branches that end well, cancels the others, and returns them as they ended.
+
+        Raises:
+            ParameterError: `count` is no number of branches.
+            DeadlineError: the time was up; no branch is cancelled.
+            Exception: the first error of a branch, where too few are left.
+        """
+        wanted = self._count("count", count)
+        return self._until(lambda ended: len(ended) == wanted, timeout, wanted)
+
+    def until(self, rule: "Rule[S]", timeout: float | None = None) -> list[S]:
+        """Waits until `rule` is true of the branches that have ended well, and cancels the others.
+
+        Args:
+            rule: called with the ended branches whenever one more has ended, such as `ul.vote("answer")`.
+            timeout: seconds; None: the run's deadline.
+
+        Returns:
+            Those that ended, in the order in which they did; all of them where the rule was never true.
+
+        Raises:
+            DeadlineError: the time was up; no branch is cancelled.
+            Exception: the first error of a branch, where none ended well.
+        """
+        return self._until(rule, timeout, 1)
+
+    def _until(self, rule: "Rule[S]", timeout: float | None, wanted: int) -> list[S]:
+        race, ended, failed = self._race(timeout), Ended[S](len(self._states)), list[BaseException]()
+        while ended.waiting and len(ended) + ended.waiting >= wanted:
+            if self._note(race.next(), ended, failed) and rule(ended):
+                break
+        return self._decided(ended, failed, wanted)
+
+
+class AsyncStateGroup(BaseStateGroup[S]):
+    """The branches of a fork in an `async def` program: `await forks.first(2)`, `async for branch in ...`."""
+
+    __slots__ = ()
+
+    async def as_completed(self, timeout: float | None = None) -> AsyncIterator[S]:
+        """As `StateGroup.as_completed`."""
+        race = self._race(timeout)
+        for _ in self._states:
+            yield self._states[await race.next_async()]
+
+    async def first(self, count: int = 1, timeout: float | None = None) -> list[S]:
+        """As `StateGroup.first`, awaited."""
+        wanted = self._count("count", count)
+        return await self._until(lambda ended: len(ended) == wanted, timeout, wanted)
+
+    async def until(self, rule: "Rule[S]", timeout: float | None = None) -> list[S]:
+        """As `StateGroup.until`, awaited. `rule` may be a coroutine function."""
+        return await self._until(rule, timeout, 1)
+
+    async def _until(self, rule: "Rule[S]", timeout: float | None, wanted: int) -> list[S]:
+        race, ended, failed = self._race(timeout), Ended[S](len(self._states)), list[BaseException]()
+        while ended.waiting and len(ended) + ended.waiting >= wanted:
+            if self._note(await race.next_async(), ended, failed):
+                decided = rule(ended)
+                if await decided if inspect.isawaitable(decided) else decided:
+                    break
+        return self._decided(ended, failed, wanted)
+
+
+Rule = Callable[[Ended[S]], object]
 
 
 def _call(function: Callable[[int], object], index: int) -> object:

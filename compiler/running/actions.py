@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...interpreter import media
 from ...interpreter.reasoning import ReasoningTags
-from ...interpreter.steps import BranchOff, Concatenate, Gather, Late, Mark, Step
+from ...interpreter.steps import BranchOff, Concatenate, Gather, Joined, Late, Mark, Step
 from ...lang import generation, ops
 from ...lang.prompt import Source, checked_tenant
 from ..graph import Node
@@ -219,7 +219,7 @@ class GatherVariables:
             (bindings[slot], tuple(None if found is None else bindings[found] for found in branches))
             for slot, branches in self.columns
         )
-        return Step(Gather(_at(bindings, self.awaited), columns))
+        return Step(Gather(Joined(_at(bindings, self.awaited)), columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ class AppendBranches:
     awaited: tuple[int, ...]
 
     def step(self, execution: "Execution") -> Step:
-        return Step(Concatenate(_at(execution.bindings, self.awaited)))
+        return Step(Concatenate(Joined(_at(execution.bindings, self.awaited))))
 
 
 _MARK = Mark()

@@ -11,7 +11,7 @@ from ...interpreter.stream import REASONING_SUFFIX, Grammar
 from ...interpreter.variables import Binding, VariableTable
 from ...lang import ops, sampling
 from ...lang.protocol import Cost
-from ...lang.state import JoinMode, Sink, Value
+from ...lang.state import JoinMode, Race, Sink, Value
 from ..graph import Line, Node
 from ..operations import (
     Append,
@@ -206,7 +206,11 @@ class Recorder(Sink):
             for index in range(size)
         ]
 
-    def join(self, children: list[Sink], mode: JoinMode) -> None:
+    def join(self, children: list[Sink], mode: JoinMode, quorum: int | None = None) -> None:
+        if quorum is not None:
+            self._only_of_a_run(
+                "which branches end first is known in a run", "join() of all branches, or program.run()"
+            )
         self.tape.check_usable()
         branches = [self._branch(child) for child in children]
         if mode == "concate_and_append":
@@ -339,6 +343,13 @@ class Recorder(Sink):
 
     def cancel(self) -> None:
         self._only_of_a_run("cancel() stops a run", "state.cancel() for the state of a run")
+
+    @property
+    def cancelled(self) -> bool:
+        return False
+
+    def race(self, children: list[Sink], timeout: float | None) -> Race:
+        self._only_of_a_run("which branches end first is known in a run", "join() of all branches, or program.run()")
 
     def iterate(self, name: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
         self._only_of_a_run("the pieces of a text come while it runs", "program.run(..., stream=True)")

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from ...lang import ops
 from ...lang.errors import ParameterError, ProgramError, TraceError, UmbelError
-from ...lang.state import BaseState, StateGroup
+from ...lang.state import BaseState, BaseStateGroup
 from ..graph import Builder, Line, Node
 from ..operations import Apply, Argument, Choose, Concat, Constant, Leaf, Object, Operation, Structure, Variable
 from .lines import current_line
@@ -266,7 +266,7 @@ class Tape:
             case dict() if type(value) is dict:
                 self.check_constant(list(value), f"a key of {what}")
                 return {key: self._template(member, inputs, what, depth + 1) for key, member in value.items()}
-            case BaseState() | StateGroup():
+            case BaseState() | BaseStateGroup():
                 raise self.refuse(f"{what} has a state in it", "what it holds: s[name], or s.text()")
             case _ if is_lazy(value):
                 raise self.refuse(

@@ -26,7 +26,7 @@ class Notebook:
     def fork(self, size: int) -> list["Notebook"]:
         return [Notebook() for _ in range(size)]
 
-    def join(self, children: list["Notebook"], mode: str) -> None:
+    def join(self, children: list["Notebook"], mode: str, quorum: int | None = None) -> None:
         self.joined.append((len(children), mode))
 
     def assign(self, name: str, value: Any) -> None:

@@ -47,6 +47,7 @@ LOOKING = {
     "multi_turn": ("chat", {"questions": ["Why?"]}, "get_meta_info"),
     "react_agent": ("agent", {"max_steps": 2}, "tool"),
     "skeleton_of_thought": ("write", {}, "points"),
+    "early_vote": ("solve", {"samples": 3, "agree": 2}, "which branches end first"),
     "tree_of_thought": ("think", {"depth": 1, "width": 2}, "get_meta_info"),
 }
 

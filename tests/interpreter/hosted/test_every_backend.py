@@ -254,6 +254,11 @@ EXAMPLES = {
             and (state.ret_value, state.text()[-120:])
         ),
     ),
+    "early_vote": Example(
+        {"How many are left?\nA:": " She gave 2. 7 - 2 = 5. The answer is 5.", "The answer is ": "5."},
+        lambda m: m.solve.run(question="Mia had 7 pens. How many are left?", samples=8, agree=3)["answer"],
+        "5",
+    ),
     "self_consistency": Example(
         {"How many are left?\nA:": " Mia had 7 pens. She gave 2. 7 - 2 = 5. The answer is 5.\n\nQ:"},
         lambda m: m.solve.run(question="Mia had 7 pens and gave 2 to her brother. How many are left?", samples=8)[

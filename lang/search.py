@@ -1,0 +1,341 @@
+"""Decides among branches: votes, best of n, beams and trees. All of it is forks, scores and `forks.until`.
+
+    self_consistency    s ─┬─ ask ─ answer      until enough answers are equal; the other branches are cancelled
+    best_of                ├─ ask ─ score       the branch with the highest score goes on
+    beam_search         width states ─ expand each into branches ─ the best `width` of them ─ … ─ depth
+    tree_search         the best open state ─ expand ─ … ─ until one is done
+
+Each function serves sync and async programs: with an AsyncState it returns a coroutine. What they say is said by
+functions of the caller: `ask(branch, number)` appends to a branch and returns nothing, `score(branch)` returns a
+number, larger is better, and may read what the branch said. In async programs both may be coroutine functions.
+"""
+
+import heapq
+import inspect
+from collections import Counter
+from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, TypeVar
+
+from . import checks
+from .errors import ParameterError, shown
+from .ops import checked_name
+from .state import MAX_BRANCHES, AsyncState, BaseState, Ended
+
+T = TypeVar("T")
+Ask = Callable[[Any, int], object]
+Score = Callable[[Any], object]
+# What a search waits for: values of sync programs, awaitables of async ones. Any: each wait has its own result.
+_Steps = Generator[Any, Any, T]
+
+_MOST_STEPS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """A rule for `forks.until`: true when enough branches have the same value of a variable. See `vote`."""
+
+    name: str
+    agree: int | None
+    key: Callable[[Any], Hashable]
+
+    def __call__(self, ended: "Ended[Any]") -> bool:
+        """Returns whether the vote is decided."""
+        ranks = [votes for _, votes in self.counts(ended).most_common(2)]
+        if self.agree is not None:
+            return ranks[0] >= self.agree
+        return ranks[0] > (ranks[1] if len(ranks) > 1 else 0) + ended.waiting
+
+    def counts(self, ended: Sequence[BaseState]) -> Counter[Hashable]:
+        """Returns the votes for each value, by `key`."""
+        return Counter(self.key(branch._sink.value(self.name, 0)) for branch in ended)
+
+    def winner(self, ended: Sequence[BaseState]) -> Any:
+        """Returns the value with most votes, as the branch has it that ended first with it; of equal ones the first.
+
+        Raises:
+            ParameterError: no branch has ended.
+        """
+        if not ended:
+            raise ParameterError("vote: no branch has ended; give those that forks.until(...) returned")
+        (most, _), *_ = self.counts(ended).most_common(1)
+        values = (branch._sink.value(self.name, 0) for branch in ended)
+        return next(value for value in values if self.key(value) == most)
+
+
+def vote(name: str, agree: int | None = None, *, key: Callable[[Any], Hashable] | None = None) -> Vote:
+    """Makes a rule for `forks.until`: branches vote with their value of a variable.
+
+        ended = forks.until(ul.vote("answer", agree=3))
+        s["answer"] = ul.vote("answer").winner(ended)
+
+    Args:
+        name: of the variable. Values with a type count as objects, such as `dtype=int`; texts without space around.
+        agree: so many equal values decide; None: as many as no other value can reach any more.
+        key: makes of a value what is compared.
+
+    Raises:
+        ParameterError: no name, or not a number of branches.
+    """
+    if agree is not None:
+        agree = checks.integer("agree", agree, 1, MAX_BRANCHES, "a number of branches, such as 3")
+    return Vote(checked_name(name), agree, key or _stripped)
+
+
+def _stripped(value: Any) -> Hashable:
+    if isinstance(value, str):
+        return value.strip()
+    return value if isinstance(value, Hashable) else repr(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Majority:
+    """What `self_consistency` has found.
+
+    Attributes:
+        value: the answer of most branches.
+        votes: for each answer that a branch has ended with.
+        ended: branches that have ended before the vote was decided.
+        cancelled: branches that were cancelled then.
+    """
+
+    value: Any
+    votes: dict[Hashable, int]
+    ended: int
+    cancelled: int
+
+
+def self_consistency(
+    s: BaseState,
+    ask: Ask,
+    answer: str = "answer",
+    *,
+    branches: int = 8,
+    agree: int | None = None,
+    key: Callable[[Any], Hashable] | None = None,
+) -> Any:
+    """Asks the same in several branches until enough of them agree, and sets `s[answer]` to what they say.
+
+    Args:
+        ask: appends the question to a branch, and sets `answer` there. Its calls need a temperature above 0.
+        answer: name of the variable.
+        branches: at most.
+        agree, key: see `vote`.
+
+    Returns:
+        A Majority; in an async program, a coroutine of it.
+
+    Raises:
+        Exception: the error of a branch, where none ended well.
+    """
+    rule = vote(answer, agree, key=key)
+
+    def steps() -> _Steps[Majority]:
+        forks = yield from _asked(s, branches, ask)
+        ended = yield forks.until(rule)
+        value = rule.winner(ended)
+        s[rule.name] = value
+        return Majority(value, dict(rule.counts(ended)), len(ended), len(forks) - len(ended))
+
+    return _run(s, steps())
+
+
+def best_of(s: BaseState, n: int, ask: Ask, *, score: Score) -> Any:
+    """Asks the same in `n` branches, and returns the one with the highest score, to go on with.
+
+        def plan(branch, number):
+            branch += ul.gen("plan", max_tokens=64, temperature=0.8)
+
+        s = ul.best_of(s, 4, plan, score=lambda branch: -len(branch["plan"]))
+
+    Returns:
+        The branch, of two with the same score the one that ended earlier; in an async program, a coroutine of it.
+
+    Raises:
+        ParameterError: a score that is no number.
+        Exception: the error of a branch, where none ended well.
+    """
+
+    def steps() -> _Steps[Any]:
+        forks = yield from _asked(s, n, ask)
+        found = yield from _scored((yield forks.until(_all)), score, None)
+        return max(found, key=_by_score).state
+
+    return _run(s, steps())
+
+
+def beam_search(
+    s: BaseState,
+    expand: Ask,
+    score: Score,
+    *,
+    width: int,
+    depth: int,
+    branches: int,
+    tokens: int | None = None,
+    done: Callable[[Any], object] | None = None,
+) -> Any:
+    """Searches by levels: each of the `width` best states is expanded into branches, and the best of all go on.
+
+    Args:
+        expand: appends the next step to a branch.
+        width: states that go on from each level.
+        depth: levels at most.
+        branches: of each state.
+        tokens: of the run. When its calls have used so many, those of prompts included, no further level begins; None:
+            no limit. `budget=` of a run is a limit that is never exceeded.
+        done: tells whether a state needs no further step. The search ends when the best one is done.
+
+    Returns:
+        The best state; in an async program, a coroutine of it.
+
+    Raises:
+        ParameterError: a size that is no number of states, or a score that is no number.
+        Exception: the error of a branch, where none of a state's ended well.
+    """
+    width = checks.integer("width", width, 1, MAX_BRANCHES, "a number of states, such as 3")
+    depth = checks.integer("depth", depth, 1, _MOST_STEPS, "a number of levels, such as 4")
+
+    def steps() -> _Steps[Any]:
+        beam = [_Scored(0.0, s, done=False)]
+        for _ in range(depth):
+            groups = []
+            for scored in beam:
+                if not scored.done:
+                    groups.append((yield from _asked(scored.state, branches, expand)))
+            found = [scored for scored in beam if scored.done]
+            for forks in groups:
+                found += yield from _scored((yield forks.until(_all)), score, done)
+            beam = sorted(found, key=_by_score, reverse=True)[:width]
+            if beam[0].done or _is_spent(s, tokens):
+                break
+        return beam[0].state
+
+    return _run(s, steps())
+
+
+def tree_search(
+    s: BaseState,
+    expand: Ask,
+    score: Score,
+    *,
+    branches: int,
+    expansions: int,
+    depth: int | None = None,
+    tokens: int | None = None,
+    done: Callable[[Any], object] | None = None,
+) -> Any:
+    """Searches best first: the open state with the highest score is expanded, until a branch is done.
+
+    Args:
+        expand, score, branches, tokens, done: as of `beam_search`. A branch that is done has been found.
+        expansions: states that are expanded, at most.
+        depth: levels at most; None: no limit.
+
+    Returns:
+        The best branch that is done, else the best of all; in an async program, a coroutine of it.
+
+    Raises:
+        ParameterError: a size that is no number of states, or a score that is no number.
+        Exception: the error of a branch, where none of a state's ended well.
+    """
+    expansions = checks.integer("expansions", expansions, 1, _MOST_STEPS, "a number of states, such as 10")
+    if depth is not None:
+        depth = checks.integer("depth", depth, 1, _MOST_STEPS, "a number of levels, such as 4, or None")
+
+    def steps() -> _Steps[Any]:
+        numbers = count()  # of two with the same score the earlier one is expanded
+        opened: list[tuple[float, int, int, Any]] = [(0.0, next(numbers), 0, s)]
+        every: list[_Scored] = []
+        for _ in range(expansions):
+            if not opened or _is_spent(s, tokens):
+                break
+            _, _, level, state = heapq.heappop(opened)
+            forks = yield from _asked(state, branches, expand)
+            found = yield from _scored((yield forks.until(_all)), score, done)
+            every += found
+            if any(scored.done for scored in found):
+                break
+            if depth is None or level + 1 < depth:
+                for scored in found:
+                    heapq.heappush(opened, (-scored.score, next(numbers), level + 1, scored.state))
+        if not every:
+            return s
+        return max([scored for scored in every if scored.done] or every, key=_by_score).state
+
+    return _run(s, steps())
+
+
+# -------------------------------------------------------------------------------- how
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """A state, its score, and whether it needs no further step."""
+
+    score: float
+    state: Any
+    done: bool
+
+
+def _by_score(scored: _Scored) -> float:
+    return scored.score
+
+
+def _all(ended: "Ended[Any]") -> bool:
+    """The rule that waits for every branch."""
+    return False
+
+
+def _asked(s: Any, branches: int, ask: Ask) -> _Steps[Any]:
+    """Forks a state, and says the same to each branch → the branches."""
+    forks = s.fork(branches)
+    for number, branch in enumerate(forks):
+        yield ask(branch, number)
+    return forks
+
+
+def _scored(states: Sequence[Any], score: Score, done: Callable[[Any], object] | None) -> _Steps[list[_Scored]]:
+    found = []
+    for state in states:
+        value = yield score(state)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+            raise ParameterError(f"score returned {shown(value)}; return a number, larger for what is better")
+        found.append(_Scored(float(value), state, bool((yield done(state))) if done is not None else False))
+    return found
+
+
+def _is_spent(s: BaseState, tokens: int | None) -> bool:
+    if tokens is None:
+        return False
+    usage = s.usage_so_far
+    return usage.prompt_tokens + usage.completion_tokens >= tokens
+
+
+def _run(s: BaseState, steps: _Steps[T]) -> T | Coroutine[Any, Any, T]:
+    """Runs a search: it gets what it yields, awaited in async programs."""
+    if isinstance(s, AsyncState):
+        return _run_async(steps)
+    value: Any = None
+    while True:
+        try:
+            value = steps.send(value)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]  # the generator's type says it
+        if inspect.isawaitable(value):
+            steps.close()
+            if inspect.iscoroutine(value):
+                value.close()
+            raise ParameterError("a coroutine function in a sync program; write def, or an async def program")
+
+
+async def _run_async(steps: _Steps[T]) -> T:
+    value: Any = None
+    while True:
+        try:
+            value = steps.send(value)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]  # as above
+        if inspect.isawaitable(value):
+            value = await value
