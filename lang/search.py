@@ -91,7 +91,7 @@ def _stripped(value: Any) -> Hashable:
 
 @dataclass(frozen=True, slots=True)
 class Majority:
-    """What `self_consistency` has found.
+    """Describes what `self_consistency` has found.
 
     Attributes:
         value: the answer of most branches.

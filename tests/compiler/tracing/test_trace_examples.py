@@ -29,6 +29,13 @@ TRACED: list[tuple[str, str, dict[str, Any], int]] = [
 # File, its program, static arguments, the text of the line that looks, what is looked at.
 REFUSED: list[tuple[str, str, dict[str, Any], str, str]] = [
     ("batch.py", "classify", {}, "if not review", "a condition looks at argument 'review'"),
+    (
+        "early_vote.py",
+        "solve",
+        {"samples": 3, "agree": 2},
+        "forks.until(vote)",
+        "which branches end first is known in a",
+    ),
     ("judge.py", "judge", {}, 'if s["related"] == " no":', "== looks at variable 'related'"),
     ("multi_turn.py", "chat", {}, "for question in questions:", "iteration looks at argument 'questions'"),
     ("multi_turn.py", "chat", {"questions": ["Why?"]}, 's.get_meta_info("answer")', "get_meta_info() tells of a call"),
