@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .interpreter.budget import Price as Price
     from .interpreter.budget import prices as prices
     from .interpreter.estimate import Estimate as Estimate
+    from .interpreter.journal.file import JournalWarning as JournalWarning
     from .interpreter.remote_images import fetch_image as fetch_image
     from .interpreter.run import default_backend as default_backend
     from .interpreter.run import flush_cache as flush_cache
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from .lang.errors import EngineError as EngineError
     from .lang.errors import GraphError as GraphError
     from .lang.errors import GuaranteeError as GuaranteeError
+    from .lang.errors import JournalError as JournalError
     from .lang.errors import MissingExtraError as MissingExtraError
     from .lang.errors import ModelError as ModelError
     from .lang.errors import OverloadedError as OverloadedError
@@ -135,6 +137,7 @@ _HOMES = {
     "interpreter.run": ("default_backend", "flush_cache", "get_server_info", "set_default_backend"),
     "interpreter.estimate": ("Estimate",),
     "interpreter.budget": ("Budget", "Price", "prices"),
+    "interpreter.journal.file": ("JournalWarning",),
     "interpreter.remote_images": ("fetch_image",),
     "interpreter.vectors": ("RankedText", "embed", "embed_async", "rerank", "rerank_async"),
     "lang.cache_report": ("CacheCause", "CacheReport"),
@@ -152,6 +155,7 @@ _HOMES = {
         "EngineError",
         "GraphError",
         "GuaranteeError",
+        "JournalError",
         "MissingExtraError",
         "ModelError",
         "OverloadedError",

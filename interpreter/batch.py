@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 from ..lang import checks
 from ..lang.errors import ParameterError, shown
 from ..lang.state import State
-from .body import Arguments, RunOptions
+from .body import Arguments, Host, RunOptions, journaled, opened
 from .budget import Allowance, allowance_of
 from .run import Run
 
@@ -96,11 +96,8 @@ class Member:
     finished: bool = False
 
 
-class Host(Protocol):
+class BatchHost(Host, Protocol):
     """A program as its batch sees it."""
-
-    def open(self, options: RunOptions, allowance: Allowance | None) -> tuple[Run, State]:
-        """Creates a run that has not begun. `allowance`: the rest of the batch's budget."""
 
     def start(
         self,
@@ -150,7 +147,7 @@ class Job:
 
     def __init__(
         self,
-        host: Host,
+        host: BatchHost,
         arguments: Arguments,
         items: Iterable[Item],
         *,
@@ -209,6 +206,9 @@ class Job:
         states: dict[int, State] = {}  # for the error, in list form
         self._allowance = allowance_of(self._options.budget)  # its seconds begin
         with ExitStack() as stack:
+            stack.enter_context(journaled(self._host, self._options))
+            if self._options.journal is not None and self._known is not None:
+                self._options.journal.check([call for _, _, call in self._known], self._options)
             pool = ThreadPoolExecutor(self._threads, thread_name_prefix="umbel-batch")
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
             if self._companion is not None:
@@ -265,7 +265,7 @@ class Job:
             self._start(*following, pool)
 
     def _start(self, index: int, item: Item, call: inspect.BoundArguments, pool: ThreadPoolExecutor) -> None:
-        run, state = self._host.open(self._options, self._allowance)
+        run, state = opened(self._host, self._options, self._allowance, call, index)
         member = self._window[index] = Member(index, item, run, state)
         with self._news:
             self._bodies += 1

@@ -15,7 +15,7 @@ import re
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -26,7 +26,16 @@ from ..lang.state import AsyncState, BaseState, State
 from . import loop
 from .budget import Allowance, Budget
 from .loop import seconds_left
-from .run import Run, SpeculationSetting, chosen_backend, ending, recording, speculation_of, speculation_of_run
+from .run import (
+    Run,
+    SpeculationSetting,
+    chosen_backend,
+    chosen_journal,
+    ending,
+    recording,
+    speculation_of,
+    speculation_of_run,
+)
 from .speculation.planner import Planner
 from .stream import Stream
 from .variables import Piece
@@ -34,10 +43,13 @@ from .variables import Piece
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from .journal.use import JournalUse
+
 
 RUN_OPTIONS = (
     "backend",
     "budget",
+    "journal",
     "num_api_spec_tokens",
     "priority",
     "salt",
@@ -60,6 +72,7 @@ class RunOptions:
     Attributes:
         backend: serves the run.
         budget: limit of the run's cost; for a batch, of all its runs together.
+        journal: the file that has its calls.
         priority: of its requests; higher runs earlier.
         salt: a namespace of the prefix cache, shared with no other.
         speculation: from num_api_spec_tokens or speculate, overrides the program's own; None: neither was given.
@@ -71,6 +84,7 @@ class RunOptions:
 
     backend: Backend
     budget: Budget | None = None
+    journal: "JournalUse | None" = None
     priority: int = 0
     salt: str = ""
     speculation: SpeculationSetting | None = None
@@ -206,9 +220,12 @@ def run_options(options: Mapping[str, Any]) -> RunOptions:
     if inner is not None:
         merged |= checks.entries("sampling", inner, MOST_OPTIONS, "a dict such as sampling={'temperature': 0}")
     timeout = merged.pop("timeout", None)
+    journal = chosen_journal(merged.pop("journal", None))
+    backend = merged.pop("backend", None)
     return RunOptions(
-        backend=chosen_backend(merged.pop("backend", None)),
+        backend=journal.backend if journal is not None and journal.backend is not None else chosen_backend(backend),
         budget=_checked_budget(merged.pop("budget", None)),
+        journal=journal,
         priority=checks.integer("priority", merged.pop("priority", 0), -MAX_PRIORITY, MAX_PRIORITY, _USUAL_PRIORITY),
         salt=_checked_salt(merged.pop("salt", "")),
         speculation=speculation_of(merged.pop("num_api_spec_tokens", None), merged.pop("speculate", None)),
@@ -249,6 +266,44 @@ def sampling_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
 Call = inspect.BoundArguments  # the arguments after the state
 
 
+class Host(Protocol):
+    """A program that opens its runs."""
+
+    @property
+    def name(self) -> str: ...
+
+    def parts(self) -> Mapping[str, str]:
+        """Returns what the program consists of → digest, for a journal."""
+
+    def open(self, options: RunOptions, allowance: Allowance | None) -> tuple[Run, State]:
+        """Creates a run that has not begun. `allowance`: what is left of its budget, or of its batch's."""
+
+
+def journaled(host: Host, options: RunOptions) -> AbstractContextManager[None]:
+    """Holds the journal of a run, or of a batch, open. Its block ends when all calls have: the file is closed then. A
+    streaming run closes it at its end. Raises JournalError."""
+    return nullcontext() if options.journal is None else options.journal.kept(host, waits=not options.stream)
+
+
+def journaled_async(host: Host, options: RunOptions) -> AbstractAsyncContextManager[None]:
+    """As `journaled`, on the caller's loop."""
+    return nullcontext() if options.journal is None else options.journal.kept_async(host, waits=not options.stream)
+
+
+def opened(
+    host: Host, options: RunOptions, allowance: Allowance | None, call: Call, number: int | None = None
+) -> tuple[Run, State]:
+    """Creates a run that has not begun, with its calls in the journal. `number`: of the program in its batch.
+
+    Raises:
+        JournalError: the journal has it with other arguments.
+    """
+    run, state = host.open(options, allowance)
+    if options.journal is not None:
+        options.journal.begin(run, state, host, options, call, number)
+    return run, state
+
+
 class Speaker(Protocol):
     """The sink of a program's state, which runs the program or records it."""
 
@@ -275,6 +330,12 @@ class Body:
     @property
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self.function)
+
+    def parts(self) -> Mapping[str, str]:
+        """Returns the digests of the function and of what it calls, for a journal."""
+        from .journal.identity import parts_of
+
+        return parts_of(self.function)
 
     def open(self, options: RunOptions, allowance: Allowance | None) -> tuple[Run, State]:
         run = Run(

@@ -498,6 +498,10 @@ class Ledger:
         if self._allowance is not None:
             self._allowance.settle(held, charge_of_usage(usage, price))
 
+    def note_read(self, usage: Usage, dollars: float | None) -> None:
+        """Adds a call that a journal answered, with what it has cost when it was made: now it costs nothing."""
+        self.cost += Cost(read=usage, dollars_read=dollars)
+
     def settle_unfinished(self, held: Charge, generated: int) -> None:
         """Ends a call that was left, or failed, after `generated` tokens; the provider does not report its usage.
 

@@ -1,6 +1,6 @@
 """Sends every request of a run's streams to its backend, and enters its cost into the ledger.
 
-budget has room ─► backend ─► cost into the ledger
+not in the journal ─► budget has room ─► backend ─► cost into the ledger, result into the journal
 """
 
 import asyncio
@@ -51,6 +51,12 @@ class Calls:
         ledger, backend = self._run.ledger, self._run.backend
         if request.sampling.n > backend.capabilities.most_n:
             return await apart(self.generate, request, on_chunk)
+        stored = self._run.stored
+        if stored is not None:
+            known = stored.read(request, Final)
+            if known is not None:
+                await _deliver(known, request, on_chunk)
+                return known
         request, held = await self._allowed(request)
         asked = self._run.journal.record(request)
         final: Final | None = None
@@ -79,6 +85,8 @@ class Calls:
                 ledger.settle(held, final.usage)
                 answer = final.completions[0].text if final.completions else ""
                 self._run.journal.end(asked, final.usage, answer, final.placed)
+                if stored is not None and len(final.completions) == request.sampling.n:
+                    stored.write(request, final)
             else:
                 ledger.settle_unfinished(held, generated)
         if final is None:
@@ -97,6 +105,12 @@ class Calls:
             As `generate`.
         """
         ledger, backend = self._run.ledger, self._run.backend
+        stored = self._run.stored
+        if stored is not None:
+            known = stored.read(request, Scored)
+            if known is not None:
+                await asyncio.sleep(0)
+                return known
         request, held = await self._allowed(request)
         asked = self._run.journal.record(request)
         scored: Scored | None = None
@@ -109,6 +123,8 @@ class Calls:
             if scored is not None:
                 ledger.settle(held, scored.usage)
                 self._run.journal.end(asked, scored.usage, "", scored.placed)
+                if stored is not None and len(scored.choices) == len(request.choices):
+                    stored.write(request, scored)
             else:
                 ledger.settle_unfinished(held, 0)
         if len(scored.choices) != len(request.choices):
@@ -139,6 +155,14 @@ class Calls:
         """Raises the run's own deadline error if it is late: the backend may notice before the run's timer fires."""
         if self._run.is_late:
             raise self._run.lateness() from error
+
+
+async def _deliver(final: Final, request: GenRequest, on_chunk: OnChunk) -> None:
+    """Gives readers the text of a recorded result, in one piece, and other streams their turn."""
+    if request.stream:
+        for index, completion in enumerate(final.completions):
+            on_chunk(Chunk(request.id, index, completion.text, completion.token_ids, completion.logprobs))
+    await asyncio.sleep(0)
 
 
 class Generate(Protocol):

@@ -46,10 +46,14 @@ class Executor:
         position: of the stream's beginning; owned by the executor from now on.
         adapter: of the last call before it, which a hint is computed with; None: that of the run.
         ready: whether the backend has been started for this stream's ancestors.
+        path: of the stream through the forks of its run: "0", its second branch of the third fork "0.2_1".
     """
 
     __slots__ = (
         "_adapter",
+        "_calls",
+        "_forks",
+        "_path",
         "_queue",
         "_ready",
         "_run",
@@ -62,9 +66,18 @@ class Executor:
     )
 
     def __init__(
-        self, queue: "StepQueue", run: Run, position: Position, adapter: str | None = None, *, ready: bool = False
+        self,
+        queue: "StepQueue",
+        run: Run,
+        position: Position,
+        adapter: str | None = None,
+        *,
+        ready: bool = False,
+        path: str,
     ) -> None:
         self.position = position
+        self._path = path
+        self._calls = self._forks = 0  # so far
         self._adapter = run.adapter if adapter is None else adapter
         self.spoken = queue.spoken
         self._queue = queue
@@ -180,7 +193,8 @@ class Executor:
             token_healing=op.token_healing,
             caching=caching,
         )
-        intent = self._run.journal.intend(request.id, "gen", op.name, self.position.prompt, step.source)
+        place = self._next_place()
+        intent = self._run.journal.intend(request.id, "gen", op.name, self.position.prompt, step.source, place)
         delivery = _Delivery(self, step)
         reply = await self._ask(op, request, delivery.piece, thinks=step.tags is not None)
         intent.settle()
@@ -193,8 +207,10 @@ class Executor:
         guarantee.check_select(capabilities, op, sampling.adapter)
         self._adapter = sampling.adapter
         self.spoken.append(self.position.settle("select()"), {})
-        request_id = self._run.request_id()
-        intent = self._run.journal.intend(request_id, "select", op.name, self.position.prompt, step.source)
+        request_id, place, seed = self._run.request_id(), self._next_place(), sampling.seed
+        intent = self._run.journal.intend(request_id, "select", op.name, self.position.prompt, step.source, place)
+        if seed is None and capabilities.score and self._run.stored is not None:
+            seed = self._run.stored.seed(place)
         chosen, facts = await selecting.choose(
             self._run.calls,
             capabilities,
@@ -202,7 +218,7 @@ class Executor:
             request_id,
             self._run.origin(self._queue.fork_group, self._adapter, step.ahead),
             self.position,
-            sampling.seed,
+            seed,
             self._ask,
         )
         intent.settle()
@@ -220,11 +236,15 @@ class Executor:
             if capabilities.hint:
                 self._hint(op.branches[0].fork_group)
         self._lead_in()
-        for branch in op.branches:
-            branch.start(self.position.copy(), self._adapter, ready=self._ready)
+        for index, branch in enumerate(op.branches):
+            path = f"{self._path}.{self._forks}_{index}"
+            branch.start(self.position.copy(), self._adapter, ready=self._ready, path=path)
+        self._forks += 1
 
     def _hint(self, fork_group: str, pin: float | None = None) -> None:
         """Sends a prefix hint to the backend. Errors are dropped: the requests of the branches raise theirs."""
+        if self._run.stored is not None and self._run.stored.reads:
+            return
         prompt, origin = self.position.prompt.parts, self._run.origin(fork_group, self._adapter)
         with contextlib.suppress(UmbelError):
             self._run.backend.hint(Hint(self._run.request_id(), prompt, origin, pin))
@@ -255,6 +275,11 @@ class Executor:
         if self._speculator is not None and capabilities.speculation:
             return await self._speculator.reply(op, request, self.position, on_chunk, thinks=thinks)
         return await guarantee.ask(self._run.calls, capabilities, op, request, on_chunk, self.position)
+
+    def _next_place(self) -> str:
+        """Returns the place of the next call in the run: the same in every run of a program that does the same."""
+        self._calls += 1
+        return f"{self._path}/{self._calls - 1}"
 
     def _drop_surplus(self) -> None:
         if self._speculator is not None:
@@ -486,7 +511,7 @@ class StepQueue:
         self._steps: deque[Step] = deque()
         self._task: asyncio.Task[None] | None = None
         self._traceback: TracebackType | None = None
-        self._executor: Executor | None = None if waits else Executor(self, run, Position())
+        self._executor: Executor | None = None if waits else Executor(self, run, Position(), path=run.next_path())
 
     # -------------------------------------------------------------------------------- any thread
 
@@ -545,9 +570,10 @@ class StepQueue:
 
     # -------------------------------------------------------------------------------- the streams' loop
 
-    def start(self, position: Position, adapter: str, *, ready: bool) -> None:
-        """Starts a branch: its parent has reached the fork, and `adapter` was that of its last call."""
-        self._executor = Executor(self, self._run, position, adapter, ready=ready)
+    def start(self, position: Position, adapter: str, *, ready: bool, path: str) -> None:
+        """Starts a branch: its parent has reached the fork, and `adapter` was that of its last call. `path`: as of
+        Executor."""
+        self._executor = Executor(self, self._run, position, adapter, ready=ready, path=path)
         self._released()
 
     def start_failed(self, error: BaseException) -> None:

@@ -21,7 +21,7 @@ from ..lang.errors import BudgetError, ParameterError, shown
 from ..lang.ops import MAX_NAME_LENGTH
 from ..lang.state import AsyncState, BaseState, State
 from . import batch as _batch
-from .body import Arguments, Body, RunOptions, run_options, sampling_defaults
+from .body import Arguments, Body, RunOptions, journaled, journaled_async, opened, run_options, sampling_defaults
 from .budget import allowance_of
 from .estimate import Estimate, StandIn
 from .run import Recording, default_backend, recording, speculation_of
@@ -100,15 +100,19 @@ class Program:
             timeout    seconds for all of the run; every wait ends by then
             budget     an umbel.Budget: tokens, calls, dollars or seconds that no call goes beyond
             verbose    True: print the text while it runs
+            journal    path of a file: calls that it has are read from it, others are made and kept there, so that a
+                       run that was killed goes on where it was (docs/journal.md)
             num_api_spec_tokens, speculate    as of `function`, for this run; num_api_spec_tokens=0 for none
             salt       a namespace of the prefix cache for these requests alone
             priority   of the requests; higher runs earlier
             sampling   a dict for any of all these whose name the program uses itself
 
-        Returns when the body has returned; what it appended last may still be running. Reading waits for it.
+        Returns when the body has returned; what it appended last may still be running. Reading waits for it. With a
+        journal it returns when all calls have ended, and the file is closed.
 
         Raises:
             ParameterError: arguments that do not fit, before anything runs.
+            JournalError: the journal is damaged, in use, or of another program, version, model or arguments.
             BudgetError: the body read what the budget has no room for; its `state` has what there was room for.
             Whatever the body raises.
         """
@@ -116,12 +120,13 @@ class Program:
         if recorder is not None:
             return recorder.run(self._body, *self._recorded(arguments, keywords))
         call, options = self._prepare(arguments, keywords)
-        run, state = self._body.open(options, allowance_of(options.budget))
-        try:
-            self._body.run(run, state, call)
-        except BudgetError as error:
-            error.state = state
-            raise
+        with journaled(self._body, options):
+            run, state = opened(self._body, options, allowance_of(options.budget), call)
+            try:
+                self._body.run(run, state, call)
+            except BudgetError as error:
+                error.state = state
+                raise
         return state
 
     async def run_async(self, *arguments: Any, **keywords: Any) -> AsyncState:
@@ -133,13 +138,14 @@ class Program:
         if recorder is not None:
             return await recorder.run_async(self._body, *self._recorded(arguments, keywords))
         call, options = self._prepare(arguments, keywords)
-        run, state = self._body.open(options, allowance_of(options.budget))
-        shown = AsyncState(state._sink)
-        try:
-            await self._body.run_async(run, shown, call)
-        except BudgetError as error:
-            error.state = shown
-            raise
+        async with journaled_async(self._body, options):
+            run, state = opened(self._body, options, allowance_of(options.budget), call)
+            shown = AsyncState(state._sink)
+            try:
+                await self._body.run_async(run, shown, call)
+            except BudgetError as error:
+                error.state = shown
+                raise
         return shown
 
     @overload
@@ -216,6 +222,7 @@ class Program:
 
         Raises:
             ParameterError: arguments that do not fit, before anything runs.
+            JournalError: as `run`.
         """
         recorder = recording()
         if recorder is not None:
@@ -250,8 +257,8 @@ class Program:
         that break a constraint and are asked for again. What speculation saves and wastes is not in it. Programs that
         the body itself runs count where they are given no backend of their own.
 
-        Takes what `run` takes, but no `stream` and no `verbose`; with `budget`, raises BudgetError where the most does
-        not fit. It blocks: from a coroutine, `await asyncio.to_thread(program.estimate, ...)`.
+        Takes what `run` takes, but no `stream`, `verbose` and `journal`; with `budget`, raises BudgetError where the
+        most does not fit. It blocks: from a coroutine, `await asyncio.to_thread(program.estimate, ...)`.
 
         Raises:
             ParameterError: arguments that do not fit.
@@ -263,6 +270,8 @@ class Program:
         call, options = self._prepare(arguments, keywords)
         if options.stream or options.verbose:
             raise ParameterError("estimate() takes no stream and no verbose: the answers are made up")
+        if "journal" in self._arguments.divide(keywords)[1]:
+            raise ParameterError("estimate() takes no journal: the answers are made up")
         stand_in = StandIn(options.backend)
         try:
             with default_backend(stand_in):

@@ -33,6 +33,8 @@ from .loop import Signal, earliest, seconds_left
 
 if TYPE_CHECKING:
     from .body import Body
+    from .journal.stored import StoredCalls
+    from .journal.use import JournalUse
     from .speculation.planner import Planner
 
 
@@ -97,6 +99,7 @@ class Run:
         self._late_budget = allowance if ends is not None and ends == self.deadline else None
         self.calls = Calls(self)
         self.journal = Journal(history_of(backend) if history is None else history)
+        self.stored: StoredCalls | None = None  # calls of a journal; set before the body begins
         self.ledger = Ledger(backend, allowance)
         self.reason: BaseException | None = None  # why everything was stopped
         self.ended = False  # the body has returned or raised
@@ -104,6 +107,7 @@ class Run:
         self.changed = Signal()  # fired when the body ends, and when the run falls idle
         self._process = os.getpid()
         self._requests = itertools.count(1)
+        self._roots = itertools.count()
         self._lock = threading.Lock()
         self._busy = 0  # streams with work
         self._tasks: set[asyncio.Task[None]] = set()  # touched on the streams' loop only
@@ -115,6 +119,10 @@ class Run:
 
     def request_id(self) -> str:
         return f"{self.id}-{next(self._requests)}"
+
+    def next_path(self) -> str:
+        """Returns the path of the next stream that is no branch: "0" for the program's own."""
+        return str(next(self._roots))
 
     def origin(self, fork_group: str, adapter: str, ahead: int = 0) -> Origin:
         return Origin(self.id, fork_group, self.salt, self.priority, self.seconds_left, ahead, adapter)
@@ -359,6 +367,38 @@ def _ask(backend: Backend, verb: str) -> Done:
         return await backend.control(verb)
 
     return loop.streams.run(ask())
+
+
+# -------------------------------------------------------------------------------- journals
+
+_journal_in_context: ContextVar["Callable[[], JournalUse] | None"] = ContextVar("umbel_journal", default=None)
+
+
+@contextmanager
+def journal_of_block(use: "Callable[[], JournalUse]") -> Iterator[None]:
+    """Gives the runs of a block a journal, each its own use of it."""
+    token = _journal_in_context.set(use)
+    try:
+        yield
+    finally:
+        _journal_in_context.reset(token)
+
+
+def chosen_journal(given: object = None) -> "JournalUse | None":
+    """Returns the use of the journal given to a run; else of that of the run whose body starts it; else the block's.
+
+    Raises:
+        JournalError: no path.
+    """
+    if given is not None:
+        from .journal.use import use_of
+
+        return use_of(given)
+    around = _inside.get()
+    if around and around[-1].stored is not None:
+        return around[-1].stored.inner_use()
+    of_block = _journal_in_context.get()
+    return None if of_block is None else of_block()
 
 
 # -------------------------------------------------------------------------------- recording

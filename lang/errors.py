@@ -20,6 +20,7 @@
     ├── BudgetError               the run's budget has no room for what comes next
     ├── DeadlineError             a deadline passed                                          (TimeoutError)
     ├── CancelledError            the run was cancelled
+    ├── JournalError              a journal that is damaged, in use, or of another run
     ├── ModelError                weights, tokenizer or configuration that cannot be used
     └── MissingExtraError         an optional dependency is not installed                    (ImportError)
 
@@ -131,6 +132,10 @@ class CancelledError(UmbelError):
 
 class BranchCancelledError(CancelledError):
     """The branch was cancelled; its run goes on without it."""
+
+
+class JournalError(UmbelError):
+    """A journal that is damaged, in use, or of another run; or a replay that asks what is not in it."""
 
 
 class ModelError(UmbelError):

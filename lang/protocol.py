@@ -908,6 +908,9 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
             where it did not pay; None as for `dollars`.
         cancelled_calls: that were cancelled, or that cancelled branches did not make.
         tokens_saved: that these could still have generated, by their `max_tokens`: at most so many were saved.
+        read: tokens and calls that a journal has answered: they cost nothing now. `read.calls` counts them, as
+            `usage.calls` counts those that were made.
+        dollars_read: what they have cost when they were made; None where one had no price.
     """
 
     usage: Usage = Usage()
@@ -916,6 +919,8 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
     dollars_saved: float | None = 0.0
     cancelled_calls: int = 0
     tokens_saved: int = 0
+    read: Usage = Usage()
+    dollars_read: float | None = 0.0
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(
@@ -925,6 +930,8 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
             _sum(self.dollars_saved, other.dollars_saved),
             self.cancelled_calls + other.cancelled_calls,
             self.tokens_saved + other.tokens_saved,
+            self.read + other.read,
+            _sum(self.dollars_read, other.dollars_read),
         )
 
 

@@ -27,7 +27,7 @@ from ...interpreter.run import Run, SpeculationSetting, ending, recording, specu
 from ...interpreter.speculation.planner import Planner
 from ...interpreter.stream import Stream
 from ...lang import checks, ops
-from ...lang.errors import BudgetError, ParameterError, ProgramError, shown
+from ...lang.errors import BudgetError, CapabilityError, ParameterError, ProgramError, shown
 from ...lang.state import AsyncState, BaseState, State
 from ..files import serialise
 from ..graph import Graph
@@ -104,24 +104,26 @@ class CompiledProgram:
             Whatever else ended what it looked at.
         """
         call, options = self._prepare(arguments, keywords)
-        run, state = self._host.open(options, allowance_of(options.budget))
-        try:
-            self._host.run(run, state, call)
-        except BudgetError as error:
-            error.state = state
-            raise
+        with body.journaled(self._host, options):
+            run, state = body.opened(self._host, options, allowance_of(options.budget), call)
+            try:
+                self._host.run(run, state, call)
+            except BudgetError as error:
+                error.state = state
+                raise
         return state
 
     async def run_async(self, *arguments: Any, **keywords: Any) -> AsyncState:
         """`run` for the caller's event loop. Cancelling the awaiting task cancels the run."""
         call, options = self._prepare(arguments, keywords)
-        run, state = self._host.open(options, allowance_of(options.budget))
-        shown = AsyncState(state._sink)
-        try:
-            await self._host.run_async(run, shown, call)
-        except BudgetError as error:
-            error.state = shown
-            raise
+        async with body.journaled_async(self._host, options):
+            run, state = body.opened(self._host, options, allowance_of(options.budget), call)
+            shown = AsyncState(state._sink)
+            try:
+                await self._host.run_async(run, shown, call)
+            except BudgetError as error:
+                error.state = shown
+                raise
         return shown
 
     @overload
@@ -269,6 +271,14 @@ class Host:
     def name(self) -> str:
         return self.plan.graph.name
 
+    def parts(self) -> Mapping[str, str]:
+        """Returns the digest of the graph, for a journal.
+
+        Raises:
+            GraphError: the program holds a value that no file can, so that another graph cannot be told from it.
+        """
+        return {"graph": serialise.digest(self.plan.graph)}
+
     def open(self, options: RunOptions, allowance: Allowance | None) -> tuple[Run, State]:
         run = Run(
             options.backend,
@@ -358,12 +368,20 @@ class Host:
     # -------------------------------------------------------------------------------- how
 
     def _begun(self, run: Run, state: BaseState, call: BoundArguments, *, server: Server) -> Execution:
+        """`server`: a run with a journal is not shipped, since the runtime would make calls that it does not get."""
         stream = state._sink
         assert isinstance(stream, Stream), "`open` made it"
         arguments = {**self.defaults, **call.arguments}
         for name, value in arguments.items():
             ops.refuse_operations(value, f"{self.name}({name}=...): an argument of a compiled program")
         try:
+            if run.stored is not None:
+                if server is True:
+                    raise CapabilityError(
+                        f"{self.name} runs in the runtime (server=True), which keeps no journal; compile it with "
+                        "server='auto', or leave journal= out"
+                    )
+                server = False
             return execution(self.program, arguments, run, stream=stream, options=stream.run_options, server=server)
         except BaseException as error:
             run.end(error)

@@ -257,8 +257,8 @@ class HostedGraph:
             CapabilityError: the backend runs no programs.
             GraphError: with these arguments the program may make more text than a server makes.
         """
-        if options.verbose or options.speculation is not None:
-            raise ParameterError("a run on a server takes no verbose and no speculation; leave them out")
+        if options.verbose or options.speculation is not None or options.journal is not None:
+            raise ParameterError("a run on a server takes no verbose, no speculation and no journal; leave them out")
         return HostedRun(self, self._arguments(arguments), options)
 
     def _arguments(self, given: Mapping[str, Json]) -> dict[str, Any]:

@@ -50,12 +50,14 @@ class Intent(msgspec.Struct, eq=False, gc=False):  # no cycle goes through it
     Attributes:
         kind: "gen" or "select".
         asking: the prompt before it, until it has its answer.
+        place: of the call in its run: the stream's path through the forks, and the number of the call in it.
     """
 
     kind: str
     name: str
     asking: Prompt | None
     source: Source | None
+    place: str = ""
     _asked: tuple[Prompt | None, Part | None, int, Source | None] | None = None
 
     @property
@@ -188,21 +190,29 @@ class Journal:
         """Keeps the run's arguments that can be recognised in a prompt."""
         self.arguments = {name: value for name, value in arguments.items() if isinstance(value, _RECOGNISED)}
 
-    def intend(self, request_id: str, kind: str, name: str | None, prompt: Prompt, source: Source | None) -> Intent:
+    def intend(
+        self, request_id: str, kind: str, name: str | None, prompt: Prompt, source: Source | None, place: str = ""
+    ) -> Intent:
         """Announces a `gen` or `select`: the next calls with this id, or one derived from it, serve it. The caller
         settles it when it has its answer."""
-        intent = self.intents[request_id] = Intent(kind, name or "", prompt, source)
+        intent = self.intents[request_id] = Intent(kind, name or "", prompt, source, place)
         return intent
 
-    def record(self, request: GenRequest | ScoreRequest) -> Asked | None:
-        """Records the start of a call; None for one that no `gen` or `select` has announced."""
-        name = request.id
+    def intent_of(self, request_id: str) -> tuple[Intent, str] | None:
+        """Returns the `gen` or `select` that a request serves, and the id it was announced with; None without one."""
+        name = request_id
         intent = self.intents.get(name)
         while intent is None and name:  # tries and continuations of one gen have ids made of the gen's
             name = name.rpartition("-")[0]
             intent = self.intents.get(name)
-        if intent is None:
+        return None if intent is None else (intent, name)
+
+    def record(self, request: GenRequest | ScoreRequest) -> Asked | None:
+        """Records the start of a call; None for one that no `gen` or `select` has announced."""
+        found = self.intent_of(request.id)
+        if found is None:
             return None
+        intent, _ = found
         own = intent.asking is not None and request.prompt is intent.asking.parts
         sequences = len(request.choices) if isinstance(request, ScoreRequest) and not request.probability else 1
         salt = adapted_salt(request.origin.salt, request.origin.adapter)

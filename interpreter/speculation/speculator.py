@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ..executor import StepQueue
     from ..run import Run
 
+LONG = "-s"  # ends the id of a call for more text than its gen needs
 USUAL_PRICES = (1.0, 4.0)  # of an input and an output token, for models without a price: the ratio is what counts
 
 
@@ -130,15 +131,17 @@ class Speculator:
         capabilities, planner = self._run.backend.capabilities, self._shared.planner
         field = self._field(op, request.sampling)
         refused = False
+        recorded = self._recorded(request)
+        refuses = recorded is None and planner.refuses(capabilities.name, "more tokens")
         eligible = plain and field.ends_inside and not field.enforced and self._surplus is None
-        if eligible and not planner.refuses(capabilities.name, "more tokens"):
+        if eligible and not refuses:
             lead, anchor = "", position.prompt
             if not capabilities.continues:
                 lead, anchor = lead_of(position, self._answered)
-            tokens = await self._tokens(op, field, request, lead, anchor)
-            if tokens:
+            longer = await self._longer(op, field, request, lead, anchor) if recorded is None else recorded
+            if longer:
                 try:
-                    reply = await self._long_call(op, field, request, lead, anchor, tokens, on_chunk)
+                    reply = await self._long_call(op, field, request, lead, anchor, longer[0], on_chunk)
                     if reply is not None:
                         return reply
                 except _Refused:
@@ -152,6 +155,20 @@ class Speculator:
         for facts in reply.facts:
             facts["speculated"] = False
         return reply
+
+    def _recorded(self, request: GenRequest) -> tuple[SamplingParams, ...] | None:
+        """Returns the parameters of the call for more text in the journal, () for none; None where it has no call."""
+        stored = self._run.stored
+        return None if stored is None else stored.speculated(request.id)
+
+    async def _longer(
+        self, op: Gen, field: Field, request: GenRequest, lead: str, anchor: Prompt
+    ) -> tuple[SamplingParams, ...]:
+        """Returns the parameters of a call that covers the following gens; () for the plain call."""
+        tokens = await self._tokens(op, field, request, lead, anchor)
+        if not tokens:
+            return ()
+        return (msgspec.structs.replace(request.sampling, stop=(), stop_regex=(), max_tokens=tokens),)
 
     async def _tokens(self, op: Gen, field: Field, request: GenRequest, lead: str, anchor: Prompt) -> int:
         """Returns the number of tokens of a call that covers the following gens; 0 for the plain call."""
@@ -203,18 +220,15 @@ class Speculator:
         request: GenRequest,
         lead: str,
         anchor: Prompt,
-        tokens: int,
+        sampling: SamplingParams,
         on_chunk: OnChunk,
     ) -> Reply | None:
         """Makes the long call; None if its text is unusable. Raises _Refused, or BudgetError without a call."""
-        sampling = msgspec.structs.replace(
-            request.sampling,
-            stop=(),
-            stop_regex=(),
-            max_tokens=tokens,
+        longer = msgspec.structs.replace(
+            request, id=request.id + LONG, prompt=anchor.parts, sampling=sampling, constraint=None
         )
-        longer = msgspec.structs.replace(request, prompt=anchor.parts, sampling=sampling, constraint=None)
         final = await self._generate(longer, Pieces(field, lead, on_chunk))
+        final = msgspec.structs.replace(final, id=request.id)
         reply, usage = reply_of(final), final.usage
         prompt_tokens = usage.prompt_tokens or tokens_of(anchor.text)
         begins = reply.text.startswith(lead)
@@ -257,7 +271,8 @@ class Speculator:
 
     async def _generate_with_ends(self, request: GenRequest, pieces: Pieces) -> Final:
         planner, capabilities = self._shared.planner, self._run.backend.capabilities
-        if not capabilities.logprobs or planner.refuses(capabilities.name, "logprobs"):
+        decided = request.sampling.logprobs or self._recorded(request) is not None  # as it was recorded
+        if decided or not capabilities.logprobs or planner.refuses(capabilities.name, "logprobs"):
             return await self._run.calls.generate(request, pieces.feed)
         with_logprobs = msgspec.structs.replace(
             request, sampling=msgspec.structs.replace(request.sampling, logprobs=True)
