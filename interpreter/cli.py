@@ -35,6 +35,7 @@ COMMANDS = {
     "keys": "make the keys of a runtime that listens on a TCP port, and of its clients",
     "compile": "print, draw or keep the graph of a program",
     "lint": "say what keeps prompts from sharing their beginnings, and what to write instead",
+    "replay": "run a program against the journal of an earlier run, and say which prompts have changed",
     "fsm": "print or draw the automaton of a regular expression or a JSON schema",
 }
 
@@ -53,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _fsm(given[1:])  # its options are its own, like those of lint and compile
         if given[:1] == ["lint"]:
             return _lint(given[1:])
+        if given[:1] == ["replay"]:
+            return _replay(given[1:])
         if given[:1] == ["compile"]:
             return _compile(given[1:])
         if given[:1] == ["eval"]:
@@ -143,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     keys.add_argument("--clients", metavar="LIST", help="add the public key to this list of clients")
     keys.add_argument("--name", help="in that list; default: the name of the file")
     commands.add_parser("compile", help=COMMANDS["compile"], add_help=False)
+    commands.add_parser("replay", help=COMMANDS["replay"], add_help=False)
     commands.add_parser("lint", help=COMMANDS["lint"], add_help=False)
     commands.add_parser("fsm", help=COMMANDS["fsm"], add_help=False)
     return parser
@@ -231,6 +235,12 @@ def _lint(arguments: Sequence[str]) -> int:
     linter: Any = importlib.import_module("umbel.compiler.lint.command")
     status: int = linter.main(arguments)
     return status
+
+
+def _replay(arguments: Sequence[str]) -> int:
+    from .journal.command import main
+
+    return main(arguments)
 
 
 def _compile(arguments: Sequence[str]) -> int:

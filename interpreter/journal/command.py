@@ -1,0 +1,79 @@
+"""`umbel replay run.jsonl file.py:program`: runs a program against its journal, and says which prompts have changed.
+
+No model is asked. Each program of the batch runs with its recorded arguments and is answered as it was then, also where
+its prompt has changed: so one difference does not hide those after it.
+"""
+
+import argparse
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...lang.errors import JournalError, ParameterError, UmbelError, shown
+from .file import JournalFile, JournalProgram
+from .offline import offline
+from .use import JournalMode, JournalUse
+
+_ABOUT = (
+    "Runs a program against a journal, without a model, and says where its prompts differ from those recorded. "
+    "The exit code is 1 if one does."
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command. Returns the exit code: 0, or 1 where a prompt differs.
+
+    Raises:
+        JournalError, ParameterError: the journal or the program cannot be used.
+    """
+    parser = argparse.ArgumentParser(prog="umbel replay", description=_ABOUT)
+    parser.add_argument("journal", help="the file that a run wrote: program.run(..., journal=FILE)")
+    parser.add_argument("program", help="FILE.py:NAME of the program")
+    options = parser.parse_args(arguments)
+    file = JournalFile(options.journal, writes=False)
+    try:
+        program = _program(options.program)
+        items = [line for line in file.programs.values() if ">" not in line.item]
+        found = [difference for line in items for difference in _replayed(file, line, program)]
+        for difference in found:
+            print(difference)
+        calls = sum(len(lines) for places in file.calls.values() for lines in places.values())
+        print(f"{len(items)} programs and {calls} calls in {options.journal}: {len(found) or 'no'} differences")
+        return 1 if found else 0
+    finally:
+        file.release()
+
+
+def _program(named: str) -> Any:
+    """Returns the program FILE.py:NAME. Any: of the interpreter or the compiler, which is not imported here."""
+    path, _, name = named.rpartition(":")
+    if not path or not Path(path).is_file():
+        raise ParameterError(f"{shown(named)} is no FILE.py:NAME; write the path of a Python file, ':' and the program")
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    program = runpy.run_path(path, run_name="umbel_replay").get(name)
+    if not callable(getattr(program, "run", None)):
+        raise ParameterError(f"{path} has no program {shown(name)}; write the name of a function with @umbel.function")
+    return program
+
+
+def _replayed(file: JournalFile, line: JournalProgram, program: Any) -> list[str]:
+    """Runs one program of the journal. Returns its differences."""
+    if line.given is None:
+        raise JournalError(
+            f"item {line.item} has arguments that no file can hold; replay it in a test, with the fixture umbel_journal"
+        )
+    if "sampling" in line.given:
+        raise JournalError(f"{line.program} has a parameter called sampling; replay it in a test, with umbel_journal")
+    use = JournalUse(file.path, JournalMode.COMPARE, file=file, item=line.item, backend=offline(file, line.item))
+    speculation: dict[str, Any] = {}
+    if line.speculate is not None:
+        speculation["speculate" if line.speculate == "auto" else "num_api_spec_tokens"] = line.speculate
+    try:
+        state = program.run(**line.given, sampling={**line.sampling, **speculation, "journal": use})
+        state.sync()
+    except UmbelError as error:
+        if not (isinstance(error, JournalError) and use.differences):  # it is the last of them
+            use.differences.append(f"item {line.item}: {type(error).__name__}: {error}")
+    return [*use.differences, *(missing for run in use.begun for missing in run.unasked())]

@@ -1,0 +1,101 @@
+"""The pytest fixture `umbel_journal`: programs of a test are recorded once, and replayed without a model from then on.
+
+    def test_capital(umbel_journal):
+        backend = umbel_journal.backend(lambda: ul.OpenAI("gpt-4o"))
+        assert capital.run("France", backend=backend)["answer"] == "Paris"
+
+All runs of the test are in one file: `journals/MODULE.TEST.jsonl`, in the folder of the test. `--umbel-record` says
+what happens to it:
+
+    once    a file that is there is replayed; a new one is recorded (the default)
+    none    files are replayed, and a test without one fails: for CI
+    new     files are replayed; calls that are not in them are made, and appended
+    all     files are recorded afresh
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from ...lang.protocol import Backend
+    from .use import JournalUse
+
+FOLDER = "journals"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("umbel").addoption(
+        "--umbel-record",
+        choices=("once", "none", "new", "all"),
+        default="once",
+        help="what umbel_journal records: once (new files; default), none (for CI), new (missing calls), all (afresh)",
+    )
+
+
+class JournalOfTest:
+    """The journal of one test.
+
+    Attributes:
+        path: of the file.
+        replays: no call is made.
+    """
+
+    def __init__(self, path: Path, *, replays: bool) -> None:
+        from .file import JournalFile
+
+        self.path = path
+        self.replays = replays
+        self._runs = 0
+        self._file = JournalFile(str(path), writes=not replays)
+
+    def backend(self, make: "Callable[[], Backend]") -> "Backend":
+        """Returns the backend that `make` gives; in a replay the recorded model, and `make` is not called: it may need
+        a key, or a server."""
+        from .offline import offline
+
+        return offline(self._file, str(self._runs)) if self.replays else make()
+
+    def use(self) -> "JournalUse":
+        """Returns the use of the file by the next run of the test."""
+        from .offline import offline
+        from .use import JournalMode, JournalUse
+
+        item, self._runs = str(self._runs), self._runs + 1
+        return JournalUse(
+            str(self.path),
+            JournalMode.REPLAY if self.replays else JournalMode.EXTEND,
+            file=self._file,
+            item=item,
+            backend=offline(self._file, item) if self.replays else None,
+            remedy="the program asks other things than it did; look whether that is meant, then record the test again: "
+            "pytest --umbel-record=all",
+        )
+
+    def close(self) -> None:
+        self._file.release()
+
+
+@pytest.fixture
+def umbel_journal(request: pytest.FixtureRequest) -> Iterator[JournalOfTest]:
+    """Records the runs of programs in this test, or replays them. See `--umbel-record`."""
+    from ..run import journal_of_block
+
+    record = request.config.getoption("--umbel-record")
+    name = re.sub(r"[^\w.\[\]-]+", "_", request.node.name)[:160]
+    path = request.path.parent / FOLDER / f"{request.path.stem}.{name}.jsonl"
+    there = path.is_file() and path.stat().st_size > 0
+    if record == "none" and not there:
+        pytest.fail(f"{path} is not there; record it: pytest --umbel-record=once, with a model", pytrace=False)
+    if record == "all" and there:
+        path.unlink()
+    path.parent.mkdir(exist_ok=True)
+    journal = JournalOfTest(path, replays=record == "none" or (record == "once" and there))
+    try:
+        with journal_of_block(journal.use):
+            yield journal
+    finally:
+        journal.close()
