@@ -10,9 +10,9 @@ Sums are chained, so a line that was edited, moved or taken out is found, wherev
 line feed is torn: its process was killed in the middle of it. It is dropped, with a JournalWarning.
 
 A call is one `os.write` to a file that was opened for appending, so a process that is killed loses the calls that it
-waits for and nothing before them. There is no `fsync` for each line: it would protect from a power cut, at milliseconds for each
-call. The file is synchronised once, when it is closed. What a lost page takes away is the end of the file, which is
-dropped as a torn line or refused as a damaged one; its calls are made again.
+waits for and nothing before them. There is no `fsync` for each line: it would protect from a power cut alone, at
+milliseconds for each call. The file is synchronised once, when it is closed. What a power cut takes away is the end of
+the file, which is dropped as a torn line or refused as a damaged one; its calls are made again.
 
 One process has the file at a time (`flock`). It is made for its owner alone (0600). Requests hold no keys of providers,
 and neither do lines. In memory is where lines lie, not what they say.

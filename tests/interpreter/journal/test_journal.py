@@ -307,7 +307,71 @@ def test_a_choice_that_is_drawn_is_drawn_again_the_same(path: str) -> None:
     assert again.cost.usage.calls == 0
 
 
+@pytest.mark.parametrize("speculation", [{"num_api_spec_tokens": 24}, {"speculate": "auto"}])
+def test_what_was_speculated_is_decided_as_it_was(path: str, speculation: dict[str, Any]) -> None:
+    """In a process that has learned nothing, and with any number of calls recorded."""
+
+    def made() -> Any:
+        @ul.function(**speculation)
+        def program(s):
+            s += ul.user("A card.")
+            with s.assistant():
+                for name in ("name", "job", "town"):
+                    s += f"{name}: " + ul.gen(name, stop="\n", max_tokens=16) + "\n"
+
+        return program
+
+    with FakeOpenAI(lambda text: "name: Ada\njob: mathematician\ntown: London\n") as server:
+        backend = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key)
+        program = made()
+        for number in range(3):  # it learns
+            whole = program.run(backend=backend, journal=f"{path}{number}")
+        calls = server.calls
+        again = made().run(backend=backend, journal=f"{path}2")
+        assert seen(again) == seen(whole)
+        assert server.calls == calls
+        lines = lines_of(f"{path}2")
+        first = next(index for index, line in enumerate(lines) if json.loads(line)["type"] == "call")
+        Path(f"{path}2").write_bytes(b"".join(lines[: first + 1]))
+        assert seen(made().run(backend=backend, journal=f"{path}2")) == seen(whole)
+
+
+def test_answers_that_were_asked_for_again_are_read_with_their_tries(path: str) -> None:
+    @ul.function
+    def program(s):
+        s += ul.user("A number?") + ul.assistant(ul.gen("number", regex="[0-9]{3}", max_tokens=8))
+
+    answers = ["many", "12", "123"]
+    with FakeOpenAI(answers, models=["gpt-4-turbo"]) as server:
+        backend = ul.OpenAI("gpt-4-turbo", base_url=server.base_url, api_key=server.api_key, profile="openai")
+        first = program.run(backend=backend, journal=path)
+        again = program.run(backend=backend, journal=path)
+        assert (again["number"], again.meta("number")["tries"]) == ("123", 3)
+        assert (first.cost.usage.calls, again.cost.usage.calls, again.cost.read.calls) == (3, 0, 3)
+        assert server.calls == 3
+
+
 # -------------------------------------------------------------------------------- the file
+
+
+@pytest.mark.filterwarnings("ignore::umbel.interpreter.journal.file.JournalWarning")
+def test_a_file_that_ends_anywhere_is_gone_on_with(path: str) -> None:
+    """As a kill, or a full disk, may leave it."""
+    items = [("a",), ("b",), ("c",)]
+    states = ask.run_batch(items, backend=ul.Echo(str.upper), journal=path, num_threads=1)
+    whole = Path(path).read_bytes()
+    for length in range(0, len(whole), 37):
+        Path(path).write_bytes(whole[:length])
+        echo = ul.Echo(str.upper)
+        again = ask.run_batch(items, backend=echo, journal=path, num_threads=1)
+        assert [state["answer"] for state in again] == [state["answer"] for state in states]
+        kept = [line for line in whole[:length].splitlines(keepends=True) if line.endswith(b"\n")]
+        assert len(echo.requests) == 3 - sum(b'"type":"call"' in line for line in kept)
+
+
+def test_half_of_a_surrogate_pair_is_refused(path: str) -> None:
+    with pytest.raises(ul.JournalError, match="a journal holds Unicode"):
+        ask.run("a\ud800b", backend=ul.Echo(), journal=path)
 
 
 def test_it_is_for_its_owner_alone(path: str) -> None:
