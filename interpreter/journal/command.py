@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     file = JournalFile(options.journal, writes=False)
     try:
         program = _program(options.program)
-        items = [line for line in file.programs.values() if ">" not in line.item]
+        items = [file.program(number) for item, (_, number) in file.programs.items() if ">" not in item]
         found = [difference for line in items for difference in _replayed(file, line, program)]
         for difference in found:
             print(difference)

@@ -168,7 +168,7 @@ class JournalFile:
     Attributes:
         header: None for a file without one, which is new.
         models: by name.
-        programs: item → its arguments and the rest of its line; only the last line of an item counts.
+        programs: item → the digests of its arguments, and its line; only the last line of an item counts.
         calls: item → place → (digest of the request, line) of each call there, in order.
         finished: items that have ended.
         constraints: that calls were sent with.
@@ -183,7 +183,7 @@ class JournalFile:
         self.path = path
         self.header: JournalHeader | None = None
         self.models: dict[str, JournalModel] = {}
-        self.programs: dict[str, JournalProgram] = {}
+        self.programs: dict[str, tuple[dict[str, str], int]] = {}
         self.calls: dict[str, dict[str, list[tuple[str, int]]]] = {}
         self.finished: set[str] = set()
         self.constraints: set[ConstraintSpec] = set()
@@ -240,6 +240,13 @@ class JournalFile:
             os.close(self._open)
         self.closed.set()
 
+    def check_open(self) -> None:
+        """Raises JournalError where the last user has released it."""
+        if self._users == 0:
+            raise JournalError(
+                f"{self.path} is closed, since its run has ended; make further calls in the body of a program"
+            )
+
     # -------------------------------------------------------------------------------- lines
 
     def append(self, line: Line, *, later: bool = False) -> int:
@@ -258,10 +265,7 @@ class JournalFile:
                 "the text, or run without journal="
             ) from None
         with self._lock:
-            if self._users == 0:
-                raise JournalError(
-                    f"{self.path} is closed, since its run has ended; make further calls in the body of a program"
-                )
+            self.check_open()
             sum_ = _sum_of(self._sum, body)
             data = _OPENING + sum_ + b'",' + body + b"\n"
             self._waiting.append(data)
@@ -276,6 +280,12 @@ class JournalFile:
         """Returns the call in this line."""
         line = _LINES.decode(self._read(number))
         assert isinstance(line, JournalCall), "the index has numbers of calls"
+        return line
+
+    def program(self, number: int) -> JournalProgram:
+        """Returns the program in this line."""
+        line = _LINES.decode(self._read(number))
+        assert isinstance(line, JournalProgram), "the index has numbers of programs"
         return line
 
     def text_of(self, number: int) -> str:
@@ -320,8 +330,7 @@ class JournalFile:
     def _read(self, number: int) -> bytes:
         start, end = self._offsets[number - 1], self._offsets[number]
         with self._lock:
-            if self._users == 0:
-                raise JournalError(f"{self.path} is closed, since its run has ended")
+            self.check_open()
             return b"{" + os.pread(self._open, end - start, start)[_HEAD:]
 
     def _load(self) -> None:
@@ -384,7 +393,7 @@ class JournalFile:
             case JournalModel():
                 self.models[line.capabilities.name] = line
             case JournalProgram():
-                self.programs[line.item] = line
+                self.programs[line.item] = line.arguments, number
             case JournalCall():
                 if line.constraint is not None:
                     self.constraints.add(line.constraint)

@@ -62,6 +62,11 @@ class StoredCalls:
         self._runs += 1
         return self._use.inner(self._file, f"{self.item}>{self._runs - 1}")
 
+    def end(self) -> None:
+        """Drops the texts of prompts: a state may live long after its run."""
+        self._texts.clear()
+        self._asked.clear()
+
     @property
     def reads(self) -> bool:
         """True while recorded calls are left: what comes next is probably read, and no prefix needs to be computed."""
@@ -73,8 +78,9 @@ class StoredCalls:
         """Returns the recorded result of a call; None for one that is to be made.
 
         Raises:
-            JournalError: the journal has calls of another model; or it is replayed, and has no such call.
+            JournalError: the journal is closed, or has calls of another model; or it is replayed, and has no such call.
         """
+        self._file.check_open()
         self._check_model()
         intent, place = self._placed(request)
         digest = self._digest(request)

@@ -201,24 +201,25 @@ class JournalUse:
         if self.strict:
             self._check_arguments(item, digests)
         known = file.programs.get(item)
-        if self.mode.makes_calls and (known is None or known.arguments != digests):
+        if self.mode.makes_calls and (known is None or known[0] != digests):
             tokens = None if options.speculation is None else options.speculation.tokens
             speculate = "auto" if options.speculation is not None and tokens is None else tokens
             sampling = given_of(options.sampling) or {}
             given = given_of(call.arguments)
             file.append(JournalProgram(item, program.name, digests, given, sampling, speculate), later=True)
-        run.stored = StoredCalls(run, self, file, item, inner=self._inner)
+        stored = run.stored = StoredCalls(run, self, file, item, inner=self._inner)
         if self.mode.compares:
-            self.begun.append(run.stored)
+            self.begun.append(stored)
         if number is None:
             self._run = run
         file.retain(lambda: run.finished)
-        run.when_finished(self._end_of(run, state, file, item))
+        run.when_finished(self._end_of(stored, state, file))
 
-    def _end_of(self, run: Run, state: State, file: JournalFile, item: str) -> Callable[[], None]:
+    def _end_of(self, stored: StoredCalls, state: State, file: JournalFile) -> Callable[[], None]:
         def end() -> None:
-            if self.mode.makes_calls and state._sink.error() is None and item not in file.finished:
-                file.append(JournalEnd(item), later=True)
+            if self.mode.makes_calls and state._sink.error() is None and stored.item not in file.finished:
+                file.append(JournalEnd(stored.item), later=True)
+            stored.end()
             file.release()
 
         return end
@@ -231,9 +232,9 @@ class JournalUse:
     def _check_arguments(self, item: str, digests: Mapping[str, str]) -> None:
         assert self._file is not None, "checked inside `opened`"
         known = self._file.programs.get(item)
-        if known is None or known.arguments == digests:
+        if known is None or known[0] == digests:
             return
-        names = [n for n in sorted({*known.arguments, *digests}) if known.arguments.get(n) != digests.get(n)]
+        names = [n for n in sorted({*known[0], *digests}) if known[0].get(n) != digests.get(n)]
         raise JournalError(
             f"{self.path} has item {item} with other arguments: {', '.join(map(shown, names[:8]))}; write the "
             "arguments of the journal, or journal= with the path of a new file"

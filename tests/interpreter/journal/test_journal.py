@@ -481,11 +481,12 @@ def test_two_runs_cannot_have_one_journal(path: str) -> None:
 
 
 def test_calls_after_the_end_of_a_run_are_refused(path: str) -> None:
-    state = ask.run("Why?", backend=ul.Echo(), journal=path)
-    state.sync()
+    echo = ul.Echo()
+    state = ask.run("Why?", backend=echo, journal=path)
     state += ul.user("More?") + ul.assistant(ul.gen("more", max_tokens=4))
     with pytest.raises(ul.JournalError, match="is closed, since its run has ended"):
         state["more"]
+    assert len(echo.requests) == 1
 
 
 @pytest.mark.parametrize("given", [3, "", b"", object()])
