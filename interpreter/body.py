@@ -52,6 +52,7 @@ RUN_OPTIONS = (
     "journal",
     "num_api_spec_tokens",
     "priority",
+    "record",
     "salt",
     "speculate",
     "stream",
@@ -74,6 +75,7 @@ class RunOptions:
         budget: limit of the run's cost; for a batch, of all its runs together.
         journal: the file that has its calls.
         priority: of its requests; higher runs earlier.
+        record: keep what its streams do, for `state.show()`.
         salt: a namespace of the prefix cache, shared with no other.
         speculation: from num_api_spec_tokens or speculate, overrides the program's own; None: neither was given.
         stream: the body runs in the background, and requests ask for pieces.
@@ -86,6 +88,7 @@ class RunOptions:
     budget: Budget | None = None
     journal: "JournalUse | None" = None
     priority: int = 0
+    record: bool = True
     salt: str = ""
     speculation: SpeculationSetting | None = None
     stream: bool = False
@@ -227,6 +230,7 @@ def run_options(options: Mapping[str, Any]) -> RunOptions:
         budget=_checked_budget(merged.pop("budget", None)),
         journal=journal,
         priority=checks.integer("priority", merged.pop("priority", 0), -MAX_PRIORITY, MAX_PRIORITY, _USUAL_PRIORITY),
+        record=checks.switch("record", merged.pop("record", True)),
         salt=_checked_salt(merged.pop("salt", "")),
         speculation=speculation_of(merged.pop("num_api_spec_tokens", None), merged.pop("speculate", None)),
         stream=checks.switch("stream", merged.pop("stream", False)),
@@ -347,6 +351,8 @@ class Body:
             priority=options.priority,
             adapter={**self.options, **options.sampling}.get("adapter", ""),
             speculation=speculation_of_run(options.speculation or self.speculation, self.planner),
+            record=options.record,
+            program=self.name,
         )
         stream = Stream(run, self.options, options.sampling)
         if options.verbose:

@@ -58,7 +58,8 @@ class Calls:
                 await _deliver(known, request, on_chunk)
                 return known
         request, held = await self._allowed(request)
-        asked = self._run.journal.record(request)
+        journal = self._run.journal
+        asked = journal.record(request)
         final: Final | None = None
         generated = 0  # tokens that have come, or a bound of them
         try:
@@ -66,6 +67,7 @@ class Calls:
             try:
                 async for event in events:
                     if isinstance(event, Chunk):
+                        journal.note_piece(asked)
                         generated += len(event.token_ids) or len(event.text.encode("utf-8", "surrogatepass"))
                         on_chunk(event)
                     else:
@@ -84,7 +86,7 @@ class Calls:
             if final is not None:
                 ledger.settle(held, final.usage)
                 answer = final.completions[0].text if final.completions else ""
-                self._run.journal.end(asked, final.usage, answer, final.placed)
+                journal.end(asked, final.usage, answer, final.placed, final.times)
                 if stored is not None and len(final.completions) == request.sampling.n:
                     stored.write(request, final)
             else:

@@ -34,6 +34,7 @@ COMMANDS = {
     "eval": "measure weight formats of a model on a text",
     "keys": "make the keys of a runtime that listens on a TCP port, and of its clients",
     "compile": "print, draw or keep the graph of a program",
+    "view": "open the page of a run that state.save() wrote",
     "lint": "say what keeps prompts from sharing their beginnings, and what to write instead",
     "replay": "run a program against the journal of an earlier run, and say which prompts have changed",
     "fsm": "print or draw the automaton of a regular expression or a JSON schema",
@@ -58,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _replay(given[1:])
         if given[:1] == ["compile"]:
             return _compile(given[1:])
+        if given[:1] == ["view"]:
+            return _view(given[1:])
         if given[:1] == ["eval"]:
             return int(_of_runtime("evaluation").main(given[1:]))
         if given[:1] == ["simulate"]:
@@ -147,6 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     keys.add_argument("--name", help="in that list; default: the name of the file")
     commands.add_parser("compile", help=COMMANDS["compile"], add_help=False)
     commands.add_parser("replay", help=COMMANDS["replay"], add_help=False)
+    commands.add_parser("view", help=COMMANDS["view"], add_help=False)
     commands.add_parser("lint", help=COMMANDS["lint"], add_help=False)
     commands.add_parser("fsm", help=COMMANDS["fsm"], add_help=False)
     return parser
@@ -161,6 +165,12 @@ def _run(options: argparse.Namespace) -> int:
     sys.path.insert(0, str(options.file.resolve().parent))
     runpy.run_path(str(options.file), run_name="__main__")
     return 0
+
+
+def _view(arguments: Sequence[str]) -> int:
+    from .view.page import main as view
+
+    return view(arguments)
 
 
 def _keys(options: argparse.Namespace) -> int:

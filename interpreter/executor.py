@@ -25,6 +25,7 @@ from ..lang.errors import BranchCancelledError, CancelledError, CapabilityError,
 from ..lang.prompt import Generated, Part, Source, SourceKind, Text
 from ..lang.protocol import Capabilities, Chunk, Completion, Final, GenRequest, Hint
 from . import loop, media, selecting
+from .cache_explain.history import Intent
 from .calls import OnChunk
 from .guarantees import guarantee
 from .guarantees.guarantee import Reply
@@ -61,6 +62,7 @@ class Executor:
         "_start",
         "_start_held",
         "_start_turns",
+        "intent",
         "position",
         "spoken",
     )
@@ -78,6 +80,7 @@ class Executor:
         self.position = position
         self._path = path
         self._calls = self._forks = 0  # so far
+        self.intent: Intent | None = None  # of the call that runs, or was the last one
         self._adapter = run.adapter if adapter is None else adapter
         self.spoken = queue.spoken
         self._queue = queue
@@ -195,6 +198,7 @@ class Executor:
         )
         place = self._next_place()
         intent = self._run.journal.intend(request.id, "gen", op.name, self.position.prompt, step.source, place)
+        self.intent = intent
         delivery = _Delivery(self, step)
         reply = await self._ask(op, request, delivery.piece, thinks=step.tags is not None)
         intent.settle()
@@ -209,6 +213,7 @@ class Executor:
         self.spoken.append(self.position.settle("select()"), {})
         request_id, place, seed = self._run.request_id(), self._next_place(), sampling.seed
         intent = self._run.journal.intend(request_id, "select", op.name, self.position.prompt, step.source, place)
+        self.intent = intent
         if seed is None and capabilities.score and self._run.stored is not None:
             seed = self._run.stored.seed(place)
         chosen, facts = await selecting.choose(
@@ -254,7 +259,7 @@ class Executor:
 
     def reached(self) -> Reached:
         """Returns the current position of the stream."""
-        return Reached(self._start, self._start_turns, self.position.copy(), self._start_held)
+        return Reached(self._start, self._start_turns, self.position.copy(), self._start_held, self._queue.number)
 
     async def gather(self, op: Gather, step: Step) -> None:
         counted = await _ended(op.branches)
@@ -490,6 +495,7 @@ class StepQueue:
         "failed",
         "fork_group",
         "lock",
+        "number",
         "pushed",
         "spoken",
         "stopped",
@@ -505,6 +511,7 @@ class StepQueue:
         self.failed = Signal()
         self.pushed = Signal()
         self.fork_group = fork_group
+        self.number = 0 if run.record is None else run.record.number()  # of the stream, in the run's record
         self.spoken = Feed()  # all text the stream appends
         self.streaming = False  # a reader takes pieces: requests from now on ask for chunks
         self._run = run
@@ -598,16 +605,22 @@ class StepQueue:
         task.add_done_callback(self._drained)
 
     async def _drain(self) -> None:
+        record = self._run.record
         while (step := self._next()) is not None:
             error = self.error or self.stopped or self._run.reason
             if error is not None:
                 self._leave(step)
             else:
-                assert self._executor is not None, "a branch that has failed to begin has an error"
+                executor = self._executor
+                assert executor is not None, "a branch that has failed to begin has an error"
+                began, before = 0.0 if record is None else record.clock(), executor.position.prompt
                 try:
-                    work = self._executor.execute(step)
+                    work = executor.execute(step)
                     if work is not None:
                         await work
+                    if record is not None:
+                        record.add(self.number, step, began, before, executor.position.prompt, executor.intent)
+                        executor.intent = None
                     continue
                 except asyncio.CancelledError:
                     task = asyncio.current_task()
@@ -616,6 +629,8 @@ class StepQueue:
                     error = self.stopped or self._run.reason or CancelledError("the interpreter is shutting down")
                 except BaseException as raised:  # whatever it is, the program's reads have to raise it
                     error = raised
+                if record is not None:
+                    record.add(self.number, step, began, before, executor.position.prompt, executor.intent, error)
             self._fail(error)
             step.fail(error)
         self._empty()

@@ -260,6 +260,7 @@ class Reached:
     start_turns: int
     position: Position
     start_held: str = ""  # white space that was held back where it began
+    stream: int = 0  # its number in the record of the run
 
     @property
     def said(self) -> list[Prompt]:

@@ -30,6 +30,7 @@ from .budget import Allowance, Ledger
 from .cache_explain.history import History, Journal, history_of
 from .calls import Calls
 from .loop import Signal, earliest, seconds_left
+from .view.record import Record
 
 if TYPE_CHECKING:
     from .body import Body
@@ -68,6 +69,8 @@ class Run:
         speculation: shared settings and statistics of API speculation; None: off.
         home: the loop of its streams, whose clock its deadline is on; None: the loop of all programs.
         history: keeps its calls beyond its end; None: the backend's.
+        record: keep what its streams do, for `state.show()`.
+        program: its name, for the record.
     """
 
     def __init__(
@@ -83,6 +86,8 @@ class Run:
         speculation: "RunSpeculation | None" = None,
         home: loop.Home | None = None,
         history: History | None = None,
+        record: bool = True,
+        program: str = "",
     ) -> None:
         self.id = f"{_process_name[0]}-{next(_numbers):x}"
         self.home: loop.Home = loop.streams if home is None else home
@@ -98,8 +103,9 @@ class Run:
         # The budget whose seconds end the run, before its timeout does.
         self._late_budget = allowance if ends is not None and ends == self.deadline else None
         self.calls = Calls(self)
-        self.journal = Journal(history_of(backend) if history is None else history)
+        self.journal = Journal(history_of(backend) if history is None else history, self.home.time)
         self.stored: StoredCalls | None = None  # calls of a journal; set before the body begins
+        self.record = Record(self.home.time, program) if record else None
         self.ledger = Ledger(backend, allowance)
         self.reason: BaseException | None = None  # why everything was stopped
         self.ended = False  # the body has returned or raised

@@ -20,7 +20,7 @@ from ..lang.ops import Op, checked_name
 from ..lang.prompt import Source, SourceKind, calling_place, checked_tenant
 from ..lang.protocol import Cost
 from ..lang.sampling import SamplingParams
-from ..lang.state import JoinMode, Sink, Value
+from ..lang.state import JoinMode, RunRecord, Sink, Value
 from . import loop, media
 from .cache_explain.report import explained
 from .executor import StepQueue
@@ -180,23 +180,30 @@ class Stream(Sink):
         run: the run it belongs to.
         program_options: sampling defaults of the program.
         run_options: sampling defaults of the run, which win over the program's.
+        queue: of its steps; None: a new one.
     """
 
-    def __init__(self, run: Run, program_options: Options | None = None, run_options: Options | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        program_options: Options | None = None,
+        run_options: Options | None = None,
+        queue: StepQueue | None = None,
+    ) -> None:
         self.run = run
         self.table = VariableTable()
         self._program_options: Options = program_options or {}
         self.run_options: Options = run_options or {}
         self._grammar = Grammar()
-        self._queue = StepQueue(run)
+        self._queue = StepQueue(run) if queue is None else queue
         self._is_branch = False
 
     def _branch(self, base: Mapping[str, Binding], fork_group: str) -> "Stream":
         """Creates a stream that begins when this one reaches the fork."""
-        branch = Stream(self.run, self._program_options, self.run_options)
+        queue = StepQueue(self.run, fork_group=fork_group, waits=True)
+        branch = Stream(self.run, self._program_options, self.run_options, queue)
         branch.table = VariableTable(base)
         branch._grammar = self._grammar
-        branch._queue = StepQueue(self.run, fork_group=fork_group, waits=True)
         branch._is_branch = True
         return branch
 
@@ -386,6 +393,39 @@ class Stream(Sink):
         with _in_time():
             return await asyncio.wait_for(explaining, seconds_left(limit))
 
+    def record(self, timeout: float | None) -> RunRecord:
+        from .view import data, page  # loaded by programs that look at their runs
+
+        self._check_recorded()
+        limit = earliest(timeout, None)
+        self._until(self._is_spent, (self.run.changed,), limit, None)
+        with _in_time():
+            return page.RunRecord.of(loop.streams.run(data.lines_of(self.run), seconds_left(limit)))
+
+    async def record_async(self, timeout: float | None) -> RunRecord:
+        from .view import data, page
+
+        self._check_recorded()
+        limit = earliest(timeout, None)
+        await self._until_async(self._is_spent, (self.run.changed,), limit, None)
+        writing = asyncio.wrap_future(loop.streams.spawn(data.lines_of(self.run)))
+        with _in_time():
+            return page.RunRecord.of(await asyncio.wait_for(writing, seconds_left(limit)))
+
+    def _check_recorded(self) -> None:
+        if self.run.record is None:
+            raise ProgramError("this run keeps no record: it was started with record=False; leave that out")
+
+    def described(self) -> dict[str, str]:
+        from .view import summary
+
+        return summary.values_of(self.table)
+
+    def html(self) -> str:
+        from .view import summary
+
+        return summary.html_of(self.run, self.table, self._queue.number, self.error())
+
     def cancel(self) -> None:
         if self._is_branch:
             self._queue.stop(BranchCancelledError("the branch was cancelled"))
@@ -563,7 +603,7 @@ def _in_time() -> Iterator[None]:
     except DeadlineError:
         raise
     except TimeoutError:
-        raise DeadlineError("the explanation was not known in time; give more with timeout=") from None
+        raise DeadlineError("the answer was not known in time; give more with timeout=") from None
 
 
 def _called(name: str | None) -> str:

@@ -6,11 +6,12 @@ makes more of them that share everything said so far.
 """
 
 import inspect
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, Literal, NoReturn, Protocol, Self, TypeVar, get_origin, overload
 
-from . import checks, ops
+from . import checks, notebook, ops
 from .cache_report import CacheReport
 from .errors import ParameterError, ProgramError, shown
 from .ops import Op, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, checked_name, expression, refuse_awaitable, role
@@ -90,6 +91,21 @@ class Sink(Protocol):
     async def explain_cache_async(self, timeout: float | None) -> CacheReport:
         return self.explain_cache(timeout)
 
+    def record(self, timeout: float | None) -> "RunRecord":
+        """Raises ProgramError: sinks that run nothing have no record."""
+        raise ProgramError("show(), save() and record() are about a run, and here none is; ask after program.run()")
+
+    async def record_async(self, timeout: float | None) -> "RunRecord":
+        return self.record(timeout)
+
+    def described(self) -> dict[str, str]:
+        """Returns the variables with their values in words, as far as they are known; does not wait."""
+        return dict.fromkeys(self.names(), "…")
+
+    def html(self) -> str:
+        """Returns a short description as HTML; does not wait."""
+        return notebook.folded("state", notebook.table([[notebook.escaped(name)] for name in self.names()]))
+
     def cancel(self) -> None:
         """Stops a branch with those that it forked off; other streams stop their run."""
 
@@ -109,6 +125,19 @@ class Race(Protocol):
         """Waits for the next one. Raises DeadlineError when the time is up."""
 
     def next_async(self) -> Coroutine[Any, Any, int]: ...
+
+
+class RunRecord(Protocol):
+    """The record of a run, which can be shown and saved: `interpreter.view.page.RunRecord`."""
+
+    @property
+    def lines(self) -> list[dict[str, Any]]: ...
+
+    def save(self, path: str | os.PathLike[str]) -> str: ...
+
+    def page(self) -> str: ...
+
+    def show(self, path: str | os.PathLike[str] | None = None, *, against: Any = None) -> str: ...
 
 
 S = TypeVar("S", bound="BaseState")
@@ -259,7 +288,15 @@ class BaseState:
         return _async_pieces(self._sink.iterate_async(var_name), return_meta_data)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} variables={shown(self.variables())} error={shown(self._sink.error())}>"
+        values = [f"{name}={value}" for name, value in self._sink.described().items()]
+        error = self._sink.error()
+        if error is not None:
+            values.append(f"error={shown(error)}")
+        return f"<{type(self).__name__} {', '.join(values) or 'without variables'}>"
+
+    def _repr_html_(self) -> str:
+        """Describes the state for a notebook: its variables, and its text by origin, as far as they are known."""
+        return self._sink.html()
 
     def __str__(self) -> str:
         """Describes the state for messages; raises ProgramError in a prompt, since it is not the state's text."""
@@ -393,6 +430,32 @@ class State(BaseState):
         """
         return self._sink.explain_cache(timeout)
 
+    def record(self, timeout: float | None = None) -> RunRecord:
+        """Returns the record of this run, branches included; waits for everything that was said, as `usage` does.
+
+        Raises:
+            ProgramError: the run was started with record=False.
+            DeadlineError: `timeout` seconds passed before.
+        """
+        return self._sink.record(timeout)
+
+    def show(self, path: str | os.PathLike[str] | None = None, *, against: "State | RunRecord | None" = None) -> str:
+        """Writes the page of this run and returns its path: one HTML file that needs nothing else.
+
+            state.show("run.html")
+            state.show(against=earlier)         # next to another run, the first difference of each text marked
+
+        It has the streams over time, their text coloured by origin, and of each call tokens, cache, latency,
+        log-probabilities, guarantee and error. Without a path it opens in a browser, or in a notebook's cell. Waits as
+        `usage` does.
+        """
+        other = against.record() if isinstance(against, State) else against
+        return self.record().show(path, against=other)
+
+    def save(self, path: str | os.PathLike[str]) -> str:
+        """Writes the record of this run into a file, which `umbel view FILE` shows. Returns its path."""
+        return self.record().save(path)
+
     @overload
     def text_iter(self, var_name: str | None = None, return_meta_data: Literal[False] = False) -> Iterator[str]: ...
 
@@ -499,8 +562,20 @@ class AsyncState(BaseState):
         """Explains cache use, as `State.explain_cache` does."""
         return AsyncValue(self._sink.explain_cache_async(timeout), "state.explain_cache()")
 
+    def record(self, timeout: float | None = None) -> AsyncValue[RunRecord]:
+        """The record of this run, awaited, as of `State.record`: `(await state.record()).show("run.html")`."""
+        return AsyncValue(self._sink.record_async(timeout), "state.record()")
+
+    def show(self, path: str | os.PathLike[str] | None = None) -> AsyncValue[str]:
+        """Writes the page of this run, as `State.show` does."""
+        return AsyncValue(_show(self._sink, path), "state.show()")
+
     def error(self, timeout: float | None = None) -> AsyncValue[BaseException | None]:
         return AsyncValue(_error_of(self._sink, timeout), "state.error()")
+
+
+async def _show(sink: Sink, path: str | os.PathLike[str] | None) -> str:
+    return (await sink.record_async(None)).show(path)
 
 
 async def _usage_of(sink: Sink) -> Usage:

@@ -289,6 +289,8 @@ class Host:
             priority=options.priority,
             adapter=options.sampling.get("adapter", ""),
             speculation=speculation_of_run(options.speculation or self.speculation, self.planner),
+            record=options.record,
+            program=self.name,
         )
         stream = Stream(run, None, options.sampling)
         if options.verbose:

@@ -16,9 +16,10 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, time
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -38,7 +39,7 @@ from ...lang.prompt import (
     parting,
     told_apart,
 )
-from ...lang.protocol import Backend, GenRequest, Placed, ScoreRequest, Usage
+from ...lang.protocol import Backend, GenRequest, Placed, RequestTimes, ScoreRequest, Usage
 
 PROMPTS = 256
 CHARACTERS = 32 * 2**20  # and bytes of pictures; what prompts share is counted for each of them
@@ -93,6 +94,9 @@ class Asked(msgspec.Struct, eq=False, gc=False):
         usage: by the backend.
         answer: the generated text.
         placed: the engine that computed it, of several.
+        sent, first, came: seconds by the run's clock: when it was sent, when its first piece and its end came. `first`
+            None where it came in one piece, `came` None where it failed.
+        times: by the engine, where it tells them.
         characters: of its prompt, and bytes of its pictures.
         sequences: times its tokens are counted: once for every choice of a scored select.
     """
@@ -107,6 +111,10 @@ class Asked(msgspec.Struct, eq=False, gc=False):
     usage: Usage | None = None
     answer: str = ""
     placed: Placed | None = None
+    sent: float = 0.0
+    first: float | None = None
+    came: float | None = None
+    times: RequestTimes | None = None
 
 
 class History:
@@ -176,12 +184,14 @@ class Journal:
 
     Args:
         history: holds its calls, with those of other runs.
+        clock: of the run, in seconds.
     """
 
-    __slots__ = ("arguments", "calls", "history", "intents")
+    __slots__ = ("arguments", "calls", "clock", "history", "intents")
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, clock: Callable[[], float] = monotonic) -> None:
         self.history = history
+        self.clock = clock
         self.intents: dict[str, Intent] = {}  # by the id of the request
         self.calls: list[Asked] = []
         self.arguments: Mapping[str, Any] = {}  # the user's values
@@ -217,12 +227,27 @@ class Journal:
         sequences = len(request.choices) if isinstance(request, ScoreRequest) and not request.probability else 1
         salt = adapted_salt(request.origin.salt, request.origin.adapter)
         asked = self.history.record(intent, request.prompt, salt, own=own, sequences=sequences)
+        asked.sent = self.clock()
         self.calls.append(asked)
         return asked
 
-    def end(self, asked: Asked | None, usage: Usage, answer: str, placed: Placed | None = None) -> None:
+    def note_piece(self, asked: Asked | None) -> None:
+        """Records when the first piece of an answer came."""
+        if asked is not None and asked.first is None:
+            asked.first = self.clock()
+
+    def end(
+        self,
+        asked: Asked | None,
+        usage: Usage,
+        answer: str,
+        placed: Placed | None = None,
+        times: RequestTimes | None = None,
+    ) -> None:
         """Records the end of a successful call."""
         if asked is not None:
+            asked.came = self.clock()
+            asked.times = times
             self.history.end(asked, usage, answer, placed)
 
 

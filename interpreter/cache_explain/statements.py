@@ -8,7 +8,7 @@ The statement's constants are located in the text; the text between them is valu
 
 import ast
 import linecache
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -77,6 +77,127 @@ def value_at(place: Place, text: str, offset: int) -> Value | None:
         stretches = (stretch for run in texts for stretch in _stretches(run))
         matches = _best(place.file, stretches, text)
     return next((value for value in matches if value.start <= offset < value.end), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The texts that a statement may append, each as its items in order."""
+
+    file: str
+    runs: tuple[list[Item], ...]
+
+    def values_in(self, text: str, known: Mapping[str, str]) -> list[Value] | None:
+        """Finds all values in one piece that the statement appended; what is between them is constant. None unless one
+        division of the text alone is possible, so it is never guessed.
+
+        Args:
+            known: expressions whose text is known, such as the names of arguments.
+        """
+        best = -1
+        found: list[Value] | None = None
+        for items in self.runs:
+            sure = sum(len(item) for item in items if isinstance(item, str))
+            if sure < best:
+                continue
+            values = _only_division(self.file, items, text, known)
+            if values is None:
+                continue
+            found = values if sure > best or values == found else None
+            best = sure
+        return found
+
+
+def texts_of(place: Place) -> Texts | None:
+    """Reads the statement at a place; None without its source. Reads all of the file: keep what it returns."""
+    statement = _statement(place.file, place.number)
+    if statement is None:
+        return None
+    return Texts(place.file, tuple(run for run in _runs(statement, bare=True) if run))
+
+
+@dataclass(slots=True)
+class _Group:
+    """Constants and known values that follow each other, and the values after them, up to the next constant."""
+
+    pieces: list[tuple[str, str]]  # text, and the expression of a known value
+    holes: list[ast.expr]
+
+    @property
+    def text(self) -> str:
+        return "".join(text for text, _ in self.pieces)
+
+
+def _only_division(file: str, items: list[Item], text: str, known: Mapping[str, str]) -> list[Value] | None:
+    """Divides a text into constants and values; None where it cannot, or can in several ways.
+
+    Every constant is looked for from the left and from the right: the division is the only one if both find it at the
+    same place.
+    """
+    groups = _groups(file, items, known)
+    first, last = groups[0], groups[-1]
+    if first.pieces and not text.startswith(first.text):  # a chat template may have stripped white space at the ends
+        first.pieces[0] = (first.pieces[0][0].lstrip(), first.pieces[0][1])
+    if last.pieces and not last.holes and not text.endswith(last.text):
+        last.pieces[-1] = (last.pieces[-1][0].rstrip(), last.pieces[-1][1])
+    starts = _from_the_left(groups, text)
+    if starts is None or starts != _from_the_right(groups, text):
+        return None
+    values: list[Value] = []
+    for group, start, following in zip(groups, starts, [*starts[1:], len(text)], strict=True):
+        place = start
+        for piece, expression in group.pieces:
+            if expression:
+                values.append(Value(expression, place, place + len(piece)))
+            place += len(piece)
+        if group.holes:
+            values.append(_value(file, group.holes, place, following))
+    return values
+
+
+def _groups(file: str, items: list[Item], known: Mapping[str, str]) -> list[_Group]:
+    groups = [_Group([], [])]
+    for item in items:
+        name = "" if isinstance(item, str) else " ".join(_source(file, item).split())
+        value = item if isinstance(item, str) else known.get(name)
+        if value is None:
+            assert not isinstance(item, str), "constant text is its own value"
+            groups[-1].holes.append(item)
+            continue
+        if groups[-1].holes:
+            groups.append(_Group([], []))
+        groups[-1].pieces.append((value, name))
+    return groups
+
+
+def _from_the_left(groups: list[_Group], text: str) -> list[int] | None:
+    """Returns where each group begins, all of them as early as can be."""
+    starts = [0]
+    place = len(groups[0].text)
+    if not text.startswith(groups[0].text):
+        return None
+    for index, group in enumerate(groups[1:], 1):
+        is_end = index == len(groups) - 1 and not group.holes
+        found = len(text) - len(group.text) if is_end else text.find(group.text, place)
+        if found < place or not text.startswith(group.text, found):
+            return None
+        starts.append(found)
+        place = found + len(group.text)
+    return starts if groups[-1].holes or place == len(text) else None
+
+
+def _from_the_right(groups: list[_Group], text: str) -> list[int] | None:
+    """Returns where each group begins, all of them as late as can be."""
+    starts: list[int] = []
+    place = len(text)
+    for index in range(len(groups) - 1, 0, -1):
+        group = groups[index]
+        is_end = index == len(groups) - 1 and not group.holes
+        found = place - len(group.text) if is_end else text.rfind(group.text, 0, place)
+        if found < 0:
+            return None
+        starts.append(found)
+        place = found
+    return [0, *reversed(starts)] if place >= len(groups[0].text) else None
 
 
 def _best(file: str, candidates: Iterable[list[Item]], text: str) -> list[Value]:

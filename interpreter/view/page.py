@@ -1,0 +1,150 @@
+"""The page of a run: one HTML file with its data, its style and its code. It loads nothing.
+
+    run ─► data.py: lines ─► RunRecord ─► save(): a file of lines ─► umbel view
+                                      └─► show(): page.html with the lines in it
+
+Text of models is in the data alone. There `<` is written as \\u003c, so no text ends the element that holds it; the
+page puts it on screen as text, never as HTML.
+"""
+
+import argparse
+import html
+import json
+import os
+import sys
+import tempfile
+import webbrowser
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ...lang.errors import ParameterError, shown
+from .data import ORIGINS, VERSION, Line, written
+
+_DATA = "<!-- the data of the run -->"
+MOST_BYTES = 1 << 30  # of a saved run
+_FRAME = "width:100%;height:720px;border:1px solid rgba(138,143,153,.5);border-radius:8px"
+
+
+class RunRecord:
+    """The record of a run up to a moment: what `state.record()` returns, and `umbel view` opens.
+
+        record = state.record()
+        record.save("before.jsonl")
+        record.show(against=RunRecord.load("other.jsonl"))
+
+    Args:
+        text: its lines, as `data.py` describes them.
+    """
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    @classmethod
+    def of(cls, lines: Sequence[Line]) -> "RunRecord":
+        return cls(written(lines))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "RunRecord":
+        """Reads a file that `save` wrote.
+
+        Raises:
+            ParameterError: no such file, or one of something else.
+        """
+        file = _path("path", path)
+        try:
+            if file.stat().st_size > MOST_BYTES:
+                raise ParameterError(f"{shown(str(file))} is larger than {MOST_BYTES} bytes; no record of a run is")
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ParameterError(f"{shown(str(file))} cannot be read as the record of a run: {error}") from None
+        try:
+            lines = [json.loads(line) for line in text.splitlines() if line]
+        except (ValueError, RecursionError):
+            lines = []
+        if not lines or not all(isinstance(line, dict) for line in lines) or lines[0].get("umbel_run") != VERSION:
+            raise ParameterError(f"{shown(str(file))} holds no record of a run; write one with state.save(path)")
+        return cls(written(lines))
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The data, one dict for each line of the file."""
+        return [json.loads(line) for line in self._text.splitlines()]
+
+    def save(self, path: str | os.PathLike[str]) -> str:
+        """Writes the record into a file, for `umbel view`. Returns its path."""
+        file = _path("path", path)
+        file.write_text(self._text, encoding="utf-8")
+        return str(file)
+
+    def page(self, against: "RunRecord | None" = None) -> str:
+        """Returns the page as HTML. `against`: another run, whose prompts and texts are compared with this one's."""
+        template = (files(__package__) / "page.html").read_text(encoding="utf-8")
+        head, tail = template.split(_DATA)
+        other = "" if against is None else _embedded("other", against._text)
+        return "".join([head, _embedded("meanings", json.dumps(ORIGINS)), _embedded("run", self._text), other, tail])
+
+    def show(self, path: str | os.PathLike[str] | None = None, *, against: "RunRecord | None" = None) -> str:
+        """Writes the page into a file and returns its path. Without a path it goes into a temporary file and is opened:
+        in the output of a notebook's cell, else in a browser."""
+        if against is not None and not isinstance(against, RunRecord):
+            raise ParameterError(f"against={shown(against)}; give a state's record() or RunRecord.load(path)")
+        page = self.page(against)
+        if path is not None:
+            file = _path("path", path)
+            file.write_text(page, encoding="utf-8")
+            return str(file)
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", prefix="umbel-run-", suffix=".html", delete=False
+        ) as temporary:
+            temporary.write(page)
+        if not _displayed(_framed(page)):
+            webbrowser.open(Path(temporary.name).as_uri())
+        return temporary.name
+
+    def _repr_html_(self) -> str:
+        return _framed(self.page())
+
+    def __repr__(self) -> str:
+        return f"<RunRecord of {self._text.count(chr(10))} lines; .show() opens it>"
+
+
+def _embedded(name: str, text: str) -> str:
+    """Returns lines as an element of the page. In JSON `<` stands in strings only, where it may be escaped."""
+    return f'<script type="application/jsonl" id="{name}">\n{text.replace("<", chr(92) + "u003c")}</script>\n'
+
+
+def _framed(page: str) -> str:
+    """Returns a page as a frame of a notebook's cell: its style and code do not meet those of the notebook."""
+    return f'<iframe sandbox="allow-scripts" style="{_FRAME}" srcdoc="{html.escape(page)}"></iframe>'
+
+
+def _displayed(content: str) -> bool:
+    """Displays HTML in the notebook that this process computes for; returns False where it does for none."""
+    shell = sys.modules.get("IPython")
+    running = shell.get_ipython() if shell is not None else None
+    if running is None or not hasattr(running, "kernel"):
+        return False
+    sys.modules["IPython"].display.display({"text/html": content, "text/plain": "the page of a run"}, raw=True)
+    return True
+
+
+def _path(name: str, path: object) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise ParameterError(f"{name}={shown(path)}; write the path of a file")
+    return Path(os.fspath(path))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs `umbel view`."""
+    parser = argparse.ArgumentParser(prog="umbel view", description="Opens the page of a run that state.save() wrote.")
+    parser.add_argument("run", metavar="RUN", help="the file of a run")
+    parser.add_argument("--against", metavar="RUN", help="compare it with another run, text by text")
+    parser.add_argument("--output", metavar="FILE", help="write the page there instead of opening it")
+    options = parser.parse_args(list(arguments))
+    against = None if options.against is None else RunRecord.load(options.against)
+    print(RunRecord.load(options.run).show(options.output, against=against))
+    return 0

@@ -1,0 +1,229 @@
+"""The page of a run: escaped, self-contained, small; in a browser it draws, searches, folds and compares."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import umbel as ul
+from umbel.interpreter.cli import main
+from umbel.interpreter.view import page as view
+from umbel.interpreter.view.page import RunRecord
+
+from .chromium import needs_chromium, run_in_page
+
+NASTY = "</script><script>alert(1)</script> <!-- <img src=x onerror=alert(2)> \u2028\u2029 \ud800 \0 \"'&"
+
+
+@ul.function
+def nasty(s: ul.State, text: str) -> None:
+    s += text + ul.gen("a", max_tokens=200)
+    s += ul.select("b", choices=[text, "no"])
+
+
+@ul.function
+def think(s: ul.State, question: str, depth: int = 10, width: int = 12) -> None:
+    """A tree of thought: at every level `width` steps, each with its worth, and the best one goes on."""
+    s += "Think in steps.\n" * 20 + f"Question: {question}"
+    for level in range(depth):
+        forks = s.fork(width)
+        forks += lambda i, level=level: f"\nStep {level}.{i}:" + ul.gen("step", max_tokens=16, seed=i)
+        forks += "\nUseful?" + ul.select("useful", choices=[" yes", " no"])
+        s += max(branch["step"] for branch in forks)
+
+
+def tree_of_thought(question: str = "How many pens are left?") -> RunRecord:
+    state = think.run(question=question, backend=ul.Echo())
+    record = state.record()
+    assert isinstance(record, RunRecord)
+    assert state.usage.calls == 240
+    return record
+
+
+def synthetic(calls: int, streams: int) -> RunRecord:
+    """A run of many calls, as lines: branches of one fork, each with as many calls."""
+    lines: list[dict[str, Any]] = [{"umbel_run": 1, "program": "synthetic", "backend": "none", "caches": True}]
+    lines.append({"line": 0, "file": "many.py", "number": 3, "function": "many", "code": "branch += gen('x')"})
+    lines.append({"stream": 0, "parent": None, "after": None})
+    head = {"op": 0, "stream": 0, "kind": "text", "from": 0.0, "to": 0.001, "text": [["literal", "Shared. " * 50]]}
+    lines.append(head)
+    lines.append(
+        {"op": 1, "stream": 0, "kind": "fork", "from": 0.001, "to": 0.002, "others": list(range(1, streams + 1))}
+    )
+    lines += [{"stream": stream, "parent": 0, "after": 1} for stream in range(1, streams + 1)]
+    for number in range(calls):
+        stream = 1 + number % streams
+        began = 0.002 + number * 0.0007
+        call = {"sent": began, "came": began + 0.01, "prompt_tokens": 200, "cached_tokens": 150, "completion_tokens": 9}
+        text = f" answer {number} of a model"
+        lines.append(
+            {
+                "op": number + 2,
+                "stream": stream,
+                "kind": "gen",
+                "name": "x",
+                "from": began,
+                "to": began + 0.011,
+                "line": 0,
+            }
+            | {"calls": [call], "facts": {"completion_tokens": 9}, "text": [["generated", text, "x"]]}
+        )
+    lines.append({"end": 0.002 + calls * 0.0007, "usage": {"prompt_tokens": 200 * calls, "cached_tokens": 150 * calls}})
+    return RunRecord.of(lines)
+
+
+def test_no_text_of_a_model_ends_the_element_that_holds_it() -> None:
+    record = nasty.run(text=NASTY, backend=ul.Echo([NASTY])).record()
+    page = record.page()
+    data = page.split('id="run">\n')[1].split("</script>")[0]
+    assert "<" not in data
+    assert "\u2028" not in data
+    assert [json.loads(line) for line in data.splitlines()] == record.lines
+    assert any(piece[:2] == ["generated", NASTY] for line in record.lines for piece in line.get("text", ()))
+
+
+def test_a_page_loads_nothing() -> None:
+    page = tree_of_thought().page()
+    assert re.findall(r"""(?:src|href)\s*=\s*["']?(?!data:)[^"'\s>]+""", page.split("<script")[0]) == []
+    assert "default-src 'none'" in page
+    for word in (
+        "fetch(",
+        "XMLHttpRequest",
+        "WebSocket",
+        "innerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "http://",
+        "https://",
+    ):
+        assert word not in page, word
+
+
+def test_a_page_of_240_calls_is_small() -> None:
+    assert len(tree_of_thought().page()) < 2 * 2**20
+
+
+def test_a_notebook_gets_the_page_in_a_frame() -> None:
+    content = RunRecord.of([{"umbel_run": 1, "program": '"><b>'}])._repr_html_()
+    assert content.count("<iframe") == 1
+    assert "<b>" not in content
+    assert 'sandbox="allow-scripts"' in content
+
+
+def test_show_writes_a_page(tmp_path: Path) -> None:
+    state = nasty.run(text="a", backend=ul.Echo())
+    path = state.show(tmp_path / "run.html")
+    assert Path(path).read_text() == state.record().page()
+    other = nasty.run(text="b", backend=ul.Echo())
+    state.show(path, against=other)
+    assert 'id="other"' in Path(path).read_text()
+
+
+def test_show_without_a_path_opens_a_temporary_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(view.webbrowser, "open", opened.append)
+    monkeypatch.setattr(view.tempfile, "tempdir", str(tmp_path))
+    path = nasty.run(text="a", backend=ul.Echo()).show()
+    assert Path(path).parent == tmp_path
+    assert opened == [Path(path).as_uri()]
+
+
+def test_the_command_shows_a_saved_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = nasty.run(text="a", backend=ul.Echo())
+    saved = state.save(tmp_path / "run.jsonl")
+    assert main(["view", saved, "--against", saved, "--output", str(tmp_path / "page.html")]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "page.html")
+    assert 'id="other"' in (tmp_path / "page.html").read_text()
+    assert main(["view", str(tmp_path / "none")]) == 1
+    assert "record of a run" in capsys.readouterr().err
+
+
+def test_importing_umbel_does_not_load_the_page() -> None:
+    code = (
+        "import sys, umbel; umbel.function; print([m for m in sys.modules if m.endswith(('view.page', 'view.data'))])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# -------------------------------------------------------------------------------- in a browser
+
+MOST_WORK = 3000  # ms of the main thread until all is drawn; some 40 on two quiet cores
+
+
+@needs_chromium
+@pytest.mark.processes
+def test_a_tree_of_thought_is_drawn_searched_folded_and_compared(tmp_path: Path) -> None:
+    page = tree_of_thought().page(against=tree_of_thought("How many pens are lost?"))
+    script = """
+        const found = {drawn: Number(document.documentElement.dataset.drawn), rows: rows.length};
+        found.ink = new Set(pen.getImageData(0, 0, lanes.width, lanes.height).data).size;
+        found.first = [$("call-title").textContent, $("text").textContent.includes("How many pens are left?")];
+        found.argument = [...document.querySelectorAll("#text .argument")].map((each) => each.textContent);
+        $("search").value = "STEP 3.7:"; $("search").dispatchEvent(new Event("input")); await pause();
+        found.search = [$("found").textContent, $("results").children.length];
+        $("results").firstChild.click();
+        found.chosen = [chosen.stream.path, $("text-of").textContent];
+        lanes.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight"}));
+        found.moved = $("call-title").textContent;
+        $("fold").click(); found.folded = rows.length;
+        $("results").firstChild.click(); found.unfolded = rows.length;
+        $("in").click(); found.zoom = zoom > 1;
+        found.pairs = [$("compared").textContent.slice(0, 30), $("pairs").firstChild.firstChild.textContent];
+        found.marks = [...document.querySelectorAll("#sides mark.first")].map((each) => each.textContent);
+        return found;"""
+    found = run_in_page(page, script, tmp_path)
+    print(f"drawn after {found['drawn']} ms")
+    assert found["drawn"] < MOST_WORK
+    assert found["ink"] > 10
+    assert found["rows"] == 121
+    assert found["first"] == ["gen step", True]
+    assert found["argument"] == ["How many pens are left?"]
+    assert found["search"] == ["1 operation found", 1]
+    assert found["chosen"] == ["/3.7", "branch 3.7: step, with what it inherited"]
+    assert found["moved"] == "gen step"
+    assert found["folded"] == 1
+    assert found["unfolded"] == 121
+    assert found["zoom"] is True
+    assert found["pairs"] == ["240 calls, 240 of them differ;", "prompt differs"]
+    assert found["marks"] == ["e", "o"]  # left, lost: the same up to "l"
+
+
+@needs_chromium
+@pytest.mark.processes
+def test_ten_thousand_calls_stay_usable(tmp_path: Path) -> None:
+    script = """
+        const found = {drawn: Number(document.documentElement.dataset.drawn), rows: rows.length};
+        let began = performance.now();
+        $("search").value = "answer 9999"; search(); found.search = performance.now() - began;
+        found.found = $("found").textContent;
+        began = performance.now();
+        $("results").firstChild.click(); found.choose = performance.now() - began;
+        found.text = $("text").textContent.endsWith(" answer 9999 of a model");
+        began = performance.now();
+        scroller.scrollTop = 20000; draw(); found.scroll = performance.now() - began;
+        found.elements = document.querySelectorAll("*").length;
+        return found;"""
+    found = run_in_page(synthetic(10_000, 2_500).page(), script, tmp_path)
+    print({name: value for name, value in found.items() if name in ("drawn", "search", "choose", "scroll")})
+    assert found["drawn"] < MOST_WORK
+    assert found["rows"] == 2_501
+    assert found["found"] == "1 operation found"
+    assert found["text"] is True
+    assert found["elements"] < 1_000  # what is not seen is not in the document
+    assert max(found["search"], found["choose"], found["scroll"]) < MOST_WORK
+
+
+@needs_chromium
+@pytest.mark.processes
+def test_text_of_models_is_shown_as_text(tmp_path: Path) -> None:
+    page = nasty.run(text=NASTY, backend=ul.Echo([NASTY])).record().page()
+    script = """
+        return {text: $("text").textContent, images: document.images.length, scripts: document.scripts.length};"""
+    plain = run_in_page(nasty.run(text="a", backend=ul.Echo(["b"])).record().page(), script, tmp_path)
+    found = run_in_page(page, script, tmp_path)
+    assert found["text"].startswith(NASTY + NASTY)
+    assert found["images"] == 0
+    assert found["scripts"] == plain["scripts"]
