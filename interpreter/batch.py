@@ -84,6 +84,15 @@ class Failure:
     state: State
 
 
+class Results(list[State | Failure]):
+    """The results of a batch: a list that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        from .view import summary  # loaded by notebooks
+
+        return summary.html_of_results(self)
+
+
 @dataclass(slots=True)
 class Member:
     """One program of a batch from its start until its result is given out."""
@@ -191,7 +200,7 @@ class Job:
         Raises:
             ParameterError: there are more results than a list may hold, as for an endless iterable.
         """
-        results = list(islice(self._outcomes(progress_bar=progress_bar, bounded=False), MAX_LISTED + 1))
+        results = Results(islice(self._outcomes(progress_bar=progress_bar, bounded=False), MAX_LISTED + 1))
         if len(results) > MAX_LISTED:
             raise _too_many()
         return results

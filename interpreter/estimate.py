@@ -12,8 +12,9 @@ from typing import get_args
 
 import msgspec
 
+from ..lang import notebook
 from ..lang.chat_template import ChatTemplate
-from ..lang.errors import CapabilityError, UmbelError
+from ..lang.errors import CapabilityError, UmbelError, shown
 from ..lang.prompt import Generated, Part, Text
 from ..lang.protocol import (
     Backend,
@@ -62,6 +63,10 @@ class Estimate:
     def total_tokens(self) -> int:
         """Prompt tokens and generated tokens."""
         return self.prompt_tokens + self.completion_tokens
+
+    def _repr_html_(self) -> str:
+        rows = [(notebook.escaped(name), notebook.escaped(shown(getattr(self, name)))) for name in self.__slots__]
+        return notebook.folded("at most", notebook.table(rows), is_open=True)
 
 
 class StandIn:

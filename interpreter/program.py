@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, Self, TypeVar, overload
 
-from ..lang import checks
+from ..lang import checks, notebook
 from ..lang.errors import BudgetError, ParameterError, shown
 from ..lang.ops import MAX_NAME_LENGTH
 from ..lang.state import AsyncState, BaseState, State
@@ -83,6 +83,14 @@ class Program:
     def __repr__(self) -> str:
         return f"<program {self._arguments}>"
 
+    def _repr_html_(self) -> str:
+        """Describes the program for a notebook: its parameters, what is bound, its docstring."""
+        rows = [
+            (f"<b>{notebook.escaped(name)}</b>", notebook.escaped(shown(value))) for name, value in self.bound.items()
+        ]
+        body = notebook.preformatted(inspect.getdoc(self._body.function) or "no docstring") + notebook.table(rows)
+        return notebook.folded(f"program {self._arguments}", body)
+
     # -------------------------------------------------------------------------------- running
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
@@ -105,6 +113,7 @@ class Program:
             num_api_spec_tokens, speculate    as of `function`, for this run; num_api_spec_tokens=0 for none
             salt       a namespace of the prefix cache for these requests alone
             priority   of the requests; higher runs earlier
+            record     False: keep no record of the run, which `state.show()` needs
             sampling   a dict for any of all these whose name the program uses itself
 
         Returns when the body has returned; what it appended last may still be running. Reading waits for it. With a

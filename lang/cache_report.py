@@ -12,7 +12,10 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from . import notebook
 from .prompt import public_name, shown_name
+
+_MOST_ROWS = 200  # of a table in a notebook
 
 
 class CacheCause(StrEnum):
@@ -191,6 +194,22 @@ class CacheReport:
         for number, call in enumerate(self.calls, 1):
             lines += ["", *_call_lines(number, call)]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Describes the report for a notebook: a row for each call, and its words folded."""
+        head = ("call", "prompt tokens", "cached", "why no more")
+        rows = [
+            (
+                notebook.escaped(call.label),
+                f"{call.prompt_tokens:,}",
+                f"{call.cached_tokens:,}",
+                notebook.escaped(call.explanation),
+            )
+            for call in self.calls[:_MOST_ROWS]
+        ]
+        text = str(self)
+        words = notebook.folded("in words", notebook.preformatted(text))
+        return notebook.folded(text.partition("\n")[0], notebook.table(rows, head) + words, is_open=True)
 
 
 def _publicly(members: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,99 @@
+"""What a notebook shows of states, programs, batches and reports: escaped, folded, without waiting."""
+
+import re
+
+import pytest
+import umbel as ul
+from umbel.lang import notebook
+
+TAGS = {"details", "summary", "table", "tr", "td", "th", "b", "pre", "span", "p"}
+
+
+@ul.function
+def program(s: ul.State, topic: str) -> None:
+    """Says <one> thing."""
+    s += "On " + topic + ": " + ul.gen("a", max_tokens=64)
+
+
+def tags(content: str) -> set[str]:
+    return set(re.findall(r"<(\w+)", content))
+
+
+def test_a_state_shows_its_variables_and_its_text_by_origin() -> None:
+    state = program.run(topic="<script>", backend=ul.Echo(["<img src=x onerror=alert(1)>"]))
+    state.sync()
+    content = state._repr_html_()
+    assert tags(content) <= TAGS
+    assert "&lt;img src=x onerror=alert(1)&gt;" in content
+    assert 'title="argument"' in content
+    assert 'title="generated"' in content
+    assert "state of program: 1 call, " in content
+
+
+def test_a_state_that_runs_is_described_without_waiting() -> None:
+    gate = ul.Gate()
+    state = program.run(topic="x", backend=ul.Echo(gate=gate), stream=True)
+    gate.wait_for(1)
+    assert repr(state) == "<State a=…>"
+    assert "…" in state._repr_html_()
+    gate.open()
+    state.sync()
+    assert repr(state).startswith("<State a='")
+
+
+def test_a_failed_state_names_its_error() -> None:
+    state = program.run(topic="x", backend=ul.Echo(faults=ul.FailCall(1, ul.BackendError("<b>away</b>"))))
+    with pytest.raises(ul.BackendError):
+        state.sync()
+    assert repr(state) == "<State a=(BackendError), error=BackendError('<b>away</b>')>"
+    assert "BackendError: &lt;b&gt;away&lt;/b&gt;" in state._repr_html_()
+
+
+def test_a_state_without_a_record_shows_its_variables() -> None:
+    state = program.run(topic="x", backend=ul.Echo(["said"]), record=False)
+    state.sync()
+    assert "said" in state._repr_html_()
+
+
+def test_a_program_shows_its_parameters_and_its_docstring() -> None:
+    content = program.bind(topic="<x>")._repr_html_()
+    assert tags(content) <= TAGS
+    assert "Says &lt;one&gt; thing." in content
+    assert "&lt;x&gt;" in content
+
+
+def test_a_batch_shows_a_row_for_each_program() -> None:
+    backend = ul.Echo(["one", "two"], faults=ul.FailCall(2, ul.BackendError("away")))
+    results = program.run_batch([{"topic": "a"}, {"topic": "b"}], backend=backend, num_threads=1, on_error="return")
+    content = results._repr_html_()  # type: ignore[attr-defined]  # it is a list, of a class of its own
+    assert tags(content) <= TAGS
+    assert content.count("<tr>") == 2
+    assert "BackendError: away" in content
+    assert isinstance(results, list)
+
+
+def test_reports_are_tables() -> None:
+    state = program.run(topic="x", backend=ul.Echo())
+    content = state.explain_cache()._repr_html_()
+    assert tags(content) <= TAGS
+    assert "gen(&#x27;a&#x27;)" in content
+    assert "1 call on Echo" in content
+    assert "completion_tokens" in program.estimate(topic="x", backend=ul.Echo())._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("<!-- & \"'", "&lt;!-- &amp; &quot;&#x27;"),
+        ("\ud800", "\\ud800"),
+        ("a\u202eb\x00", "a\\u202eb\\u0000"),
+    ],
+)
+def test_text_is_escaped(text: str, escaped: str) -> None:
+    assert notebook.escaped(text) == escaped
+
+
+def test_long_texts_have_a_beginning_and_an_end() -> None:
+    shown = notebook.escaped("a" * 10_000 + "z")
+    assert len(shown) < 5_000
+    assert shown.endswith("z")
