@@ -301,10 +301,14 @@ class Executor:
         backend = self._run.backend
         if not self._ready:
             if not loop.has_started(backend):
+                record = self._run.record
+                began = 0.0 if record is None else record.clock()
                 start = asyncio.ensure_future(backend.start())
                 start.add_done_callback(_retrieve)
                 await asyncio.shield(start)
                 loop.note_started(backend)
+                if record is not None:
+                    record.start_seconds = record.clock() - began
             self._ready = True
         return backend.capabilities
 

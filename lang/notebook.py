@@ -18,6 +18,7 @@ COLOURS = {
     "guessed": "rgba(111,83,198,.28)",
     "forced": "rgba(47,157,189,.28)",
     "chosen": "rgba(21,138,102,.28)",
+    "shipped": "rgba(168,69,47,.22)",
 }
 _MOST_TEXT = 4000  # characters of one value
 _SIGNS = {code: f"\\u{code:04x}" for code in (0, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}

@@ -67,6 +67,7 @@ class Record:
     Attributes:
         began, date: when the run was opened, by its clock and by the calendar.
         operations: those that have ended, in the order of their ends.
+        start_seconds: for which a stream waited until the backend had started; None: it had before.
         left_out: operations that were not kept, for want of room.
         logprobs_left_out: tokens without their log-probabilities.
     """
@@ -82,6 +83,7 @@ class Record:
         "logprobs_left_out",
         "operations",
         "program",
+        "start_seconds",
     )
 
     def __init__(self, clock: Callable[[], float], program: str = "") -> None:
@@ -90,6 +92,7 @@ class Record:
         self.date = datetime.now(UTC)
         self.program = program
         self.operations: list[Operation] = []
+        self.start_seconds: float | None = None
         self.left_out = 0
         self.logprobs_left_out = 0
         self._streams = itertools.count()

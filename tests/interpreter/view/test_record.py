@@ -144,6 +144,17 @@ def test_places_are_unknown_where_the_backend_does_not_tell() -> None:
     assert all("cached_until" not in call for call in calls)
 
 
+def test_the_start_of_a_backend_is_told_by_the_run_that_waited_for_it() -> None:
+    @ul.function
+    def program(s: ul.State) -> None:
+        s += ul.gen("a", max_tokens=2)
+
+    backend = ul.Echo()
+    first, second = (program.run(backend=backend).record().lines[-1] for _ in range(2))
+    assert first["backend_start"] >= 0
+    assert "backend_start" not in second
+
+
 def test_facts_of_a_call_are_told() -> None:
     @ul.function
     def program(s: ul.State) -> None:
@@ -260,6 +271,26 @@ def test_compiled_programs_are_recorded() -> None:
         "join",
     ]
     assert next(line["others"] for line in lines if line.get("kind") == "join") == [1, 2]
+
+
+@pytest.mark.processes
+def test_of_a_program_that_the_backend_ran_no_origins_are_made_up() -> None:
+    @ul.function
+    def program(s: ul.State, topic: str) -> None:
+        s += "On " + topic + ":" + ul.gen("a", max_tokens=2)
+        forks = s.fork(2)
+        forks += ul.gen("b", max_tokens=2)
+        forks.join()
+
+    with ul.Runtime("oracle") as backend:
+        state = program.compile().run(topic="Rome", backend=backend)
+        lines = state.record().lines
+        assert kinds(lines) == [(0, "shipped")]
+        assert origins(lines) == [["shipped", state.text()]]
+        local = program.run(topic="Rome", backend=backend).record().lines
+    (call,) = next(line["calls"] for line in local if line.get("name") == "b")
+    assert call["cached_until"] > 0
+    assert 0 <= call["queued"] <= call["first_token"]  # by the engine
 
 
 def test_records_are_saved_and_loaded(tmp_path: Any) -> None:
