@@ -136,7 +136,7 @@ class Record:
         elif kind is BranchOff:
             operation.others = tuple([branch.number for branch in cast(BranchOff, step.op).branches])
         elif kind is Gather or kind is Concatenate:
-            operation.others = _joined(cast(Gather | Concatenate, step.op).marks)
+            operation.others = _joined(cast(Gather | Concatenate, step.op).branches.marks)
         if error is not None:
             operation.error = f"{type(error).__name__}: {error}"
         self.operations.append(operation)
