@@ -184,6 +184,11 @@ EXAMPLES = {
         reviewed,
         [*([" positive", " negative"] * 3), "ValueError('an empty review')"],
     ),
+    "journal": Example(
+        {"is Paris. It is known for": " the tower.\nThe", "is Rome. It is known for": " ruins.\nThe"},
+        lambda m: [m.describe.run(city=city)["fame"] for city in ("Paris", "Rome")],
+        [" the tower.", " ruins."],
+    ),
     "document_qa": Example(
         {"age of John Doe is": " 29.\nQuestion", "age of Zack Blue is": " 30."},
         lambda m: [m.ask.run(name=name)["age"] for name in ("John Doe", "Zack Blue")],
