@@ -11,7 +11,7 @@ CITIES = ["Paris", "Rome", "Oslo", "Lima"]
 @ul.function
 def describe(s, city):
     s += f"The capital is {city}. It is known for"
-    s += ul.gen("fame", max_tokens=12, stop="\n")
+    s += ul.gen("fame", max_tokens=12, stop="\n", temperature=0.0)
 
 
 def main() -> None:

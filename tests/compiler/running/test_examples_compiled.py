@@ -32,6 +32,7 @@ TRACED = {
     "document_qa": Example("ask", [{"name": name} for name in ("John Doe", "Zack Blue")]),
     "extract": Example("read", [{"note": "Found a copy of Hamlet, William Shakespeare's play of 1603, in the attic."}]),
     "field_card": Example("fill_in", [{"sighting": "Two tall grey birds stand in the shallow water without moving."}]),
+    "journal": Example("describe", [{"city": city} for city in ("Oslo", "Lima")]),
     "picture_questions": Example(
         "ask", [{"path": PICTURE, "question": f"What is {where}?"} for where in ("up", "left")]
     ),

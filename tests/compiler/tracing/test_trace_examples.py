@@ -18,6 +18,7 @@ TRACED: list[tuple[str, str, dict[str, Any], int]] = [
     ("document_qa.py", "ask", {}, 1),
     ("extract.py", "read", {}, 1),
     ("field_card.py", "fill_in", {}, 1),
+    ("journal.py", "describe", {}, 1),
     ("picture_questions.py", "ask", {}, 1),
     ("picture_questions.py", "count", {}, 3),
     ("quickstart.py", "answer", {}, 1),
