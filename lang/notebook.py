@@ -40,7 +40,7 @@ def folded(title: str, body: str, *, is_open: bool = False) -> str:
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
     """Returns a table of HTML cells, aligned to the left."""
-    cell = "text-align:left;vertical-align:top;white-space:pre-wrap;overflow-wrap:anywhere"
+    cell = "text-align:left;vertical-align:top;white-space:pre-wrap;overflow-wrap:break-word"
     top = "".join(f'<th style="{cell}">{escaped(name)}</th>' for name in head)
     lines = ("".join(f'<td style="{cell}">{text}</td>' for text in row) for row in rows)
     return f"<table>{f'<tr>{top}</tr>' if top else ''}{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"

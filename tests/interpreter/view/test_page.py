@@ -170,7 +170,8 @@ def test_a_tree_of_thought_is_drawn_searched_folded_and_compared(tmp_path: Path)
         found.moved = $("call-title").textContent;
         $("fold").click(); found.folded = rows.length;
         $("results").firstChild.click(); found.unfolded = rows.length;
-        $("in").click(); found.zoom = zoom > 1;
+        const place = Math.round(xOf(chosen.from));
+        $("in").click(); found.zoom = [zoom > 1, Math.abs(xOf(chosen.from) - place) < 3];
         found.pairs = [$("compared").textContent.slice(0, 30), $("pairs").firstChild.firstChild.textContent];
         found.marks = [...document.querySelectorAll("#sides mark.first")].map((each) => each.textContent);
         return found;"""
@@ -186,7 +187,7 @@ def test_a_tree_of_thought_is_drawn_searched_folded_and_compared(tmp_path: Path)
     assert found["moved"] == "gen step"
     assert found["folded"] == 1
     assert found["unfolded"] == 121
-    assert found["zoom"] is True
+    assert found["zoom"] == [True, True]  # what is chosen stays where it is
     assert found["pairs"] == ["240 calls, 240 of them differ;", "prompt differs"]
     assert found["marks"] == ["e", "o"]  # left, lost: the same up to "l"
 
