@@ -374,7 +374,7 @@ class Body:
             self._run_here(run, state, call)
 
     def _run_here(self, run: Run, state: BaseState, call: Call) -> None:
-        run.journal.note_arguments(call.arguments)
+        run.log.note_arguments(call.arguments)
         try:
             with run.inside():
                 state.ret_value = self.invoke(state, call)
@@ -416,7 +416,7 @@ class Body:
 
     async def _run_on_this_loop(self, run: Run, state: AsyncState, call: Call, *, shown: State | None = None) -> None:
         """Runs an async body until the run's deadline. `shown`: the state that sync code has of the same run."""
-        run.journal.note_arguments(call.arguments)
+        run.log.note_arguments(call.arguments)
         try:
             with run.inside():
                 async with asyncio.timeout(seconds_left(run.deadline)) as limit:

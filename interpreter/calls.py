@@ -58,8 +58,8 @@ class Calls:
                 await _deliver(known, request, on_chunk)
                 return known
         request, held = await self._allowed(request)
-        journal = self._run.journal
-        asked = journal.record(request)
+        log = self._run.log
+        asked = log.record(request)
         final: Final | None = None
         generated = 0  # tokens that have come, or a bound of them
         try:
@@ -67,7 +67,7 @@ class Calls:
             try:
                 async for event in events:
                     if isinstance(event, Chunk):
-                        journal.note_piece(asked)
+                        log.note_piece(asked)
                         generated += len(event.token_ids) or len(event.text.encode("utf-8", "surrogatepass"))
                         on_chunk(event)
                     else:
@@ -86,7 +86,7 @@ class Calls:
             if final is not None:
                 ledger.settle(held, final.usage)
                 answer = final.completions[0].text if final.completions else ""
-                journal.end(asked, final.usage, answer, final.placed, final.times)
+                log.end(asked, final.usage, answer, final.placed, final.times)
                 if stored is not None and len(final.completions) == request.sampling.n:
                     stored.write(request, final)
             else:
@@ -114,17 +114,20 @@ class Calls:
                 await asyncio.sleep(0)
                 return known
         request, held = await self._allowed(request)
-        asked = self._run.journal.record(request)
+        asked = self._run.log.record(request)
         scored: Scored | None = None
         try:
             scored = await backend.score(request)
         except DeadlineError as error:
             self._raise_late(error)
             raise
+        except asyncio.CancelledError:
+            ledger.cancelled(0)
+            raise
         finally:
             if scored is not None:
                 ledger.settle(held, scored.usage)
-                self._run.journal.end(asked, scored.usage, "", scored.placed)
+                self._run.log.end(asked, scored.usage, "", scored.placed)
                 if stored is not None and len(scored.choices) == len(request.choices):
                     stored.write(request, scored)
             else:

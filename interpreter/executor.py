@@ -197,7 +197,7 @@ class Executor:
             caching=caching,
         )
         place = self._next_place()
-        intent = self._run.journal.intend(request.id, "gen", op.name, self.position.prompt, step.source, place)
+        intent = self._run.log.intend(request.id, "gen", op.name, self.position.prompt, step.source, place)
         self.intent = intent
         delivery = _Delivery(self, step)
         reply = await self._ask(op, request, delivery.piece, thinks=step.tags is not None)
@@ -212,7 +212,7 @@ class Executor:
         self._adapter = sampling.adapter
         self.spoken.append(self.position.settle("select()"), {})
         request_id, place, seed = self._run.request_id(), self._next_place(), sampling.seed
-        intent = self._run.journal.intend(request_id, "select", op.name, self.position.prompt, step.source, place)
+        intent = self._run.log.intend(request_id, "select", op.name, self.position.prompt, step.source, place)
         self.intent = intent
         if seed is None and capabilities.score and self._run.stored is not None:
             seed = self._run.stored.seed(place)
@@ -641,8 +641,9 @@ class StepQueue:
 
     def _leave(self, step: Step) -> None:
         """Counts a call that a cancelled branch does not make."""
-        if self.stopped is not None and isinstance(step.op, ops.Gen) and step.sampling is not None:
-            self._run.ledger.cancelled(step.sampling.n * step.sampling.max_tokens)
+        if self.stopped is not None and step.sampling is not None:  # of a Gen or a Select, which generates nothing
+            generates = isinstance(step.op, ops.Gen)
+            self._run.ledger.cancelled(step.sampling.n * step.sampling.max_tokens if generates else 0)
 
     def _drained(self, task: "asyncio.Task[None]") -> None:
         """Ends a task. One cancelled before it began has failed none of its steps yet, so they fail here."""

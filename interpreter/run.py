@@ -27,7 +27,7 @@ from ..lang.sampling import MAX_TOKENS
 from ..lang.state import AsyncState, Sink, State
 from . import loop
 from .budget import Allowance, Ledger
-from .cache_explain.history import History, Journal, history_of
+from .cache_explain.history import CallLog, History, history_of
 from .calls import Calls
 from .loop import Signal, earliest, seconds_left
 from .view.record import Record
@@ -103,7 +103,7 @@ class Run:
         # The budget whose seconds end the run, before its timeout does.
         self._late_budget = allowance if ends is not None and ends == self.deadline else None
         self.calls = Calls(self)
-        self.journal = Journal(history_of(backend) if history is None else history, self.home.time)
+        self.log = CallLog(history_of(backend) if history is None else history, self.home.time)
         self.stored: StoredCalls | None = None  # calls of a journal; set before the body begins
         self.record = Record(self.home.time, program) if record else None
         self.ledger = Ledger(backend, allowance)

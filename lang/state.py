@@ -182,14 +182,6 @@ class BaseState:
         if self._copied_from is not None:
             self._copied_from.join([self._sink], "gather_variable")
 
-    def fork(self, size: int = 1) -> "BaseStateGroup[Self]":
-        """`size` branches that share everything said so far, run in parallel. Returns at once.
-
-        Raises:
-            ParameterError: `size` is not an integer from 1 to 16,384.
-        """
-        return BaseStateGroup(self, self._branches(size))
-
     def _branches(self, size: object) -> list[Self]:
         branches = checks.integer("fork: size", size, 1, MAX_BRANCHES, f"a number of branches from 1 to {MAX_BRANCHES}")
         return [type(self)(sink) for sink in self._sink.fork(branches)]

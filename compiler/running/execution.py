@@ -58,7 +58,7 @@ class Execution:
         stream: Stream | None = None,
         options: Options = _NONE,
     ) -> None:
-        run.journal.note_arguments(arguments)
+        run.log.note_arguments(arguments)
         self._plan = plan
         self._run = run
         self._read = 0  # how many of the plan's reads are over

@@ -1,4 +1,4 @@
-"""Records the calls of a run in a journal, and the last prompts of each backend.
+"""Records the calls of a run in a log, and the last prompts of each backend.
 
 There is one history for each backend of this process, bounded in prompts and in their size; the oldest are evicted
 first. A call is in it from its beginning, so that concurrent calls are known as well.
@@ -179,7 +179,7 @@ def history_of(backend: Backend) -> History:
 _RECOGNISED = (str, int, float, list, tuple, dict, date, time)
 
 
-class Journal:
+class CallLog:
     """The calls of one run.
 
     Args:

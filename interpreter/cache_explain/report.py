@@ -22,7 +22,7 @@ from ...lang.errors import CapabilityError
 from ...lang.prompt import Media, Part, Source, SourceKind
 from ...lang.protocol import Backend, Locate, Located, Locating, Origin, Placed, Usage
 from . import statements
-from .history import Asked, EarlierCalls, Intent, Journal, Layout, Neighbour, Neighbours, PromptPiece, of_call
+from .history import Asked, CallLog, EarlierCalls, Intent, Layout, Neighbour, Neighbours, PromptPiece, of_call
 
 if TYPE_CHECKING:
     from ..run import Run
@@ -64,22 +64,22 @@ async def explained(run: "Run") -> CacheReport:
         CapabilityError: the program was shipped; the gateway that ran it has made the calls.
         Errors of the backend when token positions are requested.
     """
-    backend, journal = run.backend, run.journal
-    if not journal.intents and run.ledger.cost.usage.calls:
+    backend, log = run.backend, run.log
+    if not log.intents and run.ledger.cost.usage.calls:
         raise CapabilityError(
             f"{backend.capabilities.name} ran this program itself, so its calls are not known here; to have them "
             "explained run program.compile(server=False)"
         )
     made: dict[Intent, list[Asked]] = {}
-    for asked in tuple(journal.calls):
+    for asked in tuple(log.calls):
         made.setdefault(asked.intent, []).append(asked)
-    earlier = EarlierCalls([*journal.history.calls, *journal.calls])
+    earlier = EarlierCalls([*log.history.calls, *log.calls])
     calls: list[CallReport] = []
-    for intent in tuple(journal.intents.values()):
+    for intent in tuple(log.intents.values()):
         if intent not in made:
             calls.append(_uncalled(intent))
         for attempt, asked in enumerate(made.get(intent, ()), 1):
-            calls.append(await _call(backend, journal, earlier, asked, attempt))
+            calls.append(await _call(backend, log, earlier, asked, attempt))
             await asyncio.sleep(0)  # long prompts take milliseconds each; others run in between
     return CacheReport(backend.capabilities.name, tuple(calls))
 
@@ -90,13 +90,13 @@ def _uncalled(intent: Intent) -> CallReport:
     return CallReport(intent.kind, intent.name, line_of(intent.source), 1, 0, 0, 0, 0, cause)
 
 
-async def _call(backend: Backend, journal: Journal, earlier: EarlierCalls, asked: Asked, attempt: int) -> CallReport:
+async def _call(backend: Backend, log: CallLog, earlier: EarlierCalls, asked: Asked, attempt: int) -> CallReport:
     intent, usage = asked.intent, asked.usage
     if usage is None:
         line = line_of(intent.source)
         return CallReport(intent.kind, intent.name, line, attempt, 0, 0, 0, 0, CacheCause.UNKNOWN, salt=asked.salt)
     computed = usage.prompt_tokens - usage.cached_tokens
-    cause, miss = await _explained(backend, journal, earlier, asked, usage)
+    cause, miss = await _explained(backend, log, earlier, asked, usage)
     return CallReport(
         intent.kind,
         intent.name,
@@ -129,7 +129,7 @@ def _created(backend: Backend, usage: Usage) -> int:
 
 
 async def _explained(
-    backend: Backend, journal: Journal, earlier: EarlierCalls, asked: Asked, usage: Usage
+    backend: Backend, log: CallLog, earlier: EarlierCalls, asked: Asked, usage: Usage
 ) -> tuple[CacheCause, CacheMiss | None]:
     laid = of_call(asked)
     if not backend.capabilities.prefix_cache:
@@ -140,7 +140,7 @@ async def _explained(
         decision = estimate(asked, usage, laid.text, neighbours, minimum=minimum)
         if decision.cause is CacheCause.HIT:
             return CacheCause.HIT, None
-        return _described(decision, laid, journal, token=None, estimated=True)
+        return _described(decision, laid, log, token=None, estimated=True)
     cached, estimated = await _of_one_sequence(backend, asked, usage)
     located = await _located(backend, asked, cached, cached + 1)
     if cached >= min(located.tokens, usage.prompt_tokens) - 1:
@@ -151,7 +151,7 @@ async def _explained(
     else:
         shared = ()
     decision = decide(asked, cached, Ending(start, end, shared), neighbours)
-    return _described(decision, laid, journal, token=cached, estimated=estimated)
+    return _described(decision, laid, log, token=cached, estimated=estimated)
 
 
 async def _of_one_sequence(backend: Locating, asked: Asked, usage: Usage) -> tuple[int, bool]:
@@ -209,17 +209,17 @@ def _parts(asked: Asked) -> tuple[Part, ...]:
 
 
 def _described(
-    decision: Diagnosis, laid: Layout, journal: Journal, *, token: int | None, estimated: bool
+    decision: Diagnosis, laid: Layout, log: CallLog, *, token: int | None, estimated: bool
 ) -> tuple[CacheCause, CacheMiss]:
     """Describes a place in a prompt by its line, value and argument."""
     place = decision.character
     here, parted = laid.at(place), decision.parted
     earlier = None if parted is None else parted.layout.at(place)
     cause = decision.cause
-    argument, expression = _said_with(here, place, journal.arguments)
+    argument, expression = _said_with(here, place, log.arguments)
     if cause is CacheCause.NEW and parted is not None and earlier is not None:
         cause = of_sources(None if here is None else here.source, earlier.source)
-        if parted.asked in journal.calls:
+        if parted.asked in log.calls:
             cause = CacheCause.BRANCH
         elif cause is CacheCause.VOLATILE and argument:
             cause = CacheCause.ARGUMENT

@@ -167,7 +167,7 @@ class StoredCalls:
 
     def _placed_id(self, request_id: str) -> tuple[Intent, str]:
         """Returns the gen or select that a request serves, and its place."""
-        found = self._run.journal.intent_of(request_id)
+        found = self._run.log.intent_of(request_id)
         assert found is not None, "an executor announces its requests"
         intent, announced = found
         return intent, intent.place + request_id.removeprefix(announced)

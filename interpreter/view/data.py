@@ -9,9 +9,9 @@
 Lines are in order and say all about what they name, so a file can be appended to while a run goes on, and what is there
 can be shown at any time. Times are seconds from the beginning of the run. A key that is missing is not known.
 
-Origins of text, `ORIGINS`: the program's own text is told apart by the source of its line, which is read when the
-lines are written. Tokens that were cached and forced are counted by the backend; only the place where the cached part
-of a prompt ends is asked for. Nothing is estimated.
+Origins of text, `ORIGINS`: the writer reads the source line of each text, and so tells literals, arguments and values
+apart. The backend counts cached and forced tokens; the writer asks it only where the cached part of a prompt ends.
+Nothing is estimated.
 """
 
 import json
@@ -23,7 +23,7 @@ from ...lang.errors import UmbelError, shown
 from ...lang.prompt import Place, Source, SourceKind, public_name
 from ...lang.protocol import Usage
 from ..cache_explain import statements
-from ..cache_explain.history import Asked, Intent, Journal, of_call
+from ..cache_explain.history import Asked, CallLog, Intent, of_call
 from ..cache_explain.report import argument_at, cached_until, described
 from ..steps import Elsewhere
 from ..variables import Meta
@@ -75,9 +75,9 @@ def lines_of_stream(run: "Run", stream: int) -> list[Line]:
 
 def _lines(run: "Run", record: Record, operations: Sequence[Operation], places: Mapping[Asked, int]) -> list[Line]:
     asked: dict[Intent, list[Asked]] = {}
-    for call in tuple(run.journal.calls):
+    for call in tuple(run.log.calls):
         asked.setdefault(call.intent, []).append(call)
-    writer = _Writer(record, run.journal, asked, places)
+    writer = _Writer(record, run.log, asked, places)
     lines: list[Line] = [_head(run, record)]
     for number, operation in enumerate(operations):
         lines += writer.operation(number, operation)
@@ -96,7 +96,7 @@ def written(lines: Iterable[Line]) -> str:
 async def _places(run: "Run") -> dict[Asked, int]:
     """Returns the character at which the cached part of each prompt ends, where the backend tells."""
     found: dict[Asked, int] = {}
-    for asked in tuple(run.journal.calls)[:MOST_PLACES]:
+    for asked in tuple(run.log.calls)[:MOST_PLACES]:
         if asked.usage is None or not asked.usage.cached_tokens:
             continue
         try:
@@ -111,7 +111,7 @@ async def _places(run: "Run") -> dict[Asked, int]:
 
 def _head(run: "Run", record: Record) -> Line:
     capabilities = run.backend.capabilities
-    arguments = {name: _short(shown(value)) for name, value in run.journal.arguments.items()}
+    arguments = {name: _short(shown(value)) for name, value in run.log.arguments.items()}
     return {
         "umbel_run": VERSION,
         "program": record.program,
@@ -145,10 +145,10 @@ class _Writer:
     """
 
     def __init__(
-        self, record: Record, journal: Journal, asked: Mapping[Intent, list[Asked]], places: Mapping[Asked, int]
+        self, record: Record, log: CallLog, asked: Mapping[Intent, list[Asked]], places: Mapping[Asked, int]
     ) -> None:
         self._began = record.began
-        self._arguments = journal.arguments
+        self._arguments = log.arguments
         self._known = {name: str(value) for name, value in self._arguments.items()}
         self._asked = asked
         self._places = places

@@ -38,7 +38,7 @@ class Operation(msgspec.Struct, eq=False, gc=False):  # no cycle goes through it
         kind: the class of the operation.
         began, ended: by the clock of the run, in seconds.
         said: the texts it appended.
-        intent: of a gen or a select, under which its calls are in the run's journal.
+        intent: of a gen or a select, under which its calls are in the run's log.
         facts: of its variable: see `State.get_meta_info`.
         others: streams that it forked off, or that it joined.
         error: its class and message; "" for none.

@@ -123,6 +123,20 @@ def test_a_branch_is_cancelled_alone_with_what_it_has_forked(echo: Echo, gate: G
     assert forks[0].error() is None
 
 
+def test_choices_of_a_cancelled_branch_count_as_calls_without_tokens(echo: Echo, gate: Gate) -> None:
+    def body(s: State) -> None:
+        forks = s.fork(2)
+        forks += "#0" + ul.select("x", ["a", "b"]) + ul.select("y", ["a", "b"])
+        gate.wait_for(2)
+        forks[1].cancel()
+        gate.open()
+        forks.join()
+
+    state = run(body, echo)
+    assert (state.cost.cancelled_calls, state.cost.tokens_saved) == (2, 0)
+    assert len(state["y"]) == 1
+
+
 def test_what_a_branch_had_said_when_it_was_cancelled_stays(gate: Gate) -> None:
     echo = Echo(numbered)
 

@@ -122,13 +122,11 @@ def _prompt_works(extend: Extend, device: torch.device) -> tuple[Work, Work, int
     geometry, dtype = extend.geometry, torch.bfloat16
     step = step_of([Rows(extend.prefix, extend.rows)])
     pool = pool_for(step.slots, geometry, dtype, device)
-    backend = TritonBackend(geometry, device, dtype=dtype)
-    plan = backend.plan(step.batch, None)
     queries = normal(extend.rows, geometry.heads, geometry.head_dim, device=device, dtype=dtype)
     slots, scale = torch.from_numpy(step.batch.slots[0]).to(device), geometry.head_dim**-0.5
     out = torch.empty_like(queries)
     return (
-        lambda: backend.attend(0, queries, pool, plan, scale=scale, out=out),
+        prompt_work(step, pool, geometry, dtype, device),
         lambda: attend_long(queries, pool.keys[0], pool.values[0], slots, scale=scale, out=out),
         (extend.prefix + extend.rows) * pool.geometry.bytes_per_slot + 2 * queries.nbytes,
     )
@@ -216,7 +214,8 @@ def prompt_work(
     backend = TritonBackend(geometry, device, dtype=dtype, kv_dtype=pool.geometry.dtype)
     plan = backend.plan(step.batch, None)
     queries = normal(step.batch.rows, geometry.heads, geometry.head_dim, device=device, dtype=dtype)
-    return lambda: backend.attend(0, queries, pool, plan, scale=geometry.head_dim**-0.5)
+    out = torch.empty_like(queries)
+    return lambda: backend.attend(0, queries, pool, plan, scale=geometry.head_dim**-0.5, out=out)
 
 
 def _torch_decode(decode: Decode, device: torch.device) -> Work:

@@ -37,10 +37,7 @@ def step_of(rows: Sequence[Rows], *, seed: int = 0) -> Step:
 
 
 def forked_step(branches: int, shared: int, own: int, *, tree: bool = True, seed: int = 0) -> Step:
-    """Branches that decode behind one prefix: `shared` keys, then `own` of each, the last of them its row's.
-
-    tree: the step says so; otherwise its sequences share slots, and nobody knows.
-    """
+    """Branches that decode behind one prefix: `shared` keys, then `own` of each. See `nested_step`."""
     return nested_step([(1, shared), (branches, own)], tree=tree, seed=seed)
 
 
@@ -49,7 +46,7 @@ def nested_step(levels: Sequence[tuple[int, int]], *, tree: bool = True, seed: i
 
     levels: of each from the root on its nodes and their keys; nodes of the next one are divided among them evenly, and
     the last key of the last level is its row's.
-    tree: the step says so; otherwise its sequences share slots, and nobody knows.
+    tree: the step has paths that tell what its sequences share; else they share slots, and it has no paths.
     """
     total = 1 + sum(nodes * keys for nodes, keys in levels)
     free = np.random.default_rng(seed).permutation(np.arange(1, total)).astype(np.int32)

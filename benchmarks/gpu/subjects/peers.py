@@ -336,8 +336,10 @@ def peer_figures(
 
 
 def _compared(case: Case, peer: Peer, stopwatch: Stopwatch, refused: Callable[[str], None]) -> Figure:
-    """A peer that gives other values is told with its error, and not as a time. Of one that does not take the case the
-    figure is no number."""
+    """Compares the values of a peer with ours, and times both if they are equal.
+
+    The figure is no number where the peer gives other values (the note has its error) or does not take the case.
+    """
     name = _name(case, peer)
     ours = case.ours()
     try:

@@ -4,7 +4,7 @@ import gc
 import weakref
 
 from umbel.interpreter.backends.echo import Echo
-from umbel.interpreter.cache_explain.history import History, Intent, Journal, history_of
+from umbel.interpreter.cache_explain.history import CallLog, History, Intent, history_of
 from umbel.lang.prompt import EMPTY, Media, Prompt, Text
 from umbel.lang.protocol import GenRequest, ScoreRequest, Usage
 
@@ -62,24 +62,24 @@ def test_a_backend_that_nobody_can_refer_to_weakly_is_served_all_the_same() -> N
 
 
 def test_calls_belong_to_the_gen_that_their_id_names() -> None:
-    journal = Journal(History())
+    log = CallLog(History())
     prompt = EMPTY.append(Text("a"))
-    said = journal.intend("r-1-2", "gen", "x", prompt, None)
-    own = journal.record(GenRequest("r-1-2", prompt.parts))
-    again = journal.record(GenRequest("r-1-2-0-2", (Text("b"),)))
+    said = log.intend("r-1-2", "gen", "x", prompt, None)
+    own = log.record(GenRequest("r-1-2", prompt.parts))
+    again = log.record(GenRequest("r-1-2-0-2", (Text("b"),)))
     assert own is not None
     assert again is not None
     assert own.intent is again.intent is said
     assert (own.parts, again.parts) == (None, (Text("b"),))
-    assert journal.record(GenRequest("r-1-20", prompt.parts)) is None  # another gen's, which nobody announced
-    journal.end(None, Usage(), "")
+    assert log.record(GenRequest("r-1-20", prompt.parts)) is None  # another gen's, which nobody announced
+    log.end(None, Usage(), "")
 
 
 def test_choices_that_are_scored_are_counted_each() -> None:
-    journal = Journal(History())
-    journal.intend("r-1-1", "select", "x", EMPTY, None)
-    scored = journal.record(ScoreRequest("r-1-1", (), ("yes", "no")))
-    searched = journal.record(ScoreRequest("r-1-1", (), ("yes", "no"), probability="exact"))
+    log = CallLog(History())
+    log.intend("r-1-1", "select", "x", EMPTY, None)
+    scored = log.record(ScoreRequest("r-1-1", (), ("yes", "no")))
+    searched = log.record(ScoreRequest("r-1-1", (), ("yes", "no"), probability="exact"))
     assert scored is not None
     assert searched is not None
     assert (scored.sequences, searched.sequences) == (2, 1)
@@ -98,6 +98,6 @@ def test_a_gen_that_has_its_answer_keeps_no_joined_text() -> None:
 
 
 def test_what_cannot_be_recognised_in_a_text_is_not_kept() -> None:
-    journal = Journal(History())
-    journal.note_arguments({"text": "a", "number": 1, "turns": ["a"], "other": object(), "code": len})
-    assert list(journal.arguments) == ["text", "number", "turns"]
+    log = CallLog(History())
+    log.note_arguments({"text": "a", "number": 1, "turns": ["a"], "other": object(), "code": len})
+    assert list(log.arguments) == ["text", "number", "turns"]
