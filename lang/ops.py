@@ -416,6 +416,11 @@ _LABEL = re.compile(f"[{_MARK}]([^{_MARK}]+)")
 _NO_MARKS = {ord(character): None for character in _MARK}
 _SHOWN = 80  # characters of a label
 
+# Around what may be printed and must not be said: characters without width, the same from the end.
+_HALF = "".join(secrets.choice("\u200b\u200c\u200d\u2060") for _ in range(16))
+_ASIDE = _HALF + _HALF[::-1]
+_DESCRIPTION = re.compile(f"{_ASIDE}(.*?){_ASIDE}", re.DOTALL)
+
 _numbers = itertools.count(1)  # of all threads together: a placeholder of one is none of another
 _used = threading.Event()  # set when the first placeholder is made: until then no text has to be searched
 
@@ -433,38 +438,38 @@ _waiting = _Waiting()
 def placeholder(operation: Op, label: str) -> str:
     """Returns a text that stands for `operation` until it is said once. `label`: how a person reads it."""
     waiting = _waiting
-    text = _written(label, next(_numbers))
+    _used.set()
+    text = f"{_MARK}{_short(label)}{_MARK}{_WORD}_{next(_numbers)}{_MARK}"
     waiting.operations[text] = operation
     if len(waiting.operations) > MOST_WAITING:
         del waiting.operations[next(iter(waiting.operations))]
     return text
 
 
-def misplaced(label: str) -> str:
-    """Returns a text for what may be printed and must not be said, such as a state."""
-    return _written(label, 0)
-
-
-def _written(label: str, number: int) -> str:
+def unsayable(description: str) -> str:
+    """Returns `description` for print and messages. A prompt that it gets into is refused: a state is not its text."""
     _used.set()
-    shown = " ".join(label.translate(_NO_MARKS).split())
-    shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
-    return f"{_MARK}{shown}{_MARK}{_WORD}_{number}{_MARK}"
+    return f"{_ASIDE}{description}{_ASIDE}"
 
 
 def holds_operation(text: str) -> bool:
-    """Returns whether a placeholder, or a remainder of one, is in the text."""
+    """Returns whether a placeholder, a remainder of one, or what must not be said is in the text."""
     if not _used.is_set():
         return False
-    return str.__contains__(text, _MARK) or _LOWERED in str.lower(text)
+    return str.__contains__(text, _MARK) or str.__contains__(text, _ASIDE) or _LOWERED in str.lower(text)
 
 
 def split_operations(text: str) -> Iterator[str | Op]:
     """Yields texts and operations, in order; no text is empty. Each operation is given out once.
 
     Raises:
-        ProgramError: what is left of a placeholder, or one whose operation is not there for the taking.
+        ProgramError: what must not be said, what is left of a placeholder, or one whose operation is not there for
+            the taking.
     """
+    if _ASIDE in text:
+        raise ProgramError(
+            f"a text holds {_label_in(text)}, which is no text; write its text(), or one of its variables, s[name]"
+        )
     for index, part in enumerate(_WHOLE.split(text)):
         if index % 2:
             yield _taken(part)
@@ -476,7 +481,9 @@ def split_operations(text: str) -> Iterator[str | Op]:
 
 def readable(text: str) -> str:
     """Returns a text for a message: with the labels of the operations in it."""
-    return _WHOLE.sub(lambda found: _label_in(found[0]), text) if holds_operation(text) else text
+    if not holds_operation(text):
+        return text
+    return _WHOLE.sub(lambda found: _label_in(found[0]), _DESCRIPTION.sub(r"\1", text))
 
 
 def refuse_operations(value: object, what: str) -> None:
@@ -507,10 +514,6 @@ def _taken(part: str) -> Op:
     if operation is not None:
         return operation
     label = _label_in(part)
-    if label.startswith("<"):
-        raise ProgramError(
-            f"a text holds {label}, which is no text; write its text(), or one of its variables, s[name]"
-        )
     raise ProgramError(
         f"a text holds {label}, which was said before, or was put into the text by another thread or long ago; put it "
         f'into a new text where it is said: s += f"... {{{label}}}", or s += "..." + {label}'
@@ -525,7 +528,15 @@ def _cut(part: str) -> ProgramError:
     )
 
 
+def _short(label: str) -> str:
+    label = " ".join(label.translate(_NO_MARKS).split())
+    return label if len(label) <= _SHOWN else f"{label[: _SHOWN - 3]}..."
+
+
 def _label_in(text: str) -> str:
     """Names the first operation in the text as it was written; where it was cut, in general."""
+    if _ASIDE in text:
+        described = _DESCRIPTION.search(text)
+        return _short(described[1]) if described else "a state"
     found = _LABEL.search(text)
     return found[1] if found is not None and len(found[1]) <= _SHOWN and _WORD not in found[1] else "gen(...)"

@@ -291,8 +291,8 @@ class BaseState:
         return self._sink.html()
 
     def __str__(self) -> str:
-        """Describes the state for messages; raises ProgramError in a prompt, since it is not the state's text."""
-        return ops.misplaced(repr(self))
+        """Describes the state for print; raises ProgramError in a prompt, since it is not the state's text."""
+        return ops.unsayable(repr(self))
 
     def __format__(self, specification: str) -> str:
         return str(self)
@@ -701,7 +701,7 @@ class BaseStateGroup(Generic[S]):
 
     def __str__(self) -> str:
         """As of a state."""
-        return ops.misplaced(repr(self))
+        return ops.unsayable(repr(self))
 
     def __format__(self, specification: str) -> str:
         return str(self)

@@ -7,6 +7,7 @@ import json
 import os
 import textwrap
 import threading
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -269,6 +270,29 @@ def test_a_state_and_its_branches_are_no_text() -> None:
             program.run(what=what, backend=Echo())
         with pytest.raises(UmbelError):
             program.trace(static_args={"what": what})
+
+
+@pytest.mark.parametrize("write", [str, "so far: {}".format, "so far: %s".__mod__, lambda s: ", ".join([str(s)])])
+def test_however_a_state_is_written_it_is_no_text(write: Callable[[object], str]) -> None:
+    @ul.function
+    def program(s: ul.State) -> None:
+        s += write(s)
+
+    with pytest.raises(ProgramError, match=r"a text holds <State .*>, which is no text"):
+        program.run(backend=Echo())
+
+
+def test_a_state_prints_as_it_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    @ul.function
+    def program(s: ul.State) -> None:
+        s += "a" + ul.gen("answer")
+
+    state = program.run(backend=Echo(lambda prompt: "one"))
+    print(state)
+    print(f"so far: {state}")
+    seen = capsys.readouterr().out
+    shown_characters = "".join(character for character in seen if unicodedata.category(character) != "Cf")
+    assert shown_characters == f"{state!r}\nso far: {state!r}\n"
 
 
 PLACES: list[Callable[[str], object]] = [
