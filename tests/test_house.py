@@ -147,7 +147,6 @@ SMALL_FILES = {
     "compat/sglang/global_config.py": "SGLang has a module of this name",
     "fsm/schema/satisfiability.py": "a test of its own for emptiness, which the normalizer and it call in turn",
     "fsm/tokens/jump.py": "the rule of jump-forward, next to the matching that asks for it",
-    "lang/templates/child.py": "a process started as a module: it loads jinja2, msgspec and nothing of its parent",
     "server/history.py": "a cache with its own bounds, tested by itself; a front has one",
     "server/ray/application.py": "imports Ray, which the options of the command must not need",
     "server/ray/router.py": "the class that Ray loads by its path on every node",

@@ -21,7 +21,6 @@ shared/gateway   a link to the folder of the gateway that runs now
 import asyncio
 import atexit
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -40,6 +39,7 @@ import msgspec
 import zmq
 
 from ...lang.errors import BackendError, ConnectionLostError, ParameterError, shown
+from ...lang.file_lock import lock_file
 from ...lang.programs import PROGRAM_HOST
 from ...lang.runtime_options import CLIENTS_SOCKET, LOCK_FILE, SAVE_SECONDS, GatewayStart, RuntimeOptions
 from ...lang.transport.keys import Listen
@@ -179,6 +179,11 @@ class GatewayProcess(LocalGateway):
     """
 
     def __init__(self, options: RuntimeOptions, startup_timeout: float, listen: Listen | None = None) -> None:
+        if not hasattr(os, "killpg"):
+            raise BackendError(
+                "a Runtime needs Linux or macOS; on Windows run the program in WSL, or use a runtime on another "
+                'machine: ul.Runtime(address="tcp://HOST:PORT", key=...)'
+            )
         remove_stale_folders()
         super().__init__()
         self._saves = options.disk_cache is not None or options.shared_cache is not None
@@ -434,21 +439,18 @@ def _own_folder(path: Path) -> Path:
 def _hold_lock(folder: Path) -> int:
     """Makes the lock file, locked before it gets its name, so no process finds it free → its descriptor."""
     unnamed = folder / f"{LOCK_FILE}.new"
-    descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT, 0o600)
+    if not lock_file(descriptor):
+        raise OSError(f"{unnamed} cannot be locked")
     unnamed.rename(folder / LOCK_FILE)
     return descriptor
 
 
 def _lock_is_free(path: Path) -> bool:
     """Looks whether a lock is held. The look itself is a shared lock, so that two looks do not meet each other."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDWR)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    else:
-        return True
+        return lock_file(descriptor, shared=True)
     finally:
         os.close(descriptor)
 

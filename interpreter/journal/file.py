@@ -14,13 +14,12 @@ waits for and nothing before them. There is no `fsync` for each line: it would p
 milliseconds for each call. The file is synchronised once, when it is closed. What a power cut takes away is the end of
 the file, which is dropped as a torn line or refused as a damaged one; its calls are made again.
 
-One process has the file at a time (`flock`). It is made for its owner alone (0600). Requests hold no keys of providers,
-and neither do lines. In memory is where lines lie, not what they say.
+One process has the file at a time (lang/file_lock.py). It is made for its owner alone (0600). Requests hold no keys of
+providers, and neither do lines. In memory is where lines lie, not what they say.
 """
 
 import base64
 import contextlib
-import fcntl
 import os
 import threading
 import warnings
@@ -33,6 +32,7 @@ from typing import Any, Self
 import msgspec
 
 from ...lang.errors import JournalError
+from ...lang.file_lock import lock_file
 from ...lang.protocol import Capabilities, ConstraintSpec, Final, Scored
 from ...lang.sampling import SamplingParams
 
@@ -331,7 +331,8 @@ class JournalFile:
         start, end = self._offsets[number - 1], self._offsets[number]
         with self._lock:
             self.check_open()
-            return b"{" + os.pread(self._open, end - start, start)[_HEAD:]
+            os.lseek(self._open, start, os.SEEK_SET)  # what is written is appended, wherever this is
+            return b"{" + os.read(self._open, end - start)[_HEAD:]
 
     def _load(self) -> None:
         for number, data in enumerate(self._lines(), 1):
@@ -431,18 +432,16 @@ def _opened(path: str, *, writes: bool) -> int:
     """Opens the file, and locks it where it is written."""
     flags = (os.O_RDWR | os.O_CREAT | os.O_APPEND) if writes else os.O_RDONLY
     try:
-        opened = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        opened = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o600)
     except OSError as error:
         raise JournalError(f"journal {path!r} cannot be opened: {error.strerror}; write the path of a file") from error
     if writes:
         mine = _written.get(os.path.realpath(path))
         if mine is not None and mine.closes:
             mine.closed.wait()
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not lock_file(opened):
             os.close(opened)
             raise JournalError(
                 f"journal {path!r} is in use by another run; wait for its end, or write the path of another file"
-            ) from None
+            )
     return opened

@@ -5,20 +5,27 @@
 
 A template's program is bounded in CPU time, in memory and in what it writes, and so is its compilation, which folds
 constants. CPU time ends Python code with an exception, and the process by the system's own limit where one operation
-in C takes all of it. The process imports jinja2 and msgspec, gets none of its parent's secrets by its environment, and
-ends with the parent's end of the pipe.
+in C takes all of it. Windows has neither timer nor limits: a thread ends the process, once Python code runs. The
+process imports jinja2 and msgspec, gets none of its parent's secrets by its environment, and ends with
+the parent's end of the pipe.
 """
 
 import contextlib
 import os
-import resource
 import signal
 import sys
+import threading
+import time
 from functools import lru_cache
 from types import FrameType
 from typing import Any, BinaryIO, NoReturn
 
 import msgspec
+
+try:
+    import resource
+except ModuleNotFoundError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 from .jinja import compile_template, reason_of, render_template
 
@@ -26,6 +33,8 @@ HEADER = 4  # bytes
 CPU_SECONDS = 1.0  # of one job, unless its parent says another number
 MOST_MEMORY = 256 << 20  # bytes beyond what the process has when it is ready
 KEPT_TEMPLATES = 16
+OUT_OF_CPU = 77  # exit status where a thread ends the process
+LOOK_SECONDS = 0.02  # between that thread's looks at the CPU time
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -67,6 +76,10 @@ def work(job: Job, seconds: float) -> Answer:
 
 @contextlib.contextmanager
 def _cpu_limit(seconds: float) -> Any:  # Any: an iterator, for the decorator
+    if resource is None:
+        with _ended_by_a_thread(seconds):
+            yield
+        return
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     # In whole seconds of the process's life, so it comes later than the timer, which ends all but C.
@@ -79,12 +92,30 @@ def _cpu_limit(seconds: float) -> Any:  # Any: an iterator, for the decorator
         signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
+@contextlib.contextmanager
+def _ended_by_a_thread(seconds: float) -> Any:  # Any: as above
+    done, end = threading.Event(), time.process_time() + seconds
+
+    def look() -> None:
+        while not done.wait(LOOK_SECONDS):
+            if time.process_time() > end:
+                os._exit(OUT_OF_CPU)
+
+    threading.Thread(target=look, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
 def _expire(number: int, where: FrameType | None) -> NoReturn:
     raise _Exhausted
 
 
 def _limit_memory() -> None:
     """Linux enforces it. Elsewhere the CPU time bounds what can be written to."""
+    if resource is None:
+        return
     with contextlib.suppress(OSError, ValueError):
         with open("/proc/self/statm", encoding="ascii") as file:
             taken = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -110,8 +141,9 @@ def _serve(source: BinaryIO, sink: BinaryIO, seconds: float) -> None:
 def main() -> None:
     """The whole life of the child, started with the CPU seconds of a job as its only argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program; we go when it goes
-    signal.signal(signal.SIGPROF, _expire)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if resource is not None:
+        signal.signal(signal.SIGPROF, _expire)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     _limit_memory()

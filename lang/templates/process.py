@@ -22,14 +22,17 @@ import msgspec
 
 from ..chat_template import TemplateUnanswered
 from ..errors import TemplateError
-from .child import CPU_SECONDS, HEADER, Answer, Job
+from .child import CPU_SECONDS, HEADER, OUT_OF_CPU, Answer, Job
 
 # A child that uses its CPU time ends by itself, however long that takes on a busy machine. This is for one that was
 # stopped by a signal, say.
 SILENCE_SECONDS = 300.0
 REST_SECONDS = 5.0  # for a process whose pipe is closed to be gone
 _MOST_BYTES_OF_A_CHARACTER = 4
-_PASSED_ON = ("PYTHON", "LD_", "DYLD_", "LC_", "LANG", "TZ", "PATH", "VIRTUAL_ENV", "TMPDIR", "HOME")
+_POLLS = hasattr(select, "poll")  # not on Windows: pipes block there, and no signal stops a child
+_OUT_OF_CPU = {OUT_OF_CPU, *(-number for number in signal.Signals if number.name == "SIGXCPU")}  # statuses
+_POLLOUT, _POLLIN = getattr(select, "POLLOUT", 0), getattr(select, "POLLIN", 0)
+_PASSED_ON = ("PYTHON", "LD_", "DYLD_", "LC_", "LANG", "TZ", "PATH", "VIRTUAL_ENV", "TMPDIR", "HOME", "SYSTEMROOT")
 
 
 class TemplateLimit(TemplateError):
@@ -122,7 +125,7 @@ class TemplateChild:
             answer = msgspec.msgpack.decode(_read(process.stdout, length, end), type=Answer)
         except (OSError, EOFError, msgspec.DecodeError) as error:
             status = self._end(patience=0.0 if isinstance(error, TimeoutError) else REST_SECONDS)
-            if status == -signal.SIGXCPU:
+            if status in _OUT_OF_CPU:
                 raise TemplateLimit(f"it takes more than {self._cpu_seconds:g} s of CPU time") from None
             raise _NoAnswer(f"the process that renders it ended (status {status}, {error})") from error
         except BaseException:  # an answer that no call reads must not be taken for the next one's
@@ -151,7 +154,8 @@ class TemplateChild:
             process_group=0,  # not told of Ctrl-C
         )
         assert process.stdin is not None, "it was made with a pipe"
-        os.set_blocking(process.stdin.fileno(), False)  # a job is longer than a pipe, and the child may be stopped
+        if _POLLS:
+            os.set_blocking(process.stdin.fileno(), False)  # a job is longer than a pipe, and the child may be stopped
         return process
 
     def _end(self, patience: float = 0.0) -> int | None:
@@ -188,7 +192,7 @@ def _write(pipe: IO[bytes], content: bytes, end: float) -> None:
     and OSError when it is closed."""
     left = memoryview(content)
     while left:
-        _wait(pipe, select.POLLOUT, end)
+        _wait(pipe, _POLLOUT, end)
         left = left[os.write(pipe.fileno(), left) :]
 
 
@@ -196,7 +200,7 @@ def _read(pipe: IO[bytes], count: int, end: float) -> bytes:
     """Raises EOFError when the pipe ends before, TimeoutError at `end`."""
     pieces, missing = list[bytes](), count
     while missing:
-        _wait(pipe, select.POLLIN, end)
+        _wait(pipe, _POLLIN, end)
         piece = os.read(pipe.fileno(), min(missing, 1 << 20))
         if not piece:
             raise EOFError("its pipe is closed")
@@ -206,6 +210,8 @@ def _read(pipe: IO[bytes], count: int, end: float) -> bytes:
 
 
 def _wait(pipe: IO[bytes], for_what: int, end: float) -> None:
+    if not _POLLS:
+        return
     poll = select.poll()
     poll.register(pipe.fileno(), for_what)
     if not poll.poll(max(0.0, end - time.monotonic()) * 1000):

@@ -80,7 +80,7 @@ def write_key(path: str | Path, pair: KeyPair) -> None:
     lines = ["# Made by `umbel keys`. The secret proves who this client or server is: keep the file to yourself."]
     lines += [f'{name} = "{key}"' for name, key in msgspec.structs.asdict(pair).items() if key is not None]
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         raise ParameterError(f"{shown(str(path))} exists; write another path, or remove the old key first") from None
     except OSError as error:
@@ -131,7 +131,7 @@ def _read(path: str | Path, kind: str, instead: str, *, private: bool = False) -
             content = file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         raise ParameterError(f"{shown(str(path))} cannot be read as {kind} ({error}); {instead}") from None
-    if private and mode & (stat.S_IRWXG | stat.S_IRWXO):
+    if private and os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ParameterError(f"{shown(str(path))} may be read by other users; write chmod 600 {path}")
     if len(content) > MOST_BYTES:
         raise ParameterError(f"{shown(str(path))} is too large for {kind}; {instead}")
