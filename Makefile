@@ -13,7 +13,7 @@ LOCK ?= tests/lock.txt
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: demo test check nightly newest ray ray-tests bench gpu gpu-wheels lock clean
+.PHONY: demo test check docs nightly newest ray ray-tests bench gpu gpu-wheels lock clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/judge.py
@@ -53,6 +53,11 @@ check: $(VENV)/dev.stamp
 bench: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks
 
+# The site of the documentation, in site/: it opens from a disk.
+docs: $(VENV)/dev.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "open site/index.html"
+
 # Kernels and engine on a GPU, in eight minutes; without one, a dry run. GPU="--part 1" (to 4) and the like.
 gpu:
 	$(GPU_PYTHON) -m benchmarks.gpu $(GPU)
@@ -63,7 +68,7 @@ gpu-wheels:
 
 # A stale build/ would leak deleted modules into wheels.
 clean:
-	rm -rf build dist *.egg-info $(VENV) .venv-newest .venv-ray
+	rm -rf build dist site *.egg-info $(VENV) .venv-newest .venv-ray
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -46,7 +46,7 @@ class Program(RunnableProgram):
         Raises:
             TraceError: the program does what no graph can say.
             ParameterError: `static_args` that the program has no parameter for.
-            Whatever the function raises.
+            Exception: whatever the function raises.
         """
         from .tracing.effects import warn
         from .tracing.trace import trace
@@ -72,8 +72,10 @@ class Program(RunnableProgram):
 
         Args:
             static_args: as of `trace`.
-            passes, keep, independent: how the graph is rewritten, see `compiler.passes.rewrite`. By default only
-                in ways that no run shows.
+            passes: how the graph is rewritten, see `compiler.passes.rewrite`. By default only in ways that no run
+                shows.
+            keep: variables that are asked for; None for all of them, and the text.
+            independent: variables whose calls need not see each other's text.
             server: True ships the graph to the runtime, which runs all of it: one message there and one way back,
                 instead of those of every `gen`. "auto" does so where it saves ways and is possible: on a Runtime with
                 its model's own chat template, for a program of two calls or more whose arguments are plain values
@@ -82,7 +84,7 @@ class Program(RunnableProgram):
         Raises:
             TraceError: the program does what no graph can say.
             ParameterError: `static_args` that the program has no parameter for, or passes that do not exist.
-            Whatever the function raises.
+            Exception: whatever the function raises.
         """
         from .passes import rewrite
         from .running.compiled import CompiledProgram
@@ -125,7 +127,7 @@ class Program(RunnableProgram):
             CapabilityError: the backend keeps nothing that it is asked to keep, such as a hosted model.
             TraceError: the program does what no graph can say.
             ParameterError: a wrong `ttl` or `salt`, or `static_args` that the program has no parameter for.
-            Whatever the function raises.
+            Exception: whatever the function raises.
         """
         from .shared_prefix import cache_head
 

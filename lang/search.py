@@ -121,7 +121,8 @@ def self_consistency(
         ask: appends the question to a branch, and sets `answer` there. Its calls need a temperature above 0.
         answer: name of the variable.
         branches: at most.
-        agree, key: see `vote`.
+        agree: see `vote`.
+        key: see `vote`.
 
     Returns:
         A Majority; in an async program, a coroutine of it.
@@ -229,7 +230,11 @@ def tree_search(
     """Searches best first: the open state with the highest score is expanded, until a branch is done.
 
     Args:
-        expand, score, branches, tokens, done: as of `beam_search`. A branch that is done has been found.
+        expand: as of `beam_search`.
+        score: as of `beam_search`.
+        branches: as of `beam_search`.
+        tokens: as of `beam_search`.
+        done: as of `beam_search`; a branch that is done has been found.
         expansions: states that are expanded, at most.
         depth: levels at most; None: no limit.
 

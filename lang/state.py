@@ -332,7 +332,7 @@ class State(BaseState):
 
         Raises:
             ResultError: the text was cut off, or was kept although the class refuses its values.
-            What `s[name]` raises.
+            UmbelError: what `s[name]` raises.
         """
         return self._sink.value(name, timeout)
 

@@ -9,8 +9,8 @@ import pytest
 import umbel as ul
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-NAMES = [page.name for page in PAGES]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -19,9 +19,10 @@ def test_code_blocks_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # for the files that they write
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    names = {"__name__": "documentation"}  # a block may use what an earlier one of its page has made
     with ul.default_backend(ul.Echo()):
         for block in blocks:
-            exec(compile(block, str(page), "exec"), {"__name__": "documentation"})
+            exec(compile(block, str(page), "exec"), names)
     ul.set_default_backend(None)
     assert bool(blocks) == bool(capsys.readouterr().out)
 

@@ -101,7 +101,7 @@ class CompiledProgram:
         Raises:
             ParameterError: arguments that do not fit, or that are no text where the program needs text.
             BudgetError: the program looked at what the budget has no room for; its `state` has what there was room for.
-            Whatever else ended what it looked at.
+            Exception: whatever else ended what it looked at.
         """
         call, options = self._prepare(arguments, keywords)
         with body.journaled(self._host, options):

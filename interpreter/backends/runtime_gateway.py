@@ -39,9 +39,9 @@ import msgspec
 import zmq
 
 from ...lang.errors import BackendError, ConnectionLostError, ParameterError, shown
-from ...lang.file_lock import lock_file
 from ...lang.programs import PROGRAM_HOST
 from ...lang.runtime_options import CLIENTS_SOCKET, LOCK_FILE, SAVE_SECONDS, GatewayStart, RuntimeOptions
+from ...lang.transport.file_lock import lock_file
 from ...lang.transport.keys import Listen
 from ...lang.transport.lifeline import END_LINE
 from ...lang.transport.process_life import (

@@ -103,7 +103,10 @@ class FakeSGLang(FakeOpenAI):
     """An SGLang server: its own API, and its OpenAI dialect.
 
     Args:
-        script, features, scores, cache_tokens: as of FakeOpenAI.
+        script: as of FakeOpenAI.
+        features: as of FakeOpenAI.
+        scores: as of FakeOpenAI.
+        cache_tokens: as of FakeOpenAI.
         model: the path of the model.
         native: it has its own API; without, it is any server of the OpenAI dialect.
         incremental: streams have what is new, instead of all of the text so far.

@@ -14,8 +14,8 @@ waits for and nothing before them. There is no `fsync` for each line: it would p
 milliseconds for each call. The file is synchronised once, when it is closed. What a power cut takes away is the end of
 the file, which is dropped as a torn line or refused as a damaged one; its calls are made again.
 
-One process has the file at a time (lang/file_lock.py). It is made for its owner alone (0600). Requests hold no keys of
-providers, and neither do lines. In memory is where lines lie, not what they say.
+One process has the file at a time (lang/transport/file_lock.py). It is made for its owner alone (0600). Requests hold
+no keys of providers, and neither do lines. In memory is where lines lie, not what they say.
 """
 
 import base64
@@ -32,9 +32,9 @@ from typing import Any, Self
 import msgspec
 
 from ...lang.errors import JournalError
-from ...lang.file_lock import lock_file
 from ...lang.protocol import Capabilities, ConstraintSpec, Final, Scored
 from ...lang.sampling import SamplingParams
+from ...lang.transport.file_lock import lock_file
 
 FORMAT = 1
 _OPENING = b'{"sum":"'

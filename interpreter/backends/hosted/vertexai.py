@@ -48,7 +48,8 @@ class VertexAI(TranslatedBackend):
 
     Args:
         model: its name.
-        project, location: at Google Cloud; None: GOOGLE_CLOUD_PROJECT, GOOGLE_CLOUD_LOCATION.
+        project: at Google Cloud; None: GOOGLE_CLOUD_PROJECT.
+        location: at Google Cloud; None: GOOGLE_CLOUD_LOCATION.
         api_key: of the Gemini API, instead of a project.
         safety_settings: category → threshold, such as {"HARM_CATEGORY_HARASSMENT": "BLOCK_NONE"}.
         profile: what the model can do, as of `OpenAI`.

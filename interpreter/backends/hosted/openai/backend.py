@@ -261,8 +261,11 @@ class OpenAI(OpenAIDialect["AsyncOpenAI"]):
             the path of a file with Jinja source, or a ChatTemplate.
         profile: what the server can do: "auto" asks it who it is; "openai", "umbel", "vllm", "sglang",
             "llama.cpp", "llama-cpp-python" or "compatible" say so; a Profile says it in detail.
-        azure_endpoint, azure_deployment, api_version: an Azure resource.
-        organization, project: at OpenAI, for accounting.
+        azure_endpoint: of an Azure resource.
+        azure_deployment: in it.
+        api_version: of its API.
+        organization: at OpenAI, for accounting.
+        project: as `organization`.
         extra_body: fields added to every request, as the server understands them.
         routing_key_header: the name of a header, such as "X-SMG-Routing-Key", that carries a key which the calls of one
             fork have in common, so that a gateway between sends them to one server; None sends none.
