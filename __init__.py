@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from .interpreter.budget import Budget as Budget
     from .interpreter.budget import Price as Price
     from .interpreter.budget import prices as prices
+    from .interpreter.data.output import BatchOutput as BatchOutput
+    from .interpreter.data.progress import BatchProgress as BatchProgress
     from .interpreter.estimate import Estimate as Estimate
     from .interpreter.journal.file import JournalWarning as JournalWarning
     from .interpreter.remote_images import fetch_image as fetch_image
@@ -134,6 +136,8 @@ _HOMES = {
     "interpreter.backends.hosted.vertexai": ("VertexAI",),
     "interpreter.backends.runtime": ("Runtime",),
     "interpreter.batch": ("Failure",),
+    "interpreter.data.output": ("BatchOutput",),
+    "interpreter.data.progress": ("BatchProgress",),
     "interpreter.run": ("default_backend", "flush_cache", "get_server_info", "set_default_backend"),
     "interpreter.estimate": ("Estimate",),
     "interpreter.budget": ("Budget", "Price", "prices"),

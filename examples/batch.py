@@ -1,4 +1,8 @@
-"""A batch of programs: one progress bar, results in order, failures kept apart."""
+"""A batch of programs: rows of a file in, results into a file as they come, failures kept apart, one progress bar."""
+
+import csv
+import tempfile
+from pathlib import Path
 
 import umbel as ul
 
@@ -31,12 +35,15 @@ def classify(s, review):
 
 
 def main() -> None:
-    states = classify.run_batch([{"review": review} for review in [*REVIEWS, ""]], progress_bar=True, on_error="return")
-    for review, state in zip([*REVIEWS, ""], states):
-        if isinstance(state, ul.Failure):
-            print(f"   failed  {state.error!r}")
-        else:
-            print(f"{state['sentiment'].strip():>9}  {review}")
+    with tempfile.TemporaryDirectory() as folder:
+        source, results = Path(folder, "reviews.csv"), Path(folder, "results.jsonl")
+        with source.open("w", newline="") as file:
+            csv.writer(file).writerows([["id", "review"], *enumerate([*REVIEWS, ""])])
+        done = classify.run_batch(source, output=results, progress=True)  # if_exists="resume" goes on after a crash
+        for row in sorted(done.rows(), key=lambda row: row["row"]):
+            print(f"{row['sentiment'].strip():>9}  {row['review']}")
+        for failure in done.failures():
+            print(f"   failed  id {failure['input']['id']}: {failure['error']}({failure['message']!r})")
 
 
 if __name__ == "__main__":

@@ -5,73 +5,54 @@
 
 A thread is held while a body runs, not while the last calls of its program do. In generator form the
 programs that are finished and not given out count too, so a slow reader slows the batch and not the memory.
+With an output a program has finished when its result is written, by a thread of its own.
 """
 
+import contextlib
 import inspect
-import itertools
+import os
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from enum import Enum
 from itertools import islice
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 from ..lang import checks
-from ..lang.errors import ParameterError, shown
+from ..lang.errors import CancelledError, ParameterError, ResultError, shown
 from ..lang.state import State
 from .body import Arguments, Host, RunOptions, journaled, opened
 from .budget import Allowance, allowance_of
+from .data.frames import Framed, joined
+from .data.output import EXISTING, BatchOutput, ResultFile, plain
+from .data.progress import Bar, BatchProgress, Tally
+from .data.rows import Row, RowCalls, table_of
 from .run import Run
 
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
-
 Item = Mapping[str, Any] | tuple[Any, ...] | list[Any]  # arguments of one program: its own values
+Source = Iterable[Item] | str | os.PathLike[str] | Any  # Any: a frame or a table, of a library that is not imported
 OnError = Literal["raise", "return"]
-Call = tuple[int, Item, inspect.BoundArguments]  # of the batch: number, as given, for the function
+IfExists = Literal["error", "resume", "overwrite"]
+# Of the batch: number, as given, for the function; or the error of a row that does not fit.
+Call = tuple[int, Item, inspect.BoundArguments | ParameterError]
 
 MAX_ARGUMENTS = 10_000  # of one program
 MAX_THREADS = 32  # bodies mostly wait
 MAX_LIMIT = 4096  # of num_threads
 MAX_LISTED = 1_000_000  # programs whose results are returned as one list
 MAX_IN_FLIGHT = 256  # programs, when the user sets no limit; far below the queue of a runtime
+KNOWN = 1e-6  # seconds to wait for a value that is there, or never comes
 
 
-class Bar:
-    """Shows a progress bar on stderr. A context manager; `show(n)` sets the number of finished programs.
+class Order(Enum):
+    """Says in which order results are given out, and so what is held back."""
 
-    Args:
-        total: number of programs, or None when it is not known.
-    """
-
-    def __init__(self, total: int | None) -> None:
-        self._total = total
-        self._progress: Progress | None = None
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> Self:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._progress = Progress(
-            TextColumn("programs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=Console(stderr=True)
-        )
-        self._task = self._progress.add_task("programs", total=self._total)
-        self._progress.start()
-        return self
-
-    def show(self, finished: int) -> None:
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=finished)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+    ALL = "as started, all kept in a list"
+    STARTS = "as started, in bounded memory"
+    ENDS = "as they end, in bounded memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +65,54 @@ class Failure:
     state: State
 
 
-class Results(list[State | Failure]):
-    """The results of a batch: a list that a notebook shows as a table."""
+Outcome = TypeVar("Outcome", bound="State | Failure")
+
+
+class Results(Framed, list[Outcome]):
+    """The results of a batch: a list that a notebook shows as a table, and that becomes a frame.
+
+    Attributes:
+        inputs: of each result: its row, or its arguments by name.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs: list[Row] = []
+
+    def rows(self) -> Iterator[Row]:
+        """Yields each result as a dict: `row`, the input, then the variables as `state.value` gives them; `error` where
+        there are failures, with their class and message."""
+        failed = any(isinstance(result, Failure) for result in self)
+        for index, (result, inputs) in enumerate(zip(self, self.inputs, strict=True)):
+            values = known_values(result.state) if isinstance(result, Failure) else values_of(result)
+            if failed:
+                error = f"{type(result.error).__name__}: {result.error}" if isinstance(result, Failure) else None
+                values = {**values, "error": error}
+            yield cast(Row, plain(joined(index, inputs, values)))
 
     def _repr_html_(self) -> str:
         from .view import summary  # loaded by notebooks
 
         return summary.html_of_results(self)
+
+
+def values_of(state: State) -> Row:
+    """Returns the variables of a program that has ended, as `state.value` gives them, and its `ret_value`, if any.
+
+    Raises:
+        ResultError: a text is not the object that was asked for.
+    """
+    values = {name: state.value(name) for name in state.variables()}
+    return values if state.ret_value is None else {**values, "ret_value": state.ret_value}
+
+
+def known_values(state: State) -> Row:
+    """Returns the variables that a failed program has set, as texts and lists of texts."""
+    found: Row = {}
+    for name in state.variables():
+        with contextlib.suppress(Exception):  # it is one of those that failed
+            found[name] = state.get_var(name, KNOWN)
+    return found
 
 
 @dataclass(slots=True)
@@ -99,6 +121,7 @@ class Member:
 
     index: int
     arguments: Item
+    inputs: Row  # by name
     run: Run
     state: State
     error: BaseException | None = None  # what the body raised, or what stopped the program's own stream
@@ -144,11 +167,14 @@ class Job:
     Args:
         host: the program.
         arguments: the program's parameters.
-        items: arguments of every program.
+        items: arguments of every program: an iterable, a frame or a path.
         num_threads: most programs at once, or "auto".
-        on_error: "raise" starts no more programs after a failure; "return" goes on.
+        on_error: "raise" starts no more programs after a failure; "return" goes on; None: "return" with an output.
         options: of every run.
         companion: admits programs, in addition to the limits; None: the limits alone do.
+        output: path that results are written to; None: nowhere.
+        if_exists: what becomes of an output that is there.
+        progress: True shows a bar; a function gets the numbers.
 
     Raises:
         ParameterError: a wrong option, or arguments that do not fit. Those of an iterator are checked as they come.
@@ -158,124 +184,249 @@ class Job:
         self,
         host: BatchHost,
         arguments: Arguments,
-        items: Iterable[Item],
+        items: Source,
         *,
         num_threads: int | Literal["auto"],
-        on_error: OnError,
+        on_error: OnError | None,
         options: RunOptions,
         companion: Companion | None = None,
+        output: str | os.PathLike[str] | None = None,
+        if_exists: IfExists = "error",
+        progress: bool | Callable[[BatchProgress], object] = False,
     ) -> None:
-        checks.one_of("on_error", on_error, ("raise", "return"))
-        if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
-            raise ParameterError(
-                f"run_batch(batch_arguments) takes a list of dicts or tuples, got {type(items).__name__} {shown(items)}"
-            )
+        if on_error is not None:
+            checks.one_of("on_error", on_error, ("raise", "return"))
+        if not callable(progress):
+            checks.switch("progress", progress)
         self._host = host
         self._options = options
         self._limit = _checked_limit(num_threads)
         self._threads = MAX_THREADS if isinstance(num_threads, str) else self._limit
-        self._keeps_going = on_error == "return"
+        self._keeps_going = on_error == "return" or (on_error is None and output is not None)
+        self._progress = progress
+        table = table_of(items)
+        self._is_table = table is not None
+        self.total: int | None
+        if table is not None:
+            self.total = table.total
+            self._known: list[Call] | None = None
+            self._calls = calls_of_rows(RowCalls(arguments, table), table.rows)
+        else:
+            self._take(arguments, items, carries=output is not None)
+        checks.one_of("if_exists", if_exists, EXISTING)
+        self._output_options = (output, if_exists, None if table is None else table.schema)
+        self._output: ResultFile | None = None
+        self._writer: ThreadPoolExecutor | None = None  # one thread, for the output
+        self._turned_away: Call | None = None  # by the companion, until there is room
+        self._companion = companion
+        self._allowance: Allowance | None = None  # one for all
+        self._window: dict[int, Member] = {}  # started, not given out
+        self._news = threading.Condition()  # guards what follows
+        self._ended: deque[int] = deque()  # in the window, in the order of their ends
+        self._bodies = 0
+        self._running = 0
+        self._changes = 0
+        self._failed = False
+        self._unwritten: BaseException | None = None  # the output cannot be written
+        self._unread: BaseException | None = None  # raised by the caller's iterable
+        self._tally = Tally(self.total)
+        self._shown = -1  # programs that had ended when the numbers were shown last
+        self._given: Row = {}  # input of the result that was given out last
+        self._outcome: BatchOutput | None = None
+
+    def _take(self, arguments: Arguments, items: Source, *, carries: bool) -> None:
+        """Takes an iterable of dicts and tuples; of a list all, which is checked before anything runs."""
+        if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
+            raise ParameterError(
+                f"run_batch(batch_arguments) takes a list of dicts or tuples, got {type(items).__name__} "
+                f"{shown(items)}; a frame or the path of a file does, too"
+            )
         self.total = _length(items)
         if self.total is not None:
             items = checks.members("run_batch(batch_arguments)", items, MAX_LISTED, "a list of dicts or tuples")
         else:
             items = _begun(items)
-        calls = calls_of(arguments, items)
-        self._known = None if self.total is None else list(calls)  # a list is checked before anything runs
+        calls = calls_of(arguments, items, RowCalls(arguments) if carries else None)
+        self._known = None if self.total is None else list(calls)
         self._calls = calls if self._known is None else iter(self._known)
-        self._turned_away: Call | None = None  # by the companion, until there is room
-        self._companion = companion
-        self._allowance: Allowance | None = None  # one for all
-        self._window: dict[int, Member] = {}  # started, not given out
-        self._news = threading.Condition()  # guards the counters below
-        self._bodies = 0
-        self._running = 0
-        self._finished = 0
-        self._changes = 0
-        self._failed = False
 
-    def collect(self, *, progress_bar: bool) -> list[State | Failure]:
-        """Returns all results. Raises the first error by position once the running programs have ended.
+    def collect(self) -> "Results[State | Failure] | BatchOutput":
+        """Returns all results, or where they are. Raises the first error by position once the running programs have
+        ended; with an output, the first that came.
 
         Raises:
             ParameterError: there are more results than a list may hold, as for an endless iterable.
         """
-        results = Results(islice(self._outcomes(progress_bar=progress_bar, bounded=False), MAX_LISTED + 1))
+        if self._output_options[0] is not None:
+            for _ in self._outcomes(Order.ENDS):
+                pass
+            assert self._outcome is not None, "the batch has come to its end"
+            return self._outcome
+        if self._is_table and (self.total or 0) > MAX_LISTED:
+            raise _too_many()
+        results: Results[State | Failure] = Results()
+        for outcome in islice(self._outcomes(Order.ALL), MAX_LISTED + 1):
+            results.append(outcome)
+            results.inputs.append(self._given)
         if len(results) > MAX_LISTED:
             raise _too_many()
         return results
 
-    def generate(self, *, progress_bar: bool) -> Generator[State | Failure, None, None]:
+    def generate(self) -> Generator[State | Failure, None, None]:
         """Yields results one by one. An error is raised in its place; closing cancels the running programs."""
-        return self._outcomes(progress_bar=progress_bar, bounded=True)
+        return self._outcomes(Order.STARTS)
 
     # -------------------------------------------------------------------------------- how
 
-    def _outcomes(self, *, progress_bar: bool, bounded: bool) -> Generator[State | Failure, None, None]:
+    def _outcomes(self, order: "Order") -> Generator[State | Failure, None, None]:
         states: dict[int, State] = {}  # for the error, in list form
+        listed = order is Order.ALL
         self._allowance = allowance_of(self._options.budget)  # its seconds begin
+        self._tally = Tally(self.total)
         with ExitStack() as stack:
             stack.enter_context(journaled(self._host, self._options))
             if self._options.journal is not None and self._known is not None:
-                self._options.journal.check([call for _, _, call in self._known], self._options)
+                calls = [call for _, _, call in self._known if not isinstance(call, ParameterError)]
+                self._options.journal.check(calls, self._options)
+            self._open_output(stack)
             pool = ThreadPoolExecutor(self._threads, thread_name_prefix="umbel-batch")
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
             if self._companion is not None:
                 stack.callback(self._companion.end)
-                self._companion.begin(None if self._known is None else [call for _, _, call in self._known])
+                known = self._known
+                self._companion.begin(
+                    None if known is None else [c for _, _, c in known if not isinstance(c, ParameterError)]
+                )
             stack.callback(self._cancel_rest)
-            bar = stack.enter_context(Bar(self.total)) if progress_bar else None
-            for index in itertools.count():
-                member = self._await(index, pool, bar, bounded)
-                if member is None:
-                    return
+            show = self._shower(stack)
+            while (member := self._await(pool, order, show)) is not None:
+                self._given = member.inputs
                 if member.error is None:
-                    if not bounded:
-                        states[index] = member.state
+                    if listed:
+                        states[member.index] = member.state
                     yield member.state
                 elif self._keeps_going:
-                    yield Failure(index, member.arguments, member.error, member.state)
+                    yield Failure(member.index, member.arguments, member.error, member.state)
                 else:
-                    if not bounded:
+                    if order is not Order.STARTS:
                         self._await_rest(states)
-                    raise _annotated(member, self.total, None if bounded else states)
+                    raise _annotated(member, self.total, states if listed else None)
+            if self._unread is not None:
+                if listed:
+                    self._unread.batch_results = states  # type: ignore[attr-defined]  # as of `_annotated`
+                raise self._unread
+            self._finish_output()
 
-    def _await(self, index: int, pool: ThreadPoolExecutor, bar: Bar | None, bounded: bool) -> Member | None:
-        """Waits for the program at `index`, starting others meanwhile. Returns None after the last."""
+    def _open_output(self, stack: ExitStack) -> None:
+        output, existing, schema = self._output_options
+        if output is None:
+            return
+        self._output = ResultFile(output, existing, schema)
+        stack.callback(self._output.close)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="umbel-output")
+        stack.callback(self._writer.shutdown, wait=True)
+
+    def _finish_output(self) -> None:
+        output = self._output
+        if output is not None:
+            output.finish()
+            numbers = self._tally.numbers()
+            self._outcome = BatchOutput(
+                output.path,
+                len(output.done),
+                numbers.resumed,
+                numbers.failed,
+                output.failed_path if output.failures_written else None,
+                self._tally.cost,
+                numbers.seconds,
+            )
+
+    def _shower(self, stack: ExitStack) -> Callable[[BatchProgress], object] | None:
+        if callable(self._progress):
+            return self._progress
+        return stack.enter_context(Bar(self.total)).show if self._progress else None
+
+    def _await(
+        self, pool: ThreadPoolExecutor, order: "Order", show: Callable[[BatchProgress], object] | None
+    ) -> Member | None:
+        """Waits for the next program, starting others meanwhile. Returns None after the last."""
         while True:
             with self._news:
                 seen = self._changes
-            self._fill(pool, bounded)
-            member = self._window.get(index)
-            if member is None:
-                return None
-            if bar is not None:
-                bar.show(self._finished)
+            self._fill(pool, order)
             with self._news:
-                if member.finished:
+                numbers = self._tally.numbers()
+                unwritten = self._unwritten
+            if unwritten is not None:
+                raise unwritten
+            if show is not None and numbers.finished != self._shown:
+                self._shown = numbers.finished
+                show(numbers)
+            if not self._window:
+                return None
+            with self._news:
+                index = self._next(order)
+                if index is not None:
                     return self._window.pop(index)
                 if self._changes == seen:
                     self._news.wait()
 
-    def _fill(self, pool: ThreadPoolExecutor, bounded: bool) -> None:
+    def _next(self, order: "Order") -> int | None:
+        """Returns the program to give out, if it has ended: any, or the first of those that were started."""
+        if order is Order.ENDS:
+            return self._ended.popleft() if self._ended else None
+        index = next(iter(self._window))
+        return index if self._window[index].finished else None
+
+    def _fill(self, pool: ThreadPoolExecutor, order: "Order") -> None:
         """Starts programs while there is room. Holds no lock: the caller's iterator may block."""
-        while not (self._failed and not self._keeps_going):
+        while not (self._failed and not self._keeps_going) and self._unwritten is None:
             if self._bodies >= self._threads or self._running >= self._limit:
                 return
-            if bounded and len(self._window) >= 2 * self._limit:
+            if order is not Order.ALL and len(self._window) >= 2 * self._limit:
                 return
-            following, self._turned_away = self._turned_away or next(self._calls, None), None
+            following, self._turned_away = self._turned_away or self._following(), None
             if following is None:
                 return
-            index, _, call = following
+            index, item, call = following
+            if isinstance(call, ParameterError):
+                self._refuse(index, item, call)
+                continue
             if self._companion is not None and not self._companion.admits(index, call):
                 self._turned_away = following
                 return
-            self._start(*following, pool)
+            self._start(index, item, call, pool)
+
+    def _following(self) -> Call | None:
+        """Returns the next program whose result is not there yet. An error of the caller's iterable is raised when the
+        programs before it have ended, so that what they did is not lost."""
+        while self._unread is None:
+            try:
+                following = next(self._calls, None)
+                if following is None:
+                    return None
+                index, item, call = following
+                if self._output is None or not self._output.has(index, inputs_of(item, call)):
+                    return following
+            except Exception as error:
+                self._unread = error
+                return None
+            with self._news:
+                self._tally.resumed += 1
+        return None
+
+    def _refuse(self, index: int, item: Item, error: ParameterError) -> None:
+        """Ends a program whose row does not fit it, before it begins."""
+        run, state = self._host.open(self._options, self._allowance)
+        run.end(error)
+        member = self._window[index] = Member(index, item, inputs_of(item, error), run, state, error)
+        with self._news:
+            self._running += 1
+        self._note_end(member)
 
     def _start(self, index: int, item: Item, call: inspect.BoundArguments, pool: ThreadPoolExecutor) -> None:
         run, state = opened(self._host, self._options, self._allowance, call, index)
-        member = self._window[index] = Member(index, item, run, state)
+        member = self._window[index] = Member(index, item, inputs_of(item, call), run, state)
         with self._news:
             self._bodies += 1
             self._running += 1
@@ -290,16 +441,52 @@ class Job:
         def finished() -> None:
             if self._companion is not None:
                 self._companion.leaves(index)
-            with self._news:
-                member.error = member.error or state._sink.error()
-                member.finished = True
-                self._failed = self._failed or member.error is not None
-                self._running -= 1
-                self._finished += 1
-                self._changes += 1
-                self._news.notify_all()
+            member.error = member.error or state._sink.error()
+            self._note_end(member)
 
         self._host.start(run, state, call, pool, body_ended=body_ended, finished=finished)
+
+    def _note_end(self, member: Member) -> None:
+        """Notes that a program has ended: at once, or when its result is written. Until then it counts as running, so
+        a slow disk slows the batch and not the memory."""
+        if self._writer is None:
+            self._close(member)
+            return
+        with contextlib.suppress(RuntimeError):  # the batch was given up: nothing is written any more
+            self._writer.submit(self._write, member)
+
+    def _write(self, member: Member) -> None:
+        output = self._output
+        assert output is not None, "there is a writer for it"
+        try:
+            if self._unwritten is None:
+                self._write_to(output, member)
+        except BaseException as error:
+            self._unwritten = error
+        self._close(member)
+
+    def _write_to(self, output: ResultFile, member: Member) -> None:
+        if member.error is None:
+            try:
+                values = values_of(member.state)
+            except ResultError as error:  # a text was cut off: the row has no result
+                member.error = error
+            else:
+                output.write(member.index, member.inputs, values)
+                return
+        if not isinstance(member.error, CancelledError):
+            output.fail(member.index, member.inputs, member.error, known_values(member.state))
+
+    def _close(self, member: Member) -> None:
+        with self._news:
+            member.finished = True
+            failed = member.error is not None
+            self._failed = self._failed or failed
+            self._running -= 1
+            self._ended.append(member.index)
+            self._tally.add(member.run.ledger.cost, failed=failed)
+            self._changes += 1
+            self._news.notify_all()
 
     def _await_rest(self, states: dict[int, State]) -> None:
         with self._news:
@@ -312,8 +499,10 @@ class Job:
                 member.run.cancel()
 
 
-def calls_of(arguments: Arguments, items: Iterable[Item]) -> Iterator[Call]:
+def calls_of(arguments: Arguments, items: Iterable[Item], rows: RowCalls | None = None) -> Iterator[Call]:
     """Yields the calls of a batch lazily: index, arguments as given, arguments bound to the function.
+
+    `rows`: binds dicts in place of `arguments`, and carries their further keys along.
 
     Raises:
         ParameterError: an item that is no dict and no tuple, or that does not fit.
@@ -322,12 +511,29 @@ def calls_of(arguments: Arguments, items: Iterable[Item]) -> Iterator[Call]:
         name = f"run_batch(batch_arguments) item {index}"
         match item:
             case Mapping():
-                yield index, item, arguments.bind((), checks.entries(name, item, MAX_ARGUMENTS, "a dict of keywords"))
+                given = checks.entries(name, item, MAX_ARGUMENTS, "a dict of keywords")
+                yield index, item, arguments.bind((), given) if rows is None else rows.bind(index, given)
             case tuple() | list():
                 positions = checks.members(name, item, MAX_ARGUMENTS, "a tuple of positions")
                 yield index, item, arguments.bind(positions, {})
             case _:
                 raise ParameterError(f"{name} is {shown(item)}; write a dict of keywords or a tuple of positions")
+
+
+def calls_of_rows(binder: RowCalls, rows: Iterable[Row]) -> Iterator[Call]:
+    """Yields the calls of a table's rows, with the error of a row that does not fit."""
+    for index, row in enumerate(rows):
+        try:
+            yield index, row, binder.bind(index, row)
+        except ParameterError as error:
+            yield index, row, error
+
+
+def inputs_of(item: Item, call: inspect.BoundArguments | ParameterError) -> Row:
+    """Returns the input of a program by name: its row, or its arguments."""
+    if isinstance(item, Mapping):
+        return dict(item)
+    return {} if isinstance(call, ParameterError) else dict(call.arguments)
 
 
 def _length(items: Iterable[Item]) -> int | None:
@@ -380,3 +586,38 @@ def _annotated(member: Member, total: int | None, states: dict[int, State] | Non
     if states is not None:
         error.batch_results = states  # type: ignore[attr-defined]  # documented in run_batch; its type is the user's
     return error
+
+
+def run_batch(
+    host: BatchHost,
+    arguments: Arguments,
+    items: Source,
+    options: RunOptions,
+    *,
+    num_threads: int | Literal["auto"],
+    progress: bool | Callable[[BatchProgress], object],
+    progress_bar: bool,
+    generator_style: bool,
+    on_error: OnError | None,
+    output: str | os.PathLike[str] | None,
+    if_exists: IfExists,
+    companion: Companion | None = None,
+) -> Any:  # as the overloads of the callers say
+    """Checks the options of `Program.run_batch`, which documents them, and runs the batch."""
+    for switch, given in (("progress_bar", progress_bar), ("generator_style", generator_style)):
+        checks.switch(switch, given)
+    if options.stream or options.verbose:
+        raise ParameterError("run_batch() takes no stream and no verbose; generator_style=True gives early results")
+    job = Job(
+        host,
+        arguments,
+        items,
+        num_threads=num_threads,
+        on_error=on_error,
+        options=options,
+        companion=companion,
+        output=output,
+        if_exists=if_exists,
+        progress=progress or progress_bar,
+    )
+    return job.generate() if generator_style else job.collect()

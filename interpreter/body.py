@@ -106,6 +106,9 @@ class Arguments:
         leading: how many parameters come before the program's own: the state, and `self` for a method.
         bound: values fixed by `bind`; a call may give others.
 
+    Attributes:
+        takes_any: there is a `**` parameter.
+
     Raises:
         ParameterError: the function has no parameter for the state, or `bound` names one that it does not have.
     """
@@ -129,9 +132,10 @@ class Arguments:
         self._parameters = parameters[leading:]
         self._signature = inspect.Signature(self._parameters)
         self._named = {p.name for p in self._parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-        self._takes_any = any(p.kind is p.VAR_KEYWORD for p in self._parameters)
+        self._function = function
+        self.takes_any = any(p.kind is p.VAR_KEYWORD for p in self._parameters)
         for given in self.bound:
-            if given not in self._named and not self._takes_any:
+            if given not in self._named and not self.takes_any:
                 raise ParameterError(f"program {self} has no parameter {shown(given)} to bind")
 
     def __str__(self) -> str:
@@ -155,7 +159,7 @@ class Arguments:
                 own[name] = value
             elif name in RUN_OPTIONS or name in sampling.OPTIONS or name == "sampling":
                 options[name] = value
-            elif self._takes_any:
+            elif self.takes_any:
                 own[name] = value
             else:
                 known = {*self._named, *RUN_OPTIONS, *sampling.OPTIONS, "sampling"}
@@ -168,6 +172,16 @@ class Arguments:
         """Returns the parameters a call may give by name: without bound ones, `*args` and `**kwargs`."""
         collecting = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         return [p for p in self._parameters if p.name not in self.bound and p.kind not in collecting]
+
+    def annotations(self) -> dict[str, Any]:
+        """Returns parameters → their annotations; none where these cannot be evaluated, as of a compiled program."""
+        if isinstance(self._function, inspect.Signature):
+            return {}
+        try:
+            signature = inspect.signature(self._function, eval_str=True)
+        except Exception:  # of the annotations' own code
+            return {}
+        return {p.name: p.annotation for p in signature.parameters.values() if p.annotation is not p.empty}
 
     def bind(self, positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> inspect.BoundArguments:
         """Binds a call's arguments to the function's parameters after its state. Positions skip bound parameters.

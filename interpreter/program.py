@@ -12,7 +12,8 @@ Users get a subclass, `compiler.program.Program`, which can also be traced and c
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, Self, TypeVar, overload
 
@@ -160,35 +161,59 @@ class Program:
     @overload
     def run_batch(
         self,
-        batch_arguments: Iterable[_batch.Item],
+        batch_arguments: _batch.Source,
         *,
         generator_style: Literal[False] = False,
-        on_error: Literal["raise"] = "raise",
+        on_error: Literal["raise"] | None = None,
+        output: None = None,
+        if_exists: _batch.IfExists = "error",
         num_threads: int | Literal["auto"] = "auto",
+        progress: bool | Callable[[_batch.BatchProgress], object] = False,
         progress_bar: bool = False,
         **options: Any,
-    ) -> list[State]: ...
+    ) -> _batch.Results[State]: ...
 
     @overload
     def run_batch(
         self,
-        batch_arguments: Iterable[_batch.Item],
+        batch_arguments: _batch.Source,
         *,
         generator_style: Literal[False] = False,
         on_error: Literal["return"],
+        output: None = None,
+        if_exists: _batch.IfExists = "error",
         num_threads: int | Literal["auto"] = "auto",
+        progress: bool | Callable[[_batch.BatchProgress], object] = False,
         progress_bar: bool = False,
         **options: Any,
-    ) -> list[State | _batch.Failure]: ...
+    ) -> _batch.Results[State | _batch.Failure]: ...
 
     @overload
     def run_batch(
         self,
-        batch_arguments: Iterable[_batch.Item],
+        batch_arguments: _batch.Source,
+        *,
+        generator_style: Literal[False] = False,
+        on_error: _batch.OnError | None = None,
+        output: str | os.PathLike[str],
+        if_exists: _batch.IfExists = "error",
+        num_threads: int | Literal["auto"] = "auto",
+        progress: bool | Callable[[_batch.BatchProgress], object] = False,
+        progress_bar: bool = False,
+        **options: Any,
+    ) -> _batch.BatchOutput: ...
+
+    @overload
+    def run_batch(
+        self,
+        batch_arguments: _batch.Source,
         *,
         generator_style: Literal[True],
-        on_error: Literal["raise"] = "raise",
+        on_error: Literal["raise"] | None = None,
+        output: None = None,
+        if_exists: _batch.IfExists = "error",
         num_threads: int | Literal["auto"] = "auto",
+        progress: bool | Callable[[_batch.BatchProgress], object] = False,
         progress_bar: bool = False,
         **options: Any,
     ) -> Iterator[State]: ...
@@ -196,62 +221,79 @@ class Program:
     @overload
     def run_batch(
         self,
-        batch_arguments: Iterable[_batch.Item],
+        batch_arguments: _batch.Source,
         *,
         generator_style: Literal[True],
-        on_error: Literal["return"],
+        on_error: _batch.OnError | None = None,
+        output: str | os.PathLike[str] | None = None,
+        if_exists: _batch.IfExists = "error",
         num_threads: int | Literal["auto"] = "auto",
+        progress: bool | Callable[[_batch.BatchProgress], object] = False,
         progress_bar: bool = False,
         **options: Any,
     ) -> Iterator[State | _batch.Failure]: ...
 
     def run_batch(
         self,
-        batch_arguments: Iterable[_batch.Item],
+        batch_arguments: _batch.Source,
         *,
         num_threads: int | Literal["auto"] = "auto",
+        progress: bool | Callable[[_batch.BatchProgress], object] = False,
         progress_bar: bool = False,
         generator_style: bool = False,
-        on_error: _batch.OnError = "raise",
+        on_error: _batch.OnError | None = None,
+        output: str | os.PathLike[str] | None = None,
+        if_exists: _batch.IfExists = "error",
         **options: Any,  # as of run(): backend, timeout of each program, budget of all together, sampling defaults
     ) -> Any:  # as the overloads say
-        """Runs the program for every dict of keywords or tuple of positions; results in the order of the arguments.
+        """Runs the program for every dict of keywords, tuple of positions or row; results are in their order.
 
         Args:
-            batch_arguments: with `generator_style` any iterable, read as it is needed.
+            batch_arguments: a list or any iterable, read as it is needed; a DataFrame or an Arrow table; or the path of
+                a .jsonl, .csv or .parquet file. Columns are matched to parameters by name, others are carried along.
             num_threads: most programs at once. "auto" runs bodies on at most 32 threads, and async bodies on none.
-            progress_bar: show one.
+            progress: True shows a bar with the numbers of the batch; a function gets them as a `BatchProgress`, on the
+                thread that waits for results.
+            progress_bar: SGLang's name of `progress=True`.
             generator_style: give results one by one, in bounded memory; closing the iterator cancels what runs.
             on_error: "return" puts a `Failure` in the place of a program that failed. "raise" starts no more
                 programs after one failed, lets the running ones finish and raises the first error by position; the
                 states of those that succeeded are kept in its `batch_results`, a dict by position. In generator
-                form the error is raised in its place, after the results before it.
+                form the error is raised in its place, after the results before it. None is "return" where there is
+                an output, which has a file for failures, and "raise" where there is none.
+            output: path of a .jsonl or .parquet file, into which results are written as they come; a `BatchOutput` is
+                returned instead of the states, and memory is bounded.
+            if_exists: "resume" keeps the results of an output that is there, and runs the programs that it lacks;
+                "overwrite" begins anew; "error" refuses.
             options: as of `run`, the same for every program. A `budget` is for all of them together, its seconds from
                 the first result that is asked for; programs that it has no room for fail with BudgetError.
 
         Raises:
-            ParameterError: arguments that do not fit, before anything runs.
+            ParameterError: arguments that do not fit, before anything runs; an output that exists.
             JournalError: as `run`.
+            Whatever the iterable raises, when the programs before it have ended.
         """
         recorder = recording()
         if recorder is not None:
-            return self._recorded_batch(recorder, batch_arguments, num_threads, generator_style, on_error, options)
-        for switch, given in (("progress_bar", progress_bar), ("generator_style", generator_style)):
-            checks.switch(switch, given)
-        checked = run_options(options)
-        if checked.stream or checked.verbose:
-            raise ParameterError("run_batch() takes no stream and no verbose; generator_style=True gives early results")
-        job = _batch.Job(
+            taken = {
+                "num_threads": (num_threads, "auto"),
+                "on_error": (on_error or "raise", "raise"),
+                "output": (output, None),
+            }
+            return self._recorded_batch(recorder, batch_arguments, generator_style, taken, options)
+        return _batch.run_batch(
             self._body,
             self._arguments,
             batch_arguments,
+            run_options(options),
             num_threads=num_threads,
+            progress=progress,
+            progress_bar=progress_bar,
+            generator_style=generator_style,
             on_error=on_error,
-            options=checked,
+            output=output,
+            if_exists=if_exists,
         )
-        if generator_style:
-            return job.generate(progress_bar=progress_bar)
-        return job.collect(progress_bar=progress_bar)
 
     def estimate(self, *arguments: Any, **keywords: Any) -> Estimate:
         """Estimates the most that `run` with these arguments may cost, without calling a model.
@@ -307,17 +349,17 @@ class Program:
     def _recorded_batch(
         self,
         recorder: Recording,
-        items: Iterable[_batch.Item],
-        num_threads: object,
+        items: _batch.Source,
         generator_style: bool,
-        on_error: object,
+        taken: Mapping[str, tuple[object, object]],
         options: Mapping[str, Any],
     ) -> list[State] | Iterator[State]:
-        for name, given, usual in (("num_threads", num_threads, "auto"), ("on_error", on_error, "raise")):
+        for name, (given, usual) in taken.items():
             if given != usual:
                 raise recorder.refuse(f"{self.name}.run_batch({name}={given!r}) in a graph", f"{name}={usual!r}")
         calls = _batch.calls_of(self._arguments, items)
-        states = [recorder.run(self._body, call, options) for _, _, call in calls]
+        bound = [call for _, _, call in calls if not isinstance(call, ParameterError)]
+        states = [recorder.run(self._body, call, options) for call in bound]
         return iter(states) if generator_style else states
 
     def _prepare(

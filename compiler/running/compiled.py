@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -129,35 +129,59 @@ class CompiledProgram:
     @overload
     def run_batch(
         self,
-        batch_arguments: Iterable[_batch.Item],
+        batch_arguments: _batch.Source,
         *,
         generator_style: Literal[False] = False,
-        on_error: Literal["raise"] = "raise",
+        on_error: Literal["raise"] | None = None,
+        output: None = None,
+        if_exists: _batch.IfExists = "error",
         num_threads: int | Literal["auto"] = "auto",
+        progress: bool | Callable[[_batch.BatchProgress], object] = False,
         progress_bar: bool = False,
         **options: Any,
-    ) -> list[State]: ...
+    ) -> _batch.Results[State]: ...
 
     @overload
     def run_batch(
         self,
-        batch_arguments: Iterable[_batch.Item],
+        batch_arguments: _batch.Source,
         *,
         generator_style: Literal[False] = False,
         on_error: Literal["return"],
+        output: None = None,
+        if_exists: _batch.IfExists = "error",
         num_threads: int | Literal["auto"] = "auto",
+        progress: bool | Callable[[_batch.BatchProgress], object] = False,
         progress_bar: bool = False,
         **options: Any,
-    ) -> list[State | _batch.Failure]: ...
+    ) -> _batch.Results[State | _batch.Failure]: ...
 
     @overload
     def run_batch(
         self,
-        batch_arguments: Iterable[_batch.Item],
+        batch_arguments: _batch.Source,
+        *,
+        generator_style: Literal[False] = False,
+        on_error: _batch.OnError | None = None,
+        output: str | os.PathLike[str],
+        if_exists: _batch.IfExists = "error",
+        num_threads: int | Literal["auto"] = "auto",
+        progress: bool | Callable[[_batch.BatchProgress], object] = False,
+        progress_bar: bool = False,
+        **options: Any,
+    ) -> _batch.BatchOutput: ...
+
+    @overload
+    def run_batch(
+        self,
+        batch_arguments: _batch.Source,
         *,
         generator_style: Literal[True],
-        on_error: Literal["raise"] = "raise",
+        on_error: Literal["raise"] | None = None,
+        output: None = None,
+        if_exists: _batch.IfExists = "error",
         num_threads: int | Literal["auto"] = "auto",
+        progress: bool | Callable[[_batch.BatchProgress], object] = False,
         progress_bar: bool = False,
         **options: Any,
     ) -> Iterator[State]: ...
@@ -165,23 +189,29 @@ class CompiledProgram:
     @overload
     def run_batch(
         self,
-        batch_arguments: Iterable[_batch.Item],
+        batch_arguments: _batch.Source,
         *,
         generator_style: Literal[True],
-        on_error: Literal["return"],
+        on_error: _batch.OnError | None = None,
+        output: str | os.PathLike[str] | None = None,
+        if_exists: _batch.IfExists = "error",
         num_threads: int | Literal["auto"] = "auto",
+        progress: bool | Callable[[_batch.BatchProgress], object] = False,
         progress_bar: bool = False,
         **options: Any,
     ) -> Iterator[State | _batch.Failure]: ...
 
     def run_batch(
         self,
-        batch_arguments: Iterable[_batch.Item],
+        batch_arguments: _batch.Source,
         *,
         num_threads: int | Literal["auto"] = "auto",
+        progress: bool | Callable[[_batch.BatchProgress], object] = False,
         progress_bar: bool = False,
         generator_style: bool = False,
-        on_error: _batch.OnError = "raise",
+        on_error: _batch.OnError | None = None,
+        output: str | os.PathLike[str] | None = None,
+        if_exists: _batch.IfExists = "error",
         pin_head: bool = True,
         plan_memory: bool = False,
         **options: Any,  # as of run()
@@ -198,20 +228,20 @@ class CompiledProgram:
             CapabilityError: memory is to be planned on a backend that has no pool.
         """
         checked = run_options(options)
-        if checked.stream or checked.verbose:
-            raise ParameterError("run_batch() takes no stream and no verbose; generator_style=True gives early results")
-        job = _batch.Job(
+        return _batch.run_batch(
             self._host,
             self._arguments,
             batch_arguments,
+            checked,
             num_threads=num_threads,
+            progress=progress,
+            progress_bar=progress_bar,
+            generator_style=generator_style,
             on_error=on_error,
-            options=checked,
+            output=output,
+            if_exists=if_exists,
             companion=BatchPlan(self.graph, checked, self._host.defaults, pin_head=pin_head, plan_memory=plan_memory),
         )
-        if generator_style:
-            return job.generate(progress_bar=progress_bar)
-        return job.collect(progress_bar=progress_bar)
 
     def _prepare(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[BoundArguments, RunOptions]:
         outer = recording()

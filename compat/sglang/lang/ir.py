@@ -1,7 +1,7 @@
 """`sglang.lang.ir`: expressions that programs build on, the classes of what they say, and `@sgl.function`."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self, overload
 
@@ -10,7 +10,7 @@ from ....compiler.program import Program
 from ....compiler.running.compiled import CompiledProgram
 from ....compiler.shared_prefix import Cached, common_head
 from ....interpreter import loop
-from ....interpreter.batch import Item
+from ....interpreter.batch import Source
 from ....interpreter.body import Body
 from ....interpreter.program import maker
 from ....interpreter.run import checked, chosen_backend
@@ -122,7 +122,7 @@ class SglFunction(Program):
             state.sync()
         return _shown(state)
 
-    def run_batch(self, batch_kwargs: Iterable[Item], **options: Any) -> Any:  # type: ignore[override]  # SGLang's name
+    def run_batch(self, batch_kwargs: Source, **options: Any) -> Any:  # type: ignore[override]  # SGLang's name
         """Runs a batch as `Program.run_batch` does, with SGLang's name of the arguments."""
         own, waits = self._mapped(options)
         if waits:
@@ -243,7 +243,7 @@ class CompiledFunction:
     def run(self, *arguments: Any, backend: Backend | None = None, **keywords: Any) -> ProgramState:
         return _shown(self.program.run(*arguments, backend=backend or self._backend, **keywords))
 
-    def run_batch(self, batch_kwargs: Iterable[Item], *, backend: Backend | None = None, **options: Any) -> Any:
+    def run_batch(self, batch_kwargs: Source, *, backend: Backend | None = None, **options: Any) -> Any:
         return self.program.run_batch(batch_kwargs, backend=backend or self._backend, **options)
 
     __call__ = run

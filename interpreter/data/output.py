@@ -1,0 +1,270 @@
+"""Writes the results of a batch into a file while it runs, and its failures into another one.
+
+    results.jsonl            {"row": 7, "review": "...", "sentiment": " positive"}      as programs end
+    results.failed.jsonl     {"row": 9, "error": "ValueError", "message": "...", "input": {...}, "variables": {...}}
+    results.parquet          made of results.partial.jsonl when the batch has ended: a Parquet file that is not
+                             finished cannot be read
+
+A line is one `os.write` to a file that was opened for appending, so a process that is killed loses the line that it
+was writing at most, and that one is torn: `if_exists="resume"` takes it off. Lines come in the order in which programs
+end: one slow program holds nothing up, and nothing that has ended waits in memory to be lost. `row` says the input.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ...lang import checks, notebook
+from ...lang.errors import ParameterError, shown
+from ...lang.protocol import Cost
+from .frames import Framed, imported, joined, read_parquet, write_parquet
+
+SUFFIXES = (".jsonl", ".parquet")
+EXISTING = ("error", "resume", "overwrite")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOutput(Framed):
+    """The result of a batch whose results went into a file.
+
+    Attributes:
+        path: of the file.
+        done: programs whose results are in it, those of earlier runs included.
+        resumed: those of earlier runs.
+        failed: programs that failed.
+        failed_path: of the file of failures, or None without one.
+        cost: of this run.
+        seconds: that this run took.
+    """
+
+    path: str
+    done: int
+    resumed: int
+    failed: int
+    failed_path: str | None
+    cost: Cost
+    seconds: float
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yields the rows of the file, in its order."""
+        return read_parquet(self.path) if self.path.endswith(".parquet") else _rows(self.path)
+
+    def failures(self) -> Iterator[dict[str, Any]]:
+        """Yields the lines of the file of failures."""
+        return iter(()) if self.failed_path is None else _rows(self.failed_path)
+
+    def _repr_html_(self) -> str:
+        facts = {name: getattr(self, name) for name in ("path", "done", "resumed", "failed", "failed_path")}
+        usage = self.cost.usage
+        facts["tokens"] = f"{usage.prompt_tokens} in ({usage.cached_tokens} cached), {usage.completion_tokens} out"
+        cells = [(notebook.escaped(name), notebook.escaped(str(value))) for name, value in facts.items()]
+        return notebook.folded(f"batch: {self.done} done, {self.failed} failed", notebook.table(cells), is_open=True)
+
+
+class ResultFile:
+    """The output of one batch. Its methods are called on one thread at a time.
+
+    Args:
+        path: ends in .jsonl or .parquet.
+        if_exists: "error" refuses a file that is there; "resume" keeps its rows and adds the missing ones;
+            "overwrite" begins anew.
+        schema: pyarrow's, of the input; None: not known.
+
+    Attributes:
+        done: rows that the file has → where the line begins.
+
+    Raises:
+        ParameterError: the file exists, is none of a batch, or is written by another run; no such folder.
+        MissingExtraError: Parquet without pyarrow.
+    """
+
+    def __init__(self, path: object, if_exists: object, schema: Any = None) -> None:
+        self.path = checks.path("output", path)
+        existing = checks.one_of("if_exists", if_exists, EXISTING)
+        stem, suffix = os.path.splitext(self.path)
+        if suffix not in SUFFIXES:
+            raise ParameterError(f"output={shown(path)}; write a path that ends in {' or '.join(SUFFIXES)}")
+        self._is_parquet = suffix == ".parquet"
+        if self._is_parquet:
+            imported("pyarrow")
+        self._schema = schema
+        self.failed_path = f"{stem}.failed.jsonl"
+        self._lines_path = f"{stem}.partial.jsonl" if self._is_parquet else self.path
+        self.done: dict[int, int] = {}
+        self.resumed = 0
+        self._failures: int | None = None
+        if existing == "error":
+            self._refuse_existing()
+        self._lines = self._opened(existing)
+        try:
+            if existing == "overwrite":
+                os.ftruncate(self._lines, 0)
+                self._remove(self.path if self._is_parquet else self.failed_path)
+            self._end = self._load()
+            self._remove(self.failed_path)  # failed programs run again
+        except BaseException:
+            os.close(self._lines)
+            raise
+        self.resumed = len(self.done)
+
+    # -------------------------------------------------------------------------------- rows
+
+    def has(self, index: int, inputs: Mapping[str, Any]) -> bool:
+        """Returns whether the row is in the file.
+
+        Raises:
+            ParameterError: it is there with another input.
+        """
+        place = self.done.get(index)
+        if place is None:
+            return False
+        with open(self._lines_path, "rb") as file:
+            file.seek(place)
+            row = json.loads(file.readline())
+        now = json.loads(_encoded(plain(joined(index, inputs, {}))))
+        differing = [name for name in now if name not in row or row[name] != now[name]]
+        if differing:
+            name = differing[0]
+            raise ParameterError(
+                f"{self.path} has row {index} with {name}={shown(row.get(name))}, and the input now has "
+                f"{shown(now[name])}; give the input of that run, or another output="
+            )
+        return True
+
+    def write(self, index: int, inputs: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Appends one result. Raises OSError where the disk is full, say."""
+        if "row" in inputs:
+            raise ParameterError("the input has a column 'row', which output= writes itself; rename it")
+        line = _encoded(plain(joined(index, inputs, values))) + b"\n"
+        _write(self._lines, line)
+        self.done[index] = self._end
+        self._end += len(line)
+
+    def fail(self, index: int, inputs: Mapping[str, Any], error: BaseException, values: Mapping[str, Any]) -> None:
+        """Appends one failure to its file, which is made for the first one."""
+        if self._failures is None:
+            self._failures = os.open(self.failed_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        told = {"row": index, "error": type(error).__name__, "message": str(error)}
+        _write(self._failures, _encoded(plain({**told, "input": dict(inputs), "variables": dict(values)})) + b"\n")
+
+    def finish(self) -> None:
+        """Makes the Parquet file. Called when the batch has come to its end; not after an error."""
+        if self._is_parquet:
+            write_parquet(self.path, lambda: _rows(self._lines_path), self._schema)
+            self._remove(self._lines_path)
+
+    def close(self) -> None:
+        for file in (self._lines, self._failures):
+            if file is not None:
+                with contextlib.suppress(OSError):  # pipes and some file systems cannot be synchronised
+                    os.fsync(file)
+                os.close(file)
+
+    @property
+    def failures_written(self) -> bool:
+        return self._failures is not None
+
+    # -------------------------------------------------------------------------------- how
+
+    def _refuse_existing(self) -> None:
+        for path in dict.fromkeys((self.path, self._lines_path)):
+            if os.path.exists(path):
+                raise ParameterError(
+                    f"{path} exists; write if_exists='resume' to keep its rows and add the missing ones, "
+                    "if_exists='overwrite' to begin anew, or another output="
+                )
+
+    def _opened(self, existing: str) -> int:
+        if self._is_parquet and existing == "resume" and os.path.exists(self.path):
+            self._unpack()
+        try:
+            file = os.open(self._lines_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise ParameterError(f"{self._lines_path} cannot be written: {error.strerror}") from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(file)
+            raise ParameterError(f"{self.path} is written by another run; wait for it, or write elsewhere") from None
+        return file
+
+    def _unpack(self) -> None:
+        """Turns a Parquet file into lines, so that more can be added."""
+        if os.path.exists(self._lines_path):
+            return  # those of a run that did not end
+        temporary = f"{self._lines_path}.tmp"
+        try:
+            with open(temporary, "wb") as file:
+                for row in read_parquet(self.path):
+                    file.write(_encoded(plain(row)) + b"\n")
+        except (OSError, ValueError) as error:  # pyarrow's are ValueErrors
+            raise ParameterError(
+                f"{self.path} is no Parquet file ({error}); write if_exists='overwrite', or another output="
+            ) from None
+        os.replace(temporary, self._lines_path)
+
+    def _load(self) -> int:
+        """Finds the rows that are there, and takes off a torn last line. Returns where the file ends."""
+        place = 0
+        with open(self._lines_path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):  # its process was killed in the middle of it
+                    os.ftruncate(self._lines, place)
+                    break
+                try:
+                    row = json.loads(line)
+                    self.done[row["row"]] = place
+                except (ValueError, TypeError, KeyError):
+                    raise ParameterError(
+                        f"{self._lines_path}, line {number} is no result of a batch; write if_exists='overwrite' to "
+                        "begin anew, or another output="
+                    ) from None
+                place += len(line)
+        return place
+
+    @staticmethod
+    def _remove(path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def _write(file: int, data: bytes) -> None:
+    while data:  # a full disk takes a part, then raises
+        data = data[os.write(file, data) :]
+
+
+def _rows(path: str) -> Iterator[dict[str, Any]]:
+    with open(path, "rb") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def _encoded(value: Any) -> bytes:
+    """Returns JSON in one line. Integers of any size and halves of characters are kept."""
+    try:
+        return msgspec.json.encode(value)
+    except (UnicodeEncodeError, OverflowError, TypeError):
+        return json.dumps(value, ensure_ascii=True, default=shown).encode()
+
+
+def plain(value: Any) -> Any:
+    """Returns a value as JSON has it: objects as dicts, times as text, bytes in base64, what has no such form as it is
+    shown in messages."""
+    return msgspec.to_builtins(value, enc_hook=_other, str_keys=True)
+
+
+def _other(value: Any) -> Any:
+    kind = type(value)
+    if hasattr(kind, "model_dump"):  # of Pydantic
+        return value.model_dump(mode="json")
+    if hasattr(kind, "isoformat"):  # subclasses of times
+        return value.isoformat()
+    if hasattr(kind, "tolist"):  # arrays, and numbers of numpy
+        return value.tolist()
+    return shown(value)

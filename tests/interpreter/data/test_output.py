@@ -1,0 +1,288 @@
+"""Results of batches in files: written as they come, never lost, resumed; and as frames."""
+
+import dataclasses
+import datetime
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pandas
+import polars
+import pyarrow
+import pytest
+import umbel as ul
+from pyarrow import parquet
+
+ITEMS = [{"x": number, "id": f"n{number}"} for number in range(5)]
+
+
+@dataclasses.dataclass
+class Found:
+    age: int
+    names: list[str]
+
+
+@ul.function
+def check(s: ul.State, x: int) -> None:
+    s += f"<{x}>" + ul.gen("y")
+    s["y"]
+    if x == 3:
+        raise ValueError("three")
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return sorted((json.loads(line) for line in path.read_text().splitlines()), key=lambda line: line["row"])
+
+
+def test_results_and_failures_are_written_and_inputs_carried(tmp_path: Path) -> None:
+    done = check.run_batch(iter(ITEMS), backend=ul.Echo(), output=tmp_path / "out.jsonl")
+    expected = [{"row": n, "x": n, "id": f"n{n}", "y": f"<{n}>"} for n in (0, 1, 2, 4)]
+    assert lines(tmp_path / "out.jsonl") == expected
+    (failure,) = done.failures()
+    assert failure["error"] == "ValueError"
+    assert failure["message"] == "three"
+    assert failure["input"] == {"x": 3, "id": "n3"}
+    assert failure["row"] == 3
+    assert (done.done, done.failed, done.resumed, done.cost.usage.calls) == (4, 1, 0, 5)
+    assert done.failed_path == str(tmp_path / "out.failed.jsonl")
+    assert sorted(done.rows(), key=lambda row: row["row"]) == expected
+    assert list(done.to_pandas()["y"]) == ["<0>", "<1>", "<2>", "<4>"]
+    assert "4 done, 1 failed" in done._repr_html_()
+
+
+def test_a_program_and_its_graph_write_the_same(tmp_path: Path) -> None:
+    @ul.function
+    async def later(s: Any, x: int) -> None:
+        s += f"<{x}>" + ul.gen("y")
+
+    @ul.function
+    def now(s: ul.State, x: int) -> None:
+        s += f"<{x}>" + ul.gen("y")
+
+    found = []
+    for number, program in enumerate((later, now, now.compile())):
+        program.run_batch(ITEMS, backend=ul.Echo(), output=tmp_path / f"{number}.jsonl")
+        found.append(lines(tmp_path / f"{number}.jsonl"))
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == 5
+
+
+def test_the_generator_writes_and_gives(tmp_path: Path) -> None:
+    results = list(check.run_batch(ITEMS, backend=ul.Echo(), output=tmp_path / "out.jsonl", generator_style=True))
+    assert [isinstance(result, ul.Failure) for result in results] == [False, False, False, True, False]
+    assert len(lines(tmp_path / "out.jsonl")) == 4
+
+
+def test_an_output_that_exists_is_refused_resumed_or_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    check.run_batch(ITEMS[:2], backend=ul.Echo(), output=path)
+    with pytest.raises(ul.ParameterError, match="exists; write if_exists='resume'"):
+        check.run_batch(ITEMS, backend=ul.Echo(), output=path)
+    path.write_bytes(path.read_bytes() + b'{"row": 2, "x"')  # torn
+    echo = ul.Echo()
+    done = check.run_batch(iter(ITEMS), backend=echo, output=path, if_exists="resume")
+    assert (done.resumed, done.done, done.failed, echo.calls) == (2, 4, 1, 3)
+    assert [line["row"] for line in lines(path)] == [0, 1, 2, 4]
+    done = check.run_batch(ITEMS[:1], backend=echo, output=path, if_exists="overwrite")
+    assert (done.done, done.failed_path) == (1, None)
+    assert not (tmp_path / "out.failed.jsonl").exists()
+
+
+def test_a_file_of_something_else_or_of_other_inputs_is_not_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    check.run_batch(ITEMS[:2], backend=ul.Echo(), output=path)
+    with pytest.raises(ul.ParameterError, match="has row 0 with x=0, and the input now has 9"):
+        check.run_batch([{"x": 9, "id": "n0"}], backend=ul.Echo(), output=path, if_exists="resume")
+    path.write_text('{"a": 1}\n')
+    with pytest.raises(ul.ParameterError, match=r"out.jsonl, line 1 is no result of a batch"):
+        check.run_batch(ITEMS, backend=ul.Echo(), output=path, if_exists="resume")
+    assert path.read_text() == '{"a": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("output", "problem"),
+    [("out.txt", "ends in .jsonl or .parquet"), ("none/out.jsonl", "cannot be written"), (7, "output=7")],
+)
+def test_outputs_that_cannot_be_are_refused(
+    output: Any, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ul.ParameterError, match=problem):
+        check.run_batch(ITEMS, backend=ul.Echo(), output=output)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_what_was_finished_survives_an_iterable_that_raises(suffix: str, tmp_path: Path) -> None:
+    def items() -> Any:
+        yield from ITEMS[:3]
+        raise LookupError("the database is gone")
+
+    path = tmp_path / f"out.{suffix}"
+    with pytest.raises(LookupError):
+        check.run_batch(items(), backend=ul.Echo(), output=path)
+    assert len(lines(tmp_path / ("out.jsonl" if suffix == "jsonl" else "out.partial.jsonl"))) == 3
+    echo = ul.Echo()
+    done = check.run_batch(ITEMS, backend=echo, output=path, if_exists="resume")
+    assert (done.resumed, done.done, echo.calls) == (3, 4, 2)
+    with pytest.raises(LookupError) as raised:
+        check.run_batch(({"x": each["x"]} for each in items()), backend=ul.Echo())
+    assert sorted(raised.value.batch_results) == [0, 1, 2]
+
+
+def test_an_error_that_is_raised_leaves_what_was_finished(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="three"):
+        check.run_batch(ITEMS, backend=ul.Echo(), output=tmp_path / "out.jsonl", on_error="raise", num_threads=1)
+    assert len(lines(tmp_path / "out.jsonl")) == 3
+    assert len(lines(tmp_path / "out.failed.jsonl")) == 1
+
+
+KILLED = """
+import os, signal, umbel as ul
+
+@ul.function
+def check(s, x):
+    s += f"<{x}>" + ul.gen("y") + "and" + ul.gen("z")
+    s["y"]
+    if x == 3 and os.path.exists("kill"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+done = check.run_batch([{"x": n} for n in range(5)], backend=ul.Echo(), output="out.jsonl", journal="run.journal",
+                       num_threads=1, if_exists="resume")
+print(done.resumed, done.cost.usage.calls, done.cost.read.calls)
+"""
+
+
+def test_a_killed_batch_goes_on_with_its_journal(tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(KILLED)
+    (tmp_path / "kill").touch()
+    killed = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert [line["row"] for line in lines(tmp_path / "out.jsonl")] == [0, 1, 2]
+    (tmp_path / "kill").unlink()
+    going_on = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
+    resumed, made, read = map(int, going_on.stdout.split())
+    assert (resumed, made + read) == (3, 4), going_on.stderr
+    assert read >= 1  # its second call may have ended before the process did
+    assert [line["row"] for line in lines(tmp_path / "out.jsonl")] == [0, 1, 2, 3, 4]
+
+
+def test_a_journal_and_an_output_pay_each_call_once(tmp_path: Path) -> None:
+    @ul.function
+    def two(s: ul.State, x: int) -> None:
+        s += f"<{x}>" + ul.gen("y")
+        s["y"]
+        if x == 1 and (tmp_path / "bad").exists():
+            raise ValueError("later")
+        s += "and" + ul.gen("z")
+
+    given: dict[str, Any] = {"output": tmp_path / "out.jsonl", "journal": tmp_path / "run.journal"}
+    (tmp_path / "bad").touch()
+    two.run_batch(ITEMS, backend=ul.Echo(), if_exists="resume", **given)
+    (tmp_path / "bad").unlink()
+    echo = ul.Echo()
+    done = two.run_batch(ITEMS, backend=echo, if_exists="resume", **given)
+    assert (done.resumed, done.done, done.failed, echo.calls) == (4, 5, 0, 1)
+    assert done.cost.read.calls == 1
+
+
+def test_two_runs_do_not_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    first = check.run_batch(ITEMS, backend=ul.Echo(), output=path, generator_style=True)
+    next(first)
+    with pytest.raises(ul.ParameterError, match="written by another run"):
+        check.run_batch(ITEMS, backend=ul.Echo(), output=path, if_exists="resume")
+    assert len(list(first)) == 4
+
+
+def test_a_full_disk_stops_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from umbel.interpreter.data import output
+
+    def full(file: int, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(output, "_write", full)
+    echo = ul.Echo()
+    with pytest.raises(OSError, match="No space left"):
+        check.run_batch([(n,) for n in range(1000)], backend=echo, output=tmp_path / "out.jsonl", num_threads=4)
+    assert echo.calls < 100
+
+
+# -------------------------------------------------------------------------------- types
+
+TYPED = '{"age": 3, "names": ["a", "b"]}'
+
+
+def test_typed_values_are_columns_of_parquet(tmp_path: Path) -> None:
+    @ul.function
+    def read(s: ul.State, text: str) -> None:
+        s += text + ul.gen("found", dtype=Found, max_tokens=99) + ul.gen("n", dtype=int) + ul.select("s", ["a", "b"])
+
+    when = datetime.datetime(2026, 1, 2, 3, 4, tzinfo=datetime.UTC)
+    table = pyarrow.table({"text": ["one", "two"], "when": [when, None], "raw": [b"\xff", b""], "n": [1.5, None]})
+    done = read.run_batch(table, backend=ul.Echo([TYPED, "12"] * 2), output=tmp_path / "out.parquet", num_threads=1)
+    found = parquet.read_table(tmp_path / "out.parquet")
+    assert found.column_names == ["row", "text", "when", "raw", "n", "found", "n_out", "s"]
+    assert [found.schema.field(name).type for name in ("when", "raw", "n")] == [
+        table.schema.field(name).type for name in ("when", "raw", "n")
+    ]
+    assert found.column("found").to_pylist()[0] == {"age": 3, "names": ["a", "b"]}
+    assert found.column("when").to_pylist() == [when, None]
+    assert found.column("raw").to_pylist() == [b"\xff", b""]
+    assert found.schema.field("n_out").type == pyarrow.int64()
+    assert not (tmp_path / "out.partial.jsonl").exists()
+    again = read.run_batch(table, backend=ul.Echo(), output=tmp_path / "out.parquet", if_exists="resume")
+    assert (again.resumed, again.done) == (2, 2)
+    assert parquet.read_table(tmp_path / "out.parquet").equals(found)
+    assert isinstance(done.to_polars(), polars.DataFrame)
+
+
+def test_a_text_that_is_not_the_type_fails_its_row(tmp_path: Path) -> None:
+    @ul.function
+    def read(s: ul.State, text: str) -> None:
+        s += text + ul.gen("found", dtype=Found, max_tokens=2)
+
+    done = read.run_batch([("one",)], backend=ul.Echo([TYPED]), output=tmp_path / "out.jsonl")
+    (failure,) = done.failures()
+    assert failure["error"] == "ResultError"
+
+
+def test_columns_of_mixed_types_become_json(tmp_path: Path) -> None:
+    @ul.function
+    def mixed(s: ul.State, x: Any) -> Any:
+        return x
+
+    values = [1, "one", {"a": 1}, 2**70, float("nan"), "\ud800", None]
+    done = mixed.run_batch([(x,) for x in values], backend=ul.Echo(), output=tmp_path / "out.parquet")
+    found = done.to_arrow().column("ret_value").to_pylist()
+    assert found[:4] == ["1", "one", '{"a": 1}', str(2**70)]
+    assert (done.done, done.failed) == (7, 0)
+
+
+def test_a_list_of_results_becomes_a_frame() -> None:
+    results = check.run_batch([{"x": n} for n in range(4)], backend=ul.Echo(), on_error="return")
+    frame = results.to_pandas()
+    assert list(frame.columns) == ["row", "x", "y", "error"]
+    assert list(frame["error"].dropna()) == ["ValueError: three"]
+    assert results.to_polars().height == 4
+    assert isinstance(frame, pandas.DataFrame)
+
+
+def test_importing_umbel_loads_no_library_of_frames() -> None:
+    code = textwrap.dedent(
+        """
+        import sys, umbel as ul
+        @ul.function
+        def p(s, x): s += x
+        p.run_batch([("a",)], backend=ul.Echo())
+        print([m for m in ("pandas", "polars", "pyarrow", "numpy") if m in sys.modules])
+        """
+    )
+    environment = {**os.environ}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == "[]\n"
