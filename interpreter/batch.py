@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 from ..lang import checks
 from ..lang.errors import CancelledError, ParameterError, ResultError, shown
@@ -31,6 +31,9 @@ from .data.output import EXISTING, BatchOutput, ResultFile, plain
 from .data.progress import Bar, BatchProgress, Tally
 from .data.rows import Row, RowCalls, table_of
 from .run import Run
+
+if TYPE_CHECKING:
+    from .view.batch_file import BatchFile
 
 Item = Mapping[str, Any] | tuple[Any, ...] | list[Any]  # arguments of one program: its own values
 Source = Iterable[Item] | str | os.PathLike[str] | Any  # Any: a frame or a table, of a library that is not imported
@@ -175,6 +178,7 @@ class Job:
         output: path that results are written to; None: nowhere.
         if_exists: what becomes of an output that is there.
         progress: True shows a bar; a function gets the numbers.
+        view: path of a file that a page follows; None: none.
 
     Raises:
         ParameterError: a wrong option, or arguments that do not fit. Those of an iterator are checked as they come.
@@ -193,6 +197,7 @@ class Job:
         output: str | os.PathLike[str] | None = None,
         if_exists: IfExists = "error",
         progress: bool | Callable[[BatchProgress], object] = False,
+        view: str | os.PathLike[str] | None = None,
     ) -> None:
         if on_error is not None:
             checks.one_of("on_error", on_error, ("raise", "return"))
@@ -216,7 +221,9 @@ class Job:
         checks.one_of("if_exists", if_exists, EXISTING)
         self._output_options = (output, if_exists, None if table is None else table.schema)
         self._output: ResultFile | None = None
-        self._writer: ThreadPoolExecutor | None = None  # one thread, for the output
+        self._view_path = view
+        self._view: BatchFile | None = None  # loaded by batches that have one
+        self._writer: ThreadPoolExecutor | None = None  # one thread, for output and view
         self._turned_away: Call | None = None  # by the companion, until there is room
         self._companion = companion
         self._allowance: Allowance | None = None  # one for all
@@ -234,8 +241,8 @@ class Job:
         self._given: Row = {}  # input of the result that was given out last
         self._outcome: BatchOutput | None = None
 
-    def _take(self, arguments: Arguments, items: Source, *, carries: bool) -> None:
-        """Takes an iterable of dicts and tuples; of a list all, which is checked before anything runs."""
+    def _take(self, arguments: Arguments, items: Any, *, carries: bool) -> None:
+        """Takes `items`, if they are an iterable of dicts and tuples; of a list all, checked before anything runs."""
         if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
             raise ParameterError(
                 f"run_batch(batch_arguments) takes a list of dicts or tuples, got {type(items).__name__} "
@@ -319,12 +326,18 @@ class Job:
 
     def _open_output(self, stack: ExitStack) -> None:
         output, existing, schema = self._output_options
-        if output is None:
-            return
-        self._output = ResultFile(output, existing, schema)
-        stack.callback(self._output.close)
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="umbel-output")
-        stack.callback(self._writer.shutdown, wait=True)
+        if output is not None:
+            self._output = ResultFile(output, existing, schema)
+            stack.callback(self._output.close)
+        if self._view_path is not None:
+            from .view.batch_file import BatchFile
+
+            backend = self._options.backend.capabilities.name
+            view = self._view = BatchFile(self._view_path, self._host.name, backend, self.total)
+            stack.callback(lambda: view.close(self._tally.resumed))
+        if self._output is not None or self._view is not None:
+            self._writer = ThreadPoolExecutor(1, thread_name_prefix="umbel-output")
+            stack.callback(self._writer.shutdown, wait=True)
 
     def _finish_output(self) -> None:
         output = self._output
@@ -422,6 +435,8 @@ class Job:
         member = self._window[index] = Member(index, item, inputs_of(item, error), run, state, error)
         with self._news:
             self._running += 1
+        if self._view is not None:
+            self._view.note_begin(index, member.inputs)
         self._note_end(member)
 
     def _start(self, index: int, item: Item, call: inspect.BoundArguments, pool: ThreadPoolExecutor) -> None:
@@ -430,6 +445,8 @@ class Job:
         with self._news:
             self._bodies += 1
             self._running += 1
+        if self._view is not None:
+            self._view.note_begin(index, member.inputs)
 
         def body_ended(error: BaseException | None) -> None:
             with self._news:
@@ -456,11 +473,11 @@ class Job:
             self._writer.submit(self._write, member)
 
     def _write(self, member: Member) -> None:
-        output = self._output
-        assert output is not None, "there is a writer for it"
         try:
-            if self._unwritten is None:
-                self._write_to(output, member)
+            if self._unwritten is None and self._output is not None:
+                self._write_to(self._output, member)
+            if self._view is not None:
+                self._view.note_end(member.index, member.run, member.state._sink.described(), member.error)
         except BaseException as error:
             self._unwritten = error
         self._close(member)
@@ -601,6 +618,7 @@ def run_batch(
     on_error: OnError | None,
     output: str | os.PathLike[str] | None,
     if_exists: IfExists,
+    view: str | os.PathLike[str] | None,
     companion: Companion | None = None,
 ) -> Any:  # as the overloads of the callers say
     """Checks the options of `Program.run_batch`, which documents them, and runs the batch."""
@@ -619,5 +637,6 @@ def run_batch(
         output=output,
         if_exists=if_exists,
         progress=progress or progress_bar,
+        view=view,
     )
     return job.generate() if generator_style else job.collect()

@@ -34,7 +34,7 @@ COMMANDS = {
     "eval": "measure weight formats of a model on a text",
     "keys": "make the keys of a runtime that listens on a TCP port, and of its clients",
     "compile": "print, draw or keep the graph of a program",
-    "view": "open the page of a run that state.save() wrote",
+    "view": "open the page of a run, or of a batch while it runs",
     "lint": "say what keeps prompts from sharing their beginnings, and what to write instead",
     "replay": "run a program against the journal of an earlier run, and say which prompts have changed",
     "fsm": "print or draw the automaton of a regular expression or a JSON schema",

@@ -13,9 +13,9 @@ Users get a subclass, `compiler.program.Program`, which can also be traced and c
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, cast, overload
 
 from ..lang import checks, notebook
 from ..lang.errors import BudgetError, ParameterError, shown
@@ -24,6 +24,8 @@ from ..lang.state import AsyncState, BaseState, State
 from . import batch as _batch
 from .body import Arguments, Body, RunOptions, journaled, journaled_async, opened, run_options, sampling_defaults
 from .budget import allowance_of
+from .data.output import BatchOutput
+from .data.progress import BatchProgress
 from .estimate import Estimate, StandIn
 from .run import Recording, default_backend, recording, speculation_of
 
@@ -167,8 +169,9 @@ class Program:
         on_error: Literal["raise"] | None = None,
         output: None = None,
         if_exists: _batch.IfExists = "error",
+        view: str | os.PathLike[str] | None = None,
         num_threads: int | Literal["auto"] = "auto",
-        progress: bool | Callable[[_batch.BatchProgress], object] = False,
+        progress: bool | Callable[[BatchProgress], object] = False,
         progress_bar: bool = False,
         **options: Any,
     ) -> _batch.Results[State]: ...
@@ -182,8 +185,9 @@ class Program:
         on_error: Literal["return"],
         output: None = None,
         if_exists: _batch.IfExists = "error",
+        view: str | os.PathLike[str] | None = None,
         num_threads: int | Literal["auto"] = "auto",
-        progress: bool | Callable[[_batch.BatchProgress], object] = False,
+        progress: bool | Callable[[BatchProgress], object] = False,
         progress_bar: bool = False,
         **options: Any,
     ) -> _batch.Results[State | _batch.Failure]: ...
@@ -197,11 +201,12 @@ class Program:
         on_error: _batch.OnError | None = None,
         output: str | os.PathLike[str],
         if_exists: _batch.IfExists = "error",
+        view: str | os.PathLike[str] | None = None,
         num_threads: int | Literal["auto"] = "auto",
-        progress: bool | Callable[[_batch.BatchProgress], object] = False,
+        progress: bool | Callable[[BatchProgress], object] = False,
         progress_bar: bool = False,
         **options: Any,
-    ) -> _batch.BatchOutput: ...
+    ) -> BatchOutput: ...
 
     @overload
     def run_batch(
@@ -212,8 +217,9 @@ class Program:
         on_error: Literal["raise"] | None = None,
         output: None = None,
         if_exists: _batch.IfExists = "error",
+        view: str | os.PathLike[str] | None = None,
         num_threads: int | Literal["auto"] = "auto",
-        progress: bool | Callable[[_batch.BatchProgress], object] = False,
+        progress: bool | Callable[[BatchProgress], object] = False,
         progress_bar: bool = False,
         **options: Any,
     ) -> Iterator[State]: ...
@@ -227,8 +233,9 @@ class Program:
         on_error: _batch.OnError | None = None,
         output: str | os.PathLike[str] | None = None,
         if_exists: _batch.IfExists = "error",
+        view: str | os.PathLike[str] | None = None,
         num_threads: int | Literal["auto"] = "auto",
-        progress: bool | Callable[[_batch.BatchProgress], object] = False,
+        progress: bool | Callable[[BatchProgress], object] = False,
         progress_bar: bool = False,
         **options: Any,
     ) -> Iterator[State | _batch.Failure]: ...
@@ -238,12 +245,13 @@ class Program:
         batch_arguments: _batch.Source,
         *,
         num_threads: int | Literal["auto"] = "auto",
-        progress: bool | Callable[[_batch.BatchProgress], object] = False,
+        progress: bool | Callable[[BatchProgress], object] = False,
         progress_bar: bool = False,
         generator_style: bool = False,
         on_error: _batch.OnError | None = None,
         output: str | os.PathLike[str] | None = None,
         if_exists: _batch.IfExists = "error",
+        view: str | os.PathLike[str] | None = None,
         **options: Any,  # as of run(): backend, timeout of each program, budget of all together, sampling defaults
     ) -> Any:  # as the overloads say
         """Runs the program for every dict of keywords, tuple of positions or row; results are in their order.
@@ -265,6 +273,8 @@ class Program:
                 returned instead of the states, and memory is bounded.
             if_exists: "resume" keeps the results of an output that is there, and runs the programs that it lacks;
                 "overwrite" begins anew; "error" refuses.
+            view: path of a file for `umbel view --live FILE`, which shows the batch while it runs, and its programs'
+                streams as `state.show()` does.
             options: as of `run`, the same for every program. A `budget` is for all of them together, its seconds from
                 the first result that is asked for; programs that it has no room for fail with BudgetError.
 
@@ -280,7 +290,9 @@ class Program:
                 "on_error": (on_error or "raise", "raise"),
                 "output": (output, None),
             }
-            return self._recorded_batch(recorder, batch_arguments, generator_style, taken, options)
+            return self._recorded_batch(
+                recorder, cast(Iterable[_batch.Item], batch_arguments), generator_style, taken, options
+            )
         return _batch.run_batch(
             self._body,
             self._arguments,
@@ -293,6 +305,7 @@ class Program:
             on_error=on_error,
             output=output,
             if_exists=if_exists,
+            view=view,
         )
 
     def estimate(self, *arguments: Any, **keywords: Any) -> Estimate:
@@ -349,7 +362,7 @@ class Program:
     def _recorded_batch(
         self,
         recorder: Recording,
-        items: _batch.Source,
+        items: Iterable[_batch.Item],
         generator_style: bool,
         taken: Mapping[str, tuple[object, object]],
         options: Mapping[str, Any],

@@ -147,6 +147,7 @@ SMALL_FILES = {
     "compat/sglang/global_config.py": "SGLang has a module of this name",
     "fsm/schema/satisfiability.py": "a test of its own for emptiness, which the normalizer and it call in turn",
     "fsm/tokens/jump.py": "the rule of jump-forward, next to the matching that asks for it",
+    "interpreter/view/live.py": "a server of HTTP, which pages that are written to a file do not load",
     "server/history.py": "a cache with its own bounds, tested by itself; a front has one",
     "server/ray/application.py": "imports Ray, which the options of the command must not need",
     "server/ray/router.py": "the class that Ray loads by its path on every node",

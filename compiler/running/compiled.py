@@ -23,6 +23,8 @@ from ...interpreter import batch as _batch
 from ...interpreter import body, loop
 from ...interpreter.body import Arguments, RunOptions, run_options
 from ...interpreter.budget import Allowance, allowance_of
+from ...interpreter.data.output import BatchOutput
+from ...interpreter.data.progress import BatchProgress
 from ...interpreter.run import Run, SpeculationSetting, ending, recording, speculation_of_run
 from ...interpreter.speculation.planner import Planner
 from ...interpreter.stream import Stream
@@ -135,8 +137,9 @@ class CompiledProgram:
         on_error: Literal["raise"] | None = None,
         output: None = None,
         if_exists: _batch.IfExists = "error",
+        view: str | os.PathLike[str] | None = None,
         num_threads: int | Literal["auto"] = "auto",
-        progress: bool | Callable[[_batch.BatchProgress], object] = False,
+        progress: bool | Callable[[BatchProgress], object] = False,
         progress_bar: bool = False,
         **options: Any,
     ) -> _batch.Results[State]: ...
@@ -150,8 +153,9 @@ class CompiledProgram:
         on_error: Literal["return"],
         output: None = None,
         if_exists: _batch.IfExists = "error",
+        view: str | os.PathLike[str] | None = None,
         num_threads: int | Literal["auto"] = "auto",
-        progress: bool | Callable[[_batch.BatchProgress], object] = False,
+        progress: bool | Callable[[BatchProgress], object] = False,
         progress_bar: bool = False,
         **options: Any,
     ) -> _batch.Results[State | _batch.Failure]: ...
@@ -165,11 +169,12 @@ class CompiledProgram:
         on_error: _batch.OnError | None = None,
         output: str | os.PathLike[str],
         if_exists: _batch.IfExists = "error",
+        view: str | os.PathLike[str] | None = None,
         num_threads: int | Literal["auto"] = "auto",
-        progress: bool | Callable[[_batch.BatchProgress], object] = False,
+        progress: bool | Callable[[BatchProgress], object] = False,
         progress_bar: bool = False,
         **options: Any,
-    ) -> _batch.BatchOutput: ...
+    ) -> BatchOutput: ...
 
     @overload
     def run_batch(
@@ -180,8 +185,9 @@ class CompiledProgram:
         on_error: Literal["raise"] | None = None,
         output: None = None,
         if_exists: _batch.IfExists = "error",
+        view: str | os.PathLike[str] | None = None,
         num_threads: int | Literal["auto"] = "auto",
-        progress: bool | Callable[[_batch.BatchProgress], object] = False,
+        progress: bool | Callable[[BatchProgress], object] = False,
         progress_bar: bool = False,
         **options: Any,
     ) -> Iterator[State]: ...
@@ -195,8 +201,9 @@ class CompiledProgram:
         on_error: _batch.OnError | None = None,
         output: str | os.PathLike[str] | None = None,
         if_exists: _batch.IfExists = "error",
+        view: str | os.PathLike[str] | None = None,
         num_threads: int | Literal["auto"] = "auto",
-        progress: bool | Callable[[_batch.BatchProgress], object] = False,
+        progress: bool | Callable[[BatchProgress], object] = False,
         progress_bar: bool = False,
         **options: Any,
     ) -> Iterator[State | _batch.Failure]: ...
@@ -206,12 +213,13 @@ class CompiledProgram:
         batch_arguments: _batch.Source,
         *,
         num_threads: int | Literal["auto"] = "auto",
-        progress: bool | Callable[[_batch.BatchProgress], object] = False,
+        progress: bool | Callable[[BatchProgress], object] = False,
         progress_bar: bool = False,
         generator_style: bool = False,
         on_error: _batch.OnError | None = None,
         output: str | os.PathLike[str] | None = None,
         if_exists: _batch.IfExists = "error",
+        view: str | os.PathLike[str] | None = None,
         pin_head: bool = True,
         plan_memory: bool = False,
         **options: Any,  # as of run()
@@ -240,6 +248,7 @@ class CompiledProgram:
             on_error=on_error,
             output=output,
             if_exists=if_exists,
+            view=view,
             companion=BatchPlan(self.graph, checked, self._host.defaults, pin_head=pin_head, plan_memory=plan_memory),
         )
 

@@ -103,7 +103,9 @@ def _file(path: str) -> Table:
     if suffix == ".parquet":
         return _parquet(path)
     read = _csv_rows if suffix == ".csv" else _json_rows
-    total, columns, rows = None, (), read(path)
+    total: int | None = None
+    columns: tuple[str, ...] = ()
+    rows = read(path)
     if regular:  # it can be read again
         total = 0
         for row in read(path):
@@ -167,7 +169,7 @@ def _csv_rows(path: str) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST_FIELD)
     with _reading(path, "CSV", lambda: 0 if reader is None else reader.line_num), _text_of(path) as file:
         reader = csv.reader(file, strict=True)
-        head = next(reader, [])
+        head: list[str] = next(reader, [])
         _check_names(path, head)
         for fields in reader:
             if not fields:

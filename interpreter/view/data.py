@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..run import Run
 
 VERSION = 1
+BATCH_VERSION = 1  # of the view of a batch: `batch_file.py`
 
 # Origin of a text → what it means; the legend of the page.
 ORIGINS = {
@@ -63,6 +64,14 @@ async def lines_of(run: "Run") -> list[Line]:
     record = run.record
     assert record is not None, "the caller checks that the run is recorded"
     return _lines(run, record, tuple(record.operations), await _places(run))
+
+
+def lines_so_far(run: "Run") -> list[Line]:
+    """Returns the lines of a run so far, without the places at which cached parts end. Waits for nothing and asks
+    nothing. Called on any thread."""
+    record = run.record
+    assert record is not None, "the caller checks that the run is recorded"
+    return _lines(run, record, tuple(record.operations), {})
 
 
 def lines_of_stream(run: "Run", stream: int) -> list[Line]:
@@ -111,7 +120,7 @@ async def _places(run: "Run") -> dict[Asked, int]:
 
 def _head(run: "Run", record: Record) -> Line:
     capabilities = run.backend.capabilities
-    arguments = {name: _short(shown(value)) for name, value in run.log.arguments.items()}
+    arguments = {name: shortened_words(shown(value)) for name, value in run.log.arguments.items()}
     return {
         "umbel_run": VERSION,
         "program": record.program,
@@ -124,7 +133,7 @@ def _head(run: "Run", record: Record) -> Line:
 
 def _end(run: "Run", record: Record) -> Line:
     ended = max((operation.ended for operation in record.operations), default=record.began)
-    line: Line = {"end": _seconds(ended - record.began), "usage": _usage(run.ledger.cost.usage)}
+    line: Line = {"end": _seconds(ended - record.began), "usage": usage_line(run.ledger.cost.usage)}
     if record.start_seconds is not None:
         line["backend_start"] = _seconds(record.start_seconds)
     if record.left_out:
@@ -218,7 +227,7 @@ class _Writer:
             if asked.times.first_token is not None:
                 line["first_token"] = _seconds(asked.times.first_token)
         if asked.usage is not None:
-            line |= _usage(asked.usage)
+            line |= usage_line(asked.usage)
         if asked in self._places:
             line["cached_until"] = self._places[asked]
         if asked.sequences > 1:
@@ -226,7 +235,7 @@ class _Writer:
         if asked.placed is not None:
             line["placed"] = described(asked.placed)
         if asked.parts is not None:
-            line["sent_text"] = _short(of_call(asked).text, MOST_SENT)
+            line["sent_text"] = shortened_words(of_call(asked).text, MOST_SENT)
         return line
 
     # -------------------------------------------------------------------------------- text
@@ -368,7 +377,8 @@ def _facts(facts: object) -> Line:
     return {"facts": told} if told else {}
 
 
-def _usage(usage: Usage) -> Line:
+def usage_line(usage: Usage) -> Line:
+    """Returns the tokens of calls, as lines have them."""
     line: Line = {
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,
@@ -390,5 +400,6 @@ def _finite(number: float) -> float | None:
     return round(number, 6) if math.isfinite(number) else None
 
 
-def _short(text: str, most: int = MOST_SHOWN) -> str:
+def shortened_words(text: str, most: int = MOST_SHOWN) -> str:
+    """Returns the beginning of a long text."""
     return text if len(text) <= most else text[: most - 1] + "…"

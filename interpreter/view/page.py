@@ -1,7 +1,8 @@
-"""The page of a run: one HTML file with its data, its style and its code. It loads nothing.
+"""The page of a run or of a batch: one HTML file with its data, its style and its code. It loads nothing.
 
     run ─► data.py: lines ─► RunRecord ─► save(): a file of lines ─► umbel view
                                       └─► show(): page.html with the lines in it
+    batch ─► batch_file.py: a file that grows ─► umbel view, and live.py, which serves the page while it grows
 
 Text of models is in the data alone. There `<` is written as \\u003c, so no text ends the element that holds it; the
 page puts it on screen as text, never as HTML.
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...lang.errors import ParameterError, shown
-from .data import ORIGINS, VERSION, Line, written
+from .data import BATCH_VERSION, ORIGINS, VERSION, Line, written
 
 _DATA = "<!-- the data of the run -->"
 MOST_BYTES = 1 << 30  # of a saved run
@@ -28,7 +29,7 @@ _FRAME = "width:100%;height:720px;border:1px solid rgba(138,143,153,.5);border-r
 
 
 class RunRecord:
-    """The record of a run up to a moment: what `state.record()` returns, and `umbel view` opens.
+    """The record of a run so far, or the view of a batch: what `state.record()` returns, and `umbel view` opens.
 
         record = state.record()
         record.save("before.jsonl")
@@ -49,7 +50,7 @@ class RunRecord:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "RunRecord":
-        """Reads a file that `save` wrote.
+        """Reads a file that `save` wrote, or the `view=` of a batch, which may be running.
 
         Raises:
             ParameterError: no such file, or one of something else.
@@ -61,11 +62,17 @@ class RunRecord:
             text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ParameterError(f"{shown(str(file))} cannot be read as the record of a run: {error}") from None
+        if text.startswith('{"umbel_batch":'):
+            text = text[: text.rfind("\n") + 1]  # the last line may be half written
         try:
             lines = [json.loads(line) for line in text.splitlines() if line]
         except (ValueError, RecursionError):
             lines = []
-        if not lines or not all(isinstance(line, dict) for line in lines) or lines[0].get("umbel_run") != VERSION:
+        known = bool(lines) and all(isinstance(line, dict) for line in lines)
+        if not known or (lines[0].get("umbel_run"), lines[0].get("umbel_batch")) not in (
+            (VERSION, None),
+            (None, BATCH_VERSION),
+        ):
             raise ParameterError(f"{shown(str(file))} holds no record of a run; write one with state.save(path)")
         return cls(written(lines))
 
@@ -140,11 +147,20 @@ def _path(name: str, path: object) -> Path:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs `umbel view`."""
-    parser = argparse.ArgumentParser(prog="umbel view", description="Opens the page of a run that state.save() wrote.")
-    parser.add_argument("run", metavar="RUN", help="the file of a run")
+    parser = argparse.ArgumentParser(prog="umbel view", description="Opens the page of a run or of a batch.")
+    parser.add_argument("run", metavar="RUN", help="the file that state.save(FILE) or run_batch(..., view=FILE) wrote")
     parser.add_argument("--against", metavar="RUN", help="compare it with another run, text by text")
     parser.add_argument("--output", metavar="FILE", help="write the page there instead of opening it")
+    parser.add_argument("--live", action="store_true", help="follow the file of a batch, run_batch(..., view=FILE)")
+    parser.add_argument("--port", type=int, default=0, help="of the live page; default: any that is free")
+    parser.add_argument("--no-open", action="store_true", help="print the address of the live page, open no browser")
     options = parser.parse_args(list(arguments))
+    if options.live:
+        if options.against is not None or options.output is not None:
+            raise ParameterError("--live serves a page; leave --against and --output out")
+        from .live import follow  # which imports this module
+
+        return follow(options.run, options.port, opens=not options.no_open)
     against = None if options.against is None else RunRecord.load(options.against)
     print(RunRecord.load(options.run).show(options.output, against=against))
     return 0

@@ -1,0 +1,212 @@
+"""The view of a batch: a file that grows, its page, and the server that a browser follows it with."""
+
+import http.client
+import json
+import re
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import umbel as ul
+from umbel.interpreter.cli import main
+from umbel.interpreter.view import live
+from umbel.interpreter.view.batch_file import BatchFile
+from umbel.interpreter.view.live import LiveServer
+from umbel.interpreter.view.page import RunRecord
+
+from .chromium import FOUND, needs_chromium, run_in_page
+
+
+@ul.function
+def check(s: ul.State, text: str) -> None:
+    s += f"Text: {text}" + ul.gen("answer", max_tokens=8)
+    if text == "bad":
+        s["answer"]
+        raise ValueError("asked to")
+
+
+def batch(path: Path, texts: list[str]) -> list[dict[str, Any]]:
+    check.run_batch([{"text": text} for text in texts], backend=ul.Echo(), view=path, on_error="return")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_line_for_each_beginning_record_and_end(tmp_path: Path) -> None:
+    lines = batch(tmp_path / "batch.jsonl", ["good", "bad"])
+    assert (lines[0]["umbel_batch"], lines[0]["program"], lines[0]["total"]) == (1, "check", 2)
+    begun = {line["row"]: line["input"] for line in lines if "from" in line}
+    ended = {line["row"]: line for line in lines if "to" in line}
+    records = {line["of"]: line["run"] for line in lines if "of" in line}
+    assert begun == {0: "text='good'", 1: "text='bad'"}
+    assert ended[1]["error"] == "ValueError: asked to"
+    assert "error" not in ended[0]
+    assert ended[0]["prompt_tokens"] > 0
+    assert ended[0]["values"] == {"answer": "'Text: good'"}
+    assert records[0][0]["umbel_run"] == 1
+    assert any(line.get("kind") == "gen" for line in records[0])
+    assert "ended" in lines[-1]
+
+
+def test_it_is_begun_anew_and_no_other_file_is_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "batch.jsonl"
+    batch(path, ["a", "b"])
+    assert len(batch(path, ["c"])) == 5
+    path.write_text('{"row": 1}\n')
+    with pytest.raises(ul.ParameterError, match="file of something else"):
+        batch(path, ["c"])
+    assert path.read_text() == '{"row": 1}\n'
+    with pytest.raises(ul.ParameterError, match="cannot be written"):
+        batch(tmp_path / "none" / "batch.jsonl", ["c"])
+
+
+def test_a_compiled_program_has_a_view_and_rows_of_a_run_without_a_record(tmp_path: Path) -> None:
+    path = tmp_path / "batch.jsonl"
+
+    @ul.function
+    def plain(s: ul.State, text: str) -> None:
+        s += text + ul.gen("answer", max_tokens=8)
+
+    plain.compile().run_batch([("a",)], backend=ul.Echo(), view=path)
+    assert '"of":0' in path.read_text()
+    plain.run_batch([("a",)], backend=ul.Echo(), view=path, record=False)
+    assert '"of":0' not in path.read_text()
+    assert '"to":' in path.read_text()
+
+
+def test_a_half_written_line_does_not_keep_the_page_from_opening(tmp_path: Path) -> None:
+    path = tmp_path / "batch.jsonl"
+    batch(path, ["a"])
+    whole = RunRecord.load(path).lines
+    path.write_bytes(path.read_bytes() + b'{"row":9,"fr')
+    assert RunRecord.load(path).lines == whole
+    assert main(["view", str(path), "--output", str(tmp_path / "page.html")]) == 0
+
+
+# -------------------------------------------------------------------------------- the server
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[LiveServer]:
+    with LiveServer(tmp_path / "batch.jsonl") as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def get(server: LiveServer, path: str, host: str | None = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(server.host)
+    connection.request("GET", path, headers={"Host": host or server.host})
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def test_lines_are_served_from_a_byte_on_as_far_as_they_are_complete(served: LiveServer) -> None:
+    root = f"/{served.token}/"
+    assert get(served, f"{root}0") == (200, b"")  # the batch has not begun
+    served.path.write_bytes(b'{"a": 1}\n{"b": 2}\n{"c"')
+    assert get(served, f"{root}0") == (200, b'{"a": 1}\n{"b": 2}\n')
+    assert get(served, f"{root}9") == (200, b'{"b": 2}\n')
+    assert get(served, f"{root}18") == (200, b"")
+    status, page = get(served, root)
+    assert status == 200
+    assert b"connect-src 'self'" in page
+
+
+def test_neither_another_token_nor_another_host_is_answered(served: LiveServer) -> None:
+    served.path.write_bytes(b'{"secret": 1}\n')
+    assert get(served, "/0")[0] == 404
+    assert get(served, f"/{'x' * 22}/0")[0] == 404
+    assert get(served, f"/{served.token}/0", host="evil.example")[0] == 404
+    assert get(served, f"/{served.token}/../batch.jsonl")[0] == 404
+
+
+def test_the_command_refuses_what_live_does_not_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["view", "--live", str(tmp_path / "a.jsonl"), "--output", "page.html"]) == 1
+    assert "--live serves a page" in capsys.readouterr().err
+    assert main(["view", "--live", str(tmp_path / "none" / "a.jsonl")]) == 1
+    assert "there is no folder" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------------- in a browser
+
+MOST_WORK = 3000  # ms of the main thread
+
+
+@needs_chromium
+@pytest.mark.processes
+def test_programs_are_listed_filtered_and_opened(tmp_path: Path) -> None:
+    path = tmp_path / "batch.jsonl"
+    batch(path, ["one", "bad", "three"])
+    script = """
+        const found = {facts: $("facts").textContent, first: batch.chosen.row};
+        const states = [...$("row-states").children];
+        found.states = states.map((each) => each.textContent);
+        states[3].click(); found.done = [...$("list-space").children].map((each) => each.dataset.row);
+        $("row-search").value = "THREE"; $("row-search").dispatchEvent(new Event("input")); await pause();
+        found.found = $("row-found").textContent;
+        $("list-space").firstChild.click();
+        found.text = $("text").textContent; found.hidden = document.querySelector(".of-run").hidden;
+        found.rows = rows.length;
+        take('{"row":7,"from":1,"input":"<b>x</b>"}\\n'); openRow(batch.byNumber.get(7));
+        found.note = $("row-note").textContent; found.closed = document.querySelector(".of-run").hidden;
+        return found;"""
+    found = run_in_page(RunRecord.load(path).page(), script, tmp_path)
+    assert "3 of 3 programs · 1 failed" in found["facts"]
+    assert found["first"] == 1
+    assert found["states"] == ["all 3", "running 0", "failed 1", "done 2"]
+    assert found["done"] == ["0", "2"]
+    assert found["found"] == "1 program found"
+    assert (found["text"], found["hidden"], found["rows"]) == ("Text: threeText: three", False, 1)
+    assert (found["closed"], "is running" in found["note"]) == (True, True)
+
+
+@needs_chromium
+@pytest.mark.processes
+def test_the_page_follows_a_file_that_grows(
+    served: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch(served.path, ["one", "bad", "three"])
+    monkeypatch.setattr(live, "MOST_SENT", 100)  # so the page asks often, and gets a line or two at a time
+    command = [FOUND, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", served.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+    facts = re.search(r'<span id="facts"[^>]*>(.*?)</span>', done.stdout)
+    assert facts is not None, done.stderr[-2000:]
+    assert "3 of 3 programs · 1 failed" in facts[1]
+    assert "running" not in facts[1]
+    assert done.stdout.count('data-row="') == 3
+
+
+@needs_chromium
+@pytest.mark.processes
+def test_ten_thousand_programs_stay_usable(tmp_path: Path) -> None:
+    path = tmp_path / "batch.jsonl"
+    state = check.run(text="one", backend=ul.Echo())
+    record = json.dumps(state.record().lines)
+    file = BatchFile(path, "check", "none", 10_000, clock=lambda: 0.0)
+    for row in range(10_000):
+        file.note_begin(row, {"text": f"number {row}"})
+        file._write({"of": row, "run": json.loads(record)})
+        file._write({"row": row, "to": 1.0, "prompt_tokens": 9, "cached_tokens": 3, "completion_tokens": 1})
+    file.close(0)
+    script = """
+        const found = {drawn: Number(document.documentElement.dataset.drawn), rows: batch.shown.length};
+        let began = performance.now();
+        $("row-search").value = "number 9999"; filterRows(); found.search = performance.now() - began;
+        began = performance.now();
+        $("list-space").firstChild.click(); found.open = performance.now() - began;
+        found.text = $("text").textContent;
+        $("row-search").value = ""; filterRows(); $("list").scrollTop = 100000;
+        began = performance.now(); drawRows(); found.scroll = performance.now() - began;
+        found.elements = document.querySelectorAll("*").length;
+        return found;"""
+    found = run_in_page(RunRecord.load(path).page(), script, tmp_path)
+    print({name: value for name, value in found.items() if name in ("drawn", "search", "open", "scroll")})
+    assert (found["rows"], found["text"]) == (10_000, "Text: oneText: one")
+    assert found["elements"] < 1_000
+    assert max(found["drawn"], found["search"], found["open"], found["scroll"]) < MOST_WORK
