@@ -20,6 +20,7 @@ from typing import Annotated, Literal, Protocol, assert_never, get_args, runtime
 
 import msgspec
 
+from . import notebook
 from .caching import CACHE_MINIMUM, CACHE_SECONDS, Begun, CacheObject, Caching, CachingUsage
 from .chat_template import ChatTemplate
 from .errors import WIRE_ERRORS, BackendError, ParameterError, UmbelError, shown
@@ -933,6 +934,15 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
             self.read + other.read,
             _sum(self.dollars_read, other.dollars_read),
         )
+
+    def _repr_html_(self) -> str:
+        """Describes the cost for a notebook: what is not at its default."""
+        told = {**msgspec.structs.asdict(self.usage), "dollars": self.dollars}
+        told |= {name: getattr(self, name) for name in ("cancelled_calls", "tokens_saved", "dollars_read")}
+        told |= {f"{name} read from a journal": value for name, value in msgspec.structs.asdict(self.read).items()}
+        rows = [(notebook.escaped(name), notebook.escaped(str(value))) for name, value in told.items() if value]
+        dollars = "without a price" if self.dollars is None else f"${self.dollars:.6f}"
+        return notebook.folded(f"cost: {self.usage.calls} calls, {dollars}", notebook.table(rows), is_open=True)
 
 
 def _sum(one: float | None, other: float | None) -> float | None:

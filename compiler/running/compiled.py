@@ -28,7 +28,7 @@ from ...interpreter.data.progress import BatchProgress
 from ...interpreter.run import Run, SpeculationSetting, ending, recording, speculation_of_run
 from ...interpreter.speculation.planner import Planner
 from ...interpreter.stream import Stream
-from ...lang import checks, ops
+from ...lang import checks, notebook, ops
 from ...lang.errors import BudgetError, CapabilityError, ParameterError, ProgramError, shown
 from ...lang.state import AsyncState, BaseState, State
 from ..files import serialise
@@ -77,6 +77,10 @@ class CompiledProgram:
         streams = len(self.graph.streams)
         counted = "one stream" if streams == 1 else f"{streams} streams"
         return f"<compiled program {self._arguments}: {len(self.graph.nodes)} nodes in {counted}>"
+
+    def _repr_html_(self) -> str:
+        """Describes the program for a notebook: its parameters, and its graph."""
+        return notebook.folded(f"compiled program {self._arguments}", self.graph._repr_html_())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the graph to a file, which `umbel.load` reads. It holds text and options, and no code.

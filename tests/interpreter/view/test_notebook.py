@@ -65,7 +65,7 @@ def test_a_program_shows_its_parameters_and_its_docstring() -> None:
 def test_a_batch_shows_a_row_for_each_program() -> None:
     backend = ul.Echo(["one", "two"], faults=ul.FailCall(2, ul.BackendError("away")))
     results = program.run_batch([{"topic": "a"}, {"topic": "b"}], backend=backend, num_threads=1, on_error="return")
-    content = results._repr_html_()  # type: ignore[attr-defined]  # it is a list, of a class of its own
+    content = results._repr_html_()
     assert tags(content) <= TAGS
     assert content.count("<tr>") == 2
     assert "BackendError: away" in content
@@ -79,6 +79,22 @@ def test_reports_are_tables() -> None:
     assert "gen(&#x27;a&#x27;)" in content
     assert "1 call on Echo" in content
     assert "completion_tokens" in program.estimate(topic="x", backend=ul.Echo())._repr_html_()
+
+
+def test_a_cost_has_what_was_spent_and_no_zeros() -> None:
+    content = ul.Cost(ul.Usage(prompt_tokens=12, calls=2), dollars=0.5)._repr_html_()
+    assert tags(content) <= TAGS
+    assert "2 calls, $0.500000" in content
+    assert "prompt_tokens" in content
+    assert "completion_tokens" not in content
+    assert "without a price" in ul.Cost(dollars=None)._repr_html_()
+
+
+def test_a_compiled_program_shows_its_graph() -> None:
+    compiled = program.compile()
+    content = compiled._repr_html_()
+    assert "<summary>compiled program program(topic" in content
+    assert compiled.graph._repr_html_() in content
 
 
 @pytest.mark.parametrize(
