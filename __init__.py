@@ -104,6 +104,7 @@ if TYPE_CHECKING:
     from .lang.ops import user_begin as user_begin
     from .lang.ops import user_end as user_end
     from .lang.ops import video as video
+    from .lang.partial.parts import Partial as Partial
     from .lang.protocol import Cost as Cost
     from .lang.protocol import Speculation as Speculation
     from .lang.protocol import Usage as Usage
@@ -194,6 +195,7 @@ _HOMES = {
         "user_end",
         "video",
     ),
+    "lang.partial.parts": ("Partial",),
     "lang.protocol": ("Cost", "Speculation", "Usage"),
     "lang.sampling": ("SamplingParams",),
     "lang.search": ("Majority", "Vote", "beam_search", "best_of", "self_consistency", "tree_search", "vote"),

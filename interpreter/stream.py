@@ -17,6 +17,7 @@ from ..lang import ops, sampling
 from ..lang.cache_report import CacheReport
 from ..lang.errors import BranchCancelledError, DeadlineError, ParameterError, ProgramError
 from ..lang.ops import Op, checked_name
+from ..lang.partial.reader import reader_of
 from ..lang.prompt import Source, SourceKind, calling_place, checked_tenant
 from ..lang.protocol import Cost
 from ..lang.sampling import SamplingParams
@@ -157,6 +158,11 @@ class PieceReader:
         self._place = 0
         self.signals = signals
 
+    @classmethod
+    def of(cls, binding: Binding) -> "PieceReader":
+        """Returns a reader of a variable's text."""
+        return cls(binding.feed, lambda: binding.done, (binding.feed.changed,), binding.value)
+
     def new_pieces(self) -> Iterator[Piece]:
         while self._place < len(self._feed.pieces):
             self._place += 1
@@ -171,6 +177,21 @@ class PieceReader:
 
     def raise_error(self) -> None:
         self._result()
+
+
+class _Growth:
+    """Reads the object of a variable while its text comes, for one reader."""
+
+    def __init__(self, binding: Binding) -> None:
+        self.binding = binding
+        self.pieces = PieceReader.of(binding)
+        self._reader = reader_of(binding.result)
+
+    def news(self) -> Iterator[Any]:
+        """Yields the latest part, if the text since the last one has changed it."""
+        text = "".join(text for text, _ in self.pieces.new_pieces())
+        if self._reader.read(text):
+            yield self._reader.value()
 
 
 class Stream(Sink):
@@ -545,6 +566,28 @@ class Stream(Sink):
             await self._until_async(reader.has_news, reader.signals, self.run.deadline, name)
         reader.raise_error()
 
+    def grow(self, name: str) -> Iterator[Any]:
+        self.ask_for_pieces()
+        with self.run.interruptible():
+            name = checked_name(name)
+            self._until(lambda: not self._may_come(name), self._naming_signals(), self.run.deadline, name)
+            growth = _Growth(self._bound(name))
+            while not growth.binding.done:
+                yield from growth.news()
+                self._until(growth.pieces.has_news, growth.pieces.signals, self.run.deadline, name)
+        yield growth.binding.object()
+
+    async def grow_async(self, name: str) -> AsyncIterator[Any]:
+        self.ask_for_pieces()
+        name = checked_name(name)
+        await self._until_async(lambda: not self._may_come(name), self._naming_signals(), self.run.deadline, name)
+        growth = _Growth(self._bound(name))
+        while not growth.binding.done:
+            for part in growth.news():
+                yield part
+            await self._until_async(growth.pieces.has_news, growth.pieces.signals, self.run.deadline, name)
+        yield growth.binding.object()
+
     def ask_for_pieces(self) -> None:
         """Makes requests from now on stream."""
         self._queue.streaming = True
@@ -558,8 +601,7 @@ class Stream(Sink):
                 (queue.spoken.changed, self.run.changed),
                 queue.raise_error,
             )
-        binding = self._bound(name)
-        return PieceReader(binding.feed, lambda: binding.done, (binding.feed.changed,), binding.value)
+        return PieceReader.of(self._bound(name))
 
 
 class Race:

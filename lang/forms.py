@@ -259,11 +259,13 @@ class Object(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Foreign(Plain):
-    """A class of a library that knows its own schema and makes its own objects. `judges`: as of `Object`."""
+    """A class of a library that knows its own schema and makes its own objects. `judges`: as of `Object`. `cls`: the
+    class, for its fields."""
 
     schema: Schema
     make: Callable[[Json], Any]
     judges: bool
+    cls: type | None = None
 
     def read(self, value: Json, at: str) -> Any:
         """Raises the library's own errors, which are ValueErrors."""

@@ -117,6 +117,11 @@ class Sink(Protocol):
 
     def iterate_async(self, name: str | None) -> AsyncIterator[tuple[str, dict[str, Any]]]: ...
 
+    def grow(self, name: str) -> Iterator[Any]:
+        """Yields the parts of a variable's value as they come, and at last the value."""
+
+    def grow_async(self, name: str) -> AsyncIterator[Any]: ...
+
 
 class Race(Protocol):
     """Tells which branches of a fork end, by their places: all that was said to them has run, or failed."""
@@ -278,6 +283,10 @@ class BaseState:
         """Pieces of a variable, or of everything after the start, as they come; any number of readers."""
         checks.switch("return_meta_data", return_meta_data)
         return _async_pieces(self._sink.iterate_async(var_name), return_meta_data)
+
+    def stream_value_async(self, name: str) -> AsyncIterator[Any]:
+        """As `State.stream_value`, for `async for`."""
+        return self._sink.grow_async(name)
 
     def __repr__(self) -> str:
         values = [f"{name}={value}" for name, value in self._sink.described().items()]
@@ -462,6 +471,29 @@ class State(BaseState):
         for text, meta in self._sink.iterate(var_name):
             yield (text, meta) if return_meta_data else text
 
+    def stream_value(self, name: str) -> Iterator[Any]:  # Any: whatever type the gen asked for
+        """The object of a variable as it grows, and at last the whole one: what `s.value(name)` returns.
+
+            state = program.run(stream=True)
+            for book in state.stream_value("book"):         # s += ul.gen("book", dtype=Book)
+                show(book.title, book.chapters)             # None for what has not come
+
+        Parts read as the whole value does. Of a class (dataclass, NamedTuple, Pydantic, msgspec) a part is a
+        `Partial` with its attributes, None for those that have not come; of a TypedDict, a dict or a schema a dict of
+        the keys that have come; of a list, tuple or set a list of the items that have come. Strings grow. Numbers,
+        bools, dates, members of enums and literals are there once they are complete. Text without a type grows as text.
+
+        Any number of readers; one that is slow gets the latest part. Do not change a part: the next ones share what is
+        complete. The program's own classes are made of the whole value alone. An answer that is judged before it
+        counts (see `gen`) has no parts: it may be asked again, so the whole value is all that comes. The same goes for
+        answers that come at once. With n above 1 the parts are of the first text, and the last is the list.
+
+        Raises:
+            ResultError: at the end, as `s.value` does: the text was cut off, or kept although it holds no such value.
+            What `s[name]` raises.
+        """
+        return self._sink.grow(name)
+
 
 class AsyncValue(Coroutine[Any, Any, T]):
     """A value of an `async def` program that is still to come: `await` gives the value itself.
@@ -525,6 +557,10 @@ class AsyncState(BaseState):
 
     def value(self, name: str, timeout: float | None = None) -> AsyncValue[Any]:
         return AsyncValue(self._sink.value_async(name, timeout), f"s.value({name!r})")
+
+    def stream_value(self, name: str) -> AsyncIterator[Any]:
+        """As `State.stream_value`: `async for book in s.stream_value("book")`."""
+        return self._sink.grow_async(name)
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> AsyncValue[dict[str, Any]]:
         return AsyncValue(self._sink.meta_async(name, timeout), f"s.get_meta_info({name!r})")

@@ -205,7 +205,7 @@ class _Book:
             found = _library_schema(cls, name)
             if found is not None:
                 self.borrowed |= found.definitions
-                self.forms[name] = Foreign(found.schema, found.make, found.judges)
+                self.forms[name] = Foreign(found.schema, found.make, found.judges, cls)
             else:
                 self.forms[name] = self._object(cls)
         return Reference(self._names[cls], self.forms)

@@ -357,6 +357,12 @@ class Recorder(Sink):
     def iterate_async(self, name: str | None) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         self._only_of_a_run("the pieces of a text come while it runs", "program.run(..., stream=True)")
 
+    def grow(self, name: str) -> Iterator[Any]:
+        self._only_of_a_run("the parts of a value come while it runs", "program.run(..., stream=True)")
+
+    def grow_async(self, name: str) -> AsyncIterator[Any]:
+        self._only_of_a_run("the parts of a value come while it runs", "program.run(..., stream=True)")
+
     def _only_of_a_run(self, what: str, instead: str) -> NoReturn:
         raise self.tape.refuse(f"{what}, and a graph is none", instead)
 
