@@ -5,12 +5,13 @@ an object. Only what can be seen without a compiler is checked here; the backend
 """
 
 import enum
+import inspect
 import json
 import re
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast, get_args
 
 from . import checks, ops, sampling
@@ -76,6 +77,7 @@ def gen(
     token_healing: bool | None = None,
     max_tries: int | None = None,
     allow_best_effort: bool | None = None,
+    validate: Callable[[Any], object] | None = None,
     **unknown: Any,
 ) -> Gen | Select:
     """Generate text with the model and store it under `name`.
@@ -112,6 +114,10 @@ def gen(
     So that code runs once for each try, in a thread, and pieces of the text come when it is accepted. Elsewhere, where
     the constraint is enforced, `max_tries` and `allow_best_effort` have nothing to do.
 
+    `validate=check` judges in the same way, with or without a constraint: `check` is called with the object (the text,
+    where no type is asked for), and refuses it by returning False, or by raising ValueError or AssertionError, whose
+    message the model is told. Another error is a fault of the check: reading the variable raises it.
+
     Raises:
         ParameterError: a wrong value, at once and not when the program has run half-way.
         ConstraintError: a schema that is no JSON. What else is wrong with a constraint the backend says, and reading
@@ -125,6 +131,8 @@ def gen(
     given = sampling.overrides({option: value for option, value in arguments.items() if option in sampling.OPTIONS})
     ops.refuse_operations((given, regex, json_schema, ebnf, grammar), f"an option of gen({name!r})")
     demand = demand_of(arguments)
+    if validate is not None:
+        _check_validate(name, validate, choices)
     if choices is not None:
         _check_choices(given, token_healing, return_text_in_logprobs)
         heat = 0.0 if temperature is None else temperature
@@ -146,11 +154,24 @@ def gen(
     text_in_logprobs = return_text_in_logprobs is not False
     tries = checked_tries(max_tries, allow_best_effort)
     if demand is None:
-        _check_unconstrained(max_tries, allow_best_effort, token_healing)
-        return Gen(name, given, text_in_logprobs)
+        _check_unconstrained(max_tries, allow_best_effort, token_healing, judged=validate is not None)
+        if validate is None:
+            return Gen(name, given, text_in_logprobs)
+        return Gen(name, given, text_in_logprobs, None, Result("text", str, True, validate), None, *tries)
     if demand.stops:
         given["stop"] = tuple(dict.fromkeys((*given.get("stop", ()), *demand.stops)))
-    return Gen(name, given, text_in_logprobs, demand.spec, demand.result, token_healing, *tries)
+    result = demand.result if validate is None else replace(demand.result, judges=True, check=validate)
+    return Gen(name, given, text_in_logprobs, demand.spec, result, token_healing, *tries)
+
+
+def _check_validate(name: str | None, validate: object, choices: object) -> None:
+    owner = f"gen({name!r})"
+    if choices is not None:
+        raise ParameterError(f"{owner}: validate= judges what is generated, and choices= are given; leave bad ones out")
+    if not callable(validate):
+        raise ParameterError(f"{owner}: validate={shown(validate)}; write a function that raises ValueError to refuse")
+    if inspect.iscoroutinefunction(validate):
+        raise ParameterError(f"{owner}: validate= is an async function, and it runs in a thread; write a plain def")
 
 
 def _check_choices(given: Mapping[str, Any], token_healing: bool | None, return_text_in_logprobs: bool | None) -> None:
@@ -164,10 +185,12 @@ def _check_choices(given: Mapping[str, Any], token_healing: bool | None, return_
         raise ParameterError("return_text_in_logprobs= is for gen() without choices; remove it")
 
 
-def _check_unconstrained(max_tries: int | None, allow_best_effort: bool | None, token_healing: bool | None) -> None:
-    """Refuses options of constraints where none is given."""
+def _check_unconstrained(
+    max_tries: int | None, allow_best_effort: bool | None, token_healing: bool | None, *, judged: bool
+) -> None:
+    """Refuses options of constraints where none is given. `judged`: the text is validated all the same."""
     for option, value in (("max_tries", max_tries), ("allow_best_effort", allow_best_effort)):
-        if value is not None:
+        if value is not None and not judged:
             raise ParameterError(f"{option}={shown(value)} needs a constraint to apply to; remove it, or give one")
     if token_healing is not None:
         raise ParameterError(

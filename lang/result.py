@@ -7,6 +7,7 @@ from typing import Any
 from .errors import ResultError
 
 _REFUSALS = (ValueError, TypeError, AssertionError, RecursionError)
+_OF_CHECKS = (ValueError, AssertionError)  # what a program's own check raises to refuse; all else is a fault of it
 _MOST_WORDS = 400  # characters of a refusal that is quoted to a model
 
 
@@ -17,26 +18,36 @@ class Result:
     Attributes:
         wanted: what the text has to be, for messages: "int", "Person".
         parse: text → object; a ValueError says why it is none.
-        judges: whether `parse` may refuse a text that satisfies the constraint: it runs code of the type itself, such
-            as a validator of Pydantic.
+        judges: whether a text that satisfies the constraint may be refused: by `parse`, which runs code of the type
+            itself, such as a validator of Pydantic, or by `check`.
+        check: `validate` of a gen: is given the object, and refuses it with False or an error; None: no check.
     """
 
     wanted: str
     parse: Callable[[str], Any] = field(compare=False)
     judges: bool = False
+    check: Callable[[Any], object] | None = None
 
     def refusal(self, text: str) -> str | None:
-        """Why the type itself refuses a text that satisfies the constraint, in one line; None where it does not.
-        Runs the program's code."""
+        """Why the type or the check refuses a text that satisfies the constraint, in one line; None where neither does.
+
+        Runs the program's code. Raises what is a fault of the check.
+        """
         if not self.judges:
             return None
         try:
-            self.parse(text)
+            value = self.parse(text)
         except _REFUSALS as error:
             return f"{self.wanted} refuses it: {words_of(error)}"
         except Exception:  # a fault of the type's code, which reading the value raises
             return None
-        return None
+        if self.check is None:
+            return None
+        try:
+            accepted = self.check(value)
+        except _OF_CHECKS as error:
+            return f"validate refuses it: {words_of(error)}"
+        return "validate refuses it" if accepted is False else None
 
     def read(self, name: str, text: str, facts: Mapping[str, Any]) -> Any:
         """The object that variable `name` holds. `facts`: about the call, as `get_meta_info` tells them.

@@ -57,6 +57,8 @@ def written(result: Result) -> Json:
 
 
 def _written_reader(result: Result) -> Json:
+    if result.check is not None:
+        raise GraphError("its validate= is a function of your own, which a file does not hold; leave it away")
     for name, parser in _PARSERS.items():
         if result.parse is parser:
             return name

@@ -306,8 +306,9 @@ def _check_judges(graph: Graph) -> None:
     for node in graph.nodes:
         if isinstance(node.op, Generate) and node.op.gen.result is not None and node.op.gen.result.judges:
             raise GraphError(
-                f"gen({node.op.gen.name!r}): its type {node.op.gen.result.wanted} may refuse what was generated, which "
-                "is then asked for again from here; write server=False, or a TypedDict of plain types"
+                f"gen({node.op.gen.name!r}): its type {node.op.gen.result.wanted} or validate= may refuse what was "
+                "generated, which is then asked for again from here; write server=False, or a TypedDict of plain types "
+                "without validate="
             )
 
 

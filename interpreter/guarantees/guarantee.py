@@ -16,8 +16,8 @@ Validation, by kind:
     lark, gbnf    by llguidance
 
 A type with code of its own (a validator of Pydantic, see `lang.result`) also judges texts that satisfy its schema,
-enforced or not. The model is asked again while the answer is rejected, in at most `max_tries` calls for each
-continuation:
+enforced or not, and so does `validate` of a gen, also where it is all that is demanded. The model is asked again while
+the answer is rejected, in at most `max_tries` calls for each continuation:
 
 * Inside an assistant turn the request says before the first answer what is demanded, where that is not enforced;
   afterwards it holds the answer and its violations (`reask_prompts`). The program's own text stays as it is, and the
@@ -376,11 +376,11 @@ async def ask(
         GuaranteeError: no answer satisfies the constraint.
         BackendError: the backend's answer is not what was asked for.
     """
-    if op.constraint is None:
+    judged = op.result is not None and op.result.judges and not capabilities.made_up
+    if op.constraint is None and not judged:
         final = await calls.generate(request, on_chunk)
         return Reply(final, _facts(op, final))
-    sent = lower(calls.backend, op.constraint, allow_best_effort=op.allow_best_effort)
-    judged = op.result is not None and op.result.judges and not capabilities.made_up
+    sent = op.constraint and lower(calls.backend, op.constraint, allow_best_effort=op.allow_best_effort)
     if sent is None or judged:
         template = calls.backend.chat_template
         judged_gen = await template.away(_Judged, calls, capabilities, op, op.constraint, sent, request, position)
@@ -398,9 +398,10 @@ def _facts(op: Gen, final: Final) -> list[Meta]:
 
 
 class _Judged:
-    """Runs one `gen` whose answers are validated: by its constraint if that is not enforced, or by its type.
+    """Runs one `gen` whose answers are validated: by its constraint if that is not enforced, by its type or its check.
 
-    `sent`: the constraint that the backend enforces; None: it enforces none.
+    `constraint`: None where only the check demands something. `sent`: the constraint that the backend enforces; None:
+    it enforces none.
     """
 
     def __init__(
@@ -408,7 +409,7 @@ class _Judged:
         calls: Calls,
         capabilities: Capabilities,
         op: Gen,
-        constraint: ConstraintSpec,
+        constraint: ConstraintSpec | None,
         sent: ConstraintSpec | None,
         request: GenRequest,
         position: Position,
@@ -424,13 +425,16 @@ class _Judged:
         self._note = reask_prompts.note(constraint, self._dialogue.said if self._dialogue is not None else "")
         sampling = self._sampling(request.sampling, position) if sent is None else request.sampling
         self._request = msgspec.structs.replace(request, constraint=sent, stream=False, sampling=sampling)
-        self._tries = op.max_tries if sent is not None or capabilities.asks_again else 1
+        asked_again = sent is not None or constraint is None or capabilities.asks_again
+        self._tries = op.max_tries if asked_again else 1
         self._usage = Usage()
 
     async def reply(self) -> Reply:
         unlooked = ""  # why the text cannot be validated
         try:
-            if self._sent is None:  # in a thread, like all that follows constraints: they may take long
+            if (
+                self._sent is None and self._constraint is not None
+            ):  # in a thread, like all that follows constraints: they may take long
                 await asyncio.to_thread(check_validatable, self._constraint)
         except (CapabilityError, MissingExtraError) as error:
             if not self._op.allow_best_effort:
@@ -468,10 +472,13 @@ class _Judged:
         raise GuaranteeError(self._failure(tries, completion, verdict))
 
     async def _judged(self, completion: Completion) -> tuple[Verdict, Meta]:
-        """Judges a continuation by the constraint, then by the type."""
-        if self._sent is None:
+        """Judges a continuation by the constraint, then by the type and the check."""
+        if self._constraint is None:
+            facts: Meta = {"guarantee": "validated"}
+            verdict, whole = Verdict(completion, "validated"), True
+        elif self._sent is None:
             verdict = await asyncio.to_thread(judge, self._constraint, completion, self._request.sampling)
-            facts: Meta = {"guarantee": verdict.guarantee, "narrowed": []}
+            facts = {"guarantee": verdict.guarantee, "narrowed": []}
             whole = verdict.guarantee == "validated"
         else:
             facts = await _facts_of_enforced(self._sent, completion, self._name)
@@ -484,7 +491,7 @@ class _Judged:
         return verdict, facts
 
     def _first_prompt(self) -> tuple[Part, ...]:
-        if self._sent is not None:
+        if self._sent is not None or self._constraint is None:
             return self._request.prompt
         if self._dialogue is not None:
             return self._dialogue.first(self._note)
@@ -520,7 +527,7 @@ class _Judged:
     def _sampling(self, sampling: SamplingParams, position: Position) -> SamplingParams:
         """Drops the stops of a number, which would match at leading blanks and cut off the number: `tidied`
         applies them. A continued text does not end by itself, so there the end of the line stays a stop."""
-        if self._constraint.source not in OPEN_ENDED:
+        if self._constraint is None or self._constraint.source not in OPEN_ENDED:
             return sampling
         text = position.prompt.text
         kept: tuple[str, ...] = ENDINGS if text[-1:].isspace() else ENDINGS[1:]
@@ -533,11 +540,12 @@ class _Judged:
         cut = completion.finish_reason is FinishReason.LENGTH
         more = "max_tokens" if cut else f"max_tries={self._op.max_tries}"
         variable = f"variable {self._op.name!r}" if self._op.name else "a variable without a name"
-        demand = _CALLED[self._constraint.kind]
-        if self._op.result is not None and self._op.result.judges:
+        demand = "validate=" if self._constraint is None else _CALLED[self._constraint.kind]
+        if self._op.result is not None and self._op.result.judges and self._op.result.check is None:
             demand = f"type {self._op.result.wanted}"
         otherwise = "write allow_best_effort=True to keep such a text"
-        otherwise = f"{otherwise}, or run the program on a Runtime" if self._sent is None else f"or {otherwise}"
+        elsewhere = self._sent is None and self._constraint is not None
+        otherwise = f"{otherwise}, or run the program on a Runtime" if elsewhere else f"or {otherwise}"
         return (
             f"{self._name} wrote no text for {variable} that satisfies its {demand} in {tries} "
             f"{'try' if tries == 1 else 'tries'}; the last was {reask_prompts.shortened(completion.text)}: "

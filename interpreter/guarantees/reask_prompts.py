@@ -26,6 +26,8 @@ NEXT_NOTE = (
 )
 # After an answer that cannot be used. `problem`: of `guarantee.holds`; `note`: one of those above.
 COMPLAINT = "That cannot be used: {problem}.\n\n{note}"
+# ... where nothing is demanded but that the program's own check accepts it.
+AGAIN = "Write the answer again."
 # In front of a text outside of roles. `correction`: "", or what it does not go on with.
 FOREWORD = "(Below is the beginning of a text. It goes on with {demand}{correction})\n\n"
 CORRECTION = "\nIt does not go on with {failed}: {problem}."
@@ -33,8 +35,10 @@ CORRECTION = "\nIt does not go on with {failed}: {problem}."
 _SHOWN = 80  # characters of an answer, or of what was said before
 
 
-def demand(constraint: ConstraintSpec) -> str:
-    """Describes the constraint in words, after "write it as"; ends its line."""
+def demand(constraint: ConstraintSpec | None) -> str:
+    """Describes the constraint in words, after "write it as"; ends its line. None: the program's check decides."""
+    if constraint is None:
+        return "a text that can be used."
     match constraint.kind:
         case "regex" if constraint.source == INTEGER:
             return "an integer, in digits."
@@ -54,8 +58,10 @@ def demand(constraint: ConstraintSpec) -> str:
             raise AssertionError("guarantee.lower refuses calls of tools where they are not enforced")
 
 
-def note(constraint: ConstraintSpec, said: str) -> str:
-    """Returns the instruction before the answer. `said`: the beginning of the answer, or ""."""
+def note(constraint: ConstraintSpec | None, said: str) -> str:
+    """Returns the instruction before the answer; "" without a constraint. `said`: the beginning of the answer."""
+    if constraint is None:
+        return ""
     if not said:
         return NOTE.format(demand=demand(constraint))
     return NEXT_NOTE.format(demand=demand(constraint), said=repr(said[-_SHOWN:]))
@@ -63,10 +69,10 @@ def note(constraint: ConstraintSpec, said: str) -> str:
 
 def complaint(problem: str, note: str) -> str:
     """Returns the message about a rejected answer. `note`: the one sent before."""
-    return COMPLAINT.format(problem=problem, note=note)
+    return COMPLAINT.format(problem=problem, note=note or AGAIN)
 
 
-def foreword(constraint: ConstraintSpec, correction: str = "") -> str:
+def foreword(constraint: ConstraintSpec | None, correction: str = "") -> str:
     """Returns the instruction put before a text that is to be continued."""
     return FOREWORD.format(demand=demand(constraint), correction=correction)
 
@@ -116,7 +122,7 @@ class Dialogue:
         answer = self.said + failed
         if not answer.strip():
             return self.first(complaint)
-        parts, turns = self._noted(note)
+        parts, turns = self._noted(note) if note else (self.before, self.turns)
         parts = (*parts, *self.template.open(turns, "assistant"), *self.begun, Text(failed))
         turns = (*turns, Turn("assistant", answer))
         parts = (*parts, *self.template.close(turns))

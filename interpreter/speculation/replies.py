@@ -159,9 +159,11 @@ def end_of(field: Field, reply: LongReply, start: int, following: str) -> End | 
         end = _certain_end(field, reply, start, following)
     except UmbelError:  # a constraint or an expression that is refused: the call of its own says so
         return None
-    if end is None or field.result is None or field.result.refusal(reply.text[start : end.stop]) is None:
+    if end is None or field.result is None or not field.result.judges:
         return end
-    return None
+    if field.result.refusal(reply.text[start : end.stop]) is not None:
+        return None
+    return end if field.constraint is not None else replace(end, guarantee="validated")
 
 
 def _certain_end(field: Field, reply: LongReply, start: int, following: str) -> End | None:

@@ -304,12 +304,12 @@ class Speculator:
     def _field(self, op: Gen, sampling: SamplingParams) -> Field:
         """Builds the field of a gen. Raises CapabilityError for a constraint that cannot be served here."""
         if op.constraint is None:
-            return Field(sampling)
+            return Field(sampling, result=op.result)
         sent = guarantee.lower(self._run.backend, op.constraint, allow_best_effort=op.allow_best_effort)
         return Field(sampling, op.constraint, sent is not None, op.result)
 
     async def _end(self, field: Field, reply: LongReply, start: int) -> End | None:
-        if field.constraint is None and not field.sampling.stop_regex:
+        if field.constraint is None and field.result is None and not field.sampling.stop_regex:
             return end_of(field, reply, start, "")
         following = ""
         if field.constraint is not None and not field.enforced:
