@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .interpreter.backends.echo import FailCall as FailCall
     from .interpreter.backends.echo import Gate as Gate
     from .interpreter.backends.hosted.anthropic.backend import Anthropic as Anthropic
+    from .interpreter.backends.hosted.gemini import Gemini as Gemini
     from .interpreter.backends.hosted.litellm import LiteLLM as LiteLLM
     from .interpreter.backends.hosted.openai.backend import OpenAI as OpenAI
     from .interpreter.backends.hosted.openai.profiles import Profile as Profile
@@ -130,6 +131,7 @@ _HOMES = {
     "compiler.program": ("Program", "function"),
     "interpreter.backends.echo": ("Echo", "FailCall", "Gate"),
     "interpreter.backends.hosted.anthropic.backend": ("Anthropic",),
+    "interpreter.backends.hosted.gemini": ("Gemini",),
     "interpreter.backends.hosted.litellm": ("LiteLLM",),
     "interpreter.backends.hosted.openai.backend": ("OpenAI",),
     "interpreter.backends.hosted.openai.profiles": ("Profile",),

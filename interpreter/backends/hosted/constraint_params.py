@@ -60,6 +60,56 @@ def strict(source: str, *, exact: bool = False) -> tuple[Json, bool]:
     return {**of_members({ANSWER: whole}), **definitions}, True
 
 
+# Keywords of Google's `response_json_schema`, and those of a schema that demand nothing. `format` is taken and not
+# enforced, and `oneOf` is read as `anyOf`, so neither is here.
+_BY_GOOGLE = {
+    *("type", "enum", "items", "prefixItems", "minItems", "maxItems", "minimum", "maximum", "anyOf", "properties"),
+    *("additionalProperties", "required", "title", "description"),
+}
+_SILENT = {"default", "examples", "deprecated", "readOnly", "writeOnly", "$schema", "$comment", "$defs"}
+
+
+def for_google(source: str) -> Json:
+    """Returns a schema as Google's models enforce it, without what demands nothing.
+
+    Raises:
+        NotStrict: a keyword that they ignore, a reference next to others, or a schema that contains itself.
+    """
+    schema = json.loads(source)
+    if not isinstance(schema, dict):
+        raise NotStrict("the schema is no object")
+    definitions = schema.get("$defs", {})
+    whole = _for_google(schema, definitions, ())
+    if definitions:
+        whole["$defs"] = {name: _for_google(each, definitions, (name,)) for name, each in definitions.items()}
+    return whole
+
+
+def _for_google(schema: Json, definitions: Json, inside: tuple[str, ...]) -> Json:
+    if not isinstance(schema, dict):
+        raise NotStrict(f"{schema} is no schema of Google's")
+    written = {key: value for key, value in schema.items() if key not in _SILENT}
+    if "$ref" in written:
+        name = str(written["$ref"]).removeprefix("#/$defs/")
+        if len(written) > 1 or name not in definitions or name in inside:
+            raise NotStrict(f"the reference to {name}")
+        _for_google(definitions[name], definitions, (*inside, name))
+        return written
+    if unknown := written.keys() - _BY_GOOGLE:
+        raise NotStrict(f"the keyword {min(unknown)}")
+    if any(isinstance(value, bool) or not isinstance(value, str | int | float) for value in written.get("enum", ())):
+        raise NotStrict("an enum of other values than strings and numbers")
+    for key in ("prefixItems", "anyOf"):
+        if key in written:
+            written[key] = [_for_google(each, definitions, inside) for each in written[key]]
+    if "properties" in written:
+        written["properties"] = {n: _for_google(each, definitions, inside) for n, each in written["properties"].items()}
+    for key in ("items", "additionalProperties"):
+        if key in written and not isinstance(written[key], bool):
+            written[key] = _for_google(written[key], definitions, inside)
+    return written
+
+
 def of_members(members: dict[str, Json]) -> Json:
     """Returns the schema of an object with exactly these members."""
     return {"type": "object", "properties": members, "required": list(members), "additionalProperties": False}

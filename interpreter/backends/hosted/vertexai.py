@@ -1,4 +1,4 @@
-"""Gemini models at Vertex AI, by Google's own client.
+"""Gemini models at Vertex AI, by Google's own client; `gemini.py` has them at the Gemini API.
 
 model = umbel.VertexAI("gemini-2.5-flash", project="my-project", location="europe-west1")
 """
@@ -7,6 +7,7 @@ import base64
 import importlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any, Unpack
 
 from ....lang import checks
@@ -20,11 +21,12 @@ from .openai.profiles import Profile
 from .openai.wire import Object, ProviderError, Translator
 from .transport import checked_key, secrets_of
 
-# Of the Gemini models: which parameters they take, and that they enforce any JSON schema.
+# Of the Gemini models: which parameters they take, and that they enforce JSON schemas of `for_google`.
 GEMINI = Profile(
     "gemini",
     completion=False,
-    schemas="response_format",
+    schemas="google",
+    choices="enum",
     sampling=frozenset({"temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed"}),
     n=8,
     stops=5,
@@ -33,73 +35,53 @@ GEMINI = Profile(
     thinking_tokens=4096,
     max_context=1_048_576,
 )
+_MOST_THINKING = 1 << 17  # tokens; models take less
 _DATA_URL = re.compile(r"data:(image/\w+);base64,(.*)", re.DOTALL)
 _LOST = ("TransportError", "TimeoutError", "ResponseError")  # of Google's library of credentials: tried again
 _SAME = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")
 _REASONS = {"STOP": "stop", "MAX_TOKENS": "length"}  # all others are the provider's filters
 
 
-class VertexAI(TranslatedBackend):
-    """A backend for one Gemini model at Vertex AI, or at Google's Gemini API.
-
-    Conversations, stops, budgets and retries are as of `OpenAI`. JSON schemas are the model's to enforce; other
-    constraints are validated here, and the model is asked again. System turns stand in front of a conversation, as
-    text.
+class GoogleModel(TranslatedBackend):
+    """A Gemini model that is asked by Google's client, at either of its two services.
 
     Args:
-        model: its name.
-        project: at Google Cloud; None: GOOGLE_CLOUD_PROJECT.
-        location: at Google Cloud; None: GOOGLE_CLOUD_LOCATION.
-        api_key: of the Gemini API, instead of a project.
-        safety_settings: category → threshold, such as {"HARM_CATEGORY_HARASSMENT": "BLOCK_NONE"}.
-        profile: what the model can do, as of `OpenAI`.
-        client: a `google.genai.Client` that is used as it is; None: one is made.
-        options: as of `CallOptions`.
-
-    Raises:
-        MissingExtraError: the `google-genai` package is not installed, and no client is given.
-        ParameterError: neither a project nor a key, or a wrong value or option.
+        model: as of `TranslatedBackend`.
+        provider: as of `TranslatedBackend`.
+        options: as of `TranslatedBackend`.
+        profile: as of `TranslatedBackend`.
+        where: arguments of `google.genai.Client`.
+        safety_settings: as of `VertexAI`.
+        thinking_budget: as of `VertexAI`.
+        client: as of `VertexAI`.
     """
 
-    KIND = EXTRA = "vertexai"
     PACKAGE = "google.genai"
 
     def __init__(
         self,
         model: str,
+        provider: Provider,
+        options: CallOptions,
         *,
-        project: str | None = None,
-        location: str | None = None,
-        api_key: str | None = None,
-        safety_settings: Mapping[str, str] | None = None,
-        profile: Profile = GEMINI,
-        client: Any = None,  # Any: google.genai.Client, an optional package's
-        **options: Unpack[CallOptions],
+        where: Fields,
+        profile: Profile,
+        safety_settings: Mapping[str, str] | None,
+        thinking_budget: int | None,
+        client: Any,  # Any: google.genai.Client, an optional package's
     ) -> None:
-        environment = self.check_options(options)
-        if client is not None:
-            _check_client(client)
-        project, location = checked_key("project", project), checked_key("location", location)
-        api_key = checked_key("api_key", api_key)
-        project = project or environment.variable("GOOGLE_CLOUD_PROJECT")
-        if client is None and not project and not api_key:
-            raise ParameterError(
-                "VertexAI() has no project; write project='my-project', set GOOGLE_CLOUD_PROJECT, or give api_key= of "
-                "the Gemini API"
-            )
-        if client is None:
-            self.require_package()
         safety = _checked_safety(safety_settings)
-        profile = checked_chat_profile("VertexAI", profile)
-        model = checks.text("VertexAI(): model", model, MAX_MODEL_LENGTH, "a name such as 'gemini-2.5-flash'")
-        key_from = "api_key=, or the credentials of Google Cloud"
-        provider = Provider(f"vertexai {model}", "aiplatform.googleapis.com", key_from, secrets_of(api_key or "", {}))
+        if thinking_budget is not None:
+            wanted = "-1 for the model's own choice, 0 for none, or a number of tokens"
+            thinking_budget = checks.integer("thinking_budget", thinking_budget, -1, _MOST_THINKING, wanted)
+            if thinking_budget >= 0:
+                profile = replace(profile, thinking_tokens=thinking_budget)
         super().__init__(model, provider, options, profile=profile)
         self._given_client = client
-        self._safety = safety
-        self._where: Fields = {"api_key": api_key} if api_key else {"vertexai": True, "project": project}
-        if location and not api_key:
-            self._where["location"] = location
+        self._where = where
+        self._config: Fields = {"safety_settings": safety} if safety else {}
+        if thinking_budget is not None:
+            self._config["thinking_config"] = {"thinking_budget": thinking_budget}
 
     async def prepare(self) -> None:
         if self._given_client is None:  # nothing of the package is needed otherwise
@@ -107,7 +89,7 @@ class VertexAI(TranslatedBackend):
 
     def open_client(self) -> Translator:
         client = self._opened() if self._given_client is None else self._given_client
-        return _Gemini(client, self._safety, self._provider)
+        return _Gemini(client, self._config, self._provider)
 
     def _opened(self) -> Any:  # Any: google.genai.Client
         """Makes Google's client, which looks for credentials. Raises RequestError where it fails."""
@@ -122,11 +104,83 @@ class VertexAI(TranslatedBackend):
         raise problem
 
 
-def _check_client(client: object) -> None:
-    """Raises ParameterError if the client lacks a required method."""
+class VertexAI(GoogleModel):
+    """A backend for one Gemini model at Vertex AI, or, with a key, at the Gemini API, for which `Gemini` is shorter.
+
+    Conversations, stops, budgets and retries are as of `OpenAI`. Choices and JSON schemas are the model's to enforce,
+    as far as Google's keywords go: types, members, items, enums of strings and numbers, bounds, `anyOf`. All else
+    (patterns, lengths, formats, schemas that contain themselves, expressions) is validated here, and the model is asked
+    again. System turns stand in front of a conversation, as text.
+
+    Args:
+        model: its name.
+        project, location: at Google Cloud; None: GOOGLE_CLOUD_PROJECT, GOOGLE_CLOUD_LOCATION.
+        api_key: of the Gemini API, instead of a project.
+        safety_settings: category → threshold, such as {"HARM_CATEGORY_HARASSMENT": "BLOCK_NONE"}.
+        thinking_budget: tokens that the model may think, out of max_tokens: 0 for none, -1 for its own choice; None
+            says nothing, which is its own choice as well.
+        profile: what the model can do, as of `OpenAI`.
+        client: a `google.genai.Client` that is used as it is; None: one is made.
+        options: as of `CallOptions`.
+
+    Raises:
+        MissingExtraError: the `google-genai` package is not installed, and no client is given.
+        ParameterError: neither a project nor a key, or a wrong value or option.
+    """
+
+    KIND = EXTRA = "vertexai"
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        project: str | None = None,
+        location: str | None = None,
+        api_key: str | None = None,
+        safety_settings: Mapping[str, str] | None = None,
+        thinking_budget: int | None = None,
+        profile: Profile = GEMINI,
+        client: Any = None,  # Any: google.genai.Client, an optional package's
+        **options: Unpack[CallOptions],
+    ) -> None:
+        environment = self.check_options(options)
+        check_client("VertexAI", client)
+        project, location = checked_key("project", project), checked_key("location", location)
+        api_key = checked_key("api_key", api_key)
+        project = project or environment.variable("GOOGLE_CLOUD_PROJECT")
+        if client is None and not project and not api_key:
+            raise ParameterError(
+                "VertexAI() has no project; write project='my-project', set GOOGLE_CLOUD_PROJECT, or give api_key= of "
+                "the Gemini API"
+            )
+        if client is None:
+            self.require_package()
+        profile = checked_chat_profile("VertexAI", profile)
+        model = checks.text("VertexAI(): model", model, MAX_MODEL_LENGTH, "a name such as 'gemini-2.5-flash'")
+        key_from = "api_key=, or the credentials of Google Cloud"
+        provider = Provider(f"vertexai {model}", "aiplatform.googleapis.com", key_from, secrets_of(api_key or "", {}))
+        where: Fields = {"api_key": api_key} if api_key else {"vertexai": True, "project": project}
+        if location and not api_key:
+            where["location"] = location
+        super().__init__(
+            model,
+            provider,
+            options,
+            where=where,
+            profile=profile,
+            safety_settings=safety_settings,
+            thinking_budget=thinking_budget,
+            client=client,
+        )
+
+
+def check_client(owner: str, client: object) -> None:
+    """Raises ParameterError if a client that was given lacks a required method."""
+    if client is None:
+        return
     models = getattr(getattr(client, "aio", None), "models", None)
     if not all(callable(getattr(models, name, None)) for name in ("generate_content", "generate_content_stream")):
-        raise ParameterError(f"VertexAI(client={shown(client)}); write a google.genai.Client, or leave it out")
+        raise ParameterError(f"{owner}(client={shown(client)}); write a google.genai.Client, or leave it out")
 
 
 def _checked_safety(given: Mapping[str, str] | None) -> list[Fields]:
@@ -154,10 +208,10 @@ def _of_credentials(error: Exception, provider: Provider) -> RequestError | None
 
 
 class _Gemini(Translator):
-    """Calls of Google's client, in the OpenAI dialect."""
+    """Calls of Google's client, in the OpenAI dialect. `config`: what each of them has."""
 
-    def __init__(self, client: Any, safety: list[Fields], provider: Provider) -> None:
-        self._client, self._safety, self._provider = client.aio, safety, provider
+    def __init__(self, client: Any, config: Fields, provider: Provider) -> None:
+        self._client, self._config, self._provider = client.aio, config, provider
 
     async def whole(self, body: Fields) -> Object:
         return _answer(await self._tried(self._client.models.generate_content(**self._asked(body))))
@@ -191,16 +245,15 @@ class _Gemini(Translator):
         if "response_format" in body:
             config["response_mime_type"] = "application/json"
             config["response_json_schema"] = body["response_format"]["json_schema"]["schema"]
-        if self._safety:
-            config["safety_settings"] = self._safety
-        rules, said = _divided(body["messages"], body["model"])
+        config |= self._config
+        rules, said = _divided(body["messages"], self._provider.name)
         if rules:
             config["system_instruction"] = "\n\n".join(rules)
         contents = [{"role": _role(each["role"]), "parts": _parts(each["content"])} for each in said]
         return {"model": body["model"], "contents": contents, "config": config}
 
 
-def _divided(messages: list[Fields], model: str) -> tuple[list[str], list[Fields]]:
+def _divided(messages: list[Fields], name: str) -> tuple[list[str], list[Fields]]:
     """Splits messages into the texts of the system turns, which this API sends first, and the other turns.
 
     Raises:
@@ -210,12 +263,12 @@ def _divided(messages: list[Fields], model: str) -> tuple[list[str], list[Fields
     first = is_rule.index(False) if False in is_rule else len(messages)
     if any(is_rule[first:]):
         raise CapabilityError(
-            f"vertexai {model} takes system turns only in front of a conversation, and one stands behind other turns; "
+            f"{name} takes system turns only in front of a conversation, and one stands behind other turns; "
             "write it first, or as user(...)"
         )
     rules = [message["content"] for message in messages[:first]]
     if not all(isinstance(rule, str) for rule in rules):
-        raise CapabilityError(f"vertexai {model} takes no images in system turns; write them in user(...)")
+        raise CapabilityError(f"{name} takes no images in system turns; write them in user(...)")
     return rules, messages[first:]
 
 

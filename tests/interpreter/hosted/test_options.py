@@ -41,6 +41,7 @@ MAKES: dict[str, tuple[Any, dict[str, object]]] = {
     "Anthropic": (ul.Anthropic, {"model": "claude-haiku-4-5", "api_key": "key-of-this"}),
     "LiteLLM": (ul.LiteLLM, {"model": "a/b"}),
     "VertexAI": (ul.VertexAI, {"model": "m", "client": Gemini([])}),
+    "Gemini": (ul.Gemini, {"model": "m", "client": Gemini([])}),
     "sgl.RuntimeEndpoint": (sgl.RuntimeEndpoint, {"base_url": HERE}),
     "sgl.OpenAI": (sgl.OpenAI, {"model_name": "m", "base_url": HERE}),
     "sgl.Anthropic": (sgl.Anthropic, {"model_name": "claude-haiku-4-5", "api_key": "key-of-this"}),
@@ -61,7 +62,7 @@ def test_a_value_of_a_wrong_kind_is_refused_where_it_is_given(
     if "model_name" in usual and option == "model":
         return  # the frame has its own name of it
     make(**usual)
-    numeric = option.endswith("timeout") or option.startswith("max_")
+    numeric = option.endswith(("timeout", "_budget")) or option.startswith("max_")
     for value in (WRONG if numeric else NUMBER).values():
         with pytest.raises((ul.ParameterError, ul.TemplateError)) as raised:
             make(**{**usual, option: value})

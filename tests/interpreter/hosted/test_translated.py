@@ -15,6 +15,7 @@ import umbel.compat.sglang as sgl
 from umbel.interpreter.backends.hosted.openai.wire import ProviderError
 from umbel.interpreter.backends.hosted.session import Environment
 from umbel.interpreter.fakes.server import Exchange, HttpRequest, Server
+from umbel.lang.protocol import ConstraintSpec
 from umbel.testing import FakeOpenAI
 
 PICTURE = b"\x89PNG\r\n\x1a\n" + b"\0" * 16
@@ -139,6 +140,7 @@ def test_a_package_that_is_not_installed_is_named(make, extra, monkeypatch):
     [
         (lambda: ul.LiteLLM("a/b"), "LiteLLM"),
         (lambda: ul.VertexAI("m", client=Gemini([])), "VertexAI"),
+        (lambda: ul.Gemini("m", client=Gemini([])), "Gemini"),
         (lambda: ul.OpenAI("m", base_url="http://127.0.0.1:9"), "OpenAI"),
         (lambda: ul.Anthropic("claude-haiku-4-5", api_key="k-1234567"), "Anthropic"),
         (lambda: ul.RuntimeEndpoint("http://127.0.0.1:9"), "RuntimeEndpoint"),
@@ -157,6 +159,8 @@ def test_wrong_options_are_refused(library: FakeLibrary, monkeypatch: pytest.Mon
         (lambda: ul.LiteLLM("a/b", profile="vllm"), "Profile"),
         (lambda: ul.LiteLLM(""), "LiteLLM\\(\\): model=''"),
         (lambda: ul.VertexAI("m"), "project='my-project'"),
+        (lambda: ul.Gemini("m", environment={}), "set GEMINI_API_KEY or GOOGLE_API_KEY"),
+        (lambda: ul.Gemini("m", client=Gemini([]), thinking_budget=-2), "thinking_budget"),
         (lambda: ul.VertexAI("m", client=Gemini([]), safety_settings=["x"]), "safety_settings"),
         (lambda: ul.VertexAI("m", client=Gemini([]), projects="x"), "VertexAI\\(\\) has no option 'projects'"),
     ):
@@ -396,12 +400,52 @@ def test_the_real_client_of_google_asks_a_server():
     server = Server(serve, "gemini")
     server.start()
     try:
-        client = genai.Client(api_key="k", http_options={"base_url": f"http://127.0.0.1:{server.port}"})
-        model = ul.VertexAI("gemini-2.5-flash", client=client)
-        state = ask.run("Capital?", backend=model)
-        assert (state["answer"], state.usage.prompt_tokens) == ("Paris", 7)
-        assert ask.run("Capital?", backend=model, stream=True)["answer"] == "Paris"
-        assert asked[0]["systemInstruction"]["parts"][0]["text"] == "Be brief."
-        assert asked[0]["generationConfig"]["maxOutputTokens"] == 8
+        address = f"http://127.0.0.1:{server.port}"
+        for model in (
+            ul.VertexAI("gemini-2.5-flash", client=genai.Client(api_key="k", http_options={"base_url": address})),
+            ul.Gemini("gemini-2.5-flash", environment={"GEMINI_API_KEY": "k"}, base_url=address, thinking_budget=0),
+        ):
+            state = ask.run("Capital?", backend=model)
+            assert (state["answer"], state.usage.prompt_tokens) == ("Paris", 7)
+            assert ask.run("Capital?", backend=model, stream=True)["answer"] == "Paris"
+            assert asked[-1]["systemInstruction"]["parts"][0]["text"] == "Be brief."
+            assert asked[-1]["generationConfig"]["maxOutputTokens"] == 8
+        assert list(asked[-1]["generationConfig"]["thinkingConfig"].values()) == [0]
     finally:
         server.close()
+
+
+def test_a_budget_for_thinking_is_sent_and_counted():
+    client = Gemini(["Paris", "Paris"])
+    model = ul.Gemini("gemini-2.5-flash", client=client, thinking_budget=512)
+    assert ask.run("Capital?", backend=model)["answer"] == "Paris"
+    assert client.asked[0]["config"]["thinking_config"] == {"thinking_budget": 512}
+    assert model.capabilities.thinking_tokens == 512
+    assert model.capabilities.name == "gemini gemini-2.5-flash"
+    ask.run("Capital?", backend=ul.Gemini("gemini-2.5-flash", client=client)).sync()
+    assert "thinking_config" not in client.asked[1]["config"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "enforced"),
+    [
+        ({"type": "array", "items": {"type": "integer", "minimum": 0}}, True),
+        ({"enum": ["a", 1]}, True),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}, True),
+        ({"$ref": "#/$defs/A", "$defs": {"A": {"type": "object", "properties": {"x": {"type": "string"}}}}}, True),
+        ({"type": "string", "pattern": "a+"}, False),
+        ({"type": "string", "format": "date"}, False),
+        ({"enum": [True]}, False),
+        ({"oneOf": [{"type": "string"}]}, False),
+        ({"$ref": "#/$defs/A", "$defs": {"A": {"type": "array", "items": {"$ref": "#/$defs/A"}}}}, False),
+    ],
+)
+def test_gemini_enforces_the_keywords_that_google_names_and_the_rest_is_validated(schema: Any, enforced: bool):
+    model = ul.Gemini("m", client=Gemini([]))
+    assert model.enforces(ConstraintSpec("json_schema", json.dumps(schema))) is enforced
+
+
+def test_gemini_chooses_by_a_schema():
+    client = Gemini(['{"answer": "no"}'])
+    state = decide.run(backend=ul.Gemini("m", client=client))
+    assert (state["sure"], state.get_meta_info("sure")["guarantee"]) == ("no", "enforced")

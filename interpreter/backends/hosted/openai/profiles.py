@@ -16,14 +16,25 @@ from typing import Literal
 from .....lang import checks
 from .....lang.errors import CapabilityError, ParameterError, shown, unknown_option
 from .....lang.protocol import Capabilities, ConstraintKind, ConstraintSpec
-from ..constraint_params import ANSWER, WRAPPING_TOKENS, ConstraintParams, Fields, NotStrict, of_members, strict
+from ..constraint_params import (
+    ANSWER,
+    WRAPPING_TOKENS,
+    ConstraintParams,
+    Fields,
+    NotStrict,
+    for_google,
+    of_members,
+    strict,
+)
 
 BREAKPOINT_SECONDS = 1800.0
 
 BASIC = frozenset({"temperature", "top_p", "frequency_penalty", "presence_penalty", "logit_bias", "seed"})
 EXTENDED = BASIC | {"top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "min_tokens"}
 
-SchemaWay = Literal["", "strict", "response_format", "chat_response_format", "json_object", "structured_outputs"]
+SchemaWay = Literal[
+    "", "strict", "response_format", "chat_response_format", "google", "json_object", "structured_outputs"
+]
 RegexWay = Literal["", "pattern", "regex", "structured_outputs"]
 ChoicesWay = Literal["", "enum", "regex", "grammar", "structured_outputs"]
 GrammarsWay = Literal["", "grammar", "ebnf", "structured_outputs"]
@@ -38,8 +49,8 @@ class Profile:
         chat, completion: which of the two APIs it has.
         max_tokens: how the limit of a chat request is called.
         schemas: how a JSON Schema is enforced: "strict" and "response_format" by `response_format`, in OpenAI's subset
-            or any schema, "chat_response_format" in chats alone; "json_object" with the schema next to it;
-            "structured_outputs" as vLLM takes it; "" not.
+            or any schema, "chat_response_format" in chats alone, "google" with the keywords that Google enforces;
+            "json_object" with the schema next to it; "structured_outputs" as vLLM takes it; "" not.
         regexes: "pattern" inside a strict schema; "regex" as SGLang, "structured_outputs" as vLLM takes it; "" not.
         choices: "enum" inside a strict schema; "grammar" as llama.cpp takes it; "regex", "structured_outputs"; "" not.
         grammars: of GBNF: "grammar" as llama.cpp, "ebnf" as SGLang, "structured_outputs" as vLLM takes it; "" not.
@@ -285,6 +296,8 @@ def _schema(source: str, profile: Profile, mode: Mode) -> ConstraintParams | Non
                 return ConstraintParams(_response_format(schema), "json" if wrapped else "")
             case "response_format" | "chat_response_format", "chat":
                 return ConstraintParams(_response_format(json.loads(source)))
+            case "google", "chat":
+                return ConstraintParams(_response_format(for_google(source)))
             case "response_format", "completion":
                 return ConstraintParams({"json_schema": source})
             case "json_object", "chat":
