@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .interpreter.backends.hosted.litellm import LiteLLM as LiteLLM
     from .interpreter.backends.hosted.openai.backend import OpenAI as OpenAI
     from .interpreter.backends.hosted.openai.profiles import Profile as Profile
+    from .interpreter.backends.hosted.openrouter import OpenRouter as OpenRouter
     from .interpreter.backends.hosted.sglang.endpoint import RuntimeEndpoint as RuntimeEndpoint
     from .interpreter.backends.hosted.vertexai import VertexAI as VertexAI
     from .interpreter.backends.runtime import Runtime as Runtime
@@ -135,6 +136,7 @@ _HOMES = {
     "interpreter.backends.hosted.litellm": ("LiteLLM",),
     "interpreter.backends.hosted.openai.backend": ("OpenAI",),
     "interpreter.backends.hosted.openai.profiles": ("Profile",),
+    "interpreter.backends.hosted.openrouter": ("OpenRouter",),
     "interpreter.backends.hosted.sglang.endpoint": ("RuntimeEndpoint",),
     "interpreter.backends.hosted.vertexai": ("VertexAI",),
     "interpreter.backends.runtime": ("Runtime",),

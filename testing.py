@@ -9,8 +9,8 @@
 
 A server answers from `with` to the end of its block, which raises what went wrong with the script. Scripts are those of
 `Echo`: a dict, a list, or a function of the text. `Fault` says what a provider can do to its clients, and `faults=`
-makes it do so at the requests that are named. `VLLM`, `SGLANG`, `LLAMA_CPP` and `REASONING` are features to play: other
-servers of the OpenAI dialect, and models that take few parameters.
+makes it do so at the requests that are named. `VLLM`, `SGLANG`, `LLAMA_CPP`, `OPENROUTER` and `REASONING` are features
+to play: other servers of the OpenAI dialect, and models that take few parameters.
 `FakeSGLang` is a server for `RuntimeEndpoint`, with its own API.
 """
 
@@ -23,12 +23,13 @@ if importlib.util.find_spec("h11") is None:
 
 from .interpreter.fakes.anthropic import AnthropicFeatures, FakeAnthropic
 from .interpreter.fakes.openai import FakeOpenAI
-from .interpreter.fakes.openai_requests import LLAMA_CPP, REASONING, SGLANG, VLLM, OpenAIFeatures
+from .interpreter.fakes.openai_requests import LLAMA_CPP, OPENROUTER, REASONING, SGLANG, VLLM, OpenAIFeatures
 from .interpreter.fakes.server import Fault, Unreachable
 from .interpreter.fakes.sglang import FakeSGLang
 
 __all__ = [
     "LLAMA_CPP",
+    "OPENROUTER",
     "REASONING",
     "SGLANG",
     "VLLM",

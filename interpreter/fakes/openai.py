@@ -321,6 +321,14 @@ class FakeOpenAI(FakeProvider):
             model: {"id": model, "object": "model", "created": 0, "owned_by": self.features.owned_by}
             for model in self.models
         }
+        if self.features.supported_parameters:
+            for entry in entries.values():
+                entry |= {
+                    "supported_parameters": sorted(self.features.supported_parameters),
+                    "context_length": 128_000,
+                    "pricing": {"prompt": "0.000001", "completion": "0.000002", "input_cache_read": "0.0000005"},
+                    "architecture": {"input_modalities": ["text", "image"]},
+                }
         route = _route(path)
         if route == "models":
             return {"object": "list", "data": list(entries.values())}

@@ -37,6 +37,7 @@ class OpenAIFeatures:
         extras: parameters of other servers: "structured_outputs", "continue_final_message", "top_k", "grammar", ...
         names_stop: answers say which stop ended them, as vLLM's.
         owned_by: what GET /v1/models says.
+        supported_parameters: that GET /v1/models names for each model, with prices, as OpenRouter; none for neither.
         breakpoints: parts of messages, answers apart, may have a `prompt_cache_breakpoint`.
     """
 
@@ -54,6 +55,7 @@ class OpenAIFeatures:
     names_stop: bool = False
     owned_by: str = "system"
     breakpoints: bool = False
+    supported_parameters: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         checks.record(self)
@@ -185,6 +187,8 @@ class ChatBody(_Sampled, kw_only=True):
     metadata: dict[str, str] | None = None
     prompt_cache_key: str | None = None
     # Of other servers, too.
+    provider: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
 
@@ -205,9 +209,10 @@ class CompletionBody(_Sampled, kw_only=True):
 
 
 _SAMPLING = {"top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids"}
+_ROUTED = {"provider", "reasoning"}
 _CONTINUING = {"continue_final_message", "add_generation_prompt"}
 EXTRAS = frozenset(
-    {*_SAMPLING, *_CONTINUING, "structured_outputs", "cache_salt", "regex", "json_schema", "grammar", "ebnf"}
+    {*_SAMPLING, *_CONTINUING, *_ROUTED, "structured_outputs", "cache_salt", "regex", "json_schema", "grammar", "ebnf"}
 )
 
 # Servers and models to play.
@@ -222,6 +227,16 @@ SGLANG = OpenAIFeatures(
     stops=16, extras=frozenset({*_SAMPLING, *_CONTINUING, "regex", "json_schema", "ebnf"}), owned_by="sglang"
 )
 LLAMA_CPP = OpenAIFeatures(stops=16, extras=frozenset({"top_k", "min_p", "grammar"}), owned_by="llamacpp")
+OPENROUTER = OpenAIFeatures(
+    completions=False,
+    extras=frozenset({*_ROUTED, "top_k", "min_p", "repetition_penalty"}),
+    supported_parameters=frozenset(
+        {
+            *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
+            *("seed", "stop", "max_tokens", "response_format", "structured_outputs"),
+        }
+    ),
+)
 
 B = TypeVar("B", ChatBody, CompletionBody)
 

@@ -4,7 +4,7 @@ A provider is one file or package with a subclass (docs/add_a_backend.md):
 
     HostedBackend                   options, session, start, what no provider can do
     ├── OpenAIDialect               requests and answers of `/chat/completions` and `/completions`
-    │   ├── OpenAI                  by OpenAI's SDK
+    │   ├── OpenAI, OpenRouter      by OpenAI's SDK
     │   └── TranslatedBackend       by another client, for which a `Translator` stands in
     │       ├── LiteLLM
     │       └── VertexAI, Gemini

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import umbel as ul
 from umbel.lang.protocol import Backend
-from umbel.testing import LLAMA_CPP, VLLM, AnthropicFeatures, FakeAnthropic, FakeOpenAI, FakeSGLang
+from umbel.testing import LLAMA_CPP, OPENROUTER, VLLM, AnthropicFeatures, FakeAnthropic, FakeOpenAI, FakeSGLang
 
 from ... import conformance
 from ...test_examples import NAMES, load
@@ -56,6 +56,13 @@ def llama_cpp(story: Story) -> Iterator[Backend]:
         yield ul.OpenAI(
             "gpt-4o", base_url=server.base_url, api_key=server.api_key, profile="llama.cpp", mode="completion"
         )
+
+
+@contextmanager
+def openrouter(story: Story) -> Iterator[Backend]:
+    """Many providers at one address, with a list that says what each model takes."""
+    with FakeOpenAI(Storyteller(story), features=OPENROUTER) as server:
+        yield ul.OpenRouter("gpt-4o", base_url=server.base_url, api_key=server.api_key)
 
 
 @contextmanager
@@ -108,6 +115,7 @@ HOSTED = (
     openai_completion,
     vllm_chat,
     llama_cpp,
+    openrouter,
     claude,
     newer_claude,
     older_claude,

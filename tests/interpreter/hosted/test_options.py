@@ -41,6 +41,7 @@ MAKES: dict[str, tuple[Any, dict[str, object]]] = {
     "Anthropic": (ul.Anthropic, {"model": "claude-haiku-4-5", "api_key": "key-of-this"}),
     "LiteLLM": (ul.LiteLLM, {"model": "a/b"}),
     "VertexAI": (ul.VertexAI, {"model": "m", "client": Gemini([])}),
+    "OpenRouter": (ul.OpenRouter, {"model": "a/b", "api_key": "key-of-this"}),
     "Gemini": (ul.Gemini, {"model": "m", "client": Gemini([])}),
     "sgl.RuntimeEndpoint": (sgl.RuntimeEndpoint, {"base_url": HERE}),
     "sgl.OpenAI": (sgl.OpenAI, {"model_name": "m", "base_url": HERE}),

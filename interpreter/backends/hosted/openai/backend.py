@@ -183,6 +183,10 @@ class _Model(msgspec.Struct):
     id: str
     owned_by: str = ""
     max_model_len: int | None = None
+    supported_parameters: list[str] | None = None  # of OpenRouter, with what stands below
+    context_length: int | None = None
+    pricing: dict[str, Any] | None = None  # dollars for one token, as texts
+    architecture: dict[str, Any] | None = None
 
 
 class _List(msgspec.Struct):
@@ -205,6 +209,10 @@ class Models:
         written = ", ".join(repr(name) for name in near) or "none at all"
         more = f" and {len(names) - len(near)} more" if len(names) > len(near) else ""
         raise RequestError(f"{provider.name}: {provider.host} has no model {model!r}; it has {written}{more}")
+
+    def find(self, model: str) -> _Model | None:
+        """Returns the entry of a model."""
+        return next((each for each in self.models if each.id == model), None)
 
     def owner_of(self, model: str) -> str:
         return next(each.owned_by for each in self.models if each.id == model)
