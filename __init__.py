@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .interpreter.backends.hosted.anthropic.backend import Anthropic as Anthropic
     from .interpreter.backends.hosted.gemini import Gemini as Gemini
     from .interpreter.backends.hosted.litellm import LiteLLM as LiteLLM
+    from .interpreter.backends.hosted.ollama import Ollama as Ollama
     from .interpreter.backends.hosted.openai.backend import OpenAI as OpenAI
     from .interpreter.backends.hosted.openai.profiles import Profile as Profile
     from .interpreter.backends.hosted.openrouter import OpenRouter as OpenRouter
@@ -134,6 +135,7 @@ _HOMES = {
     "interpreter.backends.hosted.anthropic.backend": ("Anthropic",),
     "interpreter.backends.hosted.gemini": ("Gemini",),
     "interpreter.backends.hosted.litellm": ("LiteLLM",),
+    "interpreter.backends.hosted.ollama": ("Ollama",),
     "interpreter.backends.hosted.openai.backend": ("OpenAI",),
     "interpreter.backends.hosted.openai.profiles": ("Profile",),
     "interpreter.backends.hosted.openrouter": ("OpenRouter",),

@@ -6,7 +6,7 @@ A provider is one file or package with a subclass (docs/add_a_backend.md):
     ├── OpenAIDialect               requests and answers of `/chat/completions` and `/completions`
     │   ├── OpenAI, OpenRouter      by OpenAI's SDK
     │   └── TranslatedBackend       by another client, for which a `Translator` stands in
-    │       ├── LiteLLM
+    │       ├── LiteLLM, Ollama
     │       └── VertexAI, Gemini
     ├── Anthropic                   the Messages API
     └── RuntimeEndpoint             a server by its address: SGLang's own API, or the OpenAI dialect

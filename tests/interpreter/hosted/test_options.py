@@ -42,6 +42,7 @@ MAKES: dict[str, tuple[Any, dict[str, object]]] = {
     "LiteLLM": (ul.LiteLLM, {"model": "a/b"}),
     "VertexAI": (ul.VertexAI, {"model": "m", "client": Gemini([])}),
     "OpenRouter": (ul.OpenRouter, {"model": "a/b", "api_key": "key-of-this"}),
+    "Ollama": (ul.Ollama, {"model": "m"}),
     "Gemini": (ul.Gemini, {"model": "m", "client": Gemini([])}),
     "sgl.RuntimeEndpoint": (sgl.RuntimeEndpoint, {"base_url": HERE}),
     "sgl.OpenAI": (sgl.OpenAI, {"model_name": "m", "base_url": HERE}),
@@ -63,7 +64,7 @@ def test_a_value_of_a_wrong_kind_is_refused_where_it_is_given(
     if "model_name" in usual and option == "model":
         return  # the frame has its own name of it
     make(**usual)
-    numeric = option.endswith(("timeout", "_budget")) or option.startswith("max_")
+    numeric = option.endswith(("timeout", "_budget")) or option.startswith(("max_", "num_", "keep_"))
     for value in (WRONG if numeric else NUMBER).values():
         with pytest.raises((ul.ParameterError, ul.TemplateError)) as raised:
             make(**{**usual, option: value})
