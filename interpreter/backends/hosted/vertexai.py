@@ -114,7 +114,8 @@ class VertexAI(GoogleModel):
 
     Args:
         model: its name.
-        project, location: at Google Cloud; None: GOOGLE_CLOUD_PROJECT, GOOGLE_CLOUD_LOCATION.
+        project: at Google Cloud; None: GOOGLE_CLOUD_PROJECT.
+        location: at Google Cloud; None: GOOGLE_CLOUD_LOCATION.
         api_key: of the Gemini API, instead of a project.
         safety_settings: category → threshold, such as {"HARM_CATEGORY_HARASSMENT": "BLOCK_NONE"}.
         thinking_budget: tokens that the model may think, out of max_tokens: 0 for none, -1 for its own choice; None
