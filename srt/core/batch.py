@@ -78,6 +78,7 @@ class StepShape(NamedTuple):
     keys: int  # attended to, summed over the rows
     prefill_rows: int  # rows of sequences with more than one
     sequences: int
+    logits: int  # rows whose logits are computed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -264,7 +265,7 @@ class Batch:
         """The amounts of work; what sequences share is counted for each of them."""
         counts = self.query_lengths.astype(np.int64)
         keys = int((counts * self.prefix_lengths + counts * (counts + 1) // 2).sum())
-        return StepShape(self.rows, keys, int(counts[counts > 1].sum()), len(counts))
+        return StepShape(self.rows, keys, int(counts[counts > 1].sum()), len(counts), len(self.logit_rows))
 
     @property
     def outputs(self) -> NDArray[np.int64]:

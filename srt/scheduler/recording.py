@@ -1,7 +1,9 @@
 """Records the calls and steps of an engine for the simulator, without a token of any text.
 
 A sequence is written as the earlier sequence that it shares the longest prefix with, how many tokens they share, and
-how many are its own. That is all a radix tree depends on. docs/simulator.md has the format.
+how many are its own. That is all a radix tree depends on. A step says which texts ran more rows than the one of their
+newest token: those of tokens that a constraint has forced, and of guesses, with how many were right. docs/simulator.md
+has the format.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ from __future__ import annotations
 import json
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,9 +35,20 @@ from ..core.messages import (
     ToEngine,
     Tokens,
 )
+from .request import Generation, Request
+from .step import PlannedRows, StepPlan
 
+FORMAT = 2
 WARM_UP = 0  # the id of the engine's own request, which is not recorded
 _BYTES = 4  # of a token
+
+
+class _Ahead(NamedTuple):
+    """Rows of a text after that of its newest token. `known`: tokens of the text whose rows had run, and that one."""
+
+    rows: PlannedRows
+    known: int
+    forced: int
 
 
 class EngineRecorder:
@@ -57,8 +71,12 @@ class EngineRecorder:
         self._count = 0  # sequences
         self._names: dict[tuple[str, str], int] = {}  # (kind, name) → number
         self._open: dict[int, tuple[int, array[int]]] = {}  # call → its sequence, its prompt and answer so far
+        self._held: dict[int, EngineGenerate] = {}  # calls whose constraint is being made: they come when it is there
+        self._asked: set[int] = set()  # calls that have not ended
+        self._requests: dict[int, Request] = {}  # of calls with rows that ran
+        self._ahead: list[_Ahead] = []  # of the step that runs
         self._shape: StepShape | None = None
-        self._write({"recording": 1, **facts})
+        self._write({"recording": FORMAT, **facts})
 
     def close(self) -> None:
         self._file.close()
@@ -70,9 +88,10 @@ class EngineRecorder:
                 if self._refused(message.schedule, token_ids) or message.marks:
                     self._skip("generate", now)
                     return
-                sampled = not message.sampling.greedy
-                number = self._call("generate", id, [token_ids], message.schedule, now, sampled=sampled)
-                self._open[id] = (number, array("i", token_ids))
+                if message.constraint is None:
+                    self._generation(message, now)
+                else:
+                    self._held[id] = message
             case EngineScore(id=id, sequences=sequences):
                 if self._refused(message.schedule, *sequences) or message.marks:
                     self._skip("score", now)
@@ -86,15 +105,37 @@ class EngineRecorder:
             case EngineChoose() | EngineEmbed() | EngineAbort():
                 self._skip(type(message).__name__, now)
 
+    def opened(self, held: Collection[int], now: float) -> None:
+        """Notes which calls still wait for their constraint; the others come now."""
+        for id in [id for id in self._held if id not in held]:
+            self._generation(self._held.pop(id), now)
+
+    def planned(self, plan: StepPlan) -> None:
+        """Notes a plan, before its rows count as computed."""
+        self._ahead.clear()
+        for rows in plan.planned:
+            request = rows.request
+            if not isinstance(request.job, Generation):
+                continue
+            began = request.message_id in self._requests  # else a prompt may be cached, and chooses no token
+            self._requests[request.message_id] = request
+            known = max(0, request.reached - request.prompt_length + 1) if began else 0
+            forced = max(0, rows.end - request.prompt_length - known)
+            if forced or rows.guessed is not None:
+                self._ahead.append(_Ahead(rows, known, forced))
+
     def launched(self, shape: StepShape) -> None:
         """Notes the shape of a step that is being launched."""
         self._shape = shape
 
-    def stepped(self, seconds: float, events: Iterable[FromEngine], now: float) -> None:
-        """Notes the end of a step: how long it took in all, and what it answered."""
+    def stepped(self, started: float, events: Iterable[FromEngine], now: float, *, goes_on: bool) -> None:
+        """Notes the end of a step, and what it answered. started: on the clock. goes_on: work is left."""
         shape, self._shape = self._shape, None
         if shape is not None and self._began is not None:
-            self._write({"step": list(shape), "seconds": seconds})
+            more: dict[str, object] = {"ahead": [_counts(ahead) for ahead in self._ahead]} if self._ahead else {}
+            more |= {"more": 1} if goes_on else {}
+            times = {"at": self._at(started), "seconds": round(now - started, 6)}
+            self._write({"step": list(shape), **times, **more})
         for event in events:
             match event:
                 case Tokens(id=id, token_ids=token_ids) if id in self._open:
@@ -106,15 +147,29 @@ class EngineRecorder:
                     if event.healed:
                         del tokens[event.prompt_tokens - 1]
                     self._grow(number, prompt, tokens)
+                    request = self._requests.pop(id, None)
+                    chosen = 0 if request is None else max(0, request.reached - request.prompt_length + 1)
                     replaced = {"replaced": 1} if event.healed else {}
-                    self._write({"end": id, "at": self._at(now), "tokens": made, **replaced})
-                case ScoreEnded(id=id) | EngineFailed(id=id) if id != WARM_UP:
+                    tail = {"tail": made - chosen} if made > chosen else {}
+                    self._end(event, now, {"tokens": made, **tail, **replaced})
+                case ScoreEnded(id=id) if id in self._asked:
+                    self._end(event, now, {"tokens": 0})
+                case EngineFailed(id=id) if id in self._asked:
                     self._open.pop(id, None)
+                    self._requests.pop(id, None)
+                    self._asked.discard(id)
                     self._write({"end": id, "at": self._at(now), "tokens": 0})
+                case EngineFailed(id=id) if self._held.pop(id, None) is not None:
+                    self._skip("generate", now)
         if shape is not None:
             self._file.flush()
 
     # ------------------------------------------------------------------ how
+
+    def _generation(self, message: EngineGenerate, now: float) -> None:
+        sampled = not message.sampling.greedy
+        number = self._call("generate", message.id, [message.token_ids], message.schedule, now, sampled=sampled)
+        self._open[message.id] = (number, array("i", message.token_ids))
 
     def _call(
         self, kind: str, id: int, sequences: Sequence[Sequence[int]], schedule: Schedule, now: float, **more: int
@@ -126,8 +181,15 @@ class EngineRecorder:
         for key, name in (("salt", schedule.salt), ("program", schedule.program_id), ("group", schedule.fork_group)):
             if name:
                 record[key] = self._names.setdefault((key, name), len(self._names) + 1)
+        if kind != "hint":
+            self._asked.add(id)
         self._write({**record, **more})
         return first
+
+    def _end(self, event: Ended | ScoreEnded, now: float, facts: Mapping[str, int]) -> None:
+        self._asked.discard(event.id)
+        counts = {"prompt": event.prompt_tokens, "cached": event.cached_tokens}
+        self._write({"end": event.id, "at": self._at(now), **facts, **counts})
 
     def _skip(self, what: str, now: float) -> None:
         self._write({"skipped": what, "at": self._at(now)})
@@ -166,6 +228,16 @@ class EngineRecorder:
 
     def _write(self, record: Mapping[str, object]) -> None:
         self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
+
+
+def _counts(ahead: _Ahead) -> list[object]:
+    """Returns what a step says of a text: call, known, forced, guessed and right tokens, the source of the guesses."""
+    rows, known, forced = ahead
+    request = rows.request
+    guesses = len(rows.guesses)
+    right = max(0, min(rows.right_guesses, request.reached - rows.end))
+    source = "" if rows.guessed is None else rows.guessed.source
+    return [request.message_id, known, forced, guesses, right, source]
 
 
 def _common(left: bytes, right: bytes) -> int:

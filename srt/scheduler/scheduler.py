@@ -225,6 +225,9 @@ class Scheduler:
             self._trace_begin(trace)
         started = self._clock.now()
         self._begin_step(started)
+        if self._recorder is not None:
+            held = {request.message_id for request in self._table.held.values()}
+            self._recorder.opened(held, self._clock.now())
         if self._in_flight and (self._planner.short or self._in_flight[0].delays_too_many):
             self._complete()
         ahead = 1 if self._launch(started) and self._async_runner is not None else 0
@@ -243,8 +246,7 @@ class Scheduler:
             self._counters.cache_events += sum(len(message.events) for message in changes)
             events[:0] = changes
         if self._recorder is not None:
-            now = self._clock.now()
-            self._recorder.stepped(now - started, events, now)
+            self._recorder.stepped(started, events, self._clock.now(), goes_on=not self.idle)
         if trace is not None:
             trace.enter(HostPhase.RESTING if self._rested else HostPhase.OUTSIDE)
         return events
@@ -544,6 +546,8 @@ class Scheduler:
             plan = self._planner.plan(step_running=before is not None)
             if not plan.planned:
                 return False
+            if self._recorder is not None:
+                self._recorder.planned(plan)
             self._commit.begin(plan)
             if trace is not None:
                 trace.enter(HostPhase.LAUNCH)

@@ -22,6 +22,12 @@ def mix(values: Hashes) -> Hashes:
     return values ^ (values >> np.uint64(31))
 
 
+def hash_rows(token_ids: NDArray[np.integer], positions: NDArray[np.integer]) -> Hashes:
+    """Hashes tokens with their places. The sum of those of a text, which wraps around, is the hash of the text. [R]"""
+    with np.errstate(over="ignore"):
+        return mix(token_ids.astype(np.uint64) * np.uint64(0x100000001B3) + mix(positions.astype(np.uint64)))
+
+
 class AnswerTokens(Protocol):
     """Chooses tokens of answers by hashes."""
 

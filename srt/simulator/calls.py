@@ -9,11 +9,11 @@ name of its variable.
 """
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +27,29 @@ from .workload import Branch, Fork, Gen, Image, Ops, Program, Select, Text, Var,
 TokenArray = NDArray[np.int32]
 
 
+class RowsAhead(NamedTuple):
+    """Rows of a text after that of its newest token, in one step.
+
+    Attributes:
+        forced: those of tokens that a constraint has forced.
+        guessed, right: those of guesses, and the first ones of them that the text has repeated.
+        source: of the guesses.
+    """
+
+    forced: int
+    guessed: int
+    right: int
+    source: str
+
+
 @dataclass(frozen=True, slots=True)
 class SimulatedCall:
     """A call of a program: a generation, or with `choices` a select.
 
     `prompt`: parts, or the token ids.
     `sampled`: equal calls get different answers.
+    `ahead`: where rows run after that of the newest token, by the tokens of the answer so far.
+    `tail`: tokens at the end of the answer, after the `max_tokens`, that are forced: none of their rows runs.
     """
 
     prompt: tuple[Part, ...] | TokenArray
@@ -40,6 +57,8 @@ class SimulatedCall:
     sampled: bool = False
     choices: tuple[str, ...] = ()
     origin: Origin = field(default_factory=Origin)
+    ahead: Mapping[int, RowsAhead] = field(default_factory=dict)
+    tail: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,7 +214,7 @@ class _CoarseReplica:
         rows, keys, parts = self._fill()
         decoding = len(self._decoding)
         if parts:
-            shape = StepShape(rows + decoding, keys + self._keys, rows, len(parts) + decoding)
+            shape = StepShape(rows + decoding, keys + self._keys, rows, len(parts) + decoding, len(parts) + decoding)
             seconds = self._model.seconds(shape)
             self._events.at(began + seconds, lambda: self._end_prompts(parts, seconds))
         elif decoding:
@@ -339,7 +339,7 @@ class _CoarseReplica:
     def _decode_seconds(self, steps: int) -> float:
         """Sums the next decode steps: in each, every sequence attends to one key more."""
         count = len(self._decoding)
-        first = self._model.seconds(StepShape(count, self._keys, 0, count))
+        first = self._model.seconds(StepShape(count, self._keys, 0, count, count))
         return steps * first + self._model.key * count * steps * (steps - 1) / 2
 
     def _cut(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...lang.errors import ParameterError
+from ...lang.errors import ParameterError, shown
 from ...lang.runtime_options import RuntimeOptions
 from ..launch import LEAST_AHEAD, open_tokenizer
 from ..placement.policies import POLICIES
@@ -25,6 +25,7 @@ from .recorded import RecordingPlayer, is_recording, read_recording
 from .report import draw_svg, lines_of, page_of
 from .step_model import (
     DEFAULT_STEPS,
+    LEAST_STEPS,
     StepModel,
     fit,
     read_step_model,
@@ -36,6 +37,7 @@ from .tiers import TierModel, parse_tiers
 from .workload import read_workload
 
 MOST_REPLICAS = 10_000
+MOST_ERROR = 0.15  # of the throughput of a recording that is checked
 MOST_COUNTED = 20_000_000  # prompt tokens; the optimum of more is not counted
 
 
@@ -84,6 +86,46 @@ def simulate(scenario: Scenario, plan: Plan) -> tuple[SimulationResult, Measurem
     host.finish()
     result = measurements.result("coarse" if plan.coarse else "exact", plan.policy, measurements.optimum())
     return result, measurements
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A recording next to its simulation. `counters`: name → recorded, simulated; `seconds`, `fit` likewise."""
+
+    calls: int
+    counters: dict[str, tuple[int, int]]
+    seconds: tuple[float, float]
+    steps: StepModel
+
+    @property
+    def equal(self) -> bool:
+        return all(recorded == simulated for recorded, simulated in self.counters.values())
+
+    @property
+    def throughput_error(self) -> float:
+        """Of the simulated calls a second, relative to the recorded ones."""
+        recorded, simulated = self.seconds
+        return recorded / max(simulated, 1e-9) - 1
+
+
+def check(path: Path, steps: StepModel | None = None) -> Check:
+    """Simulates a recording on a replica like the one that was recorded.
+
+    steps: None: a fit of the recording's own steps, or the usual model where these are too few.
+
+    Raises:
+        ParameterError: the file is no recording.
+    """
+    recording = read_recording(path)
+    if steps is None:
+        recorded, model = read_steps(path)
+        enough = len(recorded) >= LEAST_STEPS
+        steps = fit(recorded, machine=this_machine(), model=model) if enough else DEFAULT_STEPS
+    result, measurements = simulate(open_scenario(str(path)), Plan(steps=steps))
+    of_calls = {"prompt_tokens": result.prompt_tokens, "cached_tokens": measurements.found}  # without hints
+    simulated = measurements.counters | of_calls
+    counters = {name: (count, int(simulated[name])) for name, count in recording.totals.items()}
+    return Check(result.calls, counters, (recording.seconds, result.seconds), steps)
 
 
 # ------------------------------------------------------------------------------------------------- workloads
@@ -160,6 +202,8 @@ def main(arguments: Sequence[str]) -> int:
         raise ParameterError("nothing to simulate; write a workload file, a recording, or prefixes=64,prefix=1000")
     if not 1 <= options.replicas <= MOST_REPLICAS:
         raise ParameterError(f"--replicas {options.replicas}; write 1 to {MOST_REPLICAS:,}")
+    if options.check:
+        return _check(options.workload, None if steps is None else read_step_model(steps))
     arrivals = None if options.arrivals is None else parse_arrivals(options.arrivals, options.seed)
     scenario = open_scenario(
         options.workload, arrivals, model=options.model, settings=_settings(options), first=options.first
@@ -212,6 +256,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", metavar="FILE", help="write the figures")
     parser.add_argument("--svg", metavar="FILE", help="draw them")
     parser.add_argument("--html", metavar="FILE", help="write a page with the drawing and all figures")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="simulate a recording as it was made, and compare: counters, and calls a second",
+    )
     parser.add_argument("--measure", metavar="MODEL", help="run this model, fit a step model, and write it to --steps")
     parser.add_argument("--fit", metavar="RECORDING", help="fit a step model to a recording, and write it to --steps")
     return parser
@@ -249,13 +298,38 @@ def _make_steps(options: argparse.Namespace, target: Path | None) -> int:
     print(f"{len(recorded)} steps of {model} on {found.machine}")
     print(
         f"seconds = {found.step:.3g} + {found.row:.3g} rows + {found.key:.3g} keys"
-        f" + {found.prefill_row:.3g} prefill rows + {found.sequence:.3g} sequences"
+        f" + {found.prefill_row:.3g} prefill rows + {found.sequence:.3g} sequences + {found.logit:.3g} logits"
     )
     print(
         f"on {error.steps} steps that were left out: median error {error.median:.1%}, mean {error.mean:.1%}, "
         f"of their sum {error.total:+.1%}"
     )
     return 0
+
+
+def _check(workload: str, steps: StepModel | None) -> int:
+    """Prints a recording next to its simulation. Returns 1 where they differ by more than they should."""
+    path = Path(workload).expanduser()
+    if not is_recording(path):
+        raise ParameterError(f"{shown(workload)} is no recording; --check takes one: debug={{'recording': FILE}}")
+    found = check(path, steps)
+    print("\n".join(lines_of_check(found)))
+    return 0 if found.equal and abs(found.throughput_error) <= MOST_ERROR else 1
+
+
+def lines_of_check(found: Check) -> list[str]:
+    """Returns a recording next to its simulation, as lines for a terminal."""
+    recorded, simulated = found.seconds
+    rows = [(name.replace("_", " "), f"{one:,}", f"{other:,}") for name, (one, other) in found.counters.items()]
+    rows += [("seconds", f"{recorded:.3f}", f"{simulated:.3f}")]
+    rates = [f"{found.calls / max(seconds, 1e-9):,.2f}" for seconds in found.seconds]
+    error = found.steps.held_out
+    return [
+        f"{'':20}{'recorded':>12}{'simulated':>12}",
+        *(f"{name:20}{one:>12}{other:>12}" for name, one, other in [*rows, ("calls a second", *rates)]),
+        f"counters {'are equal' if found.equal else 'differ'}; throughput is off by {found.throughput_error:+.1%}"
+        + ("" if error is None else f"; median error of a step that the fit left out: {error.median:.0%}"),
+    ]
 
 
 def _write(options: argparse.Namespace, result: SimulationResult, measurements: Measurements, command: str) -> None:

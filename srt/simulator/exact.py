@@ -53,10 +53,11 @@ from ..scheduler.scheduler import Scheduler, SchedulerConfig
 from ..tiers.names import PAGE_TOKENS, PageScheme
 from ..tiers.tier import Payload
 from ..tokenizer.tokenizer import Tokenizer
-from .answers import AnswerTokens, mix
+from .answers import AnswerTokens, hash_rows, mix
 from .calls import Answered, SimulatedCall
 from .events import EventClock, Events
 from .measurements import Measurements
+from .replayed_guesses import ReplayedGuesses
 from .step_model import StepModel
 from .tiers import TOKEN_BYTES, TierModel, open_access, rooms_of
 
@@ -105,6 +106,7 @@ class SimulatedRunner:
         self.pages = SimulatedPages(self)
         self.model = model
         self._tokens = tokens
+        self.guesses = ReplayedGuesses(tokens, vocab)
         self._chooser = _EvenChooser()
         self.clear()
 
@@ -119,7 +121,8 @@ class SimulatedRunner:
         return {"kernels": "simulated"}
 
     def forward(self, batch: Batch) -> Logits:
-        seconds = self.model.seconds(batch.shape)
+        shape = batch.shape
+        seconds = self.model.seconds(shape._replace(logits=shape.logits - self.guesses.forced_rows))
         self.busy += seconds
         self.clock.move_to(self.clock.now() + seconds)
         of_rows = self._write(batch)
@@ -136,8 +139,7 @@ class SimulatedRunner:
     def _write(self, batch: Batch) -> NDArray[np.uint64]:
         """Stores the hash of each row's history in its slot → the hashes. [R]"""
         with np.errstate(over="ignore"):
-            ids = batch.token_ids.astype(np.uint64) * np.uint64(0x100000001B3)
-            sums = np.cumsum(mix(ids + mix(batch.positions.astype(np.uint64))), dtype=np.uint64)
+            sums = np.cumsum(hash_rows(batch.token_ids, batch.positions), dtype=np.uint64)
             first, before = 0, np.uint64(0)
             for slots, prefix, rows in zip(
                 batch.slots, batch.prefix_lengths.tolist(), batch.query_lengths.tolist(), strict=True
@@ -188,7 +190,8 @@ class _EvenChooser:
 
 
 class _SimulatedReplica:
-    """A scheduler that steps while it has work. `answer` is called with its messages when their step has ended.
+    """A scheduler that steps while it has work. `answer` is called with its messages when their step has ended, then
+    `stepped`, before the next one begins.
 
     `beat` is its state when no step runs, as the heartbeats of an engine bring it.
     """
@@ -199,6 +202,7 @@ class _SimulatedReplica:
         runner: SimulatedRunner,
         settings: ReplicaShape,
         answer: Callable[[FromEngine], None],
+        stepped: Callable[[], None],
         tiers: PageTiers | None,
         *,
         cache_events: bool,
@@ -212,17 +216,25 @@ class _SimulatedReplica:
             cache_events=cache_events,
         )
         self.runner = runner
-        self.scheduler = Scheduler(runner, lambda _: b" w", frozenset(), config, runner.clock, tiers=tiers)
+        self.scheduler = Scheduler(
+            runner, lambda _: b" w", frozenset(), config, runner.clock, tiers=tiers, guesser=runner.guesses
+        )
         if self.scheduler.kv.pages is not None:
             rows = config.max_step_tokens or PAGE_TOKENS  # a runtime measures them at its start
-            seconds = runner.model.seconds(StepShape(rows, rows * (rows + 1) // 2, rows, 1))
+            seconds = runner.model.seconds(StepShape(rows, rows * (rows + 1) // 2, rows, 1, 1))
             self.scheduler.kv.pages.loads.rates.computed(rows, seconds)
         self.beat = self._heartbeat()
         self._events = events
-        self._answer = answer
+        self._answer, self._stepped = answer, stepped
+        self.steps = 0
         self._inbox: deque[ToEngine] = deque()
         self._stepping = False
         self._nothing_done = 0
+
+    @property
+    def works(self) -> bool:
+        """Returns whether it has something to do."""
+        return bool(self._inbox) or not self.scheduler.idle
 
     def receive(self, message: ToEngine) -> None:
         self._inbox.append(message)
@@ -246,9 +258,11 @@ class _SimulatedReplica:
 
     def _end_step(self, answers: list[FromEngine]) -> None:
         self.beat = self._heartbeat()
+        self.steps = int(self.scheduler.counters["steps"])
         for answer in answers:
             self._answer(answer)
-        if self._inbox or not self.scheduler.idle:
+        self._stepped()
+        if self.works:
             self._step()
         else:
             self._stepping = False
@@ -287,7 +301,11 @@ class ExactSimulation:
         self._ids = count(1)
         self._waiting: dict[str, Callable[[Answered], None]] = {}
         self._client = Client(self, b"simulated")
+        self._tokens = tokens
         self._tiers = tiers
+        self.on_step: Callable[[], None] = _nothing  # called when a step has ended and was answered
+        self._asked: SimulatedCall | None = None  # the call that is being asked
+        self._tails: dict[str, int] = {}  # by the request's id
         self._stores = {tier.name: tier.memory() for tier in tiers if tier.shared}
         runners = [SimulatedRunner(settings, model, tokens, tokenizer.vocab_size) for _ in range(measurements.replicas)]
         self._replicas = [
@@ -296,6 +314,7 @@ class ExactSimulation:
                 runner,
                 settings,
                 partial(self._engine_event, number),
+                lambda: self.on_step(),
                 self._open_tiers(runner),
                 cache_events=measurements.replicas > 1,
             )
@@ -329,6 +348,8 @@ class ExactSimulation:
         self._send_heartbeats()
         number = f"c{next(self._ids)}"
         self._waiting[number] = then
+        if call.tail:
+            self._tails[number] = call.tail
         prompt = _parts(call.prompt)
         request: GenRequest | ScoreRequest
         if call.choices:
@@ -338,7 +359,9 @@ class ExactSimulation:
                 max_tokens=call.max_tokens, temperature=1.0 if call.sampled else 0.0, ignore_eos=True
             )
             request = GenRequest(number, prompt, sampling, origin=call.origin)
+        self._asked = call
         self._gateway.receive(self._client, request)
+        self._asked = None
 
     def hint(self, prompt: tuple[Part, ...], origin: Origin) -> None:
         self._send_heartbeats()
@@ -360,7 +383,8 @@ class ExactSimulation:
         """Passes an answer of the gateway to the session that asked."""
         match message:
             case Final(id, (completion, *_)):
-                answer = Answered(completion.text, completion.token_ids)
+                tail = _tail(completion.token_ids, self._tails.pop(id, 0), self._tokens)
+                answer = Answered(completion.text, (*completion.token_ids, *tail))
             case Scored(id):
                 answer = Answered()
             case Failure(id):
@@ -373,6 +397,9 @@ class ExactSimulation:
         match message:
             case EngineGenerate(id=id, token_ids=token_ids):
                 self._measurements.sent(id, replica, self._events.now, [token_ids])
+                assert self._asked is not None, "a gateway sends a call without a constraint on at once"
+                self._replicas[replica].runner.guesses.add(id, self._asked.ahead)
+                self._measurements.forced += self._asked.tail
             case EngineScore(id=id, sequences=sequences):
                 self._measurements.sent(id, replica, self._events.now, sequences)
         self._replicas[replica].receive(message)
@@ -380,10 +407,29 @@ class ExactSimulation:
     def _engine_event(self, replica: int, event: FromEngine) -> None:
         match event:
             case Ended(id=id, token_ids=answer, prompt_tokens=tokens, times=times):
+                self._measurements.found += event.cached_tokens
                 self._measurements.ended(id, self._events.now, tokens, answer, times)
             case ScoreEnded(id=id, prompt_tokens=tokens):
+                self._measurements.found += event.cached_tokens
                 self._measurements.ended(id, self._events.now, tokens)
         self._gateway.engine_event(event, replica)
+
+    # ------------------------------------------------------------------ for recordings
+
+    @property
+    def single(self) -> bool:
+        """Returns whether there is one replica, whose steps can be those of a recording."""
+        return len(self._replicas) == 1
+
+    @property
+    def steps(self) -> int:
+        """The steps that have ended, of all replicas."""
+        return sum(replica.steps for replica in self._replicas)
+
+    @property
+    def works(self) -> bool:
+        """Returns whether a replica has something to do."""
+        return any(replica.works for replica in self._replicas)
 
     # ------------------------------------------------------------------ afterwards
 
@@ -393,10 +439,24 @@ class ExactSimulation:
         for number, replica in enumerate(self._replicas):
             replica.scheduler.check()
             self._measurements.worked(number, replica.runner.busy, replica.scheduler.counters)
+        self._measurements.counters["completion_tokens"] += self._measurements.forced
         for tier in self._tiers:
             loaded = int(self._measurements.counters[f"loaded_{tier.medium}_tokens"])
             if loaded:
                 self._measurements.tier_tokens[tier.name] = loaded
+
+
+def _nothing() -> None:
+    """Steps concern no one."""
+
+
+def _tail(answer: Sequence[int], count: int, tokens: AnswerTokens) -> tuple[int, ...]:
+    """Returns forced tokens after an answer: the same ones after equal answers."""
+    if not count:
+        return ()
+    places = np.arange(len(answer), len(answer) + count)
+    last = np.full(count, answer[-1] if answer else 0)
+    return tuple(tokens.pick(mix(hash_rows(last, places))).tolist())
 
 
 def _parts(prompt: tuple[Part, ...] | NDArray[np.int32]) -> tuple[Part, ...]:

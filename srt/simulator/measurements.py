@@ -113,6 +113,8 @@ class Measurements:
     keeps_sequences: bool = True
     counters: dict[str, float] = field(default_factory=dict)  # of all schedulers, added up
     tier_tokens: dict[str, int] = field(default_factory=dict)
+    found: int = 0  # prompt tokens that calls have found, as their answers say
+    forced: int = 0  # tokens at the ends of answers that no step has chosen
     _sums: list[_ReplicaSums] = field(init=False)
     _in_flight: dict[int, _InFlight] = field(default_factory=dict, init=False)
     _waiting: array[float] = field(default_factory=lambda: array("d"), init=False)

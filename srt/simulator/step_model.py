@@ -1,17 +1,20 @@
 """Estimates the duration of a step from its shape: a line through recorded steps of a real engine.
 
-    seconds = step + row · rows + key · keys + prefill_row · prefill rows + sequence · sequences
+    seconds = step + row · rows + key · keys + prefill_row · prefill rows + sequence · sequences + logit · logits
 
-The coefficients are those that make the squares of the relative errors least, and none is negative. Each fifth
-recorded step is left out of the fit, and tells how good it is.
+Rows of guesses are among the prefill rows, and cost what each logit costs as well. A step lasts until the next one
+begins where work is left: answers are sent and calls read in between. The coefficients are those that make the squares
+of the relative errors least, then all are scaled so that the steps of the fit last as long together as they did; none
+is negative. Each fifth recorded step is left out of the fit, and tells how good it is.
 """
 
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -61,6 +64,7 @@ class StepModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: float
     prefill_row: float
     sequence: float
+    logit: float = 0.0
     held_out: FitError | None = None
 
     def seconds(self, shape: StepShape) -> float:
@@ -70,19 +74,20 @@ class StepModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             + self.key * shape.keys
             + self.prefill_row * shape.prefill_rows
             + self.sequence * shape.sequences
+            + self.logit * shape.logits
         )
 
     @property
     def prefill_rate(self) -> float:
         """Prompt tokens a second, of one long prompt in chunks of 512."""
         rows = 512
-        return rows / self.seconds(StepShape(rows, rows * rows // 2, rows, 1))
+        return rows / self.seconds(StepShape(rows, rows * rows // 2, rows, 1, 1))
 
     @property
     def decode_rate(self) -> float:
         """Tokens a second that 16 sequences of 1,000 tokens generate together."""
         count = 16
-        return count / self.seconds(StepShape(count, 1_000 * count, 0, count))
+        return count / self.seconds(StepShape(count, 1_000 * count, 0, count, count))
 
 
 # Recorded with `umbel simulate --measure default`.
@@ -107,13 +112,15 @@ def fit(steps: Sequence[RecordedStep], *, machine: str, model: str) -> StepModel
     held = np.arange(len(steps)) % HELD_OUT == HELD_OUT - 1
     first = _coefficients(table[~held], seconds[~held])
     usual = seconds[~held] < _OUTLIER * (table[~held] @ first)
-    found = _coefficients(table[~held][usual], seconds[~held][usual])
+    table_used, seconds_used = table[~held][usual], seconds[~held][usual]
+    found = _coefficients(table_used, seconds_used)
+    found *= seconds_used.sum() / (table_used @ found).sum()
     estimates = table[held] @ found
     errors = np.abs(estimates - seconds[held]) / seconds[held]
     total = float(estimates.sum() / seconds[held].sum() - 1)
     error = FitError(int(held.sum()), float(np.median(errors)), float(errors.mean()), total)
-    step, row, key, prefill_row, sequence = found.tolist()
-    return StepModel(machine, model, step, row, key, prefill_row, sequence, error)
+    step, row, key, prefill_row, sequence, logit = found.tolist()
+    return StepModel(machine, model, step, row, key, prefill_row, sequence, logit, error)
 
 
 def _coefficients(table: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -139,9 +146,19 @@ def read_steps(path: Path) -> tuple[list[RecordedStep], str]:
         header, *lines = path.read_text(encoding="utf-8").splitlines()
         model = str(json.loads(header)["model"])
         records = [record for line in lines if "step" in (record := json.loads(line))]
-        return [RecordedStep(StepShape(*record["step"]), float(record["seconds"])) for record in records], model
+        return [
+            RecordedStep(StepShape(*record["step"]), _duration(record, after))
+            for record, after in zip_longest(records, records[1:])
+        ], model
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ParameterError(f"{path} is no recording of a runtime: {error!r}") from error
+
+
+def _duration(record: Mapping[str, Any], after: Mapping[str, Any] | None) -> float:  # Any: JSON
+    """Returns the seconds of a step: up to the next one where that had work at once."""
+    if after is None or not record.get("more"):
+        return float(record["seconds"])
+    return max(float(record["seconds"]), float(after["at"]) - float(record["at"]))
 
 
 def read_step_model(path: Path) -> StepModel:

@@ -18,14 +18,14 @@ def steps(count: int, noise: float = 0.0) -> list[RecordedStep]:
     for _ in range(count):
         sequences = int(draw.integers(1, 33))
         prefill = int(draw.integers(0, 500))
-        shape = StepShape(sequences + prefill, int(draw.integers(100, 200_000)), prefill, sequences)
+        shape = StepShape(sequences + prefill, int(draw.integers(100, 200_000)), prefill, sequences, sequences)
         found.append(RecordedStep(shape, TRUTH.seconds(shape) * (1 + noise * draw.standard_normal())))
     return found
 
 
 def test_a_fit_finds_the_coefficients_of_steps_without_noise() -> None:
     found = fit(steps(200), machine="m", model="n")
-    shape = StepShape(300, 50_000, 280, 20)
+    shape = StepShape(300, 50_000, 280, 20, 20)
     assert found.seconds(shape) == pytest.approx(TRUTH.seconds(shape), rel=1e-6)
     assert found.held_out is not None
     assert found.held_out.mean < 1e-6
@@ -42,7 +42,7 @@ def test_steps_that_were_interrupted_do_not_count() -> None:
     recorded = steps(200)
     recorded[3] = RecordedStep(recorded[3].shape, recorded[3].seconds * 40)
     found = fit(recorded, machine="m", model="n")
-    shape = StepShape(300, 50_000, 280, 20)
+    shape = StepShape(300, 50_000, 280, 20, 20)
     assert found.seconds(shape) == pytest.approx(TRUTH.seconds(shape), rel=0.01)
 
 
