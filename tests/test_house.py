@@ -158,6 +158,8 @@ SMALL_FILES = {
     "srt/runners/cuda/pages.py": "copies in the order of a stream, tested without a runner",
     "srt/simulator/arrivals.py": "when sessions begin, apart from what they ask",
     "srt/simulator/measuring.py": "opens a real model; all else of the simulator imports none",
+    "srt/simulator/comparison.py": "draws several simulations; report.py draws one",
+    "srt/simulator/replayed_guesses.py": "a guesser of the scheduler, apart from the replica that has one",
     "srt/simulator/optimum.py": "a bound of its own, which the benchmark counts with, too",
     "srt/weights/folder_tensors.py": "imports torch, which the process that opens a model for its tokenizer must not",
     "srt/weights/native_rows.py": "one layout translated to another, apart from the methods that choose them",

@@ -13,11 +13,13 @@ from ...lang.errors import ParameterError, shown
 from ...lang.runtime_options import RuntimeOptions
 from ..launch import LEAST_AHEAD, open_tokenizer
 from ..placement.policies import POLICIES
+from ..scheduler.policy import PolicyName
 from ..tokenizer.tokenizer import Tokenizer
 from .answers import AnswerTokens, MadeUpTokens, NumberTokenizer, Words
 from .arrivals import Arrivals, AtOnce, ClosedLoop, parse_arrivals, start_sessions
 from .calls import Host, ProgramSession, Session, parse_shape
 from .coarse import CoarseSimulation
+from .comparison import Compared, compared_page, draw_compared, lines_of_compared
 from .events import Events, rare_collections
 from .exact import ExactSimulation, ReplicaShape
 from .measurements import Measurements, SimulationResult
@@ -204,21 +206,27 @@ def main(arguments: Sequence[str]) -> int:
         raise ParameterError(f"--replicas {options.replicas}; write 1 to {MOST_REPLICAS:,}")
     if options.check:
         return _check(options.workload, None if steps is None else read_step_model(steps))
-    arrivals = None if options.arrivals is None else parse_arrivals(options.arrivals, options.seed)
-    scenario = open_scenario(
-        options.workload, arrivals, model=options.model, settings=_settings(options), first=options.first
-    )
     plan = Plan(
         coarse=options.coarse,
         replicas=options.replicas,
-        policy=options.policy,
+        policy=options.placement,
         steps=DEFAULT_STEPS if steps is None else read_step_model(steps),
         tiers=parse_tiers(options.tiers),
     )
-    result, measurements = simulate(scenario, plan)
+    command = shlex.join(["umbel", "simulate", *arguments])
+    shapes = _shapes(options)
+    if len(shapes) > 1:
+        _compare(options, plan, shapes, command)
+        return 0
+    result, measurements = simulate(_scenario(options, shapes[0]), plan)
     print("\n".join(lines_of(result)))
-    _write(options, result, measurements, shlex.join(["umbel", "simulate", *arguments]))
+    _write(options, result, measurements, command)
     return 0
+
+
+def _scenario(options: argparse.Namespace, settings: ReplicaShape | None) -> Scenario:
+    arrivals = None if options.arrivals is None else parse_arrivals(options.arrivals, options.seed)
+    return open_scenario(options.workload, arrivals, model=options.model, settings=settings, first=options.first)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -234,8 +242,15 @@ def _parser() -> argparse.ArgumentParser:
         "prefixes=64,prefix=1000,own=60,output=1,requests=2000,skew=0,seed=1",
     )
     parser.add_argument("--replicas", type=int, default=1, help="default: 1")
-    parser.add_argument("--policy", choices=list(POLICIES), default="added-delay", help="default: added-delay")
-    parser.add_argument("--pool", type=int, metavar="TOKENS", help="KV pool of each replica; default: 32768")
+    parser.add_argument("--placement", choices=list(POLICIES), default="added-delay", help="default: added-delay")
+    parser.add_argument(
+        "--policy", metavar="NAMES", help="order of waiting calls: lpm (default), fcfs, or lpm,fcfs to compare"
+    )
+    parser.add_argument(
+        "--pool",
+        metavar="TOKENS",
+        help="KV pool of each replica; default: 32768; several, such as 10000,20000, compare",
+    )
     parser.add_argument("--max-running", type=int, help="sequences that run together; default: 64")
     parser.add_argument("--chunk", type=int, help="most rows of prompts in a step; default: 512")
     parser.add_argument(
@@ -266,19 +281,65 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settings(options: argparse.Namespace) -> ReplicaShape | None:
-    """Returns the settings that are given; None: none is."""
-    given = {"pool": options.pool, "max_running": options.max_running, "chunk": options.chunk}
+def _shapes(options: argparse.Namespace) -> list[ReplicaShape | None]:
+    """Returns the settings to simulate, policy by policy and by pool; None: nothing is given."""
+    given = {"max_running": options.max_running, "chunk": options.chunk}
     named = {name: value for name, value in given.items() if value is not None}
-    for name, value in named.items():
+    pools = [] if options.pool is None else [_whole("--pool", text) for text in options.pool.split(",")]
+    policies = [] if options.policy is None else options.policy.split(",")
+    for name, value in [*named.items(), *(("pool", pool) for pool in pools)]:
         least = 2 if name == "pool" else 1
         if value < least:
             raise ParameterError(f"--{name.replace('_', '-')} {value}; write {least} or more")
-    if not named:
-        return None
+    known = [policy.value for policy in PolicyName]
+    for policy in policies:
+        if policy not in known:
+            more = f"--placement {policy} places calls on replicas; " if policy in POLICIES else ""
+            raise ParameterError(f"--policy {shown(policy)}; {more}write {' or '.join(known)}, or {','.join(known)}")
+    if options.coarse and any(policy != PolicyName.LPM for policy in policies):
+        raise ParameterError("--coarse orders calls by their longest prefix; leave --policy out, or --coarse")
+    if not (named or pools or policies):
+        return [None]
     path = Path(options.workload).expanduser()
     base = read_recording(path).settings if is_recording(path) else ReplicaShape(least_ahead=LEAST_AHEAD)
-    return replace(base, **named)
+    base = replace(base, **named)
+    return [
+        replace(base, policy=policy, pool=pool)
+        for policy in dict.fromkeys(policies or [base.policy])
+        for pool in sorted(set(pools or [base.pool]))
+    ]
+
+
+def _whole(option: str, text: str) -> int:
+    try:
+        return int(text.replace("_", ""))
+    except ValueError:
+        raise ParameterError(f"{option} {shown(text)}; write a number of tokens, or several: 10000,20000") from None
+
+
+def _compare(options: argparse.Namespace, plan: Plan, shapes: Sequence[ReplicaShape | None], command: str) -> None:
+    """Simulates several settings; prints a table of them, and writes it."""
+    found: list[Compared] = []
+    for shape in shapes:
+        assert shape is not None, "several are given"
+        result, _ = simulate(_scenario(options, shape), plan)
+        found.append(Compared(shape.policy, shape.pool, result))
+    print("\n".join(lines_of_compared(found)))
+    title = Path(options.workload).name
+    picture = draw_compared(found, title) if options.svg or options.html else ""
+    try:
+        if options.json:
+            figures = [
+                msgspec.to_builtins(result) | {"placement": result.policy, "policy": policy, "pool": pool}
+                for policy, pool, result in found
+            ]
+            Path(options.json).write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
+        if options.svg:
+            Path(options.svg).write_text(picture, encoding="utf-8")
+        if options.html:
+            Path(options.html).write_text(compared_page(found, picture, title, command), encoding="utf-8")
+    except OSError as error:
+        raise ParameterError(f"the figures cannot be written: {error}") from error
 
 
 def _make_steps(options: argparse.Namespace, target: Path | None) -> int:

@@ -60,8 +60,8 @@ def draw_svg(result: SimulationResult, measurements: Measurements, title: str) -
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         'font-family="system-ui, sans-serif" font-size="13">',
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-        _text(LEFT, 30, title, size=17, weight=600),
-        _text(LEFT, 50, lines_of(result)[0], fill=_PALE),
+        svg_text(LEFT, 30, title, size=17, weight=600),
+        svg_text(LEFT, 50, lines_of(result)[0], fill=_PALE),
     ]
     top = 84.0
     for name, tall, panel in (
@@ -69,12 +69,12 @@ def draw_svg(result: SimulationResult, measurements: Measurements, title: str) -
         ("Prompt tokens by replica", PANEL, _tokens(result)),
         ("Calls in flight at each replica over time", PANEL, _loads(measurements)),
     ):
-        parts += [f'<g transform="translate(0 {top:g})">', _text(LEFT, 0, name, weight=600), *panel, "</g>"]
+        parts += [f'<g transform="translate(0 {top:g})">', svg_text(LEFT, 0, name, weight=600), *panel, "</g>"]
         top += tall + GAP
     return "\n".join([*parts, "</svg>\n"])
 
 
-def _text(
+def svg_text(
     x: float, y: float, text: str, *, fill: str = _INK, size: int = 13, weight: int = 400, anchor: str = "start"
 ) -> str:
     style = f'fill="{fill}" font-size="{size}" font-weight="{weight}" text-anchor="{anchor}"'
@@ -91,14 +91,14 @@ def _hit_rates(result: SimulationResult) -> list[str]:
     for index, (name, share, colour) in enumerate(bars):
         y = 24 + index * 56
         parts += [
-            _text(LEFT, y + 22, name),
+            svg_text(LEFT, y + 22, name),
             f'<rect x="{LEFT + 80}" y="{y}" width="{room}" height="34" fill="{_GRID}" opacity="0.5"/>',
             f'<rect x="{LEFT + 80}" y="{y}" width="{max(0.0, share) * room:.1f}" height="34" fill="{colour}"/>',
-            _text(LEFT + 90 + room, y + 22, f"{share:.1%}", weight=600),
+            svg_text(LEFT + 90 + room, y + 22, f"{share:.1%}", weight=600),
         ]
     for tick in (0, 25, 50, 75, 100):
         x = LEFT + 80 + room * tick / 100
-        parts.append(_text(x, 24 + 56 * len(bars) + 10, f"{tick} %", fill=_PALE, size=11, anchor="middle"))
+        parts.append(svg_text(x, 24 + 56 * len(bars) + 10, f"{tick} %", fill=_PALE, size=11, anchor="middle"))
     return parts
 
 
@@ -118,11 +118,11 @@ def _axes(most: float, right: str, *, times: float | None = None) -> tuple[list[
         y = 16 + (PANEL - 16) * (1 - tick / ticks[-1])
         parts += [
             f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="{_GRID}"/>',
-            _text(LEFT - 8, y + 4, _short(tick, ticks[-1]), fill=_PALE, size=11, anchor="end"),
+            svg_text(LEFT - 8, y + 4, _short(tick, ticks[-1]), fill=_PALE, size=11, anchor="end"),
         ]
     if times is not None:
         return parts + _times(times), ticks[-1]
-    return [*parts, _text(WIDTH - RIGHT, PANEL + 18, right, fill=_PALE, size=11, anchor="end")], ticks[-1]
+    return [*parts, svg_text(WIDTH - RIGHT, PANEL + 18, right, fill=_PALE, size=11, anchor="end")], ticks[-1]
 
 
 def _times(seconds: float) -> list[str]:
@@ -133,7 +133,7 @@ def _times(seconds: float) -> list[str]:
             x = LEFT + (WIDTH - LEFT - RIGHT) * tick / max(seconds, 1e-9)
             parts += [
                 f'<line x1="{x:.1f}" y1="{PANEL}" x2="{x:.1f}" y2="{PANEL + 4}" stroke="{_PALE}"/>',
-                _text(x, PANEL + 18, f"{tick:,.6g} s", fill=_PALE, size=11, anchor="middle"),
+                svg_text(x, PANEL + 18, f"{tick:,.6g} s", fill=_PALE, size=11, anchor="middle"),
             ]
     return parts
 
@@ -168,7 +168,7 @@ def _tokens(result: SimulationResult) -> list[str]:
         x = LEFT + index * 160
         parts += [
             f'<rect x="{x}" y="{PANEL + 9}" width="11" height="11" fill="{colour}"/>',
-            _text(x + 17, PANEL + 19, name, fill=_PALE, size=12),
+            svg_text(x + 17, PANEL + 19, name, fill=_PALE, size=12),
         ]
     return parts
 
@@ -184,14 +184,14 @@ def _loads(measurements: Measurements) -> list[str]:
             _line(loads.min(axis=0), top, "#8d99ae", 1.2),
             _line(loads.max(axis=0), top, "#d1495b", 1.2),
             _line(loads.mean(axis=0), top, _INK, 2.0),
-            _text(WIDTH - RIGHT, 10, "red: greatest; black: mean; grey: least", fill=_PALE, size=11, anchor="end"),
+            svg_text(WIDTH - RIGHT, 10, "red: greatest; black: mean; grey: least", fill=_PALE, size=11, anchor="end"),
         ]
     parts = _times(float(times[-1]))
     tall, room = (PANEL - 16) / len(loads), (WIDTH - LEFT - RIGHT) / POINTS
     for number, load in enumerate(loads.tolist()):
         y = 16 + number * tall
         if number % max(1, len(loads) // 8) == 0:
-            parts.append(_text(LEFT - 8, y + tall / 2 + 4, str(number), fill=_PALE, size=11, anchor="end"))
+            parts.append(svg_text(LEFT - 8, y + tall / 2 + 4, str(number), fill=_PALE, size=11, anchor="end"))
         for first, end, calls in _runs(load):
             if calls:
                 place = f'x="{LEFT + first * room:.2f}" y="{y:.2f}" width="{(end - first) * room:.2f}"'
@@ -199,7 +199,7 @@ def _loads(measurements: Measurements) -> list[str]:
                     f'<rect {place} height="{tall * 0.92:.2f}" fill="{_INK}" opacity="{calls / most:.3f}">'
                     f"<title>replica {number}: {calls} calls</title></rect>"
                 )
-    parts.append(_text(WIDTH - RIGHT, 10, f"white: none; black: {most} calls", fill=_PALE, size=11, anchor="end"))
+    parts.append(svg_text(WIDTH - RIGHT, 10, f"white: none; black: {most} calls", fill=_PALE, size=11, anchor="end"))
     return parts
 
 

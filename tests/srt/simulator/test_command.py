@@ -29,6 +29,22 @@ def test_figures_are_printed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFix
     assert not any(word in page for word in ("<script", "src=", "@import", "href="))
 
 
+def test_pools_and_policies_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "svg", "html")}
+    written = [word for kind, path in files.items() for word in (f"--{kind}", str(path))]
+    shape = "prefixes=12,prefix=100,own=10,requests=120"
+    options = ["--pool", "2000,700", "--policy", "lpm,fcfs", "--max-running", "4"]
+    assert main(["simulate", shape, *options, *written]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[1:5]] == [[p, s] for p in ("lpm", "fcfs") for s in ("700", "2,000")]
+    hits = {(each["policy"], each["pool"]): each["cached_tokens"] for each in json.loads(files["json"].read_text())}
+    assert hits["lpm", 700] > hits["fcfs", 700]
+    assert hits["fcfs", 2000] > hits["fcfs", 700]
+    drawn = ElementTree.parse(files["svg"]).getroot()
+    assert len(drawn.findall(".//{*}polyline")) == 6
+    assert "<svg" in files["html"].read_text()
+
+
 @pytest.mark.parametrize(
     ("most", "ticks"),
     [
@@ -64,6 +80,10 @@ def test_a_step_model_is_measured_and_used(tmp_path: Path, capsys: pytest.Captur
         (["--measure", "oracle"], "write --steps FILE"),
         ([SHAPE, "--json", "missing/out.json"], "cannot be written"),
         ([SHAPE, "--pool", "20"], "failed"),
+        ([SHAPE, "--pool", "many"], "write a number of tokens, or several"),
+        ([SHAPE, "--policy", "lru"], "write lpm or fcfs, or lpm,fcfs"),
+        ([SHAPE, "--policy", "round-robin"], "--placement round-robin places calls on replicas"),
+        ([SHAPE, "--policy", "fcfs", "--coarse"], "leave --policy out"),
     ],
 )
 def test_mistakes_say_what_to_write(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
