@@ -92,7 +92,7 @@ def simulate(scenario: Scenario, plan: Plan) -> tuple[SimulationResult, Measurem
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A recording next to its simulation. `counters`: name → recorded, simulated; `seconds`, `fit` likewise."""
+    """A recording next to its simulation. `counters`: name → recorded, simulated; `seconds` likewise."""
 
     calls: int
     counters: dict[str, tuple[int, int]]
