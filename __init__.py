@@ -25,6 +25,16 @@ if TYPE_CHECKING:
     from .compiler.running.compiled import load as load
     from .compiler.shared_prefix import Cached as Cached
     from .compiler.tracing.effects import TraceWarning as TraceWarning
+    from .composed.expression import Expression as Expression
+    from .composed.expression import capture as capture
+    from .composed.expression import choice as choice
+    from .composed.expression import json as json
+    from .composed.expression import literal as literal
+    from .composed.expression import recursive as recursive
+    from .composed.expression import regex as regex
+    from .composed.expression import substring as substring
+    from .composed.expression import triggered as triggered
+    from .composed.expression import until as until
     from .interpreter.backends.echo import Echo as Echo
     from .interpreter.backends.echo import FailCall as FailCall
     from .interpreter.backends.echo import Gate as Gate
@@ -131,6 +141,18 @@ _HOMES = {
     "compiler.graph": ("Graph",),
     "compiler.shared_prefix": ("Cached",),
     "compiler.program": ("Program", "function"),
+    "composed.expression": (
+        "Expression",
+        "capture",
+        "choice",
+        "json",
+        "literal",
+        "recursive",
+        "regex",
+        "substring",
+        "triggered",
+        "until",
+    ),
     "interpreter.backends.echo": ("Echo", "FailCall", "Gate"),
     "interpreter.backends.hosted.anthropic.backend": ("Anthropic",),
     "interpreter.backends.hosted.gemini": ("Gemini",),

@@ -5,7 +5,7 @@ nested concatenations and unions, neighbouring single characters, repeats of rep
 from the leaves up, and `rebuilt` builds a node again around other parts.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from .language import (
     EMPTY_TEXT,
     NOTHING,
     AnyOrder,
+    Call,
     Chars,
     CharSet,
     Concat,
@@ -291,6 +292,15 @@ def rebuilt(node: Language, inner: tuple[Language, ...]) -> Language:
             return _rearranged(node, inner)
         case _:
             return node
+
+
+def renamed(language: Language, names: Mapping[str, str], known: dict[int, Language]) -> Language:
+    """Returns an expression whose calls go to rules of other names. known: as of `fold`."""
+
+    def combine(node: Language, inner: tuple[Language, ...]) -> Language:
+        return Call(names[node.rule]) if isinstance(node, Call) else rebuilt(node, inner)
+
+    return fold(language, combine, known)
 
 
 def any_order(node: AnyOrder) -> Language:

@@ -27,7 +27,7 @@ from ..lang.protocol import Capabilities, Chunk, Completion, Final, GenRequest, 
 from . import loop, media, selecting
 from .cache_explain.history import Intent
 from .calls import OnChunk
-from .guarantees import guarantee
+from .guarantees import capturing, guarantee
 from .guarantees.guarantee import Reply
 from .loop import Signal
 from .position import Position, Reached, media_text, since, text_of
@@ -202,6 +202,8 @@ class Executor:
         delivery = _Delivery(self, step)
         reply = await self._ask(op, request, delivery.piece, thinks=step.tags is not None)
         intent.settle()
+        if op.captures is not None:
+            await capturing.resolve(op, step.captured, reply)
         delivery.finish(reply.final, reply.facts, capabilities)
 
     async def select(self, op: ops.Select, step: Step) -> None:

@@ -4,7 +4,7 @@ Apart from the operations of the language there are six of the interpreter's own
 together. A stream runs its steps in order, so "everything said so far" is a place in the queue.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -94,11 +94,18 @@ class Step:
     tags: ReasoningTags | None = None
     source: Source | None = None  # where the program says it
     ahead: int = 0  # of a call: see `protocol.Origin`
+    captured: tuple[Binding, ...] = ()  # of a Gen, what its constraint captures
+
+    @property
+    def bindings(self) -> Iterator[Binding]:
+        """Yields all that the operation sets."""
+        for binding in (self.binding, self.reasoning, *self.captured):
+            if binding is not None:
+                yield binding
 
     def fail(self, error: BaseException) -> None:
-        for binding in (self.binding, self.reasoning):
-            if binding is not None:
-                binding.fail(error)
+        for binding in self.bindings:
+            binding.fail(error)
         match self.op:
             case BranchOff(branches):
                 for branch in branches:

@@ -69,11 +69,12 @@ class Grammar:
                     grammar = grammar._read(member, merge, source, tags, steps)
             case ops.SeparateReasoning(inner, open_tag, close_tag):
                 grammar = grammar._read(inner, merge, source, ReasoningTags(open_tag, close_tag), steps)
-            case ops.Gen(name, options, result=result):
+            case ops.Gen(name, options, result=result, captures=captures):
                 thinking = Binding(name + REASONING_SUFFIX if name else "") if tags is not None else None
                 sampling = merge(options)
                 _check_logprobs(op, sampling)
-                steps.append(Step(op, Binding(name or "", result), sampling, thinking, tags, source))
+                found = () if captures is None else tuple(Binding(*each) for each in captures.results.items())
+                steps.append(Step(op, Binding(name or "", result), sampling, thinking, tags, source, captured=found))
             case ops.Select(name):
                 steps.append(Step(op, Binding(name or ""), merge(op.options), source=source))
             case ops.RoleBegin(role):
@@ -319,8 +320,8 @@ class Stream(Sink):
 
     def _queue_step(self, step: Step) -> None:
         """Binds the step's names and queues it. Called with the lock held."""
-        for binding in (step.binding, step.reasoning):
-            if binding is not None and binding.name:
+        for binding in step.bindings:
+            if binding.name:
                 self.table.bind(binding)
         self._queue.push(step)
 

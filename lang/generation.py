@@ -9,6 +9,7 @@ import inspect
 import json
 import re
 import typing
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from . import checks, ops, sampling
 from .errors import ConstraintError, ParameterError, UmbelError, shown, unknown_option
 from .ops import ChoicesMethod, Gen, Select, checked_name
 from .protocol import ConstraintEngine, ConstraintKind, ConstraintSpec, JsonKeyOrder, JsonWhitespace
-from .result import Members, Result
+from .result import Captures, Members, Result
 from .typed import name_of, typed
 
 # An open end: after a digit a model has to be able to say that the number is over, and few say so with end-of-sequence.
@@ -33,7 +34,7 @@ MAX_SOURCE = 1 << 20  # characters of a regex, schema or grammar; compilers and 
 # A rule of a GBNF grammar, at the beginning of a line: `root ::= ...`. Lark's rules have one colon.
 _GBNF = re.compile(r"^[ \t]*[A-Za-z][\w-]*[ \t]*::=", re.MULTILINE)
 
-KINDS = ("regex", "json_schema", "dtype", "ebnf", "grammar", "choices")  # at most one of them in a gen
+KINDS = ("regex", "json_schema", "dtype", "ebnf", "grammar", "constraint", "choices")  # at most one of them in a gen
 
 
 # --------------------------------------------------------------------------------- what users write
@@ -66,10 +67,11 @@ def gen(
     dtype: Any = None,  # Any: a type as it stands in an annotation, also list[int], Literal["a"], int | None
     choices: Iterable[str] | None = None,
     choices_method: ChoicesMethod | None = None,
-    regex: str | None = None,
+    regex: str | re.Pattern[str] | None = None,
     json_schema: Any = None,  # Any: a dict, its JSON text, a bool, or a type as above
     ebnf: str | None = None,
     grammar: str | None = None,
+    constraint: "ConstraintExpression | None" = None,
     json_whitespace: JsonWhitespace | None = None,
     json_key_order: JsonKeyOrder | None = None,
     allow_unenforced: bool | None = None,
@@ -88,13 +90,15 @@ def gen(
 
     At most one of these says what the text has to be; `s[name]` is the text, `s.value(name)` the object:
 
-    - `regex`: it matches as a whole, as with `re.fullmatch`.
+    - `regex`: it matches as a whole, as with `re.fullmatch`. A compiled pattern brings its flags along.
     - `json_schema`: it is JSON of this schema, given as a dict, as JSON text or as a Python type (see `lang.typed`).
     - `dtype`: it is a value of this type. int, float, bool (`True`, `False`), Literal and Enum are written plainly; a
       number ends at a blank or newline, which is not part of it. A str is written in double quotes, every other type
       as JSON.
     - `ebnf` or `grammar`: it is in the language of a Lark grammar (`start: "yes" | "no"`), or of a GBNF grammar as
       llama.cpp and SGLang write it (`root ::= "yes" | "no"`).
+    - `constraint`: it is a text of an expression such as `ul.regex("[0-9]+") + " pears"` (see docs/constraints.md);
+      what the expression captures become variables, too.
     - `choices`: it is one of these, chosen as `select` does.
 
     Further: `json_whitespace` is "spaced" (the default), "compact" or "flexible"; `json_key_order="any"` leaves the
@@ -129,7 +133,7 @@ def gen(
     if unknown:
         raise unknown_option("gen()", next(iter(unknown)), {*(gen.__kwdefaults__ or {}), "name", "max_tokens"})
     given = sampling.overrides({option: value for option, value in arguments.items() if option in sampling.OPTIONS})
-    ops.refuse_operations((given, regex, json_schema, ebnf, grammar), f"an option of gen({name!r})")
+    ops.refuse_operations((given, regex, json_schema, ebnf, grammar, constraint), f"an option of gen({name!r})")
     demand = demand_of(arguments)
     if validate is not None:
         _check_validate(name, validate, choices)
@@ -160,8 +164,10 @@ def gen(
         return Gen(name, given, text_in_logprobs, None, Result("text", str, True, validate), None, *tries)
     if demand.stops:
         given["stop"] = tuple(dict.fromkeys((*given.get("stop", ()), *demand.stops)))
+    if demand.captures is not None and name in demand.captures.results:
+        raise ParameterError(f"gen({name!r}): its constraint captures a part of this name, too; rename one of them")
     result = demand.result if validate is None else replace(demand.result, judges=True, check=validate)
-    return Gen(name, given, text_in_logprobs, demand.spec, result, token_healing, *tries)
+    return Gen(name, given, text_in_logprobs, demand.spec, result, token_healing, *tries, demand.captures)
 
 
 def _check_validate(name: str | None, validate: object, choices: object) -> None:
@@ -333,11 +339,20 @@ def checked_tries(max_tries: int | None, allow_best_effort: bool | None) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A constraint as a program gave it. `stops`: stop strings that belong to it."""
+    """A constraint as a program gave it. `stops`: stop strings that belong to it. `captures`: parts that it names."""
 
     spec: ConstraintSpec
     result: Result
     stops: tuple[str, ...] = ()
+    captures: Captures | None = None
+
+
+class ConstraintExpression(ABC):
+    """A constraint as an object: what `gen(constraint=...)` takes. `composed.expression.Expression` is the one."""
+
+    @abstractmethod
+    def demand(self) -> Demand:
+        """Returns the constraint. Raises ConstraintError: it is too long, or not complete."""
 
 
 def _check_one(given: Mapping[str, Any]) -> None:
@@ -375,16 +390,23 @@ def demand_of(given: Mapping[str, Any]) -> Demand | None:
     if demand is None or not options:
         return demand
     spec = ConstraintSpec(demand.spec.kind, demand.spec.source, **options)
-    return Demand(spec, demand.result, demand.stops)
+    return Demand(spec, demand.result, demand.stops, demand.captures)
 
 
 def _demand(given: Mapping[str, Any]) -> Demand | None:
     if (regex := given.get("regex")) is not None:
-        return Demand(_spec("regex", _source("regex", regex, r'r"[a-z]+"')), Result("text", str))
+        return Demand(_spec("regex", pattern_text("regex", regex)), Result("text", str))
     if (schema := given.get("json_schema")) is not None:
         return _of_schema(schema)
     if (dtype := given.get("dtype")) is not None:
         return _read_type("dtype", dtype, _of_type)
+    if (expression := given.get("constraint")) is not None:
+        if not isinstance(expression, ConstraintExpression):
+            raise ParameterError(
+                f'constraint={shown(expression)}; write an expression such as ul.regex("[0-9]+") + " pears", or '
+                "ul.literal(...) around a text"
+            )
+        return expression.demand()
     for name in ("ebnf", "grammar"):
         if (grammar := given.get(name)) is not None:
             source = _source(name, grammar, '\'start: "yes" | "no"\'')
@@ -405,11 +427,30 @@ def _spec(kind: ConstraintKind, source: str) -> ConstraintSpec:
     return ConstraintSpec(kind, source)
 
 
+# Flags of `re.compile`, as letters at the beginning of an expression.
+_FLAGS = ((re.ASCII, "a"), (re.IGNORECASE, "i"), (re.MULTILINE, "m"), (re.DOTALL, "s"), (re.VERBOSE, "x"))
+
+
+def pattern_text(name: str, value: object) -> str:
+    """Returns a regular expression as text; the flags of a compiled one are written at its beginning.
+
+    Args:
+        name: of the argument, for messages.
+
+    Raises:
+        ParameterError: an empty text, a pattern of bytes, or neither text nor pattern.
+    """
+    if isinstance(value, re.Pattern):
+        if not isinstance(value.pattern, str):
+            raise ParameterError(f"{name}={shown(value)} matches bytes; compile a pattern of text")
+        letters = "".join(letter for flag, letter in _FLAGS if value.flags & flag)
+        value = f"(?{letters}){value.pattern}" if letters and value.pattern else value.pattern
+    return _source(name, value, r'r"[a-z]+"')
+
+
 def _source(name: str, value: object, example: str) -> str:
     if isinstance(value, str) and checks.plain(value):
         return checks.plain(value)
-    if isinstance(value, re.Pattern):
-        raise ParameterError(f"{name}= takes the text of a pattern, without flags; write {name}=pattern.pattern")
     raise ParameterError(f"{name}={shown(value)}; write a non-empty string such as {name}={example}")
 
 

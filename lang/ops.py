@@ -29,7 +29,7 @@ from .caching import CACHE_SECONDS
 from .chat_template import ROLES
 from .errors import ParameterError, ProgramError, shown
 from .protocol import ConstraintSpec
-from .result import Result
+from .result import Captures, Result
 
 ChoicesMethod = Literal[
     "token_length_normalized",
@@ -102,6 +102,7 @@ class Gen(Op):
         options: validated sampling fields the program gave explicitly.
         constraint: what the text has to be; None: anything.
         result: how the text becomes the object that `State.value` gives; None: it is the text.
+        captures: the parts of the text that become variables, too.
         token_healing: see `protocol.GenRequest`.
         max_tries: most calls for a text that satisfies constraint and type, where the backend enforces neither.
         allow_best_effort: the last text is kept when none does.
@@ -115,6 +116,7 @@ class Gen(Op):
     token_healing: bool | None = None
     max_tries: int = USUAL_TRIES
     allow_best_effort: bool = False
+    captures: Captures | None = None
 
 
 @dataclass(frozen=True, slots=True)

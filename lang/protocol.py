@@ -110,7 +110,7 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
 
 # ---------------------------------------------------------------------------------------------- down
 
-ConstraintKind = Literal["regex", "json_schema", "lark", "gbnf", "choices", "tools"]
+ConstraintKind = Literal["regex", "json_schema", "lark", "gbnf", "choices", "tools", "expression"]
 ConstraintEngine = Literal["auto", "fsm", "llguidance", "outlines-core", "interegular"]
 JsonWhitespace = Literal["spaced", "compact", "flexible"]
 JsonKeyOrder = Literal["declared", "any"]
@@ -122,8 +122,8 @@ class ConstraintSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     Attributes:
         kind: how `source` is read. A regex is matched as a whole, as by `re.fullmatch`.
         source: the regex, the JSON Schema as JSON text (its order of keys is the order of the answer's), the Lark or
-            GBNF grammar, a JSON array of the texts to choose from, or the tools that may be called as
-            `tool_constraint.ToolGrammar`.
+            GBNF grammar, a JSON array of the texts to choose from, the tools that may be called as
+            `tool_constraint.ToolGrammar`, or the parts of an expression as `composed.nodes.Tree`.
         whitespace: of JSON: "spaced" (", " and ": "), "compact" ("," and ":") or "flexible" (bounded blanks).
         allow_unenforced: schema keywords that cannot be enforced are reported in `Completion.unenforced`, and the
             request is served; False refuses them.

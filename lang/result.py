@@ -103,3 +103,19 @@ def _ending(facts: Mapping[str, Any]) -> str:
             return f", for it ended at stop={facts['matched_stop']!r}; remove that stop"
         case _:
             return ""
+
+
+Named = Mapping[str, Any]  # name of a capture → its text; None or a list of texts where it may be left out or repeat
+
+
+@dataclass(frozen=True, slots=True)
+class Captures:
+    """The named parts of texts under one constraint.
+
+    Attributes:
+        results: name → how its text becomes an object. Of a name that may come several times it takes the list.
+        read: text → what the names hold; None for a text that does not satisfy the constraint.
+    """
+
+    results: Mapping[str, Result]
+    read: Callable[[str], Named | None] = field(compare=False)

@@ -116,6 +116,12 @@ class Recorder(Sink):
             case ops.Image(source) | ops.Video(source) | ops.PrivateBegin(source):
                 if not self.tape.is_constant(source):
                     return grammar
+            case ops.Gen(name, captures=captures) if captures is not None:
+                raise self.tape.refuse(
+                    f"gen({name!r}) captures {', '.join(map(repr, captures.results))}, and a graph has one variable a "
+                    "call",
+                    "a constraint without .capture(), and expr.match(s[name]) after the run",
+                )
             case ops.Select():
                 self.tape.check_constant(replace(op, choices=()), "select()")
             case _:

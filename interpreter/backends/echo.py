@@ -10,7 +10,8 @@ A script's answer is the text of a model that nothing stops: `stop`, `stop_token
 `stop_regex`, `max_tokens`, `min_tokens`, `ignore_eos` and `n` are then applied as a real backend does. Parameters that
 choose among tokens (temperature, penalties, logit_bias, seed) have nothing to choose from here.
 
-A constrained answer has to satisfy the constraint (see `echo_answers`); one that does not is a RequestError. Where
+A constrained answer has to satisfy the constraint (see `echo_answers`); one that does not is a RequestError. Without a
+script, a shortest text that does is made up instead, where our automata read the constraint. Where
 `max_tokens` cuts it, it ends with "length" in the middle, as hosted models do; a runtime would lead it to an end.
 """
 
@@ -52,6 +53,7 @@ from .echo_answers import (
     checked_scores,
     chunks,
     completed,
+    fitting,
     hashed_logprobs,
     scores_of,
 )
@@ -228,7 +230,7 @@ class Echo:
             token_ids=True,
             images=True,
             logprobs=True,
-            constraints=("regex", "json_schema"),
+            constraints=("regex", "json_schema", "expression"),
             probability=probabilities is not None,
             stop_regex=True,
             adapters=None,
@@ -367,6 +369,8 @@ class Echo:
         """Returns the completions, and the texts of their tokens."""
         prompt = prompt_text(request.prompt)
         said = self.answer(prompt, request.prompt, request.sampling.n)
+        if not self._script.given and request.constraint is not None:
+            said = [fitting(text, request.constraint) for text in said]
         answers = [completed(text, request) for text in said]
         if request.sampling.logprobs or request.sampling.top_logprobs:
             seed = zlib.crc32(prompt.encode("utf-8", "surrogatepass"))

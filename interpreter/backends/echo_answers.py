@@ -49,6 +49,7 @@ class ScriptReader:
 
     def __init__(self, script: Script | None, owner: str) -> None:
         self._script = _checked(script, owner)
+        self.given = script is not None
         self._owner = owner
 
     def answers(self, prompt: str, parts: Sequence[Part], n: int) -> list[str]:
@@ -146,8 +147,29 @@ def check(text: str, constraint: ConstraintSpec) -> None:
         case "lark" | "gbnf":
             if expressions.walk(constraint.kind, constraint.source, text).accepted != len(text):
                 raise RequestError(f"Echo's answer {shown(text)} is no text of the grammar {shown(constraint.source)}")
+        case "expression":
+            if expressions.walk("expression", constraint.source, text).accepted != len(text):
+                form = expressions.spelled(constraint.source)
+                raise RequestError(f"Echo's answer {shown(text)} is no text of the expression {shown(form)}")
         case "tools":
             raise CapabilityError("Echo checks no calls of tools; leave the constraint out, or use a Runtime")
+
+
+def fitting(text: str, constraint: ConstraintSpec) -> str:
+    """Returns a text that satisfies the constraint: the given one if it does, else a shortest one.
+
+    Raises:
+        RequestError: it does not, and our automata read no constraint of this kind.
+        ConstraintError, CapabilityError: as `check`.
+    """
+    try:
+        check(text, constraint)
+    except RequestError:
+        match constraint.kind:
+            case "regex" | "json_schema" | "expression":
+                return expressions.shortest(constraint.kind, constraint.source)
+        raise
+    return text
 
 
 def compiled(pattern: str) -> "re.Pattern[str]":

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from ...composed import nodes
 from ...lang.errors import CapabilityError, ConstraintError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -18,10 +19,17 @@ if TYPE_CHECKING:
     from ...fsm.engines.source import Source
     from ...fsm.language import Grammar
 
-Kind = Literal["regex", "json_schema", "lark", "gbnf"]
+Kind = Literal["regex", "json_schema", "lark", "gbnf", "expression"]
 
 # Kind of constraint → what its errors begin with, as the runtime's do.
-NAMES = {"regex": "regex", "json_schema": "json_schema", "lark": "grammar", "gbnf": "grammar", "choices": "choices"}
+NAMES = {
+    "regex": "regex",
+    "json_schema": "json_schema",
+    "lark": "grammar",
+    "gbnf": "grammar",
+    "choices": "choices",
+    "expression": "constraint",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,10 @@ def walk(kind: Kind, source: str, text: str) -> Walk:
         )
     try:
         grammar = _compiled(kind, source)
-        return _along(_by_matcher(kind, source) if grammar is None else _by_automaton(grammar), text)
+        if grammar is not None:
+            return _along(_by_automaton(grammar), text)
+        assert kind != "expression", "our own automata read it"
+        return _along(_by_matcher(kind, source), text)
     except ConstraintRefused as error:
         raise ConstraintError(f"{NAMES[kind]}: {error}") from None
     except RecursionError:
@@ -109,6 +120,31 @@ def common_pattern(pattern: str) -> str:
         return f"^(?:{written(search_regex(pattern))})$"
     except ConstraintRefused as error:
         raise ConstraintError(f"pattern {pattern!r}: {error}") from None
+
+
+def spelled(source: str) -> str:
+    """Writes an expression for people and for models. Raises ConstraintError: the source is no expression."""
+    return nodes.spelled(nodes.read(source))
+
+
+@lru_cache(maxsize=256)
+def as_regex(source: str) -> str | None:
+    """Writes an expression as one regular expression that all dialects read alike; None where it cannot be written.
+
+    Raises:
+        ConstraintError: the expression is wrong, or beyond the limits.
+    """
+    from ...composed.reading import opened_grammar
+    from ...fsm.engines.source import written
+    from ...fsm.errors import ConstraintRefused, Unsupported
+
+    check_installed()
+    try:
+        return written(opened_grammar(source, lenient=False).start)
+    except Unsupported:
+        return None
+    except ConstraintRefused as error:
+        raise ConstraintError(f"constraint: {error}") from None
 
 
 def first_match(patterns: Iterable[str], text: str) -> tuple[int, int, str] | None:
@@ -161,9 +197,12 @@ def shortest(kind: Kind, source: str) -> str:
 @lru_cache(maxsize=256)
 def _compiled(kind: Kind, source: str) -> "Grammar | None":
     """Compiles a grammar for our automaton; None: llguidance reads it. Raises ConstraintRefused."""
+    from ...composed.reading import opened_grammar
     from ...fsm.engines.selection import compile_source
     from ...fsm.language import Grammar
 
+    if kind == "expression":
+        return opened_grammar(source, lenient=True)
     compiled = compile_source(_source(kind, source))
     return compiled if isinstance(compiled, Grammar) else None
 
@@ -179,7 +218,7 @@ def _searching(pattern: str) -> "Grammar":
     return resolve(Grammar(search_regex(pattern)), Limits())
 
 
-def _source(kind: Kind, source: str) -> "Source":
+def _source(kind: Literal["regex", "json_schema", "lark", "gbnf"], source: str) -> "Source":
     """Parses an expression; JSON with free white space, which is not validated."""
     from ...fsm.engines.source import Source, lark_of_gbnf
 
@@ -252,7 +291,7 @@ def _by_automaton(grammar: "Grammar") -> _Automaton:
     return _Automaton(grammar)
 
 
-def _by_matcher(kind: Kind, source: str) -> _Matcher:
+def _by_matcher(kind: Literal["regex", "json_schema", "lark", "gbnf"], source: str) -> _Matcher:
     """Builds llguidance's matcher. Raises ConstraintRefused, with our reason if our automata refused it too."""
     from ...fsm.engines.selection import own_grammar
     from ...fsm.errors import ConstraintRefused, Limits

@@ -14,6 +14,7 @@ Validation, by kind:
     json_schema   parsed, then by the schema; blanks between JSON tokens and the order of keys do not matter
     choices       by equality
     lark, gbnf    by llguidance
+    expression    by our automata; blanks between JSON tokens and the order of keys do not matter
 
 A type with code of its own (a validator of Pydantic, see `lang.result`) also judges texts that satisfy its schema,
 enforced or not, and so does `validate` of a gen, also where it is all that is demanded. The model is asked again while
@@ -68,7 +69,14 @@ from . import expressions, reask_prompts, schemas
 
 _BLANK = re.compile("[ \n]")
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
-_CALLED = {"regex": "regex", "json_schema": "JSON Schema", "choices": "choices", "lark": "grammar", "gbnf": "grammar"}
+_CALLED = {
+    "regex": "regex",
+    "json_schema": "JSON Schema",
+    "choices": "choices",
+    "lark": "grammar",
+    "gbnf": "grammar",
+    "expression": "constraint",
+}
 _REFUSED = "`lower` refuses calls of tools where they are not enforced"
 
 
@@ -121,6 +129,7 @@ _WRITTEN = {
     "gbnf": "ebnf= and grammar= in GBNF",
     "choices": "choices=, select(), and dtype= of a Literal or Enum",
     "tools": "calls of tools",
+    "expression": "constraint=",
 }
 
 
@@ -137,7 +146,7 @@ def lower(backend: Backend, constraint: ConstraintSpec, *, allow_best_effort: bo
             f"{name} has no constraint engines to choose from; remove constraint_engine={constraint.engine!r}, or run "
             "the program on a Runtime"
         )
-    for candidate in _readings(constraint):
+    for candidate in _readings(constraint, capabilities):
         if _is_enforced(backend, candidate):
             return candidate
     if constraint.kind == "tools":
@@ -154,12 +163,17 @@ def lower(backend: Backend, constraint: ConstraintSpec, *, allow_best_effort: bo
     )
 
 
-def _readings(constraint: ConstraintSpec) -> list[ConstraintSpec]:
-    """Returns the constraint and its equivalent forms."""
-    if constraint.kind != "choices":
+def _readings(constraint: ConstraintSpec, capabilities: Capabilities) -> list[ConstraintSpec]:
+    """Returns the constraint and its equivalent forms. Raises ConstraintError: it is wrong."""
+    pattern: str | None = None
+    match constraint.kind:
+        case "choices":
+            pattern = alternatives(json.loads(constraint.source))
+        case "expression" if "regex" in capabilities.constraints and "expression" not in capabilities.constraints:
+            pattern = expressions.as_regex(constraint.source)
+    if pattern is None:
         return [constraint]
-    expression = alternatives(json.loads(constraint.source))
-    return [constraint, msgspec.structs.replace(constraint, kind="regex", source=expression)]
+    return [constraint, msgspec.structs.replace(constraint, kind="regex", source=pattern)]
 
 
 def _is_enforced(backend: Backend, constraint: ConstraintSpec) -> bool:
@@ -181,7 +195,7 @@ def check_validatable(constraint: ConstraintSpec) -> None:
         CapabilityError, MissingExtraError: a package that is needed is not installed.
     """
     match constraint.kind:
-        case "regex" | "lark" | "gbnf":
+        case "regex" | "lark" | "gbnf" | "expression":
             expressions.check(constraint.kind, constraint.source)
         case "json_schema":
             schemas.check(constraint.source)
@@ -195,7 +209,7 @@ def holds(constraint: ConstraintSpec, text: str) -> list[str]:
     """Returns the violations of a constraint by `text`, a sentence each; empty when it holds. Raises as
     `check_validatable`."""
     match constraint.kind:
-        case "regex" | "lark" | "gbnf":
+        case "regex" | "lark" | "gbnf" | "expression":
             walk = expressions.walk(constraint.kind, constraint.source, text)
             return [] if walk.accepted == len(text) else [_where(text, walk)]
         case "json_schema":
@@ -229,7 +243,7 @@ def longest(constraint: ConstraintSpec, text: str) -> int | None:
     The blank that a number may end with (see `lang.generation.NUMBER`) is counted.
     """
     match constraint.kind:
-        case "regex" | "lark" | "gbnf":
+        case "regex" | "lark" | "gbnf" | "expression":
             walk = expressions.walk(constraint.kind, constraint.source, text)
             return None if walk.read == len(text) and walk.extendable else walk.accepted
         case "choices":

@@ -16,6 +16,7 @@ from ...lang.generation import INTEGER, NUMBER
 from ...lang.prompt import EMPTY, Part, Text
 from ...lang.protocol import ConstraintSpec
 from ..position import Position, since, text_of
+from . import expressions
 
 # In a conversation, after what the program itself says last. `demand`: see `demand`.
 NOTE = "Write your answer as {demand}\nWrite nothing before it, nothing after it, and no code fence around it."
@@ -54,6 +55,11 @@ def demand(constraint: ConstraintSpec | None) -> str:
             return f"a text in the language of this Lark grammar:\n{constraint.source}"
         case "gbnf":
             return f"a text in the language of this GBNF grammar, from its rule root:\n{constraint.source}"
+        case "expression":
+            return (
+                'a text of this form ("..." is a text as it stands, /.../ what a regular expression matches, JSON(...) '
+                f"JSON of a schema, | separates what may be chosen from):\n{expressions.spelled(constraint.source)}"
+            )
         case "tools":
             raise AssertionError("guarantee.lower refuses calls of tools where they are not enforced")
 

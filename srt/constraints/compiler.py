@@ -30,7 +30,14 @@ if TYPE_CHECKING:
     from ...fsm.schema import SchemaGrammar
 
 
-_NAMES = {"regex": "regex", "json_schema": "json_schema", "lark": "grammar", "gbnf": "grammar", "tools": "tools"}
+_NAMES = {
+    "regex": "regex",
+    "json_schema": "json_schema",
+    "lark": "grammar",
+    "gbnf": "grammar",
+    "tools": "tools",
+    "expression": "constraint",
+}
 _LLGUIDANCE_NARROWS = ("properties", "#", "llguidance enforces it: members come in the order of the schema")
 _Choices = Annotated[list[str], msgspec.Meta(min_length=1)]
 MAX_COMPILED = 16 << 20  # bytes of a grammar; it is sent with every request
@@ -125,10 +132,12 @@ def compile_constraint(spec: ConstraintSpec, engine: ConstraintEngine) -> Compil
             )
         if spec.kind == "tools":
             return _compile_tools(spec)
+        if spec.kind == "expression":
+            return _compile_expression(spec)
         return _compile(spec, spec.engine or engine)
     except ConstraintRefused as error:
         return Refused(f"{_NAMES[spec.kind]}: {error}")
-    except ConstraintError as error:  # of the source of tools
+    except ConstraintError as error:  # of the source of tools, and of an expression
         return Refused(str(error))
     except RecursionError:
         return Refused(f"{_NAMES[spec.kind]}: it is nested too deeply; write a flatter one")
@@ -175,6 +184,23 @@ def _compile_tools(spec: ConstraintSpec) -> Compiled:
     found = answer_grammar(read_tool_grammar(spec.source), options, limits)
     compiled = _ours(spec, found.grammar, limits)
     return msgspec.structs.replace(compiled, unenforced=found.unenforced, narrowed=found.narrowed)
+
+
+def _compile_expression(spec: ConstraintSpec) -> Compiled:
+    """Compiles an expression, with our automata: its parts may be of any kind, and no other engine takes them all.
+
+    Raises:
+        ConstraintError, ConstraintRefused: the source is wrong, a part is not supported, or another engine is asked.
+    """
+    from ...composed.grammars import expression_grammar
+    from ...composed.nodes import read
+    from ...fsm.errors import Limits
+
+    if spec.engine not in (None, "auto", "fsm"):
+        raise ConstraintRefused(f'engine="{spec.engine}" reads no expressions; leave it out')
+    limits = Limits()
+    found = expression_grammar(read(spec.source), limits)
+    return msgspec.structs.replace(_ours(spec, found.grammar, limits), narrowed=tuple(found.narrowed))
 
 
 def _ours(spec: ConstraintSpec, grammar: Grammar, limits: Limits) -> Compiled:
@@ -254,12 +280,13 @@ def _our_refusal(source: Source, limits: Limits) -> ConstraintRefused | None:
 
 def _engine_constraint(spec: ConstraintSpec, engine: EnforcedBy, data: bytes, why: str = "") -> EngineConstraint:
     digest = sha256(b"\0".join((engine.encode(), spec.kind.encode(), spec.whitespace.encode(), data))).hexdigest()
-    kind = spec.kind if spec.kind == "tools" else _kind(spec)
+    kind = spec.kind if spec.kind == "tools" or spec.kind == "expression" else _kind(spec)
     return EngineConstraint(digest, engine, kind, data, spec.whitespace, why)
 
 
 def _kind(spec: ConstraintSpec) -> Literal["regex", "json_schema", "lark"]:
     assert spec.kind != "tools", "our own automata enforce them"
+    assert spec.kind != "expression", "likewise"
     assert spec.kind != "choices", "they have become a regex"
     assert spec.kind != "gbnf", "it has become a Lark grammar"
     return spec.kind

@@ -74,8 +74,10 @@ class VocabularyMatcherFactory:
             case "fsm":
                 return self._engines.open_grammar(msgspec.msgpack.decode(compiled.data, type=Grammar))
             case "llguidance":
-                assert compiled.kind != "tools", "our own automata enforce them"
-                source = Source(compiled.kind, compiled.data.decode(), compiled.whitespace)
+                kind = compiled.kind
+                assert kind != "tools", "our own automata enforce them"
+                assert kind != "expression", "likewise"
+                source = Source(kind, compiled.data.decode(), compiled.whitespace)
                 try:
                     return self._engines.open_llguidance(source, compiled.nbytes)
                 except ConstraintRefused as error:

@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from ...fsm.algebra import ANY_CHARACTER, ANY_TEXT, characters, concat, difference, fold, rebuilt, repeat, union
+from ...fsm.algebra import ANY_TEXT, characters, concat, difference, renamed, repeat, union
 from ...fsm.boolean.resolution import settled
 from ...fsm.errors import ConstraintRefused, Limits
-from ...fsm.language import NOTHING, Call, CharSet, Grammar, Language, Literal
+from ...fsm.language import NOTHING, CharSet, Grammar, Language, Literal
+from ...fsm.marks import up_to, without
 from ...fsm.schema import SchemaOptions, resolved_schema
 from ...lang.tool_constraint import Thinking, ToolGrammar, ToolSchema
 
@@ -91,15 +92,8 @@ class _Schemas:
         names = {rule: rule if alike and rule.startswith(_SHARED) else f"{name} {rule}" for rule in rules}
         known: dict[int, Language] = {}
         for rule, body in rules.items():
-            self.rules[names[rule]] = _renamed(body, names, known)
-        return _renamed(compiled.grammar.start, names, known)
-
-
-def _renamed(language: Language, names: dict[str, str], known: dict[int, Language]) -> Language:
-    def combine(node: Language, inner: tuple[Language, ...]) -> Language:
-        return Call(names[node.rule]) if isinstance(node, Call) else rebuilt(node, inner)
-
-    return fold(language, combine, known)
+            self.rules[names[rule]] = renamed(body, names, known)
+        return renamed(compiled.grammar.start, names, known)
 
 
 class _Texts:
@@ -119,10 +113,10 @@ class _Texts:
         if thinking is None:
             return self._answers(None)
         opened = concat((_SPACES, _text(thinking.open)))
-        thoughts = self._up_to(thinking.close)
+        thoughts = up_to(thinking.close, self._limits)
         thought = concat((thoughts, _NEWLINES, self._answers(None)))
         if self._request.choice != "required" and self._answer is None:
-            thought = union((thought, self._without(_text(thinking.close))))  # the model may end before it answers
+            thought = union((thought, without([thinking.close], self._limits)))  # the model may end before it answers
         if thinking.begun:
             return thought
         return union((concat((opened, thought)), self._answers(thinking)))
@@ -140,12 +134,13 @@ class _Texts:
             return union((text, self._calls()))
         if not self._format.has_mark:
             return union((text, concat((_NEWLINES, self._calls()))))
-        return union((text, concat((self._up_to(self._format.mark, unlike), self._calls(len(self._format.mark))))))
+        marked = up_to(self._format.mark, self._limits, unlike=unlike)
+        return union((text, concat((marked, self._calls(len(self._format.mark))))))
 
     def _texts(self, unlike: Language) -> Language:
         """Returns texts without calls, none of them in `unlike`."""
         if self._format.has_mark:
-            return self._without(_text(self._format.mark), unlike)
+            return without([self._format.mark], self._limits, unlike)
         headers = [_text(self._format.header(tool.name)) for tool in self._request.tools]
         # The splitter of reasoning leaves out any white space before the answer.
         before = _NEWLINES if self._request.thinking is None else _SPACES
@@ -172,16 +167,6 @@ class _Texts:
                 for header, arguments in zip(headers, self._arguments, strict=True)
             ]
         )
-
-    def _without(self, part: Language, unlike: Language = NOTHING) -> Language:
-        """Returns the texts in which `part` does not occur, and that are not in `unlike`."""
-        return settled(difference(ANY_TEXT, union((concat((ANY_TEXT, part, ANY_TEXT)), unlike))), self._limits)
-
-    def _up_to(self, mark: str, unlike: Language = NOTHING) -> Language:
-        """Returns the texts that end with the first occurrence of `mark`, and that are not in `unlike`."""
-        ended = concat((ANY_TEXT, _text(mark)))
-        longer = concat((ANY_TEXT, _text(mark), ANY_CHARACTER, ANY_TEXT))
-        return settled(difference(ended, union((longer, unlike))), self._limits)
 
 
 def _text(text: str) -> Literal:

@@ -58,7 +58,7 @@ class EngineConstraint(msgspec.Struct, frozen=True, array_like=True):
 
     digest: str
     engine: EnforcedBy
-    kind: Literal["regex", "json_schema", "lark", "tools"]
+    kind: Literal["regex", "json_schema", "lark", "tools", "expression"]
     data: bytes  # for "fsm" an `fsm.language.Grammar` as msgpack, for "llguidance" the source
     whitespace: JsonWhitespace = "spaced"  # of JSON, for llguidance
     why: str = ""  # our own automata do not support it

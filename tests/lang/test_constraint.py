@@ -102,7 +102,9 @@ def test_options_go_with_the_constraint() -> None:
 
 WRONG: list[tuple[dict[str, object], type[UmbelError], str]] = [
     ({"regex": ""}, ParameterError, "regex=''; write a non-empty string"),
-    ({"regex": re.compile("a")}, ParameterError, r"write regex=pattern\.pattern"),
+    ({"regex": re.compile(b"a")}, ParameterError, "compile a pattern of text"),
+    ({"regex": re.compile("")}, ParameterError, "write a non-empty string"),
+    ({"constraint": "[ab]"}, ParameterError, r"write an expression such as ul\.regex"),
     ({"regex": 3}, ParameterError, "regex=3"),
     ({"regex": "a\ud800"}, ConstraintError, "character at 1 is half of a surrogate pair"),
     ({"ebnf": []}, ParameterError, r"ebnf=\[\]"),

@@ -144,7 +144,7 @@ def lower(constraint: ConstraintSpec, profile: AnthropicProfile) -> ConstraintPa
         case "choices":
             member = {"type": "string", "enum": json.loads(constraint.source)}
             return ConstraintParams(_format(of_members({ANSWER: member})), "text")
-        case "regex" | "lark" | "gbnf" | "tools":
+        case "regex" | "lark" | "gbnf" | "tools" | "expression":
             return None
 
 

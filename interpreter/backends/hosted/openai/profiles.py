@@ -271,7 +271,7 @@ def lower(constraint: ConstraintSpec, profile: Profile, mode: Mode) -> Constrain
             return _choices(json.loads(constraint.source), profile, mode)
         case "gbnf":
             return _grammar(constraint.source, profile)
-        case "lark" | "tools":
+        case "lark" | "tools" | "expression":
             return None
 
 

@@ -63,7 +63,7 @@ def constraint_fields(constraint: ConstraintSpec) -> Fields | None:
             return {constraint.kind: constraint.source}
         case "gbnf":
             return {"ebnf": constraint.source}
-        case "lark" | "choices" | "tools":
+        case "lark" | "choices" | "tools" | "expression":
             return None
 
 

@@ -1,0 +1,157 @@
+"""Captures become variables of the state: in programs, branches and batches, on backends that enforce and others."""
+
+import asyncio
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+import umbel as ul
+from umbel.composed.expression import Expression
+from umbel.lang.prompt import Text
+from umbel.lang.protocol import Completion, ConstraintSpec, Final, GenRequest
+from umbel.lang.sampling import SamplingParams
+from umbel.srt.in_process import LocalBackend
+
+
+@dataclasses.dataclass
+class Book:
+    title: str
+    year: int
+
+
+FRUIT = ul.regex("[0-9]+").capture("count") + " " + (ul.choice(["apples", "pears"]) | ul.json(Book)).capture("what")
+SHELF = ul.json(Book).capture("book").repeat(1, 3, separator=", ") + ul.regex("!+").capture("shout").optional()
+
+
+@ul.function
+def said(s: ul.State, constraint: Expression, **options: Any) -> None:  # Any: options of gen
+    s += "Well: " + ul.gen("x", constraint=constraint, **options) + "."
+
+
+def test_captures_are_variables_next_to_the_text() -> None:
+    state = said.run(constraint=FRUIT, backend=ul.Echo(["12 pears"]))
+    assert (state["x"], state["count"], state["what"]) == ("12 pears", "12", "pears")
+    assert state.text() == "Well: 12 pears."
+    assert state.variables() == ["x", "count", "what"]
+    assert state.meta("count")["guarantee"] == "enforced"
+
+
+def test_repeated_captures_are_lists_of_texts_and_of_objects() -> None:
+    answer = '{"title": "A", "year": 1}, {"title": "B", "year": 2}'
+    state = said.run(constraint=SHELF, backend=ul.Echo([answer]))
+    assert state["book"] == [*answer.split(", {")[:1], '{"title": "B", "year": 2}']
+    assert state.value("book") == [Book("A", 1), Book("B", 2)]
+    assert (state["shout"], state.value("shout")) == (None, None)
+
+
+def test_a_capture_of_a_whole_constraint_has_its_type() -> None:
+    state = said.run(constraint=ul.json(Book).capture("book"), backend=ul.Echo(['{"year": 3, "title": "C"}']))
+    assert state.value("book") == state.value("x") == Book("C", 3)
+
+
+def test_several_continuations_have_a_capture_each() -> None:
+    state = said.run(constraint=FRUIT, n=2, backend=ul.Echo([["1 pears", "2 apples"]]))
+    assert state["count"] == ["1", "2"]
+    assert state.value("what") == ["pears", "apples"]
+
+
+def test_branches_and_batches_have_captures() -> None:
+    @ul.function
+    def branches(s: ul.State) -> None:
+        forks = s.fork(2)
+        forks += ul.gen("x", constraint=FRUIT)
+        forks.join()
+
+    assert branches.run(backend=ul.Echo(["1 pears", "2 apples"]))["what"] == ["pears", "apples"]
+    states = said.run_batch([{"constraint": FRUIT}] * 2, backend=ul.Echo({"Well": "7 pears"}))
+    assert [state["count"] for state in states] == ["7", "7"]
+
+
+def test_a_text_that_was_cut_has_no_captures_and_says_why() -> None:
+    state = said.run(constraint=FRUIT, max_tokens=1, backend=ul.Echo(["12 pears"]))
+    assert state["x"] == "12"
+    with pytest.raises(ul.ResultError, match=r"'count' is captured from the text of gen\('x'\).*raise max_tokens"):
+        _ = state["count"]
+
+
+def test_echo_makes_a_text_up_that_fits_and_refuses_a_script_that_does_not() -> None:
+    state = said.run(constraint=FRUIT, backend=ul.Echo())
+    assert FRUIT.match(state["x"]) is not None
+    with pytest.raises(ul.RequestError, match="is no text of the expression"):
+        _ = said.run(constraint=FRUIT, backend=ul.Echo(["many pears"]))["x"]
+
+
+def test_a_name_stands_for_one_thing() -> None:
+    with pytest.raises(ul.ParameterError, match="rename one of them"):
+        ul.gen("count", constraint=FRUIT)
+    with pytest.raises(ul.ParameterError, match="different types"):
+        ul.json(Book).capture("a") + ul.regex("b").capture("a")
+    with pytest.raises(ul.ParameterError, match="another name"):
+        ul.regex("b").capture("a").capture("a")
+
+
+# ------------------------------------------------------------------------------------------------ a runtime
+
+
+def answers(requests: list[GenRequest]) -> list[Completion]:
+    """Returns the answers of the oracle model, in this process."""
+
+    async def ask(backend: LocalBackend, request: GenRequest) -> Completion:
+        async for event in backend.generate(request):
+            if isinstance(event, Final):
+                return event.completions[0]
+        raise AssertionError("a stream without an end")
+
+    async def run() -> list[Completion]:
+        backend = LocalBackend(seed=1, max_running=64, debug={"check_every_step": False})
+        try:
+            return list(await asyncio.gather(*(ask(backend, request) for request in requests)))
+        finally:
+            await backend.close()
+
+    return asyncio.run(run())
+
+
+EXPRESSIONS = [
+    FRUIT,
+    SHELF,
+    ul.recursive(lambda e: ul.regex("[0-9]").capture("digit") | "(" + e + ul.regex("[-+*]") + e + ")"),
+    ul.substring("the quick brown fox jumps over the lazy dog", by="words").capture("quote"),
+    ul.triggered("<t>", ul.json(Book).capture("book"), "</t>", required=True, once=True),
+    ul.until("</think>") + ul.regex(re.compile("yes|no", re.IGNORECASE)).capture("answer"),
+]
+
+
+def test_a_runtime_enforces_every_kind_of_part() -> None:
+    requests = [
+        GenRequest(
+            f"{index}-{seed}",
+            (Text("Say: "),),
+            SamplingParams(max_tokens=120, seed=seed, temperature=1.0),
+            constraint=ConstraintSpec("expression", expression.source),
+        )
+        for index, expression in enumerate(EXPRESSIONS)
+        for seed in range(4)
+    ]
+    for request, completion in zip(requests, answers(requests), strict=True):
+        expression = EXPRESSIONS[int(request.id.split("-")[0])]
+        assert completion.guarantee == "enforced", completion
+        assert expression.match(completion.text) is not None, (expression, completion.text)
+
+
+def test_a_trace_refuses_captures_and_says_what_to_write() -> None:
+    @ul.function
+    def captured(s: ul.State) -> None:
+        s += ul.gen("x", constraint=FRUIT)
+
+    with pytest.raises(ul.TraceError, match=r"captures 'count', 'what'.*expr\.match"):
+        captured.trace()
+
+
+def test_a_compiled_program_has_a_constraint_without_captures() -> None:
+    @ul.function
+    def plain(s: ul.State) -> None:
+        s += ul.gen("x", constraint=ul.regex("[0-9]+") + " pears")
+
+    assert plain.compile().run(backend=ul.Echo(["3 pears"]))["x"] == "3 pears"
