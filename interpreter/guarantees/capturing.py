@@ -21,14 +21,14 @@ async def resolve(op: Gen, bindings: tuple[Binding, ...], reply: Reply) -> None:
     """
     assert op.captures is not None, "its bindings come from its captures"
     read: list[Named] = []
-    for completion, facts in zip(reply.final.completions, reply.facts, strict=True):
-        found = await _read(op.captures, completion.text) if facts["guarantee"] in _WHOLE else None
+    facts = reply.facts
+    for completion, known in zip(reply.final.completions, facts, strict=True):
+        found = await _read(op.captures, completion.text) if known["guarantee"] in _WHOLE else None
         if found is None:
             for binding in bindings:
-                binding.fail(ResultError(_failure(op, binding.name, facts["guarantee"], facts["finish_reason"])))
+                binding.fail(ResultError(_failure(op, binding.name, known["guarantee"], known["finish_reason"])))
             return
         read.append(found)
-    facts = reply.facts
     for binding in bindings:
         values = [found[binding.name] for found in read]
         if len(values) == 1:

@@ -1,0 +1,106 @@
+"""Expressions on hosted models: enforced as a regular expression where a provider takes it, else validated."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import umbel as ul
+from umbel.composed.expression import Expression
+from umbel.interpreter.fakes.anthropic import AnthropicFeatures, FakeAnthropic
+from umbel.interpreter.fakes.openai import FakeOpenAI
+from umbel.lang.protocol import Backend, Capabilities
+
+pytestmark = pytest.mark.filterwarnings("ignore::umbel.TemplateWarning")
+
+
+@dataclasses.dataclass
+class Book:
+    title: str
+    year: int
+
+
+COUNTED = ul.regex("[0-9]{1,3}").capture("count") + " " + ul.choice(["apples", "pears"]).capture("kind")
+LISTED = "Books: " + ul.json(Book).capture("book").repeat(1, 2, separator="; ")
+BOOKS = 'Books: {"title":"A",\n"year":1}; {"year": 2, "title": "B"}'  # blanks and order as models write them
+
+Serve = Callable[[Any], Any]  # Any: a script; a fake server
+PLACES: dict[str, tuple[Serve, Callable[[Any], Backend], bool]] = {
+    "gpt-4o": (
+        lambda script: FakeOpenAI(script, models=["gpt-4o"]),
+        lambda server: ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key, profile="openai"),
+        True,
+    ),
+    "gpt-4-turbo": (
+        lambda script: FakeOpenAI(script, models=["gpt-4-turbo"]),
+        lambda server: ul.OpenAI("gpt-4-turbo", base_url=server.base_url, api_key=server.api_key, profile="openai"),
+        False,
+    ),
+    "claude": (
+        lambda script: FakeAnthropic(script, models=["claude-haiku-4-5"], features=AnthropicFeatures()),
+        lambda server: ul.Anthropic("claude-haiku-4-5", base_url=server.base_url, api_key=server.api_key),
+        False,
+    ),
+}
+
+
+@ul.function
+def asked(s: ul.State, constraint: Expression, **options: Any) -> None:  # Any: options of gen
+    s += ul.user("What is there?") + ul.assistant(ul.gen("x", constraint=constraint, **options))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_expression_of_characters_is_enforced_where_expressions_are(place: str) -> None:
+    serve, connect, enforces = PLACES[place]
+    with serve(["12 pears"] if enforces else ["many pears", "12 pears"]) as server:
+        state = asked.run(constraint=COUNTED, backend=connect(server))
+        assert (state["count"], state["kind"]) == ("12", "pears")
+        assert state.meta("x")["guarantee"] == ("enforced" if enforces else "validated")
+        assert state.meta("kind")["tries"] == (1 if enforces else 2)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_expression_with_json_inside_is_validated_and_asked_for_again(place: str) -> None:
+    serve, connect, _ = PLACES[place]
+    with serve(["Books: none", BOOKS]) as server:
+        state = asked.run(constraint=LISTED, backend=connect(server))
+        assert state.value("book") == [Book("A", 1), Book("B", 2)]
+        assert (state.meta("x")["guarantee"], state.meta("x")["tries"]) == ("validated", 2)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_lone_part_is_what_gen_has_for_it(place: str) -> None:
+    serve, connect, _ = PLACES[place]
+    with serve(["pears"]) as server:
+        state = asked.run(constraint=ul.choice(["apples", "pears"]).capture("kind"), backend=connect(server))
+        assert (state["kind"], state.meta("x")["tries"]) == ("pears", 1)
+
+
+def test_the_model_is_told_the_form_and_what_is_wrong() -> None:
+    echo = ul.Echo(["no books", BOOKS], capabilities=Capabilities("hosted", asks_again=True))
+    state = asked.run(constraint=LISTED, backend=echo)
+    assert state["book"] == ['{"title":"A",\n"year":1}', '{"year": 2, "title": "B"}']
+    first, again = ("".join(getattr(part, "text", "") for part in request.prompt) for request in echo.requests)
+    assert "a text of this form" in first
+    assert '"Books: " JSON({' in first
+    assert "no such text begins with 'no books'" in again
+
+
+def test_what_is_not_asked_again_is_refused_and_a_kept_text_has_no_captures() -> None:
+    with pytest.raises(ul.CapabilityError, match="does not enforce constraint="):
+        _ = asked.run(constraint=LISTED, backend=ul.Echo([], capabilities=Capabilities("plain")))["x"]
+    echo = ul.Echo(["no books"], capabilities=Capabilities("plain"))
+    state = asked.run(constraint=LISTED, allow_best_effort=True, backend=echo)
+    assert state["x"] == "no books"
+    with pytest.raises(ul.ResultError, match="guarantee 'best_effort'"):
+        _ = state["book"]
+
+
+def test_a_wrong_expression_costs_no_call() -> None:
+    with FakeOpenAI(["a"], models=["gpt-4o"]) as server:
+        backend = PLACES["gpt-4o"][1](server)
+        left = ul.recursive(lambda e: "a" | e + "b")
+        for constraint, words in ((left, "begins with itself"), (ul.regex("(a") + "b", r"regex '\(a', position")):
+            with pytest.raises(ul.ConstraintError, match=words):
+                _ = asked.run(constraint=constraint, backend=backend)["x"]
+        assert server.calls == 0
