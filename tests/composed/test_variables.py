@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,3 +156,19 @@ def test_a_compiled_program_has_a_constraint_without_captures() -> None:
         s += ul.gen("x", constraint=ul.regex("[0-9]+") + " pears")
 
     assert plain.compile().run(backend=ul.Echo(["3 pears"]))["x"] == "3 pears"
+
+
+def test_a_journal_gives_the_captures_of_a_finished_call_again(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    first = said.run(constraint=FRUIT, backend=ul.Echo(["12 pears"]), journal=path)
+    assert first["what"] == "pears"
+    again = said.run(constraint=FRUIT, backend=ul.Echo([]), journal=path)
+    assert (again["count"], again["what"]) == ("12", "pears")
+
+
+def test_a_text_is_judged_by_its_own_reading_of_json_with_any_blanks() -> None:
+    """Echo looks at no blanks, as for a schema; offline, and on a runtime, JSON is spelled as asked."""
+    answer = 'Book: {"year":3,"title":"C"}'
+    constraint = "Book: " + ul.json(Book).capture("book")
+    assert constraint.match(answer) is None
+    assert said.run(constraint=constraint, backend=ul.Echo([answer])).value("book") == Book("C", 3)
