@@ -121,7 +121,7 @@ class Expression(ConstraintExpression):
         known = checked_name(name)
         if known in self._results:
             raise ParameterError(f"capture({known!r}): a part of it has this name already; write another name")
-        results = {**self._results, known: self._result or _TEXT}
+        results = {known: self._result or _TEXT, **self._results}
         return Expression(Captured(known, self._node), self._rules, results, self._result)
 
     def match(self, text: str) -> ExpressionMatch | None:
@@ -150,7 +150,9 @@ class Expression(ConstraintExpression):
             captures = Captures(self._typed(), lambda text: dict.fromkeys(names, text))
         else:
             spec, captures = ConstraintSpec("expression", self.source), Captures(self._typed(), self._reader(True))
-        return Demand(spec, result, captures=captures if self._results else None)
+        if not self._results:
+            return Demand(spec, result)
+        return Demand(spec, self._judging(captures) if self._result is None else result, captures=captures)
 
     @property
     def source(self) -> str:
@@ -167,6 +169,19 @@ class Expression(ConstraintExpression):
 
     def __bool__(self) -> bool:
         raise ParameterError("an expression is neither true nor false; write expr.match(text) is not None, or a | b")
+
+    def _judging(self, captures: Captures) -> Result:
+        """Returns the result of the whole text, which the types of parts may refuse by code of their own."""
+        types = dict.fromkeys(found.wanted for found in self._results.values() if found.judges)
+        if not types:
+            return _TEXT
+
+        def parse(text: str) -> str:
+            for name, held in (captures.read(text) or {}).items():
+                captures.results[name].parse(held)
+            return text
+
+        return Result(" and ".join(types), parse, judges=True)
 
     def _around(self, node: Node) -> Expression:
         """Returns an expression of another node, with the same rules and captures."""
@@ -258,10 +273,10 @@ def json(schema: Any, *, whitespace: JsonWhitespace = "spaced", key_order: JsonK
 
     whitespace, key_order: as `json_whitespace` and `json_key_order` of `gen`.
     """
-    given = {"json_schema": schema, "json_whitespace": whitespace, "json_key_order": key_order}
-    demand = demand_of(given)
-    if demand is None:
+    if schema is None:
         raise ParameterError("json(None); write a schema, or a type such as list[int]")
+    demand = demand_of({"json_schema": schema, "json_whitespace": whitespace, "json_key_order": key_order})
+    assert demand is not None, "a schema is given"
     return Expression(Values(demand.spec.source, demand.spec.whitespace, demand.spec.key_order), result=demand.result)
 
 

@@ -1,18 +1,13 @@
 """Captures become variables of the state: in programs, branches and batches, on backends that enforce and others."""
 
-import asyncio
 import dataclasses
-import re
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import pytest
 import umbel as ul
 from umbel.composed.expression import Expression
-from umbel.lang.prompt import Text
-from umbel.lang.protocol import Completion, ConstraintSpec, Final, GenRequest
-from umbel.lang.sampling import SamplingParams
-from umbel.srt.in_process import LocalBackend
 
 
 @dataclasses.dataclass
@@ -92,55 +87,6 @@ def test_a_name_stands_for_one_thing() -> None:
         ul.regex("b").capture("a").capture("a")
 
 
-# ------------------------------------------------------------------------------------------------ a runtime
-
-
-def answers(requests: list[GenRequest]) -> list[Completion]:
-    """Returns the answers of the oracle model, in this process."""
-
-    async def ask(backend: LocalBackend, request: GenRequest) -> Completion:
-        async for event in backend.generate(request):
-            if isinstance(event, Final):
-                return event.completions[0]
-        raise AssertionError("a stream without an end")
-
-    async def run() -> list[Completion]:
-        backend = LocalBackend(seed=1, max_running=64, debug={"check_every_step": False})
-        try:
-            return list(await asyncio.gather(*(ask(backend, request) for request in requests)))
-        finally:
-            await backend.close()
-
-    return asyncio.run(run())
-
-
-EXPRESSIONS = [
-    FRUIT,
-    SHELF,
-    ul.recursive(lambda e: ul.regex("[0-9]").capture("digit") | "(" + e + ul.regex("[-+*]") + e + ")"),
-    ul.substring("the quick brown fox jumps over the lazy dog", by="words").capture("quote"),
-    ul.triggered("<t>", ul.json(Book).capture("book"), "</t>", required=True, once=True),
-    ul.until("</think>") + ul.regex(re.compile("yes|no", re.IGNORECASE)).capture("answer"),
-]
-
-
-def test_a_runtime_enforces_every_kind_of_part() -> None:
-    requests = [
-        GenRequest(
-            f"{index}-{seed}",
-            (Text("Say: "),),
-            SamplingParams(max_tokens=120, seed=seed, temperature=1.0),
-            constraint=ConstraintSpec("expression", expression.source),
-        )
-        for index, expression in enumerate(EXPRESSIONS)
-        for seed in range(4)
-    ]
-    for request, completion in zip(requests, answers(requests), strict=True):
-        expression = EXPRESSIONS[int(request.id.split("-")[0])]
-        assert completion.guarantee == "enforced", completion
-        assert expression.match(completion.text) is not None, (expression, completion.text)
-
-
 def test_a_trace_refuses_captures_and_says_what_to_write() -> None:
     @ul.function
     def captured(s: ul.State) -> None:
@@ -172,3 +118,21 @@ def test_a_text_is_judged_by_its_own_reading_of_json_with_any_blanks() -> None:
     constraint = "Book: " + ul.json(Book).capture("book")
     assert constraint.match(answer) is None
     assert said.run(constraint=constraint, backend=ul.Echo([answer])).value("book") == Book("C", 3)
+
+
+def test_a_type_with_code_of_its_own_judges_its_part() -> None:
+    class Even(pydantic.BaseModel):
+        n: int
+
+        @pydantic.field_validator("n")
+        @classmethod
+        def even(cls, n: int) -> int:
+            if n % 2:
+                raise ValueError("must be even")
+            return n
+
+    echo = ul.Echo(['n: {"n": 1}', 'n: {"n": 2}'])
+    state = said.run(constraint="n: " + ul.json(Even).capture("even"), backend=echo)
+    assert state.value("even") == Even(n=2)
+    assert state["x"] == state.value("x") == 'n: {"n": 2}'
+    assert state.meta("even")["tries"] == 2
