@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal
 
+from ...composed import nodes
 from ...lang.errors import GraphError
 from ...lang.ops import CachePoint, RoleBegin, RoleEnd, Select, VarScopeBegin, VarScopeEnd
 from ..graph import Graph, Line, Node, Parameter
@@ -227,7 +228,9 @@ class Labels:
         parts += self._options(op.gen.options)
         constraint = op.gen.constraint
         if constraint is not None:
-            parts.append(f"{constraint.kind}={self._quoted(constraint.source)}")
+            source = constraint.source
+            shown = nodes.spelled(nodes.read(source)) if constraint.kind == "expression" else source
+            parts.append(f"{constraint.kind}={self._quoted(shown)}")
         if op.defaults:
             parts.append(f"(defaults: {' '.join(self._options(op.defaults))})")
         if op.tags is not None:

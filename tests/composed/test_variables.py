@@ -136,3 +136,11 @@ def test_a_type_with_code_of_its_own_judges_its_part() -> None:
     assert state.value("even") == Even(n=2)
     assert state["x"] == state.value("x") == 'n: {"n": 2}'
     assert state.meta("even")["tries"] == 2
+
+
+def test_a_listing_spells_an_expression_as_people_read_it() -> None:
+    @ul.function
+    def plain(s: ul.State) -> None:
+        s += ul.gen("x", constraint=ul.regex("[0-9]+") + " pears")
+
+    assert '/[0-9]+/ " pears"' in plain.trace().text().replace("\\", "")
