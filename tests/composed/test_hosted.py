@@ -9,6 +9,7 @@ import umbel as ul
 from umbel.composed.expression import Expression
 from umbel.interpreter.fakes.anthropic import AnthropicFeatures, FakeAnthropic
 from umbel.interpreter.fakes.openai import FakeOpenAI
+from umbel.interpreter.fakes.sglang import FakeSGLang
 from umbel.lang.protocol import Backend, Capabilities
 
 pytestmark = pytest.mark.filterwarnings("ignore::umbel.TemplateWarning")
@@ -35,6 +36,11 @@ PLACES: dict[str, tuple[Serve, Callable[[Any], Backend], bool]] = {
         lambda script: FakeOpenAI(script, models=["gpt-4-turbo"]),
         lambda server: ul.OpenAI("gpt-4-turbo", base_url=server.base_url, api_key=server.api_key, profile="openai"),
         False,
+    ),
+    "sglang": (
+        FakeSGLang,
+        lambda server: ul.RuntimeEndpoint(server.address, api_key=server.api_key),
+        True,
     ),
     "claude": (
         lambda script: FakeAnthropic(script, models=["claude-haiku-4-5"], features=AnthropicFeatures()),
@@ -104,3 +110,15 @@ def test_a_wrong_expression_costs_no_call() -> None:
             with pytest.raises(ul.ConstraintError, match=words):
                 _ = asked.run(constraint=constraint, backend=backend)["x"]
         assert server.calls == 0
+
+
+def test_one_call_answers_an_expression_and_the_field_after_it() -> None:
+    @ul.function(temperature=0, stop="\n", num_api_spec_tokens=64)
+    def card(s: ul.State) -> None:
+        s += "Name: Robin\nBasket: " + ul.gen("x", constraint=COUNTED, max_tokens=24)
+        s += "\nHome:" + ul.gen("home", max_tokens=24)
+
+    with FakeOpenAI({"Basket: ": "31 pears\nHome: Sherwood\n"}) as server:
+        model = ul.OpenAI("gpt-3.5-turbo-instruct", base_url=server.base_url, api_key=server.api_key)
+        state = card.run(backend=model)
+        assert (state["count"], state["home"], server.calls) == ("31", " Sherwood", 1)

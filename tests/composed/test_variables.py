@@ -144,3 +144,21 @@ def test_a_listing_spells_an_expression_as_people_read_it() -> None:
         s += ul.gen("x", constraint=ul.regex("[0-9]+") + " pears")
 
     assert '/[0-9]+/ " pears"' in plain.trace().text().replace("\\", "")
+
+
+def test_a_capture_streams_as_one_piece_once_its_text_is_there() -> None:
+    state = said.run(
+        constraint=FRUIT + ul.regex("!+").capture("shout").optional(), stream=True, backend=ul.Echo(["1 pears"])
+    )
+    assert list(state.text_iter("what")) == ["pears"]
+    assert list(state.text_iter("shout")) == []
+
+
+def test_reasoning_before_an_expression_is_split_off_and_captures_stay() -> None:
+    @ul.function
+    def thinks(s: ul.State) -> None:
+        answer = "<think>" + ul.until("</think>") + "\n" + ul.regex("[a-z]+").capture("word")
+        s += ul.separate_reasoning(ul.gen("x", constraint=answer), "qwen3")
+
+    state = thinks.run(backend=ul.Echo(["<think>hm</think>\nyes"]))
+    assert (state["x"], state["x_reasoning_content"], state["word"]) == ("yes", "hm", "yes")
