@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from .interpreter.vectors import embed_async as embed_async
     from .interpreter.vectors import rerank as rerank
     from .interpreter.vectors import rerank_async as rerank_async
+    from .lang.agents import AgentResult as AgentResult
+    from .lang.agents import ToolRun as ToolRun
     from .lang.cache_report import CacheCause as CacheCause
     from .lang.cache_report import CacheReport as CacheReport
     from .lang.chat_template import ChatTemplate as ChatTemplate
@@ -133,6 +135,8 @@ if TYPE_CHECKING:
     from .lang.state import AsyncStateGroup as AsyncStateGroup
     from .lang.state import State as State
     from .lang.state import StateGroup as StateGroup
+    from .lang.tool_functions import ToolFunction as ToolFunction
+    from .lang.tool_functions import tool as tool
 
 # Public name → the module it lives in. The block above says the same to type checkers; a test compares them.
 _HOMES = {
@@ -173,6 +177,7 @@ _HOMES = {
     "interpreter.journal.file": ("JournalWarning",),
     "interpreter.remote_images": ("fetch_image",),
     "interpreter.vectors": ("RankedText", "embed", "embed_async", "rerank", "rerank_async"),
+    "lang.agents": ("AgentResult", "ToolRun"),
     "lang.cache_report": ("CacheCause", "CacheReport"),
     "lang.chat_template": ("ChatTemplate", "TemplateWarning"),
     "lang.errors": (
@@ -228,6 +233,7 @@ _HOMES = {
     "lang.sampling": ("SamplingParams",),
     "lang.search": ("Majority", "Vote", "beam_search", "best_of", "self_consistency", "tree_search", "vote"),
     "lang.state": ("AsyncState", "AsyncStateGroup", "State", "StateGroup"),
+    "lang.tool_functions": ("ToolFunction", "tool"),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -19,11 +19,13 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, cast
 
+import msgspec
+
 from ..lang import ops
 from ..lang.chat_template import ChatTemplate
 from ..lang.errors import BranchCancelledError, CancelledError, CapabilityError, ProgramError, UmbelError
 from ..lang.prompt import Generated, Part, Source, SourceKind, Text
-from ..lang.protocol import Capabilities, Chunk, Completion, Final, GenRequest, Hint
+from ..lang.protocol import Capabilities, Chunk, Completion, Final, FinishReason, GenRequest, Hint, Usage
 from . import loop, media, selecting
 from .cache_explain.history import Intent
 from .calls import OnChunk
@@ -34,8 +36,8 @@ from .position import Position, Reached, media_text, since, text_of
 from .reasoning import Splitter, split_reasoning
 from .run import Run
 from .speculation.speculator import Speculator
-from .steps import BranchOff, Concatenate, Elsewhere, Gather, Joined, Late, Mark, Step
-from .variables import Binding, Feed, Meta, meta_of_chunk
+from .steps import BranchOff, Concatenate, Converse, Elsewhere, Gather, Joined, Keep, Late, Mark, Recall, Step
+from .variables import Binding, Feed, Meta, meta_of_chunk, meta_of_completion
 
 
 class Executor:
@@ -235,6 +237,53 @@ class Executor:
         self.spoken.append(chosen, facts)
         _given(step.binding).resolve(chosen, facts)
 
+    # -------------------------------------------------------------------------------- agents
+
+    async def converse(self, op: Converse, step: Step) -> None:
+        capabilities = await self._start_backend()
+        sampling = step.sampling
+        assert sampling is not None, "a Converse is submitted with its merged parameters"
+        guarantee.check_gen(capabilities, ops.Gen(op.name), sampling)
+        self._adapter = sampling.adapter
+        self.spoken.append(self.position.settle("call_tools()"), {})
+        written = await op.write(self._run.backend, self.position)
+        stops = tuple(stop for stop in written.stops if stop not in sampling.stop)
+        request = GenRequest(
+            self._run.request_id(),
+            written.prompt,
+            msgspec.structs.replace(sampling, stop=(*sampling.stop, *stops)),
+            origin=self._run.origin(self._queue.fork_group, self._adapter, step.ahead),
+            constraint=written.constraint,
+        )
+        prompt, place = self.position.prompt, self._next_place()
+        intent = self._run.log.intend(request.id, "gen", op.name, prompt, step.source, place)
+        self.intent = intent
+        delivery = _Delivery(self, step)
+        final = await self._run.calls.generate(request, delivery.piece)
+        intent.settle()
+        facts = meta_of_completion(final, final.completions[0], with_text=True)
+        delivery.finish(final, [facts], capabilities)
+
+    def recall(self, op: Recall, step: Step) -> None:
+        """Resolves the binding to (number of the call, result) for each call; the result is None for a new one."""
+        found: list[tuple[str, str | None]] = []
+        for call in op.calls:
+            number, place = self._run.request_id(), self._next_place()
+            known: Final | None = None
+            if (stored := self._run.stored) is not None:
+                self._run.log.intend(number, "tool", None, self.position.prompt, step.source, place)
+                known = stored.read(GenRequest(number, (Text(call),)), Final)
+            found.append((number, None if known is None else known.completions[0].text))
+        _given(step.binding).resolve(found)
+
+    def keep(self, op: Keep, step: Step) -> None:
+        stored = self._run.stored
+        if stored is not None:
+            for number, call, result in op.results:
+                completion = Completion(result, (), 0, result, FinishReason.STOP)
+                stored.write(GenRequest(number, (Text(call),)), Final(number, (completion,), Usage()))
+        _given(step.binding).resolve(None)
+
     # -------------------------------------------------------------------------------- branches
 
     async def branch_off(self, op: BranchOff, step: Step) -> None:
@@ -419,7 +468,7 @@ class _Delivery:
     def _append(self, completion: Completion, text: str, capabilities: Capabilities) -> None:
         """Appends the text; as token ids as far as the backend keeps them, so that it need not tokenize again."""
         position = self._executor.position
-        source = _written(SourceKind.GENERATED, cast(ops.Gen, self._step.op).name, self._step)
+        source = _written(SourceKind.GENERATED, cast(ops.Gen | Converse, self._step.op).name, self._step)
         if capabilities.token_ids and completion.kept and text == completion.text:
             kept = completion.text[: len(completion.text) - len(completion.tail)]
             position.append(Generated(kept, completion.token_ids[: completion.kept]), source)
@@ -468,6 +517,9 @@ _METHODS = cast(
         ops.VarScopeEnd: Executor.scope_end,
         ops.CachePoint: Executor.cache_point,
         ops.PrivateBegin: Executor.private,
+        Converse: Executor.converse,
+        Recall: Executor.recall,
+        Keep: Executor.keep,
         ops.Image: Executor.media,
         ops.Video: Executor.media,
         BranchOff: Executor.branch_off,

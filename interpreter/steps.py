@@ -1,7 +1,7 @@
 """Steps: the entries of a stream's queue. An operation of the program with the bindings it resolves.
 
-Apart from the operations of the language there are six of the interpreter's own, which tie streams
-together. A stream runs its steps in order, so "everything said so far" is a place in the queue.
+Apart from the operations of the language there are some of the interpreter's own, which tie streams
+together, and those of agents. A stream runs its steps in order, so "everything said so far" is a place in the queue.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..lang.ops import Op
-from ..lang.prompt import Source
+from ..lang.prompt import Part, Source
+from ..lang.protocol import Backend, ConstraintSpec
 from ..lang.sampling import SamplingParams
 from .reasoning import ReasoningTags
 from .variables import Binding
 
 if TYPE_CHECKING:
     from .executor import Executor, StepQueue
+    from .position import Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,42 @@ class Elsewhere(Op):
 
     play: Callable[["Executor"], Awaitable[None]]
     failed: Callable[[BaseException], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Converse(Op):
+    """Generates the answer of a conversation that is written as a whole, and appends it to the open turn.
+
+    Attributes:
+        name: of the variable that the answer is for, in records.
+        write: makes the prompt and the constraint of the conversation for a backend, at this position.
+    """
+
+    name: str | None
+    write: Callable[["Backend", "Position"], Awaitable["Written"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A conversation as a request. `stops`: texts that begin another turn."""
+
+    prompt: tuple[Part, ...]
+    constraint: ConstraintSpec | None = None
+    stops: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Recall(Op):
+    """Looks for results of calls of tools in the journal: its binding becomes a list, None for what is to be called."""
+
+    calls: tuple[str, ...]  # tool and arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Keep(Op):
+    """Writes results of calls of tools into the journal, under the numbers that `Recall` gave."""
+
+    results: tuple[tuple[str, str, str], ...]  # number, tool and arguments, result
 
 
 @dataclass(frozen=True, slots=True)

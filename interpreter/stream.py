@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from ..lang import ops, sampling
+from ..lang.agents import AgentPlan, AgentResult
 from ..lang.cache_report import CacheReport
 from ..lang.errors import BranchCancelledError, DeadlineError, ParameterError, ProgramError
 from ..lang.ops import Op, checked_name
@@ -23,13 +24,15 @@ from ..lang.protocol import Cost
 from ..lang.sampling import SamplingParams
 from ..lang.state import JoinMode, RunRecord, Sink, Value
 from . import loop, media
+from .agents import calling
+from .agents.agent import Agent
 from .cache_explain.report import explained
 from .executor import StepQueue
 from .loop import Signal, earliest, seconds_left, wait_until, wait_until_async
 from .position import Reached
 from .reasoning import ReasoningTags
 from .run import Run, not_while_recording, noted_wait
-from .steps import BranchOff, Concatenate, Gather, Joined, Mark, Step
+from .steps import BranchOff, Concatenate, Converse, Gather, Joined, Keep, Mark, Recall, Step
 from .variables import Binding, Feed, Meta, Piece, VariableTable
 
 Merge = Callable[[Mapping[str, Any]], SamplingParams]
@@ -311,6 +314,46 @@ class Stream(Sink):
             else:
                 mark.resolve(standing)
             return mark, dict(self.table.own)
+
+    # -------------------------------------------------------------------------------- agents
+
+    def call_tools(self, plan: AgentPlan) -> AgentResult:
+        return calling.run(self, Agent(self, plan))
+
+    async def call_tools_async(self, plan: AgentPlan) -> AgentResult:
+        return await calling.run_async(self, Agent(self, plan))
+
+    def converse(self, op: Converse, gen: ops.Gen) -> Binding:
+        """Queues an assistant turn with the answer of a conversation. Returns the binding of its text."""
+        answer, source = Binding(""), Source(SourceKind.TEXT, calling_place())
+        self.submit(ops.RoleBegin("assistant"))
+        with self._queue.lock:
+            self._queue_step(Step(op, answer, self._sampling(gen.options), source=source))
+        self.submit(ops.RoleEnd("assistant"))
+        return answer
+
+    def recall(self, op: Recall) -> Binding:
+        """Queues a look into the journal. Returns the binding of what it finds."""
+        return self._queued(op)
+
+    def keep(self, op: Keep) -> Binding:
+        """Queues an entry into the journal. Returns a binding that is resolved when it is written."""
+        return self._queued(op)
+
+    def _queued(self, op: Op) -> Binding:
+        binding, source = Binding(""), Source(SourceKind.TEXT, calling_place())
+        with self._queue.lock:
+            self._queue_step(Step(op, binding, source=source))
+        return binding
+
+    def settled(self, binding: Binding) -> Any:  # Any: of the binding
+        """Waits for a binding of this stream, and returns its value."""
+        self._until(lambda: binding.done, (binding.settled,), self.run.deadline, None)
+        return binding.value()
+
+    async def settled_async(self, binding: Binding) -> Any:  # Any: of the binding
+        await self._until_async(lambda: binding.done, (binding.settled,), self.run.deadline, None)
+        return binding.value()
 
     def _queue_joined(self, op: Gather | Concatenate) -> None:
         with self._queue.lock:

@@ -7,11 +7,12 @@ makes more of them that share everything said so far.
 
 import inspect
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, Literal, NoReturn, Protocol, Self, TypeVar, get_origin, overload
 
 from . import checks, notebook, ops
+from .agents import AgentPlan, AgentResult, agent_plan
 from .cache_report import CacheReport
 from .errors import ParameterError, ProgramError, shown
 from .ops import Op, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, checked_name, expression, refuse_awaitable, role
@@ -83,6 +84,13 @@ class Sink(Protocol):
 
     def cost_so_far(self) -> Cost:
         """Returns the cost of the calls that have ended; does not wait."""
+
+    def call_tools(self, plan: AgentPlan) -> AgentResult:
+        """Raises ProgramError: sinks that run nothing call no tools."""
+        raise ProgramError("call_tools() runs tools, and here nothing runs; write it in a program that is run")
+
+    async def call_tools_async(self, plan: AgentPlan) -> AgentResult:
+        return self.call_tools(plan)
 
     def explain_cache(self, timeout: float | None) -> CacheReport:
         """Raises ProgramError: sinks that make no calls have nothing to explain."""
@@ -330,6 +338,47 @@ class State(BaseState):
         """
         return StateGroup(self, self._branches(size))
 
+    def call_tools(
+        self,
+        tools: Iterable[object],
+        name: str | None = None,
+        *,
+        max_steps: int = 8,
+        tool_choice: str = "auto",
+        parallel: bool = True,
+        timeout: float = 60.0,
+        max_result_bytes: int = 32_768,
+        on_error: Literal["tell", "raise"] = "tell",
+        **sampling: Any,
+    ) -> AgentResult:
+        """Lets the model answer with the help of tools: its calls are run and told to it until it answers in text.
+
+            s += ul.user("How many people live in Iceland and Norway together?")
+            result = s.call_tools([population, add], "answer", max_tokens=256)
+            print(result.answer, len(result.calls))
+
+        Calls of one answer run at the same time, in threads. Results come back as content: what they spell is never a
+        control token. The state gets the answers as assistant turns and the results as user turns.
+
+        Args:
+            tools: functions made by `ul.tool`, and tools of `ul.mcp`.
+            name: variable for the answer; `name + "_calls"` has the calls. None sets none.
+            max_steps: most answers of the model. Calls of the last one are not run, and `result.answer` is None.
+            tool_choice: "auto", "required", "none" or the name of a tool, for the first answer; later ones are free.
+            parallel: one answer may make several calls.
+            timeout: seconds for each call of a tool.
+            max_result_bytes: of each result; the model is told that the rest was cut.
+            on_error: "tell" gives an exception of a tool to the model, "raise" ends the program with it.
+            sampling: parameters of `gen` for each answer, such as max_tokens and temperature.
+
+        Raises:
+            ParameterError: a wrong argument.
+            ProgramError: there is no turn to answer, or text outside of turns.
+            CapabilityError: the conversation has pictures or private parts.
+        """
+        plan = agent_plan(tools, name, max_steps, tool_choice, parallel, timeout, max_result_bytes, on_error, sampling)
+        return self._sink.call_tools(plan)
+
     def get_var(self, name: str, timeout: float | None = None) -> Value:
         """`s[name]` with a timeout in seconds."""
         return self._sink.read(name, timeout)
@@ -551,6 +600,23 @@ class AsyncState(BaseState):
     def fork(self, size: int = 1) -> "AsyncStateGroup[Self]":
         """As `State.fork`."""
         return AsyncStateGroup(self, self._branches(size))
+
+    def call_tools(
+        self,
+        tools: Iterable[object],
+        name: str | None = None,
+        *,
+        max_steps: int = 8,
+        tool_choice: str = "auto",
+        parallel: bool = True,
+        timeout: float = 60.0,
+        max_result_bytes: int = 32_768,
+        on_error: Literal["tell", "raise"] = "tell",
+        **sampling: Any,
+    ) -> AsyncValue[AgentResult]:
+        """As `State.call_tools`, awaited. Async tools run on the caller's event loop, others in threads."""
+        plan = agent_plan(tools, name, max_steps, tool_choice, parallel, timeout, max_result_bytes, on_error, sampling)
+        return AsyncValue(self._sink.call_tools_async(plan), "s.call_tools(...)")
 
     def get_var(self, name: str, timeout: float | None = None) -> AsyncValue[Value]:
         return AsyncValue(self._sink.read_async(name, timeout), f"s.get_var({name!r})")

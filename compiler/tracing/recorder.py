@@ -10,6 +10,7 @@ from ...interpreter import media
 from ...interpreter.stream import REASONING_SUFFIX, Grammar
 from ...interpreter.variables import Binding, VariableTable
 from ...lang import ops, sampling
+from ...lang.agents import AgentPlan, AgentResult
 from ...lang.protocol import Cost
 from ...lang.state import JoinMode, Race, Sink, Value
 from ..graph import Line, Node
@@ -356,6 +357,9 @@ class Recorder(Sink):
 
     def race(self, children: list[Sink], timeout: float | None) -> Race:
         self._only_of_a_run("which branches end first is known in a run", "join() of all branches, or program.run()")
+
+    def call_tools(self, plan: AgentPlan) -> AgentResult:
+        self._only_of_a_run("call_tools() runs tools and looks at answers", "program.run()")
 
     def iterate(self, name: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
         self._only_of_a_run("the pieces of a text come while it runs", "program.run(..., stream=True)")

@@ -1,0 +1,133 @@
+"""The words of `state.call_tools`: what is asked for, and what comes of it. `interpreter/agents/` runs it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from . import checks
+from .errors import ParameterError, shown
+from .generation import gen
+from .ops import Gen, checked_name
+from .tool_calls import MOST_TOOLS, ToolChoice
+from .tool_functions import ToolFunction
+
+MOST_STEPS = 1_000
+MOST_RESULT_BYTES = 1 << 24
+_MODES = ("auto", "required", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolRun:
+    """One call of a tool.
+
+    Attributes:
+        name: of the tool.
+        arguments: as the model gave them; a text where they are no JSON object.
+        result: what the model was told.
+        failed: the tool raised, ran out of time, or was given wrong arguments; `result` says which.
+        step: number of the answer with the call, from 1 on.
+        cut: the result was longer than allowed, and its rest is left out.
+    """
+
+    name: str
+    arguments: Any
+    result: str
+    failed: bool = False
+    step: int = 1
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AgentResult:
+    """What came of `state.call_tools`.
+
+    Attributes:
+        answer: the text of the last answer; None where the steps were used up before one came.
+        calls: all calls of tools, in the order in which the model made them.
+        steps: answers of the model, those with calls included.
+    """
+
+    answer: str | None
+    calls: tuple[ToolRun, ...]
+    steps: int
+
+    @property
+    def ended(self) -> Literal["answer", "max_steps"]:
+        """Says why the loop ended."""
+        return "max_steps" if self.answer is None else "answer"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPlan:
+    """Checked arguments of `state.call_tools`.
+
+    Attributes:
+        gen: with the sampling parameters of each answer.
+        choice: of the first answer; later ones are free.
+        timeout: seconds for each call of a tool.
+        max_result_bytes: of each result, in UTF-8.
+    """
+
+    tools: tuple[ToolFunction[..., Any], ...]
+    gen: Gen
+    name: str | None
+    choice: ToolChoice
+    max_steps: int
+    timeout: float
+    max_result_bytes: int
+    on_error: Literal["tell", "raise"]
+    by_name: Mapping[str, ToolFunction[..., Any]] = field(default_factory=dict)
+
+
+def agent_plan(
+    tools: Iterable[object],
+    name: str | None,
+    max_steps: int,
+    tool_choice: str,
+    parallel: bool,
+    timeout: float,
+    max_result_bytes: int,
+    on_error: str,
+    sampling: Mapping[str, Any],
+) -> AgentPlan:
+    """Checks the arguments of `state.call_tools`.
+
+    Raises:
+        ParameterError: what is no tool, a choice that names none, or a value out of its range.
+    """
+    wanted = "a list of tools, such as [search, add] of functions with @ul.tool"
+    known: list[ToolFunction[..., Any]] = []
+    for each in checks.members("call_tools: tools", tools, MOST_TOOLS, wanted):
+        if not isinstance(each, ToolFunction):
+            raise ParameterError(f"call_tools: {shown(each)} is no tool; write @ul.tool on the function")
+        known.append(each)
+    if not known:
+        raise ParameterError(f"call_tools: tools is empty; write {wanted}")
+    asked = gen(name, **sampling)
+    if not isinstance(asked, Gen) or asked.constraint is not None or "n" in asked.options:
+        raise ParameterError("call_tools: its answers are free texts or calls; leave constraints, choices and n out")
+    choice = _choice(tool_choice, [each.name for each in known], parallel)
+    choice.among([each.definition for each in known])
+    seconds = checks.seconds("call_tools: timeout", timeout)
+    steps = checks.integer("call_tools: max_steps", max_steps, 1, MOST_STEPS)
+    most = checks.integer("call_tools: max_result_bytes", max_result_bytes, 1, MOST_RESULT_BYTES)
+    checks.one_of("call_tools: on_error", on_error, ("tell", "raise"))
+    return AgentPlan(
+        tuple(known),
+        asked,
+        None if name is None else checked_name(name),
+        choice,
+        steps,
+        seconds,
+        most,
+        "raise" if on_error == "raise" else "tell",
+        {each.name: each for each in known},
+    )
+
+
+def _choice(given: str, names: list[str], parallel: bool) -> ToolChoice:
+    checks.switch("call_tools: parallel", parallel)
+    if given in names:
+        return ToolChoice.only(given)
+    checks.one_of("call_tools: tool_choice", given, (*_MODES, *names))
+    return ToolChoice("required" if given == "required" else "none" if given == "none" else "auto", parallel=parallel)

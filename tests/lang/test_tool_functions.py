@@ -1,0 +1,112 @@
+"""`ul.tool`: what a signature, annotations and a docstring become, and what cannot be a tool."""
+
+import enum
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import pytest
+import umbel as ul
+from umbel.lang.tool_functions import result_text
+
+
+@dataclass
+class Place:
+    city: str
+    metres: int = 0
+
+
+class Unit(enum.Enum):
+    CELSIUS = "C"
+    KELVIN = "K"
+
+
+@ul.tool
+def weather(place: Place, unit: Unit = Unit.CELSIUS, days: Literal[1, 3] = 1, note: str | None = None) -> str:
+    """Tells the weather.
+
+    In few words.
+
+    Args:
+        place: where it is
+            asked for.
+        days (int): how many.
+
+    Returns:
+        days: not a parameter's line.
+    """
+    return f"{place.city} {unit.value} {days} {note}"
+
+
+def test_a_signature_is_a_schema() -> None:
+    schema = weather.schema
+    assert weather.name == "weather"
+    assert weather.description == "Tells the weather.\n\nIn few words."
+    assert schema["type"] == "object"
+    assert schema["required"] == ["place"]
+    assert list(schema["properties"]) == ["place", "unit", "days", "note"]
+    assert schema["properties"]["place"]["description"] == "where it is asked for."
+    assert schema["properties"]["days"] == {"enum": [1, 3], "description": "how many."}
+    assert schema["$defs"]["Place"]["properties"]["city"] == {"type": "string"}
+
+
+def test_arguments_become_values_of_their_types() -> None:
+    read = weather.read('{"place": {"city": "Oslo"}, "unit": "K"}')
+    assert read == {"place": Place("Oslo"), "unit": Unit.KELVIN}
+    assert weather(**read) == "Oslo K 1 None"
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "{", '{"place": "Oslo"}', "{}", '{"place": {"city": "Oslo"}, "x": 1}'])
+def test_wrong_arguments_are_refused(arguments: str) -> None:
+    with pytest.raises(ValueError):
+        weather.read(arguments)
+
+
+def test_names_and_descriptions_can_be_given() -> None:
+    named = ul.tool(name="look-up", description="Finds.")(lambda: 1)
+    assert (named.name, named.description, named()) == ("look-up", "Finds.", 1)
+    assert named.read("") == {}
+
+
+def no_annotation(query):  # type: ignore[no-untyped-def]
+    return query
+
+
+def many(*names: str) -> None: ...
+
+
+def options(**names: str) -> None: ...
+
+
+def by_place(name: str, /) -> None: ...
+
+
+def of_a_socket(name: object, other: Annotated[type[int], "x"]) -> None: ...
+
+
+def unknown_name(name: "Missing") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (no_annotation, "parameter 'query' has no annotation"),
+        (many, r"'\*names' takes none"),
+        (options, r"'\*\*names' takes none"),
+        (by_place, "'name' takes none"),
+        (of_a_socket, "tool of_a_socket: "),
+        (unknown_name, "cannot be read"),
+        (lambda: 1, "tool name '<lambda>'"),
+        (3, "write a function"),
+        (weather, "write a function"),
+    ],
+)
+def test_what_cannot_be_a_tool_is_refused_at_once(function: Any, said: str) -> None:
+    with pytest.raises(ul.ParameterError, match=said):
+        ul.tool(function)
+
+
+def test_results_are_text_json_or_str() -> None:
+    assert result_text("plain") == "plain"
+    assert result_text({"a": [1, None]}) == '{"a":[1,null]}'
+    assert result_text(Place("Oslo", 3)) == '{"city":"Oslo","metres":3}'
+    assert result_text(3 + 4j) == "(3+4j)"
