@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from .compiler.running.compiled import load as load
     from .compiler.shared_prefix import Cached as Cached
     from .compiler.tracing.effects import TraceWarning as TraceWarning
-    from .composed.expression import Expression as Expression
-    from .composed.expression import capture as capture
-    from .composed.expression import choice as choice
-    from .composed.expression import json as json
-    from .composed.expression import literal as literal
-    from .composed.expression import recursive as recursive
-    from .composed.expression import regex as regex
-    from .composed.expression import substring as substring
-    from .composed.expression import triggered as triggered
-    from .composed.expression import until as until
+    from .fsm.composed.expression import Expression as Expression
+    from .fsm.composed.expression import capture as capture
+    from .fsm.composed.expression import choice as choice
+    from .fsm.composed.expression import json as json
+    from .fsm.composed.expression import literal as literal
+    from .fsm.composed.expression import recursive as recursive
+    from .fsm.composed.expression import regex as regex
+    from .fsm.composed.expression import substring as substring
+    from .fsm.composed.expression import triggered as triggered
+    from .fsm.composed.expression import until as until
     from .interpreter.backends.echo import Echo as Echo
     from .interpreter.backends.echo import FailCall as FailCall
     from .interpreter.backends.echo import Gate as Gate
@@ -66,8 +66,10 @@ if TYPE_CHECKING:
     from .interpreter.vectors import embed_async as embed_async
     from .interpreter.vectors import rerank as rerank
     from .interpreter.vectors import rerank_async as rerank_async
-    from .lang.agents import AgentResult as AgentResult
-    from .lang.agents import ToolRun as ToolRun
+    from .lang.agents.plan import AgentResult as AgentResult
+    from .lang.agents.plan import ToolRun as ToolRun
+    from .lang.agents.tool_functions import ToolFunction as ToolFunction
+    from .lang.agents.tool_functions import tool as tool
     from .lang.cache_report import CacheCause as CacheCause
     from .lang.cache_report import CacheReport as CacheReport
     from .lang.chat_template import ChatTemplate as ChatTemplate
@@ -135,8 +137,6 @@ if TYPE_CHECKING:
     from .lang.state import AsyncStateGroup as AsyncStateGroup
     from .lang.state import State as State
     from .lang.state import StateGroup as StateGroup
-    from .lang.tool_functions import ToolFunction as ToolFunction
-    from .lang.tool_functions import tool as tool
 
 # Public name → the module it lives in. The block above says the same to type checkers; a test compares them.
 _HOMES = {
@@ -145,7 +145,7 @@ _HOMES = {
     "compiler.graph": ("Graph",),
     "compiler.shared_prefix": ("Cached",),
     "compiler.program": ("Program", "function"),
-    "composed.expression": (
+    "fsm.composed.expression": (
         "Expression",
         "capture",
         "choice",
@@ -177,7 +177,7 @@ _HOMES = {
     "interpreter.journal.file": ("JournalWarning",),
     "interpreter.remote_images": ("fetch_image",),
     "interpreter.vectors": ("RankedText", "embed", "embed_async", "rerank", "rerank_async"),
-    "lang.agents": ("AgentResult", "ToolRun"),
+    "lang.agents.plan": ("AgentResult", "ToolRun"),
     "lang.cache_report": ("CacheCause", "CacheReport"),
     "lang.chat_template": ("ChatTemplate", "TemplateWarning"),
     "lang.errors": (
@@ -233,7 +233,7 @@ _HOMES = {
     "lang.sampling": ("SamplingParams",),
     "lang.search": ("Majority", "Vote", "beam_search", "best_of", "self_consistency", "tree_search", "vote"),
     "lang.state": ("AsyncState", "AsyncStateGroup", "State", "StateGroup"),
-    "lang.tool_functions": ("ToolFunction", "tool"),
+    "lang.agents.tool_functions": ("ToolFunction", "tool"),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 

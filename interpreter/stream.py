@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from ..lang import ops, sampling
-from ..lang.agents import AgentPlan, AgentResult
+from ..lang.agents.plan import AgentPlan, AgentResult
 from ..lang.cache_report import CacheReport
 from ..lang.errors import BranchCancelledError, DeadlineError, ParameterError, ProgramError
 from ..lang.ops import Op, checked_name

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, Literal, NoReturn, Protocol, Self, TypeVar, get_origin, overload
 
 from . import checks, notebook, ops
-from .agents import AgentPlan, AgentResult, agent_plan
+from .agents.plan import AgentPlan, AgentResult, agent_plan
 from .cache_report import CacheReport
 from .errors import ParameterError, ProgramError, shown
 from .ops import Op, RoleBegin, RoleEnd, VarScopeBegin, VarScopeEnd, checked_name, expression, refuse_awaitable, role

@@ -10,7 +10,7 @@ from ...interpreter import media
 from ...interpreter.stream import REASONING_SUFFIX, Grammar
 from ...interpreter.variables import Binding, VariableTable
 from ...lang import ops, sampling
-from ...lang.agents import AgentPlan, AgentResult
+from ...lang.agents.plan import AgentPlan, AgentResult
 from ...lang.protocol import Cost
 from ...lang.state import JoinMode, Race, Sink, Value
 from ..graph import Line, Node

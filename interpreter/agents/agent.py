@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...lang import ops
-from ...lang.agents import AgentPlan, AgentResult, ToolRun
+from ...lang.agents.plan import AgentPlan, AgentResult, ToolRun
+from ...lang.agents.tool_functions import ToolFunction, result_text
 from ...lang.conversations.messages import Message
 from ...lang.errors import CapabilityError, ProgramError
 from ...lang.prompt import EMPTY, Media, Private, SourceKind
 from ...lang.protocol import Backend
 from ...lang.tool_calls import FENCED, MISTRAL, CallFormat, ToolCall, ToolChoice
 from ...lang.tool_constraint import Thinking, tools_constraint
-from ...lang.tool_functions import ToolFunction, result_text
 from ..position import Position, steps_since
 from ..reasoning import ReasoningTags, split_reasoning
 from ..steps import Converse, Keep, Recall, Written

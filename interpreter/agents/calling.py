@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...lang.agents import AgentResult
+from ...lang.agents.plan import AgentResult
 from ...lang.errors import DeadlineError
 from ..variables import Binding
 from .agent import Agent, ReadyCall, Round

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 import umbel as ul
-from umbel.lang.tool_functions import result_text
+from umbel.lang.agents.tool_functions import result_text
 
 
 @dataclass

@@ -20,9 +20,9 @@ from typing import Any, Generic, NotRequired, ParamSpec, TypedDict, TypeVar, cas
 
 import msgspec
 
-from .errors import ParameterError, shortened, shown
-from .tool_calls import FENCED, Tool, ToolCall
-from .typed import Typed, typed
+from ..errors import ParameterError, shortened, shown
+from ..tool_calls import FENCED, Tool, ToolCall
+from ..typed import Typed, typed
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from . import checks
-from .errors import ParameterError, shown
-from .generation import gen
-from .ops import Gen, checked_name
-from .tool_calls import MOST_TOOLS, ToolChoice
+from .. import checks
+from ..errors import ParameterError, shown
+from ..generation import gen
+from ..ops import Gen, checked_name
+from ..tool_calls import MOST_TOOLS, ToolChoice
 from .tool_functions import ToolFunction
 
 MOST_STEPS = 1_000
@@ -39,7 +39,7 @@ class ToolRun:
 
 @dataclass(frozen=True, slots=True)
 class AgentResult:
-    """What came of `state.call_tools`.
+    """Has the answer and the calls of one `state.call_tools`.
 
     Attributes:
         answer: the text of the last answer; None where the steps were used up before one came.

@@ -1,0 +1,1 @@
+"""The words of agents: functions as tools, and what a program asks of `state.call_tools`."""
