@@ -348,7 +348,7 @@ class Demand:
 
 
 class ConstraintExpression(ABC):
-    """A constraint as an object: what `gen(constraint=...)` takes. `composed.expression.Expression` is the one."""
+    """A constraint as an object: what `gen(constraint=...)` takes. `fsm.composed.expression.Expression` is the one."""
 
     @abstractmethod
     def demand(self) -> Demand:

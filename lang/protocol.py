@@ -123,7 +123,7 @@ class ConstraintSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         kind: how `source` is read. A regex is matched as a whole, as by `re.fullmatch`.
         source: the regex, the JSON Schema as JSON text (its order of keys is the order of the answer's), the Lark or
             GBNF grammar, a JSON array of the texts to choose from, the tools that may be called as
-            `tool_constraint.ToolGrammar`, or the parts of an expression as `composed.nodes.Tree`.
+            `tool_constraint.ToolGrammar`, or the parts of an expression as `fsm.composed.nodes.Tree`.
         whitespace: of JSON: "spaced" (", " and ": "), "compact" ("," and ":") or "flexible" (bounded blanks).
         allow_unenforced: schema keywords that cannot be enforced are reported in `Completion.unenforced`, and the
             request is served; False refuses them.

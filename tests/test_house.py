@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_SHIPPED = {"tests", "examples", "benchmarks", "docs"}
-PARTS = ("lang", "fsm", "composed", "interpreter", "compiler", "srt", "server", "compat")
+PARTS = ("lang", "fsm", "interpreter", "compiler", "srt", "server", "compat")
 
 
 def tracked(*suffixes: str) -> list[Path]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal
 
-from ...composed import nodes
+from ...fsm.composed import nodes
 from ...lang.errors import GraphError
 from ...lang.ops import CachePoint, RoleBegin, RoleEnd, Select, VarScopeBegin, VarScopeEnd
 from ..graph import Graph, Line, Node, Parameter

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...composed import nodes
+from ...fsm.composed import nodes
 from ...lang.errors import CapabilityError, ConstraintError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def as_regex(source: str) -> str | None:
     Raises:
         ConstraintError: the expression is wrong, or beyond the limits.
     """
-    from ...composed.reading import opened_grammar
+    from ...fsm.composed.reading import opened_grammar
     from ...fsm.engines.source import written
     from ...fsm.errors import ConstraintRefused, Unsupported
 
@@ -197,7 +197,7 @@ def shortest(kind: Kind, source: str) -> str:
 @lru_cache(maxsize=256)
 def _compiled(kind: Kind, source: str) -> "Grammar | None":
     """Compiles a grammar for our automaton; None: llguidance reads it. Raises ConstraintRefused."""
-    from ...composed.reading import opened_grammar
+    from ...fsm.composed.reading import opened_grammar
     from ...fsm.engines.selection import compile_source
     from ...fsm.language import Grammar
 

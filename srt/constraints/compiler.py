@@ -192,8 +192,8 @@ def _compile_expression(spec: ConstraintSpec) -> Compiled:
     Raises:
         ConstraintError, ConstraintRefused: the source is wrong, a part is not supported, or another engine is asked.
     """
-    from ...composed.grammars import expression_grammar
-    from ...composed.nodes import read
+    from ...fsm.composed.grammars import expression_grammar
+    from ...fsm.composed.nodes import read
     from ...fsm.errors import Limits
 
     if spec.engine not in (None, "auto", "fsm"):

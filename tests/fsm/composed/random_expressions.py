@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import umbel as ul
-from umbel.composed.expression import Expression
+from umbel.fsm.composed.expression import Expression
 
 Part = tuple[Any, ...]
 Captured = tuple[tuple[str, str], ...]

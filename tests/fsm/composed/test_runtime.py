@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 import umbel as ul
-from umbel.composed.expression import Expression
+from umbel.fsm.composed.expression import Expression
 from umbel.lang.prompt import Text
 from umbel.lang.protocol import Completion, ConstraintSpec, Final, GenRequest
 from umbel.lang.sampling import SamplingParams

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..fsm.algebra import concat, renamed, repeat, union
-from ..fsm.boolean.resolution import resolve
-from ..fsm.errors import ConstraintRefused, Limits
-from ..fsm.language import EMPTY_TEXT, Call, Dfa, Grammar, Language, Literal
-from ..fsm.marks import up_to, without
-from ..fsm.regex.parser import parse_regex
-from ..fsm.schema import SchemaOptions, resolved_schema
+from ..algebra import concat, renamed, repeat, union
+from ..boolean.resolution import resolve
+from ..errors import ConstraintRefused, Limits
+from ..language import EMPTY_TEXT, Call, Dfa, Grammar, Language, Literal
+from ..marks import up_to, without
+from ..regex.parser import parse_regex
+from ..schema import SchemaOptions, resolved_schema
 from .nodes import (
     Captured,
     Either,

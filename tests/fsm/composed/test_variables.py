@@ -7,7 +7,7 @@ from typing import Any
 import pydantic
 import pytest
 import umbel as ul
-from umbel.composed.expression import Expression
+from umbel.fsm.composed.expression import Expression
 
 
 @dataclasses.dataclass

@@ -12,8 +12,8 @@ from typing import Annotated
 
 import msgspec
 
-from ..lang.errors import ConstraintError
-from ..lang.protocol import JsonKeyOrder, JsonWhitespace
+from ...lang.errors import ConstraintError
+from ...lang.protocol import JsonKeyOrder, JsonWhitespace
 
 MOST_SOURCE_BYTES = 256 << 10
 MOST_LEVELS = 100  # of nodes inside each other, without rules

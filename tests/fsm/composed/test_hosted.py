@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import umbel as ul
-from umbel.composed.expression import Expression
+from umbel.fsm.composed.expression import Expression
 from umbel.interpreter.fakes.anthropic import AnthropicFeatures, FakeAnthropic
 from umbel.interpreter.fakes.openai import FakeOpenAI
 from umbel.interpreter.fakes.sglang import FakeSGLang

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import umbel as ul
-from umbel.composed import nodes
-from umbel.composed.expression import Expression
+from umbel.fsm.composed import nodes
+from umbel.fsm.composed.expression import Expression
 from umbel.lang.protocol import ConstraintSpec
 
 
@@ -172,7 +172,7 @@ def test_a_source_from_elsewhere_is_checked() -> None:
 
 
 def test_a_text_that_can_be_read_in_too_many_ways_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("umbel.composed.reading.MOST_STEPS", 1_000)
+    monkeypatch.setattr("umbel.fsm.composed.reading.MOST_STEPS", 1_000)
     several = ul.regex("a+").capture("x").repeat() + ul.regex("a*b").capture("y")
     assert several.match("aab")["y"] == "b"  # type: ignore[index]
     with pytest.raises(ul.ConstraintError, match="too many steps"):

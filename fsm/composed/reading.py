@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ..fsm.automaton.automaton import Automaton
-from ..fsm.errors import ConstraintRefused, Limits
-from ..fsm.language import Grammar
-from ..lang.errors import ConstraintError
+from ...lang.errors import ConstraintError
+from ..automaton.automaton import Automaton
+from ..errors import ConstraintRefused, Limits
+from ..language import Grammar
 from .grammars import Leaf, expression_grammar, leaf_grammar
 from .nodes import (
     Captured,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import umbel as ul
 from pydantic import BaseModel, ConfigDict, Field
-from umbel.composed.expression import Expression
+from umbel.fsm.composed.expression import Expression
 
 
 class BloodPressure(BaseModel):

@@ -17,12 +17,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..lang import checks
-from ..lang.errors import ConstraintError, ParameterError, shown
-from ..lang.generation import ConstraintExpression, Demand, demand_of, pattern_text
-from ..lang.ops import MAX_CHOICES, Op, checked_name, refuse_operations
-from ..lang.protocol import ConstraintSpec, JsonKeyOrder, JsonWhitespace
-from ..lang.result import Captures, Result
+from ...lang import checks
+from ...lang.errors import ConstraintError, ParameterError, shown
+from ...lang.generation import ConstraintExpression, Demand, demand_of, pattern_text
+from ...lang.ops import MAX_CHOICES, Op, checked_name, refuse_operations
+from ...lang.protocol import ConstraintSpec, JsonKeyOrder, JsonWhitespace
+from ...lang.result import Captures, Result
 from . import nodes
 from .nodes import (
     Captured,

@@ -6,9 +6,9 @@ from collections import Counter
 
 import msgspec
 import pytest
-from umbel.composed.expression import Expression
-from umbel.composed.nodes import repeating
 from umbel.fsm.automaton.automaton import Automaton
+from umbel.fsm.composed.expression import Expression
+from umbel.fsm.composed.nodes import repeating
 from umbel.fsm.language import Grammar
 from umbel.lang.protocol import ConstraintSpec
 from umbel.srt.constraints.compiler import Compiled, compile_constraint
