@@ -539,7 +539,7 @@ class State(BaseState):
 
         Raises:
             ResultError: at the end, as `s.value` does: the text was cut off, or kept although it holds no such value.
-            What `s[name]` raises.
+            UmbelError: what `s[name]` raises.
         """
         return self._sink.grow(name)
 

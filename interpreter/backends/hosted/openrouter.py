@@ -53,7 +53,8 @@ class OpenRouter(OpenAIDialect["AsyncOpenAI"]):
         provider: how requests are routed, in OpenRouter's words (order, only, ignore, sort, data_collection, ...).
             `require_parameters` is True where it does not say otherwise; with False nothing counts as enforced.
         reasoning: how much the model thinks, in OpenRouter's words (effort, max_tokens, enabled, exclude).
-        app_url, app_name: of your application, which OpenRouter may list.
+        app_url: of your application, which OpenRouter may list.
+        app_name: as `app_url`.
         profile: what the model can do, as of `OpenAI`; None: what the list says.
         extra_body: fields added to every request, none of those above.
         options: as of `ConnectionOptions`.
