@@ -77,7 +77,8 @@ ALSO_CALLED: Mapping[str, tuple[str, ...]] = {
     "ebnf": ("ebnf", "grammar", "lark"),
     "grammar": ("grammar", "lark"), "regex": ("regex",), "items": ("append", "None"), "extra": ("parameter",),
     "arguments": ("graph", "file", "argument", "arguments"), "q": ("q", "append", "parameter", "content"),
-    "tokens": ("tokens",), "options": ("options", "template"), "source_": ("template",),
+    "tokens": ("tokens",), "options": ("options", "template", "choice"), "pattern": ("regex",),
+    "schema": ("JSON", "json"), "part": ("capture",), "text": ("literal", "substring"), "source_": ("template",),
 }  # fmt: skip
 
 
@@ -169,6 +170,29 @@ def scoped(s: ul.State, name: object) -> None:
     s.sync()
 
 
+def constraining(expression: object) -> None:
+    say.run(lambda s: appended(s, ul.gen("y", constraint=expression)), backend=echo())
+
+
+OF_TOOLS = ("max_steps", "tool_choice", "parallel", "timeout", "max_result_bytes", "on_error", "max_tokens", "stop")
+
+
+@ul.tool
+def lookup(word: str) -> str:
+    """Looks a word up."""
+    return word
+
+
+def called_tools(s: ul.State, tools: object = (lookup,), **given: Any) -> None:
+    other = s.fork(1)[0]  # a conversation of turns, with no text outside of them
+    other += ul.user("hi")
+    other.call_tools(list(tools) if isinstance(tools, tuple) else tools, **given)
+
+
+def tooled(**given: Any) -> None:
+    ul.tool(**given)(lookup.__wrapped__)
+
+
 def within(backend: object) -> None:
     with ul.default_backend(backend):  # type: ignore[arg-type]  # the mistake that is made
         pass
@@ -223,6 +247,23 @@ def targets() -> list[Target]:
         ],
         Target("gen_int", ul.gen_int, parameters=("name", "max_tokens", "stop", "regex", "choices"), finish=saying),
         Target("select", ul.select, {"name": "x", "choices": ["yes", "no"]}, finish=saying),
+        *(
+            Target(made.__name__, made, given, finish=constraining)
+            for made, given in (
+                (ul.regex, {"pattern": "[0-9]+"}),
+                (ul.choice, {"options": ["yes", "no"]}),
+                (ul.literal, {"text": "a"}),
+                (ul.capture, {"name": "part", "part": "a"}),
+                (ul.substring, {"text": "a quiet sea"}),
+            )
+        ),
+        Target("json", ul.json, {"schema": {"type": "boolean"}}, finish=constraining),
+        Target("Expression.repeat", lambda **given: (ul.literal("a") | "b").repeat(**given), {"low": 1},
+               ("low", "high", "separator"), finish=constraining),
+        Target("Expression.match", (ul.regex("[0-9]+") + " pears").match, {"text": "3 pears"}, ("text",)),
+        Target("tool", tooled, {}, ("name", "description")),
+        Target("call_tools", on_state(called_tools), {}, ("tools", "name", *OF_TOOLS)),
+        Target("stream_value", on_state(lambda s, name: list(s.stream_value(name))), {"name": "x"}, ("name",)),
         Target("video", ul.video, {"source": b"x", "num_frames": 2}),
         Target("cache_point", ul.cache_point, finish=saying),
         Target("role", ul.role, {"name": "user", "content": "hi"}),
