@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given[:1] == ["eval"]:
             return int(_of_runtime("evaluation").main(given[1:]))
         if given[:1] == ["simulate"]:
-            return int(_of_runtime("simulator.command").main(given[1:]))
+            return _simulate(given[1:])
         if given[:1] == ["doctor"]:
             return int(_of_runtime("doctor").main(given[1:]))
         if given and given[0] in ("pull", "models", "rm"):
@@ -212,6 +212,12 @@ def _warm(options: argparse.Namespace) -> int:
 def _warmed(s: State) -> None:
     s += "A number: "
     s += gen("number", regex="[1-9][0-9]", max_tokens=8)
+
+
+def _simulate(arguments: Sequence[str]) -> int:
+    from .traces.reading import read_trace
+
+    return int(_of_runtime("simulator.command").main(arguments, read_trace))
 
 
 def _of_server(module: str, arguments: Sequence[str]) -> int:

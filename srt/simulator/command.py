@@ -11,6 +11,7 @@ import msgspec
 
 from ...lang.errors import ParameterError, shown
 from ...lang.runtime_options import RuntimeOptions
+from ...lang.traces.calls import CallTrace
 from ..launch import LEAST_AHEAD, open_tokenizer
 from ..placement.policies import POLICIES
 from ..scheduler.policy import PolicyName
@@ -36,6 +37,7 @@ from .step_model import (
     write_step_model,
 )
 from .tiers import TierModel, parse_tiers
+from .traced import TraceSession
 from .workload import read_workload
 
 MOST_REPLICAS = 10_000
@@ -49,7 +51,8 @@ class Scenario:
 
     Attributes:
         start: plans its beginning, and needs the tokenizer's simulation.
-        tokens: about how many the prompts have.
+        counted: the optimum is counted.
+        notes: what was left out or assumed, as sentences.
     """
 
     tokenizer: Tokenizer
@@ -57,6 +60,7 @@ class Scenario:
     settings: ReplicaShape
     start: Callable[[Events, Host], None]
     counted: bool
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,20 +144,24 @@ def open_scenario(
     model: str = "default",
     settings: ReplicaShape | None = None,
     first: int | None = None,
+    trace: CallTrace | None = None,
 ) -> Scenario:
     """Opens a workload file, a recording, or a made-up shape such as "prefixes=64,prefix=1000".
 
     Args:
         arrivals: None: those of the workload.
-        model: whose tokenizer a workload file is encoded with.
+        model: whose tokenizer a workload file or a trace is encoded with.
         settings: of the replicas; None: those of a recording, else the usual ones.
-        first: takes so many programs of a workload file.
+        first: takes so many programs of a workload file or a trace.
+        trace: the calls of the file, where it is a journal or a saved run.
 
     Raises:
         ParameterError: there is no such workload, or arrivals of a recording are to be changed.
         ModelError: the tokenizer cannot be opened.
     """
     path = Path(name).expanduser()
+    if trace is not None:
+        return _traced(trace, arrivals or AtOnce(), model, settings or ReplicaShape(), first)
     if is_recording(path):
         return _recorded(path, arrivals, settings)
     settings = settings or ReplicaShape()
@@ -177,31 +185,54 @@ def _starting(arrivals: Arrivals, sessions: Callable[[], Iterable[Session]]) -> 
     return lambda events, host: start_sessions(arrivals, sessions(), events, host)
 
 
+def _traced(trace: CallTrace, arrivals: Arrivals, model: str, settings: ReplicaShape, first: int | None) -> Scenario:
+    reading = open_tokenizer(RuntimeOptions(model=model))
+    tokenizer, counted = reading.tokenizer, reading.name == trace.counts
+    notes = trace.notes
+    if not counted:
+        notes = (
+            f"{trace.backend} has answered the calls, and the tokens are those of {reading.name}: of the texts, with "
+            "turns as they were written",
+            *notes,
+        )
+
+    def sessions() -> Iterable[Session]:
+        for number, calls in enumerate(trace.programs[:first]):
+            yield TraceSession(calls, number, tokenizer, counted=counted)
+
+    return Scenario(tokenizer, Words(tokenizer), settings, _starting(arrivals, sessions), counted=True, notes=notes)
+
+
 def _recorded(path: Path, arrivals: Arrivals | None, settings: ReplicaShape | None) -> Scenario:
     if arrivals is not None:
         raise ParameterError("a recording has its own arrivals; leave --arrivals out")
     recording = read_recording(path)
-    if recording.skipped:
-        print(f"umbel simulate: {recording.skipped} messages could not be recorded and are left out", file=sys.stderr)
+    skipped = recording.skipped
+    notes = (f"{skipped} messages could not be recorded and are left out",) if skipped else ()
     tokenizer = NumberTokenizer()
 
     def start(events: Events, host: Host) -> None:
         RecordingPlayer(recording, tokenizer, events, host).begin()
 
-    return Scenario(tokenizer, MadeUpTokens(), settings or recording.settings, start, counted=True)
+    return Scenario(tokenizer, MadeUpTokens(), settings or recording.settings, start, counted=True, notes=notes)
 
 
 # ------------------------------------------------------------------------------------------------- command line
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command. Returns the exit status; raises UmbelError."""
+def main(arguments: Sequence[str], read_trace: Callable[[Path], CallTrace | None] = lambda _: None) -> int:
+    """Runs the command. Returns the exit status; raises UmbelError.
+
+    read_trace: reads a journal or a saved run, which the runtime does not know; None for any other file.
+    """
     options = _parser().parse_args(arguments)
     steps = Path(options.steps).expanduser() if options.steps else None
     if options.measure or options.fit:
         return _make_steps(options, steps)
     if options.workload is None:
-        raise ParameterError("nothing to simulate; write a workload file, a recording, or prefixes=64,prefix=1000")
+        raise ParameterError(
+            "nothing to simulate; write a workload file, a recording, a journal, a saved run, or prefixes=64,own=60"
+        )
     if not 1 <= options.replicas <= MOST_REPLICAS:
         raise ParameterError(f"--replicas {options.replicas}; write 1 to {MOST_REPLICAS:,}")
     if options.check:
@@ -215,18 +246,28 @@ def main(arguments: Sequence[str]) -> int:
     )
     command = shlex.join(["umbel", "simulate", *arguments])
     shapes = _shapes(options)
+    trace = read_trace(Path(options.workload).expanduser())
     if len(shapes) > 1:
-        _compare(options, plan, shapes, command)
+        _compare(options, plan, shapes, command, trace)
         return 0
-    result, measurements = simulate(_scenario(options, shapes[0]), plan)
+    scenario = _scenario(options, shapes[0], trace)
+    _print_notes(scenario)
+    result, measurements = simulate(scenario, plan)
     print("\n".join(lines_of(result)))
     _write(options, result, measurements, command)
     return 0
 
 
-def _scenario(options: argparse.Namespace, settings: ReplicaShape | None) -> Scenario:
+def _print_notes(scenario: Scenario) -> None:
+    for note in scenario.notes:
+        print(f"umbel simulate: {note}", file=sys.stderr)
+
+
+def _scenario(options: argparse.Namespace, settings: ReplicaShape | None, trace: CallTrace | None) -> Scenario:
     arrivals = None if options.arrivals is None else parse_arrivals(options.arrivals, options.seed)
-    return open_scenario(options.workload, arrivals, model=options.model, settings=settings, first=options.first)
+    return open_scenario(
+        options.workload, arrivals, model=options.model, settings=settings, first=options.first, trace=trace
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -238,7 +279,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "workload",
         nargs="?",
-        help="a workload file (JSON lines of programs), a recording (debug={'recording': FILE}), or a shape: "
+        help="a workload file (JSON lines of programs), a recording (debug={'recording': FILE}), a journal "
+        "(run_batch(journal=FILE)), a saved run (state.save(FILE)), or a shape: "
         "prefixes=64,prefix=1000,own=60,output=1,requests=2000,skew=0,seed=1",
     )
     parser.add_argument("--replicas", type=int, default=1, help="default: 1")
@@ -264,8 +306,8 @@ def _parser() -> argparse.ArgumentParser:
         help="all, poisson:RATE (a second) or clients:NUMBER; default: all, or one after the other where "
         "the workload says so",
     )
-    parser.add_argument("--first", type=int, metavar="N", help="the first N programs of a workload file")
-    parser.add_argument("--model", default="default", help="whose tokenizer encodes a workload file; default: default")
+    parser.add_argument("--first", type=int, metavar="N", help="the first N programs of a workload file or a journal")
+    parser.add_argument("--model", default="default", help="whose tokenizer encodes texts; default: default")
     parser.add_argument("--seed", type=int, default=1, help="of random arrivals; default: 1")
     parser.add_argument("--steps", metavar="FILE", help="the step model; default: one of a 2-core machine")
     parser.add_argument("--json", metavar="FILE", help="write the figures")
@@ -317,12 +359,21 @@ def _whole(option: str, text: str) -> int:
         raise ParameterError(f"{option} {shown(text)}; write a number of tokens, or several: 10000,20000") from None
 
 
-def _compare(options: argparse.Namespace, plan: Plan, shapes: Sequence[ReplicaShape | None], command: str) -> None:
+def _compare(
+    options: argparse.Namespace,
+    plan: Plan,
+    shapes: Sequence[ReplicaShape | None],
+    command: str,
+    trace: CallTrace | None,
+) -> None:
     """Simulates several settings; prints a table of them, and writes it."""
     found: list[Compared] = []
     for shape in shapes:
         assert shape is not None, "several are given"
-        result, _ = simulate(_scenario(options, shape), plan)
+        scenario = _scenario(options, shape, trace)
+        if not found:
+            _print_notes(scenario)
+        result, _ = simulate(scenario, plan)
         found.append(Compared(shape.policy, shape.pool, result))
     print("\n".join(lines_of_compared(found)))
     title = Path(options.workload).name

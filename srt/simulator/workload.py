@@ -154,7 +154,8 @@ def read_workload(path: Path) -> Workload:
             programs.append(Program(str(record["id"]), _ops(record["ops"], path.parent)))
         workload = Workload(name, about["about"], about["licence"], tuple(programs), about.get("replay") == "serial")
     except (KeyError, TypeError, ValueError) as error:
-        raise ParameterError(f"{path.name}, line {number}: {error!r}; see FORMAT.md") from error
+        others = ", and as no recording, journal or saved run does either" if number == 1 else ""
+        raise ParameterError(f"{path.name}, line {number}: {error!r}{others}; see FORMAT.md") from error
     if len(programs) != announced:
         raise ParameterError(f"{path.name} announces {announced} programs and holds {len(programs)}")
     return workload

@@ -1,0 +1,1 @@
+"""Journals and saved runs as traces, for the simulator."""
