@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from .interpreter.data.progress import BatchProgress as BatchProgress
     from .interpreter.estimate import Estimate as Estimate
     from .interpreter.journal.file import JournalWarning as JournalWarning
+    from .interpreter.observing.observation import Observation as Observation
+    from .interpreter.observing.observation import observe as observe
     from .interpreter.remote_images import fetch_image as fetch_image
     from .interpreter.run import default_backend as default_backend
     from .interpreter.run import flush_cache as flush_cache
@@ -175,6 +177,7 @@ _HOMES = {
     "interpreter.estimate": ("Estimate",),
     "interpreter.budget": ("Budget", "Price", "prices"),
     "interpreter.journal.file": ("JournalWarning",),
+    "interpreter.observing.observation": ("Observation", "observe"),
     "interpreter.remote_images": ("fetch_image",),
     "interpreter.vectors": ("RankedText", "embed", "embed_async", "rerank", "rerank_async"),
     "lang.agents.plan": ("AgentResult", "ToolRun"),

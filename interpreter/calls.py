@@ -15,11 +15,13 @@ from ..lang.protocol import Backend, Chunk, Final, GenRequest, Scored, ScoreRequ
 from .budget import Charge
 
 if TYPE_CHECKING:
+    from .journal.stored import StoredCalls
     from .run import Run
 
 
 OnChunk = Callable[[Chunk], None]
 Request = TypeVar("Request", GenRequest, ScoreRequest)
+Answer = TypeVar("Answer", Final, Scored)
 
 
 class Calls:
@@ -53,7 +55,7 @@ class Calls:
             return await apart(self.generate, request, on_chunk)
         stored = self._run.stored
         if stored is not None:
-            known = stored.read(request, Final)
+            known = self._recorded(stored, request, Final)
             if known is not None:
                 await _deliver(known, request, on_chunk)
                 return known
@@ -109,7 +111,7 @@ class Calls:
         ledger, backend = self._run.ledger, self._run.backend
         stored = self._run.stored
         if stored is not None:
-            known = stored.read(request, Scored)
+            known = self._recorded(stored, request, Scored)
             if known is not None:
                 await asyncio.sleep(0)
                 return known
@@ -147,6 +149,10 @@ class Calls:
         return self._run.ledger.affordable_tokens(prompt)
 
     # -------------------------------------------------------------------------------- how
+
+    def _recorded(self, stored: "StoredCalls", request: Request, kind: type[Answer]) -> Answer | None:
+        """Returns the result that the journal has; None for a call that is to be made. Raises as `StoredCalls.read`."""
+        return stored.read(request, kind)
 
     async def _allowed(self, request: Request) -> tuple[Request, Charge]:
         """Reserves budget for the request. Returns it, with the time that is left, and the reservation."""

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -38,6 +38,9 @@ from .run import Run
 from .speculation.speculator import Speculator
 from .steps import BranchOff, Concatenate, Converse, Elsewhere, Gather, Joined, Keep, Late, Mark, Recall, Step
 from .variables import Binding, Feed, Meta, meta_of_chunk, meta_of_completion
+
+if TYPE_CHECKING:
+    from .observing.spans import StreamSpan
 
 
 class Executor:
@@ -294,6 +297,8 @@ class Executor:
         self._lead_in()
         for index, branch in enumerate(op.branches):
             path = f"{self._path}.{self._forks}_{index}"
+            if self._run.spans is not None and self._queue.span is not None:
+                branch.span = self._run.spans.branch(self._queue.span, path)
             branch.start(self.position.copy(), self._adapter, ready=self._ready, path=path)
         self._forks += 1
 
@@ -555,6 +560,7 @@ class StepQueue:
         "lock",
         "number",
         "pushed",
+        "span",
         "spoken",
         "stopped",
         "streaming",
@@ -570,6 +576,9 @@ class StepQueue:
         self.pushed = Signal()
         self.fork_group = fork_group
         self.number = 0 if run.record is None else run.record.number()  # of the stream, in the run's record
+        self.span: StreamSpan | None = None  # where runs are observed; a branch has one once it begins
+        if run.spans is not None and not waits:
+            self.span = run.spans.root
         self.spoken = Feed()  # all text the stream appends
         self.streaming = False  # a reader takes pieces: requests from now on ask for chunks
         self._run = run
@@ -658,7 +667,8 @@ class StepQueue:
 
     def launch(self) -> None:
         """Starts the task. The queue is active, and its run counts it."""
-        task = self._task = asyncio.get_running_loop().create_task(self._drain())
+        context = None if self.span is None else self.span.context
+        task = self._task = asyncio.get_running_loop().create_task(self._drain(), context=context)
         self._run.track(task)
         task.add_done_callback(self._drained)
 
@@ -719,6 +729,8 @@ class StepQueue:
             return self._steps.popleft() if self.active else None
 
     def _empty(self) -> None:
+        if self.span is not None:
+            self.span.worked()
         self._run.end_work()
         self.spoken.changed.fire()
 
@@ -727,5 +739,7 @@ class StepQueue:
         if self.error is None:
             self._traceback = error.__traceback__
             self.error = error
+            if self.span is not None:
+                self.span.fail(error)
         self.failed.fire()
         self.spoken.changed.fire()

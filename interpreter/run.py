@@ -30,12 +30,14 @@ from .budget import Allowance, Ledger
 from .cache_explain.history import CallLog, History, history_of
 from .calls import Calls
 from .loop import Signal, earliest, seconds_left
+from .observing import observation
 from .view.record import Record
 
 if TYPE_CHECKING:
     from .body import Body
     from .journal.stored import StoredCalls
     from .journal.use import JournalUse
+    from .observing.spans import RunSpans
     from .speculation.planner import Planner
 
 
@@ -102,7 +104,6 @@ class Run:
         self.deadline = earliest(timeout, ends, self.home.time)
         # The budget whose seconds end the run, before its timeout does.
         self._late_budget = allowance if ends is not None and ends == self.deadline else None
-        self.calls = Calls(self)
         self.log = CallLog(history_of(backend) if history is None else history, self.home.time)
         self.stored: StoredCalls | None = None  # calls of a journal; set before the body begins
         self.record = Record(self.home.time, program) if record else None
@@ -117,6 +118,9 @@ class Run:
         self._lock = threading.Lock()
         self._busy = 0  # streams with work
         self._tasks: set[asyncio.Task[None]] = set()  # touched on the streams' loop only
+        observed = observation.current()
+        self.spans: RunSpans | None = None if observed is None else observed.open(self, program)
+        self.calls = Calls(self) if self.spans is None else self.spans.calls(self)
         if self.deadline is not None:
             # The reference is weak: a run that is not referenced any more is not kept until its deadline.
             self.home.call_later(self.deadline - self.home.time(), _ring, weakref.ref(self))
@@ -144,9 +148,12 @@ class Run:
     def inside(self) -> Iterator[None]:
         """Marks the current thread or task as the program's own while its body runs."""
         token = _inside.set((*_inside.get(), self))
+        attached = None if self.spans is None else self.spans.attach()
         try:
             yield
         finally:
+            if self.spans is not None and attached is not None:
+                self.spans.detach(attached)
             _inside.reset(token)
 
     @property

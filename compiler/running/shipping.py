@@ -9,7 +9,7 @@ found in the same way, lists of joins and what the program assigns and returns a
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal, cast
@@ -220,10 +220,12 @@ class RemoteExecution(Execution):
                 budget=budget,
             )
             runner = cast(ProgramRunner, run.backend)
-            async with aclosing(runner.run_program(request)) as events:
-                async for event in events:
-                    await self._on_event(event, executor)
-                    run.ledger.note_others(before, self._usage)
+            span = nullcontext() if run.spans is None else run.spans.shipped(lambda: self._usage)
+            with span:
+                async with aclosing(runner.run_program(request)) as events:
+                    async for event in events:
+                        await self._on_event(event, executor)
+                        run.ledger.note_others(before, self._usage)
         except DeadlineError as error:
             if run.is_late:
                 raise run.lateness() from error

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from ....lang import checks
 from ....lang.errors import BackendError, ParameterError, RequestError, shown
+from ...observing.observation import trace_headers
 
 if TYPE_CHECKING:
     import httpx2
@@ -139,12 +140,15 @@ def open_client(
         assert isinstance(response.stream, http.AsyncByteStream), "an asynchronous client reads asynchronously"
         response.stream = _bounded(http)(response.stream, _decoder(response), response.request, timeouts.idle)
 
+    async def name_span(request: "httpx2.Request") -> None:
+        request.headers.update(trace_headers())
+
     client: httpx2.AsyncClient = http.AsyncClient(
         timeout=http.Timeout(timeouts.silent, connect=timeouts.connect, pool=None),
         limits=http.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
         follow_redirects=False,
         headers={"accept-encoding": "identity"},
-        event_hooks={"response": [guard]},
+        event_hooks={"request": [name_span], "response": [guard]},
         transport=wire,
     )
     return client
