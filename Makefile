@@ -13,7 +13,7 @@ LOCK ?= tests/lock.txt
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: demo test check docs nightly newest ray ray-tests bench gpu gpu-wheels lock clean
+.PHONY: demo test check docs nightly newest ray ray-tests frameworks frameworks-tests bench gpu gpu-wheels lock clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/judge.py
@@ -44,6 +44,14 @@ ray-tests: $(VENV)/dev.stamp
 	$(PIP) -c $(LOCK) '$(TORCH)' -e '.[ray]'
 	$(BIN)/python -m pytest tests/server/ray
 
+# umbel under frameworks, which `make test` leaves out where they are not installed: in an environment of their own.
+frameworks:
+	$(MAKE) frameworks-tests VENV=.venv-frameworks
+
+frameworks-tests: $(VENV)/dev.stamp
+	$(PIP) -c $(LOCK) '$(TORCH)' -e '.[lm-eval]'
+	$(BIN)/python -m pytest tests/frameworks
+
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -68,7 +76,7 @@ gpu-wheels:
 
 # A stale build/ would leak deleted modules into wheels.
 clean:
-	rm -rf build dist site *.egg-info $(VENV) .venv-newest .venv-ray
+	rm -rf build dist site *.egg-info $(VENV) .venv-newest .venv-ray .venv-frameworks
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -59,7 +59,7 @@ def observe(tracer: "Tracer | TracerProvider | None" = None, *, content: bool = 
 
 
 class Observation:
-    """What `observe` returns.
+    """Observes the runs of this process until it is stopped; made by `observe`.
 
     Args:
         tracer: makes the spans.
