@@ -21,7 +21,7 @@ from ..interpreter.backends.runtime import Runtime
 from ..lang import checks
 from ..lang.errors import BackendError, MissingExtraError, ParameterError, shown
 from ..lang.prompt import Generated, Text
-from ..lang.protocol import Final, GenRequest, Origin, Tokenize
+from ..lang.protocol import Final, GenRequest, Origin, Tokenize, Usage
 from ..lang.sampling import SamplingParams
 
 try:
@@ -57,6 +57,9 @@ class UmbelLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         options: as of `Runtime`: `dtype`, `weights`, `threads`, `device`, ... `batch_size` and `max_batch_size` of the
             harness are taken and do nothing: all requests are handed over together.
 
+    Attributes:
+        usage: tokens of all requests so far; its `cached_tokens` were not computed again.
+
     Raises:
         ParameterError: an option that the runtime does not have.
     """
@@ -77,6 +80,7 @@ class UmbelLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         self.runtime = Runtime(str(pretrained), **given).wait_ready()
         longest = self.runtime.capabilities.max_context or 1 << 20
         self.max_length = longest if max_length is None else checks.integer("max_length", max_length, 2, longest)
+        self.usage = Usage()
         self._numbers = itertools.count()
 
     def close(self) -> None:
@@ -226,6 +230,7 @@ class UmbelLM(TemplateLM):  # type: ignore[misc]  # the harness has no types
         async with aclosing(self.runtime.generate(request)) as events:
             async for event in events:
                 if isinstance(event, Final):
+                    self.usage += event.usage
                     return event
         raise BackendError("the request ended without an answer")
 
