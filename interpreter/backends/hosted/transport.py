@@ -141,7 +141,8 @@ def open_client(
         response.stream = _bounded(http)(response.stream, _decoder(response), response.request, timeouts.idle)
 
     async def name_span(request: "httpx2.Request") -> None:
-        request.headers.update(trace_headers())
+        if named := trace_headers():
+            request.headers.update(named)
 
     client: httpx2.AsyncClient = http.AsyncClient(
         timeout=http.Timeout(timeouts.silent, connect=timeouts.connect, pool=None),
