@@ -75,7 +75,8 @@ class RunSpans:
 
     def attach(self) -> Token[otel.Context]:
         """Makes the run's span the current one, for the body. Returns what `detach` takes."""
-        return otel.attach(set_span_in_context(self.root.span))
+        token: Token[otel.Context] = otel.attach(set_span_in_context(self.root.span))
+        return token
 
     def detach(self, token: Token[otel.Context]) -> None:
         otel.detach(token)

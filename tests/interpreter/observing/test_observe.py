@@ -287,3 +287,55 @@ def test_a_stream_says_when_its_first_chunk_came(kept: Kept) -> None:
 @ul.function
 def ask_slowly(s: ul.State) -> None:
     s += "Hello" + ul.gen("answer", max_tokens=4)
+
+
+# -------------------------------------------------------------------------------------- shipped programs
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[ul.Runtime]:
+    with ul.Runtime(model="oracle", debug={"step_delay": 0.002}) as runtime:
+        yield runtime
+
+
+@ul.function(temperature=0, ignore_eos=True)
+def endless(s: ul.State) -> None:
+    s += "on" + ul.gen("a", max_tokens=2000) + ul.gen("b", max_tokens=2000)
+
+
+@pytest.mark.processes
+def test_a_program_that_a_runtime_runs_is_one_call_with_the_usage_of_all(kept: Kept, runtime: ul.Runtime) -> None:
+    state = judge.compile(server=True).run(essay="Venice.", backend=runtime)
+    state.text()
+    kept.wait_for(runs=2)  # the program's and the call's
+    assert names(kept) == [("invoke_workflow judge", None), ("invoke_workflow oracle", "invoke_workflow judge")]
+    call, run = said(kept.one("invoke_workflow oracle")), said(kept.one("invoke_workflow judge"))
+    assert call["gen_ai.provider.name"] == "umbel"
+    assert call["gen_ai.usage.input_tokens"] == run["umbel.input_tokens"] == state.usage.prompt_tokens > 0
+    assert call["gen_ai.usage.output_tokens"] == run["umbel.output_tokens"] == state.usage.completion_tokens > 0
+    assert run["umbel.calls"] == state.usage.calls == 3
+
+
+@pytest.mark.processes
+def test_a_program_that_a_runtime_runs_and_that_is_cancelled_has_not_failed(kept: Kept, runtime: ul.Runtime) -> None:
+    state = endless.compile(server=True).run(backend=runtime, stream=True)
+    next(state.text_iter("a"))
+    state.cancel()
+    kept.wait_for(runs=2)
+    for name in ("invoke_workflow oracle", "invoke_workflow endless"):
+        span = kept.one(name)
+        assert said(span)["umbel.cancelled"] is True
+        assert span.status.status_code is trace.StatusCode.UNSET
+
+
+@pytest.mark.processes
+def test_a_program_that_a_runtime_runs_and_that_is_late_has_failed(kept: Kept, runtime: ul.Runtime) -> None:
+    state = endless.compile(server=True).run(backend=runtime, timeout=0.3)
+    with pytest.raises(ul.DeadlineError):
+        state["b"]
+    kept.wait_for(runs=2)
+    run, call = kept.one("invoke_workflow endless"), kept.one("invoke_workflow oracle")
+    assert run.status.status_code is trace.StatusCode.ERROR
+    assert said(run)["error.type"] == "DeadlineError"
+    # The runtime ends it, or this side does.
+    assert said(call).get("umbel.cancelled") is True or said(call)["error.type"] == "DeadlineError"
