@@ -49,9 +49,10 @@ frameworks:
 	$(MAKE) frameworks-tests VENV=.venv-frameworks
 
 frameworks-tests: $(VENV)/dev.stamp
-	$(PIP) -c $(LOCK) '$(TORCH)' -e '.[lm-eval]' 'accelerate>=1,<2'  # of hf, for benchmarks.lm_eval
+	$(PIP) -c $(LOCK) '$(TORCH)' -e '.[dspy,langchain,lm-eval]' 'langchain-tests>=1,<2' 'accelerate>=1,<2'
+	$(BIN)/python -m pytest tests/compat/frameworks
 	$(PIP) '$(TORCH)' 'llama-index-llms-openai-like>=0.8,<0.9'  # takes openai 2, and the lock has 3
-	$(BIN)/python -m pytest tests/frameworks
+	$(BIN)/python -m pytest tests/compat/frameworks/test_llama_index.py
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .

@@ -13,9 +13,13 @@ Names are imported when they are first used, so `import umbel` is fast and needs
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 from .lang import __version__ as __version__
+
+# Frameworks keep their names here, as `umbel.dspy`, in a folder of modules that are found under this package.
+__path__.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "compat", "names"))
 
 if TYPE_CHECKING:
     from .compiler.graph import Graph as Graph
@@ -243,7 +247,12 @@ _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names
 __all__ = ["__version__", *sorted(_MODULE_OF)]  # strings, as the mapping above shows
 
 
+_FRAMEWORKS = ("dspy", "langchain")  # modules of compat/names
+
+
 def __getattr__(name: str) -> object:
+    if name in _FRAMEWORKS:
+        return importlib.import_module(f".{name}", __name__)
     module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'umbel' has no attribute {name!r}")

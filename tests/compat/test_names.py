@@ -619,3 +619,15 @@ def test_litellm_and_vertexai_have_sglangs_parameters(monkeypatch: pytest.Monkey
     assert gemini.capabilities.name == "vertexai gemini-2.5-flash"
     claude = sgl.Anthropic("claude-haiku-4-5", api_key="k" * 12)
     assert claude.get_chat_template() is claude.chat_template
+
+
+def test_a_framework_is_imported_under_its_name_and_missing_ones_name_their_extra() -> None:
+    """In a process of its own: importing umbel imports no framework, and finds no module of ours as the framework."""
+    program = (
+        "import sys, umbel; assert 'umbel.dspy' not in sys.modules and 'dspy' not in sys.modules\n"
+        "sys.modules['dspy'] = None\n"  # as if it were not installed
+        "try: from umbel.dspy import LM\n"
+        "except umbel.MissingExtraError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "umbel[dspy]" in done.stdout
