@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from ..lang import ops
+from ..lang.agents.dialogue import with_dialogue
 from ..lang.chat_template import ChatTemplate
 from ..lang.errors import BranchCancelledError, CancelledError, CapabilityError, ProgramError, UmbelError
 from ..lang.prompt import Generated, Part, Source, SourceKind, Text
@@ -258,12 +259,14 @@ class Executor:
             origin=self._run.origin(self._queue.fork_group, self._adapter, step.ahead),
             constraint=written.constraint,
         )
+        request = with_dialogue(request, written.dialogue)
         prompt, place = self.position.prompt, self._next_place()
         intent = self._run.log.intend(request.id, "gen", op.name, prompt, step.source, place)
         self.intent = intent
         delivery = _Delivery(self, step)
         final = await self._run.calls.generate(request, delivery.piece)
         intent.settle()
+        op.answered(final.completions[0])
         facts = meta_of_completion(final, final.completions[0], with_text=True)
         delivery.finish(final, [facts], capabilities)
 

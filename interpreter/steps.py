@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..lang.agents.dialogue import Dialogue
 from ..lang.ops import Op
 from ..lang.prompt import Part, Source
-from ..lang.protocol import Backend, ConstraintSpec
+from ..lang.protocol import Backend, Completion, ConstraintSpec
 from ..lang.sampling import SamplingParams
 from .reasoning import ReasoningTags
 from .variables import Binding
@@ -92,19 +93,27 @@ class Converse(Op):
     Attributes:
         name: of the variable that the answer is for, in records.
         write: makes the prompt and the constraint of the conversation for a backend, at this position.
+        answered: gets the whole answer, before the binding has its text.
     """
 
     name: str | None
     write: Callable[["Backend", "Position"], Awaitable["Written"]]
+    answered: Callable[[Completion], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A conversation as a request. `stops`: texts that begin another turn."""
+    """A conversation as a request.
+
+    Attributes:
+        stops: texts that begin another turn.
+        dialogue: the same conversation as data, for a backend with the capability `tools`.
+    """
 
     prompt: tuple[Part, ...]
     constraint: ConstraintSpec | None = None
     stops: tuple[str, ...] = ()
+    dialogue: Dialogue | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from .errors import WIRE_ERRORS, BackendError, ParameterError, UmbelError, shown
 from .prompt import MAX_PARTS, Part, Parts, TokenIds
 from .sampling import MAX_N, SamplingParams
 from .status import RuntimeStatus, TreeSurvey
+from .tool_calls import ToolCall
 
 
 class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag=True):
@@ -455,6 +456,7 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
     when its first token begins inside the prompt's last one).
 
     `forced_tokens`: how many of `token_ids` the constraint left no choice about.
+    `calls`: of tools, in the provider's own fields; they stand at the end of `text` as well.
     `guarantee`: "enforced" when the text had to satisfy a constraint, else "". `unenforced`: (keyword, path) of the
     schema's demands that were not enforced; possible only with `allow_unenforced`. `narrowed`: (keyword, path, how)
     where fewer texts could come than the schema admits.
@@ -471,6 +473,7 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
     guarantee: Literal["", "enforced"] = ""
     unenforced: tuple[tuple[str, str], ...] = ()
     narrowed: tuple[tuple[str, str, str], ...] = ()
+    calls: tuple[ToolCall, ...] = ()
 
 
 class RequestTimes(msgspec.Struct, frozen=True, array_like=True):
@@ -759,6 +762,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     made_up: bool = False  # its texts only count: what they say is not looked at
     adapters: tuple[str, ...] | None = ()  # names that requests may give; None: any
     embeds: bool = False  # makes embeddings of texts; the backend is an `Embedding`
+    tools: bool = False  # takes a `Dialogue`: its provider has fields for tools, calls and results
     ranks: bool = False  # tells how relevant texts are to a query; the backend is a `Ranking`
 
 

@@ -13,15 +13,16 @@ a control token stays text.
 import json
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...lang import ops
+from ...lang.agents.dialogue import Dialogue, without_calls
 from ...lang.agents.plan import AgentPlan, AgentResult, ToolRun
 from ...lang.agents.tool_functions import ToolFunction, result_text
 from ...lang.conversations.messages import Message
-from ...lang.errors import CapabilityError, ProgramError
+from ...lang.errors import CapabilityError, ProgramError, shown
 from ...lang.prompt import EMPTY, Media, Private, SourceKind
-from ...lang.protocol import Backend
+from ...lang.protocol import Backend, Completion, FinishReason
 from ...lang.tool_calls import FENCED, MISTRAL, CallFormat, ToolCall, ToolChoice
 from ...lang.tool_constraint import Thinking, tools_constraint
 from ..position import Position, steps_since
@@ -72,11 +73,14 @@ class Agent:
         self._tags: tuple[str, str] | None = None
         self._tail = ""
         self._runs: list[ToolRun] = []
+        self._own_fields = False  # the provider has fields for tools
+        self._enforced = False
+        self._answer: Completion | None = None  # the last one
 
     def steps(self) -> Steps:
         """Yields what has to be waited for, and returns the result."""
         for step in range(1, self.plan.max_steps + 1):
-            text = yield self._stream.converse(Converse(self.plan.name, self.write), self.plan.gen)
+            text = yield self._stream.converse(Converse(self.plan.name, self.write, self._take), self.plan.gen)
             answer = self._read(text)
             if not answer.calls:
                 if self._choice.mode != "required":
@@ -94,7 +98,8 @@ class Agent:
     async def write(self, backend: Backend, position: Position) -> Written:
         """Writes the conversation so far for a backend."""
         template = backend.chat_template
-        known = template.call_format
+        self._own_fields = backend.capabilities.tools
+        known = FENCED if self._own_fields else template.call_format
         self._format = FENCED if known is MISTRAL else known  # its mark is a control token of most tokenizers
         self._tags = template.reasoning_tags
         if not self._messages:
@@ -104,13 +109,32 @@ class Agent:
             self._messages, definitions, call_format=self._format, generation=True
         )
         self._tail = conversation.tail
+        if self._own_fields:
+            return Written(
+                conversation.parts, dialogue=Dialogue(tuple(self._messages), tuple(definitions), self._choice)
+            )
         constraint = None
         if "tools" in backend.capabilities.constraints:
             thinking = None if self._tags is None else Thinking(*self._tags, begun=conversation.opens(self._tags))
             constraint = tools_constraint(definitions, self._choice, self._format, thinking=thinking)
+        self._enforced = constraint is not None
         return Written(conversation.parts, constraint, template.turn_stops)
 
+    def _take(self, answer: Completion) -> None:
+        self._answer = answer
+
+    @property
+    def _cut(self) -> bool:
+        """True where the last answer ended at max_tokens."""
+        return self._answer is not None and self._answer.finish_reason is FinishReason.LENGTH
+
     def _read(self, text: str) -> ReadAnswer:
+        """Finds the calls of the last answer: in the provider's fields, or in its text."""
+        if self._own_fields:
+            assert self._answer is not None, "it came before its text"
+            calls = self._answer.calls
+            cut = self._cut and bool(calls) and not _is_object(calls[-1].arguments)
+            return ReadAnswer(without_calls(text, calls), calls, cut)
         if self._tags is not None:
             text = split_reasoning(ReasoningTags(*self._tags), self._tail, text, opened=True).answer
         names = [] if self._choice.mode == "none" else [tool.name for tool in self._choice_of_tools()]
@@ -169,7 +193,9 @@ class Agent:
         """Returns a call with its arguments as values, or what the model is told of wrong ones."""
         if index >= MOST_CALLS:
             return f"error: not run, as one answer may make at most {MOST_CALLS} calls; call it again"
-        tool = self.plan.by_name[call.name]
+        tool = self.plan.by_name.get(call.name)
+        if tool is None:  # only a provider's own fields say such a thing
+            return f"error: there is no tool {shown(call.name)}; the tools are {', '.join(self.plan.by_name)}"
         try:
             return ReadyCall(tool, tool.read(call.arguments))
         except Exception as error:  # also of the code of a type
@@ -197,7 +223,8 @@ class Agent:
             self._stream.submit(op)
 
     def _finish(self, answer: str | None, steps: int) -> AgentResult:
-        result = AgentResult(answer, tuple(self._runs), steps)
+        guarantee: Literal["enforced", "validated"] = "enforced" if self._enforced else "validated"
+        result = AgentResult(answer, tuple(self._runs), steps, answer is not None and self._cut, guarantee)
         if self.plan.name is not None:
             self._stream.assign(self.plan.name, answer)
             self._stream.assign(self.plan.name + _CALLS_SUFFIX, list(result.calls))

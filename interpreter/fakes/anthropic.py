@@ -21,7 +21,7 @@ written      what lies between that and the last breakpoint
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Unpack
 
@@ -31,9 +31,11 @@ from ...lang import checks
 from ...lang.prompt import Media, Part, Text
 from ...lang.protocol import Completion, FinishReason, Usage
 from ...lang.sampling import SamplingParams
+from ...lang.tool_calls import FENCED, ToolCall
 from ..backends.echo_answers import Script, cut
 from ..backends.echo_tokens import pieces, prompt_tokens
 from ..backends.hosted.conversation import Content, Conversation, Message
+from ..tool_reader import read_answer
 from .provider import (
     Answered,
     FakeOptions,
@@ -106,16 +108,33 @@ class ImageBlock(JsonBody, tag="image"):
     cache_control: CacheControl | None = None
 
 
+class ToolUseBlock(JsonBody, tag="tool_use"):
+    id: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]+$")]
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,200}$")]
+    input: Schema
+    cache_control: CacheControl | None = None
+
+
+class ToolResultBlock(JsonBody, tag="tool_result"):
+    tool_use_id: str
+    content: str | list[TextBlock] = ""
+    is_error: bool = False
+    cache_control: CacheControl | None = None
+
+
+MessageBlock = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock
+
+
 class ClaudeMessage(JsonBody):
     role: Literal["user", "assistant"]
-    content: str | list[TextBlock | ImageBlock]
+    content: str | list[MessageBlock]
 
     @property
-    def blocks(self) -> list[TextBlock | ImageBlock]:
+    def blocks(self) -> list[MessageBlock]:
         return [TextBlock(self.content)] if isinstance(self.content, str) else self.content
 
 
-class Tool(JsonBody):
+class ClaudeTool(JsonBody):
     name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
     input_schema: Schema
     description: str = ""
@@ -123,7 +142,7 @@ class Tool(JsonBody):
     cache_control: CacheControl | None = None
 
 
-class ToolChoice(JsonBody):
+class ToolChoiceField(JsonBody):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool = False
@@ -159,8 +178,8 @@ class MessagesBody(JsonBody, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
-    tools: list[Tool] | None = None
-    tool_choice: ToolChoice | None = None
+    tools: list[ClaudeTool] | None = None
+    tool_choice: ToolChoiceField | None = None
     output_config: OutputConfig | None = None
     thinking: ThinkingField | None = None
     metadata: Metadata | None = None
@@ -261,6 +280,7 @@ def _check_messages(request: MessagesBody, features: AnthropicFeatures) -> None:
         if isinstance(block, TextBlock):
             refuse(not block.text, "messages: text content blocks must be non-empty")
             refuse(not block.text.strip(), "messages: text content blocks must contain non-whitespace text")
+    _check_results(request)
     last = request.messages[-1]
     for index, said in enumerate(request.messages):
         words = "all messages must have non-empty content except for the optional final assistant message"
@@ -272,28 +292,65 @@ def _check_messages(request: MessagesBody, features: AnthropicFeatures) -> None:
         refuse(ending != ending.rstrip(), "messages: final assistant content cannot end with trailing whitespace")
 
 
+def _check_results(request: MessagesBody) -> None:
+    """Refuses calls of tools without results right after them, and results of calls that were not made."""
+    waiting: list[str] = []
+    for index, said in enumerate(request.messages):
+        answered = [block.tool_use_id for block in said.blocks if isinstance(block, ToolResultBlock)]
+        first = isinstance(said.blocks[0], ToolResultBlock) if said.blocks else False
+        words = "`tool_use` ids were found without `tool_result` blocks immediately after"
+        refuse(waiting and (not first or sorted(answered) != sorted(waiting)), f"messages.{index - 1}: {words}")
+        words = "unexpected `tool_use_id` found in `tool_result` blocks"
+        refuse(answered and not waiting, f"messages.{index}: {words}")
+        waiting = [block.id for block in said.blocks if isinstance(block, ToolUseBlock)]
+        words = "messages: Requests which include `tool_use` blocks must define tools"
+        refuse(waiting and not request.tools, words)
+
+
 def conversation(request: MessagesBody, features: AnthropicFeatures) -> tuple[tuple[Message, ...], Content | None]:
     """Returns the turns, system first, and the content that the answer continues: None without a last answer."""
     turns: list[Message] = []
     if request.system:
         turns.append(Message("system", tuple(Text(block.text) for block in request.system_blocks)))
-    turns.extend(Message(said.role, content(said, features)) for said in request.messages)
+    names = {
+        block.id: block.name for said in request.messages for block in said.blocks if isinstance(block, ToolUseBlock)
+    }
+    turns.extend(Message(said.role, content(said, features, names)) for said in request.messages)
     if turns[-1].role == "assistant":
         return tuple(turns[:-1]), turns[-1].content
     return tuple(turns), None
 
 
-def content(said: ClaudeMessage, features: AnthropicFeatures) -> Content:
-    """Returns a turn's content. Raises Refused for images that the model does not take."""
+def content(said: ClaudeMessage, features: AnthropicFeatures, names: Mapping[str, str]) -> Content:
+    """Returns a turn's content, calls and results of tools as text in umbel's fence.
+
+    Args:
+        names: of the tools, by the ids of the calls.
+
+    Raises:
+        Refused: images that the model does not take.
+    """
     parts: list[Text | Media] = []
     for block in said.blocks if said.content else ():
-        if isinstance(block, TextBlock):
-            parts.append(Text(block.text))
+        if not isinstance(block, ImageBlock):
+            between = "\n" if parts and not isinstance(block, TextBlock) else ""
+            parts.append(Text(between + _text_of(block, names)))
             continue
         taken = features.images and said.role == "user"
         refuse(not taken, f"messages: images are not supported in {said.role} messages of this model")
         parts.append(picture(block.source.data, Refused(400, "messages: image source data is no valid base64")))
     return tuple(parts)
+
+
+def _text_of(block: TextBlock | ToolUseBlock | ToolResultBlock, names: Mapping[str, str]) -> str:
+    match block:
+        case TextBlock():
+            return block.text
+        case ToolUseBlock():
+            return FENCED.spell([ToolCall(block.name, json.dumps(block.input, ensure_ascii=False))])
+        case ToolResultBlock():
+            told = block.content if isinstance(block.content, str) else "".join(part.text for part in block.content)
+            return FENCED.spell_result(names[block.tool_use_id], told)
 
 
 def blocks(request: MessagesBody) -> list[PromptBlock]:
@@ -302,6 +359,7 @@ def blocks(request: MessagesBody) -> list[PromptBlock]:
     for tool in request.tools or ():
         text = json.dumps([tool.name, tool.description, tool.input_schema])
         told.append(_block("", Text(text), tool.cache_control))
+    names = {each.id: each.name for said in request.messages for each in said.blocks if isinstance(each, ToolUseBlock)}
     before = ""  # scaffolding that stands before the next block
     if request.system:
         before = "<|im_start|>system\n"
@@ -313,8 +371,8 @@ def blocks(request: MessagesBody) -> list[PromptBlock]:
         before += f"<|im_start|>{said.role}\n"
         for each in said.blocks:
             part: Part
-            if isinstance(each, TextBlock):
-                part = Text(each.text)
+            if not isinstance(each, ImageBlock):
+                part = Text(_text_of(each, names))
             else:
                 part = Media("image", hashlib.sha256(each.source.data.encode()).hexdigest(), b"")
             told.append(_block(before, part, each.cache_control))
@@ -436,7 +494,9 @@ class _AnthropicQuestion(Question):
 
     def answer(self, said: list[str]) -> Answered:
         sampling = SamplingParams(max_tokens=self.body.max_tokens, stop=tuple(self.body.stop_sequences or ()))
-        text = said[0] if self.form is None else self.form.shaped(said[0], sampling)
+        called = read_answer(FENCED, [self.tool] if self.tool else [], said[0]).calls
+        given = called[0].arguments if called else said[0]
+        text = given if self.form is None else self.form.shaped(given, sampling)
         completion, texts = cut(text, sampling)
         prompt = blocks(self.body)
         read, stored, hour = self.store.charge(prompt)
@@ -445,8 +505,13 @@ class _AnthropicQuestion(Question):
         usage = Usage(tokens, read, len(completion.token_ids) + thought, 1, stored, hour, read)
         message = self._message(usage)
         ending: Json = {"stop_reason": self._reason(completion), "stop_sequence": self._matched(completion)}
+        calls = self._calls(completion)
+        if calls:
+            ending = {"stop_reason": "tool_use", "stop_sequence": None}
         if self.body.stream:
             return Answered(self._events(message, completion, texts, ending, usage), usage)
+        if calls:
+            return Answered(at_once({**message, "content": calls, **ending, "usage": _counted(usage)}), usage)
         content = [*self._thoughts(), *([self._block(completion.text)] if completion.text else [])]
         return Answered(at_once({**message, "content": content, **ending, "usage": _counted(usage)}), usage)
 
@@ -462,8 +527,12 @@ class _AnthropicQuestion(Question):
             delta = {"type": "thinking_delta", "thinking": thought["thinking"]}
             opening += [*_at(place, "content_block_delta", delta=delta), *_at(place, "content_block_stop")]
             place += 1
-        told = []
-        if completion.text:
+        told: list[bytes] = []
+        calls = self._calls(completion)
+        for block in calls:
+            told += _streamed_block(place, block)
+            place += 1
+        if completion.text and not calls:
             opening += _at(place, "content_block_start", content_block=self._block(""))
             opening.append(event({"type": "ping"}, "ping"))
             seen = [*texts[: completion.kept], *([completion.tail] if completion.tail else [])]
@@ -474,6 +543,20 @@ class _AnthropicQuestion(Question):
         return AnswerEvents(
             tuple(opening), tuple(told), tuple(closing), (event({"type": "message_stop"}, "message_stop"),)
         )
+
+    def _calls(self, completion: Completion) -> list[Json]:
+        """Returns the blocks of an answer that calls offered tools in umbel's fence; none for another one."""
+        choice = self.body.tool_choice
+        free = not self.tool and (choice is None or choice.type != "none")
+        names = [tool.name for tool in self.body.tools or () if free]
+        read = read_answer(FENCED, names, completion.text)
+        content: list[Json] = [{"type": "text", "text": read.content}] if read.content.strip() else []
+        calls = [
+            {"type": "tool_use", "id": f"toolu_fake_{number}", "name": call.name, "input": json.loads(call.arguments)}
+            for number, call in enumerate(read.calls)
+            if not read.cut
+        ]
+        return [*content, *calls] if calls else []
 
     def _message(self, usage: Usage) -> Json:
         """Writes a message without content."""
@@ -529,11 +612,26 @@ def _form(request: MessagesBody) -> tuple[Form | None, str]:
             if name not in tools:
                 raise Refused(400, f"tool_choice.name: tool {name!r} is not in the list of tools")
             return of_schema(tools[name].input_schema), name
-        case choice if choice.type == "any":
-            raise Refused(400, "FakeAnthropic does not choose among tools; name one in tool_choice")
     if request.output_config is not None and request.output_config.format is not None:
         return of_schema(request.output_config.format.schema), ""
     return None, ""
+
+
+def _streamed_block(place: int, block: Json) -> list[bytes]:
+    """Makes the events of a block of text or a call."""
+    if block["type"] == "text":
+        begun, told = (
+            {**block, "text": ""},
+            [{"type": "text_delta", "text": text} for text in pieces(str(block["text"]))],
+        )
+    else:
+        begun = {**block, "input": {}}
+        written = json.dumps(block["input"], ensure_ascii=False)
+        told = [{"type": "input_json_delta", "partial_json": text} for text in pieces(written)]
+    events = _at(place, "content_block_start", content_block=begun)
+    for delta in told:
+        events += _at(place, "content_block_delta", delta=delta)
+    return events + _at(place, "content_block_stop")
 
 
 def _at(place: int, name: str, **fields: object) -> list[bytes]:

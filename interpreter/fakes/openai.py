@@ -29,11 +29,13 @@ from ...lang.errors import UmbelError
 from ...lang.prompt import Part, Text
 from ...lang.protocol import Completion, ConstraintSpec, FinishReason, TokenLogprob, Usage
 from ...lang.sampling import MAX_TOKENS, SamplingParams
+from ...lang.tool_calls import FENCED, ToolCall
 from ..backends.echo import MOST_RECORDED
 from ..backends.echo_answers import Script, checked_scores, cut, hashed_logprobs, scores_of
 from ..backends.echo_tokens import PrefixCache, pieces, prompt_tokens
-from ..backends.hosted.conversation import Conversation, Message
+from ..backends.hosted.conversation import Conversation
 from ..guarantees import expressions
+from ..tool_reader import read_answer
 from .openai_requests import (
     OPENAI,
     ChatBody,
@@ -42,9 +44,10 @@ from .openai_requests import (
     OpenAIFeatures,
     SchemaFormat,
     StructuredOutputs,
-    content_of,
+    offered,
     read_chat,
     read_completion,
+    turns_of,
 )
 from .provider import (
     Answered,
@@ -75,10 +78,14 @@ class Said:
     Attributes:
         completion: what is left of the script's answer.
         texts: of its tokens.
+        calls: of tools, where some are offered.
+        content: the text without them.
     """
 
     completion: Completion
     texts: list[str]
+    calls: tuple[ToolCall, ...] = ()
+    content: str = ""
 
     @property
     def tokens(self) -> list[tuple[str, str, TokenLogprob | None]]:
@@ -90,11 +97,12 @@ class Said:
         return [(text, part, logprobs[i] if logprobs else None) for i, (text, part) in enumerate(seen)]
 
 
-def said_of(text: str, prompt: str, form: Form | None, sampling: SamplingParams) -> Said:
+def said_of(text: str, prompt: str, form: Form | None, sampling: SamplingParams, tools: Sequence[str] = ()) -> Said:
     """Cuts a script's answer as the server does, with log-probabilities where they are asked for.
 
     Args:
         prompt: seeds the log-probabilities.
+        tools: names of those that may be called.
     """
     completion, texts = cut(text if form is None else form.shaped(text, sampling), sampling)
     if sampling.logprobs:
@@ -102,7 +110,8 @@ def said_of(text: str, prompt: str, form: Form | None, sampling: SamplingParams)
         tokens = zip(completion.token_ids, texts, strict=True)
         logprobs = hashed_logprobs(seed, tokens, sampling.top_logprobs)
         completion = msgspec.structs.replace(completion, logprobs=logprobs)
-    return Said(completion, texts)
+    read = read_answer(FENCED, tools, completion.text)
+    return Said(completion, texts, read.calls, read.content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +155,8 @@ class Telling:
         return event({**self._head(self.mode.EVENT), "choices": [{"index": index, "finish_reason": None, **choice}]})
 
     def _ending(self, said: Said) -> Json:
-        reason = "length" if said.completion.finish_reason is FinishReason.LENGTH else "stop"
+        ended = "tool_calls" if said.calls else "stop"
+        reason = "length" if said.completion.finish_reason is FinishReason.LENGTH else ended
         return {"finish_reason": reason} | ({"stop_reason": said.completion.matched_stop} if self.names_stop else {})
 
     def _head(self, name: str) -> Json:
@@ -172,13 +182,24 @@ class ChatChoices:
     logprobs: bool
 
     def whole(self, said: Said) -> Json:
-        message = {"role": "assistant", "content": said.completion.text, "refusal": None}
+        message: Json = {"role": "assistant", "content": said.completion.text, "refusal": None}
+        if said.calls:
+            calls = [_made(number, call) for number, call in enumerate(said.calls)]
+            return {"message": {**message, "content": said.content or None, "tool_calls": calls}, "logprobs": None}
         return {"message": message, "logprobs": self._logprobs([token for *_, token in said.tokens])}
 
     def opening(self) -> list[Json]:
         return [{"delta": {"role": "assistant", "content": "", "refusal": None}, "logprobs": None}]
 
     def pieces(self, said: Said) -> list[Json]:
+        if said.calls:
+            told: list[Json] = [{"content": text} for text in pieces(said.content)]
+            for number, call in enumerate(said.calls):
+                begun = {**_made(number, ToolCall(call.name, "")), "index": number}
+                told.append({"tool_calls": [begun]})
+                rest = [{"index": number, "function": {"arguments": text}} for text in pieces(call.arguments)]
+                told += [{"tool_calls": [each]} for each in rest]
+            return [{"delta": each, "logprobs": None} for each in told]
         return [{"delta": {"content": seen}, "logprobs": self._logprobs([token])} for _, seen, token in said.tokens]
 
     def closing(self) -> Json:
@@ -273,6 +294,14 @@ def prompt_logprobs(prompt: str, hashed: Sequence[float], scores: Scores) -> lis
     return [(text, own if i else None) for i, (text, own) in enumerate(zip(texts, logprobs, strict=True))]
 
 
+def _made(number: int, call: ToolCall) -> Json:
+    return {
+        "id": f"call_fake_{number}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
 def _token(text: str, logprob: float) -> Json:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "surrogatepass"))}
 
@@ -358,7 +387,7 @@ class FakeOpenAI(FakeProvider):
     # -------------------------------------------------------------------------------- questions
 
     def _chat(self, body: ChatBody) -> Question:
-        turns = tuple(Message(said.role, content_of(said, self.features)) for said in body.messages)
+        turns = turns_of(body, self.features)
         if body.continue_final_message:
             sent = asked = written(Conversation(turns[:-1], turns[-1].content))
         else:
@@ -412,7 +441,8 @@ class _OpenAIQuestion(Question):
     def answer(self, said: list[str]) -> Answered:
         prompt = "".join(part.text for part in self.meant if isinstance(part, Text))
         texts = said or [""] * self.choices
-        continuations: list[Said] = [said_of(text, prompt, self.form, self.sampling) for text in texts]
+        tools = offered(self.body) if isinstance(self.body, ChatBody) else ()
+        continuations = [said_of(text, prompt, self.form, self.sampling, tools) for text in texts]
         salt = self.body.cache_salt or ""
         ids = [token for token, _ in prompt_tokens(self.sent)]
         cached = self.cache.match(salt, ids)

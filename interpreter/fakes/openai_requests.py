@@ -10,9 +10,11 @@ from typing import Annotated, Any, Literal, TypeVar
 from msgspec import Meta
 
 from ...lang import checks
+from ...lang.agents.dialogue import with_calls
 from ...lang.prompt import Media, Text
 from ...lang.sampling import SamplingParams
-from ..backends.hosted.conversation import Content
+from ...lang.tool_calls import FENCED, ToolCall
+from ..backends.hosted.conversation import Content, Message
 from .provider import JsonBody, Misfit, Refused, Schema, fitted, picture, refuse
 
 Count = Annotated[int, Meta(ge=1)]
@@ -37,6 +39,7 @@ class OpenAIFeatures:
         extras: parameters of other servers: "structured_outputs", "continue_final_message", "top_k", "grammar", ...
         names_stop: answers say which stop ended them, as vLLM's.
         owned_by: what GET /v1/models says.
+        tools: chat requests may offer tools; the model's calls are those that the script spells in umbel's fence.
         supported_parameters: that GET /v1/models names for each model, with prices, as OpenRouter; none for neither.
         breakpoints: parts of messages, answers apart, may have a `prompt_cache_breakpoint`.
     """
@@ -56,6 +59,7 @@ class OpenAIFeatures:
     owned_by: str = "system"
     breakpoints: bool = False
     supported_parameters: frozenset[str] = frozenset()
+    tools: bool = True
 
     def __post_init__(self) -> None:
         checks.record(self)
@@ -117,10 +121,44 @@ class ImagePart(JsonBody, tag="image_url"):
     prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
 
 
+class ToolFunction(JsonBody):
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    parameters: Schema | None = None
+    description: str = ""
+    strict: bool | None = None
+
+
+class OfferedTool(JsonBody):
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class NamedFunction(JsonBody):
+    name: str
+
+
+class NamedTool(JsonBody):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class CalledFunction(JsonBody):
+    name: str
+    arguments: str
+
+
+class MadeCall(JsonBody):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(JsonBody):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart | ImagePart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart | ImagePart] | None = None
     name: str | None = None
+    tool_calls: Annotated[list[MadeCall], Meta(min_length=1)] | None = None
+    tool_call_id: str | None = None
 
 
 class EndingFields(JsonBody, kw_only=True):
@@ -186,6 +224,9 @@ class ChatBody(_Sampled, kw_only=True):
     store: bool | None = None
     metadata: dict[str, str] | None = None
     prompt_cache_key: str | None = None
+    tools: Annotated[list[OfferedTool], Meta(min_length=1, max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     # Of other servers, too.
     provider: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
@@ -233,7 +274,7 @@ OPENROUTER = OpenAIFeatures(
     supported_parameters=frozenset(
         {
             *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
-            *("seed", "stop", "max_tokens", "response_format", "structured_outputs"),
+            *("seed", "stop", "max_tokens", "response_format", "structured_outputs", "tools", "tool_choice"),
         }
     ),
 )
@@ -299,7 +340,64 @@ def read_chat(body: object, features: OpenAIFeatures, models: tuple[str, ...]) -
         words = "Cannot set `continue_final_message` when the last message is not from the assistant."
         refuse(request.messages[-1].role != "assistant", words)
     _check_format(request, features)
+    _check_tools(request, features)
     return request
+
+
+def _check_tools(request: ChatBody, features: OpenAIFeatures) -> None:
+    for name in ("tools", "tool_choice", "parallel_tool_calls"):
+        given = getattr(request, name) is not None
+        _unsupported(given and not features.tools, name)
+        words = f"'{name}' is only allowed when 'tools' are specified."
+        refuse(given and request.tools is None, words, name)
+    if isinstance(request.tool_choice, NamedTool):
+        name = request.tool_choice.function.name
+        words = f"Tool choice '{name}' not found in 'tools' parameter."
+        refuse(name not in offered(request), words, "tool_choice")
+    waiting: list[str] = []
+    for said in request.messages:
+        words = "Invalid value for 'content': expected a string, got null."
+        refuse(said.content is None and said.tool_calls is None, words, "messages")
+        if said.role == "tool":
+            words = "messages with role 'tool' must be a response to a preceeding message with 'tool_calls'."
+            refuse(said.tool_call_id not in waiting, f"Invalid parameter: {words}", "messages")
+            waiting.remove(said.tool_call_id or "")
+            continue
+        words = "An assistant message with 'tool_calls' must be followed by tool messages to each 'tool_call_id'."
+        refuse(waiting, words, "messages")
+        refuse(said.tool_calls and said.role != "assistant", "tool_calls are of assistant messages.", "messages")
+        waiting = [call.id for call in said.tool_calls or ()]
+    refuse(waiting, "An assistant message with 'tool_calls' must be followed by tool messages.", "messages")
+
+
+def offered(request: ChatBody) -> tuple[str, ...]:
+    """Returns the names of the tools that the model may call."""
+    if request.tool_choice == "none":
+        return ()
+    return tuple(tool.function.name for tool in request.tools or ())
+
+
+def turns_of(request: ChatBody, features: OpenAIFeatures) -> tuple[Message, ...]:
+    """Returns the turns as Echo would be shown them: calls and results of tools as text in umbel's fence."""
+    turns: list[Message] = []
+    names: dict[str, str] = {}
+    results: list[str] = []
+    for said in request.messages:
+        if said.role == "tool":
+            text = "".join(part.text for part in content_of(said, features) if isinstance(part, Text))
+            results.append(FENCED.spell_result(names[said.tool_call_id or ""], text))
+            continue
+        if results:
+            turns.append(Message("user", (Text("\n".join(results)),)))
+            results = []
+        content = content_of(said, features)
+        if said.tool_calls:
+            names |= {call.id: call.function.name for call in said.tool_calls}
+            calls = [ToolCall(call.function.name, call.function.arguments) for call in said.tool_calls]
+            before = "".join(part.text for part in content if isinstance(part, Text))
+            content = (Text(with_calls(before, calls)),)
+        turns.append(Message(said.role, content))
+    return (*turns, Message("user", (Text("\n".join(results)),))) if results else tuple(turns)
 
 
 def read_completion(body: object, features: OpenAIFeatures, models: tuple[str, ...]) -> CompletionBody:
@@ -329,7 +427,7 @@ def _check_format(request: ChatBody, features: OpenAIFeatures) -> None:
 
 
 def content_of(said: ChatMessage, features: OpenAIFeatures) -> Content:
-    given = [TextPart(said.content)] if isinstance(said.content, str) else said.content
+    given = [TextPart(said.content)] if isinstance(said.content, str) else said.content or []
     parts: list[Text | Media] = []
     for part in given:
         taken = features.breakpoints and said.role != "assistant"

@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from ...lang.agents.dialogue import dialogue_of
 from ...lang.prompt import Generated, Media, Part, Private, Text
 from ...lang.protocol import GenRequest, ScoreRequest
 
@@ -180,6 +181,8 @@ def request_digest(request: GenRequest | ScoreRequest, model: str) -> str:
     prompt = [_marked(part) for part in request.prompt]
     if isinstance(request, GenRequest):
         asked: Any = [request.sampling, request.constraint, request.token_healing]
+        if (dialogue := dialogue_of(request)) is not None:
+            asked.append(dialogue.choice)
     else:
         asked = [request.choices, request.unconditional, request.probability, request.origin.adapter]
     return digest_of(msgspec.msgpack.encode([model, prompt, asked]))

@@ -45,16 +45,23 @@ class AgentResult:
         answer: the text of the last answer; None where the steps were used up before one came.
         calls: all calls of tools, in the order in which the model made them.
         steps: answers of the model, those with calls included.
+        cut: the answer is longer than max_tokens allows, and only its beginning is here.
+        guarantee: of the calls: "enforced" where the model could write no wrong ones, "validated" where they were
+            looked at when they had come.
     """
 
     answer: str | None
     calls: tuple[ToolRun, ...]
     steps: int
+    cut: bool = False
+    guarantee: Literal["enforced", "validated"] = "validated"
 
     @property
-    def ended(self) -> Literal["answer", "max_steps"]:
-        """Says why the loop ended."""
-        return "max_steps" if self.answer is None else "answer"
+    def ended(self) -> Literal["answer", "max_tokens", "max_steps"]:
+        """Says why the loop ended; "max_tokens" where it cut the answer off."""
+        if self.answer is None:
+            return "max_steps"
+        return "max_tokens" if self.cut else "answer"
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,11 @@ def text_of(content: Iterable[Part]) -> str:
     return "".join(f"<{part.kind}>" if isinstance(part, Media) else part.text for part in content)
 
 
+def message_text(content: Sequence[object], backend: str) -> str:
+    """Returns the text of a turn of a dialogue, which has no media. Raises RequestError for one that is no text."""
+    return sendable_text("".join(part for part in content if isinstance(part, str)), backend)
+
+
 def sendable_text(text: str, backend: str) -> str:
     """Returns a text that can be sent. Raises RequestError for half of a character."""
     try:

@@ -147,6 +147,7 @@ class OpenRouter(OpenAIDialect["AsyncOpenAI"]):
             stops=4 if "stop" in supported else 0,
             top_logprobs=20 if {"logprobs", "top_logprobs"} <= supported else -1,
             images=images,
+            tools={"tools", "tool_choice"} <= supported,
             thinking_tokens=_THINKING_TOKENS if thinks else 0,
         )
 

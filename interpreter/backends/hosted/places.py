@@ -12,14 +12,23 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from ....lang.prompt import Media
+from ....lang.tool_calls import ToolCall
 
 IMAGE_TOKENS = 1000  # of an image of a megapixel or so; it decides only whether a prefix is long enough to be stored
 REMEMBERED = 1024  # places
 
 
 @dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The result of a call of a tool, in a user turn."""
+
+    call_id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of one turn.
+    """A piece of one turn: text, a picture, a call of a tool or its result.
 
     Attributes:
         opens: it is the first of its turn.
@@ -28,7 +37,7 @@ class Block:
     """
 
     role: str
-    content: str | Media
+    content: str | Media | ToolCall | ToolResult
     opens: bool
     closes: bool
     cached: str = ""
@@ -37,12 +46,23 @@ class Block:
     def spelling(self) -> str:
         """Text that is unique for a sequence of blocks with their roles, turns and contents."""
         head = f"\x02{self.role}\x03" if self.opens else ""
-        return head + (self.content if isinstance(self.content, str) else f"\x04{self.content.digest}\x05")
+        match self.content:
+            case str(text):
+                return head + text
+            case Media(digest=digest):
+                return f"{head}\x04{digest}\x05"
+            case ToolCall(name, arguments, number):
+                return f"{head}\x06{number}\x06{name}\x06{arguments}\x05"
+            case ToolResult(number, text):
+                return f"{head}\x07{number}\x07{text}\x05"
 
     @property
     def tokens(self) -> int:
         """Estimate of its tokens."""
-        return len(self.content.encode("utf-8", "replace")) // 4 if isinstance(self.content, str) else IMAGE_TOKENS
+        if isinstance(self.content, Media):
+            return IMAGE_TOKENS
+        text = self.content if isinstance(self.content, str) else self.spelling
+        return len(text.encode("utf-8", "replace")) // 4
 
 
 class Places:

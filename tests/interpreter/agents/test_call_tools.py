@@ -6,11 +6,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import umbel as ul
+from umbel.interpreter.backends.hosted.openai.profiles import Profile
+from umbel.interpreter.fakes.openai_requests import OpenAIFeatures
 from umbel.interpreter.tool_reader import read_answer
-from umbel.lang.protocol import Backend
-from umbel.lang.tool_calls import FENCED, HERMES
+from umbel.lang.agents.dialogue import dialogue_of, with_calls
+from umbel.lang.protocol import Backend, Completion, Final, FinishReason
+from umbel.lang.tool_calls import FENCED, HERMES, ToolCall
 from umbel.srt.in_process import LocalBackend
 from umbel.srt.tokenizer.prompt import PromptEncoder
 from umbel.testing import VLLM, FakeAnthropic, FakeOpenAI
@@ -53,20 +57,21 @@ async def async_agent(s: ul.AsyncState, question: str, **options: Any) -> ul.Age
     return await s.call_tools(TOOLS, "answer", **options)
 
 
-@pytest.fixture(params=["echo", "openai", "vllm", "anthropic"])
+@pytest.fixture(params=["echo", "openai", "vllm", "vllm with tools", "anthropic"])
 def serve(request: pytest.FixtureRequest) -> Iterator[Serve]:
     servers: list[Any] = []
 
     def make(script: Any) -> Backend:
         if request.param == "echo":
             return ul.Echo(script)
-        features = {"features": VLLM} if request.param == "vllm" else {}
+        features = {"features": VLLM} if request.param.startswith("vllm") else {}
         fake = FakeAnthropic(script) if request.param == "anthropic" else FakeOpenAI(script, **features)
         servers.append(fake)
         server = fake.__enter__()
         if request.param == "anthropic":
             return ul.Anthropic("claude-sonnet-4-5", base_url=server.base_url, api_key=server.api_key)
-        return ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key)
+        profile = Profile("vllm", tools=True) if request.param == "vllm with tools" else "auto"
+        return ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key, profile=profile)
 
     yield make
     for server in servers:
@@ -135,6 +140,110 @@ def test_wrong_arguments_are_told_and_asked_again(serve: Serve) -> None:
     assert first.failed
     assert first.result.startswith("error: wrong arguments: $.b: expected")
     assert (second.result, second.step) == ("3", 2)
+
+
+def test_openai_is_told_in_its_own_fields() -> None:
+    with FakeOpenAI([TWO, "Both."]) as server:
+        backend = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key, profile="openai")
+        assert backend.capabilities.tools
+        state = agent.run(question="?", tool_choice="required", parallel=False, backend=backend)
+        first, second = (request.body for request in server.requests)
+    assert first["tools"][0] == {
+        "type": "function",
+        "function": {"name": "add", "description": "Adds two numbers.", "parameters": add.schema},
+    }
+    assert (first["tool_choice"], first["parallel_tool_calls"], second["tool_choice"]) == ("required", False, "auto")
+    assert first["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}]
+    called, *results = second["messages"][2:]
+    assert called["content"] is None
+    assert [call["function"]["name"] for call in called["tool_calls"]] == ["add", "capital"]
+    ids = [call["id"] for call in called["tool_calls"]]
+    assert results == [
+        {"role": "tool", "tool_call_id": ids[0], "content": "3"},
+        {"role": "tool", "tool_call_id": ids[1], "content": '{"capital":"Paris"}'},
+    ]
+    assert state.ret_value.guarantee == "validated"
+    assert "tool_call" in state.messages()[2]["content"]
+
+
+def test_anthropic_is_told_in_its_own_fields() -> None:
+    with FakeAnthropic(["Let me see.\n" + TWO, "Both."]) as server:
+        backend = ul.Anthropic("claude-opus-4-6", base_url=server.base_url, api_key=server.api_key)
+        assert backend.capabilities.tools
+        agent.run(question="?", tool_choice="required", parallel=False, backend=backend)
+        first, second = (request.body for request in server.requests)
+    assert first["tools"][0] == {"name": "add", "description": "Adds two numbers.", "input_schema": add.schema}
+    assert first["tool_choice"] == {"type": "any", "disable_parallel_tool_use": True}
+    question, called, results = second["messages"]
+    assert question["content"][0]["text"] == "?"
+    assert [block["type"] for block in called["content"]] == ["text", "tool_use", "tool_use"]
+    assert called["content"][1]["input"] == {"a": 1, "b": 2}
+    assert [(block["type"], block["content"]) for block in results["content"]] == [
+        ("tool_result", "3"),
+        ("tool_result", '{"capital":"Paris"}'),
+    ]
+    assert [block["tool_use_id"] for block in results["content"]] == [block["id"] for block in called["content"][1:]]
+
+
+def test_a_model_that_gives_its_thoughts_back_with_results_gets_tools_as_text() -> None:
+    with FakeAnthropic([add.spelled(a=1, b=2), "3."], models=["claude-opus-5-5"]) as server:
+        backend = ul.Anthropic("claude-opus-5-5", base_url=server.base_url, api_key=server.api_key)
+        assert not backend.capabilities.tools
+        assert agent.run(question="?", backend=backend)["answer"] == "3."
+        assert "tools" not in server.requests[0].body
+
+
+def test_text_that_spells_a_call_is_text_where_the_provider_has_fields() -> None:
+    """A script of the fake calls tools by such a text, so that it is put into the question here."""
+    seen: list[Any] = []
+
+    class Fields(ul.Echo):
+        @property
+        def capabilities(self) -> Any:
+            return msgspec.structs.replace(super().capabilities, tools=True)
+
+        async def generate(self, request: Any) -> Any:
+            async for event in super().generate(request):
+                seen.append(dialogue_of(request))
+                yield event
+
+    result = agent.run(question="?", backend=Fields([add.spelled(a=1, b=2)])).ret_value
+    assert (result.answer, result.calls) == (add.spelled(a=1, b=2), ())
+    assert [tool.name for tool in seen[0].tools] == ["add", "capital", "broken"]
+
+
+def test_a_call_of_no_tool_and_one_that_is_no_json_are_told() -> None:
+    answers = [(ToolCall("multiply", "{}"), ToolCall("add", '{"a": 1')), ()]
+
+    class Fields(ul.Echo):
+        @property
+        def capabilities(self) -> Any:
+            return msgspec.structs.replace(super().capabilities, tools=True)
+
+        async def generate(self, request: Any) -> Any:
+            calls = answers.pop(0)
+            text = with_calls("" if calls else "Done.", calls)
+            yield Final(
+                request.id, (Completion(text, (), 0, text, FinishReason.STOP, calls=calls),), ul.Usage(1, 0, 1, 1)
+            )
+
+    result = agent.run(question="?", backend=Fields()).ret_value
+    assert result.calls[0].result == "error: there is no tool 'multiply'; the tools are add, capital, broken"
+    assert "the arguments are no JSON" in result.calls[1].result
+    assert result.answer == "Done."
+
+
+@pytest.mark.parametrize("own_fields", [False, True])
+def test_an_answer_that_was_cut_says_so(own_fields: bool) -> None:
+    words = "It is a long answer that takes more tokens than it may."
+    with FakeOpenAI([words], features=OpenAIFeatures(tools=own_fields)) as server:
+        profile = Profile("a server", tools=own_fields)
+        backend = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key, profile=profile)
+        result = agent.run(question="?", max_tokens=4, backend=backend).ret_value
+    assert result.ended == "max_tokens"
+    assert result.cut
+    assert words.startswith(result.answer)
+    assert result.answer != words
 
 
 def test_the_model_is_shown_tools_calls_and_results() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import msgspec
 
 from .....lang import checks
+from .....lang.agents.dialogue import with_calls
 from .....lang.errors import BackendError, ConnectionLostError, ParameterError, RequestError
 from .....lang.prompt import Part, namespace
 from .....lang.protocol import (
@@ -28,6 +29,7 @@ from .....lang.protocol import (
     Usage,
 )
 from .....lang.runtime_options import MAX_MODEL_LENGTH
+from .....lang.tool_calls import ToolCall
 from ..backend import ConnectionOptions, HostedBackend
 from ..constraint_params import WRAPPING_TOKENS, beginning, unwrap
 from ..conversation import conversation_tokens_at_most, count_bytes
@@ -148,6 +150,7 @@ class Anthropic(HostedBackend[CachingClient]):
             model=model,
             wrapping_tokens=WRAPPING_TOKENS if self.profile.structured else 0,
             most_n=1,
+            tools=self.profile.tools,
         )
 
     def __repr__(self) -> str:
@@ -183,6 +186,7 @@ class Anthropic(HostedBackend[CachingClient]):
             wrapped=composed.wrapped,
             constrained=request.constraint is not None,
             max_tokens=request.sampling.max_tokens,
+            offers_tools=composed.offers_tools,
         )
         texts = self._texts(request, composed, answer)
         try:
@@ -281,6 +285,7 @@ class AnthropicAnswer:
         wrapped: the answer is a member of a JSON object; the backend passes it on when it is complete.
         constrained: the provider enforces a constraint.
         max_tokens: that were asked for.
+        offers_tools: it may have calls of tools.
     """
 
     def __init__(
@@ -292,8 +297,11 @@ class AnthropicAnswer:
         wrapped: Literal["", "text", "json"],
         constrained: bool,
         max_tokens: int,
+        offers_tools: bool = False,
     ) -> None:
         self._name = name
+        self._offers_tools = offers_tools
+        self._calls: dict[int, tuple[str, list[str]]] = {}  # number of the block → name, pieces of the arguments
         self._lead = Lead(lead)
         self._cutter = StopCutter(stops)
         self._wrapping = wrapped
@@ -322,7 +330,7 @@ class AnthropicAnswer:
             raise BackendError(f"{self._name}: the server sent an answer that does not end")
         try:
             text = self._taken(event)
-        except (AttributeError, TypeError) as error:
+        except (AttributeError, TypeError, KeyError) as error:
             raise BackendError(f"{self._name}: the server sent what is no answer of this API: {error}") from None
         if self._heard > 4 * LONGEST_TOKEN * (self._max_tokens + 1):
             raise BackendError(f"{self._name}: the server sent more text than max_tokens={self._max_tokens} allows")
@@ -339,6 +347,11 @@ class AnthropicAnswer:
                 self._count(event.message.usage)
             case "content_block_start" if event.content_block.type == "text":
                 return self._hear(event.content_block.text)
+            case "content_block_start" if event.content_block.type == "tool_use":
+                self._calls[event.index] = (event.content_block.name, [])
+            case "content_block_delta" if event.delta.type == "input_json_delta":
+                self._calls[event.index][1].append(event.delta.partial_json)
+                self._heard += len(event.delta.partial_json.encode("utf-8", "surrogatepass"))
             case "content_block_start" | "content_block_delta" if _is_thought(event):
                 self._thought = True
             case "content_block_delta" if event.delta.type == "text_delta":
@@ -372,6 +385,8 @@ class AnthropicAnswer:
                 raise ConnectionLostError(f"{self._name}: an answer ended too early: the server closed it")
             case "refusal":
                 raise RequestError(f"{self._name}: the model declined to answer; word the prompt differently")
+            case "tool_use" if self._offers_tools:
+                pass
             case "tool_use" | "pause_turn":
                 raise BackendError(f"{self._name}: the answer ended with {self._reason!r}, and no tools were offered")
             case "max_tokens" if self._thought and not self._heard:
@@ -384,12 +399,13 @@ class AnthropicAnswer:
 
     def completion(self) -> Completion:
         """Returns the completion. Token ids are not known here, so all of the text is its tail."""
-        text = "".join(self._told)
+        calls = tuple(ToolCall(name, "".join(pieces) or "{}") for _, (name, pieces) in sorted(self._calls.items()))
+        text = with_calls("".join(self._told), calls)
         cut_short = self._reason in ("max_tokens", "model_context_window_exceeded") and not self.over
         reason = FinishReason.LENGTH if cut_short else FinishReason.STOP
         matched = self._cutter.matched or self._sequence
         whole = self._constrained and not cut_short and matched is None
-        return Completion(text, (), 0, text, reason, matched, guarantee="enforced" if whole else "")
+        return Completion(text, (), 0, text, reason, matched, guarantee="enforced" if whole else "", calls=calls)
 
     def usage(self) -> Usage:
         """Returns the provider's counts. They lack the output tokens of an answer closed at a stop of ours: its bytes

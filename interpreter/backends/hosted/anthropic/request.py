@@ -21,11 +21,13 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from .....lang import checks
+from .....lang.agents.dialogue import dialogue_of
 from .....lang.chat_template import TemplateWarning
 from .....lang.errors import CapabilityError, RequestError
 from .....lang.prompt import Media, Part, Text
 from .....lang.protocol import ConstraintSpec, GenRequest
 from .....lang.sampling import SamplingParams
+from .....lang.tool_calls import ToolCall
 from .. import conversation
 from ..constraint_params import ANSWER, WRAPPING_TOKENS, ConstraintParams, NotStrict, of_members, strict
 from ..conversation import (
@@ -38,8 +40,9 @@ from ..conversation import (
     read_beginning,
     sendable_text,
 )
-from ..places import Block
+from ..places import Block, ToolResult
 from ..stops import sendable
+from . import tools
 from .cache import LIFETIMES, Role
 
 
@@ -71,6 +74,7 @@ class AnthropicProfile:
         thinking: whether it thinks before it answers.
         cache_minimum: tokens of the shortest prefix that the provider stores.
         max_context: tokens of prompt and answer; None: not known.
+        tools: takes `tools`. Models that always think have it off: they want their thoughts back with each result.
 
     Raises:
         ParameterError: a value of another type.
@@ -83,6 +87,7 @@ class AnthropicProfile:
     thinking: Thinking = Thinking.OFF
     cache_minimum: int = 1024
     max_context: int | None = None
+    tools: bool = True
 
     def __post_init__(self) -> None:
         checks.record(self)
@@ -106,12 +111,12 @@ _TABLE: tuple[tuple[str, AnthropicProfile], ...] = (
     (r"claude-opus-4-7(?!\d)", replace(_EIGHTH, cache_minimum=4096)),
     (r"claude-opus-4-8(?!\d)", _EIGHTH),
     (r"claude-(opus|sonnet)-4(-0)?(?!-?\d)|claude-(opus|sonnet)-4-20\d{6}", _THIRD),
-    (r"claude-(opus|sonnet)-5-5(?!\d)", replace(_EIGHTH, thinking=Thinking.ALWAYS)),
+    (r"claude-(opus|sonnet)-5-5(?!\d)", replace(_EIGHTH, thinking=Thinking.ALWAYS, tools=False)),
     (r"claude-haiku-5-5(?!\d)", _FIFTH_GENERATION),
     (r"claude-(opus|sonnet)-5(?!-?\d)", _FIFTH_GENERATION),
     (
         r"claude-(fable|mythos)",
-        AnthropicProfile(thinking=Thinking.ALWAYS, cache_minimum=2048, max_context=1_000_000),
+        AnthropicProfile(thinking=Thinking.ALWAYS, cache_minimum=2048, max_context=1_000_000, tools=False),
     ),
     (r"claude", AnthropicProfile()),
 )
@@ -213,6 +218,7 @@ class Composed:
         lead: white space that the program has written and the request leaves out; the answer may repeat it.
         stops: strings that end the text here, as the provider does not take them.
         wrapped: the answer is a member of a JSON object.
+        offers_tools: the answer may have calls of tools.
     """
 
     arguments: dict[str, Any]  # Any: JSON
@@ -220,6 +226,7 @@ class Composed:
     lead: str
     stops: tuple[str, ...]
     wrapped: Literal["", "text", "json"]
+    offers_tools: bool = False
 
 
 class Composer:
@@ -246,12 +253,8 @@ class Composer:
         sampling = request.sampling
         if sampling.n > 1:
             raise CapabilityError(f"{self._name} gives one continuation a request; ask {sampling.n} times, or fork")
-        said = read(request.prompt, self._name)
-        if isinstance(said, PlainText):
-            self._warn(conversation.continuation_warning(self._name))
-        prefills = self._profile.prefill and request.constraint is None and isinstance(said, Conversation)
-        messages, lead = self._messages(said, prefills)
-        blocks = self._blocks(messages)
+        dialogue = dialogue_of(request)
+        blocks, lead = self._said(request) if dialogue is None else (tools.blocks(dialogue, self._name), "")
         if not any(block.role != "system" for block in blocks):
             raise RequestError(f"{self._name} needs something to answer to; write user(...) before assistant(gen(...))")
         lowered = self._lowered(request.constraint)
@@ -264,9 +267,11 @@ class Composer:
             extra |= lowered.fields
         most = sampling.max_tokens + (WRAPPING_TOKENS if wrapped else 0)
         arguments: dict[str, Any] = {"model": self._model, "max_tokens": most, "extra_body": extra}
+        if dialogue is not None:
+            arguments |= tools.fields(dialogue)
         if sent:
             arguments["stop_sequences"] = list(sent)
-        return Composed(arguments, blocks, lead, here, wrapped)
+        return Composed(arguments, blocks, lead, here, wrapped, dialogue is not None)
 
     def place(self, parts: Sequence[Part]) -> list[Block]:
         """Returns the blocks of a prompt without a request: the place where a program forks.
@@ -288,6 +293,15 @@ class Composer:
             )
 
     # -------------------------------------------------------------------------------- messages
+
+    def _said(self, request: GenRequest) -> tuple[list[Block], str]:
+        """Returns the blocks of a request's prompt, and the white space that the answer may repeat."""
+        said = read(request.prompt, self._name)
+        if isinstance(said, PlainText):
+            self._warn(conversation.continuation_warning(self._name))
+        prefills = self._profile.prefill and request.constraint is None and isinstance(said, Conversation)
+        messages, lead = self._messages(said, prefills)
+        return self._blocks(messages), lead
 
     def _messages(self, said: Conversation | PlainText, prefills: bool) -> tuple[tuple[Message, ...], str]:
         """Returns the messages, and the white space that the answer may repeat."""
@@ -419,6 +433,10 @@ def _written(block: Block, name: str) -> dict[str, Any]:
         case Media() as part:
             source = {"type": "base64", "media_type": media_type(part, name), "data": in_base64(part)}
             written = {"type": "image", "source": source}
+        case ToolCall(called, arguments, number):
+            written = {"type": "tool_use", "id": number, "name": called, "input": json.loads(arguments or "{}")}
+        case ToolResult(number, text):
+            written = {"type": "tool_result", "tool_use_id": number} | ({"content": text} if text.strip() else {})
     if block.cached:
         longer = {"ttl": block.cached} if block.cached != "5m" else {}  # that is what it means without
         written["cache_control"] = {"type": "ephemeral", **longer}

@@ -4,18 +4,20 @@ An incomplete answer is an error, never a short answer.
 """
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from .....lang.agents.dialogue import with_calls
 from .....lang.errors import BackendError, ConnectionLostError, RequestError, UmbelError
 from .....lang.protocol import Chunk, Completion, FinishReason, GenRequest, TokenLogprob, Usage
+from .....lang.tool_calls import ToolCall
 from ..constraint_params import beginning, unwrap
 from ..errors import Provider
 from ..session import Session
 from ..stops import StopCutter
 from .requests import Plan
-from .wire import Choice, Counted, Piece, TranslatedStream, Translator, logprobs_of, parsed
+from .wire import Choice, Counted, Piece, SaidCall, TranslatedStream, Translator, logprobs_of, parsed
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, AsyncStream
@@ -43,6 +45,7 @@ class _Growing:
         self.matched: str | int | None = None
         self.logprobs: list[TokenLogprob] = []
         self.enforced = True  # the text has the requested form
+        self._calls: dict[int, tuple[list[str], list[str]]] = {}  # index → pieces of name and arguments
 
     @property
     def text(self) -> str:
@@ -55,6 +58,21 @@ class _Growing:
             self._wrapping.append(text)
             return ""
         return self._release(self._cutter.feed(text))
+
+    def call(self, pieces: Sequence[SaidCall]) -> None:
+        """Takes more of the calls of tools."""
+        for number, piece in enumerate(pieces):
+            name, arguments = self._calls.setdefault(number if piece.index is None else piece.index, ([], []))
+            if piece.function is not None:
+                name.append(piece.function.name or "")
+                arguments.append(piece.function.arguments or "")
+                self.length += len(name[-1]) + len(arguments[-1])
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        return tuple(
+            ToolCall("".join(name), "".join(arguments)) for _, (name, arguments) in sorted(self._calls.items())
+        )
 
     def end(self, reason: FinishReason, matched: str | int | None) -> str:
         """Ends the text. Returns the text that was held back."""
@@ -98,6 +116,8 @@ class _Growing:
             if characters > len(text):
                 break
             kept.append(token)
+        calls = self.calls
+        text = with_calls(text, calls)
         return Completion(
             text,
             (),
@@ -107,6 +127,7 @@ class _Growing:
             self.matched,
             tuple(kept),
             guarantee="enforced" if constrained and whole else "",
+            calls=calls,
         )
 
 
@@ -175,6 +196,7 @@ class Answer:
             logprobs = logprobs_of(choice.logprobs)
             growing.logprobs.extend(logprobs)
             released = growing.receive(text)
+            growing.call(self._called(choice))
             if growing.length > _LONGEST_TOKEN * (self._plan.most_tokens + 1):
                 raise self._broken(f"more text than max_tokens={self._plan.most_tokens} allows, and did not stop")
             if choice.finish_reason:  # some servers say "" until the end
@@ -209,9 +231,16 @@ class Answer:
             raise RequestError(f"{self._provider.name}: the model refused: {self._provider.scrub(said.refusal)}")
         return (said.content if said is not None else choice.text) or ""
 
+    def _called(self, choice: Choice) -> Sequence[SaidCall]:
+        """Returns the calls of a choice; none where no tools were offered: some servers find calls in any text."""
+        said = choice.message or choice.delta
+        return (said.tool_calls or ()) if said is not None and self._plan.offers_tools else ()
+
     def _reason(self, said: str) -> FinishReason:
         match said:
             case "stop":
+                return FinishReason.STOP
+            case "tool_calls" if self._plan.offers_tools:
                 return FinishReason.STOP
             case "length":
                 return FinishReason.LENGTH

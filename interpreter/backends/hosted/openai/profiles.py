@@ -69,6 +69,8 @@ class Profile:
         thinking_tokens: tokens that it may need to think before a short answer, out of max_tokens.
         max_context: tokens, where it is known.
         cache_minimum: tokens of the shortest prompt of which its prefix cache keeps something.
+        tools: its chat API takes `tools` and answers with `tool_calls`. vLLM and SGLang do where they were started with
+            a parser of calls, which they do not tell, so their rows have it off.
         breakpoints: its chat API takes `prompt_cache_breakpoint` on parts of messages, and keeps what stands before one
             for BREAKPOINT_SECONDS after its last use.
 
@@ -100,6 +102,7 @@ class Profile:
     max_context: int | None = None
     cache_minimum: int = 0
     breakpoints: bool = False
+    tools: bool = False
 
     def __post_init__(self) -> None:
         checks.record(self)
@@ -147,6 +150,7 @@ _UMBEL = Profile(
     scores=True,
     salts=True,
     breakpoints=True,
+    tools=True,
 )
 _LLAMA_CPP = Profile(
     "llama.cpp",
@@ -159,7 +163,7 @@ _LLAMA_CPP = Profile(
     n=1,
     stops=16,
 )
-_CHAT = Profile("openai chat", completion=False, images=True, cache_minimum=1024)
+_CHAT = Profile("openai chat", completion=False, images=True, cache_minimum=1024, tools=True)
 _STRUCTURED = replace(
     _CHAT,
     name="openai structured chat",
@@ -194,7 +198,7 @@ SERVERS: Mapping[str, Profile] = {
 # OpenAI's own models; the first that matches. A fine-tuned model ("ft:gpt-4o-mini:...") goes by what it was made from.
 _MODELS: tuple[tuple[str, Profile], ...] = (
     (r"gpt-3\.5-turbo-instruct|davinci|babbage", _INSTRUCT),
-    (r"gpt-5[\w.]*-chat|chatgpt-4o", replace(_STRUCTURED, name="openai chat", image_tokens=4096)),
+    (r"gpt-5[\w.]*-chat|chatgpt-4o", replace(_STRUCTURED, name="openai chat", image_tokens=4096, tools=False)),
     (r"gpt-5|o\d", replace(_REASONING, image_tokens=50_000)),
     (r"gpt-4o-2024-05-13", replace(_CHAT, max_context=128_000)),
     (r"gpt-4o-mini", replace(_STRUCTURED, image_tokens=50_000)),
@@ -404,4 +408,5 @@ def capabilities_of(backend: str, model: str, profile: Profile, mode: Mode, max_
         model=model,
         wrapping_tokens=WRAPPING_TOKENS if mode == "chat" else 0,
         most_n=profile.n,
+        tools=profile.tools and mode == "chat",
     )

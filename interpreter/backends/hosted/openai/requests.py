@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .....lang import checks
+from .....lang.agents.dialogue import dialogue_of
 from .....lang.errors import CapabilityError, ParameterError
 from .....lang.prompt import Media, Part, namespace
 from .....lang.protocol import ConstraintSpec, GenRequest
@@ -23,6 +24,7 @@ from ..conversation import (
     text_of,
 )
 from ..places import Block, Places, cut
+from . import tools
 from .profiles import Mode, Profile, lower
 
 MOST_BREAKPOINTS = 4  # of a request: OpenAI stores the last three, and finds what others have stored at any
@@ -30,7 +32,9 @@ _BREAKPOINT: Fields = {"prompt_cache_breakpoint": {"mode": "explicit"}}
 _DEFAULTS = SamplingParams()
 _ROLES = ("system", "developer", "user", "assistant")
 # Fields that users may not set by extra_body, as the answer is read by them.
-RESERVED = frozenset({"model", "messages", "prompt", "stream", "stream_options", "n", "stop", "logprobs", "echo"})
+RESERVED = frozenset(
+    {"model", "messages", "prompt", "stream", "stream_options", "n", "stop", "logprobs", "echo", "tools", "tool_choice"}
+)
 
 
 def checked_extra(given: Mapping[str, Any] | None, reserved: frozenset[str] = RESERVED) -> Fields:
@@ -61,6 +65,7 @@ class Plan:
         n: continuations.
         most_tokens: of each.
         continues_text: a chat model is asked to go on with a text outside of roles.
+        offers_tools: the answer may have calls of tools.
     """
 
     path: str
@@ -70,6 +75,7 @@ class Plan:
     n: int
     most_tokens: int
     continues_text: bool
+    offers_tools: bool = False
 
     @property
     def streams(self) -> bool:
@@ -111,7 +117,15 @@ class OpenAIPlanner:
         wrapped = lowered.wrapped if lowered is not None else ""
         cuts = sampling.stop if here or wrapped else ()
         most_tokens = sampling.max_tokens + (WRAPPING_TOKENS if wrapped else 0)
-        prompt, continues_text = self._prompt(request.prompt)
+        dialogue = dialogue_of(request)
+        prompt, continues_text = (
+            self._prompt(request.prompt)
+            if dialogue is None
+            else (
+                tools.fields(dialogue, self.backend),
+                False,
+            )
+        )
         body: Fields = {"model": self.model, **prompt, **self._choosing(sampling, most_tokens)}
         if sampling.stop and not cuts:
             body["stop"] = list(sampling.stop)
@@ -122,7 +136,9 @@ class OpenAIPlanner:
         if request.stream or cuts:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         path = "/chat/completions" if self.mode == "chat" else "/completions"
-        return Plan(path, {**body, **self.extra}, cuts, wrapped, sampling.n, most_tokens, continues_text)
+        return Plan(
+            path, {**body, **self.extra}, cuts, wrapped, sampling.n, most_tokens, continues_text, dialogue is not None
+        )
 
     def lowered(self, constraint: ConstraintSpec | None) -> ConstraintParams | None:
         """Returns a constraint's parameters. Raises CapabilityError for one that the server does not enforce."""

@@ -67,9 +67,22 @@ class Logprobs(msgspec.Struct):
     text_offset: list[int] | None = None
 
 
+class Called(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class SaidCall(msgspec.Struct):
+    """A call of a tool, or a piece of one; `index` tells whose."""
+
+    index: _Count | None = None
+    function: Called | None = None
+
+
 class _Said(msgspec.Struct):
     content: str | None = None
     refusal: str | None = None
+    tool_calls: list[SaidCall] | None = None
 
 
 class Choice(msgspec.Struct):
