@@ -225,6 +225,7 @@ class OpenAIPlanner:
     def _part(self, block: Block) -> Fields:
         if isinstance(block.content, Media):
             return self._picture(block.content)
+        assert isinstance(block.content, str), "calls and results of tools are written from a dialogue"
         return {"type": "text", "text": sendable_text(block.content, self.backend)}
 
     def _picture(self, part: Media) -> Fields:
