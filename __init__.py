@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from .fsm.composed.expression import substring as substring
     from .fsm.composed.expression import triggered as triggered
     from .fsm.composed.expression import until as until
+    from .interpreter.agents.mcp_tools import McpTools as McpTools
+    from .interpreter.agents.mcp_tools import mcp as mcp
     from .interpreter.backends.echo import Echo as Echo
     from .interpreter.backends.echo import FailCall as FailCall
     from .interpreter.backends.echo import Gate as Gate
@@ -241,6 +243,7 @@ _HOMES = {
     "lang.search": ("Majority", "Vote", "beam_search", "best_of", "self_consistency", "tree_search", "vote"),
     "lang.state": ("AsyncState", "AsyncStateGroup", "State", "StateGroup"),
     "lang.agents.tool_functions": ("ToolFunction", "tool"),
+    "interpreter.agents.mcp_tools": ("McpTools", "mcp"),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 
