@@ -154,6 +154,11 @@ def _arguments(function: Callable[..., Any], name: str) -> Typed:
                 f"tool {name}: a model gives arguments by name, and {str(parameter).split(':')[0]!r} takes none; write "
                 "parameters with names, such as items: list[str]"
             )
+        if parameter.name == "self" and parameter.name not in hints:
+            raise ParameterError(
+                f"tool {name}: a method has an object that the model cannot give; leave @ul.tool out, and write "
+                f"ul.tool(client.{getattr(function, '__name__', name)}) with the object that it is called on"
+            )
         if parameter.name not in hints:
             raise ParameterError(
                 f"tool {name}: parameter {parameter.name!r} has no annotation; write its type, such as "

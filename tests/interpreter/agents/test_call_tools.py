@@ -470,6 +470,17 @@ def test_wrong_uses_are_refused(said: str, options: dict[str, Any], message: str
         program.run(backend=ul.Echo(["x"]))
 
 
+def test_a_method_is_a_tool_of_its_object() -> None:
+    class Shop:
+        def price(self, name: str) -> int:
+            """Returns a price."""
+            return len(name)
+
+    assert ul.tool(Shop().price)("tea") == 3
+    with pytest.raises(ul.ParameterError, match=r"write ul\.tool\(client\.price\)"):
+        ul.tool(Shop.price)
+
+
 def test_a_plain_function_is_no_tool_and_a_graph_calls_none() -> None:
     @ul.function
     def program(s: ul.State) -> None:
