@@ -1,1 +1,1 @@
-"""Enforces constraints on texts as automata. numpy at most; no torch; nothing of ours, but for the language in `composed`."""
+"""Enforces constraints on texts as automata. numpy at most, no torch; `composed` alone knows the language."""

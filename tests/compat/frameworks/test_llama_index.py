@@ -15,7 +15,7 @@ from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel, Field
 
-from ..serving import ServerProcess, until
+from ...serving import ServerProcess, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.model]
 

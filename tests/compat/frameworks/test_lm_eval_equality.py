@@ -12,7 +12,7 @@ from lm_eval.api.instance import Instance
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from umbel.compat.lm_eval import UmbelLM
 
-from ..srt.weights.tiny import BY_NAME, write_folder
+from ...srt.weights.tiny import BY_NAME, write_folder
 
 pytestmark = pytest.mark.processes
 

@@ -69,7 +69,7 @@ def serve(request: pytest.FixtureRequest) -> Iterator[Serve]:
         servers.append(fake)
         server = fake.__enter__()
         if request.param == "anthropic":
-            return ul.Anthropic("claude-sonnet-4-5", base_url=server.base_url, api_key=server.api_key)
+            return ul.Anthropic("claude-haiku-4-5", base_url=server.base_url, api_key=server.api_key)
         profile = Profile("vllm", tools=True) if request.param == "vllm with tools" else "auto"
         return ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key, profile=profile)
 
