@@ -71,6 +71,14 @@ def test_the_judge_asks_three_sides_and_merges_them() -> None:
     assert state.usage.calls == 6
 
 
+def test_the_tool_agent_answers_by_what_a_tool_returned() -> None:
+    module = load("tool_agent")
+    echo = ul.Echo([module.population.spelled(country="Iceland"), "390,000 people live in Iceland."])
+    state = module.ask.run(question="How many people live in Iceland?", backend=echo)
+    assert state.ret_value == ["population('Iceland') = '390000'"]
+    assert state["answer"] == "390,000 people live in Iceland."
+
+
 def test_the_agent_uses_its_tools() -> None:
     module = load("react_agent")
     assert module.calculate("2 * (3 + 4)") == "14"

@@ -49,6 +49,7 @@ LOOKING = {
     "react_agent": ("agent", {"max_steps": 2}, "tool"),
     "skeleton_of_thought": ("write", {}, "points"),
     "early_vote": ("solve", {"samples": 3, "agree": 2}, "which branches end first"),
+    "tool_agent": ("ask", {}, "call_tools"),
     "tree_of_thought": ("think", {"depth": 1, "width": 2}, "get_meta_info"),
 }
 

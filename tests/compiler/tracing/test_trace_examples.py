@@ -44,6 +44,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str, str]] = [
     ("react_agent.py", "agent", {"max_steps": 2}, 'if s["tool"] == "finish":', "== looks at variable 'tool'"),
     ("self_consistency.py", "solve", {}, "n=samples", "argument 'samples' stands where a value has to be known"),
     ("skeleton_of_thought.py", "write", {}, 's["points"].split(', ".split() looks at variable 'points'"),
+    ("tool_agent.py", "ask", {}, "s.call_tools(", "call_tools"),
     ("tree_of_thought.py", "think", {}, "in range(depth):", "use as an integer looks at argument 'depth'"),
     (
         "tree_of_thought.py",

@@ -313,7 +313,8 @@ def observed(name: str, backend: Backend) -> Any:
 
 def test_every_example_that_takes_a_backend_is_looked_at():
     seeing = {"multi_dimensional_judge", "picture_questions"}  # in test_pictures.py
-    assert set(NAMES) - set(EXAMPLES) - seeing == {"radix_replay", "semantic_search"}  # which have no program
+    calling = {"tool_agent"}  # in tests/interpreter/agents: answers with calls differ from provider to provider
+    assert set(NAMES) - set(EXAMPLES) - seeing - calling == {"radix_replay", "semantic_search"}  # which have no program
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
