@@ -118,7 +118,7 @@ class Run:
         self._lock = threading.Lock()
         self._busy = 0  # streams with work
         self._tasks: set[asyncio.Task[None]] = set()  # touched on the streams' loop only
-        observed = observation.current()
+        observed = observation.current
         self.spans: RunSpans | None = None if observed is None else observed.open(self, program)
         self.calls = Calls(self) if self.spans is None else self.spans.calls(self)
         if self.deadline is not None:

@@ -11,7 +11,6 @@ end: one slow program holds nothing up, and nothing that has ended waits in memo
 """
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ import msgspec
 from ...lang import checks, notebook
 from ...lang.errors import ParameterError, shown
 from ...lang.protocol import Cost
+from ...lang.transport.file_lock import lock_file
 from .frames import Framed, imported, joined, read_parquet, write_parquet
 
 SUFFIXES = (".jsonl", ".parquet")
@@ -149,7 +149,7 @@ class ResultFile:
     def fail(self, index: int, inputs: Mapping[str, Any], error: BaseException, values: Mapping[str, Any]) -> None:
         """Appends one failure to its file, which is made for the first one."""
         if self._failures is None:
-            self._failures = os.open(self.failed_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._failures = os.open(self.failed_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         told = {"row": index, "error": type(error).__name__, "message": str(error)}
         _write(self._failures, _encoded(plain({**told, "input": dict(inputs), "variables": dict(values)})) + b"\n")
 
@@ -184,14 +184,12 @@ class ResultFile:
         if self._is_parquet and existing == "resume" and os.path.exists(self.path):
             self._unpack()
         try:
-            file = os.open(self._lines_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            file = os.open(self._lines_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
         except OSError as error:
             raise ParameterError(f"{self._lines_path} cannot be written: {error.strerror}") from None
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not lock_file(file):
             os.close(file)
-            raise ParameterError(f"{self.path} is written by another run; wait for it, or write elsewhere") from None
+            raise ParameterError(f"{self.path} is written by another run; wait for it, or write elsewhere")
         return file
 
     def _unpack(self) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .spans import RunSpans
 
 _lock = threading.Lock()
-_current: list["Observation"] = []  # at most one
+current: "Observation | None" = None  # of this process; None where runs are not observed
 
 
 def observe(tracer: "Tracer | TracerProvider | None" = None, *, content: bool = False) -> "Observation":
@@ -51,10 +51,11 @@ def observe(tracer: "Tracer | TracerProvider | None" = None, *, content: bool = 
     """
     switch = checks.switch("content", content)
     observation = Observation(_tracer_of(tracer), content=switch)
+    global current
     with _lock:
-        if _current:
+        if current is not None:
             raise ProgramError("observe(): runs are observed already; call stop() of that observation first")
-        _current.append(observation)
+        current = observation
     return observation
 
 
@@ -72,9 +73,10 @@ class Observation:
 
     def stop(self) -> None:
         """Ends observing: later runs make no spans. A second call does nothing."""
+        global current
         with _lock:
-            if self in _current:
-                _current.remove(self)
+            if current is self:
+                current = None
 
     def __enter__(self) -> Self:
         return self
@@ -93,14 +95,9 @@ class Observation:
         return RunSpans(self, run, program)
 
 
-def current() -> Observation | None:
-    """Returns the observation of this process; None where runs are not observed."""
-    return _current[0] if _current else None
-
-
 def trace_headers() -> dict[str, str]:
     """Returns the headers that name the current span to another process; none where runs are not observed."""
-    if not _current:
+    if current is None:
         return {}
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

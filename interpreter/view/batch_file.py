@@ -52,7 +52,7 @@ class BatchFile:
         self._began = clock()
         self._recorded = 0
         try:
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
             raise ParameterError(f"view={shown(path)} cannot be written: {error.strerror}") from None
         if os.fstat(self._file).st_size and not os.read(self._file, 16).startswith(b'{"umbel_batch":'):
