@@ -419,7 +419,7 @@ _NO_MARKS = {ord(character): None for character in _MARK}
 _SHOWN = 80  # characters of a label
 
 # Around what may be printed and must not be said: characters without width, the same from the end.
-_HALF = "".join(secrets.choice("\u200b\u200c\u200d\u2060") for _ in range(16))
+_HALF = "".join(secrets.choice("\u200b\u200c\u200d\u2060") for _ in range(8))
 _ASIDE = _HALF + _HALF[::-1]
 _DESCRIPTION = re.compile(f"{_ASIDE}(.*?){_ASIDE}", re.DOTALL)
 
