@@ -7,6 +7,7 @@ An input column of an Arrow table or a Parquet file keeps its type.
 import base64
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -16,12 +17,12 @@ from ...lang.errors import MissingExtraError
 GROUP = 10_000  # rows of a row group
 
 
-class Framed:
+class Framed(ABC):
     """Base of results that can be had as a frame. Its frames are in the order of the input."""
 
+    @abstractmethod
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yields each result as a dict: `row`, the number of its input, then the input, then the variables."""
-        raise NotImplementedError("each kind of result has its own")
 
     def to_pandas(self) -> Any:  # Any: a pandas.DataFrame
         """Returns a pandas DataFrame. Raises MissingExtraError."""

@@ -254,7 +254,10 @@ def main(arguments: Sequence[str], read_trace: Callable[[Path], CallTrace | None
     _print_notes(scenario)
     result, measurements = simulate(scenario, plan)
     print("\n".join(lines_of(result)))
-    _write(options, result, measurements, command)
+    title = Path(options.workload).name
+    picture = draw_svg(result, measurements, title) if options.svg or options.html else ""
+    figures = msgspec.to_builtins(result) | {"hit_rate": result.hit_rate, "command": command}
+    _write(options, figures, picture, lambda: page_of(result, picture, title, command))
     return 0
 
 
@@ -378,19 +381,11 @@ def _compare(
     print("\n".join(lines_of_compared(found)))
     title = Path(options.workload).name
     picture = draw_compared(found, title) if options.svg or options.html else ""
-    try:
-        if options.json:
-            figures = [
-                msgspec.to_builtins(result) | {"placement": result.policy, "policy": policy, "pool": pool}
-                for policy, pool, result in found
-            ]
-            Path(options.json).write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
-        if options.svg:
-            Path(options.svg).write_text(picture, encoding="utf-8")
-        if options.html:
-            Path(options.html).write_text(compared_page(found, picture, title, command), encoding="utf-8")
-    except OSError as error:
-        raise ParameterError(f"the figures cannot be written: {error}") from error
+    figures = [
+        msgspec.to_builtins(result) | {"placement": result.policy, "policy": policy, "pool": pool}
+        for policy, pool, result in found
+    ]
+    _write(options, figures, picture, lambda: compared_page(found, picture, title, command))
 
 
 def _make_steps(options: argparse.Namespace, target: Path | None) -> int:
@@ -444,19 +439,14 @@ def lines_of_check(found: Check) -> list[str]:
     ]
 
 
-def _write(options: argparse.Namespace, result: SimulationResult, measurements: Measurements, command: str) -> None:
-    if not (options.json or options.svg or options.html):
-        return
-    title = Path(options.workload).name
+def _write(options: argparse.Namespace, figures: object, picture: str, page: Callable[[], str]) -> None:
+    """Writes the files that were asked for. figures: of the JSON. page: makes the HTML. Raises ParameterError."""
     try:
         if options.json:
-            figures = msgspec.to_builtins(result) | {"hit_rate": result.hit_rate, "command": command}
             Path(options.json).write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
-        if options.svg or options.html:
-            picture = draw_svg(result, measurements, title)
         if options.svg:
             Path(options.svg).write_text(picture, encoding="utf-8")
         if options.html:
-            Path(options.html).write_text(page_of(result, picture, title, command), encoding="utf-8")
+            Path(options.html).write_text(page(), encoding="utf-8")
     except OSError as error:
         raise ParameterError(f"the figures cannot be written: {error}") from error
