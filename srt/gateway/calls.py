@@ -282,10 +282,11 @@ class GenCall(PendingCall):
         return sum(message.sampling.max_tokens for message in self.messages if isinstance(message, EngineGenerate))
 
     def constrain(self, compiled: Compiled) -> None:
-        """Adds the compiled constraint to its engine requests."""
+        """Adds the compiled constraint to its engine requests, and to the first one what was computed ahead."""
         self.compiled, self.inquiry = compiled, None
+        ahead = {self.messages[0].id: self.hint}
         self.messages = tuple(
-            msgspec.structs.replace(message, constraint=compiled.constraint)
+            msgspec.structs.replace(message, constraint=compiled.constraint, ahead=ahead.get(message.id))
             if isinstance(message, EngineGenerate)
             else message
             for message in self.messages

@@ -444,6 +444,8 @@ class Scheduler:
             match message:
                 case EngineGenerate():
                     requests = [self._factory.generate(message, now)]
+                    if message.ahead is not None:
+                        requests[0].ahead = self._table.ahead.pop(message.ahead, None)
                     if message.constraint is not None:
                         self._constrained.hold(requests[0], message)
                 case EngineScore():
@@ -455,6 +457,8 @@ class Scheduler:
                     requests = [self._factory.embed(message, now)]
                 case EnginePrefill():
                     requests = [self._factory.prefill(message, now)]
+                    if message.for_call:
+                        self._table.ahead[message.id] = requests[0]
                 case _:
                     assert_never(message)
         except Exception as error:
@@ -486,6 +490,7 @@ class Scheduler:
 
     def _release(self, message_id: int) -> None:
         """Ends a pin or a kept prefix, or the hint that would have placed the pin."""
+        self._table.ahead.pop(message_id, None)
         requests = self._table.alive.get(message_id)
         if requests is None:
             self.kv.pins.release(message_id)

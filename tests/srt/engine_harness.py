@@ -120,9 +120,19 @@ class Engine:
 
     # -- requests
 
-    def generate(self, tokens: Iterable[int], sampling: SamplingParams = GREEDY, **schedule: object) -> int:
-        message_id, stream = self._id(), bool(schedule.pop("stream", False))
-        self.scheduler.handle_message(EngineGenerate(message_id, list(tokens), sampling, stream, Schedule(**schedule)))  # type: ignore[arg-type]
+    def generate(
+        self,
+        tokens: Iterable[int],
+        sampling: SamplingParams = GREEDY,
+        *,
+        stream: bool = False,
+        ahead: int | None = None,
+        **schedule: object,
+    ) -> int:
+        message_id = self._id()
+        self.scheduler.handle_message(
+            EngineGenerate(message_id, list(tokens), sampling, stream, Schedule(**schedule), ahead=ahead)  # type: ignore[arg-type]
+        )
         return message_id
 
     def mark(
@@ -178,9 +188,11 @@ class Engine:
         self.scheduler.handle_message(EngineEmbed(message_id, list(tokens)))
         return message_id
 
-    def hint(self, tokens: Iterable[int], *, pin: float | None = None, **schedule: object) -> int:
+    def hint(
+        self, tokens: Iterable[int], *, pin: float | None = None, for_call: bool = False, **schedule: object
+    ) -> int:
         message_id = self._id()
-        self.scheduler.handle_message(EnginePrefill(message_id, list(tokens), Schedule(**schedule), pin))  # type: ignore[arg-type]
+        self.scheduler.handle_message(EnginePrefill(message_id, list(tokens), Schedule(**schedule), pin, for_call))  # type: ignore[arg-type]
         return message_id
 
     def release(self, message_id: int) -> None:

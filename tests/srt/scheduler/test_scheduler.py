@@ -121,6 +121,31 @@ class TestReuse:
         assert engine.cached(real) == 17
         assert hint not in engine.endings
 
+    @pytest.mark.parametrize("steps", range(8))
+    @pytest.mark.parametrize("head", [0, 5])
+    def test_what_was_computed_ahead_for_a_call_is_not_cached_for_it(self, head: int, steps: int) -> None:
+        engine = Engine(max_step_tokens=4)
+        if head:
+            engine.generate(PREFIX[:head], greedy(1))
+            engine.run()
+        hint = engine.hint(PREFIX, for_call=True)
+        for _ in range(steps):
+            engine.step()
+        call, other = engine.generate(PREFIX, ahead=hint), engine.generate(PREFIX)
+        engine.run()
+        assert engine.cached(call) == head
+        assert engine.cached(other) == len(PREFIX) - 1
+        engine.assert_equals_reference(call, PREFIX)
+        assert not engine.scheduler._table.ahead
+
+    def test_a_hint_for_a_call_that_never_comes_is_forgotten_when_it_is_released(self) -> None:
+        engine = Engine()
+        hint = engine.hint(PREFIX, for_call=True)
+        engine.run()
+        assert hint in engine.scheduler._table.ahead
+        engine.release(hint)
+        assert not engine.scheduler._table.ahead
+
     def test_a_hint_that_does_not_fit_is_dropped_and_blocks_nobody(self) -> None:
         engine = Engine(pool=30)
         long = engine.generate(PREFIX, greedy(12))
