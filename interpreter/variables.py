@@ -201,6 +201,10 @@ def meta_of_completion(final: Final, completion: Completion, *, with_text: bool)
         "finish_reason": str(completion.finish_reason),
         "matched_stop": completion.matched_stop,
     }
+    if completion.guessed_tokens is not None:
+        meta["guessed_tokens"] = completion.guessed_tokens
+    if completion.spans:
+        meta |= {"spans": list(completion.spans), "characters": len(completion.text)}
     if completion.logprobs:
         meta |= _logprobs("output", completion.logprobs, with_text)
     if final.prompt_logprobs:

@@ -447,6 +447,9 @@ class Chunk(_Wire, frozen=True):
     begun: Begun | None = None
 
 
+TextOrigin = Literal["forced", "guessed"]  # of generated text that took no step of its own
+
+
 class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
     """One finished continuation.
 
@@ -455,7 +458,9 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
     `Generated`. What of `text` comes after them is `tail` (a stop string that began inside a token; all of the text
     when its first token begins inside the prompt's last one).
 
-    `forced_tokens`: how many of `token_ids` the constraint left no choice about.
+    `forced_tokens`: how many of `token_ids` the constraint left no choice about. `guessed_tokens`: how many the runtime
+    guessed right and computed along with the token before them; None where this is not told. `spans`: characters
+    [start, end) of `text` that these tokens spell, in order.
     `calls`: of tools, in the provider's own fields; they stand at the end of `text` as well.
     `guarantee`: "enforced" when the text had to satisfy a constraint, else "". `unenforced`: (keyword, path) of the
     schema's demands that were not enforced; possible only with `allow_unenforced`. `narrowed`: (keyword, path, how)
@@ -474,6 +479,8 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
     unenforced: tuple[tuple[str, str], ...] = ()
     narrowed: tuple[tuple[str, str, str], ...] = ()
     calls: tuple[ToolCall, ...] = ()
+    guessed_tokens: int | None = None
+    spans: tuple[tuple[TextOrigin, int, int], ...] = ()
 
 
 class RequestTimes(msgspec.Struct, frozen=True, array_like=True):

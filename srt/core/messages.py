@@ -17,7 +17,7 @@ import msgspec
 
 from ...lang.errors import RequestError
 from ...lang.prompt import Borders
-from ...lang.protocol import Facts, Failure, FinishReason, JsonWhitespace, RequestTimes
+from ...lang.protocol import Facts, Failure, FinishReason, JsonWhitespace, RequestTimes, TextOrigin
 from ...lang.runtime_options import RuntimeOptions
 from ...lang.sampling import SamplingParams
 from ...lang.status import PoolGauges, TreeSurvey
@@ -140,7 +140,7 @@ class EngineEmbed(_Wire, frozen=True):
 class EnginePrefill(_Wire, frozen=True):
     """Asks to compute a prefix and keep it: a hint. Never answered. `pin`: see lang.protocol.Hint.
 
-    `for_call`: it is the prompt of a call, whose EngineGenerate will name it; an EngineRelease says that the call ended.
+    `for_call`: it is the prompt of a call, whose EngineGenerate will name it; an EngineRelease ends it.
     """
 
     id: int
@@ -264,6 +264,18 @@ class Tokens(_Wire, frozen=True):
     healed: int = 0
 
 
+class TokenRun(msgspec.Struct, frozen=True, array_like=True):
+    """Generated tokens [first, end) of one origin.
+
+    `origin`: "forced", the constraint left no choice about them; or "guessed", the runtime guessed them right, so that
+    their rows ran in the step of a token before them.
+    """
+
+    origin: TextOrigin
+    first: int
+    end: int
+
+
 class Ended(_Wire, frozen=True):
     """Ends an EngineGenerate.
 
@@ -271,7 +283,7 @@ class Ended(_Wire, frozen=True):
     ended the text. `text_bytes`: length in bytes of the whole generated text without the stop string.
     `forced_tokens`: tokens that the constraint left no choice about. `enforced`: the text satisfies the request's
     constraint. `healed`: bytes of the first token that repeat the end of the prompt; `text_bytes` does not count
-    them. `loaded`: cached tokens that came from each tier.
+    them. `loaded`: cached tokens that came from each tier. `runs`: generated tokens that took no step of their own.
     """
 
     id: int
@@ -289,6 +301,7 @@ class Ended(_Wire, frozen=True):
     healed: int = 0
     times: RequestTimes = RequestTimes()
     loaded: dict[str, int] = {}
+    runs: list[TokenRun] = []
 
 
 class ScoreEnded(_Wire, frozen=True):

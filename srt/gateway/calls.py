@@ -43,6 +43,7 @@ from ...lang.protocol import (
     Scored,
     ScoredChoice,
     Surveyed,
+    TextOrigin,
     TokenLogprob,
     Usage,
 )
@@ -63,6 +64,7 @@ from ..core.messages import (
     FromEngine,
     IdLogprob,
     ScoreEnded,
+    TokenRun,
     Tokens,
 )
 from ..multimodal.cache import Picture
@@ -393,7 +395,17 @@ def _completion(continuation: Continuation, compiled: Compiled | None) -> Comple
         guarantee="enforced" if ended.enforced else "",
         unenforced=compiled.unenforced if compiled is not None else (),
         narrowed=compiled.narrowed if compiled is not None else (),
+        guessed_tokens=sum(run.end - run.first for run in ended.runs if run.origin == "guessed"),
+        spans=tuple(_spans(detokenizer, ended.runs)),
     )
+
+
+def _spans(detokenizer: Detokenizer, runs: Sequence[TokenRun]) -> Iterator[tuple[TextOrigin, int, int]]:
+    """Yields the characters that runs of tokens spell."""
+    places = iter(detokenizer.characters_before(place for run in runs for place in (run.first, run.end)))
+    for run, start, end in zip(runs, places, places, strict=True):
+        if start < end:
+            yield run.origin, start, end
 
 
 # --------------------------------------------------------------------------------------------- score

@@ -466,6 +466,9 @@ class Commit:
             return None
         request.computed = request.kv_length = end
         request.reached = max(request.reached, end)
+        if isinstance(request.job, Generation):
+            for token in range(start - request.prompt_length, end - request.prompt_length):
+                request.job.origins.setdefault(token, "guessed")
         self._kv.advance_state(request, end)
         first, last = request.logit_rows(start, end)
         return PlannedRows(request, start, end, start, first, last, rows.logits_of_last + first - (rows.end - 1))

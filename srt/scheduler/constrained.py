@@ -178,7 +178,9 @@ class ConstrainedTexts:
         else:
             stop = self._context.append_token(request, token)
             self._counters.constrained_tokens += 1
-            self._counters.forced_tokens += cursor.was_forced
+            if cursor.was_forced:
+                self._counters.forced_tokens += 1
+                generation.origins[request.generated - 1] = "forced"
         self._counters.closed_texts += stop is not None and stop.reason is FinishReason.LENGTH_CLOSED
         return stop
 

@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 
 from ...fsm.choice_search import ChoiceSearch, SearchNode
 from ...fsm.stops import StopMatcher, Stops
-from ...lang.protocol import FinishReason
+from ...lang.protocol import FinishReason, TextOrigin
 from ...lang.sampling import SamplingParams
 from ..cache.prefix_cache import Seen
 from ..cache.radix_cache import Match, RadixNode
 from ..cache.state_slots import NO_STATE
 from ..constraints.matcher import Matcher
-from ..core.messages import NO_ADAPTER, EngineMark, IdLogprob, Schedule
+from ..core.messages import NO_ADAPTER, EngineMark, IdLogprob, Schedule, TokenRun
 from ..multimodal.sequence import NO_PICTURES, SequencePictures
 from ..sampling.sampler import Limits
 
@@ -93,6 +93,7 @@ class Generation:
     last_token_at: float = 0.0
     timed: int = 0  # generated tokens that these times know
     needs: SamplingNeeds | None = None  # of its sampling parameters, once they were asked for
+    origins: dict[int, TextOrigin] = field(default_factory=dict)  # generated tokens that took no step of their own
 
     def __post_init__(self) -> None:
         self.matcher = self.stops.matcher() if self.stops is not None else None
@@ -100,6 +101,17 @@ class Generation:
     @property
     def wants_logprobs(self) -> bool:
         return self.sampling.logprobs or self.sampling.top_logprobs > 0
+
+    @property
+    def runs(self) -> list[TokenRun]:
+        """The generated tokens that took no step of their own, in order."""
+        found: list[TokenRun] = []
+        for token, origin in sorted(self.origins.items()):
+            if found and (found[-1].origin, found[-1].end) == (origin, token):
+                found[-1] = TokenRun(origin, found[-1].first, token + 1)
+            else:
+                found.append(TokenRun(origin, token, token + 1))
+        return found
 
 
 @dataclass(slots=True)

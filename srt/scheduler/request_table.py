@@ -292,6 +292,7 @@ class RequestTable:
             healed=healed,
             times=self._timing.of(request, generation),
             loaded=request.loaded if request.loaded and request.cached_tokens else {},
+            runs=generation.runs,
         )
 
     def fail(self, request: Request, error: Exception) -> None:

@@ -8,7 +8,7 @@ list of ids.
 import codecs
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -200,6 +200,20 @@ class Detokenizer:
             count -= 1
         start = self._ends[count - 1] if count else 0
         return Kept(count, bytes(self._data[start:text_bytes]).decode("utf-8", "replace"))
+
+    def characters_before(self, tokens: Iterable[int]) -> list[int]:
+        """Counts the characters of the finished text before each of these tokens, given by their numbers, in order.
+
+        A character that several tokens spell counts as before the token after it."""
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        found: list[int] = []
+        reached = count = 0
+        for token in tokens:
+            end = min(self._ends[token - 1] if token else 0, self._decoded)
+            count += len(decoder.decode(bytes(self._data[reached:end])))
+            reached = max(reached, end)
+            found.append(count)
+        return found
 
     # ------------------------------------------------------------------ how
 

@@ -193,6 +193,27 @@ def test_text_of_speculation_is_guessed() -> None:
     assert found == {"name": "generated", "job": "guessed"}
 
 
+@pytest.mark.processes
+def test_forced_and_guessed_parts_of_a_text_are_told_apart() -> None:
+    @ul.function
+    def program(s: ul.State) -> None:
+        s += ul.gen("a", regex="ab[cd]ef", temperature=0)
+        s += ul.gen("twice", max_tokens=40, temperature=0)
+        s += ul.gen("again", max_tokens=40, temperature=0)
+
+    with ul.Runtime("oracle") as backend:
+        lines = program.run(backend=backend).record().lines
+    calls = {line["name"]: line for line in lines if "calls" in line}
+    assert [piece[:2] for piece in calls["a"]["text"]] == [
+        ["forced", "ab"],
+        ["generated", calls["a"]["text"][1][1]],
+        ["forced", "ef"],
+    ]
+    for name in ("twice", "again"):
+        told = sum(len(text) for origin, text, _ in calls[name]["text"] if origin == "guessed")
+        assert (told > 0) == (calls[name]["facts"]["guessed_tokens"] > 0)
+
+
 def test_a_run_without_a_record_says_so() -> None:
     @ul.function
     def program(s: ul.State) -> None:

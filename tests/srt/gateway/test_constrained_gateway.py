@@ -20,7 +20,15 @@ from umbel.lang.protocol import (
 )
 from umbel.lang.sampling import SamplingParams
 from umbel.srt.constraints.compiler import CompiledCache
-from umbel.srt.core.messages import EngineChoose, EngineGenerate, EnginePrefill, EngineRelease, ToEngine, Tokens
+from umbel.srt.core.messages import (
+    EngineChoose,
+    EngineGenerate,
+    EnginePrefill,
+    EngineRelease,
+    ToEngine,
+    TokenRun,
+    Tokens,
+)
 from umbel.srt.gateway.calls import GenCall
 from umbel.srt.tokenizer.tokenizer import ByteTokenizer
 
@@ -260,6 +268,20 @@ def test_the_answer_says_what_was_enforced_and_forced() -> None:
     (completion,) = final.completions
     assert (completion.text, completion.kept, completion.tail) == ("yes", 3, "")
     assert (completion.forced_tokens, completion.guarantee, completion.unenforced) == (2, "enforced", ())
+
+
+def test_the_answer_says_which_characters_were_forced_and_guessed() -> None:
+    here = Harness()
+    here.send(generate("a"))
+    (message,) = here.generates()
+    end = ended(message.id, list("yés!".encode()), reason=FinishReason.STOP)
+    runs = [TokenRun("guessed", 0, 1), TokenRun("forced", 1, 3), TokenRun("guessed", 4, 5)]
+    here.gateway.engine_event(type(end)(**{**_fields(end), "runs": runs}))
+    *_, final = here.answers()
+    assert isinstance(final, Final)
+    (completion,) = final.completions
+    assert completion.spans == (("guessed", 0, 1), ("forced", 1, 2), ("guessed", 3, 4))
+    assert completion.guessed_tokens == 2
 
 
 def test_a_replaced_token_of_the_prompt_is_not_shown_again() -> None:

@@ -74,6 +74,10 @@ def test_what_is_forced_takes_no_step_of_its_own() -> None:
     assert without.count("steps") - with_jumps.count("steps") == saved
     assert without.count("forward_passes_saved") == 0
     assert without.count("forced_tokens") == with_jumps.count("forced_tokens") == saved
+    told = [machine.endings[1].runs for machine in (with_jumps, without)]  # type: ignore[union-attr]
+    assert told[0] == told[1]
+    assert {run.origin for run in told[0]} == {"forced"}
+    assert sum(run.end - run.first for run in told[0]) == saved
 
 
 def test_a_text_without_any_choice_takes_no_step_at_all() -> None:

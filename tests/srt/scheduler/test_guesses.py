@@ -46,11 +46,20 @@ def said_by(engine: Engine) -> dict[int, list[int]]:
 
 
 def asked(engine: Engine, message_id: int) -> object:
-    """All of an ending but when it was read, and in which pieces."""
+    """All of an ending but when it was read, in which pieces, and which tokens were guessed."""
     ending = engine.endings[message_id]
     if not isinstance(ending, Ended):
         return ending
-    return msgspec.structs.replace(ending, token_ids=engine.tokens(message_id), logprobs=[], times=RequestTimes())
+    return msgspec.structs.replace(
+        ending, token_ids=engine.tokens(message_id), logprobs=[], times=RequestTimes(), runs=[]
+    )
+
+
+def guessed(engine: Engine, message_id: int) -> int:
+    """Counts the tokens of a text that were told as guessed."""
+    ending = engine.endings[message_id]
+    assert isinstance(ending, Ended), ending
+    return sum(run.end - run.first for run in ending.runs if run.origin == "guessed")
 
 
 # -- what guesses save
@@ -65,6 +74,7 @@ def test_right_guesses_save_steps() -> None:
     assert engine.count("steps") == 3, "40 tokens: each step chooses one, and one after each of 16 guesses"
     assert engine.count("guessed_prompt_rows") == engine.count("accepted_prompt_rows") == 37
     assert engine.count("forward_rows") == 3 + 2 + 37
+    assert guessed(engine, message_id) == 37
 
 
 def test_wrong_guesses_cost_rows_and_nothing_else() -> None:
@@ -77,6 +87,7 @@ def test_wrong_guesses_cost_rows_and_nothing_else() -> None:
     assert asked(engine, 1) == asked(without, 1)
     assert engine.count("steps") == without.count("steps")
     assert engine.count("accepted_prompt_rows") == 0 < engine.count("guessed_prompt_rows")
+    assert guessed(engine, 1) == 0
     assert engine.count("computed_prompt_tokens") == without.count("computed_prompt_tokens")
 
 
@@ -238,7 +249,7 @@ def test_forced_tokens_among_the_guesses_are_verified_with_them() -> None:
     engine.run()
     assert asked(engine, 1) == asked(without, 1)
     assert engine.count("forced_tokens") == without.count("forced_tokens") > 0
-    assert engine.count("steps") < without.count("steps")
+    assert without.count("steps") - engine.count("steps") == guessed(engine, 1) > 0
 
 
 def test_a_guess_that_its_constraint_forbids_costs_no_row() -> None:

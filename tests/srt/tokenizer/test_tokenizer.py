@@ -125,6 +125,17 @@ def test_pieces_of_any_bytes_add_up_to_the_decoded_whole(data: bytes, places: li
     assert "".join(pieces) == subject.text == data.decode("utf-8", "replace")
 
 
+@given(TEXTS, st.lists(st.integers(0, 100)), st.integers(0, 5))
+def test_characters_before_a_token_are_those_that_are_whole_there(text: str, places: list[int], cut_away: int) -> None:
+    tokens = cut(text.encode(), places)
+    kept = text[: len(text) - cut_away]
+    subject = detokenizer(tokens)
+    subject.finish(range(len(tokens)), len(kept.encode()))
+    ends = [0, *itertools.accumulate(map(len, tokens))]
+    whole = [len(kept.encode()[:end].decode("utf-8", "ignore")) for end in ends]
+    assert subject.characters_before(range(len(ends))) == whole
+
+
 @given(TEXTS, st.lists(st.integers(0, 100)))
 def test_no_piece_of_valid_text_holds_a_replacement_character(text: str, places: list[int]) -> None:
     tokens = cut(text.encode(), places)
