@@ -640,3 +640,11 @@ def run_batch(
         view=view,
     )
     return job.generate() if generator_style else job.collect()
+
+
+# Of `Program.run_batch`, for messages.
+PARAMETERS = tuple(
+    name
+    for name, parameter in inspect.signature(run_batch).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY and name != "companion"
+)

@@ -13,14 +13,14 @@ import contextvars
 import inspect
 import re
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ..lang import checks, ops, sampling
-from ..lang.errors import BudgetError, DeadlineError, ParameterError, ProgramError, remedy, shown
+from ..lang.errors import BudgetError, DeadlineError, ParameterError, ProgramError, option_remedy, shown, unknown_option
 from ..lang.protocol import MAX_PRIORITY, Backend
 from ..lang.state import AsyncState, BaseState, State
 from . import loop
@@ -60,6 +60,7 @@ RUN_OPTIONS = (
     "verbose",
 )
 
+_OPTIONS = frozenset({*RUN_OPTIONS, *sampling.OPTIONS, "sampling"})
 _SALT = re.compile(f"[A-Za-z0-9_-]{{0,{checks.LONGEST_SALT}}}")
 _USUAL_PRIORITY = f"an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}, 0 being usual and more being earlier"
 _TIMEOUT = f"seconds above 0 and up to {checks.LONGEST_SECONDS:g}, or None for no limit"
@@ -162,9 +163,9 @@ class Arguments:
             elif self.takes_any:
                 own[name] = value
             else:
-                known = {*self._named, *RUN_OPTIONS, *sampling.OPTIONS, "sampling"}
+                known = _OPTIONS.union(self._named)
                 raise ParameterError(
-                    f"{self} has no parameter {shown(name)}, and neither has run(); {remedy(name, known)}"
+                    f"{self} has no parameter {shown(name)}, and neither has run(); {option_remedy(name, known)}"
                 )
         return own, options
 
@@ -224,13 +225,20 @@ def _written(signature: inspect.Signature) -> str:
         return f"({', '.join(signature.parameters)})"
 
 
-def run_options(options: Mapping[str, Any]) -> RunOptions:
+def run_options(options: Mapping[str, Any], owner: str = "run()", others: Iterable[str] = ()) -> RunOptions:
     """Checks options given by keyword and inside `sampling={...}`; the latter win.
+
+    Args:
+        owner: the call, for messages.
+        others: parameters of the call that are no options, for messages.
 
     Raises:
         ParameterError: an unknown option or a wrong value.
         ProgramError: an option holds an operation, which can only be said.
     """
+    for name in options:
+        if name not in _OPTIONS:
+            raise unknown_option(owner, name, _OPTIONS.union(others))
     ops.refuse_operations(options, "an option of the run")
     inner = options.get("sampling")
     merged = {name: value for name, value in options.items() if name != "sampling"}

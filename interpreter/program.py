@@ -297,7 +297,7 @@ class Program:
             self._body,
             self._arguments,
             batch_arguments,
-            run_options(options),
+            run_options(options, f"{self.name}.run_batch()", _batch.PARAMETERS),
             num_threads=num_threads,
             progress=progress,
             progress_bar=progress_bar,

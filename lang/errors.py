@@ -30,7 +30,7 @@ are quoted by `shown`.
 
 import difflib
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 MAX_MESSAGE = 1900  # characters; terminals, logs and issue trackers take that, and a person reads no more
 MAX_SHOWN = 160  # characters of a quoted text
@@ -203,16 +203,133 @@ def shortened(text: str, most: int) -> str:
     return f"{text[: most - ending - 5]} ... {text[len(text) - ending :]}"
 
 
+# Names that other libraries use → ours, nearest meaning first. Only those that a call really takes are offered.
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    "response_model": ("dtype", "json_schema"),
+    "response_schema": ("json_schema", "dtype"),
+    "response_format": ("json_schema", "dtype", "regex"),
+    "output_type": ("dtype",),
+    "return_type": ("dtype",),
+    "type": ("dtype",),
+    "schema": ("json_schema", "dtype"),
+    "guided_json": ("json_schema",),
+    "guided_regex": ("regex",),
+    "guided_choice": ("choices",),
+    "guided_grammar": ("ebnf",),
+    "pattern": ("regex",),
+    "options": ("choices",),
+    "candidates": ("choices",),
+    "max_new_tokens": ("max_tokens",),
+    "max_output_tokens": ("max_tokens",),
+    "max_completion_tokens": ("max_tokens",),
+    "max_length": ("max_tokens", "context_length"),
+    "min_new_tokens": ("min_tokens",),
+    "stop_sequences": ("stop",),
+    "stop_strings": ("stop",),
+    "stop_words": ("stop",),
+    "eos_token_id": ("stop_token_ids",),
+    "num_return_sequences": ("n",),
+    "num_generations": ("n",),
+    "candidate_count": ("n",),
+    "temp": ("temperature",),
+    "random_seed": ("seed",),
+    "logprobs": ("return_logprob",),
+    "top_logprobs": ("top_logprobs_num",),
+    "lora": ("adapter", "adapters"),
+    "lora_path": ("adapters", "adapter"),
+    "retries": ("max_retries", "max_tries"),
+    "num_retries": ("max_retries", "max_tries"),
+    "validator": ("validate",),
+    "deadline": ("timeout",),
+    "request_timeout": ("timeout",),
+    "max_workers": ("num_threads", "max_concurrency"),
+    "concurrency": ("num_threads", "max_concurrency"),
+    "n_jobs": ("num_threads",),
+    "tqdm": ("progress",),
+    "show_progress": ("progress",),
+    "client": ("backend",),
+    "model_name": ("model",),
+    "model_id": ("model",),
+    "base_url": ("address",),
+    "url": ("base_url", "address"),
+    "endpoint": ("base_url", "azure_endpoint", "address"),
+    "api_base": ("base_url",),
+    "token": ("api_key",),
+    "headers": ("default_headers",),
+    "extra_headers": ("default_headers",),
+    "tp_size": ("tensor_parallel",),
+    "tensor_parallel_size": ("tensor_parallel",),
+    "dp_size": ("replicas",),
+    "max_model_len": ("context_length",),
+    "max_seq_len": ("context_length",),
+    "n_ctx": ("context_length",),
+    "quantization": ("weights",),
+    "load_in_8bit": ("weights",),
+    "load_in_4bit": ("weights",),
+    "torch_dtype": ("dtype",),
+    "gpu_memory_utilization": ("memory_share",),
+    "mem_fraction_static": ("memory_share",),
+    "max_num_seqs": ("max_running",),
+    "device_map": ("device",),
+    "n_threads": ("threads",),
+}
+_TOOLS = "in a program, write s.call_tools([function], max_tokens=256)"
+_CONSTRAINT = 'write gen("name", dtype=MyClass), or json_schema=, regex= or choices='
+_SAMPLING = 'it belongs to gen("name", ...), or to program.run(...) for every gen'
+_TURNS = 'write the turns in the program: s += ul.system("...") + ul.user("...")'
+# Names of what is no parameter here → what to write; said where the call takes none of the synonyms.
+ELSEWHERE: dict[str, str] = {
+    "tools": _TOOLS,
+    "tool_choice": _TOOLS,
+    "functions": _TOOLS,
+    "messages": _TURNS,
+    "system_prompt": _TURNS,
+    "n": "for several texts write gen(n=3), for branches s.fork(3)",
+    "progress": "write program.run_batch(..., progress=True) for a bar, program.run(..., verbose=True) for the text",
+    "stream": "write program.run(..., stream=True) and read state.text_iter()",
+    "num_threads": "it is a parameter of program.run_batch(...)",
+    "max_workers": "write program.run_batch(..., num_threads=8)",
+    **dict.fromkeys(("dtype", "json_schema", "regex", "schema", "response_model", "response_format"), _CONSTRAINT),
+    **dict.fromkeys(("temperature", "max_tokens", "max_new_tokens", "stop", "top_p", "top_k"), _SAMPLING),
+    "backend": "write program.run(..., backend=...), or ul.set_default_backend(...)",
+    "model": "the backend has the model: write program.run(..., backend=ul.Runtime(model))",
+    "logprobs": "select() has them without being asked: s.get_meta_info(name)",
+    "port": "a Runtime has no port: write umbel serve --port 30000, or share() for other processes",
+}
+MOST_OFFERED = 3  # names in one message
+MOST_LISTED = 12  # names of all that is known, where none is near; more of them are not read
+
+
 def remedy(name: str, known: Iterable[str]) -> str:
-    """Suggests a replacement for an unknown option: the nearest known one, or the list of them."""
+    """Suggests a replacement for an unknown name: at most three known ones that mean the same or are spelled nearly the
+    same, or the list of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(name[:MAX_SHOWN], names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
+    if same := [each for each in SYNONYMS.get(name, ()) if each in names][:MOST_OFFERED]:
+        return f"did you mean {_either(same)}?"
+    if close := difflib.get_close_matches(name[:MAX_SHOWN], names, n=MOST_OFFERED, cutoff=0.7):
+        return f"did you mean {_either(close)}?"
+    if close := difflib.get_close_matches(name[:MAX_SHOWN], names, n=1):
+        return f"did you mean {close[0]!r}?"
+    if len(names) > MOST_LISTED:
+        return f"none of the {len(names)} known ones has a name like it; help() of the call lists them"
+    return f"known are {', '.join(names)}"
+
+
+def _either(names: Sequence[str]) -> str:
+    return " or ".join(filter(None, [", ".join(map(repr, names[:-1])), repr(names[-1])]))
+
+
+def option_remedy(name: str, known: Iterable[str]) -> str:
+    """Suggests what to write in place of an unknown option: as `remedy`, or where else in a program it is said."""
+    names = set(known)
+    if name in ELSEWHERE and not names.intersection(SYNONYMS.get(name, ())):
+        return ELSEWHERE[name]
+    return remedy(name, names)
 
 
 def unknown_option(owner: str, name: str, known: Iterable[str]) -> ParameterError:
     """The error for an option that does not exist."""
-    return ParameterError(f"{owner} has no option {shown(name)}; {remedy(str(name), known)}")
+    return ParameterError(f"{owner} has no option {shown(name)}; {option_remedy(str(name), known)}")
 
 
 # The names that may travel over the wire, in `protocol.Failure.kind`.

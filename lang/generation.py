@@ -232,6 +232,7 @@ def select(
     max_tries: int | None = None,
     allow_best_effort: bool | None = None,
     adapter: str | None = None,
+    **unknown: Any,
 ) -> Select:
     """Choose one of `choices` as the continuation, store it under `name` and append it.
 
@@ -256,13 +257,15 @@ def select(
     `max_tries` and `allow_best_effort` are for such models, and mean what they do in `gen`, as `adapter` does.
 
     Raises:
-        ParameterError: no choices or more than 1,024, a choice that is not a string of 1 to 16,384 characters,
-            duplicates, an unknown method, two methods, a temperature that is not 0 to 100, max_tries that are not 1 to
-            10, or max_tries and allow_best_effort with another method than the default one.
+        ParameterError: an unknown option, no choices or more than 1,024, a choice that is not a string of 1 to 16,384
+            characters, duplicates, an unknown method, two methods, a temperature that is not 0 to 100, max_tries that
+            are not 1 to 10, or max_tries and allow_best_effort with another method than the default one.
     """
     if name is not None:
         name = checked_name(name)
     owner = f"select({shown(name)})"
+    if unknown:
+        raise unknown_option(owner, next(iter(unknown)), set(inspect.signature(select).parameters) - {"unknown"})
     if isinstance(choices, str | Mapping) or not isinstance(choices, Iterable):
         raise ParameterError(f"{owner} needs choices=[...], a list of strings; got {shown(choices)}")
     options = _checked_choices(owner, choices)

@@ -239,7 +239,7 @@ class CompiledProgram:
         Raises:
             CapabilityError: memory is to be planned on a backend that has no pool.
         """
-        checked = run_options(options)
+        checked = run_options(options, f"{self.name}.run_batch()", _batch.PARAMETERS)
         return _batch.run_batch(
             self._host,
             self._arguments,

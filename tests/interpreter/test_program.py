@@ -94,7 +94,7 @@ def test_a_parameter_called_backend_gets_its_own_value(echo: Echo) -> None:
         ((1,), {"timeout": "soon"}, "timeout='soon'"),
         ((1,), {"stream": 1}, "stream must be True or False, got 1"),
         ((1,), {"sampling": 3}, "sampling must be a dict such as sampling="),
-        ((1,), {"sampling": {"nothing": 3}}, "sampling has no option 'nothing'; known are"),
+        ((1,), {"sampling": {"nothing": 3}}, "sampling has no option 'nothing'; none of the 25 known"),
         ((1,), {"backend": "gpt"}, "'gpt' is not a backend"),
         ((1,), {"backend": Echo}, "is not a backend"),
     ],

@@ -34,7 +34,7 @@ from .. import conformance
     ("options", "says"),
     [
         ({"max_runing": 3}, "did you mean 'max_running'"),
-        ({"quantization": "fp8"}, "has no option 'quantization'; known are"),
+        ({"quantization": "fp8"}, "has no option 'quantization'; did you mean 'weights'?"),
         ({"tensor_parallel": 0}, "tensor_parallel=0 is out of range; write 1 to 64"),
         ({"dtype": "bfloat"}, "did you mean 'bfloat16'"),
         ({"device": "metal"}, "write one of 'auto', 'cpu', 'cuda'"),
