@@ -19,7 +19,7 @@ def main() -> None:
         journal = Path(folder) / "run.jsonl"
         for cities in (CITIES[:2], CITIES):  # the first time, the batch did not get far
             states = describe.run_batch([{"city": city} for city in cities], journal=journal)
-            cost = sum((state.cost for state in states), ul.Cost())
+            cost = sum(state.cost for state in states)
             print(f"{cost.usage.calls} calls made, {cost.read.calls} read from {journal.name}")
         for city, state in zip(CITIES, states):
             print(f"{city}:{state['fame']}")

@@ -105,14 +105,14 @@ def values_of(state: State) -> Row:
     Raises:
         ResultError: a text is not the object that was asked for.
     """
-    values = {name: state.value(name) for name in state.variables()}
+    values = {name: state.value(name) for name in state.variables}
     return values if state.ret_value is None else {**values, "ret_value": state.ret_value}
 
 
 def known_values(state: State) -> Row:
     """Returns the variables that a failed program has set, as texts and lists of texts."""
     found: Row = {}
-    for name in state.variables():
+    for name in state.variables:
         with contextlib.suppress(Exception):  # it is one of those that failed
             found[name] = state.get_var(name, KNOWN)
     return found

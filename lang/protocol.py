@@ -10,7 +10,7 @@ Usage adds up to the cost of a run. Costs are values: one that was read does not
     state.cost.usage.total_tokens, state.cost.dollars
 
     states = program.run_batch(questions)
-    whole = sum((state.cost for state in states), umbel.Cost())
+    whole = sum(state.cost for state in states)
 """
 
 import struct
@@ -62,6 +62,8 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.prompt_tokens + self.completion_tokens
 
     def __add__(self, other: "Usage") -> "Usage":
+        if not isinstance(other, Usage):
+            return NotImplemented
         return Usage(
             self.prompt_tokens + other.prompt_tokens,
             self.cached_tokens + other.cached_tokens,
@@ -75,6 +77,10 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
                 for tier in {**self.loaded_tokens, **other.loaded_tokens}
             },
         )
+
+    def __radd__(self, other: int) -> "Usage":
+        """Adds to the 0 that `sum()` begins with."""
+        return self if isinstance(other, int) and other == 0 else NotImplemented
 
     def marked(self, caching: CachingUsage | None) -> "Usage":
         """Returns these tokens with the figures of the request's marks; None is a request without marks."""
@@ -899,6 +905,8 @@ class Speculation(msgspec.Struct, frozen=True, omit_defaults=True):
     misses: int = 0
 
     def __add__(self, other: "Speculation") -> "Speculation":
+        if not isinstance(other, Speculation):
+            return NotImplemented
         return Speculation(
             self.calls_saved + other.calls_saved,
             self.input_tokens_saved + other.input_tokens_saved,
@@ -907,6 +915,10 @@ class Speculation(msgspec.Struct, frozen=True, omit_defaults=True):
             self.hits + other.hits,
             self.misses + other.misses,
         )
+
+    def __radd__(self, other: int) -> "Speculation":
+        """Adds to the 0 that `sum()` begins with."""
+        return self if isinstance(other, int) and other == 0 else NotImplemented
 
 
 class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -935,6 +947,8 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
     dollars_read: float | None = 0.0
 
     def __add__(self, other: "Cost") -> "Cost":
+        if not isinstance(other, Cost):
+            return NotImplemented
         return Cost(
             self.usage + other.usage,
             _sum(self.dollars, other.dollars),
@@ -945,6 +959,10 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
             self.read + other.read,
             _sum(self.dollars_read, other.dollars_read),
         )
+
+    def __radd__(self, other: int) -> "Cost":
+        """Adds to the 0 that `sum()` begins with."""
+        return self if isinstance(other, int) and other == 0 else NotImplemented
 
     def _repr_html_(self) -> str:
         """Describes the cost for a notebook: what is not at its default."""

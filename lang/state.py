@@ -157,6 +157,15 @@ S = TypeVar("S", bound="BaseState")
 T = TypeVar("T")
 
 
+class VariableNames(list[str]):
+    """Names of variables. A call returns them as well: programs of earlier versions write `state.variables()`."""
+
+    __slots__ = ()
+
+    def __call__(self) -> list[str]:
+        return list(self)
+
+
 class BaseState:
     """The part of a state that sync and async programs share: everything that only appends."""
 
@@ -263,9 +272,10 @@ class BaseState:
         """Returns whether the program has bound this variable, its value known or not."""
         return isinstance(name, str) and self._sink.has(checks.plain(name))
 
-    def variables(self) -> list[str]:
-        """Names in the order in which the program first used them."""
-        return self._sink.names()
+    @property
+    def variables(self) -> "VariableNames":
+        """The names of the variables, in the order in which the program first used them. Does not wait."""
+        return VariableNames(self._sink.names())
 
     # -------------------------------------------------------------------------------- the run
 
@@ -329,6 +339,38 @@ class State(BaseState):
             Whatever made the step fail, with its traceback.
         """
         return self._sink.read(name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields the names of the variables, as a dict does its keys."""
+        return iter(self.variables)
+
+    def keys(self) -> list[str]:
+        """Returns the names of the variables: `dict(state)` has them with their values, as `to_dict()` does."""
+        return self.variables
+
+    def values(self) -> list[Value]:
+        """Returns the values of all variables, in the order of their names; waits for them."""
+        return list(self.to_dict().values())
+
+    def items(self) -> list[tuple[str, Value]]:
+        """Returns names with values; waits for them."""
+        return list(self.to_dict().items())
+
+    def to_dict(self, timeout: float | None = None) -> dict[str, Value]:
+        """Returns all variables with their values, each as `s[name]` gives it; waits for them.
+
+            rows = [state.to_dict() for state in program.run_batch(questions)]
+
+        Args:
+            timeout: seconds for all of them; None: the run's deadline.
+
+        Raises:
+            DeadlineError: `timeout` passed before all were known.
+            UmbelError: what `s[name]` raises, for the first variable that failed.
+        """
+        if timeout is not None:
+            self._sink.sync(timeout)
+        return {name: self._sink.read(name, None) for name in self.variables}
 
     def fork(self, size: int = 1) -> "StateGroup[Self]":
         """`size` branches that share everything said so far, run in parallel. Returns at once.
@@ -439,7 +481,7 @@ class State(BaseState):
         speculation saved. Waits as `usage` does; a call that failed counts when its cost is known. `cost_so_far` does
         not wait.
 
-        Costs add up: `sum((state.cost for state in states), umbel.Cost())` is that of a batch.
+        Costs add up: `sum(state.cost for state in states)` is that of a batch.
         """
         return self._sink.cost()
 
@@ -598,6 +640,18 @@ class AsyncState(BaseState):
     def __getitem__(self, name: str) -> AsyncValue[Value]:
         return AsyncValue(self._sink.read_async(name, None), f"s[{name!r}]")
 
+    def __iter__(self) -> Iterator[str]:
+        """As of `State`."""
+        return iter(self.variables)
+
+    def keys(self) -> NoReturn:
+        """Raises ProgramError: `dict(s)` asks for these, and the values of an `async def` program are waited for."""
+        raise ProgramError("the variables of an async program are waited for; write await s.to_dict(), or s.variables")
+
+    def to_dict(self, timeout: float | None = None) -> AsyncValue[dict[str, Value]]:
+        """As `State.to_dict`, awaited: `(await s.to_dict())["answer"]`."""
+        return AsyncValue(_all_of(self._sink, timeout), "s.to_dict()")
+
     def fork(self, size: int = 1) -> "AsyncStateGroup[Self]":
         """As `State.fork`."""
         return AsyncStateGroup(self, self._branches(size))
@@ -671,6 +725,12 @@ class AsyncState(BaseState):
 
 async def _show(sink: Sink, path: str | os.PathLike[str] | None) -> str:
     return (await sink.record_async(None)).show(path)
+
+
+async def _all_of(sink: Sink, timeout: float | None) -> dict[str, Value]:
+    if timeout is not None:
+        await sink.sync_async(timeout)
+    return {name: await sink.read_async(name, None) for name in sink.names()}
 
 
 async def _usage_of(sink: Sink) -> Usage:

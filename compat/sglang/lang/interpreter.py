@@ -25,11 +25,11 @@ class StreamExecutor:
 
     @property
     def variables(self) -> dict[str, Any]:  # Any: texts, lists of them, and what the program assigned
-        return {name: self._state[name] for name in self._state.variables()}
+        return {name: self._state[name] for name in self._state.variables}
 
     @property
     def meta_info(self) -> dict[str, dict[str, Any]]:
-        return {name: self._state.get_meta_info(name) for name in self._state.variables()}
+        return {name: self._state.get_meta_info(name) for name in self._state.variables}
 
     @property
     def backend(self) -> Backend:
