@@ -46,6 +46,7 @@ from ...lang.protocol import (
     Usage,
 )
 from ..loop import set_done
+from .direct import DirectCalls
 from .echo_answers import (
     Script,
     ScriptReader,
@@ -171,7 +172,7 @@ class FailCall:
                 raise self.error
 
 
-class Echo:
+class Echo(DirectCalls):
     """A scripted backend.
 
     Args:

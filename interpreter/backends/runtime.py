@@ -86,6 +86,7 @@ from ...lang.transport.exchange import Exchange
 from ...lang.transport.keys import Listen, read_clients, read_key
 from ...lang.transport.link import Welcome
 from ..loop import streams
+from .direct import DirectCalls
 from .runtime_gateway import IPC, GatewayHandle, GatewayProcess, NoGatewayError, SharedFolder, join
 from .runtime_link import Link, context
 from .runtime_remote import TCP, client_key, reach
@@ -115,7 +116,7 @@ R = TypeVar(
 T = TypeVar("T")
 
 
-class Runtime:
+class Runtime(DirectCalls):
     """Runs a local model as a backend.
 
     Args:
@@ -470,24 +471,6 @@ class Runtime:
         return self
 
     # Any: see `sampling.overrides`
-    def complete(self, prompt: str, sampling_params: Mapping[str, Any] | None = None, /, **sampling: Any) -> str:
-        """Completes one prompt outside of any program → the generated text. Blocks.
-
-            runtime.complete("The capital of France is", max_tokens=8, temperature=0)
-
-        Args:
-            prompt: continued as it is; chat templates are for programs, see `user()` and `assistant()`.
-            sampling_params: the same as a dict.
-            sampling: parameters as of `gen`. For several texts (n above 1) write `final_of`.
-
-        Raises:
-            ParameterError: a prompt that is no string, or unknown or wrong sampling parameters.
-        """
-        asked = _asked("complete", prompt, sampling_params, sampling)
-        if asked.n != 1:
-            raise ParameterError(f"complete() gives one text, not n={asked.n}; write final_of(...).completions")
-        return self._ended(prompt, asked).completions[0].text
-
     def final_of(self, prompt: str, sampling_params: Mapping[str, Any] | None = None, /, **sampling: Any) -> Final:
         """Completes one prompt → all completions with their tokens, finish reasons and usage. Blocks."""
         return self._ended(prompt, _asked("final_of", prompt, sampling_params, sampling))

@@ -38,6 +38,7 @@ from ....lang.protocol import (
     ScoreRequest,
 )
 from ....lang.sampling import SamplingParams
+from ..direct import DirectCalls
 from .conversation import conversation_tokens_at_most, count_bytes, template
 from .errors import Provider
 from .session import MOST_AT_ONCE, Environment, Retries, Session, Timeouts
@@ -79,7 +80,7 @@ class ConnectionOptions(CallOptions, total=False):
     default_headers: Mapping[str, str] | None
 
 
-class HostedBackend(ABC, Generic[C]):
+class HostedBackend(DirectCalls, ABC, Generic[C]):
     """A backend for one model of a provider. C is the client of the provider's SDK.
 
     A subclass calls `check_options` and `require_package`, checks its own options, and calls this constructor.
