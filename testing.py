@@ -11,7 +11,7 @@ A server answers from `with` to the end of its block, which raises what went wro
 `Echo`: a dict, a list, or a function of the text. `Fault` says what a provider can do to its clients, and `faults=`
 makes it do so at the requests that are named. `VLLM`, `SGLANG`, `LLAMA_CPP`, `OPENROUTER` and `REASONING` are features
 to play: other servers of the OpenAI dialect, and models that take few parameters.
-`FakeSGLang` is a server for `RuntimeEndpoint`, with its own API.
+`FakeSGLang` is a server for `RuntimeEndpoint`, with its own API; `FakeOllama` has Ollama's, `FakeGemini` Google's.
 """
 
 import importlib.util
@@ -22,6 +22,8 @@ if importlib.util.find_spec("h11") is None:
     raise MissingExtraError("h11", "testing")
 
 from .interpreter.fakes.anthropic import AnthropicFeatures, FakeAnthropic
+from .interpreter.fakes.gemini import FakeGemini
+from .interpreter.fakes.ollama import FakeOllama
 from .interpreter.fakes.openai import FakeOpenAI
 from .interpreter.fakes.openai_requests import LLAMA_CPP, OPENROUTER, REASONING, SGLANG, VLLM, OpenAIFeatures
 from .interpreter.fakes.server import Fault, Unreachable
@@ -35,6 +37,8 @@ __all__ = [
     "VLLM",
     "AnthropicFeatures",
     "FakeAnthropic",
+    "FakeGemini",
+    "FakeOllama",
     "FakeOpenAI",
     "FakeSGLang",
     "Fault",

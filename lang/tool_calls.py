@@ -60,11 +60,13 @@ class ToolCall:
         name: of the tool.
         arguments: JSON text, as the model wrote it; a cut call has the beginning of one.
         id: names the call for the message with its result; "" where the format has no place for it.
+        signature: opaque text of the provider, which wants it back with the call; "" where it gave none.
     """
 
     name: str
     arguments: str
     id: str = ""
+    signature: str = ""
 
 
 @dataclass(frozen=True, slots=True)

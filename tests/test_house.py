@@ -144,7 +144,6 @@ SMALL = 130  # lines
 # Path → why it is a file of its own though one other file, in the same folder, imports it.
 SMALL_FILES = {
     "interpreter/backends/hosted/anthropic/tools.py": "how a dialogue with tools is spelled there; nothing of prompts",
-    "interpreter/backends/hosted/openai/tools.py": "how a dialogue with tools is spelled there; nothing of prompts",
     "interpreter/backends/hosted/openai/embeddings.py": "an API of its own; the dialect of texts knows nothing of it",
     "compat/sglang/global_config.py": "SGLang has a module of this name",
     "fsm/schema/satisfiability.py": "a test of its own for emptiness, which the normalizer and it call in turn",

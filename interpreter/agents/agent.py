@@ -150,7 +150,12 @@ class Agent:
         """Runs the calls of an answer, and says their results."""
         first = len(self._runs) + 1
         calls = tuple(
-            ToolCall(call.name, call.arguments if _is_object(call.arguments) else "{}", f"call{first + index:05}")
+            ToolCall(
+                call.name,
+                call.arguments if _is_object(call.arguments) else "{}",
+                f"call{first + index:05}",
+                call.signature,
+            )
             for index, call in enumerate(answer.calls)
         )
         runs = yield from self._run(answer, step)

@@ -10,12 +10,11 @@ from typing import Annotated, Any, Literal, TypeVar
 from msgspec import Meta
 
 from ...lang import checks
-from ...lang.agents.dialogue import with_calls
 from ...lang.prompt import Media, Text
 from ...lang.sampling import SamplingParams
-from ...lang.tool_calls import FENCED, ToolCall
+from ...lang.tool_calls import ToolCall
 from ..backends.hosted.conversation import Content, Message
-from .provider import JsonBody, Misfit, Refused, Schema, fitted, picture, refuse
+from .provider import JsonBody, Misfit, Refused, Schema, SentTurn, fitted, picture, refuse, shown_turns
 
 Count = Annotated[int, Meta(ge=1)]
 Probability = Annotated[float, Meta(ge=0, le=1)]
@@ -378,26 +377,19 @@ def offered(request: ChatBody) -> tuple[str, ...]:
 
 
 def turns_of(request: ChatBody, features: OpenAIFeatures) -> tuple[Message, ...]:
-    """Returns the turns as Echo would be shown them: calls and results of tools as text in umbel's fence."""
-    turns: list[Message] = []
+    """Returns the turns as Echo would be shown them."""
+    sent: list[SentTurn] = []
     names: dict[str, str] = {}
-    results: list[str] = []
     for said in request.messages:
-        if said.role == "tool":
-            text = "".join(part.text for part in content_of(said, features) if isinstance(part, Text))
-            results.append(FENCED.spell_result(names[said.tool_call_id or ""], text))
-            continue
-        if results:
-            turns.append(Message("user", (Text("\n".join(results)),)))
-            results = []
         content = content_of(said, features)
-        if said.tool_calls:
-            names |= {call.id: call.function.name for call in said.tool_calls}
-            calls = [ToolCall(call.function.name, call.function.arguments) for call in said.tool_calls]
-            before = "".join(part.text for part in content if isinstance(part, Text))
-            content = (Text(with_calls(before, calls)),)
-        turns.append(Message(said.role, content))
-    return (*turns, Message("user", (Text("\n".join(results)),))) if results else tuple(turns)
+        if said.role == "tool":
+            text = "".join(part.text for part in content if isinstance(part, Text))
+            sent.append(SentTurn("tool", results=((names[said.tool_call_id or ""], text),)))
+            continue
+        calls = tuple(ToolCall(call.function.name, call.function.arguments) for call in said.tool_calls or ())
+        names |= {call.id: call.function.name for call in said.tool_calls or ()}
+        sent.append(SentTurn(said.role, content, calls))
+    return shown_turns(sent)
 
 
 def read_completion(body: object, features: OpenAIFeatures, models: tuple[str, ...]) -> CompletionBody:

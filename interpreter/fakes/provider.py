@@ -17,22 +17,24 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
 
 from ...lang import checks
+from ...lang.agents.dialogue import with_calls
 from ...lang.errors import RequestError, unknown_option
 from ...lang.prompt import Media, Part, Text, media_of
 from ...lang.protocol import ConstraintSpec, Usage
 from ...lang.runtime_options import MAX_MODEL_LENGTH
 from ...lang.sampling import MAX_TOKENS, SamplingParams
+from ...lang.tool_calls import FENCED, ToolCall
 from ..backends.echo import MOST_RECORDED, Gate
 from ..backends.echo_answers import Script, ScriptReader, check, cut
 from ..backends.echo_tokens import prompt_text
-from ..backends.hosted.conversation import Conversation, Message, PlainText, asked_to_continue
+from ..backends.hosted.conversation import Content, Conversation, Message, PlainText, asked_to_continue
 from .server import AnswerEvents, Exchange, Faults, HttpRequest, Scene, Server, checked_faults, event, fault_at
 
 MOST_MODELS = 10_000
@@ -120,6 +122,7 @@ class FakeProvider(ABC):
 
     KEY_HEADER: ClassVar[str]  # where the key may be, next to "authorization: Bearer"
     ERROR_EVENT: ClassVar[str] = ""  # the name of the event that tells an error
+    STREAM_TYPE: ClassVar[str] = "text/event-stream; charset=utf-8"
 
     def __init__(
         self,
@@ -278,15 +281,22 @@ class FakeProvider(ABC):
 
     def _scene(self, request: HttpRequest, exchange: Exchange) -> Scene:
         """Makes a scene whose errors repeat the request, key included, so that tests see whether logs leak it."""
-        trouble = f"upstream failed for {request.headers.get('authorization') or request.headers.get('x-api-key')}"
+        headers = request.headers
+        key = headers.get("authorization") or headers.get("x-api-key") or headers.get(self.KEY_HEADER)
+        trouble = f"upstream failed for {key}"
         return Scene(
             exchange,
             _HEADERS,
             lambda status: msgspec.json.encode(self._failure(Refused(status, trouble))),
-            event(self._failure(Refused(500, trouble)), self.ERROR_EVENT),
+            self._piece(self._failure(Refused(500, trouble)), self.ERROR_EVENT),
             self._retry_after,
             f"http://localhost:{self._other_host.port}{request.path}",
+            self.STREAM_TYPE,
         )
+
+    def _piece(self, data: object, name: str) -> bytes:
+        """Writes a piece of a stream."""
+        return event(data, name)
 
     async def _serve_elsewhere(self, request: HttpRequest, exchange: Exchange) -> None:
         self.elsewhere.append(request)
@@ -316,6 +326,45 @@ _HEADERS = {"request-id": "req_fake", "x-request-id": "req_fake"}
 async def _json(exchange: Exchange, status: int, data: object) -> None:
     headers = {**_HEADERS, "content-type": "application/json"}
     await exchange.respond(status, headers, msgspec.json.encode(data))
+
+
+@dataclass(frozen=True, slots=True)
+class SentTurn:
+    """One message of a request.
+
+    Attributes:
+        calls: of tools, that the assistant has made.
+        results: (name of the tool, text) of calls, where the message is theirs; it has no other content then.
+    """
+
+    role: str
+    content: Content = ()
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[tuple[str, str], ...] = ()
+
+
+def shown_turns(sent: Iterable[SentTurn]) -> tuple[Message, ...]:
+    """Returns turns as Echo would be shown them: calls and results of tools as text in umbel's fence."""
+    turns: list[Message] = []
+    results: list[str] = []
+
+    def tell() -> None:
+        if results:
+            turns.append(Message("user", (Text("\n".join(results)),)))
+            results.clear()
+
+    for each in sent:
+        if each.results:
+            results += [FENCED.spell_result(name, text) for name, text in each.results]
+            continue
+        tell()
+        content = each.content
+        if each.calls:
+            before = "".join(part.text for part in content if isinstance(part, Text))
+            content = (Text(with_calls(before, each.calls)),)
+        turns.append(Message(each.role, content))
+    tell()
+    return tuple(turns)
 
 
 def meant(messages: tuple[Message, ...]) -> tuple[Part, ...]:

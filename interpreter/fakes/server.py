@@ -312,6 +312,7 @@ class Scene:
         error_event: the same as an event of a stream.
         retry_after: the header's value.
         elsewhere: where a redirect points.
+        stream_type: the content type of streams.
     """
 
     exchange: Exchange
@@ -320,6 +321,7 @@ class Scene:
     error_event: bytes
     retry_after: str
     elsewhere: str
+    stream_type: str = "text/event-stream; charset=utf-8"
 
     async def instead(self, fault: Fault | int | None) -> bool:
         """Plays a fault instead of an answer. Returns False for a fault within an answer, and for none."""
@@ -354,7 +356,7 @@ class Scene:
         if not streams and fault in (None, Fault.ERROR_EVENT):
             await self._respond(200, b"".join(events.all()) if fault is None else self.failure(500))
             return
-        headers = {**self.headers, "content-type": "text/event-stream; charset=utf-8" if streams else _JSON}
+        headers = {**self.headers, "content-type": self.stream_type if streams else _JSON}
         if not streams and fault in (Fault.IDLE, Fault.CUT):
             headers["content-length"] = str(sum(map(len, events.all())))
         await self.exchange.start(200, headers)

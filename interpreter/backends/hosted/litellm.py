@@ -3,8 +3,10 @@
 model = umbel.LiteLLM("mistral/mistral-large-latest")           # the provider's own environment variable has the key
 """
 
+import asyncio
 import importlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any, Unpack
 
 from ....lang import checks
@@ -39,7 +41,7 @@ class LiteLLM(TranslatedBackend):
 
     Conversations, stops, budgets and retries are as of `OpenAI`; LiteLLM's own retries are off. LiteLLM does not report
     which constraints a model enforces: they are validated here, and the model is asked again, unless `profile` says
-    more.
+    more. Its table of models says whether one calls tools: then they travel in the fields of OpenAI.
 
     Args:
         model: LiteLLM's name of it, with its provider.
@@ -81,16 +83,41 @@ class LiteLLM(TranslatedBackend):
             raise ParameterError(f"LiteLLM(): extra_body sets {name!r}, which is set here; {_OURS[name]}")
         given: Fields = {"api_key": api_key, "base_url": base_url, "extra_headers": headers}
         self._given = {name: value for name, value in given.items() if value}
+        self._takes_parallel = True
+
+    async def prepare(self) -> None:
+        """Looks the model up in LiteLLM's table: whether it calls tools. Sends nothing."""
+        await super().prepare()
+        library = importlib.import_module("litellm")
+        taken = await asyncio.to_thread(_parameters_of, library, self.model)
+        self._takes_parallel = "parallel_tool_calls" in taken
+        profile = self._planner.profile
+        if {"tools", "tool_choice"} <= taken and library.supports_function_calling(model=self.model):
+            self.use_profile(replace(profile, tools=True), None)
 
     def open_client(self) -> Translator:
-        return _LiteLLMClient({**self._given, "timeout": self._timeouts.silent})
+        dropped = frozenset() if self._takes_parallel else frozenset({"parallel_tool_calls"})
+        return _LiteLLMClient({**self._given, "timeout": self._timeouts.silent}, dropped)
+
+
+def _parameters_of(library: Any, model: str) -> frozenset[str]:  # Any: a module without types
+    """Returns the names of OpenAI's parameters that LiteLLM takes for a model; none for one that it does not know."""
+    try:
+        return frozenset(library.get_supported_openai_params(model=model) or ())
+    except Exception:  # of a name without a provider, which the first call refuses with LiteLLM's own words
+        return frozenset()
 
 
 class _LiteLLMClient(Translator):
-    """Calls of `litellm.acompletion`, whose answers have the form of OpenAI's. `given`: arguments of all of them."""
+    """Calls of `litellm.acompletion`, whose answers have the form of OpenAI's.
 
-    def __init__(self, given: Fields) -> None:
-        self._given = given
+    Args:
+        given: arguments of all calls.
+        dropped: fields that the model does not take, and that are not needed: of several calls the first one is read.
+    """
+
+    def __init__(self, given: Fields, dropped: frozenset[str]) -> None:
+        self._given, self._dropped = given, dropped
 
     async def whole(self, body: Fields) -> Object:
         return _plain(await self._asked(body))
@@ -103,6 +130,7 @@ class _LiteLLMClient(Translator):
 
     async def _asked(self, body: Fields) -> Any:  # Any: LiteLLM's own types
         library = importlib.import_module("litellm")
+        body = {name: value for name, value in body.items() if name not in self._dropped}
         return await library.acompletion(**body, **self._given, num_retries=0, max_retries=0, drop_params=False)
 
 

@@ -19,6 +19,7 @@ from .constraint_params import Fields
 from .errors import Provider
 from .openai.dialect import TranslatedBackend, checked_chat_profile
 from .openai.profiles import Profile
+from .openai.tools import names_of_calls
 from .openai.wire import Object, ProviderError, Translator
 from .transport import checked_address, checked_headers, open_client, secrets_of
 
@@ -61,7 +62,7 @@ class Ollama(TranslatedBackend):
 
     Conversations, stops, budgets and retries are as of `OpenAI`. Choices, and JSON schemas of the keywords that
     Ollama's grammars honour, are enforced by the server; all else is validated here, and the model is asked again. A
-    start asks the server about the model: whether it is there, takes images, and thinks.
+    start asks the server about the model: whether it is there, takes images, thinks, and calls tools.
 
     Args:
         model: its name, such as "llama3.2" or "qwen3:8b".
@@ -130,6 +131,7 @@ class Ollama(TranslatedBackend):
             profile,
             images=profile.images or "vision" in abilities,
             thinking_tokens=max(profile.thinking_tokens, _THINKING_TOKENS if thinks else 0),
+            tools=profile.tools or "tools" in abilities,
         )
         self.use_profile(profile, self._num_ctx)
 
@@ -173,7 +175,7 @@ class _OllamaClient(Translator):
         self._address, self._model, self._headers, self._fields = address, model, dict(headers), fields
 
     async def abilities(self) -> list[str]:
-        """Returns what the model can do, such as "vision" and "thinking"."""
+        """Returns what the model can do, such as "vision", "thinking" and "tools"."""
         try:
             told = await self._asked("/api/show", {"model": self._model})
         except Exception as error:
@@ -227,14 +229,34 @@ class _OllamaClient(Translator):
 
     def _request(self, body: Fields) -> Fields:
         options = {name: body[field] for field, name in _NAMES.items() if field in body}
-        request: Fields = {"model": body["model"], "messages": [_message(each) for each in body["messages"]]}
+        names = names_of_calls(body["messages"])
+        request: Fields = {"model": body["model"], "messages": [_message(each, names) for each in body["messages"]]}
+        if tools := _offered(body):
+            request["tools"] = tools
         if (asked := body.get("response_format")) is not None:
             request["format"] = asked["schema"] if "schema" in asked else asked["json_schema"]["schema"]
         return {**request, **self._fields, "options": {**options, **self._fields.get("options", {})}}
 
 
-def _message(message: Fields) -> Fields:
+def _offered(body: Fields) -> list[Fields]:
+    """Returns the tools that the model may call: the API has no field for a choice among them."""
+    match body.get("tool_choice"):
+        case "none":
+            return []
+        case {"function": {"name": name}}:
+            return [each for each in body["tools"] if each["function"]["name"] == name]
+    return list(body.get("tools", ()))
+
+
+def _message(message: Fields, names: Mapping[str, str]) -> Fields:
+    """Returns a message in Ollama's words. `names`: ids of calls → names of their tools."""
     content = message["content"]
+    if message["role"] == "tool":
+        number = message["tool_call_id"]
+        return {"role": "tool", "tool_name": names[number], "tool_call_id": number, "content": content}
+    if "tool_calls" in message:
+        calls = [_written_call(number, call) for number, call in enumerate(message["tool_calls"])]
+        return {"role": message["role"], "content": content or "", "tool_calls": calls}
     if isinstance(content, str):
         return {"role": message["role"], "content": content}
     texts = [part["text"] for part in content if part["type"] == "text"]
@@ -242,20 +264,50 @@ def _message(message: Fields) -> Fields:
     return {"role": message["role"], "content": "".join(texts), **({"images": images} if images else {})}
 
 
+def _written_call(index: int, call: Fields) -> Fields:
+    function = call["function"]
+    arguments = json.loads(function["arguments"] or "{}")
+    return {"id": call["id"], "function": {"index": index, "name": function["name"], "arguments": arguments}}
+
+
 async def _objects(response: Any) -> AsyncGenerator[Object, None]:
+    calls = 0
     try:
         async for line in response.aiter_lines():
             if line.strip():
-                yield _answer(json.loads(line))
+                told = json.loads(line)
+                yield _answer(told, calls)
+                calls += len(_calls_of(told))
     finally:
         await response.aclose()
 
 
-def _answer(told: Object) -> Object:
-    """Converts an object of `/api/chat`, whole or a piece, to OpenAI's."""
+def _calls_of(told: Object) -> list[Any]:
+    message = told.get("message")
+    return (message.get("tool_calls") or []) if isinstance(message, dict) else []
+
+
+def _as_json(function: Object) -> str:
+    return json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+
+
+def _answer(told: Object, calls: int = 0) -> Object:
+    """Converts an object of `/api/chat`, whole or a piece, to OpenAI's.
+
+    Args:
+        told: by the server.
+        calls: of tools, in the pieces before this one.
+    """
     if "error" in told:
         return {"error": {"message": str(told["error"])}}
-    choice: Object = {"index": 0, "message": {"content": (told.get("message") or {}).get("content") or ""}}
+    message: Object = {"content": (told.get("message") or {}).get("content") or ""}
+    if called := _calls_of(told):
+        functions = [each.get("function") or {} for each in called]
+        message["tool_calls"] = [
+            {"index": calls + number, "function": {"name": each.get("name"), "arguments": _as_json(each)}}
+            for number, each in enumerate(functions)
+        ]
+    choice: Object = {"index": 0, "message": message}
     if not told.get("done"):
         return {"choices": [choice]}
     choice["finish_reason"] = "length" if told.get("done_reason") == "length" else "stop"

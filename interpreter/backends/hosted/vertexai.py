@@ -5,8 +5,10 @@ model = umbel.VertexAI("gemini-2.5-flash", project="my-project", location="europ
 
 import base64
 import importlib
+import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -18,6 +20,7 @@ from .constraint_params import Fields
 from .errors import Provider
 from .openai.dialect import TranslatedBackend, checked_chat_profile
 from .openai.profiles import Profile
+from .openai.tools import names_of_calls
 from .openai.wire import Object, ProviderError, Translator
 from .transport import checked_key, secrets_of
 
@@ -34,12 +37,20 @@ GEMINI = Profile(
     images=True,
     thinking_tokens=4096,
     max_context=1_048_576,
+    tools=True,
 )
 _MOST_THINKING = 1 << 17  # tokens; models take less
 _DATA_URL = re.compile(r"data:(image/\w+);base64,(.*)", re.DOTALL)
 _LOST = ("TransportError", "TimeoutError", "ResponseError")  # of Google's library of credentials: tried again
 _SAME = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")
-_REASONS = {"STOP": "stop", "MAX_TOKENS": "length"}  # all others are the provider's filters
+_REASONS = {"STOP": "stop", "MAX_TOKENS": "length"}  # all others are the provider's filters, but for these:
+_NO_CALLS = ("MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "TOO_MANY_TOOL_CALLS", "MISSING_THOUGHT_SIGNATURE")
+
+# Gemini 3 and later refuse a turn whose first call has no signature. A conversation that another model began has none,
+# and Google names this text for it.
+_SIGNED = re.compile(r"gemini-(?:[3-9]|\d\d)")
+_NO_SIGNATURE = b"skip_thought_signature_validator"
+_MODES = {"auto": "AUTO", "required": "ANY", "none": "NONE"}
 
 
 class GoogleModel(TranslatedBackend):
@@ -246,12 +257,13 @@ class _Gemini(Translator):
         if "response_format" in body:
             config["response_mime_type"] = "application/json"
             config["response_json_schema"] = body["response_format"]["json_schema"]["schema"]
+        if "tools" in body:
+            config |= _tools(body)
         config |= self._config
         rules, said = _divided(body["messages"], self._provider.name)
         if rules:
             config["system_instruction"] = "\n\n".join(rules)
-        contents = [{"role": _role(each["role"]), "parts": _parts(each["content"])} for each in said]
-        return {"model": body["model"], "contents": contents, "config": config}
+        return {"model": body["model"], "contents": _contents(said, body["model"]), "config": config}
 
 
 def _divided(messages: list[Fields], name: str) -> tuple[list[str], list[Fields]]:
@@ -273,8 +285,71 @@ def _divided(messages: list[Fields], name: str) -> tuple[list[str], list[Fields]
     return rules, messages[first:]
 
 
-def _role(role: str) -> str:
-    return "model" if role == "assistant" else role
+def _tools(body: Fields) -> Fields:
+    """Returns tools and the choice among them in Google's words. There is none for one call at a time."""
+    functions = [each["function"] for each in body["tools"]]
+    declared = [
+        {
+            "name": function["name"],
+            "description": function.get("description", ""),
+            "parameters_json_schema": function["parameters"],
+        }
+        for function in functions
+    ]
+    choice = body["tool_choice"]
+    if isinstance(choice, str):
+        calling: Fields = {"mode": _MODES[choice]}
+    else:
+        calling = {"mode": "ANY", "allowed_function_names": [choice["function"]["name"]]}
+    return {
+        "tools": [{"function_declarations": declared}],
+        "tool_config": {"function_calling_config": calling},
+        "automatic_function_calling": {"disable": True},  # the client's own loop
+    }
+
+
+def _contents(messages: Sequence[Fields], model: str) -> list[Fields]:
+    """Returns turns in Google's words. Results of tools that follow one another are one turn."""
+    names = names_of_calls(messages)
+    contents: list[Fields] = []
+    before = ""
+    for each in messages:
+        role = each["role"]
+        if role == "tool":
+            answered = {
+                "id": each["tool_call_id"],
+                "name": names[each["tool_call_id"]],
+                "response": {"output": each["content"]},
+            }
+            if before != "tool":
+                contents.append({"role": "user", "parts": []})
+            contents[-1]["parts"].append({"function_response": answered})
+        elif "tool_calls" in each:
+            said = _parts(each["content"]) if each["content"] else []
+            contents.append({"role": "model", "parts": said + _calls(each["tool_calls"], model)})
+        else:
+            contents.append({"role": "model" if role == "assistant" else role, "parts": _parts(each["content"])})
+        before = role
+    return contents
+
+
+def _calls(calls: Sequence[Fields], model: str) -> list[Fields]:
+    parts: list[Fields] = []
+    for call in calls:
+        function = call["function"]
+        part: Fields = {
+            "function_call": {
+                "id": call["id"],
+                "name": function["name"],
+                "args": json.loads(function["arguments"] or "{}"),
+            }
+        }
+        if "extra_content" in call:
+            part["thought_signature"] = base64.b64decode(call["extra_content"]["google"]["thought_signature"])
+        elif not parts and _SIGNED.match(model):
+            part["thought_signature"] = _NO_SIGNATURE
+        parts.append(part)
+    return parts
 
 
 def _parts(content: str | list[Fields]) -> list[Fields]:
@@ -292,27 +367,57 @@ def _part(part: Fields) -> Fields:
 
 
 async def _objects(chunks: AsyncIterator[Any]) -> AsyncGenerator[Object, None]:
+    calls: Counter[int] = Counter()
     async for chunk in chunks:
-        yield _answer(chunk)
+        yield _answer(chunk, calls)
 
 
-def _answer(answer: Any) -> Object:
-    """Converts Google's object, whole or a piece, to OpenAI's."""
+def _answer(answer: Any, calls: Counter[int] | None = None) -> Object:
+    """Converts Google's object, whole or a piece, to OpenAI's.
+
+    Args:
+        answer: of Google's client.
+        calls: of each candidate, in the pieces before this one; these are added.
+    """
     counted = getattr(answer, "usage_metadata", None)
-    choices = [_choice(index, each) for index, each in enumerate(answer.candidates or ())]
+    known: Counter[int] = Counter() if calls is None else calls
+    broken = [reason for each in answer.candidates or () if (reason := _reason(each)) in _NO_CALLS]
+    if broken:
+        return {"error": {"message": f"the model's call of a tool cannot be read ({broken[0]}); ask again"}}
+    choices = [_choice(index, each, known) for index, each in enumerate(answer.candidates or ())]
     feedback = getattr(answer, "prompt_feedback", None)
     if not choices and getattr(feedback, "block_reason", None):
         choices = [{"index": 0, "message": {"content": ""}, "finish_reason": "content_filter"}]
     return {"choices": choices, **({"usage": _usage(counted)} if counted is not None else {})}
 
 
-def _choice(index: int, candidate: Any) -> Object:
+def _choice(index: int, candidate: Any, calls: Counter[int]) -> Object:
     parts = (candidate.content.parts if candidate.content is not None else None) or ()
     text = "".join(part.text or "" for part in parts if not getattr(part, "thought", False))
+    index = candidate.index if candidate.index is not None else index
+    message: Object = {"content": text}
+    called = [part for part in parts if getattr(part, "function_call", None) is not None]
+    if called:
+        message["tool_calls"] = [_call(part, calls[index] + number) for number, part in enumerate(called)]
+        calls[index] += len(called)
+    told: Object = {"index": index, "message": message}
+    if reason := _reason(candidate):
+        told["finish_reason"] = _REASONS.get(reason, "content_filter")
+    return told
+
+
+def _reason(candidate: Any) -> str:
+    """Returns why a candidate ended; "" where it goes on."""
     reason = getattr(candidate.finish_reason, "value", candidate.finish_reason)
-    told: Object = {"index": candidate.index if candidate.index is not None else index, "message": {"content": text}}
-    if reason and reason != "FINISH_REASON_UNSPECIFIED":
-        told["finish_reason"] = _REASONS.get(str(reason), "content_filter")
+    return "" if reason in (None, "FINISH_REASON_UNSPECIFIED") else str(reason)
+
+
+def _call(part: Any, index: int) -> Object:
+    call, signature = part.function_call, getattr(part, "thought_signature", None)
+    arguments = json.dumps(call.args or {}, ensure_ascii=False)
+    told: Object = {"index": index, "function": {"name": call.name or "", "arguments": arguments}}
+    if signature:
+        told["extra_content"] = {"google": {"thought_signature": base64.b64encode(signature).decode("ascii")}}
     return told
 
 

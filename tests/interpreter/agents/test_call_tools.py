@@ -17,7 +17,7 @@ from umbel.lang.protocol import Backend, Completion, Final, FinishReason
 from umbel.lang.tool_calls import FENCED, HERMES, ToolCall
 from umbel.srt.in_process import LocalBackend
 from umbel.srt.tokenizer.prompt import PromptEncoder
-from umbel.testing import VLLM, FakeAnthropic, FakeOpenAI
+from umbel.testing import VLLM, FakeAnthropic, FakeGemini, FakeOllama, FakeOpenAI
 
 from ...srt.toy_tokenizers import BUILDERS, wrap
 
@@ -57,13 +57,21 @@ async def async_agent(s: ul.AsyncState, question: str, **options: Any) -> ul.Age
     return await s.call_tools(TOOLS, "answer", **options)
 
 
-@pytest.fixture(params=["echo", "openai", "vllm", "vllm with tools", "anthropic"])
+@pytest.fixture(params=["echo", "openai", "vllm", "vllm with tools", "anthropic", "gemini", "gemini-3", "ollama"])
 def serve(request: pytest.FixtureRequest) -> Iterator[Serve]:
     servers: list[Any] = []
 
     def make(script: Any) -> Backend:
         if request.param == "echo":
             return ul.Echo(script)
+        if request.param == "ollama":
+            servers.append(FakeOllama(script))
+            return ul.Ollama("llama3.2", base_url=servers[-1].__enter__().base_url)
+        if request.param.startswith("gemini"):
+            servers.append(FakeGemini(script))
+            server = servers[-1].__enter__()
+            model = "gemini-2.5-flash" if request.param == "gemini" else "gemini-3-pro-preview"
+            return ul.Gemini(model, base_url=server.base_url, api_key=server.api_key)
         features = {"features": VLLM} if request.param.startswith("vllm") else {}
         fake = FakeAnthropic(script) if request.param == "anthropic" else FakeOpenAI(script, **features)
         servers.append(fake)
@@ -146,13 +154,14 @@ def test_openai_is_told_in_its_own_fields() -> None:
     with FakeOpenAI([TWO, "Both."]) as server:
         backend = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key, profile="openai")
         assert backend.capabilities.tools
-        state = agent.run(question="?", tool_choice="required", parallel=False, backend=backend)
+        state = agent.run(question="?", tool_choice="required", backend=backend)
         first, second = (request.body for request in server.requests)
     assert first["tools"][0] == {
         "type": "function",
         "function": {"name": "add", "description": "Adds two numbers.", "parameters": add.schema},
     }
-    assert (first["tool_choice"], first["parallel_tool_calls"], second["tool_choice"]) == ("required", False, "auto")
+    assert (first["tool_choice"], second["tool_choice"]) == ("required", "auto")
+    assert "parallel_tool_calls" not in first
     assert first["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}]
     called, *results = second["messages"][2:]
     assert called["content"] is None
@@ -183,6 +192,125 @@ def test_anthropic_is_told_in_its_own_fields() -> None:
         ("tool_result", '{"capital":"Paris"}'),
     ]
     assert [block["tool_use_id"] for block in results["content"]] == [block["id"] for block in called["content"][1:]]
+
+
+@pytest.mark.parametrize("model", ["gemini-2.5-flash", "gemini-3-pro-preview"])
+@pytest.mark.parametrize("client", ["gemini", "vertexai"])
+def test_gemini_is_told_in_its_own_fields(model: str, client: str) -> None:
+    with FakeGemini(["Let me see.\n" + TWO, "Both."]) as server:
+        backend: Backend
+        if client == "gemini":
+            backend = ul.Gemini(model, base_url=server.base_url, api_key=server.api_key)
+        else:
+            genai = pytest.importorskip("google.genai")
+            own = genai.Client(api_key=server.api_key, http_options={"base_url": server.base_url})
+            backend = ul.VertexAI(model, client=own)
+        assert backend.capabilities.tools
+        result = agent.run(question="?", tool_choice="required", backend=backend).ret_value
+        first, second = (request.body for request in server.requests)
+    (declared,) = first["tools"]
+    assert declared["functionDeclarations"][0] == {
+        "name": "add",
+        "description": "Adds two numbers.",
+        "parameters_json_schema": add.schema,
+    }
+    assert first["toolConfig"] == {"functionCallingConfig": {"mode": "ANY"}}
+    assert second["toolConfig"] == {"functionCallingConfig": {"mode": "AUTO"}}
+    question, called, results = second["contents"]
+    assert question == {"role": "user", "parts": [{"text": "?"}]}
+    assert called["parts"][0] == {"text": "Let me see."}
+    assert [part["functionCall"]["args"] for part in called["parts"][1:]] == [{"a": 1, "b": 2}, {"country": "France"}]
+    assert ["thoughtSignature" in part for part in called["parts"][1:]] == [model.startswith("gemini-3"), False]
+    assert results["role"] == "user"
+    assert [part["functionResponse"] for part in results["parts"]] == [
+        {"id": "call00001", "name": "add", "response": {"output": "3"}},
+        {"id": "call00002", "name": "capital", "response": {"output": '{"capital":"Paris"}'}},
+    ]
+    assert [part["functionCall"]["id"] for part in called["parts"][1:]] == ["call00001", "call00002"]
+    assert result.guarantee == "validated"
+
+
+def test_one_tool_and_none_are_googles_own_words() -> None:
+    with FakeGemini([capital.spelled(country="X"), "?", "No."]) as server:
+        backend = ul.Gemini("gemini-2.5-flash", base_url=server.base_url, api_key=server.api_key)
+        agent.run(question="?", tool_choice="capital", backend=backend)
+        agent.run(question="?", tool_choice="none", backend=backend)
+        configs = [request.body["toolConfig"]["functionCallingConfig"] for request in server.requests]
+    assert configs == [{"mode": "ANY", "allowedFunctionNames": ["capital"]}, {"mode": "AUTO"}, {"mode": "NONE"}]
+
+
+def test_ollama_is_told_in_its_own_fields() -> None:
+    with FakeOllama(["Let me see.\n" + TWO, "Both.", capital.spelled(country="X"), "?", "No."]) as server:
+        backend = ul.Ollama("llama3.2", base_url=server.base_url)
+        agent.run(question="?", tool_choice="required", backend=backend)
+        agent.run(question="?", tool_choice="capital", backend=backend)
+        agent.run(question="?", tool_choice="none", backend=backend)
+        bodies = [request.body for request in server.requests]
+    assert backend.capabilities.tools
+    assert bodies[0]["tools"][0] == {
+        "type": "function",
+        "function": {"name": "add", "parameters": add.schema, "description": "Adds two numbers."},
+    }
+    assert bodies[1]["messages"][1:] == [
+        {"role": "user", "content": "?"},
+        {
+            "role": "assistant",
+            "content": "Let me see.",
+            "tool_calls": [
+                {"id": "call00001", "function": {"index": 0, "name": "add", "arguments": {"a": 1, "b": 2}}},
+                {"id": "call00002", "function": {"index": 1, "name": "capital", "arguments": {"country": "France"}}},
+            ],
+        },
+        {"role": "tool", "tool_name": "add", "tool_call_id": "call00001", "content": "3"},
+        {"role": "tool", "tool_name": "capital", "tool_call_id": "call00002", "content": '{"capital":"Paris"}'},
+    ]
+    names = [[tool["function"]["name"] for tool in body.get("tools", ())] for body in bodies]
+    every = ["add", "capital", "broken"]
+    assert names == [every, every, ["capital"], every, []]  # a choice is made of what is offered
+
+
+def test_a_model_of_ollama_without_tools_gets_them_as_text() -> None:
+    with FakeOllama([add.spelled(a=1, b=2), "3."], abilities=["completion"]) as server:
+        assert agent.run(question="?", backend=ul.Ollama("llama3.2", base_url=server.base_url))["answer"] == "3."
+        assert "tools" not in server.requests[0].body
+
+
+def test_one_call_at_a_time_is_one_where_the_provider_has_no_such_field() -> None:
+    script = [TWO, "One."]
+    with FakeOllama(script) as ollama, FakeGemini(script) as google, FakeOpenAI(script) as openai:
+        for backend in (
+            ul.OpenAI("gpt-4o", base_url=openai.base_url, api_key=openai.api_key),
+            ul.Ollama("llama3.2", base_url=ollama.base_url),
+            ul.Gemini("gemini-2.5-flash", base_url=google.base_url, api_key=google.api_key),
+        ):
+            state = agent.run(question="?", parallel=False, backend=backend)
+            assert [run.name for run in state["answer_calls"]] == ["add"]
+            assert "capital" not in state.messages()[2]["content"]
+        assert openai.requests[0].body["parallel_tool_calls"] is False
+
+
+def test_a_journal_goes_on_with_the_signatures_of_its_calls(tmp_path: Path) -> None:
+    """Gemini 3 refuses calls that come back without; the journal has the first answer, the second call is made."""
+    journal = str(tmp_path / "run.jsonl")
+    with FakeGemini([add.spelled(a=1, b=2), "Three."], faults=[None, 400]) as server:
+        backend = ul.Gemini("gemini-3-pro-preview", base_url=server.base_url, api_key=server.api_key)
+        with pytest.raises(ul.RequestError):
+            agent.run(question="?", journal=journal, backend=backend)
+        assert agent.run(question="?", journal=journal, backend=backend)["answer"] == "Three."
+        *_, last = server.requests
+    signature = last.body["contents"][1]["parts"][0]["thoughtSignature"]
+    assert signature.startswith("ZmFrZS")  # of this server, and not the text that stands for none
+
+
+def test_streamed_answers_have_their_calls() -> None:
+    with FakeOllama(["So: " + TWO, "Both."]) as ollama, FakeGemini(["So: " + TWO, "Both."]) as google:
+        for backend in (
+            ul.Ollama("llama3.2", base_url=ollama.base_url),
+            ul.Gemini("gemini-3-pro-preview", base_url=google.base_url, api_key=google.api_key),
+        ):
+            state = agent.run(question="?", max_tokens=200, stop="STOP", stream=True, backend=backend)
+            assert state["answer"] == "Both."
+            assert [run.result for run in state["answer_calls"]] == ["3", '{"capital":"Paris"}']
 
 
 def test_a_model_that_gives_its_thoughts_back_with_results_gets_tools_as_text() -> None:

@@ -1,4 +1,4 @@
-"""One program, every backend: the examples give the same variables on Echo, OpenAI and Anthropic.
+"""One program, every backend: the examples give the same variables on Echo and on every hosted provider.
 
 The hosted providers are real HTTP servers on loopback that are driven by the same model of texts. On the runtime the
 examples run in `tests/test_examples.py`.
@@ -14,7 +14,17 @@ from typing import Any
 import pytest
 import umbel as ul
 from umbel.lang.protocol import Backend
-from umbel.testing import LLAMA_CPP, OPENROUTER, VLLM, AnthropicFeatures, FakeAnthropic, FakeOpenAI, FakeSGLang
+from umbel.testing import (
+    LLAMA_CPP,
+    OPENROUTER,
+    VLLM,
+    AnthropicFeatures,
+    FakeAnthropic,
+    FakeGemini,
+    FakeOllama,
+    FakeOpenAI,
+    FakeSGLang,
+)
 
 from ... import conformance
 from ...test_examples import NAMES, load
@@ -108,6 +118,20 @@ def any_endpoint(story: Story) -> Iterator[Backend]:
         yield ul.RuntimeEndpoint(server.address, api_key=server.api_key)
 
 
+@contextmanager
+def gemini(story: Story) -> Iterator[Backend]:
+    """By Google's own client, with schemas in Google's keywords."""
+    with FakeGemini(Storyteller(story)) as server:
+        yield ul.Gemini("gemini-2.5-flash", base_url=server.base_url, api_key=server.api_key)
+
+
+@contextmanager
+def ollama(story: Story) -> Iterator[Backend]:
+    """By Ollama's own API."""
+    with FakeOllama(Storyteller(story)) as server:
+        yield ul.Ollama("llama3.2", base_url=server.base_url)
+
+
 HOSTED = (
     sglang,
     any_endpoint,
@@ -119,6 +143,8 @@ HOSTED = (
     claude,
     newer_claude,
     older_claude,
+    gemini,
+    ollama,
 )
 
 
@@ -362,8 +388,16 @@ def made() -> Iterator[dict[str, Callable[[], Backend]]]:
     def words(text: str) -> str:
         return " ".join(text.split()[-12:]) + " and so on it goes, as it always has"
 
-    with FakeOpenAI(words) as openai, FakeAnthropic(words) as anthropic, FakeSGLang(words) as sglang:
+    with (
+        FakeOpenAI(words) as openai,
+        FakeAnthropic(words) as anthropic,
+        FakeSGLang(words) as sglang,
+        FakeGemini(words) as google,
+        FakeOllama(words) as ollama,
+    ):
         yield {
+            "gemini": lambda: ul.Gemini("gemini-2.5-flash", base_url=google.base_url, api_key=google.api_key),
+            "ollama": lambda: ul.Ollama("llama3.2", base_url=ollama.base_url),
             "sglang": lambda: ul.RuntimeEndpoint(sglang.address, api_key=sglang.api_key),
             "endpoint": lambda: ul.RuntimeEndpoint(openai.address, api_key=openai.api_key, model="gpt-4o"),
             "chat": lambda: ul.OpenAI(
@@ -376,7 +410,7 @@ def made() -> Iterator[dict[str, Callable[[], Backend]]]:
         }
 
 
-@pytest.mark.parametrize("name", ["sglang", "endpoint", "chat", "completion", "claude"])
+@pytest.mark.parametrize("name", ["sglang", "endpoint", "chat", "completion", "claude", "gemini", "ollama"])
 @pytest.mark.parametrize("case", conformance.CASES, ids=conformance.name_of)
 def test_conforms(case: conformance.Case, name: str, made: dict[str, Callable[[], Backend]]):
     conformance.check(case, made[name])

@@ -46,12 +46,21 @@ class Dumped:
 
 
 class FakeLibrary(ModuleType):
-    """What is used of the package. `said`: answers, or errors, in order."""
+    """What is used of the package. `said`: answers (texts, or lists of calls), or errors, in order."""
 
-    def __init__(self, said: list[str | Exception]) -> None:
+    def __init__(self, said: list[Any]) -> None:
         super().__init__("litellm")
         self.__spec__ = importlib.machinery.ModuleSpec("litellm", None)
         self.said, self.asked = said, []
+        self.parameters = ["tools", "tool_choice"]
+
+    def get_supported_openai_params(self, model: str) -> list[str]:
+        if not model.startswith(("mistral/", "x/", "a/", "openai/")):
+            raise ValueError("LLM Provider NOT provided")
+        return self.parameters
+
+    def supports_function_calling(self, model: str) -> bool:
+        return model == "mistral/large"
 
     async def acompletion(self, **asked: Any) -> Any:
         self.asked.append(asked)
@@ -61,7 +70,9 @@ class FakeLibrary(ModuleType):
         usage = {"prompt_tokens": 5, "completion_tokens": 2}
         if asked.get("stream"):
             return self._pieces(answer, usage)
-        choice = {"index": 0, "message": {"content": answer}, "finish_reason": "stop"}
+        called = isinstance(answer, list)
+        message = {"content": None, "tool_calls": answer} if called else {"content": answer}
+        choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if called else "stop"}
         return Dumped({"choices": [choice], "usage": usage})
 
     async def _pieces(self, answer: str, usage: dict[str, int]) -> AsyncIterator[Dumped]:
@@ -99,6 +110,44 @@ def test_constraints_at_litellm_are_validated(library: FakeLibrary):
     library.said[:] = ["perhaps", "no"]
     state = decide.run(backend=ul.LiteLLM("x/y"))
     assert (state["sure"], state.get_meta_info("sure")["tries"]) == ("no", 2)
+
+
+@ul.tool
+def add(a: int, b: int) -> int:
+    """Adds two numbers."""
+    return a + b
+
+
+@ul.function
+def agent(s, **options):
+    s += ul.user("1 + 2?")
+    return s.call_tools([add], "answer", **options)
+
+
+def called(**arguments: int) -> dict[str, Any]:
+    """A call of `add`, in OpenAI's words."""
+    return {"id": "x", "type": "function", "function": {"name": "add", "arguments": json.dumps(arguments)}}
+
+
+@pytest.mark.parametrize("takes_parallel", [False, True])
+def test_a_model_at_litellm_that_calls_tools_gets_them_in_fields(library: FakeLibrary, takes_parallel: bool):
+    library.said[:] = [[called(a=1, b=2), called(a=3, b=4)], "3."]
+    library.parameters += ["parallel_tool_calls"] * takes_parallel
+    model = ul.LiteLLM("mistral/large")
+    result = agent.run(backend=model, tool_choice="required", parallel=False).ret_value
+    assert (result.answer, [run.result for run in result.calls]) == ("3.", ["3"])  # the second one is left out
+    first, second = library.asked
+    assert first["tools"][0]["function"]["name"] == "add"
+    assert (first["tool_choice"], second["tool_choice"]) == ("required", "auto")
+    assert ("parallel_tool_calls" in first) is takes_parallel
+    assert second["messages"][2] == {"role": "tool", "tool_call_id": "call00001", "content": "3"}
+
+
+@pytest.mark.parametrize("name", ["x/y", "unknown"])
+def test_a_model_that_litellm_does_not_know_gets_tools_as_text(library: FakeLibrary, name: str):
+    library.said[:] = [add.spelled(a=1, b=2), "3."]
+    assert agent.run(backend=ul.LiteLLM(name)).ret_value.calls[0].result == "3"
+    assert "tools" not in library.asked[0]
 
 
 class Refusal(Exception):
@@ -296,6 +345,21 @@ def test_gemini_streams_sees_pictures_and_enforces_schemas():
     assert asked["contents"][0]["parts"][0] == {"inline_data": {"mime_type": "image/png", "data": PICTURE}}
     assert asked["config"]["response_mime_type"] == "application/json"
     assert asked["config"]["response_json_schema"]["type"] == "object"
+
+
+@pytest.mark.parametrize("reason", ["MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL"])
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_call_that_gemini_could_not_finish_is_an_error_with_its_reason(reason: str, streams: bool):
+    class Broken(Gemini):
+        async def generate_content_stream(self, **asked: Any) -> Any:
+            async def pieces() -> AsyncIterator[Any]:
+                yield self._object("", reason)
+
+            return pieces()
+
+    model = ul.Gemini("gemini-2.5-flash", client=Broken([("", reason)]))
+    with pytest.raises(ul.BackendError, match=rf"cannot be read \({reason}\); ask again"):
+        ask.run("?", backend=model, stream=streams)["answer"]
 
 
 def test_errors_of_google_are_ours():

@@ -45,7 +45,7 @@ class _Growing:
         self.matched: str | int | None = None
         self.logprobs: list[TokenLogprob] = []
         self.enforced = True  # the text has the requested form
-        self._calls: dict[int, tuple[list[str], list[str]]] = {}  # index → pieces of name and arguments
+        self._calls: dict[int, tuple[list[str], list[str], list[str]]] = {}  # pieces of name, arguments, signature
 
     @property
     def text(self) -> str:
@@ -62,7 +62,9 @@ class _Growing:
     def call(self, pieces: Sequence[SaidCall]) -> None:
         """Takes more of the calls of tools."""
         for number, piece in enumerate(pieces):
-            name, arguments = self._calls.setdefault(number if piece.index is None else piece.index, ([], []))
+            index = number if piece.index is None else piece.index
+            name, arguments, signature = self._calls.setdefault(index, ([], [], []))
+            signature.append(piece.signature)
             if piece.function is not None:
                 name.append(piece.function.name or "")
                 arguments.append(piece.function.arguments or "")
@@ -70,9 +72,11 @@ class _Growing:
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        return tuple(
-            ToolCall("".join(name), "".join(arguments)) for _, (name, arguments) in sorted(self._calls.items())
-        )
+        calls = [
+            ToolCall("".join(name), "".join(arguments), signature="".join(signature))
+            for _, (name, arguments, signature) in sorted(self._calls.items())
+        ]
+        return tuple(calls[:1] if self._plan.one_call else calls)
 
     def end(self, reason: FinishReason, matched: str | int | None) -> str:
         """Ends the text. Returns the text that was held back."""

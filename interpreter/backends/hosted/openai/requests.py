@@ -66,6 +66,7 @@ class Plan:
         most_tokens: of each.
         continues_text: a chat model is asked to go on with a text outside of roles.
         offers_tools: the answer may have calls of tools.
+        one_call: one at most: further ones are left out, as not every server has a field that says so.
     """
 
     path: str
@@ -76,6 +77,7 @@ class Plan:
     most_tokens: int
     continues_text: bool
     offers_tools: bool = False
+    one_call: bool = False
 
     @property
     def streams(self) -> bool:
@@ -137,7 +139,15 @@ class OpenAIPlanner:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         path = "/chat/completions" if self.mode == "chat" else "/completions"
         return Plan(
-            path, {**body, **self.extra}, cuts, wrapped, sampling.n, most_tokens, continues_text, dialogue is not None
+            path,
+            {**body, **self.extra},
+            cuts,
+            wrapped,
+            sampling.n,
+            most_tokens,
+            continues_text,
+            offers_tools=dialogue is not None,
+            one_call=dialogue is not None and not dialogue.choice.parallel,
         )
 
     def lowered(self, constraint: ConstraintSpec | None) -> ConstraintParams | None:

@@ -1,10 +1,11 @@
 """Writes a dialogue with tools as fields of a chat request."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from .....lang.agents.dialogue import Dialogue
 from .....lang.conversations.messages import Message
-from .....lang.tool_calls import Tool, ToolChoice
+from .....lang.tool_calls import Tool, ToolCall, ToolChoice
 from ..constraint_params import Fields
 from ..conversation import message_text
 
@@ -32,11 +33,23 @@ def _message(message: Message, backend: str) -> Fields:
         return {"role": "tool", "tool_call_id": message.call_id, "content": content}
     if not message.calls:
         return {"role": message.role, "content": content}
-    calls = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in message.calls
-    ]
-    return {"role": message.role, "content": content or None, "tool_calls": calls}
+    return {"role": message.role, "content": content or None, "tool_calls": [_call(call) for call in message.calls]}
+
+
+def _call(call: ToolCall) -> Fields:
+    written: Fields = {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+    if call.signature:  # it came from such a server, in this field
+        written["extra_content"] = {"google": {"thought_signature": call.signature}}
+    return written
+
+
+def names_of_calls(messages: Sequence[Fields]) -> dict[str, str]:
+    """Returns ids of the calls in messages → names of their tools."""
+    return {call["id"]: call["function"]["name"] for each in messages for call in each.get("tool_calls") or ()}
 
 
 def _tool(tool: Tool) -> Fields:

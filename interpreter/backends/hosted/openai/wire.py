@@ -72,11 +72,26 @@ class Called(msgspec.Struct):
     arguments: str | None = None
 
 
+class _OfGoogle(msgspec.Struct):
+    thought_signature: str = ""
+
+
+class _ExtraContent(msgspec.Struct):
+    google: _OfGoogle | None = None
+
+
 class SaidCall(msgspec.Struct):
     """A call of a tool, or a piece of one; `index` tells whose."""
 
     index: _Count | None = None
     function: Called | None = None
+    extra_content: _ExtraContent | None = None  # of Gemini models
+
+    @property
+    def signature(self) -> str:
+        """The text that goes back with the call; "" where there is none."""
+        extra = self.extra_content
+        return "" if extra is None or extra.google is None else extra.google.thought_signature
 
 
 class _Said(msgspec.Struct):
