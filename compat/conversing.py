@@ -4,8 +4,9 @@
                     events(...) ─▶ pieces of text and of calls ─▶ Answer
 
 The chat template writes the conversation with tools, calls and results in their places; one without tools gets them in
-our own words. On a runtime a constraint admits no call but of these tools, with arguments of their schema. Other
-backends enforce none: their calls are found in the text. Reasoning is left out.
+our own words. On a runtime a constraint admits no call but of these tools, with arguments of their schema. A provider
+with fields for tools gets the conversation in them, and its calls are those that come in fields. Other backends enforce
+none: their calls are found in the text. Reasoning is left out.
 """
 
 import asyncio
@@ -20,15 +21,24 @@ from ..interpreter import loop
 from ..interpreter.guarantees import guarantee
 from ..interpreter.reasoning import ReasoningTags, Splitter
 from ..interpreter.run import Run
-from ..interpreter.tool_reader import CallEvent, ToolCallReader, gathered
+from ..interpreter.tool_reader import (
+    ArgumentsPiece,
+    CallBegins,
+    CallEnds,
+    CallEvent,
+    ToolCallReader,
+    gathered,
+)
 from ..lang import sampling as parameters
+from ..lang.agents import dialogue as in_fields
 from ..lang.conversations.messages import Message
 from ..lang.errors import CapabilityError, GuaranteeError, shown
 from ..lang.generation import demand_of
 from ..lang.ops import Gen
-from ..lang.protocol import Backend, ConstraintSpec, FinishReason, GenRequest
+from ..lang.prompt import Media
+from ..lang.protocol import Backend, Completion, ConstraintSpec, FinishReason, GenRequest
 from ..lang.sampling import MAX_STOPS
-from ..lang.tool_calls import FENCED, MISTRAL, CallFormat, Tool, ToolChoice
+from ..lang.tool_calls import FENCED, MISTRAL, CallFormat, Tool, ToolChoice, is_object
 from ..lang.tool_constraint import Thinking, tools_constraint
 from .answering import Answer
 
@@ -126,8 +136,8 @@ async def _answered(
         final = await run.calls.generate(request, lambda chunk: note(reader.feed(chunk.text)))
         completion = final.completions[0]
         if put is None:
-            note(reader.feed(completion.text))
-        note(reader.finish())
+            note(reader.feed(in_fields.without_calls(completion.text, completion.calls)))
+        note([*reader.finish(), *_events_of(completion)])
         whole, stopped = gathered(found), completion.finish_reason is FinishReason.STOP
         if dialogue.choice.mode == "required" and not whole.calls and stopped:
             raise GuaranteeError(
@@ -135,7 +145,7 @@ async def _answered(
                 "calls, so ask for one in the prompt"
             )
         reason = "length" if not stopped or whole.cut else "tool_calls" if whole.calls else "stop"
-        return Answer(whole.content, final.usage, reason, calls=whole.calls)
+        return Answer(whole.content, final.usage, reason, calls=completion.calls or whole.calls)
     finally:
         if put is not None:
             put(None)
@@ -150,6 +160,9 @@ async def _asked(run: Run, dialogue: Dialogue, sampling: Mapping[str, Any]) -> t
     call_format = FENCED if template.call_format is MISTRAL else template.call_format  # its mark is a control token
     tags = template.reasoning_tags
     allowed = dialogue.choice.among(dialogue.tools)
+    fields = _fields(backend, dialogue)
+    if fields is not None:
+        call_format, tags = FENCED, None
     written = await template.conversation_away(dialogue.messages, dialogue.tools, call_format=call_format)
     thinking = None if tags is None else Thinking(*tags, begun=written.opens(tags))
     constraint = _constraint(backend, dialogue, call_format, thinking)
@@ -162,8 +175,28 @@ async def _asked(run: Run, dialogue: Dialogue, sampling: Mapping[str, Any]) -> t
         origin=run.origin("", ""),
         constraint=constraint,
     )
-    names = () if dialogue.choice.mode == "none" else tuple(tool.name for tool in allowed)
-    return request, _Reader(tags, written.tail, ToolCallReader(call_format, names))
+    free = fields is None and dialogue.choice.mode != "none"
+    names = tuple(tool.name for tool in allowed) if free else ()
+    return in_fields.with_dialogue(request, fields), _Reader(tags, written.tail, ToolCallReader(call_format, names))
+
+
+def _fields(backend: Backend, dialogue: Dialogue) -> in_fields.Dialogue | None:
+    """Returns a conversation for a provider's own fields; None where it is written as text: the backend has no fields,
+    no tool is offered, or there are pictures or a schema."""
+    pictures = any(isinstance(part, Media) for message in dialogue.messages for part in message.content)
+    if not backend.capabilities.tools or not dialogue.tools or pictures or dialogue.schema is not None:
+        return None
+    return in_fields.Dialogue(tuple(dialogue.messages), tuple(dialogue.tools), dialogue.choice)
+
+
+def _events_of(completion: Completion) -> list[CallEvent]:
+    """Returns the calls in a provider's fields as events. One that max_tokens cut ends inside its arguments."""
+    events: list[CallEvent] = []
+    for index, call in enumerate(completion.calls):
+        last = index == len(completion.calls) - 1
+        cut = last and completion.finish_reason is FinishReason.LENGTH and not is_object(call.arguments)
+        events += [CallBegins(index, call.name), ArgumentsPiece(index, call.arguments), CallEnds(index, cut)]
+    return events
 
 
 def _constraint(

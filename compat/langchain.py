@@ -9,7 +9,7 @@ model.invoke("What is an umbel?").content
 import json
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -38,7 +38,14 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("langchain-core", "langchain") from error
 
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
+_CHUNKS = {
+    "HumanMessageChunk": "human",
+    "AIMessageChunk": "ai",
+    "SystemMessageChunk": "system",
+    "ToolMessageChunk": "tool",
+}
 _CALL_BLOCKS = ("tool_use", "tool_call", "function_call")  # the message's `tool_calls` say the same
+_SIGNATURES = "umbel_signatures"  # of calls, in their order: the provider wants them back
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 _SAMPLING = frozenset({"temperature", "max_tokens", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty"})
 
@@ -264,14 +271,20 @@ def messages_of(messages: Sequence[BaseMessage]) -> list[Message]:
 
 
 def _message(message: BaseMessage) -> Message:
-    role = _ROLES.get(message.type)
+    role = _ROLES.get(_CHUNKS.get(message.type, message.type))
     if role is None:
         raise CapabilityError(f"ChatUmbel takes no message of the type {message.type!r}; write it as a human's")
-    calls = getattr(message, "tool_calls", None) or ()
+    calls = [
+        ToolCall(call["name"], json.dumps(call["args"], ensure_ascii=False), call["id"] or "")
+        for call in getattr(message, "tool_calls", None) or ()
+    ]
+    signatures = message.additional_kwargs.get(_SIGNATURES, ())
+    if len(signatures) == len(calls):
+        calls = [replace(call, signature=each) for call, each in zip(calls, signatures, strict=True)]
     return Message(
         role,
         tuple(_blocks(message.content)),
-        tuple(ToolCall(call["name"], json.dumps(call["args"], ensure_ascii=False), call["id"] or "") for call in calls),
+        tuple(calls),
         getattr(message, "tool_call_id", ""),
         message.name or "" if role == "tool" else "",
     )
@@ -301,7 +314,9 @@ def _block(block: Mapping[str, Any]) -> str | Media:
 def _facts(answer: Answer, model: str) -> dict[str, Any]:
     """Returns the fields that tell of a whole answer."""
     usage = answer.usage
+    signatures = [call.signature for call in answer.calls]
     return {
+        "additional_kwargs": {_SIGNATURES: signatures} if any(signatures) else {},
         "usage_metadata": {
             "input_tokens": usage.prompt_tokens,
             "output_tokens": usage.completion_tokens,

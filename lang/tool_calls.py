@@ -219,6 +219,14 @@ def call_format_of(template_source: str | None, control_names: Collection[str] =
     return FENCED if any(name and name in written for name in control_names) else found
 
 
+def is_object(arguments: str) -> bool:
+    """Returns whether the arguments of a call are a JSON object."""
+    try:
+        return isinstance(json.loads(arguments or "{}"), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def checked_tool_name(name: object) -> str:
     """Returns a tool's name.
 

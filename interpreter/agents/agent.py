@@ -23,7 +23,7 @@ from ...lang.conversations.messages import Message
 from ...lang.errors import CapabilityError, ProgramError, shown
 from ...lang.prompt import EMPTY, Media, Private, SourceKind
 from ...lang.protocol import Backend, Completion, FinishReason
-from ...lang.tool_calls import FENCED, MISTRAL, CallFormat, ToolCall, ToolChoice
+from ...lang.tool_calls import FENCED, MISTRAL, CallFormat, ToolCall, ToolChoice, is_object
 from ...lang.tool_constraint import Thinking, tools_constraint
 from ..position import Position, steps_since
 from ..reasoning import ReasoningTags, split_reasoning
@@ -75,6 +75,7 @@ class Agent:
         self._runs: list[ToolRun] = []
         self._own_fields = False  # the provider has fields for tools
         self._enforced = False
+        self._unenforced = False  # some answer had calls that the provider did not enforce
         self._answer: Completion | None = None  # the last one
 
     def steps(self) -> Steps:
@@ -122,6 +123,9 @@ class Agent:
 
     def _take(self, answer: Completion) -> None:
         self._answer = answer
+        if self._own_fields and answer.calls:
+            self._unenforced = self._unenforced or answer.guarantee != "enforced"
+            self._enforced = not self._unenforced
 
     @property
     def _cut(self) -> bool:
@@ -133,7 +137,7 @@ class Agent:
         if self._own_fields:
             assert self._answer is not None, "it came before its text"
             calls = self._answer.calls
-            cut = self._cut and bool(calls) and not _is_object(calls[-1].arguments)
+            cut = self._cut and bool(calls) and not is_object(calls[-1].arguments)
             return ReadAnswer(without_calls(text, calls), calls, cut)
         if self._tags is not None:
             text = split_reasoning(ReasoningTags(*self._tags), self._tail, text, opened=True).answer
@@ -152,7 +156,7 @@ class Agent:
         calls = tuple(
             ToolCall(
                 call.name,
-                call.arguments if _is_object(call.arguments) else "{}",
+                call.arguments if is_object(call.arguments) else "{}",
                 f"call{first + index:05}",
                 call.signature,
             )
@@ -263,10 +267,6 @@ def _arguments(call: ToolCall) -> Any:  # Any: JSON
         return json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
         return call.arguments
-
-
-def _is_object(arguments: str) -> bool:
-    return isinstance(_arguments(ToolCall("", arguments)), dict)
 
 
 def _record(run: ToolRun) -> str:

@@ -47,6 +47,7 @@ from .openai_requests import (
     offered,
     read_chat,
     read_completion,
+    strict_schemas,
     turns_of,
 )
 from .provider import (
@@ -443,6 +444,9 @@ class _OpenAIQuestion(Question):
         texts = said or [""] * self.choices
         tools = offered(self.body) if isinstance(self.body, ChatBody) else ()
         continuations = [said_of(text, prompt, self.form, self.sampling, tools) for text in texts]
+        strict = strict_schemas(self.body) if isinstance(self.body, ChatBody) else {}
+        for call in (call for one in continuations for call in one.calls if call.name in strict):
+            of_schema(strict[call.name]).shaped(call.arguments, SamplingParams(max_tokens=MAX_TOKENS))
         salt = self.body.cache_salt or ""
         ids = [token for token, _ in prompt_tokens(self.sent)]
         cached = self.cache.match(salt, ids)

@@ -349,6 +349,9 @@ def _check_tools(request: ChatBody, features: OpenAIFeatures) -> None:
         _unsupported(given and not features.tools, name)
         words = f"'{name}' is only allowed when 'tools' are specified."
         refuse(given and request.tools is None, words, name)
+    for tool in request.tools or ():
+        problem = strictness(tool.function.parameters or {}) if tool.function.strict else None
+        refuse(problem, f"Invalid schema for function '{tool.function.name}': {problem}", "tools")
     if isinstance(request.tool_choice, NamedTool):
         name = request.tool_choice.function.name
         words = f"Tool choice '{name}' not found in 'tools' parameter."
@@ -374,6 +377,13 @@ def offered(request: ChatBody) -> tuple[str, ...]:
     if request.tool_choice == "none":
         return ()
     return tuple(tool.function.name for tool in request.tools or ())
+
+
+def strict_schemas(request: ChatBody) -> dict[str, Schema]:
+    """Returns the schemas of functions whose arguments the server enforces: those of strict ones, one at a time."""
+    one = request.parallel_tool_calls is False or isinstance(request.tool_choice, NamedTool)
+    functions = [tool.function for tool in request.tools or () if one and tool.function.strict]
+    return {each.name: each.parameters or {} for each in functions}
 
 
 def turns_of(request: ChatBody, features: OpenAIFeatures) -> tuple[Message, ...]:

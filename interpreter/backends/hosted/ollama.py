@@ -19,7 +19,7 @@ from .constraint_params import Fields
 from .errors import Provider
 from .openai.dialect import TranslatedBackend, checked_chat_profile
 from .openai.profiles import Profile
-from .openai.tools import names_of_calls
+from .openai.tools import names_of_results
 from .openai.wire import Object, ProviderError, Translator
 from .transport import checked_address, checked_headers, open_client, secrets_of
 
@@ -229,7 +229,7 @@ class _OllamaClient(Translator):
 
     def _request(self, body: Fields) -> Fields:
         options = {name: body[field] for field, name in _NAMES.items() if field in body}
-        names = names_of_calls(body["messages"])
+        names = names_of_results(body["messages"])
         request: Fields = {"model": body["model"], "messages": [_message(each, names) for each in body["messages"]]}
         if tools := _offered(body):
             request["tools"] = tools

@@ -20,7 +20,7 @@ from .constraint_params import Fields
 from .errors import Provider
 from .openai.dialect import TranslatedBackend, checked_chat_profile
 from .openai.profiles import Profile
-from .openai.tools import names_of_calls
+from .openai.tools import names_of_results
 from .openai.wire import Object, ProviderError, Translator
 from .transport import checked_key, secrets_of
 
@@ -310,7 +310,7 @@ def _tools(body: Fields) -> Fields:
 
 def _contents(messages: Sequence[Fields], model: str) -> list[Fields]:
     """Returns turns in Google's words. Results of tools that follow one another are one turn."""
-    names = names_of_calls(messages)
+    names = names_of_results(messages)
     contents: list[Fields] = []
     before = ""
     for each in messages:

@@ -1,4 +1,4 @@
-"""Tools of LangChain on `ChatUmbel`: scripts on Echo and on a fake provider, and the oracle under its constraint."""
+"""Tools of LangChain on `ChatUmbel`: scripts on Echo and on fake providers, and the oracle under its constraint."""
 
 import asyncio
 import importlib
@@ -9,7 +9,7 @@ import pytest
 import umbel as ul
 from pydantic import BaseModel
 from umbel.srt.in_process import LocalBackend
-from umbel.testing import FakeOpenAI
+from umbel.testing import VLLM, FakeAnthropic, FakeGemini, FakeOllama, FakeOpenAI
 
 core: Any = pytest.importorskip("langchain_core", reason="LangChain is not installed; `make frameworks` runs these")
 messages: Any = importlib.import_module("langchain_core.messages")
@@ -144,8 +144,51 @@ def test_json_mode_parses_by_the_class() -> None:
     assert model.with_structured_output(Sum, method="json_mode").invoke("JSON?") == Sum(a=1, b=2)
 
 
-def test_a_hosted_model_calls_by_text() -> None:
-    with FakeOpenAI(said) as server:
+HOSTED: dict[str, Any] = {
+    "openai": (FakeOpenAI, lambda server: ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key)),
+    "anthropic": (
+        FakeAnthropic,
+        lambda server: ul.Anthropic("claude-haiku-4-5", base_url=server.base_url, api_key=server.api_key),
+    ),
+    "gemini-3": (
+        FakeGemini,
+        lambda server: ul.Gemini("gemini-3-pro-preview", base_url=server.base_url, api_key=server.api_key),
+    ),
+    "ollama": (FakeOllama, lambda server: ul.Ollama("llama3.2", base_url=server.base_url)),
+}
+
+
+@pytest.mark.parametrize("name", HOSTED)
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_hosted_model_calls_by_the_fields_of_its_provider(name: str, streams: bool) -> None:
+    fake, make = HOSTED[name]
+    with fake(said) as server:
+        model = ChatUmbel(backend=make(server))
+        asked = model.bind_tools(TOOLS, tool_choice="any")
+        first = joined(asked.stream("Ask both.")) if streams else asked.invoke("Ask both.")
+        assert called(first) == [("add", {"a": 1, "b": 2}), ("capital", {"country": "Österreich"})]
+        assert first.content.strip() == "I ask."
+        results = [messages.ToolMessage("3", tool_call_id=call["id"]) for call in first.tool_calls]
+        answer = model.bind_tools(TOOLS).invoke([messages.HumanMessage("?"), first, *results])
+        assert (answer.content, answer.tool_calls) == ("Three.", [])
+        bodies = [request.body for request in server.requests]
+    assert all("tools" in body for body in bodies)
+    assert "Österreich" in json.dumps(bodies[1], ensure_ascii=False)
+    assert "tool_call\\n" not in json.dumps(bodies[1])  # our own fence, which text would have
+    if name == "gemini-3":
+        parts = bodies[1]["contents"][1]["parts"]
+        assert any(part.get("thoughtSignature", "").startswith("ZmFrZS") for part in parts)  # the server's own
+
+
+def joined(chunks: Any) -> Any:
+    first, *rest = chunks
+    for chunk in rest:
+        first = first + chunk
+    return first
+
+
+def test_a_hosted_model_without_fields_calls_by_text() -> None:
+    with FakeOpenAI(said, features=VLLM) as server:
         backend = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key)
         asked = ChatUmbel(backend=backend).bind_tools(TOOLS, tool_choice="any")
         first = asked.invoke("1 + 2?")
@@ -153,6 +196,23 @@ def test_a_hosted_model_calls_by_text() -> None:
         result = messages.ToolMessage("3", tool_call_id=first.tool_calls[0]["id"])
         answer = ChatUmbel(backend=backend).bind_tools(TOOLS).invoke([messages.HumanMessage("?"), first, result])
         assert answer.content == "Three."
+        assert "tools" not in server.requests[0].body
+
+
+def test_a_result_whose_call_was_left_out_is_named() -> None:
+    with FakeOllama(said) as server:
+        model = ChatUmbel(backend=ul.Ollama("llama3.2", base_url=server.base_url)).bind_tools(TOOLS)
+        with pytest.raises(ul.RequestError, match="the result of the call 'lost' has no message with this call"):
+            model.invoke([messages.HumanMessage("?"), messages.ToolMessage("3", tool_call_id="lost")])
+
+
+def test_a_call_that_max_tokens_cut_in_fields_is_an_invalid_one() -> None:
+    with FakeOpenAI([ADD]) as server:
+        backend = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key)
+        answer = ChatUmbel(backend=backend, max_tokens=25).bind_tools(TOOLS).invoke("?")
+    assert answer.tool_calls == []
+    assert answer.invalid_tool_calls[0]["name"] == "add"
+    assert answer.response_metadata["finish_reason"] == "length"
 
 
 def test_a_cut_call_is_an_invalid_one() -> None:

@@ -158,7 +158,7 @@ def test_openai_is_told_in_its_own_fields() -> None:
         first, second = (request.body for request in server.requests)
     assert first["tools"][0] == {
         "type": "function",
-        "function": {"name": "add", "description": "Adds two numbers.", "parameters": add.schema},
+        "function": {"name": "add", "description": "Adds two numbers.", "parameters": add.schema, "strict": True},
     }
     assert (first["tool_choice"], second["tool_choice"]) == ("required", "auto")
     assert "parallel_tool_calls" not in first
@@ -192,6 +192,58 @@ def test_anthropic_is_told_in_its_own_fields() -> None:
         ("tool_result", '{"capital":"Paris"}'),
     ]
     assert [block["tool_use_id"] for block in results["content"]] == [block["id"] for block in called["content"][1:]]
+
+
+@ul.tool
+def search(words: str, most: int = 10) -> str:
+    """Looks for words."""
+    return words * most
+
+
+@pytest.mark.parametrize(
+    ("tools", "options", "strict", "guarantee"),
+    [
+        ([add], {"parallel": False}, [True], "enforced"),
+        ([add], {}, [True], "validated"),  # of several calls at once OpenAI promises nothing
+        ([add, search], {"parallel": False}, [True, None], "validated"),  # a parameter that need not be given
+        ([add, search], {"tool_choice": "add"}, [True, None], "enforced"),
+    ],
+)
+def test_functions_are_strict_where_their_schemas_allow_it(
+    tools: list[Any], options: dict[str, Any], strict: list[bool | None], guarantee: str
+) -> None:
+    @ul.function
+    def program(s: ul.State) -> ul.AgentResult:
+        s += ul.user("?")
+        return s.call_tools(tools, "answer", max_steps=3, **options)
+
+    with FakeOpenAI([add.spelled(a=1, b=2), "3."]) as server:
+        backend = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key)
+        assert program.run(backend=backend).ret_value.guarantee == guarantee
+        told = server.requests[0].body["tools"]
+    assert [tool["function"].get("strict") for tool in told] == strict
+
+
+def test_one_answer_without_the_guarantee_takes_it_from_all() -> None:
+    """The second answer calls a tool that cannot be strict."""
+
+    @ul.function
+    def program(s: ul.State) -> ul.AgentResult:
+        s += ul.user("?")
+        return s.call_tools([add, search], tool_choice="add")
+
+    with FakeOpenAI([add.spelled(a=1, b=2), search.spelled(words="x"), "3."]) as server:
+        backend = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key)
+        result = program.run(backend=backend).ret_value
+    assert ([run.name for run in result.calls], result.guarantee) == (["add", "search"], "validated")
+
+
+def test_the_fake_refuses_what_no_strict_function_is_called_with() -> None:
+    with FakeOpenAI([add.spelled(a=1, b="two")]) as server:
+        backend = ul.OpenAI("gpt-4o", base_url=server.base_url, api_key=server.api_key, max_retries=0)
+        with pytest.raises(ul.EngineError, match="breaks the form"):
+            agent.run(question="?", tool_choice="add", backend=backend)
+        server.errors.clear()
 
 
 @pytest.mark.parametrize("model", ["gemini-2.5-flash", "gemini-3-pro-preview"])

@@ -122,6 +122,7 @@ class _Growing:
             kept.append(token)
         calls = self.calls
         text = with_calls(text, calls)
+        called = bool(calls) and self._plan.enforces_calls and self.reason is FinishReason.STOP
         return Completion(
             text,
             (),
@@ -130,7 +131,7 @@ class _Growing:
             self.reason,
             self.matched,
             tuple(kept),
-            guarantee="enforced" if constrained and whole else "",
+            guarantee="enforced" if called or (constrained and whole) else "",
             calls=calls,
         )
 

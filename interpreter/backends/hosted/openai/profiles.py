@@ -38,6 +38,7 @@ SchemaWay = Literal[
 RegexWay = Literal["", "pattern", "regex", "structured_outputs"]
 ChoicesWay = Literal["", "enum", "regex", "grammar", "structured_outputs"]
 GrammarsWay = Literal["", "grammar", "ebnf", "structured_outputs"]
+CallsWay = Literal["", "strict", "always"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,8 @@ class Profile:
         cache_minimum: tokens of the shortest prompt of which its prefix cache keeps something.
         tools: its chat API takes `tools` and answers with `tool_calls`. vLLM and SGLang do where they were started with
             a parser of calls, which they do not tell, so their rows have it off.
+        enforced_calls: calls of tools that are enforced: "strict", of one call at a time, of functions with `strict`,
+            which take OpenAI's subset of schemas; "always", of all tools; "" none.
         breakpoints: its chat API takes `prompt_cache_breakpoint` on parts of messages, and keeps what stands before one
             for BREAKPOINT_SECONDS after its last use.
 
@@ -103,6 +106,7 @@ class Profile:
     cache_minimum: int = 0
     breakpoints: bool = False
     tools: bool = False
+    enforced_calls: CallsWay = ""
 
     def __post_init__(self) -> None:
         checks.record(self)
@@ -151,6 +155,7 @@ _UMBEL = Profile(
     salts=True,
     breakpoints=True,
     tools=True,
+    enforced_calls="always",
 )
 _LLAMA_CPP = Profile(
     "llama.cpp",
@@ -172,6 +177,7 @@ _STRUCTURED = replace(
     regexes="pattern",
     choices="enum",
     max_context=128_000,
+    enforced_calls="strict",
 )
 _REASONING = replace(
     _STRUCTURED,

@@ -67,6 +67,7 @@ class Plan:
         continues_text: a chat model is asked to go on with a text outside of roles.
         offers_tools: the answer may have calls of tools.
         one_call: one at most: further ones are left out, as not every server has a field that says so.
+        enforces_calls: the server writes no other ones than the tools and their schemas admit.
     """
 
     path: str
@@ -78,6 +79,7 @@ class Plan:
     continues_text: bool
     offers_tools: bool = False
     one_call: bool = False
+    enforces_calls: bool = False
 
     @property
     def streams(self) -> bool:
@@ -120,14 +122,11 @@ class OpenAIPlanner:
         cuts = sampling.stop if here or wrapped else ()
         most_tokens = sampling.max_tokens + (WRAPPING_TOKENS if wrapped else 0)
         dialogue = dialogue_of(request)
-        prompt, continues_text = (
-            self._prompt(request.prompt)
-            if dialogue is None
-            else (
-                tools.fields(dialogue, self.backend),
-                False,
-            )
-        )
+        continues_text = enforces_calls = False
+        if dialogue is None:
+            prompt, continues_text = self._prompt(request.prompt)
+        else:
+            prompt, enforces_calls = tools.fields(dialogue, self.backend, self.profile.enforced_calls)
         body: Fields = {"model": self.model, **prompt, **self._choosing(sampling, most_tokens)}
         if sampling.stop and not cuts:
             body["stop"] = list(sampling.stop)
@@ -148,6 +147,7 @@ class OpenAIPlanner:
             continues_text,
             offers_tools=dialogue is not None,
             one_call=dialogue is not None and not dialogue.choice.parallel,
+            enforces_calls=enforces_calls,
         )
 
     def lowered(self, constraint: ConstraintSpec | None) -> ConstraintParams | None:
