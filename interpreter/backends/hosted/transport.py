@@ -55,8 +55,12 @@ def checked_key(name: str, given: object) -> str | None:
     return key
 
 
-def checked_headers(given: object) -> dict[str, str]:
+def checked_headers(given: object, parameter: str = "default_headers") -> dict[str, str]:
     """Checks the headers of every request.
+
+    Args:
+        given: by the user.
+        parameter: its name, for messages.
 
     Raises:
         ParameterError: names or values that no header has. The message shows no value, as it may be a key.
@@ -64,12 +68,12 @@ def checked_headers(given: object) -> dict[str, str]:
     if given is None:
         return {}
     wanted = "a dict of names to texts, such as {'x-team': 'blue'}"
-    headers = checks.entries("default_headers", given, _MOST_HEADERS, wanted)
+    headers = checks.entries(parameter, given, _MOST_HEADERS, wanted)
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str) or not _NAME.fullmatch(name):
-            raise ParameterError(f"default_headers must be {wanted}; {shown(name)} names no text")
+            raise ParameterError(f"{parameter} must be {wanted}; {shown(name)} names no text")
         if len(checks.plain(value)) > _MOST_CHARACTERS or not _VALUE.fullmatch(value):
-            raise ParameterError(f"default_headers: the value of {shown(name)} is not printable ASCII")
+            raise ParameterError(f"{parameter}: the value of {shown(name)} is not printable ASCII")
     return {checks.plain(name): checks.plain(value) for name, value in headers.items()}
 
 

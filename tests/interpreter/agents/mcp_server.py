@@ -4,7 +4,7 @@ import os
 import sys
 import time
 
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Context, MCPServer
 
 server = MCPServer("toy")
 
@@ -32,6 +32,14 @@ def hang() -> str:
     """Takes long."""
     time.sleep(60)
     return "late"
+
+
+@server.tool()
+def whoami(ctx: Context) -> str:
+    """Tells the headers that came, as they are and from their ends."""
+    given = ctx.request_context.request.headers
+    told = f"{given.get('authorization')} {given.get('x-team')}"
+    return f"{told} {told[::-1]}"
 
 
 if __name__ == "__main__":
