@@ -61,6 +61,13 @@ if TYPE_CHECKING:
     from .interpreter.data.output import BatchOutput as BatchOutput
     from .interpreter.data.progress import BatchProgress as BatchProgress
     from .interpreter.estimate import Estimate as Estimate
+    from .interpreter.evaluation.calibration import Calibration as Calibration
+    from .interpreter.evaluation.comparison import Comparison as Comparison
+    from .interpreter.evaluation.comparison import compare as compare
+    from .interpreter.evaluation.evaluate import evaluate as evaluate
+    from .interpreter.evaluation.metrics import contains_match as contains_match
+    from .interpreter.evaluation.metrics import exact_match as exact_match
+    from .interpreter.evaluation.report import EvaluationReport as EvaluationReport
     from .interpreter.journal.file import JournalWarning as JournalWarning
     from .interpreter.observing.observation import Observation as Observation
     from .interpreter.observing.observation import observe as observe
@@ -182,6 +189,11 @@ _HOMES = {
     "interpreter.run": ("default_backend", "flush_cache", "get_server_info", "set_default_backend"),
     "interpreter.estimate": ("Estimate",),
     "interpreter.budget": ("Budget", "Price", "prices"),
+    "interpreter.evaluation.calibration": ("Calibration",),
+    "interpreter.evaluation.comparison": ("Comparison", "compare"),
+    "interpreter.evaluation.evaluate": ("evaluate",),
+    "interpreter.evaluation.metrics": ("contains_match", "exact_match"),
+    "interpreter.evaluation.report": ("EvaluationReport",),
     "interpreter.journal.file": ("JournalWarning",),
     "interpreter.observing.observation": ("Observation", "observe"),
     "interpreter.remote_images": ("fetch_image",),

@@ -211,6 +211,7 @@ class Job:
         self._progress = progress
         table = table_of(items)
         self._is_table = table is not None
+        self._skips = None if table is None else table.skips
         self.total: int | None
         if table is not None:
             self.total = table.total
@@ -419,7 +420,8 @@ class Job:
                 if following is None:
                     return None
                 index, item, call = following
-                if self._output is None or not self._output.has(index, inputs_of(item, call)):
+                skips = self._skips if self._output is None else self._output.has
+                if skips is None or not skips(index, inputs_of(item, call)):
                     return following
             except Exception as error:
                 self._unread = error

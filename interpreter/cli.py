@@ -31,7 +31,7 @@ COMMANDS = {
     "rm": "remove a model that umbel models lists",
     "doctor": "look at what umbel needs of this machine, and say what to do",
     "simulate": "say how a workload would run on a number of replicas, without computing it",
-    "eval": "measure weight formats of a model on a text",
+    "eval": "measure a program over data; or weight formats of a model on a text",
     "keys": "make the keys of a runtime that listens on a TCP port, and of its clients",
     "compile": "print, draw or keep the graph of a program",
     "view": "open the page of a run, or of a batch while it runs",
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given[:1] == ["view"]:
             return _view(given[1:])
         if given[:1] == ["eval"]:
-            return int(_of_runtime("evaluation").main(given[1:]))
+            return _eval(given[1:])
         if given[:1] == ["simulate"]:
             return _simulate(given[1:])
         if given[:1] == ["doctor"]:
@@ -171,6 +171,12 @@ def _view(arguments: Sequence[str]) -> int:
     from .view.page import main as view
 
     return view(arguments)
+
+
+def _eval(arguments: Sequence[str]) -> int:
+    from .evaluation.command import is_about_programs, main
+
+    return main(arguments) if is_about_programs(arguments) else int(_of_runtime("evaluation").main(arguments))
 
 
 def _keys(options: argparse.Namespace) -> int:

@@ -121,13 +121,10 @@ class ResultFile:
         Raises:
             ParameterError: it is there with another input.
         """
-        place = self.done.get(index)
-        if place is None:
+        row = self.line(index)
+        if row is None:
             return False
-        with open(self._lines_path, "rb") as file:
-            file.seek(place)
-            row = json.loads(file.readline())
-        now = json.loads(_encoded(plain(joined(index, inputs, {}))))
+        now = json.loads(encoded(plain(joined(index, inputs, {}))))
         differing = [name for name in now if name not in row or row[name] != now[name]]
         if differing:
             name = differing[0]
@@ -137,11 +134,21 @@ class ResultFile:
             )
         return True
 
+    def line(self, index: int) -> dict[str, Any] | None:
+        """Returns the line of a row, or None where the file has none."""
+        place = self.done.get(index)
+        if place is None:
+            return None
+        with open(self._lines_path, "rb") as file:
+            file.seek(place)
+            found: dict[str, Any] = json.loads(file.readline())
+        return found
+
     def write(self, index: int, inputs: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         """Appends one result. Raises OSError where the disk is full, say."""
         if "row" in inputs:
             raise ParameterError("the input has a column 'row', which output= writes itself; rename it")
-        line = _encoded(plain(joined(index, inputs, values))) + b"\n"
+        line = encoded(plain(joined(index, inputs, values))) + b"\n"
         _write(self._lines, line)
         self.done[index] = self._end
         self._end += len(line)
@@ -151,7 +158,7 @@ class ResultFile:
         if self._failures is None:
             self._failures = os.open(self.failed_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         told = {"row": index, "error": type(error).__name__, "message": str(error)}
-        _write(self._failures, _encoded(plain({**told, "input": dict(inputs), "variables": dict(values)})) + b"\n")
+        _write(self._failures, encoded(plain({**told, "input": dict(inputs), "variables": dict(values)})) + b"\n")
 
     def finish(self) -> None:
         """Makes the Parquet file. Called when the batch has come to its end; not after an error."""
@@ -200,7 +207,7 @@ class ResultFile:
         try:
             with open(temporary, "wb") as file:
                 for row in read_parquet(self.path):
-                    file.write(_encoded(plain(row)) + b"\n")
+                    file.write(encoded(plain(row)) + b"\n")
         except (OSError, ValueError) as error:  # pyarrow's are ValueErrors
             raise ParameterError(
                 f"{self.path} is no Parquet file ({error}); write if_exists='overwrite', or another output="
@@ -243,7 +250,7 @@ def _rows(path: str) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def _encoded(value: Any) -> bytes:
+def encoded(value: Any) -> bytes:
     """Returns JSON in one line. Integers of any size and halves of characters are kept."""
     try:
         return msgspec.json.encode(value)

@@ -53,6 +53,7 @@ class Table:
         rows: yields them, once.
         is_text: values are texts that stand for numbers, as in CSV.
         schema: pyarrow's, of a table that has one.
+        skips: is given the number and the input of a row, and says that it needs no run; None: every row needs one.
     """
 
     name: str
@@ -61,39 +62,43 @@ class Table:
     rows: Iterator[Row]
     is_text: bool = False
     schema: Any = None  # Any: pyarrow.Schema, which need not be installed
+    skips: Callable[[int, Row], bool] | None = None
 
 
-def table_of(given: object) -> Table | None:
-    """Returns the rows of a path or a frame, or None for anything else, such as a list of dicts.
+def table_of(given: object, asked: str = "run_batch(batch_arguments)") -> Table | None:
+    """Returns the rows of a path or a frame, or None for anything else, such as a list of dicts. `asked`: the
+    parameter that it was given for, in messages.
 
     Raises:
         ParameterError: no such file, a file that is not what its name says, a torn line, columns without names.
         MissingExtraError: Parquet without pyarrow.
     """
+    if isinstance(given, Table):
+        return given
     if isinstance(given, str | os.PathLike):
-        return _file(checks.path("run_batch(batch_arguments)", given))
+        return _file(checks.path(asked, given), asked)
     kind: Any = type(given)
     if hasattr(kind, "itertuples") and hasattr(kind, "iloc"):
         return _pandas(given)
     if hasattr(kind, "iter_rows") and hasattr(kind, "columns"):
         return _polars(given)
     if hasattr(kind, "collect_schema") and hasattr(kind, "collect"):
-        raise ParameterError("run_batch() got a lazy frame; write run_batch(frame.collect())")
+        raise ParameterError(f"{asked} is a lazy frame; write frame.collect()")
     if hasattr(kind, "schema") and any(hasattr(kind, name) for name in ("to_batches", "read_next_batch", "to_pylist")):
         return _arrow(given)
     if hasattr(kind, "column_names") and hasattr(kind, "__iter__"):
-        return _dataset(given)
+        return _dataset(given, asked)
     return None
 
 
 # -------------------------------------------------------------------------------- files
 
 
-def _file(path: str) -> Table:
+def _file(path: str, asked: str) -> Table:
     suffix = next((suffix for suffix in KINDS if path.lower().endswith(suffix)), None)
     if suffix is None:
         raise ParameterError(
-            f"run_batch({shown(path)}): write a path that ends in {', '.join(KINDS)}, {_FRAMES}, "
+            f"{asked}={shown(path)}: write a path that ends in {', '.join(KINDS)}, {_FRAMES}, "
             "or an iterable of dicts or tuples"
         )
     try:
@@ -234,7 +239,7 @@ def _arrow(table: Any) -> Table:
     return Table("the Arrow table", columns, getattr(table, "num_rows", None), rows(), schema=table.schema)
 
 
-def _dataset(dataset: Any) -> Table | None:
+def _dataset(dataset: Any, asked: str) -> Table | None:
     """Reads a data set of Hugging Face's `datasets`, which yields dicts. One without known columns has those of its
     first row."""
     rows, names = iter(dataset), dataset.column_names
@@ -243,7 +248,7 @@ def _dataset(dataset: Any) -> Table | None:
         rows, names = _after(first, rows), () if first is None else tuple(first)
     if not isinstance(names, list | tuple):
         raise ParameterError(
-            f"run_batch() got a {type(dataset).__name__} of several data sets; write one of them: dataset['train']"
+            f"{asked} is a {type(dataset).__name__} of several data sets; write one of them: dataset['train']"
         )
     total = len(dataset) if hasattr(type(dataset), "__len__") else None
     return Table("the data set", _check_names("the data set", names), total, rows)
@@ -297,7 +302,7 @@ class RowCalls:
             return self._arguments.bind((), given)
         except ParameterError as error:
             place = f"row {index}" if self._table is None else f"row {index} of {self._table.name}"
-            raise ParameterError(f"{place}: {error}; it has {_listed(row)}") from None
+            raise ParameterError(f"{place}: {error}; it has {listed(row)}") from None
 
     def _check_columns(self, table: Table) -> None:
         missing = [
@@ -316,7 +321,7 @@ class RowCalls:
         )
         raise ParameterError(
             f"{table.name} has no column {', '.join(map(repr, missing))}, which {self._arguments} takes; it has "
-            f"{_listed(table.columns)}. Write {written}, or {self._arguments.name}.bind({missing[0]}=...) for a value "
+            f"{listed(table.columns)}. Write {written}, or {self._arguments.name}.bind({missing[0]}=...) for a value "
             "that is the same in all rows"
         )
 
@@ -352,9 +357,10 @@ def _takes(kind: Any, wanted: type) -> bool:
     return kind is wanted or wanted in get_args(kind)
 
 
-def _listed(columns: Iterable[str]) -> str:
+def listed(columns: Iterable[str], noun: str = "columns") -> str:
+    """Returns the names of columns for a message. `noun`: what they are, where they are no columns."""
     found = list(columns)
     if not found:
-        return "no columns"
+        return f"no {noun}"
     more = f" and {len(found) - 20} more" if len(found) > 20 else ""
-    return f"the columns {', '.join(map(repr, found[:20]))}{more}"
+    return f"the {noun} {', '.join(map(repr, found[:20]))}{more}"

@@ -1,0 +1,177 @@
+"""`umbel eval FILE.py:PROGRAM DATA`: evaluates a program from the command line, compares it with an earlier report."""
+
+import argparse
+import json
+import re
+import runpy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...lang.errors import ParameterError, shown
+from ..backends.runtime import Runtime
+from .calibration import Calibration
+from .comparison import Comparison, compare
+from .evaluate import evaluate
+from .metrics import Metric, contains_match, exact_match
+from .report import EvaluationReport
+
+_ABOUT = (
+    "Runs a program over the rows of a file, measures each result, and prints figures with their intervals, the cost, "
+    "errors by kind, and the worst rows."
+)
+_MORE = (
+    "umbel eval MODEL --weights LIST --text FILE measures weight formats of a model instead; umbel eval MODEL --help "
+    "has its options."
+)
+_PROGRAM = re.compile(r"\.py(:|$)")
+
+
+def is_about_programs(arguments: Sequence[str]) -> bool:
+    """Returns whether a command line of `umbel eval` names a program: FILE.py:NAME. Without any argument but help it
+    does, too."""
+    return any(_PROGRAM.search(argument) for argument in arguments) or all(
+        argument in ("-h", "--help") for argument in arguments
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command. Returns the exit code: 0, or 1 where the figure is below --at-least.
+
+    Raises:
+        ParameterError: the program, the metric or the data cannot be used.
+    """
+    options = _parser().parse_args(list(arguments))
+    if options.plot is not None and options.calibration is None:
+        raise ParameterError("--plot draws the calibration; write --calibration VARIABLE=COLUMN, too")
+    earlier = None if options.compare is None else EvaluationReport.load(options.compare)
+    files: dict[str, dict[str, Any]] = {}
+    program = _named(options.program, files, "program", lambda found: callable(getattr(found, "run_batch", None)))
+    metric = _metric(options, files)
+    report = evaluate(
+        program,
+        options.data,
+        metric,
+        backend=_backend(options, files),
+        journal=options.journal,
+        output=options.output,
+        if_exists=options.if_exists,
+        seed=options.seed,
+        max_errors=options.max_errors,
+        progress=options.progress and sys.stderr.isatty(),
+        **({} if options.temperature is None else {"temperature": options.temperature}),
+    )
+    if options.save is not None:
+        report.save(options.save)
+    _print(report, earlier, options)
+    if options.at_least is not None and not report.mean >= options.at_least:
+        print(f"umbel eval: {report.figure.name} is {report.mean:.4g}, below {options.at_least:.4g}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _print(report: EvaluationReport, earlier: EvaluationReport | None, options: argparse.Namespace) -> None:
+    """Prints the report at once: what comes after it may be refused."""
+    if not options.json:
+        print(report, flush=True)
+    found: dict[str, Any] = {"report": report.to_dict()}
+    for name, part in _further(report, earlier, options):
+        found[name] = part.to_dict()
+        if not options.json:
+            print(f"\n{part}", flush=True)
+    if options.json:
+        print(json.dumps(found))
+
+
+def _further(
+    report: EvaluationReport, earlier: EvaluationReport | None, options: argparse.Namespace
+) -> Iterator[tuple[str, Calibration | Comparison]]:
+    if options.calibration is not None:
+        calibration = report.calibration(*_pair("--calibration", options.calibration), bins=options.bins)
+        if options.plot is not None:
+            calibration.plot(options.plot)
+        yield "calibration", calibration
+    if earlier is not None:
+        yield "comparison", compare(earlier, report)
+
+
+def _metric(options: argparse.Namespace, files: dict[str, dict[str, Any]]) -> Metric:
+    given = [value for value in (options.metric, options.exact, options.contains) if value is not None]
+    if len(given) != 1:
+        raise ParameterError("write one of --metric FILE.py:NAME, --exact VARIABLE=COLUMN, --contains VARIABLE=COLUMN")
+    if options.metric is not None:
+        found: Metric = _named(options.metric, files, "metric", callable)
+        return found
+    if options.exact is not None:
+        return exact_match(*_pair("--exact", options.exact), ignore_case=options.ignore_case)
+    return contains_match(*_pair("--contains", options.contains), ignore_case=options.ignore_case)
+
+
+def _backend(options: argparse.Namespace, files: dict[str, dict[str, Any]]) -> Any:  # Any: whatever the file has
+    """Returns the backend that is named; None is that of the file, or the default model."""
+    if options.model is not None and options.backend is not None:
+        raise ParameterError("--model and --backend both name what the program runs on; write one of them")
+    if options.model is not None:
+        return Runtime(options.model)
+    if options.backend is None:
+        return None
+    return _named(options.backend, files, "backend", lambda found: not isinstance(found, type))
+
+
+def _named(given: str, files: dict[str, dict[str, Any]], kind: str, fits: Callable[[Any], bool]) -> Any:
+    """Returns the object FILE.py:NAME. A file is run once. Any: whatever the file has."""
+    path, _, name = given.rpartition(":")
+    if not path or not name or not Path(path).is_file():
+        raise ParameterError(
+            f"{shown(given)} is no FILE.py:NAME; write the path of a Python file, ':' and the name of the {kind}"
+        )
+    if path not in files:
+        sys.path.insert(0, str(Path(path).resolve().parent))
+        files[path] = runpy.run_path(path, run_name="umbel_eval")
+    found = files[path].get(name)
+    if found is None or not fits(found):
+        advice = "a function with @umbel.function" if kind == "program" else f"the {kind}"
+        raise ParameterError(f"{path} has no {kind} {shown(name)}; write the name of {advice}")
+    return found
+
+
+def _pair(option: str, given: str) -> tuple[str, str]:
+    variable, equals, column = given.partition("=")
+    if not equals or not variable or not column:
+        raise ParameterError(f"{option} {shown(given)}; write VARIABLE=COLUMN, such as {option} answer=label")
+    return variable, column
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="umbel eval", description=_ABOUT, epilog=_MORE)
+    parser.add_argument("program", metavar="FILE.py:PROGRAM", help="a Python file and the name of a program in it")
+    parser.add_argument("data", metavar="DATA", help="a .jsonl, .csv or .parquet file; its columns are the arguments")
+    metrics = parser.add_argument_group("metric, one of")
+    metrics.add_argument("--metric", metavar="FILE.py:NAME", help="a function of state and row: a bool or a number")
+    metrics.add_argument("--exact", metavar="VARIABLE=COLUMN", help="the variable is the value of the column")
+    metrics.add_argument("--contains", metavar="VARIABLE=COLUMN", help="the text of the column stands in the variable")
+    metrics.add_argument("--ignore-case", action="store_true", help="for --exact and --contains")
+    running = parser.add_argument_group("running")
+    running.add_argument(
+        "--model", help="a name (org/repo, ollama:NAME), a folder or a GGUF file; default: the backend"
+    )
+    running.add_argument("--backend", metavar="FILE.py:NAME", help="a backend that a Python file makes")
+    running.add_argument("--temperature", type=float, help="of the programs' calls; default: theirs")
+    running.add_argument("--journal", metavar="FILE", help="finished calls: a run that was killed pays nothing twice")
+    running.add_argument("--output", metavar="FILE.jsonl", help="write each row with its figures as it comes")
+    running.add_argument(
+        "--if-exists", choices=("error", "resume", "overwrite"), default="error", help="for --output; default: error"
+    )
+    running.add_argument("--max-errors", type=int, metavar="N", help="stop after more rows with errors")
+    running.add_argument("--seed", type=int, default=0, help="of intervals and tests; default: 0")
+    running.add_argument("--no-progress", dest="progress", action="store_false", help="show no bar")
+    reports = parser.add_argument_group("reports")
+    reports.add_argument("--save", metavar="REPORT.json", help="write the report, for --compare")
+    reports.add_argument("--compare", metavar="REPORT.json", help="compare with an earlier report of the same data")
+    reports.add_argument("--calibration", metavar="VARIABLE=COLUMN", help="of a select: confidence next to accuracy")
+    reports.add_argument("--bins", type=int, default=10, help="of the calibration; default: 10")
+    reports.add_argument("--plot", metavar="FILE", help="draw the calibration as .svg, .png or .pdf")
+    reports.add_argument("--json", action="store_true", help="print one JSON object")
+    reports.add_argument("--at-least", type=float, metavar="X", help="exit code 1 where the figure is below, for CI")
+    return parser

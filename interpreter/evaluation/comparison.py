@@ -1,0 +1,242 @@
+"""Compares two evaluations of the same data, row by row: `umbel.compare`.
+
+Every row is its own control: what matters are the rows that changed, and the tests are those of pairs.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, cast
+
+import msgspec
+
+from ...lang import notebook
+from ...lang.errors import ParameterError, shown
+from ..data.rows import listed
+from .intervals import interval_of_differences, is_proportion, paired_test
+from .report import EvaluationReport
+from .rows import EvaluatedRow, simple
+from .texts import Field, counted, laid_out, listed_rows, number, signed
+
+_SHOWN = 3  # rows that changed, in each direction
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """The difference of one figure between two evaluations, over the rows that both have measured.
+
+    Attributes:
+        name: of the figure.
+        first, second: the means.
+        difference: second less first.
+        low, high: its confidence interval of 95%.
+        method: of the interval.
+        p_value: probability of a difference at least as large if both were equal; two-sided.
+        test: the exact McNemar test for shares, a permutation test for numbers.
+        count: rows that were compared.
+        better, worse: numbers of the rows that changed, the largest change first.
+        is_share: every value is 0 or 1.
+    """
+
+    name: str
+    first: float
+    second: float
+    difference: float
+    low: float
+    high: float
+    method: str
+    p_value: float
+    test: str
+    count: int
+    better: tuple[int, ...]
+    worse: tuple[int, ...]
+    is_share: bool
+
+    def __str__(self) -> str:
+        share = self.is_share
+        low, high = signed(self.low, is_share=share), signed(self.high, is_share=share)
+        return (
+            f"{number(self.first, is_share=share)} → {number(self.second, is_share=share)}: "
+            f"{signed(self.difference, is_share=share)}  (95%: {low.removesuffix(' points')} to {high}; {self.method}; "
+            f"p = {self.p_value:.3g}, {self.test}; {counted(self.count, 'row')})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The comparison of two evaluations. `print(comparison)` shows it.
+
+    Args:
+        first: the earlier report.
+        second: the other one.
+        differences: of the figures that both have, by name.
+    """
+
+    first: EvaluationReport
+    second: EvaluationReport
+    differences: dict[str, Difference]
+
+    def __getitem__(self, name: str) -> Difference:
+        """Returns the difference of a figure. Raises ParameterError for one that not both have."""
+        if name not in self.differences:
+            names = ", ".join(map(repr, self.differences))
+            raise ParameterError(f"the comparison has no figure {shown(name)}; write one of {names}")
+        return self.differences[name]
+
+    @property
+    def main(self) -> Difference:
+        """The difference of the first figure; of most metrics the only one."""
+        return next(iter(self.differences.values()))
+
+    @property
+    def better(self) -> list[tuple[EvaluatedRow, EvaluatedRow]]:
+        """The rows in which the first figure is higher in the second report, as pairs of both."""
+        return self._pairs(self.main.better)
+
+    @property
+    def worse(self) -> list[tuple[EvaluatedRow, EvaluatedRow]]:
+        """The rows in which the first figure is lower in the second report, as pairs of both."""
+        return self._pairs(self.main.worse)
+
+    def _pairs(self, numbers: tuple[int, ...]) -> list[tuple[EvaluatedRow, EvaluatedRow]]:
+        sides = [{row.row: row for row in report.results} for report in (self.first, self.second)]
+        return [(sides[0][number], sides[1][number]) for number in numbers]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the comparison as JSON has it, without the rows."""
+        about = {
+            side: {name: getattr(report, name) for name in ("program", "data", "metric", "model", "cost", "seconds")}
+            for side, report in (("first", self.first), ("second", self.second))
+        }
+        return cast(dict[str, Any], simple({**about, "differences": self.differences}))
+
+    # -------------------------------------------------------------------------------- showing
+
+    def text(self, width: int | None = None) -> str:
+        """Returns the comparison as text. `width`: of its lines, in characters; None: of the terminal, at most 100."""
+        return laid_out(self._title(), self._fields(), width)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        rows = [(f"<b>{notebook.escaped(name)}</b>", notebook.escaped(text)) for name, text in self._fields()]
+        return notebook.folded(self._title(), notebook.table(rows), is_open=True)
+
+    def _title(self) -> str:
+        first, second = self.first, self.second
+        sides = [f"{report.program} ({report.model})" for report in (first, second)]
+        return f"{sides[0]} → {sides[1]}, on {first.data}: {counted(len(first.results), 'row')}"
+
+    def _fields(self) -> Iterator[Field]:
+        for name, difference in self.differences.items():
+            yield name, str(difference)
+        for name, numbers in (("better", self.main.better), ("worse", self.main.worse)):
+            yield name, f"{counted(len(numbers), 'row')}{': ' * bool(numbers)}{listed_rows(numbers)}"
+            for before, after in self._pairs(numbers[:_SHOWN]):
+                yield name, _changed(before, after)
+        yield "cost", f"{_spent(self.first)} → {_spent(self.second)}"
+
+
+def _changed(before: EvaluatedRow, after: EvaluatedRow) -> str:
+    """Returns what the programs said of one row, then the row."""
+    names = dict.fromkeys([*before.variables, *after.variables])
+    facts = []
+    for name in names:
+        one, other = before.variables.get(name), after.variables.get(name)
+        facts.append(f"{name}: {shown(one)} → {shown(other)}" if one != other else f"{name}={shown(one)}")
+    facts += [f"{side.error}" for side in (before, after) if side.error]
+    facts += [f"{name}={shown(value)}" for name, value in before.inputs.items()][:4]
+    return f"row {before.row}: {', '.join(facts)}"
+
+
+def _spent(report: EvaluationReport) -> str:
+    usage, dollars = report.cost.usage, report.cost.dollars
+    price = "" if not dollars else f", ${dollars:.4f}"
+    return f"{usage.total_tokens:,} tokens ({report.cached_share:.0%} of the prompts cached){price}"
+
+
+# -------------------------------------------------------------------------------- comparing
+
+
+def compare(first: EvaluationReport, second: EvaluationReport) -> Comparison:
+    """Compares two evaluations of the same data: differences with intervals, paired tests, the rows that changed.
+
+    Shares are compared by the exact McNemar test, numbers by a permutation test of the pairs. Rows that one of the
+    metrics could not measure are left out.
+
+        comparison = ul.compare(ul.EvaluationReport.load("first.json"), report)
+        print(comparison)
+
+    Args:
+        first: the report of the earlier program, or prompt, or model.
+        second: the other one.
+
+    Raises:
+        ParameterError: they are about other rows, or have no figure in common.
+    """
+    for name, given in (("first", first), ("second", second)):
+        if not isinstance(given, EvaluationReport):
+            raise ParameterError(
+                f"compare({name}={shown(given)}); give a report: of umbel.evaluate(...), or "
+                "umbel.EvaluationReport.load(PATH)"
+            )
+    _check_rows(first, second)
+    names = [name for name in first.figures if name in second.figures]
+    if not names:
+        raise ParameterError(
+            f"the first report has {listed(first.figures, 'figures')}, and the second "
+            f"{listed(second.figures, 'figures')}; evaluate both with the same metric"
+        )
+    return Comparison(first, second, {name: _difference(name, first, second) for name in names})
+
+
+def _check_rows(first: EvaluationReport, second: EvaluationReport) -> None:
+    """Raises ParameterError where the reports are about other rows."""
+    sides = [{row.row: row.inputs for row in report.results} for report in (first, second)]
+    advice = "evaluate both with the same data"
+    for row in sorted(sides[0].keys() & sides[1].keys()):
+        one, other = sides[0][row], sides[1][row]
+        if one == other:
+            continue
+        if one.keys() != other.keys():
+            raise ParameterError(
+                f"the reports are about different data: the first has {listed(one)}, and the second {listed(other)}; "
+                f"{advice}"
+            )
+        name = next(name for name in one if one[name] != other[name])
+        raise ParameterError(
+            f"the reports are about different data: row {row} has {name}={shown(one[name])} in the first, and "
+            f"{shown(other[name])} in the second; {advice}, in the same order"
+        )
+    if sides[0].keys() != sides[1].keys():
+        missing = sorted(sides[0].keys() ^ sides[1].keys())
+        raise ParameterError(
+            f"the reports are about different data: the first has {len(sides[0])} rows, the second {len(sides[1])}; "
+            f"only one has row {listed_rows(missing, 5)}; {advice}"
+        )
+
+
+def _difference(name: str, first: EvaluationReport, second: EvaluationReport) -> Difference:
+    one, other = first.values(name), second.values(name)
+    rows = [row for row in one if row in other]
+    if not rows:
+        raise ParameterError(f"no row has {name!r} in both reports; the metric raised, see report.unmeasured")
+    changes = {row: other[row] - one[row] for row in rows}
+    values, seed = list(changes.values()), first.seed
+    interval, test = interval_of_differences(values, seed), paired_test(values, seed)
+    order = sorted(changes, key=lambda row: (-abs(changes[row]), row))
+    return Difference(
+        name=name,
+        first=fmean(one[row] for row in rows),
+        second=fmean(other[row] for row in rows),
+        difference=fmean(values),
+        low=interval.low,
+        high=interval.high,
+        method=interval.method,
+        p_value=test.p_value,
+        test=test.method,
+        count=len(rows),
+        better=tuple(row for row in order if changes[row] > 0),
+        worse=tuple(row for row in order if changes[row] < 0),
+        is_share=is_proportion([*(one[row] for row in rows), *(other[row] for row in rows)]),
+    )

@@ -1,0 +1,64 @@
+"""Lays out reports as text: fields with their names, wrapped at the width of the terminal; no colour."""
+
+import shutil
+import textwrap
+from collections.abc import Iterable
+from itertools import groupby
+
+Field = tuple[str, str]  # name, text; a field after one of the same name continues it
+
+_WIDEST = 100
+_NARROWEST = 20
+_SIDE_BY_SIDE = 60  # columns from which on names stand in a column of their own
+
+
+def width_of_terminal() -> int:
+    """Returns the columns of the terminal, or what COLUMNS says: 20 to 100."""
+    return max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size().columns))
+
+
+def laid_out(title: str, fields: Iterable[Field], width: int | None = None) -> str:
+    """Returns a title and fields as lines of at most `width` characters; None: as wide as the terminal."""
+    columns = width_of_terminal() if width is None else max(_NARROWEST, width)
+    known = list(fields)
+    indent = 2 + max((len(name) for name, _ in known), default=0) if columns >= _SIDE_BY_SIDE else 2
+    lines = [textwrap.fill(title, columns)]
+    for name, group in groupby(known, key=lambda field: field[0]):
+        first = name.ljust(indent)
+        if columns < _SIDE_BY_SIDE:
+            lines.append(f"{name}:")
+            first = " " * indent
+        for _, text in group:
+            lines.append(
+                textwrap.fill(
+                    text or "-",
+                    columns,
+                    initial_indent=first,
+                    subsequent_indent=" " * indent + "  ",
+                    break_on_hyphens=False,
+                )
+            )
+            first = " " * indent
+    return "\n".join(lines)
+
+
+def number(value: float, *, is_share: bool) -> str:
+    """Returns a figure in words: a share in percent, another number with four digits."""
+    return f"{value:.1%}" if is_share else f"{value:.4g}"
+
+
+def signed(value: float, *, is_share: bool) -> str:
+    """Returns a difference in words, with its sign; of shares in percentage points."""
+    return f"{100 * value:+.1f} points" if is_share else f"{value:+.4g}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Returns a number with its noun: "1 row", "2,000 rows"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def listed_rows(rows: Iterable[int], most: int = 20) -> str:
+    """Returns numbers of rows: "3, 5, 8 and 12 more"."""
+    known = list(rows)
+    more = f" and {len(known) - most} more" if len(known) > most else ""
+    return ", ".join(map(str, known[:most])) + more

@@ -1,0 +1,130 @@
+"""`umbel eval FILE.py:PROGRAM DATA`, and that `umbel eval MODEL` still measures weight formats."""
+
+import json
+from pathlib import Path
+
+import pytest
+import umbel as ul
+from umbel.interpreter import cli
+from umbel.interpreter.evaluation.command import is_about_programs
+
+APP = """
+import umbel as ul
+
+@ul.function
+def quiz(s, question: str):
+    s += f"Question: {question}\\nAnswer:" + ul.select("answer", choices=[" A", " B"])
+
+@ul.function
+def careful(s, question: str):
+    s += f"Think well. Question: {question}\\nAnswer:" + ul.select("answer", choices=[" A", " B"])
+
+def right(state, row):
+    return {"exact_match": state["answer"].strip() == row["label"], "length": len(row["question"])}
+
+echo = ul.Echo()
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.syspath_prepend(str(tmp_path))  # restores sys.path, which the command extends
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "d.csv").write_text("question,label\n" + "".join(f"q{n},{'AB'[n % 2]}\n" for n in range(8)))
+    return tmp_path
+
+
+def command(*arguments: str) -> int:
+    return cli.main(["eval", *arguments, "--backend", "app.py:echo"])
+
+
+def test_a_report_is_printed_saved_and_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--journal", "run.jsonl", "--output", "out.jsonl", "--save", "a.json"]
+    assert command("app.py:quiz", "d.csv", "--exact", "answer=label", *given) == 0
+    assert "quiz on d.csv: 8 rows, Echo\nexact_match" in capsys.readouterr().out
+    assert {path.name for path in folder.iterdir()} >= {"run.jsonl", "out.jsonl", "a.json"}
+    assert ul.EvaluationReport.load("a.json").figure.count == 8
+    assert command("app.py:careful", "d.csv", "--metric", "app.py:right", "--compare", "a.json") == 0
+    assert "quiz (Echo) → careful (Echo), on d.csv: 8 rows" in capsys.readouterr().out
+
+
+def test_one_json_object_has_report_calibration_and_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["app.py:quiz", "d.csv", "--exact", "answer=label", "--save", "a.json"]
+    assert command(*given, "--json") == 0
+    capsys.readouterr()
+    assert command(*given, "--json", "--compare", "a.json", "--calibration", "answer=label", "--bins", "5") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["report", "calibration", "comparison"]
+    assert found["comparison"]["differences"]["exact_match"]["p_value"] == 1.0
+    assert found["calibration"]["binning"].startswith("5 bins")
+
+
+def test_a_figure_below_the_wanted_one_is_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("app.py:quiz", "d.csv", "--contains", "answer=label", "--at-least", "0") == 0
+    assert command("app.py:quiz", "d.csv", "--contains", "answer=label", "--at-least", "1.01") == 1
+    assert "contains_match is" in capsys.readouterr().err
+
+
+def test_calibration_is_drawn_into_a_file(folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    given = ["app.py:quiz", "d.csv", "--exact", "answer=label", "--calibration", "answer=label", "--plot", "c.svg"]
+    assert command(*given) == 0
+    assert (folder / "c.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["app.py:quiz", "d.csv"], "write one of --metric"),
+        (["app.py:quiz", "d.csv", "--exact", "answer=label", "--contains", "answer=label"], "write one of --metric"),
+        (["app.py", "d.csv", "--exact", "answer=label"], "no FILE.py:NAME"),
+        (["app.py:quizz", "d.csv", "--exact", "answer=label"], "app.py has no program 'quizz'"),
+        (["app.py:quiz", "d.csv", "--metric", "app.py:wrong"], "app.py has no metric 'wrong'"),
+        (["app.py:quiz", "d.csv", "--exact", "answer"], "write VARIABLE=COLUMN, such as --exact answer=label"),
+        (["app.py:quiz", "d.csv", "--exact", "answer=labl"], "no column 'labl'"),
+        (["app.py:quiz", "missing.csv", "--exact", "answer=label"], "missing.csv cannot be read"),
+        (["app.py:quiz", "d.csv", "--exact", "answer=label", "--plot", "c.svg"], "write --calibration"),
+        (["app.py:quiz", "d.csv", "--exact", "answer=label", "--compare", "d.csv"], "d.csv is no report"),
+        (["app.py:quiz", "d.csv", "--exact", "answer=label", "--model", "default"], "write one of them"),
+    ],
+)
+def test_wrong_command_lines_say_what_to_write(
+    given: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(*given) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_a_comparison_that_is_refused_does_not_hide_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("app.py:quiz", "d.csv", "--contains", "answer=label", "--save", "a.json") == 0
+    assert command("app.py:quiz", "d.csv", "--exact", "answer=label", "--compare", "a.json") == 1
+    told = capsys.readouterr()
+    assert "exact_match" in told.out
+    assert "the first report has the figures 'contains_match'" in told.err
+
+
+@pytest.mark.parametrize(
+    ("given", "programs"),
+    [
+        ("app.py:quiz d.csv", True),
+        ("--exact a=b app.py:quiz d.csv", True),
+        ("app.py d.csv", True),
+        ("--help", True),
+        ("", True),
+        ("default --text notes.txt", False),
+        ("default --help", False),
+        ("org/repo:Q4_K_M --weights int8 --text notes.txt", False),
+    ],
+)
+def test_the_first_argument_says_whether_a_program_or_a_model_is_measured(given: str, programs: bool) -> None:
+    assert is_about_programs(given.split()) is programs
+
+
+def test_help_names_both_uses(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["eval", "--help"])
+    told = capsys.readouterr().out
+    assert "FILE.py:PROGRAM DATA" in told
+    assert "umbel eval MODEL" in told
