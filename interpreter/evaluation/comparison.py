@@ -3,6 +3,7 @@
 Every row is its own control: what matters are the rows that changed, and the tests are those of pairs.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
@@ -125,7 +126,7 @@ class Comparison:
     def _title(self) -> str:
         first, second = self.first, self.second
         sides = [f"{report.program} ({report.model})" for report in (first, second)]
-        return f"{sides[0]} → {sides[1]}, on {first.data}: {counted(len(first.results), 'row')}"
+        return f"{sides[0]} → {sides[1]}, on {os.path.basename(first.data)}: {counted(len(first.results), 'row')}"
 
     def _fields(self) -> Iterator[Field]:
         for name, difference in self.differences.items():

@@ -292,7 +292,7 @@ class EvaluationReport(Framed):
         return notebook.folded(self._title(), notebook.table(rows), is_open=True)
 
     def _title(self) -> str:
-        return f"{self.program} on {self.data}: {counted(len(self.results), 'row')}, {self.model}"
+        return f"{self.program} on {os.path.basename(self.data)}: {counted(len(self.results), 'row')}, {self.model}"
 
     def _fields(self) -> Iterator[Field]:
         yield from ((name, str(figure)) for name, figure in self.figures.items())

@@ -30,6 +30,7 @@ PICTURE = Path(__file__).resolve().parents[3] / "examples" / "shapes.png"
 TRACED = {
     "async_program": Example("translate", [{"phrase": phrase} for phrase in ("please", "yes", "good night")]),
     "document_qa": Example("ask", [{"name": name} for name in ("John Doe", "Zack Blue")]),
+    "evaluate": Example("with_examples", [{"country": country} for country in ("Norway", "Nepal")]),
     "extract": Example("read", [{"note": "Found a copy of Hamlet, William Shakespeare's play of 1603, in the attic."}]),
     "field_card": Example("fill_in", [{"sighting": "Two tall grey birds stand in the shallow water without moving."}]),
     "journal": Example("describe", [{"city": city} for city in ("Oslo", "Lima")]),

@@ -16,6 +16,8 @@ TRACED: list[tuple[str, str, dict[str, Any], int]] = [
     ("async_program.py", "translate", {}, 1),
     ("batch.py", "classify", {"review": "Good."}, 1),
     ("document_qa.py", "ask", {}, 1),
+    ("evaluate.py", "bare", {}, 1),
+    ("evaluate.py", "with_examples", {}, 1),
     ("extract.py", "read", {}, 1),
     ("field_card.py", "fill_in", {}, 1),
     ("journal.py", "describe", {}, 1),

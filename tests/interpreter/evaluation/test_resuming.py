@@ -150,6 +150,16 @@ def test_columns_that_have_the_names_of_variables_and_figures_survive_an_output(
         ul.evaluate(quiz, [{**row, "evaluation": 1} for row in data], MATCH, **options)
 
 
+def test_a_journal_serves_another_metric_without_a_call(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"journal": tmp_path / "run.journal"}
+    ul.evaluate(quiz, rows(), MATCH, backend=ul.Echo(), **options)
+    backend = ul.Echo()
+    report = ul.evaluate(quiz, rows(), lambda state, row: state["answer"] == " A", backend=backend, **options)
+    assert (backend.calls, report.cost.read.calls) == (0, 6)
+    with pytest.raises(ul.JournalError, match="other arguments"):
+        ul.evaluate(quiz, [{**row, "question": "new"} for row in rows()], MATCH, backend=backend, **options)
+
+
 def test_an_output_of_other_data_or_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     ul.evaluate(quiz, rows(2), MATCH, backend=ul.Echo(), output=path)

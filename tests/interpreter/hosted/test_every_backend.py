@@ -218,6 +218,11 @@ EXAMPLES = {
         reviewed,
         [*([" positive", " negative"] * 3), "ValueError('an empty review')"],
     ),
+    "evaluate": Example(
+        {"Norway lies in": " Europe", "Nepal lies in": " Asia"},
+        lambda m: [p.run(country=c)["answer"] for c in ("Norway", "Nepal") for p in (m.bare, m.with_examples)],
+        [" Europe", " Europe", " Asia", " Asia"],
+    ),
     "journal": Example(
         {"is Paris. It is known for": " the tower.\nThe", "is Rome. It is known for": " ruins.\nThe"},
         lambda m: [m.describe.run(city=city)["fame"] for city in ("Paris", "Rome")],
