@@ -116,32 +116,44 @@ def packages() -> Iterator[Finding]:
 
 
 def compiler() -> Iterator[Finding]:
-    from .kernels.cpu.library import NoKernels, find_compiler
+    from .kernels.cpu import library
 
     try:
-        path = find_compiler()
-    except NoKernels as error:
-        yield Finding("compiler", State.NOTE, f"{error}; without one torch computes, several times slower")
+        path = library.find_compiler()
+    except library.NoKernels as error:
+        if library.allowed_kernels() is not library.Kernels.COMPILED and not library.unfit_prebuilt(library.HOST):
+            yield Finding("compiler", State.OK, "none, and none is needed: this wheel has prebuilt kernels")
+        else:
+            yield Finding("compiler", State.NOTE, f"{error}; without one torch computes, several times slower")
         return
     version = _output([path, "--version"])
     yield Finding("compiler", State.OK, f"{path}: {version.partition(chr(10))[0] or 'it does not say its version'}")
 
 
 def kernels() -> Iterator[Finding]:
-    from .kernels.cpu.library import NoKernels, choose_isa, isa_of, load_library
+    from .kernels.cpu import library
 
-    wanted = choose_isa()
+    wanted = library.choose_isa()
     try:
-        isa = isa_of(load_library())
-    except NoKernels as error:
+        loaded = library.load_library()
+    except library.NoKernels as error:
         text = f"torch computes, not umbel's kernels: {error}"
         yield Finding("kernels", State.NOTE, text, "mend what the lines above and the folders below say, and try again")
         return
+    isa = library.isa_of(loaded)
     if isa is not wanted:
         text = f"{isa.value}: the {wanted.value} kernels, which this CPU lists, fail their check"
         yield Finding("kernels", State.NOTE, text, "a virtual machine may hide the instructions: ask its host for them")
+    elif builder := library.compiler_of_prebuilt(loaded):
+        yield Finding("kernels", State.OK, f"{isa.value}, prebuilt by {builder}, in {library.PREBUILT}")
     else:
-        yield Finding("kernels", State.OK, f"{isa.value}, in {cache_folder() / 'kernels'}")
+        yield Finding("kernels", State.OK, f"{isa.value}, compiled here, in {cache_folder() / 'kernels'}")
+        if library.PREBUILT.is_dir():
+            unfit = (
+                library.unfit_prebuilt(library.recipe_for(isa))
+                or "UMBEL_KERNELS=compiled leaves the prebuilt kernels out"
+            )
+            yield Finding("kernels", State.NOTE, unfit)
 
 
 def gpu() -> Iterator[Finding]:

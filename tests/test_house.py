@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-NOT_SHIPPED = {"tests", "examples", "benchmarks", "docs"}
+NOT_SHIPPED = {"tests", "examples", "benchmarks", "docs", "release"}
 PARTS = ("lang", "fsm", "interpreter", "compiler", "srt", "server", "compat")
 
 

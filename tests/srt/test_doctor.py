@@ -89,7 +89,8 @@ def test_a_check_that_fails_is_a_line_and_the_others_go_on(monkeypatch: pytest.M
     assert ("hub", State.OK) in found
 
 
-def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(library, "PREBUILT", tmp_path)
     monkeypatch.setenv("CXX", "no-such-compiler")
     finding = only(doctor.compiler())
     assert finding.state is State.NOTE

@@ -1,10 +1,15 @@
-"""Compiles the kernels with the system's compiler, once, into the cache folder, and loads one library per process.
+"""Finds the library of the kernels for this CPU, prebuilt or compiled, and loads one per process.
 
-<cache>/kernels/<isa>-<digest>/umbel-kernels.so, where the digest is of the sources, the flags and the compiler. The
-instruction set is the widest of this CPU, or the one in UMBEL_CPU_ISA. No torch headers are needed, so it takes
-seconds. A library is checked in a process of its own before it gets its name: an instruction that this machine refuses
-costs the kernels, never the runtime. Its length and digest lie next to it, and are compared whenever it is loaded: a
-damaged library is compiled again, one that another user could have written is not loaded.
+    prebuilt/<isa>/umbel-kernels.so                  in a wheel of `make wheels`, for each instruction set of a machine
+    <cache>/kernels/<isa>-<digest>/umbel-kernels.so  compiled by the system's compiler on first use
+
+The instruction set is the widest of this CPU, or the one in UMBEL_CPU_ISA. A prebuilt library is taken if it belongs to
+the sources next to it. UMBEL_KERNELS=compiled leaves prebuilt ones out, UMBEL_KERNELS=prebuilt compiles nothing. No
+torch headers are needed, so a compilation takes seconds; its digest is of the sources, the flags and the compiler.
+
+A library is checked in a process of its own before it is used: an instruction that this machine refuses costs the
+kernels, never the runtime. Its length and digest lie next to it, and are compared whenever it is loaded: a damaged
+library is compiled again, a compiled one that another user could have written is not loaded.
 
 The trie walk is in it, and in a library of its own, <cache>/kernels/walk-<digest>, which runs on any CPU: with a GPU,
 the host still makes masks, and needs no other kernel. Each family of kernels declares its own functions.
@@ -19,7 +24,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
@@ -36,6 +41,7 @@ _log = logging.getLogger("umbel.engine")
 SOURCES = Path(__file__).parent / "source"
 LIBRARY = "umbel-kernels.so"
 SEAL = "umbel-kernels.json"  # length and digest of the library
+PREBUILT = Path(__file__).parent / "prebuilt"  # there in wheels with prebuilt libraries
 PRECOMPILED = "precompiled.h"
 FLAGS = ("-O3", "-std=c++20", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi")
 COMPILE_SECONDS = 300.0
@@ -79,6 +85,11 @@ _NEEDS: dict[Isa, tuple[str, ...]] = {
     Isa.AVX_VNNI: ("avx2", "fma", "f16c", "avx_vnni"),
     Isa.AVX512: ("avx2", "fma", "f16c", *_AVX512),
     Isa.AMX: ("avx2", "fma", "f16c", *_AVX512, "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
+}
+# What a wheel for a machine has, as platform.machine() spells it.
+PREBUILT_FOR: dict[str, tuple[Isa, ...]] = {
+    "x86_64": (Isa.PORTABLE, Isa.AVX2, Isa.AVX_VNNI, Isa.AVX512, Isa.AMX),
+    "aarch64": (Isa.PORTABLE, Isa.NEON, Isa.NEON_I8MM),
 }
 _WIDEST_FIRST = (Isa.AMX, Isa.AVX512, Isa.AVX_VNNI, Isa.AVX2, Isa.NEON_I8MM, Isa.NEON, Isa.PORTABLE)
 _VECTOR_512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=512")
@@ -139,6 +150,26 @@ def choose_isa(environment: Mapping[str, str] | None = None, flags: frozenset[st
     return next(isa for isa in _WIDEST_FIRST if usable(isa, here))
 
 
+class Kernels(Enum):
+    """Values of UMBEL_KERNELS: which libraries may be used."""
+
+    ANY = ""  # a prebuilt one that fits, or else one that is compiled here
+    PREBUILT = "prebuilt"
+    COMPILED = "compiled"
+
+
+def allowed_kernels(environment: Mapping[str, str] | None = None) -> Kernels:
+    """Returns the libraries that `$UMBEL_KERNELS` allows.
+
+    Raises:
+        ParameterError: the variable has another value.
+    """
+    asked = (os.environ if environment is None else environment).get("UMBEL_KERNELS", "")
+    if asked not in {each.value for each in Kernels}:
+        raise ParameterError(f"UMBEL_KERNELS={asked}: write prebuilt or compiled, or unset it to allow both")
+    return Kernels(asked)
+
+
 class NoKernels(Exception):
     """The kernels are not available here; the message says why and what would help."""
 
@@ -148,7 +179,7 @@ class WrongKernels(NoKernels):
 
 
 @dataclass(frozen=True, slots=True)
-class _Recipe:
+class Recipe:
     """One library.
 
     Attributes:
@@ -164,20 +195,27 @@ class _Recipe:
     check: str
 
 
-HOST = _Recipe("host", ("trie_walk.cpp", "automaton*.cpp", "attention_plan.cpp"), (), _CHECK_HOST)
+HOST = Recipe("host", ("trie_walk.cpp", "automaton*.cpp", "attention_plan.cpp"), (), _CHECK_HOST)
+
+
+def recipe_for(isa: Isa) -> Recipe:
+    """Returns the recipe of the library with all kernels for an instruction set."""
+    return Recipe(isa.value, ("*.cpp",), isa.compiler_flags, _CHECK)
 
 
 def library_path(isa: Isa, environment: Mapping[str, str] | None = None) -> Path:
-    """Returns the path of the library for `isa`, compiled now unless it is in the cache.
+    """Returns the path of the library for `isa`: the prebuilt one, or one that is compiled now unless it is cached.
 
     Raises:
-        NoKernels: there is no compiler, it fails, the cache folder cannot be written, or the result is wrong here.
+        NoKernels: none is prebuilt, and there is no compiler, it fails, or the cache folder cannot be written.
+        WrongKernels: the library fails its self-check on this machine.
+        ParameterError: `UMBEL_KERNELS` has a value that is none of `Kernels`.
     """
-    return _path_of(_Recipe(isa.value, ("*.cpp",), isa.compiler_flags, _CHECK), environment)
+    return _path_of(recipe_for(isa), environment)
 
 
 def host_library_path(environment: Mapping[str, str] | None = None) -> Path:
-    """Returns the path of the library of `load_host_library`, compiled in seconds unless it is in the cache.
+    """Returns the path of the library of `load_host_library`, prebuilt, cached, or compiled in seconds.
 
     Raises:
         NoKernels: as `library_path`.
@@ -185,7 +223,105 @@ def host_library_path(environment: Mapping[str, str] | None = None) -> Path:
     return _path_of(HOST, environment)
 
 
-def _path_of(recipe: _Recipe, environment: Mapping[str, str] | None) -> Path:
+class _Seal(msgspec.Struct, frozen=True):
+    """Length and digest of a library, in a file next to it."""
+
+    length: int  # bytes
+    sha256: str
+
+
+def _seal(library: bytes) -> _Seal:
+    return _Seal(len(library), hashlib.sha256(library).hexdigest())
+
+
+def _path_of(recipe: Recipe, environment: Mapping[str, str] | None) -> Path:
+    allowed = allowed_kernels(environment)
+    if allowed is Kernels.COMPILED:
+        return _compiled_path(recipe, environment)
+    unfit = unfit_prebuilt(recipe)
+    if not unfit:
+        return _checked_prebuilt(recipe, environment)
+    if allowed is Kernels.PREBUILT:
+        raise NoKernels(f"UMBEL_KERNELS=prebuilt: {unfit}; install a wheel that has them, or unset UMBEL_KERNELS")
+    try:
+        return _compiled_path(recipe, environment)
+    except WrongKernels:
+        raise
+    except NoKernels as error:
+        raise NoKernels(f"{error}; {unfit}" if PREBUILT.is_dir() else str(error)) from error
+
+
+# ---------------------------------------------------------------------------------------------- prebuilt libraries
+# They are as trusted as the Python files next to them, which were loaded without a look at their owners.
+
+
+class PrebuiltSeal(_Seal, frozen=True):
+    """Seal of a library in a wheel.
+
+    Attributes:
+        sources: digest of the sources and flags that it was built from.
+        machine: as platform.machine() spells it.
+        compiler: its first line of --version.
+    """
+
+    sources: str
+    machine: str
+    compiler: str
+
+
+def seal_prebuilt(library: bytes, recipe: Recipe, *, machine: str, compiler: str) -> bytes:
+    """Returns the content of the seal that lies next to a prebuilt library.
+
+    Args:
+        machine: as platform.machine() spells it.
+        compiler: its first line of --version.
+    """
+    seal = _seal(library)
+    return msgspec.json.encode(PrebuiltSeal(seal.length, seal.sha256, _digest(recipe), machine, compiler))
+
+
+def unfit_prebuilt(recipe: Recipe) -> str:
+    """Returns why the prebuilt library of a recipe is not used; "" where it is there, undamaged, and of our sources."""
+    name = f"the prebuilt {recipe.name} kernels"
+    try:
+        seal = msgspec.json.decode((PREBUILT / recipe.name / SEAL).read_bytes(), type=PrebuiltSeal)
+        library = (PREBUILT / recipe.name / LIBRARY).read_bytes()
+    except FileNotFoundError:
+        return f"{name} are not in this installation"
+    except (OSError, ValueError) as error:
+        return f"{name} cannot be read: {error}"
+    if seal.machine != platform.machine():
+        return f"{name} are for {seal.machine}, and this is {platform.machine()}"
+    if seal.sources != _digest(recipe):
+        return f"{name} were built from other sources"
+    whole = _seal(library)
+    return "" if (seal.length, seal.sha256) == (whole.length, whole.sha256) else f"{name} are damaged"
+
+
+def _checked_prebuilt(recipe: Recipe, environment: Mapping[str, str] | None) -> Path:
+    """Runs the self-check of a prebuilt library unless a folder in the cache says that it passed here."""
+    library = PREBUILT / recipe.name / LIBRARY
+    seal = msgspec.json.decode((PREBUILT / recipe.name / SEAL).read_bytes(), type=PrebuiltSeal)
+    passed = cache_folder(environment) / "kernels" / f"{recipe.name}-prebuilt-{seal.sha256[:16]}"
+    try:
+        build_once(passed, lambda _: _check(recipe, library), complete=Path.is_dir)
+    except (ModelError, OSError):  # a cache folder that cannot be written, or that others can: it is checked each time
+        _check(recipe, library)
+    return library
+
+
+def compiler_of_prebuilt(library: ctypes.CDLL) -> str:
+    """Returns the compiler that built a loaded library, for one of a wheel; "" for one that was compiled here."""
+    path = Path(library._name)
+    if not path.is_relative_to(PREBUILT):
+        return ""
+    return msgspec.json.decode((path.parent / SEAL).read_bytes(), type=PrebuiltSeal).compiler
+
+
+# ----------------------------------------------------------------------------------------------- compiled libraries
+
+
+def _compiled_path(recipe: Recipe, environment: Mapping[str, str] | None) -> Path:
     compiler = find_compiler(environment)
     folder = cache_folder(environment) / "kernels" / f"{recipe.name}-{_digest(recipe, compiler)}"
 
@@ -210,17 +346,6 @@ def _is_whole(folder: Path) -> bool:
     return seal == _seal(library)
 
 
-class _Seal(msgspec.Struct, frozen=True):
-    """Length and digest of a library, in a file next to it."""
-
-    length: int  # bytes
-    sha256: str
-
-
-def _seal(library: bytes) -> _Seal:
-    return _Seal(len(library), hashlib.sha256(library).hexdigest())
-
-
 def find_compiler(environment: Mapping[str, str] | None = None) -> str:
     """Finds `$CXX`, or the first of g++, clang++ and c++ that is installed."""
     environment = os.environ if environment is None else environment
@@ -236,20 +361,40 @@ def find_compiler(environment: Mapping[str, str] | None = None) -> str:
     )
 
 
-def _digest(recipe: _Recipe, compiler: str) -> str:
-    """Hashes everything that determines the library. The compiler counts by path, size and time: running it is slow."""
-    state = os.stat(compiler)
+def _digest(recipe: Recipe, compiler: str | None = None) -> str:
+    """Hashes everything that determines the library. The compiler counts by path, size and time: running it is slow.
+
+    Args:
+        compiler: None for the sources and flags alone.
+    """
     digest = hashlib.sha256(repr((recipe.name, recipe.flags, FLAGS)).encode())
-    digest.update(f"{os.path.realpath(compiler)} {state.st_size} {state.st_mtime_ns}".encode())
+    if compiler is not None:
+        state = os.stat(compiler)
+        digest.update(f"{os.path.realpath(compiler)} {state.st_size} {state.st_mtime_ns}".encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
-def _build(folder: Path, recipe: _Recipe, compiler: str) -> None:
+def _build(folder: Path, recipe: Recipe, compiler: str) -> None:
     print(f"umbel: compiling the {recipe.name} kernels; this happens once", file=sys.stderr, flush=True)
+    compile_library(folder / LIBRARY, recipe, compiler)
+    _check(recipe, folder / LIBRARY)
+    (folder / SEAL).write_bytes(msgspec.json.encode(_seal((folder / LIBRARY).read_bytes())))
+
+
+def compile_library(library: Path, recipe: Recipe, compiler: str, link_flags: Sequence[str] = ()) -> None:
+    """Compiles the sources of a recipe, several at once, and links them.
+
+    Args:
+        library: the file to write; its folder exists.
+        link_flags: added to the command that links.
+
+    Raises:
+        NoKernels: the compiler fails; the message has its line about the error.
+    """
     flags = [*FLAGS, *recipe.flags, f'-DUMBEL_ISA="{recipe.name}"']
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         sources = sorted(path for pattern in recipe.patterns for path in SOURCES.glob(pattern))
         if len(sources) > 1:
             flags += _precompiled(Path(scratch), [compiler, *flags])
@@ -261,12 +406,14 @@ def _build(folder: Path, recipe: _Recipe, compiler: str) -> None:
                     zip(sources, objects, strict=True),
                 )
             )
-        _compile([compiler, *flags, *map(str, objects), "-o", str(folder / LIBRARY)])
+        _compile([compiler, *flags, *map(str, objects), *link_flags, "-o", str(library)])
+
+
+def _check(recipe: Recipe, library: Path) -> None:
     try:
-        _run([sys.executable, "-c", recipe.check, str(folder / LIBRARY)], CHECK_SECONDS)
+        _run([sys.executable, "-c", recipe.check, str(library)], CHECK_SECONDS)
     except _Failed as error:
         raise WrongKernels(f"the {recipe.name} kernels fail their self-check: {error}") from error
-    (folder / SEAL).write_bytes(msgspec.json.encode(_seal((folder / LIBRARY).read_bytes())))
 
 
 def _precompiled(scratch: Path, command: list[str]) -> list[str]:
@@ -302,17 +449,20 @@ def _run(command: list[str], seconds: float) -> None:
 
 
 def load_library(isa: Isa | None = None) -> ctypes.CDLL:
-    """Loads the kernels, compiled on first use, for `isa` or else the fastest instruction set that works on this CPU.
+    """Loads the kernels for `isa`, or else for the fastest instruction set that works on this CPU.
+
+    They are prebuilt, or compiled on first use.
 
     Raises:
         NoKernels: they are not available here. It is not tried again in this process.
-        ParameterError: `UMBEL_CPU_ISA` names an instruction set that this CPU does not run.
+        ParameterError: `UMBEL_CPU_ISA` names an instruction set that this CPU does not run, or `UMBEL_KERNELS` has a
+            value that is none of `Kernels`.
     """
     return _loaded(_kernels(isa))
 
 
 def load_host_library() -> ctypes.CDLL:
-    """Loads the library of what the host does for any device, compiled on first use: trie walk and attention plans.
+    """Loads the library of what the host does for any device: trie walk, automata and attention plans.
 
     Raises:
         NoKernels: it is not available here. It is not tried again in this process.

@@ -1,0 +1,1 @@
+"""Makes the files of a release: wheels with prebuilt kernels (`make wheels`)."""
